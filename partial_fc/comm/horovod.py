@@ -1,0 +1,51 @@
+"""Collectives over Horovod (Gloo, MPI or NCCL, as it was built and launched).
+
+Horovod matches collectives by name, in whatever order ranks hand them in, and averages unless told otherwise.
+Its own differentiable functions are not used: their backward averages again (see optim/gradient_sync.py for who divides).
+"""
+
+from collections.abc import Callable, Sequence
+
+import horovod.torch as hvd
+import torch
+from torch import Tensor
+
+from partial_fc.comm.launch import Launch
+from partial_fc.comm.world import Op, World, pad_rows
+
+
+class HorovodWorld(World):
+    """The processes that horovodrun or mpirun started."""
+
+    backend = "horovod"
+
+    def __init__(self, launch: Launch):
+        hvd.init()
+        if (hvd.rank(), hvd.size()) != (launch.rank, launch.size):
+            raise ValueError(
+                f"the launcher says rank {launch.rank} of {launch.size}, Horovod says {hvd.rank()} of {hvd.size()}: "
+                "this Horovod was built without the controller that launched it; see `horovodrun --check-build`"
+            )
+        super().__init__(launch)
+
+    def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]:
+        handle = hvd.allreduce_async(t, name=name, op=hvd.Sum if op == "sum" else hvd.Max)
+        return lambda: hvd.synchronize(handle)
+
+    def _all_gather(self, t: Tensor, name: str) -> Callable[[], Tensor]:
+        # Horovod does not know bfloat16, and a gather only moves bits.
+        wire = t.view(torch.int16) if t.dtype == torch.bfloat16 else t
+        handle = hvd.allgather_async(wire, name=name)
+        return lambda: hvd.synchronize(handle).view(t.dtype)
+
+    def _reduce_scatter(self, t: Tensor, rows: Sequence[int], name: str) -> Callable[[], Tensor]:
+        handle = hvd.reducescatter_async(pad_rows(t, rows), name=name, op=hvd.Sum)
+        return lambda: hvd.synchronize(handle)[: rows[self.rank]]
+
+    def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:
+        wire = t.view(torch.int16) if t.dtype == torch.bfloat16 else t
+        handle = hvd.broadcast_async(wire, root, name=name)
+        return lambda: hvd.synchronize(handle).view(t.dtype)
+
+    def close(self) -> None:
+        hvd.shutdown()

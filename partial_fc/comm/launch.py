@@ -1,0 +1,80 @@
+"""Reads from the environment how this process was launched."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the launcher told this process. `local` counts the processes of one host."""
+
+    backend: Literal["horovod", "torch", "single"]
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+
+# launcher -> (backend, the variables that it sets: rank, size, local rank, local size, and what else it must set)
+_LAUNCHERS = {
+    "horovodrun": (
+        "horovod",
+        ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+        ("HOROVOD_CONTROLLER",),
+    ),
+    "mpirun (Open MPI)": (
+        "horovod",
+        (
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ),
+        (),
+    ),
+    "mpirun (MPICH, Intel MPI)": ("horovod", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), ()),
+    "torchrun": (
+        "torch",
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        ("MASTER_ADDR", "MASTER_PORT"),
+    ),
+}
+
+
+def detect(environ: Mapping[str, str] = os.environ) -> Launch:
+    """The first launcher of the table whose rank or size is set; every variable of it must then be there.
+
+    Raises ValueError that names the missing variables: a half-set environment would otherwise train W separate
+    models, or hang.
+    """
+    for launcher, (backend, who, more) in _LAUNCHERS.items():
+        if not any(name in environ for name in who[:2]):
+            continue
+        missing = [name for name in (*who, *more) if not environ.get(name)]
+        if missing:
+            present = [f"{name}={environ[name]}" for name in (*who, *more) if environ.get(name)]
+            raise ValueError(
+                f"launched as if by {launcher} ({', '.join(present)}) but {', '.join(missing)} "
+                f"is not set; start through {launcher.split()[0]}, or unset these variables to run one process"
+            )
+        return _checked(launcher, backend, [_integer(environ, name) for name in who])
+    return Launch("single")
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environ[name])
+    except ValueError:
+        raise ValueError(f"{name}={environ[name]!r} is not a whole number") from None
+
+
+def _checked(launcher: str, backend, numbers: list[int]) -> Launch:
+    rank, size, local_rank, local_size = numbers
+    if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
+        raise ValueError(
+            f"{launcher} says rank {rank} of {size}, local rank {local_rank} of {local_size}; "
+            "expected 0 <= rank < size and 0 <= local rank < local size <= size"
+        )
+    return Launch(backend, rank, size, local_rank, local_size)

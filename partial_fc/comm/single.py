@@ -1,0 +1,34 @@
+"""One process: every collective is the identity."""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from partial_fc.comm.launch import Launch
+from partial_fc.comm.world import Op, World
+
+
+class SingleWorld(World):
+    """A world of one, which needs no launcher."""
+
+    backend = "single"
+
+    def __init__(self) -> None:
+        super().__init__(Launch("single"))
+
+    def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]:
+        return t.clone
+
+    def _all_gather(self, t: Tensor, name: str) -> Callable[[], Tensor]:
+        return t.clone
+
+    def _reduce_scatter(self, t: Tensor, rows: Sequence[int], name: str) -> Callable[[], Tensor]:
+        return t.clone
+
+    def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:
+        if root != 0:
+            raise ValueError(f"{name}: root {root} does not exist in a world of one process")
+        return t.clone
+
+    def close(self) -> None:
+        pass

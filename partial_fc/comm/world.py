@@ -1,0 +1,150 @@
+"""The front door of the collectives: names, checks, counts; the backends below it only move tensors."""
+
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from partial_fc.comm.launch import Launch
+
+Op = Literal["sum", "max"]
+
+
+@dataclass
+class Traffic:
+    """Calls and payload bytes that this rank handed in, by the collective's name."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    num_bytes: Counter[str] = field(default_factory=Counter)
+
+
+class Pending:
+    """A collective under way. `wait` returns its result; the input must not be written to before that."""
+
+    def __init__(self, world: "World", finish: Callable[[], Tensor]):
+        self._world = world
+        self._finish = finish
+
+    def wait(self) -> Tensor:
+        started = time.perf_counter()
+        result = self._finish()
+        self._world.seconds_waiting += time.perf_counter() - started
+        return result
+
+
+class World(ABC):
+    """This process among its peers.
+
+    Every collective must be called by all ranks, with the same name; those of one name follow one another.
+    Nothing here averages: a reduction is a sum or a maximum, so that only the loss ever divides.
+    """
+
+    backend: Literal["horovod", "torch", "single"]
+
+    def __init__(self, launch: Launch):
+        self.rank = launch.rank
+        self.size = launch.size
+        self.local_rank = launch.local_rank
+        self.local_size = launch.local_size
+        self.traffic = Traffic()  # since the start
+        self.seconds_waiting = 0.0  # since the start: time in which this process did nothing but wait
+
+    def __repr__(self) -> str:
+        return f"rank {self.rank} of {self.size} ({self.backend})"
+
+    def all_reduce(self, t: Tensor, op: Op = "sum", *, name: str) -> Tensor:
+        """Sum or maximum over the ranks, elementwise; t has the same shape and dtype on all of them."""
+        return self.start_all_reduce(t, op, name=name).wait()
+
+    def all_gather(self, t: Tensor, *, name: str) -> Tensor:
+        """The rows (dim 0) of all ranks in rank order. The number of rows may differ between ranks, and be 0."""
+        return self.start_all_gather(t, name=name).wait()
+
+    def reduce_scatter(self, t: Tensor, rows: Sequence[int], *, name: str) -> Tensor:
+        """Sums t, (sum(rows), ...), over the ranks and returns this rank's rows of the sum: the rows[rank] ones
+        that follow those of the ranks before it. rows: the number of rows of every rank, equal on all of them.
+        """
+        return self.start_reduce_scatter(t, rows, name=name).wait()
+
+    def broadcast(self, t: Tensor, root: int = 0, *, name: str) -> Tensor:
+        """What rank `root` holds in t. Shape and dtype are equal on all ranks."""
+        self._count(name, t)
+        return Pending(self, self._broadcast(t.contiguous(), root, name)).wait()
+
+    def barrier(self, *, name: str = "barrier") -> None:
+        """Returns when every rank has called it."""
+        self.all_reduce(torch.zeros(1), name=name)
+
+    def start_all_reduce(self, t: Tensor, op: Op = "sum", *, name: str) -> Pending:
+        """`all_reduce`, in the background."""
+        if t.dtype in (torch.bfloat16, torch.bool):
+            raise ValueError(f"{name}: {t.dtype} cannot be reduced exactly; convert to float32 (or uint8) first")
+        self._count(name, t)
+        return Pending(self, self._all_reduce(t.contiguous(), op, name))
+
+    def start_all_gather(self, t: Tensor, *, name: str) -> Pending:
+        """`all_gather`, in the background."""
+        if t.dim() == 0:
+            raise ValueError(f"{name}: all_gather needs rows; got a scalar, expected at least one dimension")
+        self._count(name, t)
+        return Pending(self, self._all_gather(t.contiguous(), name))
+
+    def start_reduce_scatter(self, t: Tensor, rows: Sequence[int], *, name: str) -> Pending:
+        """`reduce_scatter`, in the background."""
+        if len(rows) != self.size or sum(rows) != t.shape[0]:
+            raise ValueError(
+                f"{name}: rows {list(rows)} must name {self.size} ranks and add up to {t.shape[0]} rows"
+            )
+        self._count(name, t)
+        return Pending(self, self._reduce_scatter(t.contiguous(), rows, name))
+
+    @contextmanager
+    def counted(self) -> Iterator[Traffic]:
+        """Counts only the calls made inside the block."""
+        outer, self.traffic = self.traffic, Traffic()
+        try:
+            yield self.traffic
+        finally:
+            outer.calls.update(self.traffic.calls)
+            outer.num_bytes.update(self.traffic.num_bytes)
+            self.traffic = outer
+
+    def _count(self, name: str, t: Tensor) -> None:
+        self.traffic.calls[name] += 1
+        self.traffic.num_bytes[name] += t.numel() * t.element_size()
+
+    # What a backend provides: each starts a collective on a contiguous tensor and returns what finishes it.
+
+    @abstractmethod
+    def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]: ...
+
+    @abstractmethod
+    def _all_gather(self, t: Tensor, name: str) -> Callable[[], Tensor]: ...
+
+    @abstractmethod
+    def _reduce_scatter(self, t: Tensor, rows: Sequence[int], name: str) -> Callable[[], Tensor]: ...
+
+    @abstractmethod
+    def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leaves the other processes; no collective may follow."""
+
+
+def pad_rows(t: Tensor, rows: Sequence[int]) -> Tensor:
+    """(sum(rows), ...) -> (W * max(rows), ...): each rank's block filled up with zeros, for backends that can
+    scatter only equal blocks."""
+    most = max(rows)
+    if all(count == most for count in rows):
+        return t
+    padded = t.new_zeros(len(rows), most, *t.shape[1:])
+    for block, part in zip(padded, t.split(list(rows)), strict=True):
+        block[: len(part)] = part
+    return padded.flatten(0, 1)

@@ -1,0 +1,82 @@
+"""The residual network of InsightFace: `iresnet` in arcface_torch, `fresnet` with unit 3 in the MXNet recipe.
+
+Parameter names and shapes are those of arcface_torch, so its weights load without a mapping.
+
+B images, H = W pixels, D feature width.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+HALVINGS = 4  # r18 ... r200: one at the start of each stage
+
+
+class Block(nn.Module):
+    """BN, 3x3, BN, PReLU, 3x3 (with the stride), BN, plus the input: no activation after the sum."""
+
+    def __init__(self, width_in: int, width: int, stride: int):
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(width_in)
+        self.conv1 = nn.Conv2d(width_in, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.prelu = nn.PReLU(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
+        self.bn3 = nn.BatchNorm2d(width)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or width_in != width:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(width_in, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.prelu(self.bn2(self.conv1(self.bn1(x))))
+        return self.bn3(self.conv2(y)) + self.downsample(x)
+
+
+class IResNet(nn.Module):
+    """Normalised image_B3HW (float) -> feat_BD (fp32), not L2-normalised: the head does that.
+
+    depths, widths: blocks and channels of each stage. strides: of the stem and then of each stage.
+    """
+
+    def __init__(
+        self,
+        depths: Sequence[int],
+        embedding_size: int,
+        image_size: int,
+        in_channels: int = 3,
+        dropout: float = 0.0,
+        widths: Sequence[int] = (64, 128, 256, 512),
+        strides: Sequence[int] = (1, 2, 2, 2, 2),
+    ):
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, widths[0], 3, stride=strides[0], padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.prelu = nn.PReLU(widths[0])
+        self.stages = [f"layer{number}" for number in range(1, len(depths) + 1)]
+        width_in, side = widths[0], -(-image_size // strides[0])
+        for name, depth, width, stride in zip(self.stages, depths, widths, strides[1:], strict=True):
+            blocks = [Block(width_in, width, stride)] + [Block(width, width, 1) for _ in range(depth - 1)]
+            setattr(self, name, nn.Sequential(*blocks))
+            width_in, side = width, -(-side // stride)  # a padded 3x3 with stride 2 rounds up
+        self.bn2 = nn.BatchNorm2d(width_in)
+        self.dropout = nn.Dropout(dropout)
+        self.fc = nn.Linear(width_in * side * side, embedding_size)
+        self.features = nn.BatchNorm1d(embedding_size)
+        # The feature is normalised to unit length afterwards; a learnt scale per axis would only distort it.
+        self.features.weight.requires_grad_(False)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.normal_(module.weight, 0.0, 0.1)
+
+    def forward(self, image_B3HW: Tensor) -> Tensor:
+        x = self.prelu(self.bn1(self.conv1(image_B3HW)))
+        for name in self.stages:
+            x = getattr(self, name)(x)
+        x = self.dropout(torch.flatten(self.bn2(x), 1))
+        # As in arcface_torch the last product and its statistics stay fp32 under autocast: the cosines of
+        # millions of classes differ by less than the step of a 16-bit number.
+        with torch.autocast(x.device.type, enabled=False):
+            return self.features(self.fc(x.float()))
