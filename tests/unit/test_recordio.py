@@ -1,0 +1,189 @@
+"""RecordIO against mxnet's own reader and writer, and what a damaged file says."""
+
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from partial_fc.data import record_index, recordio
+from partial_fc.data.recordio import BadRecord, RecordReader, RecordWriter, pack, unpack
+
+MAGIC = struct.pack("<I", recordio.MAGIC)
+# Lengths of every remainder modulo 4; the magic number aligned, unaligned, first, last, in a row, in a tail.
+PAYLOADS = [
+    b"",
+    b"a",
+    b"abc",
+    b"abcd" * 1000 + b"x",
+    MAGIC,
+    MAGIC + b"ab",
+    b"four" + MAGIC,
+    b"four" + MAGIC + MAGIC + b"end",
+    b"odd" + MAGIC + b"aligned?",
+    b"four" + MAGIC + b"1234" + MAGIC + b"12345" + MAGIC,
+    b"four" + MAGIC[:3],
+    MAGIC * 5,
+]
+
+
+def write(path: Path, payloads: list[bytes]) -> Path:
+    with RecordWriter(path) as writer:
+        for key, payload in enumerate(payloads):
+            writer.write(key, payload)
+    return path
+
+
+def mxnet_write(path: Path, payloads: list[bytes]) -> Path:
+    mx = pytest.importorskip("mxnet")
+    writer = mx.recordio.MXIndexedRecordIO(str(path.with_suffix(".idx")), str(path), "w")
+    for key, payload in enumerate(payloads):
+        writer.write_idx(key, payload)
+    writer.close()
+    return path
+
+
+def test_bytes_equal_mxnets(tmp_path: Path) -> None:
+    theirs = mxnet_write(tmp_path / "theirs.rec", PAYLOADS)
+    ours = write(tmp_path / "ours.rec", PAYLOADS)
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert ours.with_suffix(".idx").read_bytes() == theirs.with_suffix(".idx").read_bytes()
+
+
+def test_mxnet_reads_ours_and_we_read_theirs(tmp_path: Path) -> None:
+    mx = pytest.importorskip("mxnet")
+    theirs = RecordReader(mxnet_write(tmp_path / "theirs.rec", PAYLOADS))
+    ours = write(tmp_path / "ours.rec", PAYLOADS)
+    mxnet_reader = mx.recordio.MXIndexedRecordIO(str(ours.with_suffix(".idx")), str(ours), "r")
+    for key, payload in enumerate(PAYLOADS):
+        assert theirs.read(key) == payload
+        assert (mxnet_reader.read_idx(key) or b"") == payload  # mxnet gives None for an empty record
+
+
+@pytest.mark.parametrize("label", [3, 7.5, [2.0], [5.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
+def test_label_header_equals_mxnets(label: float | list[float]) -> None:
+    mx = pytest.importorskip("mxnet")
+    theirs = mx.recordio.pack(mx.recordio.IRHeader(0, label, 11, 12), b"image")
+    assert pack(label, b"image", 11, 12) == theirs
+    header, content = unpack(theirs)
+    expected, _ = mx.recordio.unpack(theirs)
+    assert (header.flag, header.id, header.id2, content) == (expected.flag, 11, 12, b"image")
+    np.testing.assert_array_equal(header.label, np.atleast_1d(np.float32(label)))
+
+
+def test_keys_in_any_order_and_with_holes(tmp_path: Path) -> None:
+    keys = [7, 3, 100, 50_000_000_000, 4]
+    with RecordWriter(tmp_path / "a.rec") as writer:
+        for key in keys:
+            writer.write(key, pack(key % 97, f"record {key}".encode()))
+    with RecordReader(tmp_path / "a.rec") as reader:
+        assert list(reader.keys) == sorted(keys)
+        assert all(unpack(reader.read(key))[1] == f"record {key}".encode() for key in keys)
+        order = np.array([100, 3, 7])
+        np.testing.assert_array_equal(reader.first_labels(order), np.float32(order % 97))
+        with pytest.raises(KeyError, match="no record has key 5"):
+            reader.read(5)
+
+
+def test_first_labels_of_flag_0_and_arrays(tmp_path: Path) -> None:
+    payloads = [pack(0, b"x" * 5), pack([3.0, 9.0], b""), pack([4.0], b"y"), pack(6, b"")]
+    reader = RecordReader(write(tmp_path / "a.rec", payloads))
+    assert reader.first_labels(np.arange(4)).tolist() == [0, 3, 4, 6]
+
+
+def test_threads_read_the_same_as_one(tmp_path: Path) -> None:
+    payloads = [bytes([i % 251]) * (i * 37 % 5000) + MAGIC for i in range(300)]
+    reader = RecordReader(write(tmp_path / "a.rec", payloads))
+    order = np.random.default_rng(0).permutation(np.repeat(np.arange(300), 10)).tolist()
+
+    def read(key: int) -> bytes:
+        reader.will_need(key)
+        return reader.read(key)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(got == payloads[key] for key, got in zip(order, pool.map(read, order), strict=True))
+
+
+def test_index_over_several_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_index, "_CHUNK_BYTES", 50)
+    keys = np.random.default_rng(0).permutation(1000)
+    (tmp_path / "a.idx").write_text("".join(f"{key}\t{key * 2**33}\n" for key in keys).rstrip("\n"))
+    got_keys, got_offsets = record_index.read_index(tmp_path / "a.idx")
+    np.testing.assert_array_equal(got_keys, np.arange(1000))
+    np.testing.assert_array_equal(got_offsets, np.arange(1000) * 2**33)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0\t0\n1\n", r"expected `key<TAB>offset`.*b'1'"),
+        ("0\t0\nx\t8\n", r"got b'x\\t8'"),
+        ("0\t0\n1.5\t8\n", r"got b'1.5\\t8'"),
+        ("", "has no lines"),
+        ("0\t0\n0\t8\n", "key 0 occurs more than once"),
+    ],
+)
+def test_wrong_index(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "a.idx").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        record_index.read_index(tmp_path / "a.idx")
+
+
+def test_missing_or_foreign_index(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.rec", [b"x" * 100] * 3)
+    path.with_suffix(".idx").write_text("0\t0\n1\t108\n2\t4096\n")
+    with pytest.raises(
+        ValueError, match=r"a\.idx: key 2 has offset 4096; expected a multiple of 4 below 324"
+    ):
+        RecordReader(path)
+    path.with_suffix(".idx").unlink()
+    with pytest.raises(ValueError, match="partial-fc data index"):
+        RecordReader(path)
+
+
+def test_damage_names_file_key_and_offset(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.rec", [b"x" * 100, b"four" + MAGIC + b"tail", b"y" * 100])
+    whole = path.read_bytes()
+
+    def error(content: bytes, key: int) -> str:
+        path.write_bytes(content)
+        with RecordReader(path) as reader, pytest.raises(BadRecord) as caught:
+            reader.read(key)
+        return str(caught.value)
+
+    assert "a.rec, key 0, offset 0: got 0x00000000, expected the magic" in error(bytes(4) + whole[4:], 0)
+    assert "key 2, offset 132: record of 100 bytes ends at 240, expected at most 239" in error(whole[:-1], 2)
+    middle = whole.index(MAGIC, 112)
+    assert "expected part 2 or 3" in error(whole[:middle] + whole[:8] + whole[middle + 8 :], 1)
+    assert "got part 3 of a split record" in error(whole[:112] + struct.pack("<I", 3 << 29) + whole[116:], 1)
+
+
+def test_short_label_header() -> None:
+    with pytest.raises(BadRecord, match="got 10 bytes, expected at least 24"):
+        unpack(b"0123456789")
+    with pytest.raises(BadRecord, match="flag 1000 needs at least 4024"):
+        unpack(struct.pack("<IfQQ", 1000, 0, 0, 0) + b"1234")
+
+
+def test_index_made_anew(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.rec", PAYLOADS)
+    index = path.with_suffix(".idx").read_bytes()
+    path.with_suffix(".idx").unlink()
+    assert recordio.write_index(path) == len(PAYLOADS)
+    assert path.with_suffix(".idx").read_bytes() == index
+    for cut in (4, 8):  # inside the last frame, and before it: the last record is split
+        path.write_bytes(path.read_bytes()[:-cut])
+        with pytest.raises(BadRecord, match=f"after {len(PAYLOADS)} records: no whole frame"):
+            recordio.write_index(path)
+
+
+def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    def fail() -> None:
+        with RecordWriter(tmp_path / "a.rec") as writer:
+            writer.write(0, b"x")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert list(tmp_path.iterdir()) == []
