@@ -1,0 +1,297 @@
+import pytest
+
+from recipes.arcface_torch_config import load, read, translate
+
+SERVER = '''
+"""One server, ArcFace."""
+from easydict import EasyDict as edict
+
+# the records lie in memory
+config = edict()
+config.margin_list = (1.0, 0.5, 0.0)
+config.network = "r50"
+config.resume = False
+config.output = None
+config.embedding_size = 512
+config.sample_rate = 1
+config.fp16 = False
+config.momentum = 0.9
+config.weight_decay = 5e-4
+config.batch_size = 128
+config.lr = 0.1
+config.verbose = 2000
+config.dali = False
+config.rec = "/train_tmp/faces"
+config.num_classes = 93431
+config.num_image = 5179510
+config.num_epoch = 20
+config.warmup_epoch = 0
+config.val_targets = ['lfw', "cfp_fp"]
+'''
+
+CLUSTER = """
+from easydict import EasyDict
+cfg = EasyDict()
+cfg.margin_list = [1.0, 0.0, 0.4]
+cfg.network = "r100"
+cfg.sample_rate = .3
+cfg.fp16 = True
+cfg.batch_size = 128
+cfg.lr = 0.1 * 32 / 8
+cfg.optimizer = "sgd"
+cfg.rec = "/train_tmp/web"
+cfg.num_classes = 200 * 10000 + 59906
+cfg.num_epoch = 20
+cfg.warmup_epoch = cfg.num_epoch // 10
+cfg.output = "work_dirs/web"
+cfg.resume = True
+cfg.val_targets = []
+cfg.dali = True
+cfg.num_workers = 8
+"""
+
+SPEED = """
+from easydict import EasyDict as edict
+config = edict({"network": "mbf", "embedding_size": 256})
+config.margin_list = (1.0, 0.3, 0.2)
+config.rec = "synthetic"
+config.num_classes = 30 * 10000
+config.num_image = 100000
+config.batch_size = 512
+config.warmup_epoch = -1
+config.using_wandb = False
+config.wandb_key = "SECRET"
+"""
+
+
+def write(tmp_path, text, name="config.py"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_server_config(tmp_path):
+    flags, notes = load(write(tmp_path, SERVER))
+    assert flags == {
+        "lr_scheduler": "polynomial",
+        "lr_scaling": "none",
+        "loss": "arcface",
+        "scale": 64.0,
+        "network": "r50",
+        "resume": "never",
+        "embedding_size": 512,
+        "sample_rate": 1.0,
+        "precision": "fp32",
+        "momentum": 0.9,
+        "weight_decay": 5e-4,
+        "batch_size": 128,
+        "lr": 0.1,
+        "verbose": 2000,
+        "rec": "/train_tmp/faces",
+        "num_classes": 93431,
+        "num_images": 5179510,
+        "epochs": 20,
+        "warmup_epochs": 0,
+        "val_targets": ("lfw", "cfp_fp"),
+    }
+    assert notes == []
+    assert isinstance(flags["sample_rate"], float)
+
+
+def test_cluster_config(tmp_path):
+    flags, notes = load(write(tmp_path, CLUSTER))
+    assert flags["loss"] == "cosface"
+    assert flags["lr"] == 0.1 * 32 / 8
+    assert flags["num_classes"] == 2059906
+    assert flags["warmup_epochs"] == 2
+    assert flags["models_root"] == "work_dirs/web"
+    assert flags["resume"] == "auto"
+    assert flags["precision"] == "bf16"
+    assert flags["val_targets"] == ()
+    text = "\n".join(notes)
+    assert "config.dali has no effect" in text
+    assert "config.num_workers has no effect" in text
+    assert "bf16" in text
+
+
+def test_speed_config(tmp_path):
+    flags, notes = load(write(tmp_path, SPEED))
+    assert flags["dataset"] == "synthetic"
+    assert "rec" not in flags
+    assert (flags["loss"], flags["margins"]) == ("combined", (1.0, 0.3, 0.2))
+    assert flags["warmup_epochs"] == 0
+    assert len(notes) == 1
+    assert "margin_list" in notes[0]
+    assert "SECRET" not in str(flags) + str(notes)
+
+
+def test_base_beside_the_file_is_read_first(tmp_path):
+    write(
+        tmp_path, "from easydict import EasyDict as edict\nc = edict()\nc.seed = 7\nc.lr = 1.0\n", "base.py"
+    )
+    flags, _ = load(write(tmp_path, SERVER, "ms1mv3_r50.py"))
+    assert (flags["seed"], flags["lr"]) == (7, 0.1)
+    assert load(tmp_path / "base.py")[0]["lr"] == 1.0
+
+
+def test_values(tmp_path):
+    text = """
+from easydict import EasyDict as edict
+config = edict()
+config.negative = -1
+config.plus = +2.5
+config.power = 10 ** -3 % 7
+config.nested = edict()
+config.nested.depth = 3
+config.nested.more = edict({"a": [1, (2, None)], 'b': True})
+config.copy = config.nested.depth - 1
+config.first = config.second = "x" "y"
+config.table = {1: 2.5}
+config.negative = -2
+"""
+    assert read(write(tmp_path, text)) == {
+        "negative": -2,
+        "plus": 2.5,
+        "power": 1e-3,
+        "nested": {"depth": 3, "more": {"a": [1, (2, None)], "b": True}},
+        "copy": 2,
+        "first": "xy",
+        "second": "xy",
+        "table": {1: 2.5},
+    }
+
+
+HEAD = "from easydict import EasyDict as edict\nconfig = edict()\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import os",
+        "from os import path",
+        "from .easydict import EasyDict as edict",
+        "from easydict import *",
+        "__import__('os').system('touch x')",
+        "config.output = open('x', 'w')",
+        "config.output = f'{config}'",
+        "config.output = config.__class__",
+        "config.output = 'a' + 'b'",
+        "config.output = 'a' * 3",
+        "config.output = [1, 2][0]",
+        "config.output = [i for i in (1, 2)]",
+        "config.output = lambda: 1",
+        "config.output = b'bytes'",
+        "config.output = 1j",
+        "config.output = ...",
+        "config.output = {**{}}",
+        "config.output = {([1],): 2}",
+        "config.output = {1, 2}",
+        "config.output = [*(1, 2)]",
+        "config.output = not True",
+        "config.output = True + 1",
+        "config.output = 1 if True else 2",
+        "config.output = 1 << 3",
+        "config.output = 1 / 0",
+        "config.output = 9 ** 9 ** 9",
+        "config.output = (-8) ** 0.5",
+        "config.output = config.missing",
+        "config.output = other",
+        "config.output = edict(1)",
+        "config.output = edict(a=1)",
+        "config.output = dict(a=1)",
+        "config['output'] = 1",
+        "config.output, config.rec = 1, 2",
+        "config.lr *= 2",
+        "config.lr: float = 0.1",
+        "config.network = 'r50'; config.network.depth = 3",
+        "lr = 0.1",
+        "other = edict()",
+        "del config",
+        "if True:\n    config.lr = 0.1",
+        "for i in (1,):\n    config.lr = i",
+        "def f():\n    pass",
+        "pass",
+    ],
+)
+def test_anything_but_data_is_refused(tmp_path, monkeypatch, line):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, HEAD + line)
+    with pytest.raises(ValueError) as caught:
+        read(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}:3: `")
+    assert "allowed are" in message
+    assert [entry.name for entry in tmp_path.iterdir()] == ["config.py"]
+
+
+def test_the_offending_text_is_quoted(tmp_path):
+    with pytest.raises(ValueError, match=r"config\.py:4: `os\.getenv\('DIR'\)`"):
+        read(write(tmp_path, HEAD + "config.lr = (\n  os.getenv('DIR'))"))
+
+
+@pytest.mark.parametrize("text", ["config = edict(", "x = '\0'", "# -*- coding: nonsense -*-\n"])
+def test_not_python(tmp_path, text):
+    with pytest.raises(ValueError, match=r"config\.py.*not readable"):
+        read(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("text", ["", "config = edict()\n", "config = {}\n"])
+def test_no_edict(tmp_path, text):
+    with pytest.raises(ValueError, match=r"config\.py.*edict\(\)"):
+        read(write(tmp_path, text))
+
+
+def test_unknown_key_names_near_ones():
+    with pytest.raises(ValueError, match=r"config\.sample_rat is .*did you mean sample_rate"):
+        translate({"sample_rat": 0.1})
+
+
+def test_unknown_key_lists_known_ones():
+    with pytest.raises(ValueError, match=r"config\.zzz is .*known are .*batch_size"):
+        translate({"zzz": 0.1})
+
+
+def test_error_of_a_value_names_the_file(tmp_path):
+    with pytest.raises(ValueError, match=r"config\.py: config\.batch_sizes"):
+        load(write(tmp_path, HEAD + "config.batch_sizes = 1"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "harmless"),
+    [
+        ("interclass_filtering_threshold", 0.4, 0),
+        ("gradient_acc", 12, 1),
+        ("dali_aug", True, False),
+    ],
+)
+def test_what_would_change_the_result_is_refused(key, value, harmless):
+    with pytest.raises(ValueError, match=rf"config\.{key} = "):
+        translate({key: value})
+    assert translate({key: harmless}) == translate({})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("batch_size", "128"),
+        ("batch_size", 12.5),
+        ("batch_size", True),
+        ("num_classes", [881, 12]),
+        ("lr", "0.1"),
+        ("fp16", "no"),
+        ("fp16", 1),
+        ("output", 3),
+        ("val_targets", "lfw"),
+        ("margin_list", (1.0, 0.5)),
+        ("margin_list", (1.0, "0.5", 0.0)),
+        ("warmup_epoch", 0.5),
+    ],
+)
+def test_wrong_types(key, value):
+    with pytest.raises(ValueError, match=rf"config\.{key} = .*expected"):
+        translate({key: value})
+
+
+def test_other_margins_keep_their_values():
+    flags, notes = translate({"margin_list": (1, 0, 0.35)})
+    assert (flags["loss"], flags["margins"], notes) == ("combined", (1.0, 0.0, 0.35), [])

@@ -1,0 +1,65 @@
+import dataclasses
+
+import pytest
+
+from recipes import presets
+
+
+def test_published_numbers():
+    # As published, typed a second time here on purpose.
+    expected = {
+        "webface": (10575, None, (20000, 28000), 32000, 512),
+        "emore": (85742, 5822653, (100000, 160000), 180000, 512),
+        "glint360k_8GPU": (360232, 17091657, (200000, 400000, 500000, 550000), 600000, 512),
+        "glint360k_16GPU": (360232, 17091657, (200000, 280000, 360000), 400000, 1024),
+        "100w": (10**6, None, (20000, 28000), 32000, 512),
+        "1000w": (10**7, None, (20000, 28000), 32000, 512),
+        "2000w": (2 * 10**7, None, (20000, 28000), 32000, 512),
+        "3000w": (3 * 10**7, None, (20000, 28000), 32000, 512),
+        "10000w": (10**8, None, (20000, 28000), 32000, 512),
+        "ms1mv3": (93431, 5179510, (), None, 1024),
+        "wf4m": (205990, 4235242, (), None, 1024),
+        "wf12m": (617970, 12720066, (), None, 1024),
+        "wf42m": (2059906, 42474557, (), None, 1024),
+    }
+    got = {
+        name: (p.num_classes, p.num_images, p.lr_steps, p.max_steps, p.base_batch_size)
+        for name, p in presets.PRESETS.items()
+        if name not in ("glyphs", "synthetic")
+    }
+    assert got == expected
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_schedule_is_complete(name):
+    preset = presets.get(name)
+    if preset.lr_scheduler == "step" and preset.num_classes is not None:
+        assert list(preset.lr_steps) == sorted(set(preset.lr_steps))
+        assert preset.max_steps is not None
+        assert 0 < preset.lr_steps[0] <= preset.lr_steps[-1] < preset.max_steps
+    else:
+        assert not preset.lr_steps
+        assert preset.max_steps is None
+
+
+def test_glyphs_are_not_mirrored():
+    glyphs = presets.get("glyphs")
+    assert not glyphs.mirror
+    assert glyphs.val_targets == ("unseen", "unseen_font", "lookalike")
+    assert all(preset.mirror for name, preset in presets.PRESETS.items() if name != "glyphs")
+
+
+def test_synthetic_presets_verify_nothing():
+    synthetic = {name for name, preset in presets.PRESETS.items() if preset.synthetic}
+    assert synthetic == {"100w", "1000w", "2000w", "3000w", "10000w", "synthetic"}
+    assert not any(presets.get(name).val_targets for name in synthetic)
+
+
+def test_presets_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        presets.get("emore").num_classes = 1  # type: ignore[misc]
+
+
+def test_unknown_name_lists_the_known():
+    with pytest.raises(ValueError, match=r"--dataset glint.*expected one of .*glint360k_8GPU"):
+        presets.get("glint")
