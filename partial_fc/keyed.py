@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 _MASK = 0xFFFFFFFF
-_ROUNDS = 6
 
 
 def mix(x: Tensor) -> Tensor:
@@ -38,38 +37,29 @@ def fold(*parts: int) -> int:
     return key
 
 
-def permute(position: Tensor, size: int | Tensor, key: int | Tensor) -> Tensor:
+def permute(position: Tensor, size: int, key: int | Tensor) -> Tensor:
     """Where a keyed permutation of [0, size) sends each position.
 
-    position: int64, 0 <= position < size. size and key broadcast against it: many permutations in one call.
-    A Feistel network over the next power of two, walked until the value is inside (Black and Rogaway, 2002,
-    "Ciphers with arbitrary finite domains"). Costs O(number of positions) and no memory of the permutation.
+    position: int64, 0 <= position < size. key broadcasts against it: (N, 1) keys and (N, Q) positions look into N
+    permutations at once. Costs O(number of positions); the permutation itself is never formed. A Feistel network
+    over the next even power of two, walked until the value is inside (Black and Rogaway, 2002, "Ciphers with
+    arbitrary finite domains").
     """
-    size = torch.as_tensor(size, device=position.device).expand_as(position)
-    key = torch.as_tensor(key, device=position.device).expand_as(position)
-    largest = int(size.max()) if size.numel() else 1
-    half_bits = max(1, math.ceil(max(1, (largest - 1).bit_length()) / 2))
-    # Each size gets the smallest even number of bits that holds it, so that few values have to be walked.
-    if size.numel() and int(size.min()) != largest:
-        half = torch.ceil(torch.log2(size.double().clamp(min=2)) / 2).long().clamp(min=1)
-    else:
-        half = torch.full_like(position, half_bits)
-    value = _feistel(position, half, key)
-    outside = (value >= size).nonzero().squeeze(1) if value.dim() == 1 else None
-    if outside is None:
-        return permute(position.reshape(-1), size.reshape(-1), key.reshape(-1)).view_as(position)
-    while outside.numel():
-        walked = _feistel(value[outside], half[outside], key[outside])
-        value[outside] = walked
-        outside = outside[walked >= size[outside]]
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    keys = torch.as_tensor(key, device=position.device)
+    num_rounds = 5 if half_bits > 4 else 12  # small domains need more rounds to look random
+    round_keys = [mix(keys + i * 0x9E3779B9) for i in range(num_rounds)]
+    value = _feistel(position, half_bits, round_keys)
+    while (outside := value >= size).any():
+        value = torch.where(outside, _feistel(value, half_bits, round_keys), value)
     return value
 
 
-def _feistel(value: Tensor, half_bits: Tensor, key: Tensor) -> Tensor:
+def _feistel(value: Tensor, half_bits: int, round_keys: list[Tensor]) -> Tensor:
     mask = (1 << half_bits) - 1
     left, right = value >> half_bits, value & mask
-    for i in range(_ROUNDS):
-        left, right = right, left ^ (mix(right + mix(key + i * 0x9E3779B9)) & mask)
+    for key in round_keys:
+        left, right = right, left ^ (mix(right ^ key) & mask)
     return (left << half_bits) | right
 
 

@@ -7,7 +7,6 @@ Its own differentiable functions are not used: their backward averages again (se
 from collections.abc import Callable, Sequence
 
 import horovod.torch as hvd
-import torch
 from torch import Tensor
 
 from partial_fc.comm.launch import Launch
@@ -29,23 +28,20 @@ class HorovodWorld(World):
         super().__init__(launch)
 
     def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]:
-        handle = hvd.allreduce_async(t, name=name, op=hvd.Sum if op == "sum" else hvd.Max)
+        handle = hvd.allreduce_async_(t, name=name, op=hvd.Sum if op == "sum" else hvd.Max)
         return lambda: hvd.synchronize(handle)
 
     def _all_gather(self, t: Tensor, name: str) -> Callable[[], Tensor]:
-        # Horovod does not know bfloat16, and a gather only moves bits.
-        wire = t.view(torch.int16) if t.dtype == torch.bfloat16 else t
-        handle = hvd.allgather_async(wire, name=name)
-        return lambda: hvd.synchronize(handle).view(t.dtype)
+        handle = hvd.allgather_async(t, name=name)
+        return lambda: hvd.synchronize(handle)
 
     def _reduce_scatter(self, t: Tensor, rows: Sequence[int], name: str) -> Callable[[], Tensor]:
         handle = hvd.reducescatter_async(pad_rows(t, rows), name=name, op=hvd.Sum)
         return lambda: hvd.synchronize(handle)[: rows[self.rank]]
 
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:
-        wire = t.view(torch.int16) if t.dtype == torch.bfloat16 else t
-        handle = hvd.broadcast_async(wire, root, name=name)
-        return lambda: hvd.synchronize(handle).view(t.dtype)
+        handle = hvd.broadcast_async(t, root, name=name)
+        return lambda: hvd.synchronize(handle)
 
     def close(self) -> None:
         hvd.shutdown()

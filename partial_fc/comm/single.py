@@ -17,7 +17,7 @@ class SingleWorld(World):
         super().__init__(Launch("single"))
 
     def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]:
-        return t.clone
+        return lambda: t
 
     def _all_gather(self, t: Tensor, name: str) -> Callable[[], Tensor]:
         return t.clone

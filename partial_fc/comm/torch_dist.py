@@ -24,9 +24,8 @@ class TorchWorld(World):
         super().__init__(launch)
 
     def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]:
-        result = t.clone()
-        work = dist.all_reduce(result, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX, async_op=True)
-        return lambda: _finish(work, result)
+        work = dist.all_reduce(t, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX, async_op=True)
+        return lambda: _finish(work, t)
 
     def _all_gather(self, t: Tensor, name: str) -> Callable[[], Tensor]:
         # torch.distributed gathers only equal shapes, so the row counts travel first: 8 bytes a rank.
@@ -35,14 +34,13 @@ class TorchWorld(World):
         dist.all_gather_into_tensor(counts, count)
         rows = counts.tolist()
         most = max(rows)
-        wire = t.view(torch.int16) if t.dtype == torch.bfloat16 else t
         if t.shape[0] < most:
-            wire = torch.cat((wire, wire.new_zeros(most - t.shape[0], *t.shape[1:])))
-        gathered = wire.new_empty(self.size * most, *t.shape[1:])
-        work = dist.all_gather_into_tensor(gathered, wire, async_op=True)
+            t = torch.cat((t, t.new_zeros(most - t.shape[0], *t.shape[1:])))
+        gathered = t.new_empty(self.size * most, *t.shape[1:])
+        work = dist.all_gather_into_tensor(gathered, t, async_op=True)
 
         def finish() -> Tensor:
-            blocks = _finish(work, gathered).view(t.dtype)
+            blocks = _finish(work, gathered)
             if min(rows) == most:
                 return blocks
             return torch.cat([blocks[i * most : i * most + n] for i, n in enumerate(rows)])

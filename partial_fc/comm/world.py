@@ -1,5 +1,6 @@
 """The front door of the collectives: names, checks, counts; the backends below it only move tensors."""
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -14,6 +15,7 @@ from torch import Tensor
 from partial_fc.comm.launch import Launch
 
 Op = Literal["sum", "max"]
+_REDUCIBLE = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
 
 
 @dataclass
@@ -75,25 +77,29 @@ class World(ABC):
     def broadcast(self, t: Tensor, root: int = 0, *, name: str) -> Tensor:
         """What rank `root` holds in t. Shape and dtype are equal on all ranks."""
         self._count(name, t)
-        return Pending(self, self._broadcast(t.contiguous(), root, name)).wait()
+        wire, restore = _as_sent(t)
+        finish = self._broadcast(wire, root, name)
+        return Pending(self, lambda: restore(finish())).wait()
 
     def barrier(self, *, name: str = "barrier") -> None:
         """Returns when every rank has called it."""
         self.all_reduce(torch.zeros(1), name=name)
 
-    def start_all_reduce(self, t: Tensor, op: Op = "sum", *, name: str) -> Pending:
-        """`all_reduce`, in the background."""
-        if t.dtype in (torch.bfloat16, torch.bool):
-            raise ValueError(f"{name}: {t.dtype} cannot be reduced exactly; convert to float32 (or uint8) first")
+    def start_all_reduce(self, t: Tensor, op: Op = "sum", *, name: str, in_place: bool = False) -> Pending:
+        """`all_reduce`, in the background. in_place: the result is written over t, which is contiguous."""
+        if t.dtype not in _REDUCIBLE:
+            raise ValueError(f"{name}: {t.dtype} is not summed by every backend; convert to float32 or int64 first")
         self._count(name, t)
-        return Pending(self, self._all_reduce(t.contiguous(), op, name))
+        return Pending(self, self._all_reduce(t if in_place else t.clone(memory_format=torch.contiguous_format), op, name))
 
     def start_all_gather(self, t: Tensor, *, name: str) -> Pending:
         """`all_gather`, in the background."""
         if t.dim() == 0:
             raise ValueError(f"{name}: all_gather needs rows; got a scalar, expected at least one dimension")
         self._count(name, t)
-        return Pending(self, self._all_gather(t.contiguous(), name))
+        wire, restore = _as_sent(t)
+        finish = self._all_gather(wire, name)
+        return Pending(self, lambda: restore(finish()))
 
     def start_reduce_scatter(self, t: Tensor, rows: Sequence[int], *, name: str) -> Pending:
         """`reduce_scatter`, in the background."""
@@ -120,6 +126,7 @@ class World(ABC):
         self.traffic.num_bytes[name] += t.numel() * t.element_size()
 
     # What a backend provides: each starts a collective on a contiguous tensor and returns what finishes it.
+    # _all_reduce writes its result over t.
 
     @abstractmethod
     def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]: ...
@@ -136,6 +143,17 @@ class World(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leaves the other processes; no collective may follow."""
+
+
+def _as_sent(t: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """(t as the backends can move it, how to turn what arrives back). Not all of them know all dtypes; to move is
+    not to add, so the others go as bytes."""
+    t = t.contiguous()
+    if t.dtype in _REDUCIBLE or t.dtype == torch.uint8:
+        return t, lambda arrived: arrived
+    row_shape = t.shape[1:]
+    as_bytes = t.view(-1, math.prod(row_shape)).view(torch.uint8)
+    return as_bytes, lambda arrived: arrived.view(t.dtype).view(-1, *row_shape)
 
 
 def pad_rows(t: Tensor, rows: Sequence[int]) -> Tensor:

@@ -1,0 +1,11 @@
+"""The sharded last layer. README.md beside this file has the mathematics and the order of the collectives.
+
+Letters: B local batch, G global batch (the sum of B over ranks), D feature width, C all classes, L local classes,
+S sampled local classes.
+"""
+
+from partial_fc.head.margin import ArcFace, CombinedMargin, CosFace, Margin, Softmax
+from partial_fc.head.partial_fc import PartialFC
+from partial_fc.head.shard import Shard
+
+__all__ = ["ArcFace", "CombinedMargin", "CosFace", "Margin", "PartialFC", "Shard", "Softmax"]

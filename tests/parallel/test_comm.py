@@ -1,0 +1,86 @@
+"""Every collective, over whatever launched these processes."""
+
+import pytest
+import torch
+
+
+def rows_of(rank: int) -> int:
+    return rank + 2  # no two ranks bring the same number
+
+
+def test_all_reduce_sums_and_takes_the_maximum(world):
+    t = torch.arange(5, dtype=torch.float32) * (world.rank + 1)
+    ranks = torch.arange(1, world.size + 1)
+    assert torch.equal(world.all_reduce(t, name="t/sum"), torch.arange(5) * ranks.sum().float())
+    assert torch.equal(world.all_reduce(t, "max", name="t/max"), torch.arange(5) * float(world.size))
+    assert torch.equal(t, torch.arange(5, dtype=torch.float32) * (world.rank + 1)), "the input was written to"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64, torch.int32])
+def test_all_reduce_keeps_the_dtype(world, dtype):
+    total = world.all_reduce(torch.full((3, 2), world.rank + 1).to(dtype), name=f"t/{dtype}")
+    assert total.dtype == dtype
+    assert total.tolist() == [[sum(range(1, world.size + 1))] * 2] * 3
+
+
+def test_all_reduce_in_place_writes_over_its_input(world):
+    t = torch.ones(4)
+    world.start_all_reduce(t, name="t/in_place", in_place=True).wait()
+    assert t.tolist() == [world.size] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8])
+def test_what_some_backend_cannot_sum_is_refused_by_all(world, dtype):
+    with pytest.raises(ValueError, match=f"t/bad: {dtype} is not summed"):
+        world.all_reduce(torch.ones(2, dtype=dtype), name="t/bad")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+def test_all_gather_of_uneven_rows_is_in_rank_order(world, dtype):
+    got = world.all_gather(torch.full((rows_of(world.rank), 3), world.rank).to(dtype), name=f"t/gather{dtype}")
+    assert got.dtype == dtype
+    assert got[:, 0].tolist() == [rank for rank in range(world.size) for _ in range(rows_of(rank))]
+
+
+def test_all_gather_when_one_rank_has_no_rows(world):
+    mine = torch.full((0 if world.rank == 0 else 2, 4), float(world.rank))
+    got = world.all_gather(mine, name="t/empty")
+    assert got.shape == (2 * (world.size - 1), 4)
+
+
+@pytest.mark.parametrize("rows_of", [lambda rank: 3, rows_of, lambda rank: 0 if rank == 0 else 2])
+def test_reduce_scatter_gives_each_rank_its_rows_of_the_sum(world, rows_of):
+    rows = [rows_of(rank) for rank in range(world.size)]
+    t = torch.arange(sum(rows), dtype=torch.float32)[:, None].expand(-1, 2) + world.rank
+    got = world.reduce_scatter(t, rows, name=f"t/scatter{rows}")
+    before = sum(rows[: world.rank])
+    want = torch.arange(before, before + rows[world.rank]) * world.size + sum(range(world.size))
+    assert got.shape == (rows[world.rank], 2)
+    assert torch.equal(got[:, 0], want.float())
+
+
+def test_reduce_scatter_refuses_rows_that_do_not_add_up(world):
+    with pytest.raises(ValueError, match="add up"):
+        world.reduce_scatter(torch.ones(3, 1), [2] * world.size, name="t/wrong")
+
+
+def test_broadcast_from_any_root(world):
+    for root in range(world.size):
+        t = torch.full((2, 2), world.rank, dtype=torch.bfloat16)
+        assert world.broadcast(t, root, name="t/broadcast").tolist() == [[root, root], [root, root]]
+
+
+def test_collectives_started_together_finish_in_any_order(world):
+    first = world.start_all_reduce(torch.ones(1000), name="t/first")
+    second = world.start_all_reduce(torch.ones(10) * 2, name="t/second")
+    assert second.wait().tolist() == [2.0 * world.size] * 10
+    assert first.wait().tolist() == [1.0 * world.size] * 1000
+
+
+def test_traffic_is_counted_by_name(world):
+    with world.counted() as traffic:
+        world.all_reduce(torch.ones(6), name="t/a")
+        world.all_reduce(torch.ones(6), name="t/a")
+        world.barrier(name="t/b")
+    assert traffic.calls == {"t/a": 2, "t/b": 1}
+    assert traffic.num_bytes["t/a"] == 48

@@ -1,0 +1,173 @@
+"""The sharded head against the dense reference, on as many ranks as were launched."""
+
+import pytest
+import torch
+
+from partial_fc import comm
+from partial_fc.head import ArcFace, CombinedMargin, CosFace, PartialFC, Softmax, reference
+from partial_fc.optim.rows import RowSGD
+
+D = 24
+MARGINS = [CosFace(), ArcFace(), ArcFace(straight_through=True), CombinedMargin(32.0, 1.1, 0.2, 0.1), Softmax(16.0)]
+
+
+def global_batch(num_classes: int, rows: list[int], seed: int = 0):
+    """The same global batch on every rank, and where each rank's part of it lies."""
+    generator = torch.Generator().manual_seed(seed)
+    feat_GD = torch.randn(sum(rows), D, generator=generator, dtype=torch.float64)
+    label_G = torch.randint(0, num_classes, (sum(rows),), generator=generator)
+    return feat_GD, label_G
+
+
+def mine(world, rows: list[int]) -> slice:
+    return slice(sum(rows[: world.rank]), sum(rows[: world.rank + 1]))
+
+
+def all_centres(world, head) -> torch.Tensor:
+    return world.all_gather(head.centres, name="t/centres")
+
+
+def check_against_reference(world, head, num_classes, rows, label_G=None):
+    feat_GD, drawn_G = global_batch(num_classes, rows)
+    label_G = drawn_G if label_G is None else label_G
+    part = mine(world, rows)
+    feat_BD = feat_GD[part].float().requires_grad_()
+    loss = head(feat_BD, label_G[part])
+    loss.backward()
+
+    ((row_S, grad_SD),) = head._gradient
+    here = torch.arange(len(head.shard)) if row_S is None else row_S
+    sampled = world.all_gather(here + head.shard.start, name="t/sampled")
+    centre_CD = all_centres(world, head).double().requires_grad_()
+    dense_feat = feat_GD.clone().requires_grad_()
+    dense = reference.loss(dense_feat, label_G, centre_CD, head.margin, sampled)
+    dense.backward()
+    assert_close(loss.detach(), dense.detach())
+    assert_close(feat_BD.grad, dense_feat.grad[part])
+    assert_close(grad_SD, centre_CD.grad[here + head.shard.start])
+
+
+def assert_close(ours: torch.Tensor, exact: torch.Tensor) -> None:
+    """Float32 with logits up to 64: a few units in the sixth digit of the largest element."""
+    assert ours.shape == exact.shape
+    if exact.numel():
+        error = (ours.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-3)
+        assert error < 1e-5, f"relative error {error:.2e}"
+
+
+@pytest.mark.parametrize("margin", MARGINS, ids=str)
+@pytest.mark.parametrize("sample_rate", [1.0, 0.3])
+def test_sharded_equals_dense(world, margin, sample_rate):
+    head = PartialFC(101, D, margin, sample_rate, world, seed=3)
+    check_against_reference(world, head, 101, [7] * world.size)
+
+
+@pytest.mark.parametrize("sample_rate", [1.0, 0.2])
+def test_ragged_batches_and_an_empty_one(world, sample_rate):
+    head = PartialFC(53, D, CosFace(), sample_rate, world)
+    check_against_reference(world, head, 53, [5 + 3 * rank for rank in range(world.size)])
+    head = PartialFC(53, D, CosFace(), sample_rate, world)
+    check_against_reference(world, head, 53, [0 if world.size > 1 and rank == 0 else 4 for rank in range(world.size)])
+
+
+def test_a_rank_without_positives(world):
+    head = PartialFC(40, D, ArcFace(), 0.1, world)
+    rows = [6] * world.size
+    check_against_reference(world, head, 40, rows, label_G=torch.zeros(sum(rows), dtype=torch.int64))
+
+
+def test_more_positives_than_the_sample_has_places(world):
+    num_classes = 30 * world.size
+    head = PartialFC(num_classes, D, CosFace(), 0.01, world)
+    rows = [30] * world.size
+    check_against_reference(world, head, num_classes, rows, label_G=torch.arange(num_classes))
+
+
+@pytest.mark.parametrize("num_classes", [1, 2])
+def test_fewer_classes_than_ranks(world, num_classes):
+    head = PartialFC(num_classes, D, CosFace(), 1.0, world)
+    check_against_reference(world, head, num_classes, [3] * world.size)
+
+
+def test_chunks_do_not_change_the_result(world, monkeypatch):
+    monkeypatch.setattr("partial_fc.head.softmax.CHUNK_LOGITS", 64)
+    for sample_rate in (1.0, 0.5):
+        head = PartialFC(301 * world.size, D, ArcFace(), sample_rate, world)
+        check_against_reference(world, head, 301 * world.size, [5] * world.size)
+
+
+@pytest.mark.parametrize("bad", [-1, 101, 10**12])
+def test_label_out_of_range_names_rank_index_and_label_on_every_rank(world, bad):
+    head = PartialFC(101, D, CosFace(), 1.0, world)
+    label_B = torch.zeros(4, dtype=torch.int64)
+    if world.rank == world.size - 1:
+        label_B[2] = bad
+    with pytest.raises(ValueError, match=rf"label {bad} at index 2 of rank {world.size - 1}'s batch .* \[0, 101\)"):
+        head(torch.randn(4, D), label_B)
+
+
+def test_three_collectives_a_step_of_the_stated_size(world):
+    head = PartialFC(101, D, CosFace(), 0.5, world)
+    feat_BD = torch.randn(6, D, requires_grad=True)
+    with world.counted() as traffic:
+        head(feat_BD, torch.arange(6)).backward()
+        head.step(0.1)
+    num_global = 6 * world.size
+    assert traffic.calls == {"head/gather": 1, "head/softmax": 1, "head/features": 1}
+    assert traffic.num_bytes == {
+        "head/gather": 6 * (4 * D + 12),
+        "head/softmax": 16 * num_global,
+        "head/features": 4 * num_global * D,
+    }
+
+
+@pytest.mark.parametrize("sample_rate", [1.0, 0.25])
+def test_the_number_of_ranks_does_not_change_twenty_steps(world, sample_rate):
+    """W ranks against one: every rank also trains the whole job alone."""
+    options = {"sample_rate": sample_rate, "seed": 7, "optimizer": RowSGD(momentum=0.9, weight_decay=5e-4)}
+    sharded = PartialFC(97, D, CosFace(scale=16.0), world=world, **options)
+    alone = PartialFC(97, D, CosFace(scale=16.0), world=comm.SingleWorld(), **options)
+    rows = [4 + rank % 2 for rank in range(world.size)]
+    for step in range(20):
+        feat_GD, label_G = global_batch(97, rows, seed=step)
+        part = mine(world, rows)
+        loss = sharded(feat_GD[part].float().requires_grad_(), label_G[part])
+        loss.backward()
+        sharded.step(0.1)
+        whole = alone(feat_GD.float().requires_grad_(), label_G)
+        whole.backward()
+        alone.step(0.1)
+        assert abs(loss.item() - whole.item()) < 1e-5
+    torch.testing.assert_close(all_centres(world, sharded), alone.centres, rtol=1e-5, atol=1e-5)
+
+
+def test_learns_to_tell_classes_apart_and_repeats_bit_by_bit(world):
+    feat_GD, label_G = global_batch(20, [8] * world.size)
+    part = mine(world, [8] * world.size)
+
+    def train() -> list[float]:
+        head = PartialFC(20, D, Softmax(16.0), 1.0, world, seed=1)
+        losses = []
+        for _ in range(30):
+            loss = head(feat_GD[part].float().requires_grad_(), label_G[part])
+            loss.backward()
+            head.step(1.0)
+            losses.append(loss.item())
+        return losses
+
+    first = train()
+    assert first[-1] < first[0] / 5
+    assert train() == first
+
+
+def test_half_precision_features_keep_their_dtype_and_error_is_theirs(world):
+    head = PartialFC(101, D, CosFace(), 1.0, world)
+    feat_GD, label_G = global_batch(101, [6] * world.size)
+    part = mine(world, [6] * world.size)
+    for dtype in (torch.bfloat16, torch.float16):
+        feat_BD = feat_GD[part].to(dtype).requires_grad_()
+        loss = head(feat_BD, label_G[part])
+        loss.backward()
+        exact = reference.loss(feat_GD.to(dtype).double(), label_G, all_centres(world, head).double(), head.margin)
+        assert feat_BD.grad.dtype == dtype
+        assert abs(loss.item() - exact.item()) < 1e-5  # rounding the input is the only error
