@@ -13,7 +13,7 @@ _CHUNK_BYTES = 2**26
 
 
 def read_index(path: str | os.PathLike[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(keys, offsets) of a .idx file, int64, sorted by key. 17 million lines take about a second."""
+    """(keys, offsets) of a .idx file, int64, sorted by key. 17 million lines: 4 s, 0.7 GB at the peak."""
     path = Path(path)
     pieces = [_parse_index(path, text) for text in _read_lines(path)]
     table = np.concatenate(pieces) if pieces else np.empty((0, 2), np.int64)

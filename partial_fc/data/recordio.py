@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.record_index import read_index
+from partial_fc.data.sample import BadRecord
 
 MAGIC = 0xCED7230A
 MAX_RECORD_BYTES = 2**29 - 1
@@ -31,10 +32,6 @@ _MAGIC_BYTES = struct.pack("<I", MAGIC)
 _FRAME = struct.Struct("<II")
 _HEADER = struct.Struct("<IfQQ")
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
-
-
-class BadRecord(ValueError):
-    """One sample cannot be used; the message names file, key, what was found and what was expected."""
 
 
 class Header(NamedTuple):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from partial_fc.data import record_index, recordio
-from partial_fc.data.recordio import BadRecord, RecordReader, RecordWriter, pack, unpack
+from partial_fc.data.recordio import RecordReader, RecordWriter, pack, unpack
+from partial_fc.data.sample import BadRecord
 
 MAGIC = struct.pack("<I", recordio.MAGIC)
 # Lengths of every remainder modulo 4; the magic number aligned, unaligned, first, last, in a row, in a tail.

@@ -1,0 +1,109 @@
+"""Image files in one folder per class, or named by a list."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partial_fc.data.sample import BadRecord, Sample
+
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+
+
+class ImageFolder:
+    """Class i is the i-th sub-folder in sorted order; its images are in sorted order too.
+
+    With a list file: one image a line, `path label` (the label last, so the path may hold blanks), or the
+    .lst of im2rec, `index<TAB>label<TAB>path`. Paths are relative to `root`, which is the list's own folder
+    if not given.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        list_file: str | os.PathLike[str] | None = None,
+        num_classes: int | None = None,
+    ) -> None:
+        if list_file is None:
+            if root is None:
+                raise ValueError("neither a folder nor a list of images is given")
+            self.root = Path(root)
+            self.classes, self.names, self._labels = _scan(self.root)
+        else:
+            self.root = Path(root) if root is not None else Path(list_file).parent
+            self.names, self._labels = _read_list(Path(list_file))
+            self.classes = []
+        self._num_classes = num_classes or len(self.classes) or int(self._labels.max()) + 1
+
+    @property
+    def num_classes(self) -> int:
+        return self._num_classes
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, index: int) -> Sample:
+        try:
+            content = (self.root / self.names[index]).read_bytes()
+        except FileNotFoundError:
+            raise BadRecord(f"{self.where(index)}: not found") from None
+        return Sample(content, int(self._labels[index]), index)
+
+    def where(self, index: int) -> str:
+        return str(self.root / self.names[index])
+
+    def will_need(self, indices: Sequence[int]) -> None:
+        """Nothing: each file would have to be opened for the hint."""
+
+    def labels(self) -> NDArray[np.int64]:
+        return self._labels
+
+
+def _scan(root: Path) -> tuple[list[str], list[str], NDArray[np.int64]]:
+    if not root.is_dir():
+        raise ValueError(f"{root} is not a folder; expected one with a sub-folder of images for each class")
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
+    names: list[str] = []
+    counts = []
+    for name in classes:
+        files = sorted(
+            entry.name for entry in os.scandir(root / name) if entry.name.lower().endswith(_SUFFIXES)
+        )
+        names.extend(f"{name}/{file}" for file in files)
+        counts.append(len(files))
+    if not names:
+        raise ValueError(
+            f"{root}: {len(classes)} sub-folders, no image in them; expected ROOT/CLASS/IMAGE with "
+            f"{', '.join(_SUFFIXES)}"
+        )
+    return classes, names, np.repeat(np.arange(len(classes)), counts)
+
+
+def _read_list(path: Path) -> tuple[list[str], NDArray[np.int64]]:
+    names = []
+    labels = []
+    with open(path) as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            if path.suffix == ".lst":
+                fields = line.rstrip("\n").split("\t")
+                name, label = fields[-1], fields[1] if len(fields) >= 3 else ""
+            else:
+                name, _, label = line.strip().replace("\t", " ").rpartition(" ")
+            try:
+                value = float(label)
+            except ValueError:
+                value = -1.0
+            if value < 0 or not value.is_integer() or not name.strip():
+                form = "index<TAB>label<TAB>path" if path.suffix == ".lst" else "path label"
+                raise ValueError(
+                    f"{path}, line {number}: expected `{form}`, label 0, 1, 2, ..., got {line.strip()!r}"
+                )
+            names.append(name.strip())
+            labels.append(int(value))
+    if not names:
+        raise ValueError(f"{path} names no images")
+    return names, np.array(labels, np.int64)

@@ -1,0 +1,158 @@
+"""A training set in a .rec folder, as im2rec or InsightFace writes it."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partial_fc.data.recordio import Header, RecordReader, unpack
+from partial_fc.data.sample import BadRecord, Sample
+
+MAX_CLASSES = 2**24  # labels are stored as float32, exact up to here
+
+_log = logging.getLogger(__name__)
+
+
+class RecordSource:
+    """`path` is a folder with train.rec, train.idx and maybe `property` (`num_classes,height,width`), or a
+    .rec.
+
+    The class count is, in this order: the argument, the property file, the number of identity records, the
+    largest label + 1 (which reads the header of every record).
+    """
+
+    def __init__(self, path: str | os.PathLike[str], num_classes: int | None = None) -> None:
+        path = Path(path)
+        rec_path = path / "train.rec" if path.is_dir() else path
+        if not rec_path.exists():
+            raise ValueError(
+                f"{rec_path} not found; expected a .rec file or a folder with train.rec and train.idx"
+            )
+        self.reader = RecordReader(rec_path)
+        self._keys, num_identities = _image_keys(self.reader)
+        if len(self._keys) == 0:
+            raise ValueError(f"{rec_path} holds no image records")
+        said = _read_property(rec_path.with_name("property"))
+        if said and num_identities and said != num_identities:
+            _log.warning(
+                "%s says %d classes, %s holds %d identity records",
+                rec_path.with_name("property"), said, rec_path, num_identities,
+            )  # fmt: skip
+        self._num_classes = num_classes or said or num_identities or int(self.labels().max()) + 1
+        if self._num_classes > MAX_CLASSES:
+            raise ValueError(
+                f"{rec_path}: {self._num_classes} classes; its labels are float32, exact only up to {MAX_CLASSES}"
+            )
+
+    @property
+    def num_classes(self) -> int:
+        return self._num_classes
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def read(self, index: int) -> Sample:
+        key = int(self._keys[index])
+        record = self.reader.read(key)
+        try:
+            header, content = unpack(record)
+        except BadRecord as error:
+            raise BadRecord(f"{self.where(index)}: {error}") from None
+        label = float(header.label[0])
+        if not label.is_integer():
+            raise BadRecord(f"{self.where(index)}: label {label}, expected a whole number")
+        if not content:
+            raise BadRecord(f"{self.where(index)}: a label but no image")
+        return Sample(content, int(label), key)
+
+    def where(self, index: int) -> str:
+        return f"{self.reader.rec_path}, key {self._keys[index]}"
+
+    def will_need(self, indices: Sequence[int]) -> None:
+        for index in indices:
+            self.reader.will_need(int(self._keys[index]))
+
+    def labels(self) -> NDArray[np.int64]:
+        label = self.reader.first_labels(np.asarray(self._keys))
+        whole = np.isfinite(label) & (label == np.trunc(label))
+        if not whole.all():
+            index = int(whole.argmin())
+            raise BadRecord(f"{self.where(index)}: label {label[index]}, expected a whole number")
+        return label.astype(np.int64)
+
+    def close(self) -> None:
+        self.reader.close()
+
+
+def _read_property(path: Path) -> int | None:
+    """The class count; the rest of the line (image size, in shuffled sets also a count) is not needed."""
+    if not path.exists():
+        return None
+    text = path.read_text().strip()
+    try:
+        return int(text.split("\n")[0].split(",")[0])
+    except ValueError:
+        raise ValueError(f"{path}: expected `num_classes,height,width`, got {text[:80]!r}") from None
+
+
+def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64] | range, int | None]:
+    """(keys of the image records, number of identity records or None).
+
+    InsightFace: record 0 holds [first identity key, end of identity keys) and no image; images are 1 to first
+    - 1; each identity record holds [first image, end of images) and no image. Anything else: every key is an
+    image.
+    """
+    keys = reader.keys
+    if keys[0] != 0:
+        return keys, None
+    header, content = _unpack(reader, 0)
+    if header.flag == 0 or content:  # im2rec; with content and flag > 0 it is an image with several labels
+        return keys, None
+    end = int(keys[-1]) + 1
+    if header.flag < 2 or np.float32(end) != header.label[1]:
+        raise ValueError(
+            f"{reader.rec_path}, key 0: header {header.label.tolist()}, but {reader.idx_path} ends with key "
+            f"{end - 1}; expected [first identity key, {end}]. Is this the index of another file?"
+        )
+    first = _first_identity(reader, float(header.label[0]))
+    last_header, _ = _unpack(reader, end - 1)
+    if last_header.flag < 2 or last_header.label[1] != header.label[0]:
+        raise ValueError(
+            f"{reader.rec_path}, key {end - 1}: got {last_header.label.tolist()} as the last identity's images, "
+            f"expected [start, {header.label[0]:.0f}), where record 0 says that identity records start"
+        )
+    if isinstance(keys, range):
+        return keys[1:first], end - first
+    begin, stop = np.searchsorted(keys, [1, first])
+    return keys[begin:stop], len(keys) - int(stop)
+
+
+def _first_identity(reader: RecordReader, rounded: float) -> int:
+    """The key of the first identity record.
+
+    float32 stores it exactly only up to 2^24 (glint360k has 17.1 million images), so the stored number is
+    taken for a neighbourhood: in it, the first key without an image that follows a key with one.
+    """
+    spread = int(np.spacing(np.float32(rounded))) if rounded >= 2**24 else 0
+    known = reader.keys
+    for key in range(int(rounded) - spread, int(rounded) + spread + 1):
+        at = key if isinstance(known, range) else int(np.searchsorted(known, key))
+        if at == 0 or at >= len(known) or known[at] != key or np.float32(key) != np.float32(rounded):
+            continue
+        if not _unpack(reader, key)[1] and (known[at - 1] == 0 or _unpack(reader, int(known[at - 1]))[1]):
+            return key
+    raise ValueError(
+        f"{reader.rec_path}, key 0: identity records start at {rounded:.0f}, it says; found images or nothing"
+    )
+
+
+def _unpack(reader: RecordReader, key: int) -> tuple[Header, bytes]:
+    try:
+        return unpack(reader.read(key))
+    except BadRecord as error:
+        if str(reader.rec_path) in str(error):
+            raise
+        raise BadRecord(f"{reader.rec_path}, key {key}: {error}") from None

@@ -1,0 +1,44 @@
+"""What every source of training images gives, and the error for one that cannot be used."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class BadRecord(ValueError):
+    """One sample cannot be used; the message names file, key, what was found and what was expected."""
+
+
+class Sample(NamedTuple):
+    """image: an image file as bytes, or pixels as uint8 (H, W, 3) RGB. key: what error messages call it."""
+
+    image: bytes | NDArray[np.uint8]
+    label: int
+    key: int
+
+
+class Source(Protocol):
+    """Samples 0 to len - 1 in a fixed order. Every method may be called from several threads at once."""
+
+    @property
+    def num_classes(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Sample:
+        """Raises BadRecord where this one sample is damaged, missing or wrongly labelled."""
+        ...
+
+    def where(self, index: int) -> str:
+        """File and key, for messages."""
+        ...
+
+    def will_need(self, indices: Sequence[int]) -> None:
+        """A hint that these samples are read next."""
+        ...
+
+    def labels(self) -> NDArray[np.int64]:
+        """The labels of all samples, without reading images."""
+        ...
