@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import NamedTuple, Self
 
+import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -88,6 +89,7 @@ class Loader:
         self.seed = seed
         self.position = position  # of the next batch to be given out
         self.augment = augment
+        self._augment_key = fold(seed, _AUGMENT)
         self.max_bad_records = max_bad_records
         self.pin_memory = pin_memory
         self._bad: dict[int, str] = {}  # index -> what was wrong
@@ -178,9 +180,8 @@ class Loader:
         return image, sample.label, sample.key
 
     def _generator(self, position: int) -> np.random.Generator:
-        # Philox is a counter-based generator: two of its keys give unrelated streams, and it has no costly
-        # seeding.
-        return np.random.Generator(np.random.Philox(key=(fold(self.seed, _AUGMENT) << 64) | position))
+        # Philox is counter-based: any two of its keys give unrelated streams, and no state has to be mixed first.
+        return np.random.Generator(np.random.Philox(key=np.array([position, self._augment_key], np.uint64)))
 
     def _note_bad(self, index: int, message: str) -> None:
         with self._bad_lock:
@@ -210,4 +211,4 @@ def sample_order(position: Tensor, num_samples: int, seed: int) -> Tensor:
 
 def mirror(image_HWC: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Left and right swapped for half of the samples."""
-    return image_HWC[:, ::-1] if rng.random() < 0.5 else image_HWC
+    return cv2.flip(image_HWC, 1).astype(np.uint8, copy=False) if rng.random() < 0.5 else image_HWC

@@ -44,7 +44,7 @@ class RecordSource:
         self._num_classes = num_classes or said or num_identities or int(self.labels().max()) + 1
         if self._num_classes > MAX_CLASSES:
             raise ValueError(
-                f"{rec_path}: {self._num_classes} classes; its labels are float32, exact only up to {MAX_CLASSES}"
+                f"{rec_path}: {self._num_classes} classes; float32 labels are exact only up to {MAX_CLASSES}"
             )
 
     @property
@@ -121,8 +121,8 @@ def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64] | range, int | 
     last_header, _ = _unpack(reader, end - 1)
     if last_header.flag < 2 or last_header.label[1] != header.label[0]:
         raise ValueError(
-            f"{reader.rec_path}, key {end - 1}: got {last_header.label.tolist()} as the last identity's images, "
-            f"expected [start, {header.label[0]:.0f}), where record 0 says that identity records start"
+            f"{reader.rec_path}, key {end - 1}: got {last_header.label.tolist()} as the last identity's "
+            f"images, expected [start, {header.label[0]:.0f}), where record 0 says that identity records start"
         )
     if isinstance(keys, range):
         return keys[1:first], end - first
