@@ -1,0 +1,98 @@
+"""The learning rate as a pure function of the step: nothing to save, nothing to restore, nothing to drift.
+
+A step is one update of the parameters; the first one is step 0.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["constant", "step", "polynomial", "cosine"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A linear warm-up to `base_lr`, then one of four courses; w is warmup_steps, t total_steps, s the step:
+
+        s < w         warmup_start + (base_lr - warmup_start) * s / w
+        constant      base_lr
+        step          base_lr * factor ** (how many of `decay_steps` are <= s)
+        polynomial    base_lr * (1 - (s - w) / (t - w)) ** power
+        cosine        base_lr * (1 + cos(pi * (s - w) / (t - w))) / 2
+
+    `decay_steps` count from the start of training, warm-up included. They mean what InsightFace's steps mean:
+    MXNet numbers its updates from 1 and decays once num_update > 10, so 10 takes effect at the eleventh
+    update, which is step 10 here. Warm-up and polynomial are the closed form of arcface_torch's
+    PolynomialLRWarmup, but for its first update, which it makes at the full rate.
+
+    Raises ValueError where the values contradict each other.
+    """
+
+    kind: Kind
+    base_lr: float
+    total_steps: int
+    warmup_steps: int = 0
+    warmup_start: float = 0.0
+    decay_steps: tuple[int, ...] = ()
+    factor: float = 0.1
+    power: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("constant", "step", "polynomial", "cosine"):
+            raise ValueError(f"schedule is {self.kind!r}, expected constant, step, polynomial or cosine")
+        if not (math.isfinite(self.base_lr) and self.base_lr > 0):
+            raise ValueError(f"base_lr is {self.base_lr}, expected a positive number")
+        if self.total_steps < 1:
+            raise ValueError(f"total_steps is {self.total_steps}, expected 1 or more")
+        if not 0 <= self.warmup_steps < self.total_steps:
+            raise ValueError(
+                f"warmup_steps is {self.warmup_steps}, expected 0 or more and less than total_steps, "
+                f"{self.total_steps}: otherwise training ends before the warm-up does"
+            )
+        if not 0 <= self.warmup_start <= self.base_lr:
+            raise ValueError(f"warmup_start is {self.warmup_start}, expected 0 to base_lr, {self.base_lr}")
+        if bool(self.decay_steps) != (self.kind == "step"):
+            raise ValueError(
+                f"schedule is {self.kind!r} and decay_steps {self.decay_steps}: "
+                "decay steps belong to schedule 'step', which needs one or more"
+            )
+        if list(self.decay_steps) != sorted(set(self.decay_steps)) or min(self.decay_steps, default=1) < 1:
+            raise ValueError(f"decay_steps are {self.decay_steps}, expected positive and strictly increasing")
+        if self.decay_steps and self.decay_steps[0] < self.warmup_steps:
+            raise ValueError(
+                f"the first of decay_steps, {self.decay_steps[0]}, lies inside the warm-up of "
+                f"{self.warmup_steps} steps: start later or warm up for less"
+            )
+        if not 0 < self.factor < 1:
+            raise ValueError(f"factor is {self.factor}, expected between 0 and 1")
+        if not (math.isfinite(self.power) and self.power > 0):
+            raise ValueError(f"power is {self.power}, expected a positive number")
+
+    def lr(self, step: int) -> float:
+        """The rate of update `step`, counted from 0. total_steps is legal too: where the course would end."""
+        if not 0 <= step <= self.total_steps:
+            raise ValueError(f"step is {step}, expected 0 to total_steps, {self.total_steps}")
+        if step < self.warmup_steps:
+            return self.warmup_start + (self.base_lr - self.warmup_start) * step / self.warmup_steps
+        if self.kind == "constant":
+            return self.base_lr
+        if self.kind == "step":
+            return self.base_lr * self.factor ** sum(decay <= step for decay in self.decay_steps)
+        done = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
+        if self.kind == "polynomial":
+            return self.base_lr * (1 - done) ** self.power
+        return self.base_lr * (1 + math.cos(math.pi * done)) / 2
+
+
+def linear_scaling(base_lr: float, base_batch: int, global_batch: int) -> tuple[float, str]:
+    """k times the batch, k times the rate (Goyal et al., 2017, https://arxiv.org/abs/1706.02677).
+
+    Returns the rate, and a sentence with the arithmetic to print: users forget which batch a rate is for.
+    """
+    if base_batch < 1 or global_batch < 1:
+        raise ValueError(f"base batch {base_batch} and global batch {global_batch} must be 1 or more")
+    lr = base_lr * global_batch / base_batch
+    return lr, (
+        f"learning rate {lr:g} = {base_lr:g} * {global_batch} / {base_batch} "
+        f"(given for a batch of {base_batch}; the global batch is {global_batch})"
+    )

@@ -1,0 +1,91 @@
+import math
+
+import pytest
+
+from partial_fc.optim.schedule import Schedule, linear_scaling
+
+
+def test_constant():
+    schedule = Schedule(kind="constant", base_lr=0.3, total_steps=7)
+    assert [schedule.lr(step) for step in range(8)] == [0.3] * 8
+
+
+def test_steps_take_effect_where_mxnet_does():
+    """MXNet's step 10 takes effect at update 11, counted from 1: ten full rates before it."""
+    schedule = Schedule(kind="step", base_lr=0.1, total_steps=40, decay_steps=(10, 20))
+    rates = [schedule.lr(step) for step in range(40)]
+    assert rates[:10] == [0.1] * 10
+    assert rates[10:20] == pytest.approx([0.01] * 10)
+    assert rates[20:] == pytest.approx([0.001] * 20)
+
+
+def test_steps_count_the_warm_up():
+    schedule = Schedule(kind="step", base_lr=1.0, total_steps=9, warmup_steps=4, decay_steps=(5,), factor=0.5)
+    assert [schedule.lr(step) for step in range(9)] == [0.0, 0.25, 0.5, 0.75, 1.0, 0.5, 0.5, 0.5, 0.5]
+
+
+def test_a_decay_right_after_the_warm_up_is_legal():
+    schedule = Schedule(kind="step", base_lr=1.0, total_steps=9, warmup_steps=4, decay_steps=(4,), factor=0.5)
+    assert [schedule.lr(3), schedule.lr(4)] == [0.75, 0.5]
+
+
+def test_warm_up_from_a_given_start():
+    schedule = Schedule(kind="constant", base_lr=0.4, total_steps=9, warmup_steps=3, warmup_start=0.1)
+    assert [schedule.lr(step) for step in range(5)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
+
+
+def test_polynomial_is_the_closed_form_of_arcface_torch():
+    base, total, warm = 0.1, 100, 10
+    schedule = Schedule(kind="polynomial", base_lr=base, total_steps=total, warmup_steps=warm)
+    for step in range(total + 1):
+        expected = base * step / warm if step <= warm else base * (1 - (step - warm) / (total - warm)) ** 2
+        assert schedule.lr(step) == pytest.approx(expected)
+    assert schedule.lr(warm) == base
+    assert schedule.lr(total) == 0.0
+    assert Schedule(kind="polynomial", base_lr=1.0, total_steps=4, power=1.0).lr(3) == 0.25
+
+
+def test_cosine():
+    schedule = Schedule(kind="cosine", base_lr=0.2, total_steps=14, warmup_steps=2)
+    assert [schedule.lr(s) for s in (0, 1, 2, 8, 14)] == pytest.approx([0.0, 0.1, 0.2, 0.1, 0.0])
+    assert schedule.lr(6) == pytest.approx(0.1 * (1 + math.cos(math.pi / 3)))
+
+
+@pytest.mark.parametrize("step", [-1, 11])
+def test_a_step_outside_the_training_is_an_error(step):
+    with pytest.raises(ValueError, match=f"step is {step}, expected 0 to total_steps, 10"):
+        Schedule(kind="cosine", base_lr=0.1, total_steps=10).lr(step)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "exponential"}, "'exponential', expected constant, step"),
+        ({"base_lr": 0.0}, "base_lr is 0.0"),
+        ({"base_lr": math.nan}, "base_lr is nan"),
+        ({"total_steps": 0}, "total_steps is 0"),
+        ({"warmup_steps": 10}, "training ends before the warm-up"),
+        ({"warmup_steps": -1}, "warmup_steps is -1"),
+        ({"warmup_start": 0.5}, "warmup_start is 0.5, expected 0 to base_lr, 0.1"),
+        ({"kind": "step"}, "needs one or more"),
+        ({"decay_steps": (3,)}, "decay steps belong to schedule 'step'"),
+        ({"kind": "step", "decay_steps": (5, 3)}, "strictly increasing"),
+        ({"kind": "step", "decay_steps": (3, 3)}, "strictly increasing"),
+        ({"kind": "step", "decay_steps": (0, 3)}, "positive"),
+        ({"kind": "step", "decay_steps": (3,), "warmup_steps": 5}, "inside the warm-up of 5"),
+        ({"factor": 1.0}, "factor is 1.0"),
+        ({"power": 0.0}, "power is 0.0"),
+    ],
+)
+def test_contradictions_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        Schedule(**({"kind": "cosine", "base_lr": 0.1, "total_steps": 10} | change))
+
+
+def test_linear_scaling_shows_its_arithmetic():
+    lr, sentence = linear_scaling(0.1, base_batch=512, global_batch=128)
+    assert lr == pytest.approx(0.025)
+    assert sentence.startswith("learning rate 0.025 = 0.1 * 128 / 512")
+    assert linear_scaling(0.1, 512, 512)[0] == 0.1
+    with pytest.raises(ValueError, match="base batch 0"):
+        linear_scaling(0.1, 0, 128)
