@@ -10,7 +10,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-HALVINGS = 4  # r18 ... r200: one at the start of each stage
+HALVINGS = 4  # of the image's side: one at the start of each stage
+
+DEPTHS = {
+    "r18": (2, 2, 2, 2),
+    "r34": (3, 4, 6, 3),
+    "r50": (3, 4, 14, 3),
+    "r100": (3, 13, 30, 3),
+    "r200": (6, 26, 60, 6),
+}
 
 
 class Block(nn.Module):
@@ -79,4 +87,13 @@ class IResNet(nn.Module):
         # As in arcface_torch the last product and its statistics stay fp32 under autocast: the cosines of
         # millions of classes differ by less than the step of a 16-bit number.
         with torch.autocast(x.device.type, enabled=False):
-            return self.features(self.fc(x.float()))
+            return self.features(self.fc(x.to(self.fc.weight.dtype)))
+
+
+def build(name: str, embedding_size: int, image_size: int, in_channels: int, dropout: float) -> IResNet:
+    """One of DEPTHS, or `tiny`."""
+    if name == "tiny":
+        return IResNet(
+            (1, 1, 1, 1), embedding_size, image_size, in_channels, dropout, widths=(16, 32, 64, 128)
+        )
+    return IResNet(DEPTHS[name], embedding_size, image_size, in_channels, dropout)

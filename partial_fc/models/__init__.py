@@ -1,0 +1,52 @@
+"""Backbones: normalised image_B3HW -> feat_BD. Architecture only; `build` makes one by name."""
+
+import torch
+from torch import Tensor, nn
+
+from partial_fc.models import iresnet, mobilefacenet
+from partial_fc.models.foreign import load_arcface_torch
+from partial_fc.models.mobilefacenet import MobileFaceNet
+
+__all__ = ["NAMES", "build", "load_arcface_torch", "normalise"]
+
+NAMES = (*iresnet.DEPTHS, "mbf", "tiny")
+
+
+def normalise(image_B3HW: Tensor) -> Tensor:
+    """uint8 RGB -> float32 in [-1, 1], as arcface_torch feeds its networks: (x - 127.5) / 127.5.
+
+    (The MXNet recipe divides by 128.) ValueError for another dtype: those pixels may be normalised already.
+    """
+    if image_B3HW.dtype != torch.uint8:
+        raise ValueError(f"images are {image_B3HW.dtype}, expected torch.uint8 pixels, 0 to 255")
+    return (image_B3HW.float() - 127.5) / 127.5
+
+
+def build(
+    name: str,
+    embedding_size: int = 512,
+    image_size: int = 112,
+    in_channels: int = 3,
+    dropout: float = 0.0,
+) -> nn.Module:
+    """A fresh backbone for square images of image_size pixels; torch's global generator seeds its weights.
+
+    name: r18, r34, r50, r100, r200 (iresnet), mbf (MobileFaceNet) or tiny (0.5 M parameters, meant for
+    40 pixels on a CPU). Its forward takes the float images of `normalise` and returns fp32 features, also
+    under autocast. dropout: of the values that enter the last linear layer. ValueError: cannot be built.
+    """
+    if name not in NAMES:
+        raise ValueError(f"unknown network {name!r}, expected one of {', '.join(NAMES)}")
+    if embedding_size < 1 or in_channels < 1:
+        raise ValueError(f"embedding size {embedding_size} and channels {in_channels} must be 1 or more")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout is {dropout}, expected 0 or more and less than 1")
+    halvings = mobilefacenet.HALVINGS if name == "mbf" else iresnet.HALVINGS
+    if image_size < 2**halvings:
+        raise ValueError(
+            f"image size {image_size} is too small for {name}: it halves the image {halvings} times, "
+            f"so at least {2**halvings} pixels; any size from there on fits"
+        )
+    if name == "mbf":
+        return MobileFaceNet(embedding_size, image_size, in_channels, dropout)
+    return iresnet.build(name, embedding_size, image_size, in_channels, dropout)

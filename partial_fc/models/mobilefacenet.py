@@ -1,0 +1,97 @@
+"""MobileFaceNet (Chen et al., 2018, https://arxiv.org/abs/1804.07573), with arcface_torch's `mbf` widths.
+
+Parameter names and shapes are those of arcface_torch, so its weights load without a mapping; that is why
+the sequences are called `layers` and nested, and why the second convolution has 64 groups for 128 channels.
+
+B images, H = W pixels, D feature width.
+"""
+
+import torch
+from torch import Tensor, nn
+
+HALVINGS = 4  # the stem and three stages
+
+
+class Wrapped(nn.Module):
+    """A sequence under the name `layers`; with `residual`, its input is added to its output."""
+
+    def __init__(self, *layers: nn.Module, residual: bool = False):
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+        self.residual = residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers(x) if self.residual else self.layers(x)
+
+
+def _convolution(
+    width_in: int,
+    width: int,
+    kernel: int = 1,
+    stride: int = 1,
+    groups: int = 1,
+    padding: int | None = None,
+    activation: bool = True,
+) -> Wrapped:
+    padding = kernel // 2 if padding is None else padding
+    layers: list[nn.Module] = [
+        nn.Conv2d(width_in, width, kernel, stride, padding, groups=groups, bias=False),
+        nn.BatchNorm2d(width),
+    ]
+    return Wrapped(*layers, *([nn.PReLU(width)] if activation else []))
+
+
+def _bottleneck(width_in: int, width: int, inner: int, stride: int, residual: bool) -> Wrapped:
+    """Widen to `inner` channels, one 3x3 per channel, narrow again without an activation."""
+    return Wrapped(
+        _convolution(width_in, inner),
+        _convolution(inner, inner, kernel=3, stride=stride, groups=inner),
+        _convolution(inner, width, activation=False),
+        residual=residual,
+    )
+
+
+def _stage(width: int, inner: int, depth: int) -> Wrapped:
+    return Wrapped(*[_bottleneck(width, width, inner, stride=1, residual=True) for _ in range(depth)])
+
+
+class MobileFaceNet(nn.Module):
+    """Normalised image_B3HW (float) -> feat_BD (fp32), not L2-normalised: the head does that."""
+
+    def __init__(self, embedding_size: int, image_size: int, in_channels: int = 3, dropout: float = 0.0):
+        super().__init__()
+        side = image_size
+        for _ in range(HALVINGS):
+            side = (side + 1) // 2  # a padded 3x3 with stride 2 rounds up
+        self.layers = nn.ModuleList(
+            [
+                _convolution(in_channels, 128, kernel=3, stride=2),
+                _convolution(128, 128, kernel=3, groups=64),
+                _bottleneck(128, 128, inner=128, stride=2, residual=False),
+                _stage(128, inner=128, depth=4),
+                _bottleneck(128, 256, inner=256, stride=2, residual=False),
+                _stage(256, inner=256, depth=6),
+                _bottleneck(256, 256, inner=512, stride=2, residual=False),
+                _stage(256, inner=256, depth=2),
+            ]
+        )
+        self.conv_sep = _convolution(256, 512)
+        # One weight per channel and place: faces are aligned, so an average over places would lose detail.
+        self.features = Wrapped(
+            _convolution(512, 512, kernel=side, groups=512, padding=0, activation=False),
+            nn.Sequential(nn.Flatten(), nn.Dropout(dropout)),
+            nn.Linear(512, embedding_size, bias=False),
+            nn.BatchNorm1d(embedding_size),
+        )
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, image_B3HW: Tensor) -> Tensor:
+        x = image_B3HW
+        for layer in self.layers:
+            x = layer(x)
+        # As in arcface_torch everything from here on stays fp32 under autocast: the cosines of millions of
+        # classes differ by less than the step of a 16-bit number.
+        with torch.autocast(x.device.type, enabled=False):
+            return self.features(self.conv_sep(x.to(next(self.conv_sep.parameters()).dtype)))

@@ -1,0 +1,240 @@
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from partial_fc import models
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def batch_norm_shapes(name: str, width: int) -> Shapes:
+    vectors = ("weight", "bias", "running_mean", "running_var")
+    return {f"{name}.{v}": (width,) for v in vectors} | {f"{name}.num_batches_tracked": ()}
+
+
+def iresnet_shapes(depths: tuple[int, ...], embedding_size: int, side: int) -> Shapes:
+    """The names and shapes of arcface_torch's iresnet, written down from its published weights."""
+    shapes: Shapes = {"conv1.weight": (64, 3, 3, 3), "prelu.weight": (64,)} | batch_norm_shapes("bn1", 64)
+    width_in = 64
+    for stage, (depth, width) in enumerate(zip(depths, (64, 128, 256, 512), strict=True), start=1):
+        for number in range(depth):
+            at = f"layer{stage}.{number}"
+            shapes |= batch_norm_shapes(f"{at}.bn1", width_in)
+            shapes[f"{at}.conv1.weight"] = (width, width_in, 3, 3)
+            shapes |= batch_norm_shapes(f"{at}.bn2", width)
+            shapes[f"{at}.prelu.weight"] = (width,)
+            shapes[f"{at}.conv2.weight"] = (width, width, 3, 3)
+            shapes |= batch_norm_shapes(f"{at}.bn3", width)
+            if number == 0:
+                shapes[f"{at}.downsample.0.weight"] = (width, width_in, 1, 1)
+                shapes |= batch_norm_shapes(f"{at}.downsample.1", width)
+            width_in = width
+    shapes |= {"fc.weight": (embedding_size, 512 * side * side), "fc.bias": (embedding_size,)}
+    return shapes | batch_norm_shapes("bn2", 512) | batch_norm_shapes("features", embedding_size)
+
+
+def mobilefacenet_shapes(embedding_size: int, side: int) -> Shapes:
+    """The names and shapes of arcface_torch's mbf."""
+    shapes: Shapes = {}
+
+    def convolution(at: str, width: int, per_group: int, kernel: int, activation: bool = True) -> None:
+        shapes[f"{at}.layers.0.weight"] = (width, per_group, kernel, kernel)
+        shapes.update(batch_norm_shapes(f"{at}.layers.1", width))
+        if activation:
+            shapes[f"{at}.layers.2.weight"] = (width,)
+
+    def bottleneck(at: str, width_in: int, width: int, inner: int) -> None:
+        convolution(f"{at}.layers.0", inner, width_in, 1)
+        convolution(f"{at}.layers.1", inner, 1, 3)
+        convolution(f"{at}.layers.2", width, inner, 1, activation=False)
+
+    convolution("layers.0", 128, 3, 3)
+    convolution("layers.1", 128, 2, 3)
+    bottleneck("layers.2", 128, 128, 128)
+    for number in range(4):
+        bottleneck(f"layers.3.layers.{number}", 128, 128, 128)
+    bottleneck("layers.4", 128, 256, 256)
+    for number in range(6):
+        bottleneck(f"layers.5.layers.{number}", 256, 256, 256)
+    bottleneck("layers.6", 256, 256, 512)
+    for number in range(2):
+        bottleneck(f"layers.7.layers.{number}", 256, 256, 256)
+    convolution("conv_sep", 512, 256, 1)
+    convolution("features.layers.0", 512, 1, side, activation=False)
+    shapes["features.layers.2.weight"] = (embedding_size, 512)
+    return shapes | batch_norm_shapes("features.layers.3", embedding_size)
+
+
+def shapes_of(model: nn.Module) -> Shapes:
+    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "depths"),
+    [
+        ("r18", (2, 2, 2, 2)),
+        ("r34", (3, 4, 6, 3)),
+        ("r50", (3, 4, 14, 3)),
+        ("r100", (3, 13, 30, 3)),
+        ("r200", (6, 26, 60, 6)),
+    ],
+)
+def test_iresnet_has_the_names_and_shapes_of_arcface_torch(name, depths):
+    with torch.device("meta"):
+        assert shapes_of(models.build(name)) == iresnet_shapes(depths, 512, 7)
+        assert shapes_of(models.build(name, 256, image_size=100)) == iresnet_shapes(depths, 256, 7)
+
+
+def test_mobilefacenet_has_the_names_and_shapes_of_arcface_torch():
+    with torch.device("meta"):
+        assert shapes_of(models.build("mbf")) == mobilefacenet_shapes(512, 7)
+        assert shapes_of(models.build("mbf", 128, image_size=40)) == mobilefacenet_shapes(128, 3)
+
+
+@pytest.mark.parametrize(("name", "mxnet_count"), [("r50", 43_590_848), ("r100", 65_156_160)])
+def test_parameter_counts_are_those_of_the_mxnet_recipe(name, mxnet_count):
+    """MXNet counts every argument array, so also the 512 gammas of the last batch norm, which stay at 1."""
+    with torch.device("meta"):
+        model = models.build(name)
+    assert sum(p.numel() for p in model.parameters()) == mxnet_count
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == mxnet_count - 512
+
+
+def iresnet_by_hand(weights: dict[str, Tensor], depths: tuple[int, ...], x: Tensor) -> Tensor:
+    """Evaluates an iresnet from its state dict alone."""
+
+    def norm(at: str, x: Tensor) -> Tensor:
+        mean, var = weights[f"{at}.running_mean"], weights[f"{at}.running_var"]
+        return F.batch_norm(x, mean, var, weights[f"{at}.weight"], weights[f"{at}.bias"], eps=1e-5)
+
+    x = F.prelu(norm("bn1", F.conv2d(x, weights["conv1.weight"], padding=1)), weights["prelu.weight"])
+    for stage, depth in enumerate(depths, start=1):
+        for number in range(depth):
+            at, stride = f"layer{stage}.{number}", 2 if number == 0 else 1
+            y = norm(f"{at}.bn2", F.conv2d(norm(f"{at}.bn1", x), weights[f"{at}.conv1.weight"], padding=1))
+            y = F.prelu(y, weights[f"{at}.prelu.weight"])
+            y = norm(f"{at}.bn3", F.conv2d(y, weights[f"{at}.conv2.weight"], stride=stride, padding=1))
+            if number == 0:
+                x = F.conv2d(x, weights[f"{at}.downsample.0.weight"], stride=stride)
+                x = norm(f"{at}.downsample.1", x)
+            x = x + y
+    return norm("features", F.linear(norm("bn2", x).flatten(1), weights["fc.weight"], weights["fc.bias"]))
+
+
+def test_iresnet_computes_what_its_weights_mean():
+    torch.manual_seed(0)
+    model = models.build("r18", 32, image_size=37).double()
+    image = torch.randn(3, 3, 37, 37, dtype=torch.float64)
+    model(image)  # running statistics other than 0 and 1
+    for p in model.parameters():
+        p.data += 0.05 * torch.randn_like(p)
+    by_hand = iresnet_by_hand(model.state_dict(), (2, 2, 2, 2), image)
+    torch.testing.assert_close(model.eval()(image), by_hand)
+
+
+@pytest.mark.parametrize("name", ["r18", "mbf", "tiny"])
+@pytest.mark.parametrize(("image_size", "channels"), [(16, 3), (33, 1), (40, 3)])
+def test_every_network_takes_odd_sizes_and_trains_all_but_the_fixed_scale(name, image_size, channels):
+    torch.manual_seed(0)
+    model = models.build(name, embedding_size=24, image_size=image_size, in_channels=channels, dropout=0.2)
+    feat_BD = model(torch.randn(3, channels, image_size, image_size))
+    assert feat_BD.shape == (3, 24)
+    assert feat_BD.dtype == torch.float32
+    (feat_BD * torch.randn(3, 24)).sum().backward()
+    fixed = [key for key, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum()]
+    # A bias before a batch norm moves nothing: its gradient is zero or rounding.
+    assert set(fixed) - {"fc.bias"} == (set() if name == "mbf" else {"features.weight"})
+
+
+@pytest.mark.parametrize(("name", "last"), [("r18", "fc"), ("tiny", "fc"), ("mbf", "features.layers.2")])
+def test_the_last_layer_stays_fp32_under_autocast(name, last):
+    torch.manual_seed(0)
+    model = models.build(name, embedding_size=16, image_size=16)
+    seen = []
+    model.get_submodule(last).register_forward_hook(lambda _, x, y: seen.append((x[0].dtype, y.dtype)))
+    model.conv1.register_forward_hook(lambda _, x, y: seen.append(y.dtype)) if name != "mbf" else None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(torch.randn(2, 3, 16, 16)).dtype == torch.float32
+    assert seen[-1] == (torch.float32, torch.float32)
+    assert name == "mbf" or seen[0] == torch.bfloat16
+
+
+def test_dropout_acts_in_training_only():
+    torch.manual_seed(0)
+    model = models.build("tiny", embedding_size=8, image_size=16, dropout=0.5)
+    image = torch.randn(4, 3, 16, 16)
+    assert not torch.equal(model(image), model(image))
+    model.eval()
+    assert torch.equal(model(image), model(image))
+
+
+def test_convolutions_start_with_the_sources_spread():
+    torch.manual_seed(0)
+    weight = models.build("r18", image_size=16).layer4[1].conv2.weight
+    assert weight.std().item() == pytest.approx(0.1, rel=0.01)
+    assert weight.mean().item() == pytest.approx(0.0, abs=0.001)
+
+
+def test_normalise():
+    image = torch.tensor([0, 255, 127, 128], dtype=torch.uint8).view(1, 1, 2, 2)
+    expected = torch.tensor([-1.0, 1.0, -0.5 / 127.5, 0.5 / 127.5]).view(1, 1, 2, 2)
+    torch.testing.assert_close(models.normalise(image), expected)
+    with pytest.raises(ValueError, match=r"float32, expected torch\.uint8"):
+        models.normalise(image.float())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "r122"}, "unknown network 'r122', expected one of r18"),
+        ({"name": "r50", "image_size": 15}, "too small for r50.*at least 16 pixels"),
+        ({"name": "mbf", "image_size": 8}, "too small for mbf"),
+        ({"name": "tiny", "dropout": 1.0}, "dropout is 1.0"),
+        ({"name": "tiny", "embedding_size": 0}, "embedding size 0"),
+    ],
+)
+def test_what_cannot_be_built_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        models.build(**arguments)
+
+
+def test_arcface_torch_weights_load(tmp_path):
+    torch.manual_seed(0)
+    source, target = (models.build("mbf", embedding_size=16, image_size=32) for _ in range(2))
+    image = torch.randn(4, 3, 32, 32)
+    source(image)
+    torch.save(source.state_dict(), tmp_path / "model.pt")
+    models.load_arcface_torch(target, tmp_path / "model.pt")
+    assert torch.equal(target.eval()(image), source.eval()(image))
+
+
+def test_weights_that_do_not_fit_are_listed_and_nothing_is_loaded(tmp_path):
+    torch.manual_seed(0)
+    weights = models.build("tiny", embedding_size=16, image_size=16).state_dict()
+    del weights["bn2.bias"]
+    weights["module.bn2.bias"] = torch.zeros(16)
+    torch.save(weights, tmp_path / "model.pt")
+    model = models.build("tiny", embedding_size=24, image_size=16)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"model\.pt does not fit") as error:
+        models.load_arcface_torch(model, tmp_path / "model.pt")
+    assert "1 missing: bn2.bias" in str(error.value)
+    assert "1 unexpected: module.bn2.bias" in str(error.value)
+    assert "fc.bias is (16,), expected (24,)" in str(error.value)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("content", ["text", "pickle", "checkpoint", "list"])
+def test_files_that_are_no_state_dict_are_refused(tmp_path, content):
+    path = tmp_path / "model.pt"
+    if content == "text":
+        path.write_text("no tensors")
+    elif content == "pickle":
+        path.write_bytes(pickle.dumps(print, protocol=2))
+    else:
+        torch.save({"state_dict_backbone": {}, "epoch": 3} if content == "checkpoint" else [1, 2], path)
+    with pytest.raises(ValueError, match=r"model\.pt: .*state dict"):
+        models.load_arcface_torch(models.build("tiny", 8, 16), path)
