@@ -1,0 +1,159 @@
+"""Batch norm over the global batch, on the CPU and on GPUs, over every backend of `comm`.
+
+torch.nn.SyncBatchNorm means the same, but runs only on CUDA and only over torch.distributed.
+
+B local rows (they may differ between ranks, and be 0), C channels, N values of a channel over all ranks.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from partial_fc.comm import World
+
+
+def convert(model: nn.Module, world: World) -> nn.Module:
+    """Replaces each BatchNorm1d, 2d and 3d of the model by one over the global batch; returns the model.
+
+    Parameters and buffers are the same objects under the same names. Two collectives a layer and step:
+    `sync_bn/PATH/forward`, an all-reduce of 2C + 1 float64, and `sync_bn/PATH/backward`, one of 2C float32.
+    A world of one has nothing to share, so its model comes back as it was.
+    """
+    if world.size == 1:
+        return model
+    for path, module in list(model.named_modules()):
+        if type(module) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+            continue
+        assert isinstance(module, _BatchNorm)
+        if not module.affine or not module.track_running_stats or module.momentum is None:
+            raise ValueError(
+                f"{path}: cannot share {module}: expected affine, with running statistics and a momentum"
+            )
+        if not path:  # the model is one batch norm
+            return GlobalBatchNorm(module, world, "root")
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, GlobalBatchNorm(module, world, path))
+    return model
+
+
+class GlobalBatchNorm(_BatchNorm):
+    """x (B, C, ...) -> the same shape and dtype. In eval mode an ordinary batch norm without collectives.
+
+    In training mode the statistics are those of all ranks' rows together, and the running variance is the
+    unbiased one of the global batch: running statistics stay equal on all ranks.
+
+    Gradients follow this project's rule: the loss is the mean over the global batch, and from there on all is
+    summed. That of x is exact: it includes what this rank's rows do to the other ranks' outputs. Those of
+    weight and bias are this rank's contribution only, not reduced: the trainer sums all parameters' gradients
+    over the ranks later.
+    """
+
+    def __init__(self, source: _BatchNorm, world: World, path: str):
+        super().__init__(source.num_features, eps=source.eps, momentum=source.momentum)
+        self.weight, self.bias = source.weight, source.bias
+        self.running_mean, self.running_var = source.running_mean, source.running_var
+        self.num_batches_tracked = source.num_batches_tracked
+        self.train(source.training)
+        self.world = world
+        self.path = path
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2 or input.shape[1] != self.num_features:
+            raise ValueError(
+                f"{self.path}: got input {tuple(input.shape)}, expected (batch, {self.num_features}, ...)"
+            )
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        if not self.training:
+            return F.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        mean_C, var_C, count = _global_moments(input.detach(), self.world, self.path)
+        # `convert` takes no other kind; the type checker cannot know.
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        assert self.momentum is not None
+        with torch.no_grad():
+            self.running_mean.lerp_(mean_C.to(self.running_mean.dtype), self.momentum)
+            unbiased_C = (var_C * count / (count - 1)).to(self.running_var.dtype)
+            self.running_var.lerp_(unbiased_C, self.momentum)
+            self.num_batches_tracked += 1
+        return _Normalise.apply(
+            input, self.weight, self.bias, mean_C, var_C, count, self.eps, self.world, self.path
+        )
+
+
+def _global_moments(x: Tensor, world: World, path: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and biased variance of each channel over all ranks, float64 (C,), and the count N, float64 ().
+
+    The local variance is centred on the local mean; the sums that travel are float64, so that their
+    difference keeps the digits a float32 input had, however large its mean is against its spread.
+    """
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    local_count = x.numel() // x.shape[1]
+    if local_count:
+        var_C, mean_C = torch.var_mean(_wide(x), axes, correction=0)
+        mean_C, var_C = mean_C.double(), var_C.double()
+    else:
+        mean_C = var_C = x.new_zeros(x.shape[1], dtype=torch.float64)
+    local = torch.cat([mean_C, var_C + mean_C.square(), mean_C.new_ones(1)]) * local_count
+    total = world.all_reduce(local, name=f"sync_bn/{path}/forward")
+    count = total[-1]
+    # A total of 1 means 1 or 0 on every rank: only then is the number looked at, which waits for a GPU.
+    if local_count <= 1 and count.item() <= 1:
+        raise ValueError(
+            f"{path}: the global batch has {int(count)} value(s) per channel; a variance needs 2 or more"
+        )
+    mean_C, square_C = (total[:-1] / count).chunk(2)
+    return mean_C, (square_C - mean_C.square()).clamp(min=0), count  # equal values may round to below 0
+
+
+class _Normalise(torch.autograd.Function):
+    """forward: (x - mean) / sqrt(var + eps) * weight + bias, with statistics that depend on all ranks' x."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        x: Tensor,
+        weight_C: Tensor,
+        bias_C: Tensor,
+        mean_C: Tensor,
+        var_C: Tensor,
+        count: Tensor,
+        eps: float,
+        world: World,
+        path: str,
+    ) -> Tensor:
+        mean_C, var_C = mean_C.to(weight_C.dtype), var_C.to(weight_C.dtype)
+        ctx.save_for_backward(x, weight_C, mean_C, var_C, count)
+        ctx.eps, ctx.world, ctx.path = eps, world, path  # type: ignore[attr-defined]
+        return F.batch_norm(x, mean_C, var_C, weight_C, bias_C, eps=eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: Tensor):
+        x, weight_C, mean_C, var_C, count = ctx.saved_tensors
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        scale_C = torch.rsqrt(var_C + ctx.eps)
+        xhat = (_wide(x) - mean_C.view(shape)) * scale_C.view(shape)
+        dy_wide = _wide(dy)
+        bias_grad_C = dy_wide.sum(axes)
+        weight_grad_C = (dy_wide * xhat).sum(axes)
+        total = ctx.world.all_reduce(
+            torch.cat([bias_grad_C, weight_grad_C]), name=f"sync_bn/{ctx.path}/backward"
+        )
+        # Every x moves the shared mean and variance a little: the part of dy that they explain is taken away.
+        dy_mean_C, dy_xhat_mean_C = (total / count.to(total.dtype)).chunk(2)
+        dx = dy_wide - dy_mean_C.view(shape) - xhat * dy_xhat_mean_C.view(shape)
+        dx = (dx * (weight_C * scale_C).view(shape)).to(x.dtype)
+        return dx, weight_grad_C, bias_grad_C, None, None, None, None, None, None
+
+
+def _wide(t: Tensor) -> Tensor:
+    """16-bit numbers as float32, for sums; others as they are."""
+    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
