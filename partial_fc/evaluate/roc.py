@@ -1,0 +1,103 @@
+"""Receiver operating characteristic of a set of pairs: how many true pairs are accepted (TAR) when a given
+part of the false ones is (FAR).
+
+N pairs, K distinct distances.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Roc:
+    """The exact curve: one point for each distinct distance in the set, no grid of thresholds.
+
+    At point k the pairs at most threshold[k] apart are accepted. Point 0 accepts nothing.
+    far and tar never fall.
+    """
+
+    far: np.ndarray  # (K + 1,) float64: accepted impostor pairs / impostor pairs
+    tar: np.ndarray  # (K + 1,) float64: accepted genuine pairs / genuine pairs
+    threshold: np.ndarray  # (K + 1,) float64: squared distance; -inf at point 0
+    num_genuine: int
+    num_impostors: int
+
+    @classmethod
+    def from_distances(cls, distance_N: np.ndarray, same_N: np.ndarray) -> "Roc":
+        """distance_N: finite. same_N: bool, True for a genuine pair; both kinds must occur (ValueError)."""
+        num_genuine = int(same_N.sum())
+        num_impostors = len(same_N) - num_genuine
+        if not num_genuine or not num_impostors:
+            raise ValueError(
+                f"a ROC needs genuine and impostor pairs; got {num_genuine} and {num_impostors} of them"
+            )
+        order = np.argsort(distance_N, kind="stable")
+        distance_N = distance_N[order]
+        # Equal distances are accepted together, so a point stands only where the next distance is larger.
+        last = np.append(np.flatnonzero(np.diff(distance_N)), len(distance_N) - 1)
+        accepted_genuine = np.cumsum(same_N[order])[last]
+        accepted_impostors = last + 1 - accepted_genuine
+        return cls(
+            far=np.append(0.0, accepted_impostors / num_impostors),
+            tar=np.append(0.0, accepted_genuine / num_genuine),
+            threshold=np.append(-np.inf, distance_N[last]),
+            num_genuine=num_genuine,
+            num_impostors=num_impostors,
+        )
+
+    def tar_at(self, far: float) -> float:
+        """The largest TAR at which FAR is at most `far`.
+
+        NaN where far < 1 / num_impostors: a set with fewer impostors cannot tell such a FAR from zero. The
+        TAR there is at least `tar_at_no_false_accept`.
+        """
+        if far < 1 / self.num_impostors:
+            return float("nan")
+        return float(self.tar[np.searchsorted(self.far, far, side="right") - 1])
+
+    @property
+    def tar_at_no_false_accept(self) -> float:
+        """The part of the genuine pairs that are closer than every impostor pair."""
+        return float(self.tar[np.searchsorted(self.far, 0.0, side="right") - 1])
+
+
+def plot(curves: Mapping[str, Roc], path: Path, accuracy: Mapping[str, float] | None = None) -> None:
+    """Draws the ROCs of several sets, by name, into one PNG, with their accuracies in the legend where given.
+
+    A curve starts at FAR = 1 / num_impostors, the smallest that its set can measure.
+    """
+    # The object interface needs no display and leaves pyplot's global state alone; imported late since only
+    # the rank that draws should pay for it.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    if not curves:
+        raise ValueError("no ROC to plot: expected at least one verification set")
+    figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    smallest_far = min(1 / roc.num_impostors for roc in curves.values())
+    for name, roc in curves.items():
+        first_far = 1 / roc.num_impostors
+        far = np.append(first_far, roc.far[roc.far > first_far])
+        tar = np.append(roc.tar_at(first_far), roc.tar[roc.far > first_far])
+        label = f"{name}, {roc.num_genuine + roc.num_impostors:,} pairs"
+        if accuracy and name in accuracy:
+            label += f": accuracy {accuracy[name]:.2%}"
+        axes.plot(far, tar, drawstyle="steps-post", label=label)
+    lowest_tar = min(roc.tar_at(1 / roc.num_impostors) for roc in curves.values())
+    axes.set(
+        xscale="log",
+        xlim=(smallest_far, 1.0),
+        ylim=(max(0.0, np.floor(lowest_tar * 20) / 20 - 0.05), 1.005),
+        xlabel="false accept rate (FAR)",
+        ylabel="true accept rate (TAR)",
+        title="Verification",
+    )
+    axes.grid(which="major", color="0.8")
+    axes.grid(which="minor", color="0.93")
+    axes.legend(loc="lower right")
+    figure.savefig(path, format="png")

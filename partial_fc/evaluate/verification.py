@@ -1,0 +1,193 @@
+"""Verification on pairs, as on LFW: are these two images of the same class?
+
+N pairs of the set, n pairs of this rank, I images of one batch, T thresholds, F folds.
+
+The measure is that of LFW with the ten-fold protocol (Huang et al., 2007) as InsightFace computes it:
+embedding = f(image) + f(mirrored image), scaled to length 1; squared distance; thresholds 0, 0.01 ... 3.99;
+the folds are consecutive blocks of pairs, and each is judged by the threshold that is best on the other nine.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from partial_fc.comm import World
+from partial_fc.data import BadRecord
+from partial_fc.data.decode import decode, fit
+from partial_fc.data.pairs import read_pairs
+from partial_fc.evaluate.roc import Roc
+
+NUM_FOLDS = 10
+THRESHOLDS = np.arange(0, 4, 0.01)
+FALSE_ACCEPT_RATES = {"1e-3": 1e-3, "1e-4": 1e-4}
+
+Embed = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Fractions of the pairs. std is over the folds (population); low and high bound the mean with 95 %."""
+
+    mean: float
+    std: float
+    low: float
+    high: float
+
+
+class Verification:
+    """One verification file (.bin of pairs), evaluated by all ranks together."""
+
+    def __init__(self, path: Path, image_size: int, batch_size: int, flip: bool = True):
+        """Reads the file; nothing is decoded yet.
+
+        batch_size: images in one call of the network; an odd one is rounded down, since pairs stay together.
+        flip: add the embedding of the mirrored image; off where a mirrored image is of another class.
+        Raises ValueError for a file that cannot be evaluated.
+        """
+        if batch_size < 2:
+            raise ValueError(f"verification of {path}: batch size {batch_size}; a pair needs at least 2")
+        self.path = Path(path)
+        self.name = self.path.stem
+        self.image_size = image_size
+        self.pairs_per_batch = batch_size // 2
+        self.flip = flip
+        self.roc: Roc | None = None  # of the latest run
+        self.images, self.same_N = read_pairs(self.path)
+        if len(self.same_N) < NUM_FOLDS:
+            raise ValueError(f"{path}: {len(self.same_N)} pairs; {NUM_FOLDS} folds need at least {NUM_FOLDS}")
+        if self.same_N.all() or not self.same_N.any():
+            raise ValueError(f"{path}: all {len(self.same_N)} pairs are of one kind; both kinds are needed")
+
+    def run(self, embed: Embed, world: World) -> Iterator[tuple[str, float]]:
+        """Yields ("NAME/accuracy", ...) and so on: the same numbers on every rank, for any number of ranks.
+
+        embed: uint8 RGB images (I, 3, H, W) on the host -> embeddings (I, D), on any device, not normalised.
+        It moves the images, and the network must be in evaluation mode.
+
+        accuracy, accuracy_std: ten folds. accuracy_low, accuracy_high: its 95 % interval.
+        tar@far=X: true accept rate at false accept rate X over the whole set, from the exact distances; NaN
+        where the set has fewer than 1 / X impostor pairs. tar@far=0: below the first false accept; bounds
+        those NaN from below. xnorm: mean length of the embeddings before anything is added or normalised.
+
+        One collective: an all-gather of 16 bytes a pair. Every rank must consume the whole iterator. Raises
+        ValueError, on all ranks alike, for an image that cannot be decoded or an embedding that is not
+        finite.
+        """
+        part_n2 = self._embed_own_pairs(embed, world)
+        table_N2 = world.all_gather(part_n2, name=f"evaluate/{self.name}").numpy()
+        distance_N, norm_N = table_N2.T
+        self._check(distance_N)
+
+        accuracy = fold_accuracy(distance_N, self.same_N)
+        self.roc = Roc.from_distances(distance_N, self.same_N)
+        yield f"{self.name}/accuracy", accuracy.mean
+        yield f"{self.name}/accuracy_std", accuracy.std
+        yield f"{self.name}/accuracy_low", accuracy.low
+        yield f"{self.name}/accuracy_high", accuracy.high
+        for text, far in FALSE_ACCEPT_RATES.items():
+            yield f"{self.name}/tar@far={text}", self.roc.tar_at(far)
+        yield f"{self.name}/tar@far=0", self.roc.tar_at_no_false_accept
+        yield f"{self.name}/xnorm", float(norm_N.mean())
+
+    def _embed_own_pairs(self, embed: Embed, world: World) -> Tensor:
+        """(n, 2) float64 on the host: squared distance, mean embedding length; NaN where an image is broken.
+
+        Whole batches are dealt out, consecutive ones to each rank: the gathered rows are then in the order of
+        the file, and since every batch is composed alike for any number of ranks, so is its result to the
+        last bit.
+        """
+        num_batches = math.ceil(len(self.same_N) / self.pairs_per_batch)
+        own = range(num_batches * world.rank // world.size, num_batches * (world.rank + 1) // world.size)
+        rows = [torch.empty(0, 2, dtype=torch.float64)]
+        with ThreadPoolExecutor(1) as ahead, torch.no_grad():
+            # One batch is decoded while the network works on the one before it.
+            upcoming = ahead.submit(self._decode, own[0]) if own else None
+            for batch in own:
+                assert upcoming is not None
+                image_I3HW, broken_n = upcoming.result()
+                upcoming = ahead.submit(self._decode, batch + 1) if batch + 1 in own else None
+                row_n2 = self._distance(embed, image_I3HW)
+                row_n2[broken_n] = torch.nan
+                rows.append(row_n2)
+        return torch.cat(rows)
+
+    def _decode(self, batch: int) -> tuple[Tensor, Tensor]:
+        """The images of a batch, uint8 (I, 3, H, W); which of its pairs hold a broken one, bool (I / 2,)."""
+        first = 2 * self.pairs_per_batch * batch
+        encoded = self.images[first : first + 2 * self.pairs_per_batch]
+        image_IHW3 = np.zeros((len(encoded), self.image_size, self.image_size, 3), dtype=np.uint8)
+        broken_n = torch.zeros(len(encoded) // 2, dtype=torch.bool)
+        for i, data in enumerate(encoded):
+            try:
+                image_IHW3[i] = fit(decode(data), self.image_size)
+            except BadRecord:
+                # Not raised here: the other ranks would wait for this one. `_check` raises it on all of them.
+                broken_n[i // 2] = True
+        return torch.from_numpy(image_IHW3).permute(0, 3, 1, 2).contiguous(), broken_n
+
+    def _distance(self, embed: Embed, image_I3HW: Tensor) -> Tensor:
+        views = [image_I3HW, image_I3HW.flip(3)] if self.flip else [image_I3HW]
+        feats = [embed(view).double().cpu() for view in views]
+        norm_I = torch.stack([feat_ID.norm(dim=1) for feat_ID in feats]).mean(0)
+        unit_ID = torch.stack(feats).sum(0)
+        # No epsilon: an embedding of length 0 has no direction, becomes NaN and is reported.
+        unit_ID = unit_ID / unit_ID.norm(dim=1, keepdim=True)
+        distance_n = (unit_ID[0::2] - unit_ID[1::2]).square().sum(1)
+        return torch.stack((distance_n, (norm_I[0::2] + norm_I[1::2]) / 2), dim=1)
+
+    def _check(self, distance_N: np.ndarray) -> None:
+        bad = np.flatnonzero(~np.isfinite(distance_N))
+        if not len(bad):
+            return
+        pair = int(bad[0])
+        where = f"{self.path}: pair {pair} of {len(self.same_N)} ({len(bad)} bad in all)"
+        for image in (2 * pair, 2 * pair + 1):
+            try:
+                decode(self.images[image])
+            except BadRecord as error:
+                raise ValueError(f"{where}: image {image} cannot be decoded: {error}") from error
+        raise ValueError(
+            f"{where}: an embedding is not finite or has length 0; the network has "
+            "diverged, or `embed` returns something else"
+        )
+
+
+def fold_accuracy(distance_N: np.ndarray, same_N: np.ndarray) -> Accuracy:
+    """Ten-fold accuracy of "same if squared distance < threshold".
+
+    distance_N: float64 in [0, 4], same_N: bool, in the order of the file; N >= 10. Of equally good thresholds
+    the smallest counts. O(N log T) instead of N * T * F comparisons.
+    """
+    num_pairs, num_thresholds = len(same_N), len(THRESHOLDS)
+    # Blocks of consecutive pairs; the first N % F are one pair longer.
+    size_F = np.full(NUM_FOLDS, num_pairs // NUM_FOLDS)
+    size_F[: num_pairs % NUM_FOLDS] += 1
+    fold_N = np.repeat(np.arange(NUM_FOLDS), size_F)
+    # Pair i is called "same" by the thresholds of index first_N[i] and above.
+    first_N = np.searchsorted(THRESHOLDS, distance_N, side="right")
+
+    def accepted_FT(mask_N: np.ndarray) -> np.ndarray:
+        cell_n = fold_N[mask_N] * (num_thresholds + 1) + first_N[mask_N]
+        count = np.bincount(cell_n, minlength=NUM_FOLDS * (num_thresholds + 1))
+        return count.reshape(NUM_FOLDS, -1).cumsum(axis=1)[:, :num_thresholds]
+
+    impostors_F = np.bincount(fold_N[~same_N], minlength=NUM_FOLDS)
+    correct_FT = accepted_FT(same_N) + impostors_F[:, None] - accepted_FT(~same_N)
+    best_F = np.argmax(correct_FT.sum(axis=0) - correct_FT, axis=1)
+    accuracy_F = correct_FT[np.arange(NUM_FOLDS), best_F] / size_F
+    mean = float(accuracy_F.mean())
+    return Accuracy(mean, float(accuracy_F.std()), *wilson_interval(mean, num_pairs))
+
+
+def wilson_interval(fraction: float, count: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's interval (1927) for a fraction seen in `count` independent trials; z = 1.96 covers 95 %."""
+    shrink = 1 + z**2 / count
+    centre = (fraction + z**2 / (2 * count)) / shrink
+    half = z / shrink * math.sqrt(fraction * (1 - fraction) / count + z**2 / (4 * count**2))
+    return max(0.0, centre - half), min(1.0, centre + half)

@@ -1,0 +1,320 @@
+"""Against slow, direct versions of the published protocol, and for several ranks against one."""
+
+import math
+import pickle
+from threading import Barrier, Thread
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from partial_fc.comm import SingleWorld
+from partial_fc.evaluate import Roc, Verification, plot
+from partial_fc.evaluate.verification import fold_accuracy, wilson_interval
+
+SIZE = 12
+
+
+# The protocol as its description reads: loops, no cleverness.
+
+
+def slow_accuracy(distances, same):
+    n = len(same)
+    sizes = [n // 10 + (1 if fold < n % 10 else 0) for fold in range(10)]
+    accuracies = []
+    start = 0
+    for size in sizes:
+        test = range(start, start + size)
+        train = [i for i in range(n) if i not in test]
+        best_threshold, best = None, -1
+        for threshold in np.arange(0, 4, 0.01):
+            correct = sum((distances[i] < threshold) == same[i] for i in train)
+            if correct > best:
+                best_threshold, best = threshold, correct
+        accuracies.append(sum((distances[i] < best_threshold) == same[i] for i in test) / size)
+        start += size
+    return np.mean(accuracies), np.std(accuracies)
+
+
+def slow_tar_at(distances, same, far):
+    best = 0.0
+    for threshold in distances:
+        accepted = distances <= threshold
+        if (accepted & ~same).sum() / (~same).sum() <= far:
+            best = max(best, (accepted & same).sum() / same.sum())
+    return best
+
+
+def slow_distances(images, embed, flip):
+    unit, norms = [], []
+    for image in images:
+        tensor = torch.from_numpy(image).permute(2, 0, 1)[None]
+        views = [tensor, tensor.flip(3)] if flip else [tensor]
+        feats = [embed(view).double()[0] for view in views]
+        norms += [float(feat.norm()) for feat in feats]
+        total = sum(feats)
+        unit.append(total / total.norm())
+    distances = [float((a - b).square().sum()) for a, b in zip(unit[0::2], unit[1::2], strict=True)]
+    return np.array(distances), np.mean(norms)
+
+
+# A set of pairs and a network.
+
+
+def make_set(path, num_pairs, seed=0):
+    """Genuine pairs are noisy copies. PNG, so that the bytes decode to exactly these images (RGB)."""
+    rng = np.random.default_rng(seed)
+    same = rng.random(num_pairs) < 0.5
+    same[:2] = True, False
+    images, encoded = [], []
+    for is_same in same:
+        first = rng.integers(0, 256, (SIZE, SIZE, 3))
+        second = first + rng.normal(0, 150, first.shape) if is_same else rng.integers(0, 256, first.shape)
+        for image in (first, second):
+            image = image.clip(0, 255).astype(np.uint8)
+            images.append(image)
+            encoded.append(cv2.imencode(".png", image[:, :, ::-1])[1].tobytes())
+    path.write_bytes(pickle.dumps((encoded, same.tolist())))
+    return images, same
+
+
+@pytest.fixture
+def embed():
+    weight = torch.randn(3 * SIZE * SIZE, 5, generator=torch.Generator().manual_seed(1))
+
+    def network(image_I3HW):
+        assert image_I3HW.dtype == torch.uint8
+        assert image_I3HW.shape[1:] == (3, SIZE, SIZE)
+        return (image_I3HW.flatten(1).float() / 128 - 1) @ weight
+
+    return network
+
+
+class RankOf:
+    """One rank of a world made of threads; knows only what Verification needs."""
+
+    def __init__(self, rank, size, parts, barrier):
+        self.rank, self.size, self.parts, self.barrier = rank, size, parts, barrier
+
+    def all_gather(self, t, *, name):
+        self.parts[self.rank] = t
+        self.barrier.wait(timeout=20)
+        return torch.cat(self.parts)
+
+
+def run_on_ranks(size, path, batch_size, embed, **options):
+    """What each rank yields, or the error that it raises."""
+    parts, barrier, results = [None] * size, Barrier(size), [None] * size
+
+    def work(rank):
+        try:
+            verification = Verification(path, SIZE, batch_size, **options)
+            results[rank] = dict(verification.run(embed, RankOf(rank, size, parts, barrier)))
+        except Exception as error:
+            results[rank] = error
+
+    threads = [Thread(target=work, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+# Numerics
+
+
+@pytest.mark.parametrize("num_pairs", [10, 11, 19, 57, 203])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_fold_accuracy_equals_the_loops(num_pairs, seed):
+    rng = np.random.default_rng(seed)
+    same = rng.random(num_pairs) < 0.4
+    distances = np.clip(rng.normal(np.where(same, 1.0, 1.6), 0.4), 0, 4)
+    distances[::3] = np.arange(0, 4, 0.01)[(distances[::3] * 100).astype(int) % 400]  # exactly on a threshold
+    accuracy = fold_accuracy(distances, same)
+    assert (accuracy.mean, accuracy.std) == pytest.approx(slow_accuracy(distances, same), abs=1e-15)
+    assert accuracy.low < accuracy.mean < accuracy.high or accuracy.mean in (0, 1)
+
+
+def test_fold_accuracy_of_sorted_kinds():
+    # All genuine pairs first: some folds have no impostor at all.
+    same = np.arange(40) < 20
+    distances = np.where(same, 0.5, 2.0)
+    assert fold_accuracy(distances, same).mean == 1.0
+    assert fold_accuracy(2.5 - distances, same).mean == slow_accuracy(2.5 - distances, same)[0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_roc_is_exact(seed):
+    rng = np.random.default_rng(seed)
+    same = rng.random(150) < 0.5
+    distances = np.round(rng.normal(np.where(same, 1.0, 1.5), 0.3).clip(0, 4), 2)  # many ties
+    roc = Roc.from_distances(distances, same)
+    assert len(roc.far) == len(np.unique(distances)) + 1
+    for far, tar, threshold in zip(roc.far, roc.tar, roc.threshold, strict=True):
+        accepted = distances <= threshold
+        assert far == (accepted & ~same).sum() / (~same).sum()
+        assert tar == (accepted & same).sum() / same.sum()
+    assert (roc.far[-1], roc.tar[-1]) == (1.0, 1.0)
+    for far in (0.02, 0.1, 0.35, 1.0):
+        assert roc.tar_at(far) == slow_tar_at(distances, same, far)
+    assert roc.tar_at_no_false_accept == slow_tar_at(distances, same, 0.0)
+
+
+def test_a_false_accept_rate_below_one_impostor_is_not_measured():
+    same = np.arange(3000) < 1000  # 2,000 impostors
+    distances = np.arange(3000) / 3000
+    roc = Roc.from_distances(distances, same)
+    assert roc.tar_at(1 / 2000) == 1.0
+    assert math.isnan(roc.tar_at(1e-4))
+    assert roc.tar_at_no_false_accept == 1.0
+
+
+def test_far_at_exactly_one_impostor():
+    same = np.array([False, *[True] * 4, *[False] * 999])
+    distances = np.arange(1004) / 1004
+    roc = Roc.from_distances(distances, same)
+    assert roc.tar_at(1e-3) == 1.0  # one of 1,000 impostors may be accepted
+    assert roc.tar_at_no_false_accept == 0.0
+
+
+@pytest.mark.parametrize("kind", [True, False])
+def test_roc_needs_both_kinds(kind):
+    with pytest.raises(ValueError, match="genuine and impostor"):
+        Roc.from_distances(np.linspace(0, 1, 5), np.full(5, kind))
+
+
+def test_wilson_interval():
+    # Values of the closed form, worked out by hand: 50 of 100, and 10 of 10 (lower bound n / (n + z^2)).
+    assert wilson_interval(0.5, 100) == pytest.approx((0.40383, 0.59617), abs=1e-5)
+    low, high = wilson_interval(1.0, 10)
+    assert low == pytest.approx(10 / (10 + 1.959964**2))
+    assert high == pytest.approx(1.0)
+
+
+# The whole evaluation
+
+
+@pytest.mark.parametrize("flip", [True, False])
+@pytest.mark.parametrize(("num_pairs", "batch_size"), [(10, 64), (33, 7), (120, 16)])
+def test_equals_the_description(tmp_path, embed, num_pairs, batch_size, flip):
+    images, same = make_set(tmp_path / "unseen.bin", num_pairs)
+    distances, xnorm = slow_distances(images, embed, flip)
+    mean, std = slow_accuracy(distances, same)
+    verification = Verification(tmp_path / "unseen.bin", SIZE, batch_size, flip=flip)
+    result = dict(verification.run(embed, SingleWorld()))
+    assert result["unseen/accuracy"] == pytest.approx(mean, abs=1e-12)
+    assert result["unseen/accuracy_std"] == pytest.approx(std, abs=1e-12)
+    assert result["unseen/accuracy_low"] < mean < result["unseen/accuracy_high"]
+    assert result["unseen/xnorm"] == pytest.approx(xnorm, rel=1e-6)
+    assert result["unseen/tar@far=0"] == slow_tar_at(distances, same, 0.0)
+    assert math.isnan(result["unseen/tar@far=1e-3"])  # fewer than 1,000 impostors
+    assert math.isnan(result["unseen/tar@far=1e-4"])
+    assert verification.roc.tar_at(0.2) == slow_tar_at(distances, same, 0.2)
+    assert 0.5 < mean < 1.0  # the set is neither hopeless nor trivial, so that mistakes would show
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+@pytest.mark.parametrize("batch_size", [7, 16, 200])
+def test_any_number_of_ranks_gives_the_same_bits(tmp_path, embed, size, batch_size):
+    make_set(tmp_path / "set.bin", 61)
+    (one,) = run_on_ranks(1, tmp_path / "set.bin", batch_size, embed)
+    several = run_on_ranks(size, tmp_path / "set.bin", batch_size, embed)
+    assert len(one) == 8
+    for result in several:
+        np.testing.assert_equal(result, one)  # NaN equals NaN here
+
+
+def test_one_collective_and_no_gradients(tmp_path, embed):
+    make_set(tmp_path / "set.bin", 21)
+    world = SingleWorld()
+
+    def watched(image):
+        assert not torch.is_grad_enabled()
+        return embed(image)
+
+    list(Verification(tmp_path / "set.bin", SIZE, 8).run(watched, world))
+    assert world.traffic.calls == {"evaluate/set": 1}
+    assert world.traffic.num_bytes == {"evaluate/set": 16 * 21}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0])
+def test_bad_embedding_is_an_error_on_every_rank(tmp_path, embed, bad):
+    images, _ = make_set(tmp_path / "set.bin", 30)
+    target = torch.from_numpy(images[2 * 17 + 1]).permute(2, 0, 1)
+
+    def sick(image_I3HW):
+        feat_ID = embed(image_I3HW)
+        feat_ID[(image_I3HW == target).flatten(1).all(1)] = bad
+        return feat_ID
+
+    for error in run_on_ranks(3, tmp_path / "set.bin", 8, sick, flip=False):
+        assert isinstance(error, ValueError)
+        assert "set.bin: pair 17 of 30 (1 bad in all): an embedding is not finite or has length 0" in str(
+            error
+        )
+
+
+def test_broken_image_is_an_error_on_every_rank(tmp_path, embed):
+    make_set(tmp_path / "set.bin", 30)
+    encoded, same = pickle.loads((tmp_path / "set.bin").read_bytes())
+    encoded[2 * 11] = b"no image"
+    (tmp_path / "set.bin").write_bytes(pickle.dumps((encoded, same)))
+    for error in run_on_ranks(3, tmp_path / "set.bin", 8, embed):
+        assert isinstance(error, ValueError)
+        assert "set.bin: pair 11 of 30 (1 bad in all): image 22 cannot be decoded" in str(error)
+
+
+def test_too_few_pairs(tmp_path):
+    make_set(tmp_path / "set.bin", 9)
+    with pytest.raises(ValueError, match=r"set\.bin: 9 pairs; 10 folds"):
+        Verification(tmp_path / "set.bin", SIZE, 8)
+
+
+def test_one_kind_only(tmp_path):
+    make_set(tmp_path / "set.bin", 20)
+    encoded, same = pickle.loads((tmp_path / "set.bin").read_bytes())
+    (tmp_path / "set.bin").write_bytes(pickle.dumps((encoded, [True] * len(same))))
+    with pytest.raises(ValueError, match=r"set\.bin: all 20 pairs are of one kind"):
+        Verification(tmp_path / "set.bin", SIZE, 8)
+
+
+def test_batch_without_a_pair(tmp_path):
+    make_set(tmp_path / "set.bin", 20)
+    with pytest.raises(ValueError, match="batch size 1"):
+        Verification(tmp_path / "set.bin", SIZE, 1)
+
+
+# The picture
+
+# matplotlib's first two line colours, BGR.
+BLUE, ORANGE = (180, 119, 31), (14, 127, 255)
+
+
+def test_plot_draws_every_curve(tmp_path):
+    rng = np.random.default_rng(0)
+    same = np.arange(2000) % 2 == 0
+    curves = {
+        name: Roc.from_distances(rng.normal(np.where(same, 1.0, gap), 0.2), same)
+        for name, gap in [("unseen", 1.8), ("lookalike", 1.4)]
+    }
+    plot(curves, tmp_path / "both.png", {"unseen": 0.975})
+    plot({"unseen": curves["unseen"]}, tmp_path / "one.png", {"unseen": 0.975})
+    both, one = (cv2.imread(str(tmp_path / name)) for name in ("both.png", "one.png"))
+    assert both.shape == one.shape
+    assert (both == BLUE).all(2).sum() > 200
+    assert (both == ORANGE).all(2).sum() > 200
+    assert (one == ORANGE).all(2).sum() == 0
+
+
+def test_plot_of_perfect_separation(tmp_path):
+    same = np.arange(20) < 10
+    plot({"easy": Roc.from_distances(np.where(same, 0.1, 2.0), same)}, tmp_path / "easy.png")
+    # No FAR lies between 0 and 1, yet the line along the top must be there.
+    assert (cv2.imread(str(tmp_path / "easy.png")) == BLUE).all(2).sum() > 500
+
+
+def test_nothing_to_plot(tmp_path):
+    with pytest.raises(ValueError, match="no ROC"):
+        plot({}, tmp_path / "roc.png")
