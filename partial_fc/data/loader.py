@@ -180,7 +180,7 @@ class Loader:
         return image, sample.label, sample.key
 
     def _generator(self, position: int) -> np.random.Generator:
-        # Philox is counter-based: any two of its keys give unrelated streams, and no state has to be mixed first.
+        # Philox is counter-based: any two of its keys give unrelated streams, with no state to mix first.
         return np.random.Generator(np.random.Philox(key=np.array([position, self._augment_key], np.uint64)))
 
     def _note_bad(self, index: int, message: str) -> None:

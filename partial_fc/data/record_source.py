@@ -122,7 +122,7 @@ def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64] | range, int | 
     if last_header.flag < 2 or last_header.label[1] != header.label[0]:
         raise ValueError(
             f"{reader.rec_path}, key {end - 1}: got {last_header.label.tolist()} as the last identity's "
-            f"images, expected [start, {header.label[0]:.0f}), where record 0 says that identity records start"
+            f"images, expected [start, {header.label[0]:.0f}): there, says record 0, identity records start"
         )
     if isinstance(keys, range):
         return keys[1:first], end - first

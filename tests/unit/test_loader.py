@@ -1,0 +1,219 @@
+"""The stream of batches: order, resume, damage, threads."""
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from partial_fc.data import BadRecord, Batch, Loader, RecordSource, Synthetic, mirror
+from partial_fc.data.loader import sample_order
+from partial_fc.data.recordio import RecordWriter, pack
+from partial_fc.data.sample import Sample
+
+
+class Numbers(Synthetic):
+    """Sample i is an image full of i, unless it is bad."""
+
+    def __init__(
+        self, num_samples: int, bad: tuple[int, ...] = (), error: type[Exception] = BadRecord
+    ) -> None:
+        super().__init__(num_samples, 4)
+        self.bad, self.error = bad, error
+
+    def read(self, index: int) -> Sample:
+        if index in self.bad:
+            raise self.error(f"sample {index} is damaged")
+        return Sample(np.full((4, 4, 3), index, np.uint8), index, index)
+
+
+def jpeg(value: int, size: int) -> bytes:
+    return cv2.imencode(".jpg", np.full((size, size, 3), value, np.uint8))[1].tobytes()
+
+
+def take(loader: Loader, count: int) -> list[Batch]:
+    with loader:
+        return [next(loader) for _ in range(count)]
+
+
+def keys(batches: list[Batch]) -> list[int]:
+    return torch.cat([batch.key_B for batch in batches]).tolist()
+
+
+def test_every_epoch_holds_every_sample_once_in_its_own_order() -> None:
+    seen = keys(take(Loader(Numbers(10), image_size=4, batch_size=4), 10))  # batches straddle the epochs
+    epochs = [seen[i : i + 10] for i in range(0, 40, 10)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    assert seen != keys(take(Loader(Numbers(10), image_size=4, batch_size=4, seed=1), 10))
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 3, 101])
+def test_a_batch_may_hold_several_epochs(num_samples: int) -> None:
+    order = sample_order(torch.arange(3 * num_samples), num_samples, seed=5).view(3, num_samples)
+    assert order.sort(dim=1).values.tolist() == [list(range(num_samples))] * 3
+
+
+@pytest.mark.parametrize(("world_size", "batch_size"), [(1, 12), (2, 6), (3, 4), (12, 1)])
+def test_order_does_not_depend_on_the_number_of_ranks(world_size: int, batch_size: int) -> None:
+    ranks = [
+        take(Loader(Numbers(31), image_size=4, batch_size=batch_size, rank=rank, world_size=world_size), 7)
+        for rank in range(world_size)
+    ]
+    together = [key for step in zip(*ranks, strict=True) for key in keys(list(step))]
+    assert together == sample_order(torch.arange(7 * 12), 31, seed=0).tolist()
+
+
+def test_pixels_labels_keys_and_layout() -> None:
+    (batch,) = take(Loader(Numbers(10), image_size=4, batch_size=5), 1)
+    assert batch.image_B3HW.shape == (5, 3, 4, 4)
+    assert batch.image_B3HW.dtype == torch.uint8
+    assert batch.image_B3HW.is_contiguous(memory_format=torch.channels_last)
+    assert batch.label_B.dtype == batch.key_B.dtype == torch.int64
+    assert (batch.image_B3HW == batch.label_B[:, None, None, None]).all()
+    assert batch.epoch == 0.5
+
+
+def noise(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+    return image ^ rng.integers(0, 256, image.shape, np.uint8)
+
+
+def test_resume_by_position_is_exact_for_any_number_of_ranks_and_threads() -> None:
+    whole = take(Loader(Numbers(50), image_size=4, batch_size=6, augment=noise, num_workers=1), 20)
+    with Loader(Numbers(50), image_size=4, batch_size=6, augment=noise, num_workers=3) as loader:
+        for _ in range(9):
+            next(loader)
+        position = loader.position
+    assert position == 54
+    rest = [
+        take(
+            Loader(
+                Numbers(50),
+                image_size=4,
+                batch_size=3,
+                augment=noise,
+                position=position,
+                rank=rank,
+                world_size=2,
+            ),
+            11,
+        )
+        for rank in range(2)
+    ]
+    for expected, left, right in zip(whole[9:], *rest, strict=True):
+        assert torch.equal(expected.image_B3HW, torch.cat((left.image_B3HW, right.image_B3HW)))
+        assert torch.equal(expected.label_B, torch.cat((left.label_B, right.label_B)))
+        assert expected.position == left.position
+        assert expected.epoch == right.epoch
+
+
+def test_augmentation_differs_between_epochs_and_seeds() -> None:
+    def images(seed: int) -> set[bytes]:
+        batches = take(Loader(Numbers(5), image_size=4, batch_size=5, augment=noise, seed=seed), 4)
+        return {image.numpy().tobytes() for batch in batches for image in batch.image_B3HW}
+
+    assert len(images(0) | images(1)) == 40
+
+
+def test_mirror_swaps_half() -> None:
+    image = np.arange(12, dtype=np.uint8).reshape(1, 4, 3)
+    results = [mirror(image, np.random.default_rng(i)) for i in range(400)]
+    mirrored = sum(np.array_equal(result, image[:, ::-1]) for result in results)
+    assert mirrored + sum(np.array_equal(result, image) for result in results) == 400
+    assert 150 < mirrored < 250
+
+
+def test_bad_records_are_named_and_replaced_alike_everywhere(caplog: pytest.LogCaptureFixture) -> None:
+    source = Numbers(20, bad=(3, 11, 12))
+    with caplog.at_level(logging.WARNING):
+        one = take(Loader(source, image_size=4, batch_size=8, num_workers=3), 10)
+    named = [record.message for record in caplog.records if "sample 11 is damaged" in record.message]
+    assert named == [named[0]]  # once, however often it comes by
+    assert not set(keys(one)) & set(source.bad)
+    order = sample_order(torch.arange(80), 20, seed=0).tolist()
+    assert all(got == meant for got, meant in zip(keys(one), order, strict=True) if meant not in source.bad)
+    halves = [
+        take(Loader(source, image_size=4, batch_size=4, rank=rank, world_size=2), 10) for rank in range(2)
+    ]
+    assert keys(one) == [key for step in zip(*halves, strict=True) for key in keys(list(step))]
+
+
+def test_too_many_bad_records() -> None:
+    loader = Loader(Numbers(20, bad=(3, 11, 12)), image_size=4, batch_size=20, max_bad_records=2)
+    with pytest.raises(
+        ValueError, match=r"(?s)3 bad records on rank 0, at most 2 .*sample (3|11|12) is damaged"
+    ):
+        next(loader)
+    with pytest.raises(ValueError, match="4 bad records"):
+        next(Loader(Numbers(4, bad=(0, 1, 2, 3)), image_size=4, batch_size=1))
+
+
+def test_damaged_jpeg_in_a_record_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with RecordWriter(tmp_path / "train.rec") as writer:
+        for key in range(6):
+            writer.write(key, pack(key, b"rubbish" if key == 4 else jpeg(key * 40, 9 + key)))
+    loader = Loader(RecordSource(tmp_path), image_size=9, batch_size=6)
+    with caplog.at_level(logging.WARNING):
+        (batch,) = take(loader, 1)
+    assert loader.num_bad_records == 1
+    assert "train.rec, key 4: no image that OpenCV can read: 7 bytes" in caplog.text
+    assert (batch.image_B3HW[:, 0, 4, 4] == batch.label_B * 40).all()
+
+
+def test_other_errors_reach_the_consumer_and_end_the_threads() -> None:
+    loader = Loader(Numbers(20, bad=(3,), error=OSError), image_size=4, batch_size=20)
+    with pytest.raises(OSError, match="sample 3 is damaged"):
+        next(loader)
+    assert not loader_threads()
+    with pytest.raises(RuntimeError, match="closed"):
+        next(loader)
+
+
+def loader_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
+
+
+def test_close_waits_for_one_image_not_for_the_batches() -> None:
+    started = threading.Event()
+    images = []
+
+    def slow(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+        images.append(1)
+        started.set()
+        time.sleep(0.01)
+        return image
+
+    loader = Loader(Numbers(1000), image_size=4, batch_size=1000, augment=slow, num_workers=2)
+
+    def consume() -> None:
+        with pytest.raises(RuntimeError, match="closed"):
+            next(loader)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    assert started.wait(5)
+    loader.close()
+    consumer.join(5)
+    assert not loader_threads()
+    assert len(images) < 100
+    loader.close()  # twice is fine
+
+
+def test_augmentation_of_the_wrong_type_or_shape_is_an_error() -> None:
+    with pytest.raises(TypeError, match="float"):
+        next(Loader(Numbers(5), image_size=4, batch_size=1, augment=lambda image, rng: image / 255))
+    with pytest.raises(ValueError, match="broadcast"):
+        next(Loader(Numbers(5), image_size=4, batch_size=1, augment=lambda image, rng: image[1:]))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"batch_size": 0}, {"num_workers": 0}, {"rank": 2, "world_size": 2}, {"rank": -1}]
+)
+def test_wrong_arguments(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        Loader(Numbers(5), image_size=4, **({"batch_size": 1} | wrong))  # type: ignore[arg-type]

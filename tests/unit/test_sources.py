@@ -1,0 +1,226 @@
+"""What the readers of .rec folders, image folders and lists make of good and bad input."""
+
+import logging
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from partial_fc.data import BadRecord, ImageFolder, RecordSource, Synthetic, open_source
+from partial_fc.data.decode import decode, fit
+from partial_fc.data.record_source import _image_keys
+from partial_fc.data.recordio import RecordWriter, pack
+
+
+def jpeg(value: int, size: int = 8) -> bytes:
+    return cv2.imencode(".jpg", np.full((size, size, 3), value, np.uint8))[1].tobytes()
+
+
+def insightface_records(counts: list[int]) -> dict[int, bytes]:
+    """Key -> record in the layout of InsightFace, one identity per count."""
+    records = {}
+    end = [1, *np.cumsum([1, *counts[:-1]]).tolist()]
+    starts = np.cumsum([1, *counts]).tolist()
+    for label, count in enumerate(counts):
+        for key in range(starts[label], starts[label] + count):
+            records[key] = pack([label, 1.0], jpeg(key))
+    first = starts[-1]
+    records[0] = pack([first, first + len(counts)], b"")
+    for label in range(len(counts)):
+        records[first + label] = pack([starts[label], starts[label + 1]], b"")
+    assert end[0] == 1
+    return records
+
+
+def write(folder: Path, records: dict[int, bytes]) -> Path:
+    folder.mkdir(exist_ok=True)
+    with RecordWriter(folder / "train.rec") as writer:
+        for key, record in records.items():
+            writer.write(key, record)
+    return folder
+
+
+@pytest.mark.parametrize("hole", [None, 3])
+def test_insightface_layout_as_mxnet_writes_it(tmp_path: Path, hole: int | None) -> None:
+    mx = pytest.importorskip("mxnet")
+    writer = mx.recordio.MXIndexedRecordIO(str(tmp_path / "train.idx"), str(tmp_path / "train.rec"), "w")
+    images = {1: 0, 2: 0, 3: 1, 4: 2, 5: 2, 6: 2}
+    for key, label in images.items():
+        if key != hole:  # InsightFace's packer leaves out what it cannot read
+            writer.write_idx(key, mx.recordio.pack(mx.recordio.IRHeader(0, [label, 1], key, 0), jpeg(key)))
+    writer.write_idx(0, mx.recordio.pack(mx.recordio.IRHeader(2, [7, 10], 0, 0), b""))
+    for key, ends in {7: [1, 3], 8: [3, 4], 9: [4, 7]}.items():
+        writer.write_idx(key, mx.recordio.pack(mx.recordio.IRHeader(2, ends, key, 0), b""))
+    writer.close()
+
+    source = open_source(tmp_path)
+    expected = {key: label for key, label in images.items() if key != hole}
+    samples = [source.read(i) for i in range(len(source))]
+    assert {sample.key: sample.label for sample in samples} == expected
+    assert source.num_classes == 3
+    assert source.labels().tolist() == list(expected.values())
+    for sample in samples:
+        assert isinstance(sample.image, bytes)
+        assert decode(sample.image)[0, 0, 0] == sample.key
+
+
+def test_im2rec_layout_as_mxnet_writes_it(tmp_path: Path) -> None:
+    mx = pytest.importorskip("mxnet")
+    writer = mx.recordio.MXIndexedRecordIO(str(tmp_path / "train.idx"), str(tmp_path / "train.rec"), "w")
+    for key in (2, 0, 1):  # im2rec shuffles
+        writer.write_idx(
+            key, mx.recordio.pack_img(mx.recordio.IRHeader(0, key * 5, key, 0), np.zeros((9, 9, 3), np.uint8))
+        )
+    writer.close()
+    source = RecordSource(tmp_path)
+    assert [source.read(i)[1:] for i in range(3)] == [(0, 0), (5, 1), (10, 2)]
+    assert (len(source), source.num_classes) == (3, 11)
+    (tmp_path / "property").write_text("20,9,9\n")
+    assert RecordSource(tmp_path).num_classes == 20
+    assert RecordSource(tmp_path / "train.rec", num_classes=30).num_classes == 30
+
+
+def test_im2rec_with_several_labels_has_an_image_under_key_0(tmp_path: Path) -> None:
+    source = RecordSource(write(tmp_path, {key: pack([key, 9.0], jpeg(key)) for key in range(4)}))
+    assert source.labels().tolist() == [0, 1, 2, 3]
+
+
+class BigSet:
+    """The records of a set with more images than float32 can count, made up when asked for."""
+
+    rec_path, idx_path = Path("big.rec"), Path("big.idx")
+
+    def __init__(self, num_images: int, num_identities: int) -> None:
+        self.first = num_images + 1
+        self.keys = range(self.first + num_identities)
+
+    def read(self, key: int) -> bytes:
+        if key == 0:
+            return pack([self.first, len(self.keys)], b"")
+        return pack([0.0, 1.0], b"image") if key < self.first else pack([0.0, float(self.first)], b"")
+
+
+@pytest.mark.parametrize(
+    "num_images", [2**24 - 2, 2**24, 2**24 + 1, 17_091_657, 17_091_658, 2**25 + 1, 42_474_557]
+)
+def test_first_identity_beyond_float32(num_images: int) -> None:
+    keys, num_identities = _image_keys(BigSet(num_images, 360_232))  # type: ignore[arg-type]
+    assert keys == range(1, num_images + 1)
+    assert num_identities == 360_232
+
+
+def test_wrong_identity_headers(tmp_path: Path) -> None:
+    records = insightface_records([2, 1, 3])
+    write(tmp_path, {key: record for key, record in records.items() if key != 9})
+    with pytest.raises(ValueError, match=r"key 0: header \[7.0, 10.0\], but .* ends with key 8"):
+        RecordSource(tmp_path)
+    write(tmp_path, records | {9: pack([4, 8], b"")})
+    with pytest.raises(ValueError, match=r"key 9: got \[4.0, 8.0\]"):
+        RecordSource(tmp_path)
+    write(tmp_path, records | {0: pack([6, 10], b""), 9: pack([4, 6], b"")})
+    with pytest.raises(ValueError, match="identity records start at 6"):
+        RecordSource(tmp_path)
+
+
+def test_property_that_disagrees_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, insightface_records([2, 1, 3]))
+    (tmp_path / "property").write_text("4,112,112")
+    with caplog.at_level(logging.WARNING):
+        assert RecordSource(tmp_path).num_classes == 4
+    assert "says 4 classes" in caplog.text
+    assert "holds 3 identity records" in caplog.text
+    (tmp_path / "property").write_text("many")
+    with pytest.raises(ValueError, match="expected `num_classes,height,width`, got 'many'"):
+        RecordSource(tmp_path)
+
+
+def test_bad_labels_and_empty_images_name_the_key(tmp_path: Path) -> None:
+    nan = float("nan")
+    source = RecordSource(
+        write(tmp_path, {1: pack(0, b""), 2: pack(1.5, b"x"), 3: pack(nan, b"x"), 4: b"short"}), num_classes=2
+    )
+    for index, message in enumerate(["label but no image", "label 1.5", "label nan", "label header cut off"]):
+        with pytest.raises(BadRecord, match=f"train.rec, key {index + 1}.*{message}"):
+            source.read(index)
+
+
+def test_folder_and_lists_agree(tmp_path: Path) -> None:
+    files = {"b/2.JPG": 1, "b/10.jpg": 1, "a a/x y.png": 0, "c/1.jpeg": 2}
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(jpeg(3))
+    (tmp_path / "b" / "notes.txt").write_text("not an image")
+    (tmp_path / "empty").mkdir()
+    folder = open_source(tmp_path)
+    assert isinstance(folder, ImageFolder)
+    assert folder.names == ["a a/x y.png", "b/10.jpg", "b/2.JPG", "c/1.jpeg"]
+    assert folder.labels().tolist() == [0, 1, 1, 2]
+    assert folder.num_classes == 4  # a class without images is still a class
+
+    (tmp_path / "list.txt").write_text("".join(f"{name} {label}\n" for name, label in files.items()))
+    lst = "".join(f"{i}\t{label}.000\t{name}\n" for i, (name, label) in enumerate(files.items()))
+    (tmp_path / "list.lst").write_text(lst)
+    for name in ("list.txt", "list.lst"):
+        listed = open_source(tmp_path / name)
+        assert [listed.read(i).label for i in range(4)] == list(files.values())
+        assert listed.where(2) == str(tmp_path / "a a/x y.png")
+        assert listed.num_classes == 3
+
+    (tmp_path / "c/1.jpeg").unlink()
+    with pytest.raises(BadRecord, match=r"c/1.jpeg: not found"):
+        folder.read(3)
+
+
+@pytest.mark.parametrize("line", ["a.jpg", "a.jpg x", "a.jpg -1", "a.jpg 0.5", "7"])
+def test_bad_list_line(tmp_path: Path, line: str) -> None:
+    (tmp_path / "list.txt").write_text(f"b.jpg 0\n{line}\n")
+    with pytest.raises(ValueError, match="line 2: expected `path label`"):
+        open_source(tmp_path / "list.txt")
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not found"):
+        open_source(tmp_path / "no")
+    with pytest.raises(ValueError, match="0 sub-folders"):
+        open_source(tmp_path)
+
+
+def test_synthetic_has_every_class_and_no_memory() -> None:
+    source = Synthetic(num_classes=7, image_size=5, num_samples=20)
+    assert np.bincount(source.labels()).tolist() == [3, 3, 3, 3, 3, 3, 2]
+    assert [source.read(i).label for i in range(20)] == source.labels().tolist()
+    assert len(Synthetic(100_000_000)) == 100_000_000
+
+
+def test_decode_gives_rgb_and_expands_grey() -> None:
+    colour = np.zeros((4, 6, 3), np.uint8)
+    colour[..., 0] = 200  # OpenCV writes BGR: blue
+    assert decode(cv2.imencode(".png", colour)[1].tobytes())[0, 0].tolist() == [0, 0, 200]
+    grey = decode(cv2.imencode(".png", np.full((4, 6), 77, np.uint8))[1].tobytes())
+    assert grey.shape == (4, 6, 3)
+    assert (grey == 77).all()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "0 bytes"), (b"no image at all", "starting 6e 6f 20 69"), (jpeg(5, 64)[:-2], "no end marker")],
+)
+def test_what_is_no_image(content: bytes, message: str) -> None:
+    with pytest.raises(BadRecord, match=message):
+        decode(content)
+
+
+@pytest.mark.parametrize(("height", "width"), [(7, 7), (8, 7), (14, 7), (7, 23), (3, 5), (100, 61), (1, 1)])
+def test_fit_gives_the_middle_square(height: int, width: int) -> None:
+    image = np.zeros((height, width, 3), np.uint8)
+    image[:, width // 2 :] = 255
+    out = fit(image, 7)
+    assert out.shape == (7, 7, 3)
+    if width > 1:  # the edge in the middle stays in the middle
+        assert abs(out[..., 0].mean(axis=0).mean() / 255 - 0.5) < 0.15
+
+
+def test_fit_keeps_an_image_that_fits() -> None:
+    image = np.zeros((7, 7, 3), np.uint8)
+    assert fit(image, 7) is image
