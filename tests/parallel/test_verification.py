@@ -1,13 +1,12 @@
 """Verification over real ranks equals one process that does all of it."""
 
-import pickle
-
 import cv2
 import numpy as np
 import pytest
 import torch
 
 from partial_fc.comm import SingleWorld
+from partial_fc.data.pairs import write_pairs
 from partial_fc.evaluate import Verification
 
 SIZE = 16
@@ -27,7 +26,7 @@ def pairs_file(tmp_path):
             for image in (first, second)
         ]
     path = tmp_path / "unseen.bin"
-    path.write_bytes(pickle.dumps((encoded, same.tolist())))
+    write_pairs(path, encoded, same.tolist())
     return path
 
 

@@ -1,7 +1,6 @@
 """Against slow, direct versions of the published protocol, and for several ranks against one."""
 
 import math
-import pickle
 from threading import Barrier, Thread
 
 import cv2
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from partial_fc.comm import SingleWorld
+from partial_fc.data.pairs import read_pairs, write_pairs
 from partial_fc.evaluate import Roc, Verification, plot
 from partial_fc.evaluate.verification import fold_accuracy, wilson_interval
 
@@ -75,7 +75,7 @@ def make_set(path, num_pairs, seed=0):
             image = image.clip(0, 255).astype(np.uint8)
             images.append(image)
             encoded.append(cv2.imencode(".png", image[:, :, ::-1])[1].tobytes())
-    path.write_bytes(pickle.dumps((encoded, same.tolist())))
+    write_pairs(path, encoded, same.tolist())
     return images, same
 
 
@@ -258,9 +258,9 @@ def test_bad_embedding_is_an_error_on_every_rank(tmp_path, embed, bad):
 
 def test_broken_image_is_an_error_on_every_rank(tmp_path, embed):
     make_set(tmp_path / "set.bin", 30)
-    encoded, same = pickle.loads((tmp_path / "set.bin").read_bytes())
+    encoded, same = read_pairs(tmp_path / "set.bin")
     encoded[2 * 11] = b"no image"
-    (tmp_path / "set.bin").write_bytes(pickle.dumps((encoded, same)))
+    write_pairs(tmp_path / "set.bin", encoded, same.tolist())
     for error in run_on_ranks(3, tmp_path / "set.bin", 8, embed):
         assert isinstance(error, ValueError)
         assert "set.bin: pair 11 of 30 (1 bad in all): image 22 cannot be decoded" in str(error)
@@ -274,8 +274,8 @@ def test_too_few_pairs(tmp_path):
 
 def test_one_kind_only(tmp_path):
     make_set(tmp_path / "set.bin", 20)
-    encoded, same = pickle.loads((tmp_path / "set.bin").read_bytes())
-    (tmp_path / "set.bin").write_bytes(pickle.dumps((encoded, [True] * len(same))))
+    encoded, same = read_pairs(tmp_path / "set.bin")
+    write_pairs(tmp_path / "set.bin", encoded, [True] * len(same))
     with pytest.raises(ValueError, match=r"set\.bin: all 20 pairs are of one kind"):
         Verification(tmp_path / "set.bin", SIZE, 8)
 
