@@ -187,6 +187,7 @@ _RENAMED: dict[str, tuple[str, type]] = {
     "batch_size": ("batch_size", int),
     "num_epoch": ("epochs", int),
     "seed": ("seed", int),
+    "num_workers": ("num_workers", int),  # there processes, here threads; both decode
     "verbose": ("verbose", int),
     "frequent": ("frequent", int),
 }
@@ -216,7 +217,6 @@ _REFUSED = {
 _WITHOUT_MEANING = {
     "dali": (False, "DALI is not used; OpenCV threads decode the records"),
     "save_all_states": (True, "checkpoints always hold all states"),
-    "num_workers": (None, "decoding runs in threads, whose number is a flag of its own"),
     "using_wandb": (False, "Weights & Biases is not used; curves go to TensorBoard"),
 }
 # Read by arcface_torch only where using_wandb is on. Their values, among them a key, are never printed.
@@ -301,6 +301,11 @@ def _margins(margins: list[Any] | tuple[Any, ...], notes: list[str]) -> dict[str
     if len(margins) != 3 or not all(isinstance(margin, int | float) for margin in margins):
         raise ValueError(f"config.margin_list = {margins!r}; expected three numbers (m1, m2, m3)")
     m1, m2, m3 = (float(margin) for margin in margins)
+    if (m1, m3) == (1.0, 0.0) and m2 > 0:
+        notes.append(
+            f"config.margin_list = {margins!r}: the margin is differentiated here; arcface_torch leaves "
+            "its slope out, which is --loss arcface-straight-through"
+        )
     if (m1, m2, m3) == (1.0, 0.5, 0.0):
         return {"loss": "arcface", "scale": 64.0}
     if (m1, m2, m3) == (1.0, 0.0, 0.4):

@@ -104,7 +104,7 @@ PRESETS: dict[str, Preset] = {
     "3000w": _synthetic(30_000_000),
     "10000w": _synthetic(100_000_000),
     # Any number of classes, by --num-classes.
-    "synthetic": Preset(num_classes=None, synthetic=True),
+    "synthetic": Preset(num_classes=None, lr_scheduler="polynomial", synthetic=True),
 }
 
 

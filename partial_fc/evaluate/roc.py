@@ -24,9 +24,10 @@ class Roc:
     threshold: np.ndarray  # (K + 1,) float64: squared distance; -inf at point 0
     num_genuine: int
     num_impostors: int
+    accuracy: float  # of the same pairs, for the legend; how it was found is the caller's affair
 
     @classmethod
-    def from_distances(cls, distance_N: np.ndarray, same_N: np.ndarray) -> "Roc":
+    def from_distances(cls, distance_N: np.ndarray, same_N: np.ndarray, accuracy: float) -> "Roc":
         """distance_N: finite. same_N: bool, True for a genuine pair; both kinds must occur (ValueError)."""
         num_genuine = int(same_N.sum())
         num_impostors = len(same_N) - num_genuine
@@ -46,6 +47,7 @@ class Roc:
             threshold=np.append(-np.inf, distance_N[last]),
             num_genuine=num_genuine,
             num_impostors=num_impostors,
+            accuracy=accuracy,
         )
 
     def tar_at(self, far: float) -> float:
@@ -64,8 +66,8 @@ class Roc:
         return float(self.tar[np.searchsorted(self.far, 0.0, side="right") - 1])
 
 
-def plot(curves: Mapping[str, Roc], path: Path, accuracy: Mapping[str, float] | None = None) -> None:
-    """Draws the ROCs of several sets, by name, into one PNG, with their accuracies in the legend where given.
+def plot(curves: Mapping[str, Roc], path: Path) -> None:
+    """Draws the ROCs of several sets, by name, into one PNG, with their accuracies in the legend.
 
     A curve starts at FAR = 1 / num_impostors, the smallest that its set can measure.
     """
@@ -84,9 +86,7 @@ def plot(curves: Mapping[str, Roc], path: Path, accuracy: Mapping[str, float] | 
         first_far = 1 / roc.num_impostors
         far = np.append(first_far, roc.far[roc.far > first_far])
         tar = np.append(roc.tar_at(first_far), roc.tar[roc.far > first_far])
-        label = f"{name}, {roc.num_genuine + roc.num_impostors:,} pairs"
-        if accuracy and name in accuracy:
-            label += f": accuracy {accuracy[name]:.2%}"
+        label = f"{name}, {roc.num_genuine + roc.num_impostors:,} pairs: accuracy {roc.accuracy:.2%}"
         axes.plot(far, tar, drawstyle="steps-post", label=label)
     lowest_tar = min(roc.tar_at(1 / roc.num_impostors) for roc in curves.values())
     axes.set(

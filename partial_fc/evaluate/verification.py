@@ -85,7 +85,7 @@ class Verification:
         self._check(distance_N)
 
         accuracy = fold_accuracy(distance_N, self.same_N)
-        self.roc = Roc.from_distances(distance_N, self.same_N)
+        self.roc = Roc.from_distances(distance_N, self.same_N, accuracy.mean)
         yield f"{self.name}/accuracy", accuracy.mean
         yield f"{self.name}/accuracy_std", accuracy.std
         yield f"{self.name}/accuracy_low", accuracy.low

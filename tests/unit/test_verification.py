@@ -150,7 +150,7 @@ def test_roc_is_exact(seed):
     rng = np.random.default_rng(seed)
     same = rng.random(150) < 0.5
     distances = np.round(rng.normal(np.where(same, 1.0, 1.5), 0.3).clip(0, 4), 2)  # many ties
-    roc = Roc.from_distances(distances, same)
+    roc = Roc.from_distances(distances, same, 0.5)
     assert len(roc.far) == len(np.unique(distances)) + 1
     for far, tar, threshold in zip(roc.far, roc.tar, roc.threshold, strict=True):
         accepted = distances <= threshold
@@ -165,7 +165,7 @@ def test_roc_is_exact(seed):
 def test_a_false_accept_rate_below_one_impostor_is_not_measured():
     same = np.arange(3000) < 1000  # 2,000 impostors
     distances = np.arange(3000) / 3000
-    roc = Roc.from_distances(distances, same)
+    roc = Roc.from_distances(distances, same, 0.5)
     assert roc.tar_at(1 / 2000) == 1.0
     assert math.isnan(roc.tar_at(1e-4))
     assert roc.tar_at_no_false_accept == 1.0
@@ -174,7 +174,7 @@ def test_a_false_accept_rate_below_one_impostor_is_not_measured():
 def test_far_at_exactly_one_impostor():
     same = np.array([False, *[True] * 4, *[False] * 999])
     distances = np.arange(1004) / 1004
-    roc = Roc.from_distances(distances, same)
+    roc = Roc.from_distances(distances, same, 0.5)
     assert roc.tar_at(1e-3) == 1.0  # one of 1,000 impostors may be accepted
     assert roc.tar_at_no_false_accept == 0.0
 
@@ -182,7 +182,7 @@ def test_far_at_exactly_one_impostor():
 @pytest.mark.parametrize("kind", [True, False])
 def test_roc_needs_both_kinds(kind):
     with pytest.raises(ValueError, match="genuine and impostor"):
-        Roc.from_distances(np.linspace(0, 1, 5), np.full(5, kind))
+        Roc.from_distances(np.linspace(0, 1, 5), np.full(5, kind), 0.5)
 
 
 def test_wilson_interval():
@@ -211,6 +211,7 @@ def test_equals_the_description(tmp_path, embed, num_pairs, batch_size, flip):
     assert result["unseen/tar@far=0"] == slow_tar_at(distances, same, 0.0)
     assert math.isnan(result["unseen/tar@far=1e-3"])  # fewer than 1,000 impostors
     assert math.isnan(result["unseen/tar@far=1e-4"])
+    assert verification.roc.accuracy == result["unseen/accuracy"]
     assert verification.roc.tar_at(0.2) == slow_tar_at(distances, same, 0.2)
     assert 0.5 < mean < 1.0  # the set is neither hopeless nor trivial, so that mistakes would show
 
@@ -296,11 +297,11 @@ def test_plot_draws_every_curve(tmp_path):
     rng = np.random.default_rng(0)
     same = np.arange(2000) % 2 == 0
     curves = {
-        name: Roc.from_distances(rng.normal(np.where(same, 1.0, gap), 0.2), same)
+        name: Roc.from_distances(rng.normal(np.where(same, 1.0, gap), 0.2), same, 0.975)
         for name, gap in [("unseen", 1.8), ("lookalike", 1.4)]
     }
-    plot(curves, tmp_path / "both.png", {"unseen": 0.975})
-    plot({"unseen": curves["unseen"]}, tmp_path / "one.png", {"unseen": 0.975})
+    plot(curves, tmp_path / "both.png")
+    plot({"unseen": curves["unseen"]}, tmp_path / "one.png")
     both, one = (cv2.imread(str(tmp_path / name)) for name in ("both.png", "one.png"))
     assert both.shape == one.shape
     assert (both == BLUE).all(2).sum() > 200
@@ -310,7 +311,7 @@ def test_plot_draws_every_curve(tmp_path):
 
 def test_plot_of_perfect_separation(tmp_path):
     same = np.arange(20) < 10
-    plot({"easy": Roc.from_distances(np.where(same, 0.1, 2.0), same)}, tmp_path / "easy.png")
+    plot({"easy": Roc.from_distances(np.where(same, 0.1, 2.0), same, 1.0)}, tmp_path / "easy.png")
     # No FAR lies between 0 and 1, yet the line along the top must be there.
     assert (cv2.imread(str(tmp_path / "easy.png")) == BLUE).all(2).sum() > 500
 
