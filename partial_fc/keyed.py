@@ -30,11 +30,19 @@ def fold(*parts: int) -> int:
     key = 0x9E3779B9
     for part in parts:
         while True:
-            key = int(mix(torch.tensor(key ^ (part & _MASK), dtype=torch.int64) + 0x9E3779B9))
+            key = _mix_int((key ^ (part & _MASK)) + 0x9E3779B9)
             part >>= 32
             if part in (0, -1):
                 break
     return key
+
+
+def _mix_int(x: int) -> int:
+    """`mix` of one number: tensors would take a hundred times as long."""
+    x &= _MASK
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & _MASK
+    return x ^ (x >> 16)
 
 
 def permute(position: Tensor, size: int, key: int | Tensor) -> Tensor:

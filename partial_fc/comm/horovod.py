@@ -1,7 +1,7 @@
 """Collectives over Horovod (Gloo, MPI or NCCL, as it was built and launched).
 
 Horovod matches collectives by name, in whatever order ranks hand them in, and averages unless told otherwise.
-Its own differentiable functions are not used: their backward averages again (see optim/gradient_sync.py for who divides).
+Its own differentiable functions are not used: their backward averages again (who divides: optim/gradient_sync.py).
 """
 
 from collections.abc import Callable, Sequence

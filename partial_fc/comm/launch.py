@@ -34,7 +34,11 @@ _LAUNCHERS = {
         ),
         (),
     ),
-    "mpirun (MPICH, Intel MPI)": ("horovod", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), ()),
+    "mpirun (MPICH, Intel MPI)": (
+        "horovod",
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        (),
+    ),
     "torchrun": (
         "torch",
         ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),

@@ -88,9 +88,14 @@ class World(ABC):
     def start_all_reduce(self, t: Tensor, op: Op = "sum", *, name: str, in_place: bool = False) -> Pending:
         """`all_reduce`, in the background. in_place: the result is written over t, which is contiguous."""
         if t.dtype not in _REDUCIBLE:
-            raise ValueError(f"{name}: {t.dtype} is not summed by every backend; convert to float32 or int64 first")
+            raise ValueError(
+                f"{name}: {t.dtype} is not summed by every backend; convert to float32 or int64 first"
+            )
         self._count(name, t)
-        return Pending(self, self._all_reduce(t if in_place else t.clone(memory_format=torch.contiguous_format), op, name))
+        return Pending(
+            self,
+            self._all_reduce(t if in_place else t.clone(memory_format=torch.contiguous_format), op, name),
+        )
 
     def start_all_gather(self, t: Tensor, *, name: str) -> Pending:
         """`all_gather`, in the background."""

@@ -63,7 +63,9 @@ class PartialFC:
         self.num_steps = 0  # counts `step`; with the seed it decides the negatives
         self._centre_LD = initial_centres(self.shard, embedding_size, seed).to(device)
         self._row_state = self.optimizer.state(self._centre_LD)
-        self._gradient: list[tuple[Tensor | None, Tensor]] = []  # (rows, gradient) of each backward since `step`
+        self._gradient: list[
+            tuple[Tensor | None, Tensor]
+        ] = []  # (rows, gradient) of each backward since `step`
 
     @property
     def centres(self) -> Tensor:
@@ -73,7 +75,11 @@ class PartialFC:
     def __call__(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
         """feat_BD: floating; label_B: int64 class numbers. Raises ValueError, on all ranks alike, for a label outside
         of [0, num_classes)."""
-        if feat_BD.dim() != 2 or feat_BD.shape[1] != self.embedding_size or label_B.shape != feat_BD.shape[:1]:
+        if (
+            feat_BD.dim() != 2
+            or feat_BD.shape[1] != self.embedding_size
+            or label_B.shape != feat_BD.shape[:1]
+        ):
             raise ValueError(
                 f"{self.world}: features {tuple(feat_BD.shape)} with labels {tuple(label_B.shape)}; "
                 f"expected (B, {self.embedding_size}) and (B,)"
@@ -107,7 +113,9 @@ class PartialFC:
         """Takes over what `row_state` gave, for this rank's class range."""
         mine = self.row_state()
         if rows.keys() != mine.keys():
-            raise ValueError(f"{self.world}: row state {sorted(rows)}; expected {sorted(mine)} for this optimiser")
+            raise ValueError(
+                f"{self.world}: row state {sorted(rows)}; expected {sorted(mine)} for this optimiser"
+            )
         for name, tensor in mine.items():
             if rows[name].shape != tensor.shape:
                 raise ValueError(
@@ -127,7 +135,9 @@ class PartialFC:
         if any(row_S is None for row_S, _ in parts):
             self._gradient = [(None, torch.stack([grad for _, grad in parts]).sum(dim=0))]
             return
-        rows, place = torch.unique(torch.cat([row for row, _ in parts if row is not None]), return_inverse=True)
+        rows, place = torch.unique(
+            torch.cat([row for row, _ in parts if row is not None]), return_inverse=True
+        )
         total = torch.zeros(len(rows), self.embedding_size, device=rows.device)
         self._gradient = [(rows, total.index_add_(0, place, torch.cat([grad for _, grad in parts])))]
 
@@ -144,7 +154,9 @@ def initial_centres(shard: Shard, embedding_size: int, seed: int) -> Tensor:
     """N(0, 0.01) rows for the classes of a shard: float32 (L, D), a function of (seed, class number) alone."""
     key = keyed.fold(seed, *b"centres")
     centre_LD = torch.empty(len(shard), embedding_size)
-    for begin in range(0, len(shard), 4096):  # the integers behind the numbers take several times their memory
+    for begin in range(
+        0, len(shard), 4096
+    ):  # the integers behind the numbers take several times their memory
         end = min(begin + 4096, len(shard))
         centre_LD[begin:end] = keyed.normal(
             torch.arange(shard.start + begin, shard.start + end), embedding_size, key
@@ -196,7 +208,7 @@ class _Loss(torch.autograd.Function):
     """forward: all-gather, local log-sum-exp, one reduction; backward: local gradients, one reduce-scatter."""
 
     @staticmethod
-    def forward(ctx, feat_BD: Tensor, label_B: Tensor, head: PartialFC) -> Tensor:  # type: ignore[override]
+    def forward(ctx, feat_BD: Tensor, label_B: Tensor, head: PartialFC) -> Tensor:
         world, centre_LD, scale = head.world, head._centre_LD, head.margin.scale
         batch = _gather(feat_BD.detach(), label_B, world)
         _check_labels(batch, head.shard.num_classes)
@@ -223,7 +235,7 @@ class _Loss(torch.autograd.Function):
         return (total_G - own_logit_G).mean().float()
 
     @staticmethod
-    def backward(ctx, grad_loss: Tensor):  # type: ignore[override]
+    def backward(ctx, grad_loss: Tensor):
         head: PartialFC = ctx.head
         unit_GD, norm_G1, column_G, target_G, slope_G, total_G = ctx.saved_tensors
         grad_unit_GD, grad_centre_SD = softmax.gradients(

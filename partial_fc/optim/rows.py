@@ -32,6 +32,8 @@ class RowSGD:
             centre_LD.add_(momentum_LD, alpha=-lr)
             return
         centre_SD = centre_LD[row_S]
-        momentum_SD = momentum_LD[row_S].mul_(self.momentum).add_(grad_SD.add_(centre_SD, alpha=self.weight_decay))
+        momentum_SD = (
+            momentum_LD[row_S].mul_(self.momentum).add_(grad_SD.add_(centre_SD, alpha=self.weight_decay))
+        )
         momentum_LD[row_S] = momentum_SD
         centre_LD[row_S] = centre_SD.add_(momentum_SD, alpha=-lr)

@@ -1,0 +1,14 @@
+"""Checkpoints that any number of ranks can load.
+
+models_root/checkpoints/step-00001000/
+    backbone.safetensors             parameters and buffers; rank 0
+    optimizer.safetensors            the backbone optimiser's state by parameter name; rank 0
+    head-00000-of-00002.safetensors  class rows [start, stop) of one rank: centres, and one tensor per row state
+    manifest.json                    step, position in the data, class ranges, best scores, configuration, versions
+    COMPLETE                         written last; a folder without it does not count
+"""
+
+from partial_fc.checkpoint.read import Checkpoint, newest
+from partial_fc.checkpoint.write import save, save_model, write_json
+
+__all__ = ["Checkpoint", "newest", "save", "save_model", "write_json"]

@@ -1,0 +1,43 @@
+"""The backbone's optimiser: torch's own, with names for its state that outlive the order of its parameters."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Kind = Literal["sgd", "adamw"]
+
+
+def build(kind: Kind, module: nn.Module, momentum: float, weight_decay: float) -> torch.optim.Optimizer:
+    """Over all parameters that require a gradient. The learning rate is set before each step (`set_lr`)."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    if kind == "sgd":
+        return torch.optim.SGD(parameters, lr=0.0, momentum=momentum, weight_decay=weight_decay)
+    return torch.optim.AdamW(parameters, lr=0.0, weight_decay=weight_decay)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def named_state(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, Tensor]:
+    """'<parameter>/<state>' -> tensor, for a checkpoint."""
+    return {
+        f"{name}/{key}": value
+        for name, p in module.named_parameters()
+        for key, value in optimizer.state.get(p, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_named_state(optimizer: torch.optim.Optimizer, module: nn.Module, state: dict[str, Tensor]) -> None:
+    """Takes over what `named_state` gave. Raises ValueError for a parameter that this module does not have."""
+    parameters = dict(module.named_parameters())
+    for full_name, value in state.items():
+        name, _, key = full_name.rpartition("/")
+        if name not in parameters:
+            raise ValueError(f"optimiser state {full_name!r} belongs to no parameter of this network")
+        # AdamW counts its steps in a float on the host; moments live beside their parameter.
+        device = "cpu" if key == "step" else parameters[name].device
+        optimizer.state[parameters[name]][key] = value.to(device)

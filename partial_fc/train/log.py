@@ -1,0 +1,119 @@
+"""What a run says: lines for people, scalars for TensorBoard, a file for each rank."""
+
+import logging
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from partial_fc.comm import World
+
+_LINE = "%(asctime)s rank {rank} %(levelname).1s %(message)s"
+
+
+def open_files(models_root: Path, world: World) -> logging.Logger:
+    """Every rank logs to models_root/logs/rank-R.log, rank 0 to the terminal too; warnings of all ranks show there."""
+    folder = models_root / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    logger = logging.getLogger("partial_fc")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    for old in logger.handlers[:]:
+        logger.removeHandler(old)
+        old.close()
+    formatter = logging.Formatter(_LINE.format(rank=world.rank), "%Y-%m-%d %H:%M:%S")
+    to_file = logging.FileHandler(folder / f"rank-{world.rank:04d}.log")
+    to_terminal = _AboveBar(logging.INFO if world.rank == 0 else logging.WARNING)
+    for handler in (to_file, to_terminal):
+        handler.setFormatter(formatter)
+        logger.addHandler(handler)
+    return logger
+
+
+class _AboveBar(logging.Handler):
+    """Prints without tearing a progress bar apart."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            tqdm.write(self.format(record), file=sys.stdout)
+            sys.stdout.flush()
+        except OSError:
+            self.handleError(record)
+
+
+class Progress:
+    """One line every `frequent` steps, with rates since the line before; TensorBoard and a bar on rank 0."""
+
+    def __init__(
+        self,
+        logger: logging.Logger,
+        models_root: Path,
+        world: World,
+        frequent: int,
+        first_step: int,
+        total_steps: int,
+        global_batch: int,
+    ):
+        self._logger = logger
+        self._world = world
+        self._frequent = frequent
+        self._total_steps = total_steps
+        self._global_batch = global_batch
+        self._board = SummaryWriter(str(models_root / "tensorboard")) if world.rank == 0 else None
+        watched = world.rank == 0 and sys.stderr.isatty()
+        self._bar = tqdm(total=total_steps, initial=first_step, unit="step", disable=not watched)
+        self._warm = False  # the first interval holds the warming up of caches and threads
+        self._num_images = 0
+        self._seconds = 0.0
+        self._restart(first_step)
+
+    @property
+    def images_per_s(self) -> float:
+        """Of all ranks, over all reported intervals but the first."""
+        return self._num_images / self._seconds if self._seconds else 0.0
+
+    def due(self, step: int) -> bool:
+        return step % self._frequent == 0 or step == self._total_steps
+
+    def report(self, step: int, epoch: float, loss: float, lr: float, shares: dict[str, float]) -> None:
+        """After update number `step` (counted from 1)."""
+        seconds = time.perf_counter() - self._last_time - self._paused
+        steps = step - self._last_step
+        rate = steps * self._global_batch / seconds
+        if self._warm or step == self._total_steps:
+            self._num_images += steps * self._global_batch
+            self._seconds += seconds
+        self._warm = True
+        left = timedelta(seconds=round((self._total_steps - step) * seconds / steps))
+        spent = ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
+        self._logger.info(
+            f"step {step}/{self._total_steps} epoch {epoch:.2f} loss {loss:.4f} lr {lr:.4g} | "
+            f"{rate:.0f} images/s, {rate / self._world.size:.0f} per rank | {spent} | {left} left"
+        )
+        self.scalars(
+            step, {"train/loss": loss, "train/lr": lr, "train/epoch": epoch, "speed/images_per_s": rate}
+        )
+        self.scalars(step, {f"time/{part}": share for part, share in shares.items()})
+        self._bar.update(step - self._bar.n)
+        self._bar.set_postfix(loss=f"{loss:.3f}", lr=f"{lr:.3g}", images_per_s=f"{rate:.0f}")
+        self._restart(step)
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        if self._board:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+
+    def pause(self, seconds: float) -> None:
+        """Time that went into evaluation or a checkpoint: no part of the training speed."""
+        self._paused += seconds
+
+    def close(self) -> None:
+        self._bar.close()
+        if self._board:
+            self._board.close()
+
+    def _restart(self, step: int) -> None:
+        self._last_step, self._last_time, self._paused = step, time.perf_counter(), 0.0

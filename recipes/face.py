@@ -1,0 +1,304 @@
+"""Face recognition, and every other task with very many classes: a backbone, Partial FC, verification.
+
+    horovodrun -np 8 -H localhost:8 bash config.sh          what config.sh says, on the GPUs of this machine
+    python train.py face --dataset emore --rec DIR          one process, ArcFace/InsightFace records
+    python train.py face --dataset 100w --max-steps 200     a million classes, no data: how fast is this machine?
+
+Results: see the table in README.md.
+"""
+
+import dataclasses
+import json
+import math
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from partial_fc import __version__, checkpoint, comm, keyed, models
+from partial_fc.comm import World
+from partial_fc.data import Loader, Source, Synthetic, mirror, open_source
+from partial_fc.data.augment import glyph
+from partial_fc.evaluate import Verification
+from partial_fc.head import ArcFace, CombinedMargin, CosFace, Margin, PartialFC, Softmax
+from partial_fc.optim import backbone as backbone_optimizer
+from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
+from partial_fc.optim.rows import RowSGD
+from partial_fc.optim.schedule import Schedule, linear_scaling
+from partial_fc.train.log import open_files
+from partial_fc.train.loop import Job, Outcome, train
+from partial_fc.train.sync_batch_norm import convert
+from recipes.face_config import Config, parse
+
+
+def main(arguments: list[str]) -> None:
+    """Parse, put the parts together, train, write what came out."""
+    config, notes = parse(arguments)
+    device_type = _device_type(config)
+    world = comm.init(device_type)
+    device = _own_device(device_type, world)
+    logger = open_files(config.models_root, world)
+    versions = _versions()
+    logger.info(f"{world} on {device}; {json.dumps(versions)}")
+    logger.info(f"configuration {json.dumps(dataclasses.asdict(config), default=str)}")
+    for note in notes:
+        logger.info(f"note: {note}")
+    if config.deterministic:
+        torch.use_deterministic_algorithms(True)
+
+    # ---- data
+    source = _source(config)
+    num_classes = config.num_classes or source.num_classes
+    global_batch = config.batch_size * world.size
+    steps_per_epoch = len(source) / global_batch
+    total_steps = config.max_steps or math.ceil(config.epochs * steps_per_epoch)
+    logger.info(
+        f"{len(source)} images of {num_classes} classes; global batch {world.size} x {config.batch_size} = "
+        f"{global_batch}; {steps_per_epoch:.1f} steps an epoch, {total_steps} steps in all"
+    )
+    verifications = [
+        Verification(path, config.image_size, config.batch_size * 2, flip=config.mirror)
+        for path in _verification_paths(config)
+    ]
+
+    # ---- model
+    torch.manual_seed(keyed.fold(config.seed, *b"backbone"))
+    backbone = models.build(config.network, config.embedding_size, config.image_size, dropout=config.dropout)
+    if config.pretrained:
+        models.load_arcface_torch(backbone, config.pretrained)
+    backbone.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    broadcast_module(backbone, world)
+    if config.sync_bn:
+        backbone = convert(backbone, world)
+    head = PartialFC(
+        num_classes,
+        config.embedding_size,
+        _margin(config),
+        config.sample_rate,
+        world,
+        config.seed,
+        RowSGD(config.momentum, config.weight_decay),
+        device,
+    )
+    logger.info(
+        f"{config.network}: {sum(p.numel() for p in backbone.parameters()):,} parameters; this rank has centres "
+        f"{head.shard.start} to {head.shard.stop} of {num_classes}"
+    )
+
+    # ---- optimisation
+    optimizer = backbone_optimizer.build(config.optimizer, backbone, config.momentum, config.weight_decay)
+    sync = GradientSync(backbone, world)
+    schedule = _schedule(config, global_batch, steps_per_epoch, total_steps, logger)
+
+    # ---- start: a given checkpoint, else the newest of this run, else --pretrained, else from scratch
+    step, position, best = _resume(config, backbone, optimizer, head, total_steps, logger)
+
+    with Loader(
+        source,
+        image_size=config.image_size,
+        batch_size=config.batch_size,
+        rank=world.rank,
+        world_size=world.size,
+        seed=config.seed,
+        position=position,
+        augment=_augment(config),
+        num_workers=config.num_workers,
+        max_bad_records=config.max_bad_records,
+        pin_memory=device.type == "cuda",
+    ) as loader:
+        job = Job(
+            world=world,
+            device=device,
+            seed=config.seed,
+            loader=loader,
+            backbone=backbone,
+            head=head,
+            optimizer=optimizer,
+            sync=sync,
+            schedule=schedule,
+            autocast=config.precision == "bf16",
+            clip=config.clip,
+            models_root=config.models_root,
+            logger=logger,
+            verifications=verifications,
+            verbose=config.verbose,
+            frequent=config.frequent,
+            checkpoint_every=config.checkpoint_every,
+            keep_checkpoints=config.keep_checkpoints,
+            configuration=dataclasses.asdict(config),
+            step=step,
+            position=position,
+            best=best,
+        )
+        outcome = train(job)
+    if world.rank == 0:
+        _write_results(config, job, outcome, num_classes, versions)
+    world.barrier(name="end")
+    logger.info(f"Training is over! {config.models_root / 'result.json'}")
+    world.close()
+
+
+def _device_type(config: Config) -> Literal["cpu", "cuda"]:
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise ValueError("--device cuda: torch finds no GPU here (see `nvidia-smi`, and torch's CUDA build)")
+    return "cuda" if available and config.device != "cpu" else "cpu"
+
+
+def _own_device(device_type: str, world: World) -> torch.device:
+    if device_type == "cpu":
+        return torch.device("cpu")
+    if world.local_rank >= torch.cuda.device_count():
+        raise ValueError(
+            f"{world}: local rank {world.local_rank} but {torch.cuda.device_count()} GPU(s) on this host; start as "
+            "many processes a host as it has GPUs, or look at CUDA_VISIBLE_DEVICES"
+        )
+    torch.cuda.set_device(world.local_rank)
+    return torch.device("cuda", world.local_rank)
+
+
+def _source(config: Config) -> Source:
+    if config.synthetic:
+        assert config.num_classes is not None
+        return Synthetic(config.num_classes, config.image_size, config.num_images)
+    assert config.rec is not None
+    return open_source(config.rec, config.num_classes)
+
+
+def _verification_paths(config: Config) -> list[Path]:
+    if config.synthetic or config.rec is None:
+        return []
+    folder = config.rec if config.rec.is_dir() else config.rec.parent
+    if config.val_targets is None:
+        return sorted(folder.glob("*.bin"))
+    paths = [Path(t) if t.endswith(".bin") else folder / f"{t}.bin" for t in config.val_targets]
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
+        raise ValueError(
+            f"verification set(s) not found: {', '.join(missing)}; name those that are there with --val-targets, or "
+            "none with `--val-targets` alone"
+        )
+    return paths
+
+
+def _augment(config: Config):
+    if config.augment == "none":
+        return mirror if config.mirror else None
+    if config.mirror:
+        raise ValueError(
+            "--augment glyph with --mirror: a mirrored character is another one; add --no-mirror"
+        )
+    return glyph
+
+
+def _margin(config: Config) -> Margin:
+    if config.margins is not None:
+        straight_through = config.loss == "arcface-straight-through"
+        return CombinedMargin(config.scale, *config.margins, straight_through=straight_through)
+    if config.loss == "cosface":
+        return CosFace(config.scale)
+    if config.loss == "softmax":
+        return Softmax(config.scale)
+    return ArcFace(config.scale, straight_through=config.loss == "arcface-straight-through")
+
+
+def _schedule(
+    config: Config, global_batch: int, steps_per_epoch: float, total_steps: int, logger
+) -> Schedule:
+    lr = config.lr
+    if config.lr_scaling == "linear":
+        lr, arithmetic = linear_scaling(config.lr, config.base_batch_size, global_batch)
+        logger.info(arithmetic)
+    if config.lr_scheduler == "step" and global_batch != config.base_batch_size:
+        logger.info(
+            f"note: --lr-steps and --max-steps count updates and are not scaled: this run's updates see {global_batch} "
+            f"images, those of the preset {config.base_batch_size}"
+        )
+    return Schedule(
+        kind=config.lr_scheduler,
+        base_lr=lr,
+        total_steps=total_steps,
+        warmup_steps=config.warmup_steps + round(config.warmup_epochs * steps_per_epoch),
+        decay_steps=config.lr_steps if config.lr_scheduler == "step" else (),
+        power=config.lr_power,
+    )
+
+
+def _resume(
+    config: Config,
+    backbone: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    head: PartialFC,
+    total_steps: int,
+    logger,
+) -> tuple[int, int, dict[str, float]]:
+    """(step, position in the data, best scores) to start from; loads the state."""
+    folder: Path | None
+    if config.resume == "never":
+        folder = None
+    elif config.resume == "auto":
+        folder = checkpoint.newest(config.models_root / "checkpoints")
+    else:
+        folder = Path(config.resume)
+    if folder is None:
+        return 0, 0, {}
+    found = checkpoint.Checkpoint(folder)
+    if found.step > total_steps:
+        raise ValueError(
+            f"{folder} is at step {found.step}, beyond this run's {total_steps}; use another --models-root, more "
+            "--epochs, or --resume never"
+        )
+    for name in ("dataset", "rec", "network", "seed", "image_size", "sample_rate"):
+        then, now = found.manifest["configuration"][name], getattr(config, name)
+        if str(then) != str(now):
+            logger.info(
+                f"note: {folder} was trained with --{name} {then}, this run has {now}: not the same run"
+            )
+    backbone.load_state_dict(found.backbone())
+    backbone_optimizer.load_named_state(optimizer, backbone, found.optimizer())
+    found.load_head(head)
+    logger.info(f"resumed from {folder}")
+    return found.step, found.manifest["position"], found.manifest["best"]
+
+
+def _versions() -> dict[str, str]:
+    packages = ("torch", "horovod", "numpy", "opencv-python-headless", "safetensors")
+    found = {"partial-fc": __version__, "python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _write_results(
+    config: Config, job: Job, outcome: Outcome, num_classes: int, versions: dict[str, str]
+) -> None:
+    contract = {
+        "network": config.network,
+        "embedding_size": str(config.embedding_size),
+        "image_size": str(config.image_size),
+        "input": "float32 (N, 3, H, W), RGB, (pixel - 127.5) / 127.5",
+        "output": "float32 (N, embedding_size), not normalised",
+        "num_classes": str(num_classes),
+        "step": str(job.step),
+    }
+    checkpoint.save_model(config.models_root / "model.safetensors", job.backbone.state_dict(), contract)
+    checkpoint.write_json(
+        {
+            "loss": outcome.loss,
+            "evaluations": outcome.evaluations,
+            "best": job.best,
+            "images_per_s": outcome.images_per_s,
+            "steps": job.step,
+            "world_size": job.world.size,
+            "backend": job.world.backend,
+            "configuration": dataclasses.asdict(config),
+            "versions": versions,
+        },
+        config.models_root / "result.json",
+    )

@@ -1,0 +1,186 @@
+"""The command line of recipe `face`: one field, one flag, one help text."""
+
+import argparse
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from recipes import arcface_torch_config, presets
+
+DATASETS = Literal[("custom", *presets.PRESETS)]  # type: ignore[valid-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Trains a backbone with Partial FC. Every value comes from the flag, else --config, else --dataset's preset,
+    else the default; the values shown below are already those of the --dataset and --config given."""
+
+    # ---- data
+    dataset: DATASETS = "custom"
+    """A preset: class count, schedule and verification sets of a known data set; `custom` fixes none of them."""
+    config: Path | None = None
+    """A configuration file in the style of arcface_torch (config.network = "r50"); read as data, never executed."""
+    rec: Path | None = None
+    """Where the images are: a folder with train.rec, a folder of class folders, or a list file (docs/data.md)."""
+    num_classes: int | None = None
+    """Classes of the last layer; none: what the data says."""
+    num_images: int | None = None
+    """Images of one epoch of synthetic data."""
+    image_size: int = 112
+    """Height and width in pixels; other images are resized."""
+    mirror: bool = True
+    """A mirrored image is of the same class: mirror half of the images, add both embeddings in verification."""
+    augment: Literal["none", "glyph"] = "none"
+    """glyph: small shifts, turns, blur, noise and contrast, for the characters of the demo."""
+    num_workers: int = 2
+    """Decoding threads of each process."""
+    max_bad_records: int = 100
+    """Damaged records that are replaced by others (each is named in the log) before training stops."""
+
+    # ---- model
+    network: Annotated[
+        Literal["r18", "r34", "r50", "r100", "r200", "mbf", "tiny"], tyro.conf.arg(aliases=["--backbone"])
+    ] = "r50"
+    """Residual network by depth, MobileFaceNet, or the demo's tiny one. (On the command line of horovodrun itself
+    write --backbone: horovodrun takes --network for a misspelt flag of its own.)"""
+    embedding_size: int = 512
+    """Width of the embedding."""
+    dropout: float = 0.0
+    """Share of the values before the last linear layer that are dropped in training."""
+    sync_bn: bool = False
+    """Batch-norm statistics over all ranks: W ranks then do what one process does with the whole batch."""
+    pretrained: Path | None = None
+    """Start from the backbone in this file of arcface_torch (model.pt)."""
+
+    # ---- loss
+    loss: Literal["cosface", "arcface", "arcface-straight-through", "combined", "softmax"] = "cosface"
+    """arcface-straight-through: the margin without its slope, as arcface_torch has it. combined: see --margins."""
+    scale: float = 64.0
+    """What cosines are multiplied by."""
+    margins: tuple[float, float, float] | None = None
+    """m1 m2 m3 of cos(m1 * angle + m2) - m3; none: 1 0.5 0 for arcface, 1 0 0.4 for cosface."""
+    sample_rate: float = 1.0
+    """Share of all class centres that are negatives in a step, 0 < rate <= 1. Worth it from millions of classes on."""
+
+    # ---- optimisation
+    batch_size: int = 64
+    """Images of one process in one step."""
+    lr: float = 0.1
+    """Learning rate of backbone and centres, for a global batch of --base-batch-size."""
+    base_batch_size: int = 512
+    """The global batch that --lr is meant for."""
+    lr_scaling: Literal["linear", "none"] = "linear"
+    """linear: --lr times global batch / --base-batch-size; the arithmetic is printed."""
+    lr_scheduler: Literal["step", "polynomial", "cosine", "constant"] = "polynomial"
+    """Course of the rate after the warm-up."""
+    lr_steps: tuple[int, ...] = ()
+    """For `step`: the updates after which the rate falls to a tenth."""
+    lr_power: float = 1.0
+    """For `polynomial`."""
+    warmup_steps: int = 0
+    """Updates in which the rate rises from 0."""
+    warmup_epochs: float = 0.0
+    """The same in epochs; added to --warmup-steps."""
+    epochs: float = 20.0
+    """Passes over the data; may be a fraction."""
+    max_steps: int | None = None
+    """Ends training after so many updates instead of --epochs."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """Of the backbone. The centres have their own: SGD with momentum on the rows that took part."""
+    momentum: float = 0.9
+    """Of SGD, for backbone and centres."""
+    weight_decay: float = 5e-4
+    """Of backbone and centres."""
+    clip: float = 0.0
+    """Largest norm of the whole gradient, over backbone and all shards; 0: any."""
+    precision: Literal["fp32", "bf16"] = "bf16"
+    """bf16: the backbone computes in bfloat16 where that is safe (autocast); its parameters stay fp32."""
+    seed: int = 0
+    """Of everything that is random: equal seeds give equal runs, for any number of ranks."""
+    deterministic: bool = False
+    """Only GPU algorithms that repeat bit by bit (slower); the CPU's do anyway."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: one GPU for each process where there is one."""
+
+    # ---- run
+    val_targets: tuple[str, ...] | None = None
+    """Verification sets: NAME of NAME.bin in --rec, or a path. none: what the preset names, for `custom` every .bin
+    there; `--val-targets` with nothing after it: no verification."""
+    frequent: int = 20
+    """Steps between two lines of the log."""
+    verbose: int = 2000
+    """Steps between two verifications; 0: only at the end."""
+    checkpoint_every: int = 2000
+    """Steps between two checkpoints; 0: only at the end."""
+    keep_checkpoints: int = 3
+    """Older ones are removed."""
+    resume: str = "auto"
+    """auto: go on from the newest checkpoint in --models-root, if any; never; or the DIR of a checkpoint."""
+    models_root: Path = Path("runs/face")
+    """Where everything is written: model, checkpoints, logs, TensorBoard, result.json, roc.png."""
+
+    def __post_init__(self) -> None:
+        synthetic = self.dataset != "custom" and presets.get(self.dataset).synthetic
+        if not synthetic and self.rec is None:
+            raise ValueError(
+                "--rec DIR is missing: where do the images lie? (--dataset 100w trains without any)"
+            )
+        if synthetic and self.dataset == "synthetic" and self.num_classes is None:
+            raise ValueError("--dataset synthetic needs --num-classes")
+        for name in ("batch_size", "base_batch_size", "frequent", "keep_checkpoints", "num_workers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}; expected at least 1")
+        for name in (
+            "verbose",
+            "checkpoint_every",
+            "clip",
+            "warmup_steps",
+            "warmup_epochs",
+            "max_bad_records",
+        ):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}; expected 0 or more")
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ValueError(f"--max-steps is {self.max_steps}; expected at least 1")
+        if self.loss == "combined" and self.margins is None:
+            raise ValueError("--loss combined needs --margins m1 m2 m3")
+        if self.batch_size == 1 and not self.sync_bn:
+            raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
+
+    @property
+    def synthetic(self) -> bool:
+        return self.dataset != "custom" and presets.get(self.dataset).synthetic
+
+
+def parse(arguments: list[str]) -> tuple[Config, list[str]]:
+    """The command line -> configuration, and notes for the user on what a --config file says in vain."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--dataset", default="custom")
+    first.add_argument("--config", type=Path)
+    known, _ = first.parse_known_args(arguments)
+    defaults: dict[str, Any] = {}
+    if known.dataset != "custom":
+        defaults = _from_preset(known.dataset)
+    notes: list[str] = []
+    if known.config:
+        from_file, notes = arcface_torch_config.load(known.config)
+        defaults |= from_file
+    # The defaults alone need not make sense (--rec is still missing), so nothing is checked yet.
+    default = object.__new__(Config)
+    for field in dataclasses.fields(Config):
+        object.__setattr__(default, field.name, defaults.get(field.name, field.default))
+    for name in ("rec", "models_root"):
+        if isinstance(getattr(default, name), str):
+            object.__setattr__(default, name, Path(getattr(default, name)))
+    return tyro.cli(Config, args=arguments, default=default, prog="train.py face"), notes
+
+
+def _from_preset(name: str) -> dict[str, Any]:
+    preset = presets.get(name)
+    defaults = {k: v for k, v in dataclasses.asdict(preset).items() if k != "synthetic" and v is not None}
+    if name == "glyphs":
+        defaults["augment"] = "glyph"
+    return {"dataset": name, **defaults}
