@@ -42,3 +42,15 @@ def fit(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     )
     top, left = (height - size) // 2, (width - size) // 2
     return resized[top : top + size, left : left + size]
+
+
+def encode_square(content: bytes, size: int | None, quality: int) -> bytes:
+    """An image file of size x size as JPEG; the very same bytes if it has that size already or size is None.
+
+    The image is decoded in either case, so that a damaged one is found here and not in training.
+    """
+    image = decode(content)
+    if size is None or image.shape[:2] == (size, size):
+        return content
+    bgr = cv2.cvtColor(fit(image, size), cv2.COLOR_RGB2BGR)
+    return cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, quality])[1].tobytes()

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partial_fc.data.decode import decode, fit
-from partial_fc.data.sample import BadRecord, Source
+from partial_fc.data.sample import BadRecord, Source, naming
 from partial_fc.keyed import fold, permute
 
 Augment = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[np.uint8]]
@@ -170,10 +170,8 @@ class Loader:
         sample = self.source.read(index)
         image = sample.image
         if isinstance(image, bytes):
-            try:
+            with naming(self.source, index):
                 image = decode(image)
-            except BadRecord as error:
-                raise BadRecord(f"{self.source.where(index)}: {error}") from None
         image = fit(image, self.image_size)
         if self.augment is not None:
             image = self.augment(image, self._generator(position))

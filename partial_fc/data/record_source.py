@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.recordio import Header, RecordReader, unpack
-from partial_fc.data.sample import BadRecord, Sample
+from partial_fc.data.sample import BadRecord, Sample, naming
 
 MAX_CLASSES = 2**24  # labels are stored as float32, exact up to here
 
@@ -57,10 +57,8 @@ class RecordSource:
     def read(self, index: int) -> Sample:
         key = int(self._keys[index])
         record = self.reader.read(key)
-        try:
+        with naming(self, index):
             header, content = unpack(record)
-        except BadRecord as error:
-            raise BadRecord(f"{self.where(index)}: {error}") from None
         label = float(header.label[0])
         if not label.is_integer():
             raise BadRecord(f"{self.where(index)}: label {label}, expected a whole number")

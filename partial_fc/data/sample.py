@@ -1,6 +1,7 @@
 """What every source of training images gives, and the error for one that cannot be used."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -42,3 +43,12 @@ class Source(Protocol):
     def labels(self) -> NDArray[np.int64]:
         """The labels of all samples, without reading images."""
         ...
+
+
+@contextmanager
+def naming(source: Source, index: int) -> Iterator[None]:
+    """Puts file and key before the message of a BadRecord raised inside."""
+    try:
+        yield
+    except BadRecord as error:
+        raise BadRecord(f"{source.where(index)}: {error}") from None

@@ -144,13 +144,14 @@ def test_bad_records_are_named_and_replaced_alike_everywhere(caplog: pytest.LogC
 
 
 def test_too_many_bad_records() -> None:
-    loader = Loader(Numbers(20, bad=(3, 11, 12)), image_size=4, batch_size=20, max_bad_records=2)
+    source = Numbers(20, bad=(3, 11, 12))
+    loader = Loader(source, image_size=4, batch_size=20, max_bad_records=2, num_workers=1)
     with pytest.raises(
         ValueError, match=r"(?s)3 bad records on rank 0, at most 2 .*sample (3|11|12) is damaged"
     ):
         next(loader)
     with pytest.raises(ValueError, match="4 bad records"):
-        next(Loader(Numbers(4, bad=(0, 1, 2, 3)), image_size=4, batch_size=1))
+        next(Loader(Numbers(4, bad=(0, 1, 2, 3)), image_size=4, batch_size=1, num_workers=1))
 
 
 def test_damaged_jpeg_in_a_record_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

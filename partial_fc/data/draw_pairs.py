@@ -1,0 +1,152 @@
+"""`partial-fc data pairs`: a verification set (.bin) from a list of pairs, or drawn from images."""
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from partial_fc.data import Sample, open_source
+from partial_fc.data.decode import encode_square
+from partial_fc.data.pairs import write_pairs
+from partial_fc.data.sample import BadRecord
+
+
+@dataclass(frozen=True)
+class PairsOptions:
+    """Writes a verification set in the layout of lfw.bin."""
+
+    source: Annotated[Path, tyro.conf.Positional]
+    """A list of pairs, one `path1 path2 0|1` a line (tabs between them where paths hold blanks); or images to
+    draw pairs from: a folder of class folders, or a folder with train.rec."""
+    output: Annotated[Path, tyro.conf.Positional]
+    """The .bin file to write."""
+    root: Path | None = None
+    """What the paths of a list are relative to; the list's own folder if not given."""
+    num_pairs: int = 6000
+    """How many to draw, half of them of one class. Those of a list are all taken."""
+    folds: int = 10
+    """No class occurs in two folds, so that a threshold is never chosen on people it is tested on."""
+    seed: int = 0
+    """Of the drawing."""
+    image_size: int | None = None
+    """Resize (shorter side, then the middle square), write as JPEG; None keeps the files as they are."""
+    quality: int = 95
+    """Of JPEG files that are written anew."""
+
+
+def make_pairs(options: PairsOptions) -> None:
+    """Writes options.output. ValueError names the line, the file or the fold that is wrong."""
+    if options.source.is_file() and options.source.suffix != ".rec":
+        names, same = _read_pair_list(options.source)
+        root = options.root or options.source.parent
+        # Lists name the same image many times; each file is read once.
+        content = {name: _read_file(root / name) for name in tqdm(dict.fromkeys(names), unit="image")}
+        images = [_encoded(content[name], str(root / name), options) for name in names]
+    else:
+        source = open_source(options.source)
+        pair_P2, same = draw_pairs(source.labels(), options.num_pairs, options.folds, options.seed)
+        images = [
+            _encoded(source.read(index), source.where(index), options)
+            for index in tqdm(pair_P2.ravel().tolist(), unit="image")
+        ]
+    write_pairs(options.output, images, same.tolist())
+    print(f"{options.output}: {len(same)} pairs, {int(same.sum())} of them of one class")
+
+
+def draw_pairs(
+    label_N: NDArray[np.int64], num_pairs: int, folds: int, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(indices (P, 2), same (P,)): fold by fold, first the pairs of one class, then as many of two. No pair
+    twice.
+
+    Classes are dealt to the folds at random; within a fold each class gives equally many pairs as far as it
+    can.
+    """
+    if folds < 1 or num_pairs < 1 or num_pairs % (2 * folds):
+        raise ValueError(
+            f"{num_pairs} pairs in {folds} folds, half of each of one class: expected a multiple of {2 * folds}"
+        )
+    rng = random.Random(seed)
+    members: dict[int, list[int]] = defaultdict(list)
+    for index, label in enumerate(label_N.tolist()):
+        members[label].append(index)
+    classes = sorted(members)
+    rng.shuffle(classes)
+    half = num_pairs // (2 * folds)
+    pairs: list[tuple[int, int]] = []
+    for fold in range(folds):
+        images = [members[label] for label in classes[fold::folds]]
+        pairs += _same_class(images, half, fold, rng)
+        pairs += _two_classes(images, half, fold, rng)
+    return np.array(pairs, np.int64), np.tile(np.repeat([True, False], half), folds)
+
+
+def _same_class(images: list[list[int]], count: int, fold: int, rng: random.Random) -> list[tuple[int, int]]:
+    possible = np.array([len(of_class) * (len(of_class) - 1) // 2 for of_class in images])
+    if possible.sum() < count:
+        raise ValueError(
+            f"fold {fold}: its {len(images)} classes have {possible.sum()} pairs of one class, "
+            f"expected {count}; ask for fewer pairs or folds, or give more images"
+        )
+    take = np.zeros_like(possible)
+    while take.sum() < count:
+        left = np.flatnonzero(take < possible)
+        take[left[: count - int(take.sum())]] += 1
+    pairs = []
+    for of_class, number in zip(images, take.tolist(), strict=True):
+        for pair in rng.sample(range(len(of_class) * (len(of_class) - 1) // 2), number):
+            # pair counts (1, 0), (2, 0), (2, 1), (3, 0) ...: row `second` starts at second (second - 1) / 2
+            second = int((1 + np.sqrt(1 + 8 * pair)) / 2)
+            pairs.append((of_class[second], of_class[pair - second * (second - 1) // 2]))
+    return pairs
+
+
+def _two_classes(images: list[list[int]], count: int, fold: int, rng: random.Random) -> list[tuple[int, int]]:
+    sizes = np.array([len(of_class) for of_class in images])
+    possible = (int(sizes.sum()) ** 2 - int((sizes**2).sum())) // 2
+    if possible < count:
+        raise ValueError(
+            f"fold {fold}: its {len(images)} classes have {possible} pairs of two classes, "
+            f"expected {count}; ask for fewer pairs or folds, or give more images"
+        )
+    pairs: dict[tuple[int, int], None] = {}  # a set that keeps its order
+    while len(pairs) < count:
+        first, second = (rng.choice(of_class) for of_class in rng.sample(images, 2))
+        pairs[min(first, second), max(first, second)] = None
+    return list(pairs)
+
+
+def _read_pair_list(path: Path) -> tuple[list[str], NDArray[np.bool_]]:
+    names: list[str] = []
+    same = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        fields = line.split("\t") if "\t" in line else line.split()
+        if not fields:
+            continue
+        if len(fields) != 3 or fields[2].strip() not in ("0", "1"):
+            raise ValueError(f"{path}, line {number}: expected `path1 path2 0|1`, got {line!r}")
+        names += fields[:2]
+        same.append(fields[2].strip() == "1")
+    if not same:
+        raise ValueError(f"{path} names no pairs")
+    return names, np.array(same)
+
+
+def _read_file(path: Path) -> Sample:
+    if not path.exists():
+        raise ValueError(f"{path} not found; --root says what the paths of a list are relative to")
+    return Sample(path.read_bytes(), 0, 0)
+
+
+def _encoded(sample: Sample, where: str, options: PairsOptions) -> bytes:
+    assert isinstance(sample.image, bytes), "files and records give encoded images"
+    try:
+        return encode_square(sample.image, options.image_size, options.quality)
+    except BadRecord as error:
+        raise ValueError(f"{where}: {error}") from None

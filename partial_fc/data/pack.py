@@ -1,0 +1,157 @@
+"""`partial-fc data pack`: images into train.rec, .idx, .lst and property, without MXNet's im2rec."""
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+from tqdm import tqdm
+
+from partial_fc.data import ImageFolder, RecordSource, open_source
+from partial_fc.data.decode import encode_square
+from partial_fc.data.record_source import MAX_CLASSES
+from partial_fc.data.recordio import RecordWriter, pack, write_index
+from partial_fc.data.sample import BadRecord, naming
+
+_CHUNK = 1024  # images in work at a time
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """Packs images into a .rec folder that this trainer, InsightFace and MXNet read."""
+
+    source: Annotated[Path, tyro.conf.Positional]
+    """A folder of class folders, a list (`path label` a line, or im2rec's .lst), or a .rec folder."""
+    output: Annotated[Path, tyro.conf.Positional]
+    """The folder to write to."""
+    root: Path | None = None
+    """What the paths of a list are relative to; the list's own folder if not given."""
+    image_size: int | None = 112
+    """Resize (shorter side, then the middle square) and write as JPEG. Images of this size, and with None all
+    images, are copied byte for byte."""
+    quality: int = 95
+    """Of JPEG files that are written anew."""
+    plain: bool = False
+    """im2rec's layout, keys from 0. Otherwise InsightFace's: sorted by class, with identity records."""
+    num_workers: int = 4
+    """Threads that read, decode and encode."""
+    max_bad_records: int = 0
+    """Images that cannot be read are named and left out, at most so many."""
+
+
+def pack_images(options: PackOptions) -> None:
+    """Writes the four files, and classes.txt (the folder names in order of their labels)."""
+    if options.source.is_file() and options.source.suffix != ".rec":
+        source: ImageFolder | RecordSource = ImageFolder(options.root, options.source)
+    else:
+        source = open_source(options.source)
+    if source.num_classes > MAX_CLASSES:
+        raise ValueError(
+            f"{source.num_classes} classes; float32 labels of a .rec are exact only up to {MAX_CLASSES}"
+        )
+    if (options.output / "train.rec").exists():
+        raise ValueError(f"{options.output / 'train.rec'} exists; remove it or choose another folder")
+    options.output.mkdir(parents=True, exist_ok=True)
+    label_N = source.labels()
+    if not options.plain:
+        order = np.argsort(label_N, kind="stable")  # identity records need the images of a class side by side
+    else:
+        order = np.arange(len(label_N))
+
+    first_key = 0 if options.plain else 1
+    labels: list[int] = []  # of the images written, by key
+    with (
+        RecordWriter(options.output / "train.rec") as writer,
+        open(options.output / "train.lst", "w") as lst,
+    ):
+        for index, content in _encoded_images(source, order, options):
+            key, label = first_key + len(labels), int(label_N[index])
+            name = source.names[index] if isinstance(source, ImageFolder) else source.where(index)
+            writer.write(key, pack(label if options.plain else [label, 1.0], content, id=key))
+            # im2rec: index, label, path. InsightFace's face2rec: aligned, path, label.
+            lst.write(f"{key}\t{label:f}\t{name}\n" if options.plain else f"1\t{name}\t{label}\n")
+            labels.append(label)
+        if not labels:
+            raise ValueError(f"{options.source}: not one image could be read")
+        count_C = np.bincount(labels, minlength=source.num_classes)
+        if not options.plain:
+            write_identities(writer, count_C)
+    size = options.image_size or 0
+    (options.output / "property").write_text(f"{source.num_classes},{size},{size}\n")
+    if isinstance(source, ImageFolder) and source.classes:
+        (options.output / "classes.txt").write_text("".join(f"{name}\n" for name in source.classes))
+    _report(options.output, count_C)
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """Makes the .idx of a .rec that has lost it."""
+
+    source: Annotated[Path, tyro.conf.Positional]
+    """The .rec file; keys are given in file order."""
+
+
+def make_index(options: IndexOptions) -> None:
+    """Writes the .idx beside options.source, which must not have one."""
+    idx_path = options.source.with_suffix(".idx")
+    if idx_path.exists():
+        raise ValueError(f"{idx_path} exists; remove it first if it is wrong")
+    print(f"{idx_path}: {write_index(options.source)} records")
+
+
+def write_identities(writer: RecordWriter, count_C: np.ndarray) -> None:
+    """Record 0 and the identity records of InsightFace, for images under keys 1, 2, ... sorted by class."""
+    end_C = 1 + np.cumsum(count_C)
+    first = int(end_C[-1])
+    writer.write(0, pack([first, first + len(count_C)], b""))
+    for label, (count, end) in enumerate(zip(count_C.tolist(), end_C.tolist(), strict=True)):
+        writer.write(first + label, pack([end - count, end], b"", id=first + label))
+
+
+def _encoded_images(
+    source: ImageFolder | RecordSource, order: np.ndarray, options: PackOptions
+) -> Iterator[tuple[int, bytes]]:
+    """(index, image file) in the given order, without those that cannot be read."""
+
+    def encoded(index: int) -> bytes | BadRecord:
+        try:
+            image = source.read(index).image
+            assert isinstance(image, bytes), "files and records give encoded images"
+            with naming(source, index):
+                return encode_square(image, options.image_size, options.quality)
+        except BadRecord as error:
+            return error
+
+    num_bad = 0
+    with ThreadPoolExecutor(options.num_workers) as pool, tqdm(total=len(order), unit="image") as bar:
+        for start in range(0, len(order), _CHUNK):
+            indices = order[start : start + _CHUNK].tolist()
+            for index, content in zip(indices, pool.map(encoded, indices), strict=True):
+                bar.update()
+                if isinstance(content, bytes):
+                    yield index, content
+                    continue
+                num_bad += 1
+                if num_bad > options.max_bad_records:
+                    raise ValueError(
+                        f"{content} (bad image {num_bad}, at most {options.max_bad_records} are left out: "
+                        f"--max-bad-records)"
+                    )
+                _log.warning("left out: %s", content)
+
+
+def _report(output: Path, count_C: np.ndarray) -> None:
+    print(
+        f"{output}: {count_C.sum()} images of {len(count_C)} classes; a class has {count_C.min()} to "
+        f"{count_C.max()}, half of them at most {int(np.median(count_C))}"
+    )
+    for number, what in ((0, "no image"), (1, "one image only")):
+        labels = np.flatnonzero(count_C == number)
+        if len(labels):
+            _log.warning("%d classes have %s, the first: %s", len(labels), what, labels[:10].tolist())
