@@ -23,7 +23,7 @@ _CHUNK = 4096
 class CheckOptions:
     """Checks index, headers, labels and images of a training set; exit status 1 if any cannot be used."""
 
-    source: Annotated[Path, tyro.conf.Positional]
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """A .rec folder, a folder with one sub-folder per class, or a list."""
     num_classes: int | None = None
     """What the training will be told; what the set itself says if not given."""
@@ -34,7 +34,7 @@ class CheckOptions:
 
 
 def check(options: CheckOptions) -> int:
-    """Prints the findings and returns how many make training fail or skip samples."""
+    """Prints the findings; returns the exit status: 1 if any would make training fail or skip samples."""
     source = open_source(options.source, options.num_classes)
     label_N = source.labels()
     count_C = np.bincount(label_N[label_N >= 0], minlength=source.num_classes)
@@ -50,11 +50,11 @@ def check(options: CheckOptions) -> int:
         labels = np.flatnonzero(count_C == number).tolist()
         _list(what, [str(label) for label in labels[:_SHOWN]], len(labels))
     if not options.images:
-        return len(outside)
+        return int(bool(outside))
     bad, hash_N = _decode_all(source, options.num_workers)
     _list("images that cannot be used", bad[:_SHOWN], len(bad))
     _report_equal(source, hash_N, label_N)
-    return len(outside) + len(bad)
+    return int(bool(outside or bad))
 
 
 def _decode_all(source: Source, num_workers: int) -> tuple[list[str], NDArray[np.uint64]]:

@@ -21,10 +21,10 @@ from partial_fc.data.sample import BadRecord
 class PairsOptions:
     """Writes a verification set in the layout of lfw.bin."""
 
-    source: Annotated[Path, tyro.conf.Positional]
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """A list of pairs, one `path1 path2 0|1` a line (tabs between them where paths hold blanks); or images to
     draw pairs from: a folder of class folders, or a folder with train.rec."""
-    output: Annotated[Path, tyro.conf.Positional]
+    output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.bin")]
     """The .bin file to write."""
     root: Path | None = None
     """What the paths of a list are relative to; the list's own folder if not given."""

@@ -26,9 +26,9 @@ _log = logging.getLogger(__name__)
 class PackOptions:
     """Packs images into a .rec folder that this trainer, InsightFace and MXNet read."""
 
-    source: Annotated[Path, tyro.conf.Positional]
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """A folder of class folders, a list (`path label` a line, or im2rec's .lst), or a .rec folder."""
-    output: Annotated[Path, tyro.conf.Positional]
+    output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """The folder to write to."""
     root: Path | None = None
     """What the paths of a list are relative to; the list's own folder if not given."""
@@ -93,8 +93,8 @@ def pack_images(options: PackOptions) -> None:
 class IndexOptions:
     """Makes the .idx of a .rec that has lost it."""
 
-    source: Annotated[Path, tyro.conf.Positional]
-    """The .rec file; keys are given in file order."""
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.rec")]
+    """The .rec file. Keys are the ids stored in its records, or else their order in the file."""
 
 
 def make_index(options: IndexOptions) -> None:

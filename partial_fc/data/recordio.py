@@ -262,32 +262,36 @@ class RecordReader:
 
 
 def write_index(rec_path: str | os.PathLike[str]) -> int:
-    """Makes the .idx of a .rec that has none: keys 0, 1, 2, ... in file order. Returns the number of records.
+    """Makes the .idx of a .rec that has none; returns the number of records.
 
-    Right where the records were written in key order, as im2rec and InsightFace do. Where they were not, the
-    identity records of InsightFace end up under wrong keys, which RecordSource notices.
+    The keys are the ids of the label headers, where im2rec and InsightFace store them; if those are not all
+    different, the keys are 0, 1, 2, ... in file order.
     """
     rec_path = Path(rec_path)
     offsets: list[int] = []
+    ids: list[int] = []
     with open(rec_path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         offset, part = 0, _WHOLE
         while offset < size or part in (_FIRST, _MIDDLE):
             file.seek(offset)
-            header = file.read(_FRAME.size)
-            magic, word = _FRAME.unpack(header) if len(header) == _FRAME.size else (0, 0)
-            part = word >> 29
-            end = offset + _FRAME.size + (word & MAX_RECORD_BYTES)
+            start = file.read(_FRAME.size + _HEADER.size)
+            magic, word = _FRAME.unpack_from(start) if len(start) >= _FRAME.size else (0, 0)
+            part, length = word >> 29, word & MAX_RECORD_BYTES
+            end = offset + _FRAME.size + length
             if magic != MAGIC or end > size:
                 raise BadRecord(
                     f"{rec_path}, offset {offset}, after {len(offsets)} records: no whole frame here"
                 )
             if part in (_WHOLE, _FIRST):
                 offsets.append(offset)
+                if length >= _HEADER.size:
+                    ids.append(_HEADER.unpack_from(start, _FRAME.size)[2])
             offset = end + -end % 4
+    keys = ids if len(set(ids)) == len(offsets) else range(len(offsets))
     idx_path = rec_path.with_suffix(".idx")
     with open(_unfinished(idx_path), "w", newline="\n") as out:
-        out.writelines(f"{key}\t{offset}\n" for key, offset in enumerate(offsets))
+        out.writelines(f"{key}\t{offset}\n" for key, offset in zip(keys, offsets, strict=True))
     os.replace(_unfinished(idx_path), idx_path)
     return len(offsets)
 

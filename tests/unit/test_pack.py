@@ -9,7 +9,7 @@ import pytest
 from partial_fc.data import ImageFolder, RecordSource, open_source
 from partial_fc.data.check import CheckOptions, check
 from partial_fc.data.decode import decode
-from partial_fc.data.pack import PackOptions, pack_images
+from partial_fc.data.pack import IndexOptions, PackOptions, make_index, pack_images
 from partial_fc.data.recordio import RecordReader, unpack
 
 COUNTS = [2, 0, 3, 1]
@@ -97,6 +97,17 @@ def test_repacking_a_rec_at_another_size(tmp_path: Path) -> None:
     assert source.labels().tolist() == [0, 0, 2, 2, 2, 3]
 
 
+def test_lost_index_is_made_anew(tmp_path: Path) -> None:
+    make_images(tmp_path / "in", COUNTS)
+    pack_images(PackOptions(tmp_path / "in", tmp_path / "out"))
+    index = (tmp_path / "out/train.idx").read_bytes()  # record 0 is not the first in the file
+    with pytest.raises(ValueError, match="exists"):
+        make_index(IndexOptions(tmp_path / "out/train.rec"))
+    (tmp_path / "out/train.idx").unlink()
+    make_index(IndexOptions(tmp_path / "out/train.rec"))
+    assert (tmp_path / "out/train.idx").read_bytes() == index
+
+
 def test_list_in_any_order_is_sorted_by_class(tmp_path: Path) -> None:
     make_images(tmp_path / "in", [2, 2])
     (tmp_path / "list").write_text("class1/0.png 1\nclass0/0.png 0\nclass1/1.png 1\nclass0/1.png 0\n")
@@ -125,7 +136,7 @@ def test_check_finds_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture
     cv2.imwrite(str(tmp_path / "in/class0/2.png"), np.zeros((12, 12, 3), np.uint8))  # = class0/0.png
     (tmp_path / "in/class2/2.png").write_bytes(b"rubbish")
     capsys.readouterr()
-    assert check(CheckOptions(tmp_path / "in", num_classes=3)) == 2
+    assert check(CheckOptions(tmp_path / "in", num_classes=3)) == 1
     report = capsys.readouterr().out
     assert "labels outside [0, num_classes): 1\n  " + str(tmp_path / "in/class3/0.png") + ": 3" in report
     assert "classes without images: 1\n  1\n" in report
