@@ -20,8 +20,8 @@ from torch import nn
 
 from partial_fc import __version__, checkpoint, comm, keyed, models
 from partial_fc.comm import World
-from partial_fc.data import Loader, Source, Synthetic, mirror, open_source
-from partial_fc.data.augment import glyph
+from partial_fc.data import Loader, Source, Synthetic, open_source
+from partial_fc.data.augment import glyph, mirror
 from partial_fc.evaluate import Verification
 from partial_fc.head import ArcFace, CombinedMargin, CosFace, Margin, PartialFC, Softmax
 from partial_fc.optim import backbone as backbone_optimizer

@@ -180,7 +180,5 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
 
 def _from_preset(name: str) -> dict[str, Any]:
     preset = presets.get(name)
-    defaults = {k: v for k, v in dataclasses.asdict(preset).items() if k != "synthetic" and v is not None}
-    if name == "glyphs":
-        defaults["augment"] = "glyph"
-    return {"dataset": name, **defaults}
+    values = {k: v for k, v in dataclasses.asdict(preset).items() if k != "synthetic" and v is not None}
+    return {"dataset": name, **values}

@@ -32,6 +32,8 @@ class Preset:
     epochs: int | None = None
     val_targets: tuple[str, ...] = ()
     """Verification files beside the records, without .bin."""
+    augment: Literal["none", "glyph"] = "none"
+    """Training-time distortion beside mirroring (partial_fc/data/augment.py)."""
     mirror: bool = True
     """A mirrored image is of the same class: mirror in training, add both embeddings in verification."""
     synthetic: bool = False
@@ -95,6 +97,7 @@ PRESETS: dict[str, Preset] = {
         image_size=40,
         lr_scheduler="polynomial",
         val_targets=("unseen", "unseen_font", "lookalike"),
+        augment="glyph",
         mirror=False,
     ),
     # "w" is 10,000 in Chinese counting: 100w is a million classes.

@@ -1,6 +1,7 @@
 """Writes checkpoints and the final model."""
 
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -83,7 +84,15 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
 
 
 def write_json(value: Any, path: Path) -> None:
-    """Likewise, for people and scripts to read."""
+    """Likewise, for people and scripts to read. NaN, which JSON does not have, becomes null."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=2, default=str) + "\n")
+    partial.write_text(json.dumps(_without_nan(value), indent=2, default=str, allow_nan=False) + "\n")
     os.replace(partial, path)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

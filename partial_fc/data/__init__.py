@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from partial_fc.data.image_folder import ImageFolder
-from partial_fc.data.loader import Batch, Loader, mirror
+from partial_fc.data.loader import Batch, Loader
 from partial_fc.data.record_source import RecordSource
 from partial_fc.data.sample import BadRecord, Sample, Source
 from partial_fc.data.synthetic import Synthetic
@@ -18,7 +18,6 @@ __all__ = [
     "Sample",
     "Source",
     "Synthetic",
-    "mirror",
     "open_source",
 ]
 

@@ -1,9 +1,12 @@
 """One picture of a glyph set for a person to look at: strokes cut off? characters missing? labels right?"""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import cv2
 import numpy as np
+import tyro
 from numpy.typing import NDArray
 
 from partial_fc.data.decode import decode
@@ -15,18 +18,29 @@ _PAIRS_A_ROW = 10
 _GAP = 6  # pixels between blocks
 
 
-def contact_sheet(folder: Path, png: Path, num_rows: int = 12) -> None:
-    """Writes a PNG from what a finished folder holds.
-
-    Above: classes, one a row, with all images of each. Below, for each verification set: genuine pairs on the
-    left, impostors on the right, the first image of a pair above the second.
+@dataclass(frozen=True)
+class SheetOptions:
+    """Draws a picture of a glyph set. Above: classes, one a row, with all images of each. Below, for each
+    verification set: genuine pairs on the left, impostors on the right, the first image of a pair above the second.
     """
-    blocks = [_grid(_classes(folder / "train.rec", num_rows))]
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """A finished set, as `partial-fc data glyphs` makes it."""
+    png: Annotated[Path, tyro.conf.Positional]
+    """The picture to write."""
+    num_rows: int = 12
+    """Classes to show."""
+
+
+def contact_sheet(options: SheetOptions) -> None:
+    """Writes options.png. ValueError where the set is not there or the file cannot be written."""
+    blocks = [_grid(_classes(options.folder / "train.rec", options.num_rows))]
     for name in SETS:
-        pairs = read_pairs(folder / f"{name}.bin")
-        blocks.append(_stack([_grid(_rows_of(pairs, kind, num_rows // 2)) for kind in (True, False)], axis=1))
-    if not cv2.imwrite(str(png), _stack(blocks, axis=0)):
-        raise OSError(f"{png}: cannot be written")
+        pairs = read_pairs(options.folder / f"{name}.bin")
+        halves = [_grid(_rows_of(pairs, kind, options.num_rows // 2)) for kind in (True, False)]
+        blocks.append(_stack(halves, axis=1))
+    if not cv2.imwrite(str(options.png), _stack(blocks, axis=0)):
+        raise ValueError(f"{options.png}: cannot be written")
 
 
 def _classes(rec_path: Path, num_rows: int) -> list[list[bytes]]:

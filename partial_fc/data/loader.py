@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import NamedTuple, Self
 
-import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -205,8 +204,3 @@ def sample_order(position: Tensor, num_samples: int, seed: int) -> Tensor:
     epochs, which = torch.unique(epoch, return_inverse=True)
     keys = torch.tensor([fold(seed, _ORDER, e) for e in epochs.tolist()], dtype=torch.int64)
     return permute(place, num_samples, keys[which])
-
-
-def mirror(image_HWC: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Left and right swapped for half of the samples."""
-    return cv2.flip(image_HWC, 1).astype(np.uint8, copy=False) if rng.random() < 0.5 else image_HWC

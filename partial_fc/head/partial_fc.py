@@ -180,7 +180,8 @@ def _gather(feat_BD: Tensor, label_B: Tensor, world: World) -> _Batch:
     parts = [x.contiguous().view(torch.uint8) for x in (feat_BD, label_B[:, None], rank_B[:, None])]
     wire = world.all_gather(torch.cat(parts, dim=1), name="head/gather")
     widths = [part.shape[1] for part in parts]
-    feat, label, rank = (x.contiguous() for x in wire.split(widths, dim=1))
+    # (contiguous() would leave a single row with the stride of the whole wire, which no other dtype divides)
+    feat, label, rank = (x.clone(memory_format=torch.contiguous_format) for x in wire.split(widths, dim=1))
     rank_G = rank.view(torch.int32).squeeze(1)
     return _Batch(
         feat.view(feat_BD.dtype).float(),

@@ -21,7 +21,7 @@ from partial_fc.data.glyphs_fonts import (
 )
 from partial_fc.data.glyphs_pairs import SETS, lookalikes
 from partial_fc.data.glyphs_render import Glyph, Pen, workers
-from partial_fc.data.glyphs_sheet import contact_sheet
+from partial_fc.data.glyphs_sheet import SheetOptions, contact_sheet
 from partial_fc.data.pairs import read_pairs
 from partial_fc.data.recordio import RecordReader, unpack
 
@@ -287,7 +287,7 @@ def test_options_are_checked(field: str, value: int) -> None:
 
 
 def test_contact_sheet(folder: Path, tmp_path: Path) -> None:
-    contact_sheet(folder, tmp_path / "sheet.png")
+    contact_sheet(SheetOptions(folder, tmp_path / "sheet.png"))
     sheet = cv2.imread(str(tmp_path / "sheet.png"))
     assert sheet.shape[0] >= 12 * 40
     assert sheet.shape[1] >= 14 * 40

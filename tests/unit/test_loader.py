@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from partial_fc.data import BadRecord, Batch, Loader, RecordSource, Synthetic, mirror
+from partial_fc.data import BadRecord, Batch, Loader, RecordSource, Synthetic
 from partial_fc.data.loader import sample_order
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.data.sample import Sample
@@ -118,14 +118,6 @@ def test_augmentation_differs_between_epochs_and_seeds() -> None:
         return {image.numpy().tobytes() for batch in batches for image in batch.image_B3HW}
 
     assert len(images(0) | images(1)) == 40
-
-
-def test_mirror_swaps_half() -> None:
-    image = np.arange(12, dtype=np.uint8).reshape(1, 4, 3)
-    results = [mirror(image, np.random.default_rng(i)) for i in range(400)]
-    mirrored = sum(np.array_equal(result, image[:, ::-1]) for result in results)
-    assert mirrored + sum(np.array_equal(result, image) for result in results) == 400
-    assert 150 < mirrored < 250
 
 
 def test_bad_records_are_named_and_replaced_alike_everywhere(caplog: pytest.LogCaptureFixture) -> None:

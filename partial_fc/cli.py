@@ -1,0 +1,53 @@
+"""`partial-fc`: what one does with data and results besides training."""
+
+import sys
+from collections.abc import Callable
+
+import tyro
+
+from partial_fc.data.check import CheckOptions, check
+from partial_fc.data.draw_pairs import PairsOptions, make_pairs
+from partial_fc.data.glyphs import GlyphOptions, build
+from partial_fc.data.glyphs_sheet import SheetOptions, contact_sheet
+from partial_fc.data.pack import PackOptions, pack_images
+
+# group -> command -> (its flags, what it does, one line of help)
+COMMANDS: dict[str, dict[str, tuple[type, Callable, str]]] = {
+    "data": {
+        "pack": (PackOptions, pack_images, "a folder or list of images -> train.rec"),
+        "pairs": (PairsOptions, make_pairs, "a list of pairs, or images to draw them from -> NAME.bin"),
+        "check": (CheckOptions, check, "what is wrong with a training set, before training finds out"),
+        "glyphs": (GlyphOptions, build, "the demo's data: characters across typefaces, from Debian's fonts"),
+        "sheet": (SheetOptions, contact_sheet, "a picture of a glyph set: characters, typefaces, pairs"),
+    },
+}
+
+
+def usage() -> str:
+    lines = [
+        f"  partial-fc {group} {name:8} {summary}"
+        for group, commands in COMMANDS.items()
+        for name, (_, _, summary) in commands.items()
+    ]
+    return "usage: partial-fc GROUP COMMAND [--help]\n\n" + "\n".join(lines)
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    if len(arguments) < 2 or arguments[0] not in COMMANDS or arguments[1] not in COMMANDS[arguments[0]]:
+        asked_for_help = not arguments or {"-h", "--help"} & set(arguments)
+        if not asked_for_help:
+            print(f"partial-fc: no command {' '.join(arguments[:2])!r}", file=sys.stderr)
+        print(usage())
+        sys.exit(0 if asked_for_help else 2)
+    group, name, *rest = arguments
+    options_type, command, _ = COMMANDS[group][name]
+    try:
+        options = tyro.cli(options_type, args=rest, prog=f"partial-fc {group} {name}")
+        sys.exit(command(options))
+    except ValueError as error:
+        sys.exit(f"partial-fc {group} {name}: {error}")
+
+
+if __name__ == "__main__":
+    main()

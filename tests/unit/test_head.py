@@ -1,0 +1,167 @@
+"""The head in one process: its defined corners. (tests/parallel/test_head.py has the comparison with the dense one.)"""
+
+import pytest
+import torch
+
+from partial_fc.head import ArcFace, CosFace, PartialFC, Softmax, reference
+from partial_fc.head.partial_fc import initial_centres
+from partial_fc.head.shard import Shard
+from partial_fc.optim.rows import RowSGD
+
+D = 16
+
+
+def step(head: PartialFC, feat: torch.Tensor, label: torch.Tensor, lr: float = 0.1) -> float:
+    loss = head(feat.requires_grad_(), label)
+    loss.backward()
+    head.step(lr)
+    return loss.item()
+
+
+def test_reference_agrees_with_finite_differences():
+    torch.manual_seed(0)
+    feat = torch.randn(5, D, dtype=torch.float64, requires_grad=True)
+    centres = torch.randn(9, D, dtype=torch.float64, requires_grad=True)
+    label = torch.tensor([0, 8, 3, 3, 1])
+    for margin in (ArcFace(8.0), CosFace(8.0), Softmax(4.0)):
+        assert torch.autograd.gradcheck(
+            lambda f, c, m=margin: reference.loss(f, label, c, m), (feat, centres)
+        )
+
+
+def test_probabilities_over_all_classes_sum_to_one():
+    """By the loss alone: the classes' exp(-loss) without a margin are the probabilities of one feature."""
+    head = PartialFC(37, D, Softmax(8.0))
+    feat = torch.randn(1, D)
+    total = sum(torch.exp(-head(feat, torch.tensor([c]))).item() for c in range(37))
+    assert abs(total - 1) < 1e-5
+
+
+def test_one_class_without_margin_has_loss_zero():
+    head = PartialFC(1, D, Softmax(64.0))
+    feat = torch.randn(3, D, requires_grad=True)
+    loss = head(feat, torch.zeros(3, dtype=torch.int64))
+    loss.backward()
+    assert loss.item() == 0
+    assert torch.count_nonzero(feat.grad) == 0
+
+
+def test_a_zero_feature_and_a_zero_centre_are_defined():
+    head = PartialFC(5, D, ArcFace())
+    head._centre_LD[2] = 0
+    feat = torch.randn(4, D)
+    feat[1] = 0
+    feat.requires_grad_()
+    loss = head(feat, torch.tensor([0, 1, 2, 3]))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(feat.grad).all()
+    assert torch.count_nonzero(feat.grad[1]) == 0
+    ((_, grad),) = head._gradient
+    assert torch.isfinite(grad).all()
+    assert torch.count_nonzero(grad[2]) == 0
+
+
+@pytest.mark.parametrize("scale", [1e-3, 64.0, 300.0])
+def test_extreme_logits_stay_exact(scale):
+    """Features that point exactly at, and exactly away from, centres: the loss spans 2 * scale."""
+    head = PartialFC(3, D, Softmax(scale))
+    feat = torch.cat((head.centres[:1], -head.centres[:1])).clone()
+    label = torch.zeros(2, dtype=torch.int64)
+    exact = reference.loss(feat.double(), label, head.centres.double(), head.margin)
+    assert abs(head(feat, label).item() - exact.item()) < 1e-5 * max(1.0, exact.item())
+
+
+def test_a_scale_that_would_overflow_is_refused():
+    with pytest.raises(ValueError, match="choose a smaller scale"):
+        PartialFC(3, D, CosFace(scale=1000.0))
+
+
+def test_only_rows_that_took_part_move():
+    head = PartialFC(10_000, D, CosFace(), sample_rate=0.01)
+    before = head.centres.clone()
+    label = torch.tensor([5, 77, 9_999])
+    step(head, torch.randn(3, D), label)
+    moved = (head.centres != before).any(dim=1)
+    took_part = set(head.sampling.negatives(0, head.shard).tolist()) | set(label.tolist())
+    assert set(moved.nonzero().flatten().tolist()) == took_part
+    assert 90 < len(took_part) < 110
+    assert torch.count_nonzero(head.row_state()["momentum"][~moved]) == 0
+
+
+def test_row_sgd_equals_torch_sgd_where_all_rows_take_part():
+    torch.manual_seed(0)
+    rows = torch.randn(7, D)
+    theirs = torch.nn.Parameter(rows.clone())
+    sgd = torch.optim.SGD([theirs], lr=0.3, momentum=0.9, weight_decay=0.01)
+    ours = RowSGD(momentum=0.9, weight_decay=0.01)
+    for row_S in (None, torch.arange(7)):
+        state = ours.state(rows)
+        for _ in range(5):
+            grad = torch.randn(7, D)
+            theirs.grad = grad.clone()
+            sgd.step()
+            ours.step(rows, state, row_S, grad.clone(), 0.3)
+        torch.testing.assert_close(rows, theirs.detach(), rtol=1e-6, atol=1e-6)
+        sgd.state.clear()
+
+
+@pytest.mark.parametrize("sample_rate", [1.0, 0.2])
+def test_two_backwards_before_a_step_add_up(sample_rate):
+    """Two halves, each counting half, against the whole batch."""
+    torch.manual_seed(0)
+    feat, label = torch.randn(8, D), torch.randint(0, 300, (8,))
+    whole, halves = (PartialFC(300, D, CosFace(16.0), sample_rate) for _ in range(2))
+    whole(feat.clone().requires_grad_(), label).backward()
+    whole.step(0.1)
+    for part in (slice(0, 4), slice(4, 8)):
+        # A sampled half sees its own positives and the step's negatives, so give both halves all labels.
+        (halves(feat[part].clone().requires_grad_(), label[part]) / 2).backward()
+    halves.step(0.1)
+    if sample_rate == 1.0:
+        torch.testing.assert_close(halves.centres, whole.centres, rtol=1e-5, atol=1e-6)
+    else:
+        moved = [(h.centres != PartialFC(300, D, CosFace(16.0)).centres).any(dim=1) for h in (halves, whole)]
+        assert torch.equal(*moved)
+
+
+def test_clipping_scales_what_step_uses():
+    heads = [PartialFC(50, D, CosFace(), optimizer=RowSGD(0.0, 0.0)) for _ in range(2)]
+    start = heads[0].centres.clone()
+    feat, label = torch.randn(4, D), torch.arange(4)
+    for head in heads:
+        head(feat.clone().requires_grad_(), label).backward()
+    norm = heads[1].gradient_square_sum().sqrt().item()
+    heads[1].scale_gradient(0.5)
+    assert abs(heads[1].gradient_square_sum().sqrt().item() - norm / 2) < 1e-6 * norm
+    for head in heads:
+        head.step(0.1)
+    torch.testing.assert_close(heads[1].centres - start, (heads[0].centres - start) / 2, rtol=1e-3, atol=1e-7)
+
+
+def test_initial_centres_do_not_depend_on_the_shards_and_differ():
+    whole = initial_centres(Shard.of(10_001, 0, 1), D, seed=3)
+    parts = [initial_centres(Shard.of(10_001, rank, 3), D, seed=3) for rank in range(3)]
+    assert torch.equal(torch.cat(parts), whole)
+    assert not torch.equal(whole, initial_centres(Shard.of(10_001, 0, 1), D, seed=4))
+    assert abs(whole.std() - 0.01) < 1e-4
+    assert len(whole[:, 0].unique()) > 9_900
+
+
+def test_shapes_that_do_not_fit_are_named():
+    head = PartialFC(5, D, CosFace())
+    with pytest.raises(ValueError, match=r"\(2, 8\) with labels \(2,\); expected \(B, 16\)"):
+        head(torch.randn(2, 8), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="global batch is empty"):
+        head(torch.randn(0, D), torch.zeros(0, dtype=torch.int64))
+
+
+def test_row_state_goes_through_load():
+    first, second = PartialFC(9, D, CosFace(), seed=1), PartialFC(9, D, CosFace(), seed=2)
+    step(first, torch.randn(4, D), torch.arange(4))
+    second.load_row_state({k: v.clone() for k, v in first.row_state().items()}, first.num_steps)
+    feat = torch.randn(4, D)
+    assert step(first, feat.clone(), torch.arange(4)) == step(second, feat.clone(), torch.arange(4))
+    assert torch.equal(first.centres, second.centres)
+    with pytest.raises(ValueError, match="expected \\['centres', 'momentum'\\]"):
+        second.load_row_state({"centres": first.centres}, 1)
