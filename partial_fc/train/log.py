@@ -5,6 +5,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import TextIO
 
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -42,6 +43,33 @@ class _AboveBar(logging.Handler):
             sys.stdout.flush()
         except OSError:
             self.handleError(record)
+
+
+class LossCurve:
+    """models_root/loss.csv: one row for each update (step, loss, lr), written by rank 0.
+
+    A resumed run goes on where its checkpoint stands: rows of later steps are dropped.
+    """
+
+    HEADER = "step,loss,lr\n"
+
+    def __init__(self, models_root: Path, world: World, first_step: int):
+        self._file: TextIO | None = None
+        if world.rank != 0:
+            return
+        path = models_root / "loss.csv"
+        rows = path.read_text().splitlines(keepends=True)[1:] if first_step and path.exists() else []
+        kept = [row for row in rows if int(row.partition(",")[0]) <= first_step]
+        path.write_text(self.HEADER + "".join(kept))
+        self._file = path.open("a", buffering=1)
+
+    def add(self, step: int, loss: float, lr: float) -> None:
+        if self._file:
+            self._file.write(f"{step},{loss:.9g},{lr:.9g}\n")
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
 
 
 class Progress:

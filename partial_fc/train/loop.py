@@ -20,7 +20,7 @@ from partial_fc.models import normalise
 from partial_fc.optim.backbone import named_state, set_lr
 from partial_fc.optim.gradient_sync import GradientSync, average_batch_norm
 from partial_fc.optim.schedule import Schedule
-from partial_fc.train.log import Progress
+from partial_fc.train.log import LossCurve, Progress
 from partial_fc.train.stopwatch import Stopwatch
 
 
@@ -62,7 +62,6 @@ class Outcome:
     """Of a finished run, equal on every rank."""
 
     loss: float
-    losses: list[float]  # one a step, of this run's own steps
     images_per_s: float
     evaluations: dict[str, float]
 
@@ -75,7 +74,7 @@ def train(job: Job) -> Outcome:
     progress = Progress(
         job.logger, job.models_root, job.world, job.frequent, job.step, total_steps, global_batch
     )
-    losses: list[float] = []
+    curve = LossCurve(job.models_root, job.world, job.step)
     evaluations: dict[str, float] = {}
     evaluated = saved = job.step if job.step == total_steps else -1
     loss_value = math.nan
@@ -123,7 +122,7 @@ def train(job: Job) -> Outcome:
         watch.lap("head")
         job.step += 1
         job.position = batch.position
-        losses.append(loss_value)
+        curve.add(job.step, loss_value, lr)
 
         # ---- say, evaluate, save
         if report:
@@ -142,7 +141,8 @@ def train(job: Job) -> Outcome:
     if saved != total_steps:
         save(job)
     progress.close()
-    return Outcome(loss_value, losses, progress.images_per_s, evaluations)
+    curve.close()
+    return Outcome(loss_value, progress.images_per_s, evaluations)
 
 
 def check_finite(loss: float, job: Job) -> None:

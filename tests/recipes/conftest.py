@@ -1,0 +1,92 @@
+"""Small glyph sets and a way to start the trainer as a user does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from partial_fc.data.glyphs import GlyphOptions, build
+
+ROOT = Path(__file__).parents[2]
+
+# The demo, shrunk: seconds instead of minutes, fp32 so that launchers can be compared.
+SMALL = [
+    "--backbone",
+    "tiny",
+    "--embedding-size",
+    "32",
+    "--scale",
+    "16",
+    "--margins",
+    "1",
+    "0",
+    "0.2",
+    "--lr-scaling",
+    "none",
+]
+SMALL += ["--lr", "0.1", "--num-workers", "1", "--precision", "fp32", "--frequent", "10", "--verbose", "0"]
+
+LAUNCHERS = {
+    "one process": [],
+    "horovodrun --gloo": ["horovodrun", "--gloo", "-np", "2", "-H", "localhost:2"],
+    "horovodrun --mpi": ["horovodrun", "--mpi", "-np", "2", "-H", "localhost:2"],
+    "torchrun": ["torchrun", "--standalone", "--nproc_per_node=2", "--no-python"],
+}
+
+
+@pytest.fixture(scope="session")
+def glyphs(tmp_path_factory) -> Path:
+    """80 classes in seven typefaces, and verification sets of 600 pairs."""
+    folder = tmp_path_factory.mktemp("data") / "glyphs"
+    build(GlyphOptions(out=folder, num_classes=80, images_per_typeface=2, num_unseen=200, pairs=600))
+    return folder
+
+
+def environment() -> dict[str, str]:
+    scripts = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "PATH": f"{scripts}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    }
+
+
+def run(command: list[str], expect: int = 0) -> str:
+    """Runs to the end and returns what it printed; fails, showing that, where the exit status is another."""
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    ended_well = done.returncode == 0
+    assert ended_well == (expect == 0), (
+        f"{' '.join(command)}\nexit status {done.returncode}\n{done.stdout[-6000:]}"
+    )
+    return done.stdout
+
+
+def train(models_root: Path, *flags: str, launcher: str = "one process", expect: int = 0) -> str:
+    """Recipe `face` with the small settings; flags come last and win."""
+    command = [*LAUNCHERS[launcher], sys.executable, "train.py", "face", "--models-root", str(models_root)]
+    return run([*command, *SMALL, *flags], expect)
+
+
+def losses(models_root: Path) -> list[float]:
+    """The loss of every step, from loss.csv; the steps must be 1, 2, 3, ..."""
+    rows = [line.split(",") for line in (models_root / "loss.csv").read_text().splitlines()[1:]]
+    assert [int(step) for step, _, _ in rows] == list(range(1, len(rows) + 1))
+    return [float(loss) for _, loss, _ in rows]
+
+
+def result(models_root: Path) -> dict:
+    return json.loads((models_root / "result.json").read_text())

@@ -1,0 +1,282 @@
+"""Recipe `face` as its users start it: the demo, shrunk."""
+
+import sys
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.recipes.conftest import LAUNCHERS, ROOT, losses, result, run, train
+
+FIFTY = ["--max-steps", "50", "--batch-size", "16", "--val-targets"]
+
+
+@pytest.fixture(scope="session")
+def curves(glyphs, tmp_path_factory):
+    """The first 50 losses of every launcher with a global batch of 32, and what they printed."""
+    found = {}
+    for launcher in LAUNCHERS:
+        models_root = tmp_path_factory.mktemp("curve")
+        flags = [*FIFTY, "--dataset", "glyphs", "--rec", str(glyphs), "--sync-bn", "--lr", "0.02"]
+        if launcher == "one process":
+            flags += ["--batch-size", "32"]
+        printed = train(models_root, *flags, launcher=launcher)
+        found[launcher] = losses(models_root), printed
+    return found
+
+
+@pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if name != "one process"])
+def test_every_launcher_gives_the_curve_of_one_process(curves, launcher):
+    alone, _ = curves["one process"]
+    ours, _ = curves[launcher]
+    assert len(ours) == 50
+    assert max(abs(a - b) for a, b in zip(ours, alone, strict=True)) < 1e-4
+
+
+def test_the_log_says_who_what_and_where_the_time_went(curves):
+    _, printed = curves["horovodrun --gloo"]
+    for text in (
+        "rank 0 of 2 (horovod)",
+        '"torch":',
+        '"seed": 0',
+        "global batch 2 x 16 = 32",
+        "1120 images of 80 classes",
+    ):
+        assert text in printed
+    line = next(line for line in printed.splitlines() if "step 30/50" in line)
+    for text in (
+        "epoch 0.86",
+        "loss",
+        "lr",
+        "images/s",
+        "per rank",
+        "data",
+        "backbone",
+        "head",
+        "communication",
+        "left",
+    ):
+        assert text in line
+    assert "Training is over!" in printed
+
+
+def test_learns_to_tell_unseen_characters_apart(glyphs, tmp_path):
+    """Sampled negatives, bf16, two ranks: the losses fall, accuracy is far above chance (0.5)."""
+    flags = ["--dataset", "glyphs", "--rec", str(glyphs), "--max-steps", "250", "--batch-size", "32"]
+    flags += ["--sample-rate", "0.5", "--precision", "bf16", "--verbose", "100"]
+    train(tmp_path, *flags, launcher="horovodrun --gloo")
+    curve = losses(tmp_path)
+    assert np.mean(curve[-20:]) < 0.5 * np.mean(curve[:20])
+    found = result(tmp_path)
+    assert found["evaluations"]["unseen/accuracy"] > 0.8
+    assert found["evaluations"]["unseen_font/accuracy"] > 0.7
+    assert found["best"]["unseen"] >= found["evaluations"]["unseen/accuracy"]
+    assert found["steps"] == 250
+    assert found["world_size"] == 2
+    assert found["images_per_s"] > 0
+    for name in ("roc.png", "model.safetensors", "logs/rank-0001.log"):
+        assert (tmp_path / name).stat().st_size > 0
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize("launcher", ["one process", "horovodrun --gloo", "torchrun"])
+def test_resume_continues_bit_by_bit(glyphs, tmp_path, launcher):
+    flags = [
+        "--dataset",
+        "glyphs",
+        "--rec",
+        str(glyphs),
+        "--batch-size",
+        "8",
+        "--lr-scheduler",
+        "constant",
+        "--val-targets",
+    ]
+    flags += [
+        "--sample-rate",
+        "0.3",
+        "--dropout",
+        "0.2",
+        "--clip",
+        "5",
+        "--checkpoint-every",
+        "10",
+        "--max-steps",
+    ]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(whole, *flags, "30", launcher=launcher)
+    train(parts, *flags, "10", launcher=launcher)
+    printed = train(parts, *flags, "30", launcher=launcher)
+    assert "resumed from" in printed
+    assert losses(parts) == losses(whole)
+    files = sorted(path.name for path in (whole / "checkpoints/step-00000030").glob("*.safetensors"))
+    assert len(files) == (3 if launcher == "one process" else 4)
+    for name in files:
+        a, b = (load_file(root / "checkpoints/step-00000030" / name) for root in (whole, parts))
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) for key in a), name
+
+
+def write_with_mxnet(folder, style: str) -> None:
+    """Three classes of plain colours, ten images each, as im2rec or InsightFace's face2rec lay them out."""
+    mx = pytest.importorskip("mxnet")
+    folder.mkdir()
+    record = mx.recordio.MXIndexedRecordIO(str(folder / "train.idx"), str(folder / "train.rec"), "w")
+    rng = np.random.default_rng(0)
+
+    def image(label: int) -> np.ndarray:
+        noise = rng.integers(0, 60, (40, 40, 3), dtype=np.uint8)
+        noise[:, :, label] += 150
+        return noise
+
+    if style == "im2rec":
+        for key in range(30):
+            header = mx.recordio.IRHeader(0, float(key % 3), key, 0)
+            record.write_idx(key, mx.recordio.pack_img(header, image(key % 3), quality=95, img_fmt=".jpg"))
+    else:
+        record.write_idx(0, mx.recordio.pack(mx.recordio.IRHeader(2, [31.0, 34.0], 0, 0), b""))
+        for key in range(1, 31):
+            header = mx.recordio.IRHeader(2, [float((key - 1) // 10), 1.0], key, 0)
+            record.write_idx(
+                key, mx.recordio.pack_img(header, image((key - 1) // 10), quality=95, img_fmt=".jpg")
+            )
+        for label in range(3):
+            span = [1.0 + 10 * label, 11.0 + 10 * label]
+            record.write_idx(31 + label, mx.recordio.pack(mx.recordio.IRHeader(2, span, 31 + label, 0), b""))
+        (folder / "property").write_text("3,40,40\n")
+    record.close()
+
+
+@pytest.mark.parametrize("style", ["im2rec", "insightface"])
+def test_a_folder_that_mxnet_wrote_trains_with_rec_alone(tmp_path, style):
+    write_with_mxnet(tmp_path / "rec", style)
+    printed = train(
+        tmp_path / "run",
+        "--rec",
+        str(tmp_path / "rec"),
+        "--image-size",
+        "40",
+        "--batch-size",
+        "8",
+        "--max-steps",
+        "40",
+    )
+    assert "30 images of 3 classes" in printed
+    curve = losses(tmp_path / "run")
+    assert np.mean(curve[-5:]) < 0.5 * np.mean(curve[:5])
+
+
+def test_image_folder_and_arcface_torch_config(tmp_path):
+    for label, name in enumerate(("red", "green", "blue")):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(8):
+            pixels = np.full((50, 60, 3), 40, dtype=np.uint8)
+            pixels[:, :, 2 - label] += np.uint8(100 + 10 * i)
+            cv2.imwrite(str(tmp_path / "photos" / name / f"{i}.png"), pixels)
+    config = tmp_path / "config.py"
+    config.write_text(
+        "from easydict import EasyDict as edict\n\nconfig = edict()\nconfig.margin_list = (1.0, 0.0, 0.4)\n"
+        f'config.network = "mbf"\nconfig.embedding_size = 24\nconfig.rec = "{tmp_path / "photos"}"\n'
+        "config.num_epoch = 2\nconfig.batch_size = 6\nconfig.lr = 0.01\nconfig.image_size = 32\n"
+    )
+    command = [
+        sys.executable,
+        "train.py",
+        "face",
+        "--config",
+        str(config),
+        "--models-root",
+        str(tmp_path / "run"),
+    ]
+    printed = run([*command, "--batch_size", "8", "--num-workers", "1", "--frequent", "1"])
+    found = result(tmp_path / "run")
+    assert found["steps"] == 6  # 2 epochs of 24 images, 8 a step: the flag won over the file
+    assert found["configuration"]["network"] == "mbf"
+    assert "step 6/6 epoch 2.00" in printed
+
+
+def test_a_million_classes_without_data(tmp_path):
+    train(
+        tmp_path,
+        "--dataset",
+        "100w",
+        "--image-size",
+        "32",
+        "--sample-rate",
+        "0.01",
+        "--max-steps",
+        "3",
+        "--batch-size",
+        "4",
+        "--embedding-size",
+        "8",
+    )
+    assert result(tmp_path)["steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "--rec DIR is missing"),
+        (["--rec", "nowhere"], "nowhere not found"),
+        (["--dataset", "emor"], "no such preset; expected one of"),
+        (["--sampel-rate", "0.1"], "--sample-rate"),
+        (["--rec", ".", "--batch-size", "0"], "--batch-size is 0"),
+        (["--dataset", "100w", "--loss", "combined"], "--margins m1 m2 m3"),
+        (["--dataset", "100w", "--num-classes", "3", "--network", "tiny", "--image-size", "4"], "image size 4 is too small"),
+        (["--dataset", "glyphs", "--rec", "{glyphs}", "--val-targets", "lfw"], "lfw.bin"),
+        (["--dataset", "glyphs", "--rec", "{glyphs}", "--num-classes", "79", "--val-targets", "--network", "tiny"], "label 79"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named_without_a_trace(glyphs, tmp_path, flags, message):
+    flags = [flag.format(glyphs=glyphs) for flag in flags]
+    command = [sys.executable, "train.py", "face", "--models-root", str(tmp_path), *flags]
+    printed = run(command, expect=1)
+    assert message in printed
+    assert "Traceback" not in printed
+
+
+def test_a_diverging_run_stops_and_says_at_which_step(glyphs, tmp_path):
+    flags = [
+        "--dataset",
+        "glyphs",
+        "--rec",
+        str(glyphs),
+        "--val-targets",
+        "--lr",
+        "1e30",
+        "--batch-size",
+        "8",
+    ]
+    printed = train(tmp_path, *flags, "--max-steps", "40", expect=1)
+    assert "at step" in printed
+    assert "nothing was updated in this step" in printed
+    assert "Traceback" not in printed
+
+
+def test_help_lists_recipes_and_teaches_flags():
+    assert "face" in run([sys.executable, "train.py", "--help"])
+    printed = run([sys.executable, "train.py", "face", "--dataset", "emore", "--help"])
+    assert "85742" in printed.replace(" ", ""), "the preset's values are the defaults shown"
+    assert "did you mean face" in run([sys.executable, "train.py", "fase"], expect=1)
+
+
+def test_config_sh_and_run_sh_train(glyphs, tmp_path):
+    flags = [
+        "--rec",
+        str(glyphs),
+        "--max-steps",
+        "4",
+        "--batch-size",
+        "8",
+        "--val-targets",
+        "--embedding-size",
+        "16",
+    ]
+    run([*LAUNCHERS["horovodrun --gloo"], "bash", "config.sh", *flags, "--models-root", str(tmp_path / "a")])
+    run(["bash", "run.sh", *flags, "--models-root", str(tmp_path / "b")])
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+    assert result(tmp_path / "b")["world_size"] == 2
+    assert (ROOT / "hosts" / "localhost_2").exists()
