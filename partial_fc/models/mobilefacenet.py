@@ -9,7 +9,7 @@ B images, H = W pixels, D feature width.
 import torch
 from torch import Tensor, nn
 
-HALVINGS = 4  # the stem and three stages
+_HALVINGS = 4  # the stem and three stages
 
 
 class Wrapped(nn.Module):
@@ -61,7 +61,7 @@ class MobileFaceNet(nn.Module):
     def __init__(self, embedding_size: int, image_size: int, in_channels: int = 3, dropout: float = 0.0):
         super().__init__()
         side = image_size
-        for _ in range(HALVINGS):
+        for _ in range(_HALVINGS):
             side = (side + 1) // 2  # a padded 3x3 with stride 2 rounds up
         self.layers = nn.ModuleList(
             [
