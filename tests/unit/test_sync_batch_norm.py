@@ -63,13 +63,14 @@ def step(net: nn.Module, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("rows", [[4, 4], [5, 1, 3], [6, 0], [1, 1]])
 def test_ranks_together_equal_one_batch_norm_over_the_whole_batch(rows):
-    dense, num = network().double(), sum(rows)
+    start, num = network().double(), sum(rows)
+    dense = copy.deepcopy(start)
     x = 2 * torch.randn(num, 3, 6, 6, dtype=torch.float64) + 5
     weight = torch.randn(num, 7, dtype=torch.float64)
 
     def job(world):
         mine = slice(sum(rows[: world.rank]), sum(rows[: world.rank + 1]))
-        local = convert(network().double(), world)
+        local = convert(copy.deepcopy(start), world)
         results = [step(local, x[mine] + shift, weight[mine]) for shift in (0, 1)]
         return local, results
 
@@ -155,10 +156,11 @@ def test_eval_uses_running_statistics_without_collectives():
     assert ring.names == [[], []]
 
 
-def test_a_world_of_one_changes_nothing():
-    model = network()
-    assert convert(model, SingleWorld()) is model
-    assert type(model[0]) is nn.BatchNorm2d
+def test_a_world_of_one_equals_an_ordinary_batch_norm():
+    dense = network()
+    x, weight = torch.randn(4, 3, 6, 6), torch.randn(4, 7)
+    alone = step(convert(copy.deepcopy(dense), SingleWorld()), x, weight)
+    torch.testing.assert_close(alone, step(dense, x, weight), rtol=1e-4, atol=1e-4)
 
 
 def test_one_value_in_the_global_batch_is_an_error_on_every_rank():
