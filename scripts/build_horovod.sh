@@ -1,24 +1,28 @@
 #!/usr/bin/env bash
-# Build a wheel of Horovod 0.28.1 for the interpreter in $1 and leave it in folder $2.
+# Builds a wheel of Horovod, version $2, with the interpreter $1 and leaves it in folder $3 (about 3 minutes on 2 cores).
 #
-# The release is from 2023 and asks for C++14; torch 2.13's headers need 20 and MXNet's stop at 17, so the
-# two standards are set per sub-project. Nothing else in the sources changes.
-# Set HOROVOD_GPU_OPERATIONS=NCCL (and have nvcc and NCCL there) for a GPU build; it is passed through.
+# The release is from 2023 and asks for C++14; torch 2.13's headers need 20 and MXNet's stop at 17, so the two standards
+# are set per sub-project. Nothing else in the sources changes. HOROVOD_GPU_OPERATIONS and the like pass through.
 set -euo pipefail
-python=$1 wheels=$2
-version=0.28.1
+python=$1 version=$2 wheels=$3
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+# No build isolation anywhere: the sources must see this environment's torch and mxnet.
 "$python" -m pip download --quiet --no-deps --no-binary horovod --no-build-isolation -d "$work" "horovod==$version"
 tar -xzf "$work/horovod-$version.tar.gz" -C "$work"
 source="$work/horovod-$version"
-sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 17)/' "$source/CMakeLists.txt"
-sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 20)/' "$source/horovod/torch/CMakeLists.txt"
-grep -q 'CXX_STANDARD 17' "$source/CMakeLists.txt" && grep -q 'CXX_STANDARD 20' "$source/horovod/torch/CMakeLists.txt" ||
-    { echo "build_horovod.sh: the CMake files are not those of $version; nothing was built" >&2; exit 1; }
+old='set(CMAKE_CXX_STANDARD 14)'
+for file in CMakeLists.txt horovod/torch/CMakeLists.txt; do
+    grep -qF "$old" "$source/$file" ||
+        { echo "build_horovod.sh: horovod $version: $file has no '$old'; its patch needs a new look" >&2; exit 1; }
+done
+sed -i "s/$old/set(CMAKE_CXX_STANDARD 17)/" "$source/CMakeLists.txt"
+sed -i "s/$old/set(CMAKE_CXX_STANDARD 20)/" "$source/horovod/torch/CMakeLists.txt"
 
+# Make's own MAKEFLAGS, where make called this, would set the number of jobs to one; so would nproc under OMP_NUM_THREADS.
+env HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MXNET=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
+    MAKEFLAGS="-j$(env -u OMP_NUM_THREADS nproc)" \
+    "$python" -m pip wheel --quiet --no-deps --no-build-isolation -w "$work/wheels" "$source"
 mkdir -p "$wheels"
-MAKEFLAGS="${MAKEFLAGS:--j$(nproc)}" HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MXNET="${HOROVOD_WITH_MXNET:-1}" HOROVOD_WITHOUT_TENSORFLOW=1 \
-    HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
-    "$python" -m pip wheel --quiet --no-deps --no-build-isolation -w "$wheels" "$source"
+mv "$work"/wheels/*.whl "$wheels" # complete or not there at all: a stopped build leaves no half wheel in the cache

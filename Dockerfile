@@ -1,0 +1,31 @@
+# A node of a cluster. CPU:  docker build -t partial-fc .
+# CUDA (a base with nvcc, NCCL's headers and apt; TORCH_INDEX_URL is PyTorch's pip index for that CUDA version):
+#   docker build -t partial-fc --build-arg BASE=nvidia/cuda:...-devel-ubuntu22.04 \
+#       --build-arg TORCH_INDEX_URL=... --build-arg HOROVOD_GPU_OPERATIONS=NCCL .
+# One host:    docker run --rm -it --shm-size=8g partial-fc bash scripts/demo.sh
+# Several:     docker run -d --network=host --shm-size=8g -v DIR_WITH_ONE_KEY_PAIR:/root/.ssh partial-fc \
+#                  bash -c 'ssh-keygen -A && exec /usr/sbin/sshd -D -p 2222'
+#              on each (DIR holds id_ed25519, id_ed25519.pub and authorized_keys, owned by root), then inside one of them
+#              horovodrun --ssh-port 2222 -np 2 -H first-host:1,second-host:1 bash config.sh
+ARG BASE=debian:12-slim
+FROM ${BASE}
+ARG TORCH_INDEX_URL=
+ARG HOROVOD_GPU_OPERATIONS=
+
+WORKDIR /opt/partial-fc
+# The set-up sees only the files that decide it, so that a change of the sources does not build Horovod again. The two
+# empty packages are what the editable installation points to.
+COPY constraints.txt setup.cfg pyproject.toml ./
+COPY scripts/setup.sh scripts/build_horovod.sh scripts/
+RUN mkdir partial_fc recipes && touch partial_fc/__init__.py recipes/__init__.py \
+    && bash scripts/setup.sh \
+    && rm -rf /root/.cache /var/lib/apt/lists/*
+
+# Host keys belong to a container, not to the image; containers are reached at addresses whose keys change.
+RUN rm -f /etc/ssh/ssh_host_* && mkdir -p /run/sshd && printf '%s\n' \
+    'Host *' '    StrictHostKeyChecking no' '    UserKnownHostsFile /dev/null' '    LogLevel ERROR' \
+    > /etc/ssh/ssh_config.d/cluster.conf
+
+COPY . .
+ENV PATH=/opt/partial-fc/.venv/bin:$PATH
+CMD ["bash"]

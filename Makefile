@@ -1,0 +1,24 @@
+# Each target is a line or two that could be typed by hand.
+.PHONY: help setup demo test lint bench clean
+help:   ## this list
+	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:[^#]*##/\t/'
+
+setup:  ## everything that is needed, into .venv (Debian packages as root); repeating it takes a second
+	@bash scripts/setup.sh
+
+demo: setup  ## build the demo data, train on it with two processes, show what was learned
+	@bash scripts/demo.sh
+
+test: setup  ## all tests: one process, then horovodrun with 2 and 3 (Gloo, MPI), torchrun, then the recipes
+	@bash scripts/test.sh
+
+lint: setup  ## ruff and mypy
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+bench: setup  ## the numbers that docs/benchmarks.md quotes
+	.venv/bin/partial-fc bench
+
+clean:  ## remove .venv and what tools left; demo data and runs stay
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

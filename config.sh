@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# What each process runs:  horovodrun -np 2 -H localhost:2 bash config.sh [--flag value ...]
+# Machine facts first, then what to train; the flags given here are defaults, a later flag wins. Works from any folder
+# and on every host that has this checkout in the same place, set up by `make setup`.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+python=${PYTHON:-$here/.venv/bin/python}
+[ -x "$python" ] || { echo "config.sh on $(hostname): no $python; run 'make setup' in $here there" >&2; exit 1; }
+
+# --- machine ---------------------------------------------------------------------------------------------------------
+
+# The processes of a host share its cores. (nproc would otherwise answer with OMP_NUM_THREADS.)
+cores=$(env -u OMP_NUM_THREADS nproc)
+local_size=${HOROVOD_LOCAL_SIZE:-${OMPI_COMM_WORLD_LOCAL_SIZE:-${LOCAL_WORLD_SIZE:-1}}}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > local_size ? cores / local_size : 1))}
+export MXNET_CPU_WORKER_NTHREADS=${MXNET_CPU_WORKER_NTHREADS:-$OMP_NUM_THREADS}
+
+# Horovod looks for new tensors every HOROVOD_CYCLE_TIME milliseconds, and each of the head's three collectives waits for
+# the next look with nothing else to do. Two ranks on two cores over Gloo: 5 ms costs 6 ms a collective, 1 ms costs 3 ms
+# and a tenth of a core per rank, 0.1 ms costs 2.5 ms and a third of a core. Hosts with idle cores beside GPUs want 0.1.
+export HOROVOD_CYCLE_TIME=${HOROVOD_CYCLE_TIME:-1}
+# Backbone gradients that are ready at the same look travel together, up to this many bytes.
+export HOROVOD_FUSION_THRESHOLD=${HOROVOD_FUSION_THRESHOLD:-67108864}
+# HOROVOD_GPU_OPERATIONS (once HOROVOD_GPU_ALLREDUCE, _ALLGATHER, _BROADCAST) is a choice of the build, see
+# scripts/setup.sh; set here it would have no effect. CUDA_VISIBLE_DEVICES is left alone: a process takes the device of
+# its local rank among those visible.
+
+# --- recipe ----------------------------------------------------------------------------------------------------------
+
+exec "$python" "$here/train.py" "${RECIPE:-face}" \
+    --dataset "${DATASET:-glyphs}" \
+    --rec "${REC:-$here/demo/glyphs}" \
+    --models-root "${MODELS_ROOT:-$here/runs/face}" \
+    "$@"
