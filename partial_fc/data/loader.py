@@ -186,13 +186,13 @@ class Loader:
                 return
             self._bad[index] = message
             count = len(self._bad)
-            _log.warning("bad record %d of at most %d, replaced: %s", count, self.max_bad_records, message)
             if count > self.max_bad_records or count == len(self.source):
                 first = "\n  ".join(list(self._bad.values())[:10])
                 raise ValueError(
                     f"{count} bad records on rank {self.rank}, at most {self.max_bad_records} are tolerated "
                     f"(--max-bad-records). The first ones:\n  {first}"
                 )
+            _log.warning("bad record %d of at most %d, replaced: %s", count, self.max_bad_records, message)
 
 
 def sample_order(position: Tensor, num_samples: int, seed: int) -> Tensor:
