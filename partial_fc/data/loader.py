@@ -182,17 +182,20 @@ class Loader:
 
     def _note_bad(self, index: int, message: str) -> None:
         with self._bad_lock:
-            if index in self._bad:
-                return
-            self._bad[index] = message
+            known = index in self._bad
+            self._bad.setdefault(index, message)
             count = len(self._bad)
+            # Known ones count here too: once there are too many, no thread may go on looking for a good one.
             if count > self.max_bad_records or count == len(self.source):
                 first = "\n  ".join(list(self._bad.values())[:10])
                 raise ValueError(
                     f"{count} bad records on rank {self.rank}, at most {self.max_bad_records} are tolerated "
                     f"(--max-bad-records). The first ones:\n  {first}"
                 )
-            _log.warning("bad record %d of at most %d, replaced: %s", count, self.max_bad_records, message)
+            if not known:
+                _log.warning(
+                    "bad record %d of at most %d, replaced: %s", count, self.max_bad_records, message
+                )
 
 
 def sample_order(position: Tensor, num_samples: int, seed: int) -> Tensor:

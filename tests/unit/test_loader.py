@@ -146,6 +146,13 @@ def test_too_many_bad_records() -> None:
         next(Loader(Numbers(4, bad=(0, 1, 2, 3)), image_size=4, batch_size=1, num_workers=1))
 
 
+def test_no_thread_searches_for_ever_when_all_records_are_bad() -> None:
+    loader = Loader(Numbers(3, bad=(0, 1, 2)), image_size=4, batch_size=1, num_workers=4, prefetch=20)
+    with pytest.raises(ValueError, match="3 bad records"):
+        next(loader)
+    assert not loader_threads()
+
+
 def test_damaged_jpeg_in_a_record_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with RecordWriter(tmp_path / "train.rec") as writer:
         for key in range(6):
