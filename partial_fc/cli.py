@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import tyro
 
@@ -43,7 +44,7 @@ def main() -> None:
     group, name, *rest = arguments
     options_type, command, _ = COMMANDS[group][name]
     try:
-        options = tyro.cli(options_type, args=rest, prog=f"partial-fc {group} {name}")
+        options: Any = tyro.cli(options_type, args=rest, prog=f"partial-fc {group} {name}")
         sys.exit(command(options))
     except ValueError as error:
         sys.exit(f"partial-fc {group} {name}: {error}")

@@ -26,7 +26,7 @@ from partial_fc.evaluate import Verification
 from partial_fc.head import ArcFace, CombinedMargin, CosFace, Margin, PartialFC, Softmax
 from partial_fc.optim import backbone as backbone_optimizer
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
-from partial_fc.optim.rows import RowSGD
+from partial_fc.optim.rows import RowAdamW, RowOptimizer, RowSGD
 from partial_fc.optim.schedule import Schedule, linear_scaling
 from partial_fc.train.log import open_files
 from partial_fc.train.loop import Job, Outcome, train
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> None:
         config.sample_rate,
         world,
         config.seed,
-        RowSGD(config.momentum, config.weight_decay),
+        _row_optimizer(config),
         device,
     )
     logger.info(
@@ -203,6 +203,12 @@ def _margin(config: Config) -> Margin:
     if config.loss == "softmax":
         return Softmax(config.scale)
     return ArcFace(config.scale, straight_through=config.loss == "arcface-straight-through")
+
+
+def _row_optimizer(config: Config) -> RowOptimizer:
+    if config.optimizer == "sgd":
+        return RowSGD(config.momentum, config.weight_decay)
+    return RowAdamW(weight_decay=config.weight_decay)
 
 
 def _schedule(

@@ -89,7 +89,7 @@ class Config:
     max_steps: int | None = None
     """Ends training after so many updates instead of --epochs."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
-    """Of the backbone. The centres have their own: SGD with momentum on the rows that took part."""
+    """Of backbone and centres; of the centres it moves those that took part in a step."""
     momentum: float = 0.9
     """Of SGD, for backbone and centres."""
     weight_decay: float = 5e-4

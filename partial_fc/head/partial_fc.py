@@ -19,7 +19,7 @@ from partial_fc.head import softmax
 from partial_fc.head.margin import Margin, value_and_slope
 from partial_fc.head.sampling import Sampling
 from partial_fc.head.shard import Shard
-from partial_fc.optim.rows import RowSGD
+from partial_fc.optim.rows import RowOptimizer, RowSGD
 
 # The denominators of the ranks are added as exp(log-sum-exp) in float64, whose range ends at exp(709): with logits
 # bounded by this, no maximum has to be agreed upon first, and no row can under- or overflow.
@@ -46,7 +46,7 @@ class PartialFC:
         sample_rate: float = 1.0,
         world: World | None = None,
         seed: int = 0,
-        optimizer: RowSGD | None = None,
+        optimizer: RowOptimizer | None = None,
         device: torch.device | str = "cpu",
     ):
         if margin.scale * margin.bound > _LARGEST_LOGIT:

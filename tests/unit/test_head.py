@@ -1,12 +1,14 @@
 """The head in one process: its defined corners. (tests/parallel/test_head.py has the comparison with the dense one.)"""
 
+from functools import partial
+
 import pytest
 import torch
 
 from partial_fc.head import ArcFace, CosFace, PartialFC, Softmax, reference
 from partial_fc.head.partial_fc import initial_centres
 from partial_fc.head.shard import Shard
-from partial_fc.optim.rows import RowSGD
+from partial_fc.optim.rows import RowAdamW, RowSGD
 
 D = 16
 
@@ -89,21 +91,44 @@ def test_only_rows_that_took_part_move():
     assert torch.count_nonzero(head.row_state()["momentum"][~moved]) == 0
 
 
-def test_row_sgd_equals_torch_sgd_where_all_rows_take_part():
+@pytest.mark.parametrize("row_S", [None, torch.arange(7)])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (RowSGD(momentum=0.9, weight_decay=0.01), partial(torch.optim.SGD, momentum=0.9, weight_decay=0.01)),
+        (RowAdamW(weight_decay=0.1), partial(torch.optim.AdamW, weight_decay=0.1)),
+    ],
+)
+def test_row_optimisers_equal_torchs_where_all_rows_take_part(ours, theirs, row_S):
     torch.manual_seed(0)
     rows = torch.randn(7, D)
-    theirs = torch.nn.Parameter(rows.clone())
-    sgd = torch.optim.SGD([theirs], lr=0.3, momentum=0.9, weight_decay=0.01)
-    ours = RowSGD(momentum=0.9, weight_decay=0.01)
-    for row_S in (None, torch.arange(7)):
-        state = ours.state(rows)
-        for _ in range(5):
-            grad = torch.randn(7, D)
-            theirs.grad = grad.clone()
-            sgd.step()
-            ours.step(rows, state, row_S, grad.clone(), 0.3)
-        torch.testing.assert_close(rows, theirs.detach(), rtol=1e-6, atol=1e-6)
-        sgd.state.clear()
+    parameter = torch.nn.Parameter(rows.clone())
+    dense = theirs([parameter], lr=0.03)
+    state = ours.state(rows)
+    for _ in range(10):
+        grad = torch.randn(7, D)
+        parameter.grad = grad.clone()
+        dense.step()
+        ours.step(rows, state, row_S, grad.clone(), 0.03)
+    torch.testing.assert_close(rows, parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [RowSGD(), RowAdamW()])
+def test_a_row_lives_only_in_the_steps_that_touch_it(optimizer):
+    """Touched in every second step, a row ends where one ends that knows only those steps."""
+    torch.manual_seed(0)
+    start, grads = torch.randn(3, D), torch.randn(6, 3, D)
+    sparse, dense = start.clone(), start.clone()
+    state, dense_state = optimizer.state(sparse), optimizer.state(dense)
+    rows = torch.tensor([0, 2])
+    for i, grad in enumerate(grads):
+        optimizer.step(
+            sparse, state, rows if i % 2 else torch.tensor([1]), grad[rows if i % 2 else [1]].clone(), 0.1
+        )
+    for grad in grads[1::2]:
+        optimizer.step(dense, dense_state, None, grad.clone(), 0.1)
+    assert torch.equal(sparse[rows], dense[rows])
+    assert not torch.equal(sparse[1], dense[1])
 
 
 @pytest.mark.parametrize("sample_rate", [1.0, 0.2])
