@@ -191,7 +191,7 @@ def test_close_waits_for_one_image_not_for_the_batches() -> None:
     loader = Loader(Numbers(1000), image_size=4, batch_size=1000, augment=slow, num_workers=2)
 
     def consume() -> None:
-        with pytest.raises(RuntimeError, match="closed|shutdown"):  # waiting for a batch, or starting one
+        with pytest.raises(RuntimeError, match=r"closed|shutdown"):  # waiting for a batch, or starting one
             next(loader)
 
     consumer = threading.Thread(target=consume)
