@@ -10,13 +10,14 @@ from partial_fc.data.check import CheckOptions, check
 from partial_fc.data.draw_pairs import PairsOptions, make_pairs
 from partial_fc.data.glyphs import GlyphOptions, build
 from partial_fc.data.glyphs_sheet import SheetOptions, contact_sheet
-from partial_fc.data.pack import PackOptions, pack_images
+from partial_fc.data.pack import IndexOptions, PackOptions, make_index, pack_images
 
 # group -> command -> (its flags, what it does, one line of help)
 COMMANDS: dict[str, dict[str, tuple[type, Callable, str]]] = {
     "data": {
         "pack": (PackOptions, pack_images, "a folder or list of images -> train.rec"),
         "pairs": (PairsOptions, make_pairs, "a list of pairs, or images to draw them from -> NAME.bin"),
+        "index": (IndexOptions, make_index, "train.idx is lost: make it anew from train.rec"),
         "check": (CheckOptions, check, "what is wrong with a training set, before training finds out"),
         "glyphs": (GlyphOptions, build, "the demo's data: characters across typefaces, from Debian's fonts"),
         "sheet": (SheetOptions, contact_sheet, "a picture of a glyph set: characters, typefaces, pairs"),

@@ -183,3 +183,17 @@ def test_half_precision_features_keep_their_dtype_and_error_is_theirs(world):
         )
         assert feat_BD.grad.dtype == dtype
         assert abs(loss.item() - exact.item()) < 1e-5  # rounding the input is the only error
+
+
+def test_gradient_norm_for_clipping_is_that_of_the_dense_head(world):
+    """Every class counts once, wherever it lives; the number is equal on all ranks."""
+    rows = [6] * world.size
+    feat_GD, label_G = global_batch(101, rows)
+    part = mine(world, rows)
+    head = PartialFC(101, D, CosFace(), 1.0, world)
+    head(feat_GD[part].float().requires_grad_(), label_G[part]).backward()
+    centre_CD = all_centres(world, head).double().requires_grad_()
+    reference.loss(feat_GD, label_G, centre_CD, head.margin).backward()
+    norm = head.gradient_square_sum().sqrt()
+    assert_close(norm, centre_CD.grad.norm())
+    assert world.all_gather(norm[None], name="t/norm").unique().numel() == 1
