@@ -180,5 +180,9 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
 
 def _from_preset(name: str) -> dict[str, Any]:
     preset = presets.get(name)
-    values = {k: v for k, v in dataclasses.asdict(preset).items() if k != "synthetic" and v is not None}
-    return {"dataset": name, **values}
+    values = {
+        k: v
+        for k, v in dataclasses.asdict(preset).items()
+        if k not in ("synthetic", "more") and v is not None
+    }
+    return {"dataset": name, **values, **preset.more}

@@ -6,8 +6,9 @@ Sources: InsightFace recognition/partial_fc/mxnet/default.py (webface, emore, gl
 recognition/arcface_torch/configs (ms1mv3, wf4m, wf12m, wf42m; image counts of emore and glint360k).
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,19 +24,21 @@ class Preset:
     """For a global batch of `base_batch_size`."""
     base_batch_size: int = 512
     """The global batch (all ranks) that lr, lr_steps and max_steps were meant for."""
-    lr_scheduler: Literal["step", "polynomial"] = "step"
+    lr_scheduler: Literal["step", "polynomial", "cosine"] = "step"
     """step: x0.1 after each of lr_steps. polynomial: power 1, to 0 at the end."""
     lr_steps: tuple[int, ...] = ()
     """In updates. The update after the named one is the first with the lower rate."""
     max_steps: int | None = None
     """Updates, after which training ends; else `epochs` counts."""
-    epochs: int | None = None
+    epochs: float | None = None
     val_targets: tuple[str, ...] = ()
     """Verification files beside the records, without .bin."""
     augment: Literal["none", "glyph"] = "none"
     """Training-time distortion beside mirroring (partial_fc/data/augment.py)."""
     mirror: bool = True
     """A mirrored image is of the same class: mirror in training, add both embeddings in verification."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Other flags of the recipe with the values that were found to work on this data set."""
     synthetic: bool = False
     """No records are read: images and labels are made up, to measure speed without IO."""
 
@@ -91,14 +94,30 @@ PRESETS: dict[str, Preset] = {
     "wf4m": _arcface_torch(205_990, 4_235_242, ("lfw", "cfp_fp", "agedb_30")),
     "wf12m": _arcface_torch(617_970, 12_720_066, ()),
     "wf42m": _arcface_torch(2_059_906, 42_474_557, ("lfw", "cfp_fp", "agedb_30")),
-    # Characters across typefaces (partial-fc's own demo data). A mirrored character is another one.
+    # Characters across typefaces (docs/data.md). A mirrored character is another one. These are the demo's values:
+    # a CPU has to see few images, and AdamW needs a third of SGD's (docs/log.md, 2026-11-20).
     "glyphs": Preset(
         num_classes=None,
         image_size=40,
-        lr_scheduler="polynomial",
+        lr=0.003,
+        base_batch_size=128,
+        lr_scheduler="cosine",
+        epochs=2.5,
         val_targets=("unseen", "unseen_font", "lookalike"),
         augment="glyph",
         mirror=False,
+        more={
+            "network": "tiny",
+            "embedding_size": 128,
+            "scale": 32.0,
+            "margins": (1.0, 0.0, 0.3),
+            "optimizer": "adamw",
+            "weight_decay": 0.05,
+            "warmup_steps": 60,
+            "frequent": 50,
+            "verbose": 500,
+            "checkpoint_every": 500,
+        },
     ),
     # "w" is 10,000 in Chinese counting: 100w is a million classes.
     "100w": _synthetic(1_000_000),

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from partial_fc.comm import Pending, World
 
-BUCKET_BYTES = (
-    4 << 20
-)  # large enough for a link's bandwidth, small enough that the first leaves early in backward
+# Enough for a link's bandwidth; a small network gets four smaller ones, so that they leave during backward.
+BUCKET_BYTES = 4 << 20
 
 
 class GradientSync:
@@ -26,9 +25,11 @@ class GradientSync:
     order, the reverse of the module's, on all ranks: torch.distributed matches collectives by order.
     """
 
-    def __init__(self, module: nn.Module, world: World, bucket_bytes: int = BUCKET_BYTES):
+    def __init__(self, module: nn.Module, world: World, bucket_bytes: int | None = None):
         self._world = world
         parameters = [p for p in reversed(list(module.parameters())) if p.requires_grad]
+        total_bytes = sum(p.numel() * p.element_size() for p in parameters)
+        bucket_bytes = bucket_bytes or min(BUCKET_BYTES, total_bytes // 4)
         self._buckets = [_Bucket(group) for group in _grouped(parameters, bucket_bytes)]
         self._pending: list[Pending] = []
         for number, bucket in enumerate(self._buckets):

@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 
 from recipes import presets
+from recipes.face_config import Config, parse
 
 
 def test_published_numbers():
@@ -63,3 +64,20 @@ def test_presets_cannot_be_changed():
 def test_unknown_name_lists_the_known():
     with pytest.raises(ValueError, match=r"--dataset glint.*expected one of .*glint360k_8GPU"):
         presets.get("glint")
+
+
+def test_every_value_of_a_preset_is_a_flag_of_the_recipe():
+    flags = {field.name for field in dataclasses.fields(Config)}
+    for name, preset in presets.PRESETS.items():
+        values = {field.name for field in dataclasses.fields(preset)} - {"more", "synthetic"}
+        assert values | set(preset.more) <= flags, name
+
+
+def test_a_flag_beats_the_file_which_beats_the_preset(tmp_path):
+    file = tmp_path / "config.py"
+    file.write_text(
+        "from easydict import EasyDict as edict\nconfig = edict()\nconfig.batch_size = 48\nconfig.lr = 0.7\n"
+    )
+    config, _ = parse(["--dataset", "emore", "--rec", ".", "--config", str(file), "--lr", "0.9"])
+    assert (config.num_classes, config.batch_size, config.lr) == (85_742, 48, 0.9)
+    assert config.lr_scheduler == "polynomial", "what arcface_torch always does"
