@@ -9,6 +9,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # several processes share the cores
 export HOROVOD_STALL_CHECK_TIME_SECONDS=30 HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=60
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 # horovodrun --mpi as root
 export OMPI_MCA_rmaps_base_oversubscribe=1                       # more ranks than cores
+export OMPI_MCA_mpi_yield_when_idle=1 # a rank that waits gives its core to the others: 9 s instead of 21 on busy cores
 
 failed=()
 stage() {
