@@ -69,7 +69,8 @@ def main(arguments: list[str]) -> None:
     backbone = models.build(config.network, config.embedding_size, config.image_size, dropout=config.dropout)
     if config.pretrained:
         models.load_arcface_torch(backbone, config.pretrained)
-    backbone.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    dtype = torch.float64 if config.precision == "fp64" else torch.float32
+    backbone.to(device, dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     broadcast_module(backbone, world)
     if config.sync_bn:
         backbone = convert(backbone, world)
@@ -82,6 +83,7 @@ def main(arguments: list[str]) -> None:
         config.seed,
         _row_optimizer(config),
         device,
+        dtype,
     )
     logger.info(
         f"{config.network}: {sum(p.numel() for p in backbone.parameters()):,} parameters; this rank has centres "
@@ -95,6 +97,14 @@ def main(arguments: list[str]) -> None:
 
     # ---- start: a given checkpoint, else the newest of this run, else --pretrained, else from scratch
     step, position, best = _resume(config, backbone, optimizer, head, total_steps, logger)
+
+    if step == total_steps and (config.models_root / "result.json").exists():
+        logger.info(
+            f"{config.models_root} is finished, see result.json; to go on give more --max-steps or --epochs, to start "
+            "anew another --models-root or --resume never"
+        )
+        world.close()
+        return
 
     with Loader(
         source,
@@ -119,6 +129,7 @@ def main(arguments: list[str]) -> None:
             optimizer=optimizer,
             sync=sync,
             schedule=schedule,
+            dtype=dtype,
             autocast=config.precision == "bf16",
             clip=config.clip,
             models_root=config.models_root,
@@ -303,6 +314,7 @@ def _write_results(
             "steps": job.step,
             "world_size": job.world.size,
             "backend": job.world.backend,
+            "traffic_per_step": outcome.traffic,
             "configuration": dataclasses.asdict(config),
             "versions": versions,
         },

@@ -2,7 +2,8 @@
 # Builds a wheel of Horovod, version $2, with the interpreter $1 and leaves it in folder $3 (about 3 minutes on 2 cores).
 #
 # The release is from 2023 and asks for C++14; torch 2.13's headers need 20 and MXNet's stop at 17, so the two standards
-# are set per sub-project. Nothing else in the sources changes. HOROVOD_GPU_OPERATIONS and the like pass through.
+# are set per sub-project. Gloo leaves the size of send buffers to the kernel, see below. Nothing else in the sources
+# changes. HOROVOD_GPU_OPERATIONS and the like pass through.
 set -euo pipefail
 python=$1 version=$2 wheels=$3
 work=$(mktemp -d)
@@ -20,9 +21,20 @@ done
 sed -i "s/$old/set(CMAKE_CXX_STANDARD 17)/" "$source/CMakeLists.txt"
 sed -i "s/$old/set(CMAKE_CXX_STANDARD 20)/" "$source/horovod/torch/CMakeLists.txt"
 
+# Gloo fixes each socket's send buffer at the size of its largest message so far, which turns the kernel's own sizing off.
+# A loopback packet of 64 kB then fills it, the next waits for an acknowledgement, and that is delayed by 40 ms: gradients
+# of 1 MB took 200 ms between two processes of one host (docs/log.md, 2026-11-20). Without a limit nothing is fixed.
+pair="$source/third_party/gloo/gloo/transport/tcp/pair.cc"
+old='kMaxSendBufferSize = 32 * 1024 * 1024'
+grep -qF "$old" "$pair" ||
+    { echo "build_horovod.sh: horovod $version: Gloo's pair.cc has no '$old'; its patch needs a new look" >&2; exit 1; }
+sed -i "s/${old//\*/\\*}/kMaxSendBufferSize = 0/" "$pair"
+grep -qF 'kMaxSendBufferSize = 0' "$pair"
+
 # Make's own MAKEFLAGS, where make called this, would set the number of jobs to one; so would nproc under OMP_NUM_THREADS.
 env HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MXNET=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
     MAKEFLAGS="-j$(env -u OMP_NUM_THREADS nproc)" \
-    "$python" -m pip wheel --quiet --no-deps --no-build-isolation -w "$work/wheels" "$source"
+    "$python" -m pip wheel --quiet --no-deps --no-build-isolation -w "$work/wheels" "$source" >"$work/log" 2>&1 ||
+    { cat "$work/log" >&2; exit 1; }
 mkdir -p "$wheels"
 mv "$work"/wheels/*.whl "$wheels" # complete or not there at all: a stopped build leaves no half wheel in the cache

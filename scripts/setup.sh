@@ -110,7 +110,7 @@ say "installing MXNet, OpenCV and the rest"
 # --- 4. Horovod: published as sources only, so built here once and kept ----------------------------------------------
 
 torch=$(.venv/bin/python -c 'import torch; print(torch.__version__)') # with the build: 2.13.0+cpu is not 2.13.0+cu130
-build="horovod-$(version horovod)-torch-$torch-mxnet-$(version mxnet)-py3.11-$(uname -m)${HOROVOD_GPU_OPERATIONS:+-$HOROVOD_GPU_OPERATIONS}"
+build="horovod-$(version horovod)-torch-$torch-mxnet-$(version mxnet)-py3.11-$(uname -m)${HOROVOD_GPU_OPERATIONS:+-$HOROVOD_GPU_OPERATIONS}-$(cksum <scripts/build_horovod.sh | cut -d' ' -f1)"
 wheels="${XDG_CACHE_HOME:-$HOME/.cache}/partial-fc/wheels/$build"
 if ! compgen -G "$wheels/*.whl" >/dev/null; then
     say "building Horovod $(version horovod) for PyTorch and MXNet: about 3 minutes on 2 cores; kept in $wheels"

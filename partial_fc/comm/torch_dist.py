@@ -31,13 +31,13 @@ class TorchWorld(World):
         # torch.distributed gathers only equal shapes, so the row counts travel first: 8 bytes a rank.
         count = torch.tensor([t.shape[0]], device=t.device)
         counts = torch.empty(self.size, dtype=torch.int64, device=t.device)
-        dist.all_gather_into_tensor(counts, count)
+        dist.all_gather_single(counts, count)
         rows = counts.tolist()
         most = max(rows)
         if t.shape[0] < most:
             t = torch.cat((t, t.new_zeros(most - t.shape[0], *t.shape[1:])))
         gathered = t.new_empty(self.size * most, *t.shape[1:])
-        work = dist.all_gather_into_tensor(gathered, t, async_op=True)
+        work = dist.all_gather_single(gathered, t, async_op=True)
 
         def finish() -> Tensor:
             blocks = _finish(work, gathered)
@@ -50,7 +50,7 @@ class TorchWorld(World):
     def _reduce_scatter(self, t: Tensor, rows: Sequence[int], name: str) -> Callable[[], Tensor]:
         padded = pad_rows(t, rows)
         result = padded.new_empty(max(rows), *t.shape[1:])
-        work = dist.reduce_scatter_tensor(result, padded, dist.ReduceOp.SUM, async_op=True)
+        work = dist.reduce_scatter_single(result, padded, dist.ReduceOp.SUM, async_op=True)
         return lambda: _finish(work, result)[: rows[self.rank]]
 
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:

@@ -25,6 +25,13 @@ class Traffic:
     calls: Counter[str] = field(default_factory=Counter)
     num_bytes: Counter[str] = field(default_factory=Counter)
 
+    def per_step(self, num_steps: int) -> dict[str, dict[str, float]]:
+        """Name -> calls and bytes of one step on average, for a report."""
+        return {
+            name: {"calls": calls / num_steps, "bytes": self.num_bytes[name] / num_steps}
+            for name, calls in self.calls.items()
+        }
+
 
 class Pending:
     """A collective under way. `wait` returns its result; the input must not be written to before that."""

@@ -29,13 +29,13 @@ _LARGEST_LOGIT = 600.0
 class PartialFC:
     """A last layer of num_classes centres, of which this rank keeps and updates its own shard.
 
-        loss = head(feat_BD, label_B)   # fp32 scalar, equal on every rank: the mean over the global batch
+        loss = head(feat_BD, label_B)   # scalar of `dtype`, equal on every rank: the mean over the global batch
         loss.backward()                 # feat_BD.grad = d(loss)/d(these rows), exact: nothing is to be divided again
         head.step(lr)                   # updates the centres that took part
 
     sample_rate: the share of all classes that are negatives in a step; the classes of the batch always take part.
     The batch sizes of the ranks may differ, and be 0. Centres start as N(0, 0.01) by (seed, class), alike for any
-    number of ranks.
+    number of ranks. dtype: of the centres, their state, and everything computed from them; float64 is for checks.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class PartialFC:
         seed: int = 0,
         optimizer: RowOptimizer | None = None,
         device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
     ):
         if margin.scale * margin.bound > _LARGEST_LOGIT:
             raise ValueError(
@@ -61,7 +62,7 @@ class PartialFC:
         self.sampling = Sampling(num_classes, sample_rate, seed)
         self.optimizer = optimizer or RowSGD()
         self.num_steps = 0  # counts `step`; with the seed it decides the negatives
-        self._centre_LD = initial_centres(self.shard, embedding_size, seed).to(device)
+        self._centre_LD = initial_centres(self.shard, embedding_size, seed).to(device, dtype)
         self._row_state = self.optimizer.state(self._centre_LD)
         self._gradient: list[
             tuple[Tensor | None, Tensor]
@@ -138,7 +139,7 @@ class PartialFC:
         rows, place = torch.unique(
             torch.cat([row for row, _ in parts if row is not None]), return_inverse=True
         )
-        total = torch.zeros(len(rows), self.embedding_size, device=rows.device)
+        total = self._centre_LD.new_zeros(len(rows), self.embedding_size)
         self._gradient = [(rows, total.index_add_(0, place, torch.cat([grad for _, grad in parts])))]
 
     def _sampled_rows(self, label_G: Tensor) -> Tensor | None:
@@ -184,7 +185,7 @@ def _gather(feat_BD: Tensor, label_B: Tensor, world: World) -> _Batch:
     feat, label, rank = (x.clone(memory_format=torch.contiguous_format) for x in wire.split(widths, dim=1))
     rank_G = rank.view(torch.int32).squeeze(1)
     return _Batch(
-        feat.view(feat_BD.dtype).float(),
+        feat.view(feat_BD.dtype),
         label.view(torch.int64).squeeze(1),
         torch.bincount(rank_G, minlength=world.size).tolist(),
     )
@@ -215,7 +216,7 @@ class _Loss(torch.autograd.Function):
         _check_labels(batch, head.shard.num_classes)
         if not len(batch.label_G):
             raise ValueError("the global batch is empty: no rank brought a row")
-        unit_GD, norm_G1 = softmax.unit(batch.feat_GD)
+        unit_GD, norm_G1 = softmax.unit(batch.feat_GD.to(centre_LD.dtype))
 
         row_S = head._sampled_rows(batch.label_G)
         local_G = batch.label_G - head.shard.start
@@ -232,8 +233,8 @@ class _Loss(torch.autograd.Function):
         total_G = denominator_G.log()
 
         ctx.head, ctx.rows, ctx.dtype, ctx.row_S = head, batch.rows, feat_BD.dtype, row_S
-        ctx.save_for_backward(unit_GD, norm_G1, column_G, target_G, slope_G, total_G.float())
-        return (total_G - own_logit_G).mean().float()
+        ctx.save_for_backward(unit_GD, norm_G1, column_G, target_G, slope_G, total_G.to(centre_LD.dtype))
+        return (total_G - own_logit_G).mean().to(centre_LD.dtype)
 
     @staticmethod
     def backward(ctx, grad_loss: Tensor):

@@ -47,7 +47,7 @@ def log_sum_exp(
     row_S: the sampled rows of centre_LD, ascending (None: all). column_G: each row's own class as a place in row_S,
     -1 where another rank owns it. target_G: the logit of the own class, margin and scale applied.
     """
-    total_G = torch.full((len(unit_GD),), -torch.inf, device=unit_GD.device)
+    total_G = unit_GD.new_full((len(unit_GD),), -torch.inf)
     for begin, end, hat_KD, _ in _chunks(len(unit_GD), centre_LD, row_S):
         logit_GK = (unit_GD @ hat_KD.T).mul_(scale)
         inside, column = _inside(column_G, begin, end)
@@ -95,7 +95,7 @@ def _chunks(
     for begin in range(0, num_sampled, step):
         end = min(begin + step, num_sampled)
         rows = centre_LD[begin:end] if row_S is None else centre_LD[row_S[begin:end]]
-        yield begin, end, *unit(rows.float())
+        yield begin, end, *unit(rows)
 
 
 def _inside(column_G: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,7 @@ class RowAdamW:
         second_SD.mul_(self.beta2).addcmul_(grad_SD, grad_SD, value=1 - self.beta2)
         # In float64: 1 - 0.999 has only four digits left in float32.
         correct1_S1, correct2_S1 = (
-            (1 - beta ** num_S1.double()).float() for beta in (self.beta1, self.beta2)
+            (1 - beta ** num_S1.double()).to(grad_SD.dtype) for beta in (self.beta1, self.beta2)
         )
         scale_SD = (second_SD / correct2_S1).sqrt_().add_(self.eps)
         centre_SD.mul_(1 - lr * self.weight_decay)

@@ -40,7 +40,8 @@ class Job:
     optimizer: torch.optim.Optimizer
     sync: GradientSync
     schedule: Schedule
-    autocast: bool  # bfloat16
+    dtype: torch.dtype  # of parameters and centres
+    autocast: bool  # the backbone computes in bfloat16
     clip: float  # largest norm of the whole gradient; 0: any
     # what comes out
     models_root: Path
@@ -64,6 +65,9 @@ class Outcome:
     loss: float
     images_per_s: float
     evaluations: dict[str, float]
+    traffic: dict[
+        str, dict[str, float]
+    ]  # of this rank, by collective: calls and bytes a step, evaluations included
 
 
 def train(job: Job) -> Outcome:
@@ -78,6 +82,7 @@ def train(job: Job) -> Outcome:
     evaluations: dict[str, float] = {}
     evaluated = saved = job.step if job.step == total_steps else -1
     loss_value = math.nan
+    first_step = job.step
     job.backbone.train()
 
     while job.step < total_steps:
@@ -96,7 +101,7 @@ def train(job: Job) -> Outcome:
         # ---- backbone, forward
         job.sync.zero()
         with torch.autocast(job.device.type, torch.bfloat16, enabled=job.autocast):
-            feat_BD = job.backbone(normalise(image_B3HW))
+            feat_BD = job.backbone(normalise(image_B3HW).to(job.dtype))
         watch.lap("backbone")
 
         # ---- head, forward and backward: three collectives; its input is a leaf, so that the two backwards part
@@ -142,7 +147,8 @@ def train(job: Job) -> Outcome:
         save(job)
     progress.close()
     curve.close()
-    return Outcome(loss_value, progress.images_per_s, evaluations)
+    traffic = job.world.traffic.per_step(max(1, job.step - first_step))
+    return Outcome(loss_value, progress.images_per_s, evaluations, traffic)
 
 
 def check_finite(loss: float, job: Job) -> None:
@@ -169,7 +175,7 @@ def evaluate(job: Job, progress: Progress) -> dict[str, float]:
 
     def embed(image_N3HW: Tensor) -> Tensor:
         with torch.autocast(job.device.type, torch.bfloat16, enabled=job.autocast):
-            return job.backbone(normalise(image_N3HW.to(job.device))).float()
+            return job.backbone(normalise(image_N3HW.to(job.device)).to(job.dtype)).float()
 
     values: dict[str, float] = {}
     for verification in job.verifications:

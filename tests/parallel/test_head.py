@@ -53,6 +53,24 @@ def check_against_reference(world, head, num_classes, rows, label_G=None):
     assert_close(grad_SD, centre_CD.grad[here + head.shard.start])
 
 
+@pytest.mark.parametrize("sample_rate", [1.0, 0.3])
+def test_in_float64_sharded_equals_dense_to_the_last_digits(world, sample_rate):
+    rows = [5 + rank for rank in range(world.size)]
+    head = PartialFC(101, D, ArcFace(), sample_rate, world, dtype=torch.float64)
+    feat_GD, label_G = global_batch(101, rows)
+    part = mine(world, rows)
+    feat_BD = feat_GD[part].clone().requires_grad_()
+    loss = head(feat_BD, label_G[part])
+    loss.backward()
+    here = torch.arange(len(head.shard)) if head._gradient[0][0] is None else head._gradient[0][0]
+    sampled = world.all_gather(here + head.shard.start, name="t/sampled")
+    dense_feat = feat_GD.clone().requires_grad_()
+    dense = reference.loss(dense_feat, label_G, all_centres(world, head), head.margin, sampled)
+    dense.backward()
+    torch.testing.assert_close(loss.detach(), dense.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(feat_BD.grad, dense_feat.grad[part], rtol=1e-9, atol=1e-12)
+
+
 def assert_close(ours: torch.Tensor, exact: torch.Tensor) -> None:
     """Float32 with logits up to 64: a few units in the sixth digit of the largest element."""
     assert ours.shape == exact.shape

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,11 @@ from partial_fc.data.glyphs import GlyphOptions, build
 ROOT = Path(__file__).parents[2]
 
 # The demo, shrunk: seconds instead of minutes, fp32 so that launchers can be compared.
-SMALL = (
+SMALL = shlex.split(
     "--backbone tiny --embedding-size 32 --scale 16 --margins 1 0 0.2 --optimizer adamw --weight-decay 0.05 --lr 0.003 "
-    "--lr-scaling none --lr-scheduler cosine --num-workers 1 --precision fp32 --frequent 10 --verbose 0 "
+    "--lr-scaling none --lr-scheduler cosine --warmup-steps 2 --num-workers 1 --precision fp32 --frequent 10 --verbose 0 "
     "--checkpoint-every 0"
-).split()
+)
 
 LAUNCHERS = {
     "one process": [],

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from tests.recipes.conftest import LAUNCHERS, ROOT, losses, result, run, train
 
-FIFTY = ["--max-steps", "50", "--batch-size", "16", "--val-targets"]
+FIFTY = ["--max-steps", "50", "--warmup-steps", "20", "--batch-size", "16", "--val-targets"]
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,7 @@ def curves(glyphs, tmp_path_factory):
     found = {}
     for launcher in LAUNCHERS:
         models_root = tmp_path_factory.mktemp("curve")
-        flags = [*FIFTY, "--dataset", "glyphs", "--rec", str(glyphs), "--sync-bn"]
+        flags = [*FIFTY, "--dataset", "glyphs", "--rec", str(glyphs), "--sync-bn", "--precision", "fp64"]
         if launcher == "one process":
             flags += ["--batch-size", "32"]
         printed = train(models_root, *flags, launcher=launcher)
@@ -111,6 +111,9 @@ def test_resume_continues_bit_by_bit(glyphs, tmp_path, launcher):
     printed = train(parts, *flags, "30", launcher=launcher)
     assert "resumed from" in printed
     assert losses(parts) == losses(whole)
+    finished = result(parts)
+    assert "is finished" in train(parts, *flags, "30", launcher=launcher)
+    assert result(parts) == finished
     files = sorted(path.name for path in (whole / "checkpoints/step-00000030").glob("*.safetensors"))
     assert len(files) == (3 if launcher == "one process" else 4)
     for name in files:
