@@ -1,5 +1,5 @@
 # Each target is a line or two that could be typed by hand.
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint clean
 help:   ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:[^#]*##/\t/'
 
@@ -16,9 +16,6 @@ lint: setup  ## ruff and mypy
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-
-bench: setup  ## the numbers that docs/benchmarks.md quotes
-	.venv/bin/partial-fc bench
 
 clean:  ## remove .venv and what tools left; demo data and runs stay
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -113,7 +113,7 @@ PRESETS: dict[str, Preset] = {
             "margins": (1.0, 0.0, 0.3),
             "optimizer": "adamw",
             "weight_decay": 0.05,
-            "warmup_steps": 60,
+            "warmup_epochs": 0.09,
             "frequent": 50,
             "verbose": 500,
             "checkpoint_every": 500,

@@ -12,7 +12,7 @@ partial-fc data glyphs --out demo/glyphs
 [ -e demo/glyphs.png ] || partial-fc data sheet demo/glyphs demo/glyphs.png
 
 echo "[demo] training: horovodrun -np 2 -H localhost:2 bash config.sh"
-MODELS_ROOT=$models_root horovodrun --gloo -np 2 -H localhost:2 bash config.sh "$@"
+MODELS_ROOT=$models_root horovodrun -np 2 -H localhost:2 bash config.sh "$@"
 
 minutes=$(python -c "print(round(($SECONDS - $started) / 60, 1))")
 python - "$models_root" "$minutes" <<'PYTHON'

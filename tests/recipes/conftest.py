@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 # The demo, shrunk: seconds instead of minutes, fp32 so that launchers can be compared.
 SMALL = shlex.split(
     "--backbone tiny --embedding-size 32 --scale 16 --margins 1 0 0.2 --optimizer adamw --weight-decay 0.05 --lr 0.003 "
-    "--lr-scaling none --lr-scheduler cosine --warmup-steps 2 --num-workers 1 --precision fp32 --frequent 10 --verbose 0 "
-    "--checkpoint-every 0"
+    "--lr-scaling none --lr-scheduler cosine --warmup-steps 2 --num-workers 1 --precision fp32 --frequent 10 "
+    "--verbose 0 --checkpoint-every 0"
 )
 
 LAUNCHERS = {
@@ -66,10 +66,10 @@ def run(command: list[str], expect: int = 0) -> str:
     return done.stdout
 
 
-def train(models_root: Path, *flags: str, launcher: str = "one process", expect: int = 0) -> str:
-    """Recipe `face` with the small settings; flags come last and win."""
+def train(models_root: Path, flags: str, launcher: str = "one process", expect: int = 0) -> str:
+    """Recipe `face` with the small settings; flags, split like a shell's words, come last and win."""
     command = [*LAUNCHERS[launcher], sys.executable, "train.py", "face", "--models-root", str(models_root)]
-    return run([*command, *SMALL, *flags], expect)
+    return run([*command, *SMALL, *shlex.split(flags)], expect)
 
 
 def losses(models_root: Path) -> list[float]:

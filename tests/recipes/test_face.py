@@ -1,5 +1,6 @@
 """Recipe `face` as its users start it: the demo, shrunk."""
 
+import shlex
 import sys
 
 import cv2
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 
 from tests.recipes.conftest import LAUNCHERS, ROOT, losses, result, run, train
 
-FIFTY = ["--max-steps", "50", "--warmup-steps", "20", "--batch-size", "16", "--val-targets"]
+FIFTY = "--max-steps 50 --batch-size 16 --sync-bn --precision fp64 --val-targets"
 
 
 @pytest.fixture(scope="session")
@@ -19,10 +20,10 @@ def curves(glyphs, tmp_path_factory):
     found = {}
     for launcher in LAUNCHERS:
         models_root = tmp_path_factory.mktemp("curve")
-        flags = [*FIFTY, "--dataset", "glyphs", "--rec", str(glyphs), "--sync-bn", "--precision", "fp64"]
+        flags = f"--dataset glyphs --rec {glyphs} {FIFTY}"
         if launcher == "one process":
-            flags += ["--batch-size", "32"]
-        printed = train(models_root, *flags, launcher=launcher)
+            flags += " --batch-size 32"
+        printed = train(models_root, flags, launcher=launcher)
         found[launcher] = losses(models_root), printed
     return found
 
@@ -64,9 +65,8 @@ def test_the_log_says_who_what_and_where_the_time_went(curves):
 
 def test_learns_to_tell_unseen_characters_apart(glyphs, tmp_path):
     """Sampled negatives, bf16, two ranks: the losses fall, accuracy is far above chance (0.5)."""
-    flags = ["--dataset", "glyphs", "--rec", str(glyphs), "--max-steps", "200", "--batch-size", "32"]
-    flags += ["--sample-rate", "0.5", "--precision", "bf16", "--verbose", "100"]
-    train(tmp_path, *flags, launcher="horovodrun --gloo")
+    flags = "--max-steps 200 --batch-size 32 --sample-rate 0.5 --precision bf16 --verbose 100"
+    train(tmp_path, f"--dataset glyphs --rec {glyphs} {flags}", launcher="horovodrun --gloo")
     curve = losses(tmp_path)
     assert np.mean(curve[-20:]) < 0.5 * np.mean(curve[:20])
     found = result(tmp_path)
@@ -83,36 +83,16 @@ def test_learns_to_tell_unseen_characters_apart(glyphs, tmp_path):
 
 @pytest.mark.parametrize("launcher", ["one process", "horovodrun --gloo", "torchrun"])
 def test_resume_continues_bit_by_bit(glyphs, tmp_path, launcher):
-    flags = [
-        "--dataset",
-        "glyphs",
-        "--rec",
-        str(glyphs),
-        "--batch-size",
-        "8",
-        "--lr-scheduler",
-        "constant",
-        "--val-targets",
-    ]
-    flags += [
-        "--sample-rate",
-        "0.3",
-        "--dropout",
-        "0.2",
-        "--clip",
-        "5",
-        "--checkpoint-every",
-        "10",
-        "--max-steps",
-    ]
+    flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --lr-scheduler constant --sample-rate 0.3 "
+    flags += "--dropout 0.2 --clip 5 --checkpoint-every 10 --max-steps "
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(whole, *flags, "30", launcher=launcher)
-    train(parts, *flags, "10", launcher=launcher)
-    printed = train(parts, *flags, "30", launcher=launcher)
+    train(whole, flags + "30", launcher=launcher)
+    train(parts, flags + "10", launcher=launcher)
+    printed = train(parts, flags + "30", launcher=launcher)
     assert "resumed from" in printed
     assert losses(parts) == losses(whole)
     finished = result(parts)
-    assert "is finished" in train(parts, *flags, "30", launcher=launcher)
+    assert "is finished" in train(parts, flags + "30", launcher=launcher)
     assert result(parts) == finished
     files = sorted(path.name for path in (whole / "checkpoints/step-00000030").glob("*.safetensors"))
     assert len(files) == (3 if launcher == "one process" else 4)
@@ -155,17 +135,8 @@ def write_with_mxnet(folder, style: str) -> None:
 @pytest.mark.parametrize("style", ["im2rec", "insightface"])
 def test_a_folder_that_mxnet_wrote_trains_with_rec_alone(tmp_path, style):
     write_with_mxnet(tmp_path / "rec", style)
-    printed = train(
-        tmp_path / "run",
-        "--rec",
-        str(tmp_path / "rec"),
-        "--image-size",
-        "40",
-        "--batch-size",
-        "8",
-        "--max-steps",
-        "40",
-    )
+    flags = f"--rec {tmp_path / 'rec'} --image-size 40 --batch-size 8 --max-steps 40"
+    printed = train(tmp_path / "run", flags)
     assert "30 images of 3 classes" in printed
     curve = losses(tmp_path / "run")
     assert np.mean(curve[-5:]) < 0.5 * np.mean(curve[:5])
@@ -201,59 +172,37 @@ def test_image_folder_and_arcface_torch_config(tmp_path):
 
 
 def test_a_million_classes_without_data(tmp_path):
-    train(
-        tmp_path,
-        "--dataset",
-        "100w",
-        "--image-size",
-        "32",
-        "--sample-rate",
-        "0.01",
-        "--max-steps",
-        "3",
-        "--batch-size",
-        "4",
-        "--embedding-size",
-        "8",
+    flags = (
+        "--dataset 100w --image-size 32 --sample-rate 0.01 --max-steps 3 --batch-size 4 --embedding-size 8"
     )
+    train(tmp_path, flags)
     assert result(tmp_path)["steps"] == 3
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "--rec DIR is missing"),
-        (["--rec", "nowhere"], "nowhere not found"),
-        (["--dataset", "emor"], "no such preset; expected one of"),
-        (["--sampel-rate", "0.1"], "--sample-rate"),
-        (["--rec", ".", "--batch-size", "0"], "--batch-size is 0"),
-        (["--dataset", "100w", "--loss", "combined"], "--margins m1 m2 m3"),
-        (["--dataset", "100w", "--num-classes", "3", "--image-size", "4"], "image size 4 is too small"),
-        (["--dataset", "glyphs", "--rec", "{glyphs}", "--val-targets", "lfw"], "lfw.bin"),
-        (["--dataset", "glyphs", "--rec", "{glyphs}", "--num-classes", "79", "--val-targets"], "label 79"),
+        ("", "--rec DIR is missing"),
+        ("--rec nowhere", "nowhere not found"),
+        ("--dataset emor", "no such preset; expected one of"),
+        ("--sampel-rate 0.1", "--sample-rate"),
+        ("--rec . --batch-size 0", "--batch-size is 0"),
+        ("--dataset 100w --loss combined", "--margins m1 m2 m3"),
+        ("--dataset 100w --num-classes 3 --image-size 4", "image size 4 is too small"),
+        ("--dataset glyphs --rec GLYPHS --val-targets lfw", "lfw.bin"),
+        ("--dataset glyphs --rec GLYPHS --val-targets --num-classes 79", "label 79"),
     ],
 )
 def test_mistakes_are_named_without_a_trace(glyphs, tmp_path, flags, message):
-    flags = [flag.format(glyphs=glyphs) for flag in flags]
-    command = [sys.executable, "train.py", "face", "--models-root", str(tmp_path), *flags]
-    printed = run(command, expect=1)
+    words = flags.replace("GLYPHS", str(glyphs)).split()
+    printed = run([sys.executable, "train.py", "face", "--models-root", str(tmp_path), *words], expect=1)
     assert message in printed
     assert "Traceback" not in printed
 
 
 def test_a_diverging_run_stops_and_says_at_which_step(glyphs, tmp_path):
-    flags = [
-        "--dataset",
-        "glyphs",
-        "--rec",
-        str(glyphs),
-        "--val-targets",
-        "--lr",
-        "1e30",
-        "--batch-size",
-        "8",
-    ]
-    printed = train(tmp_path, *flags, "--max-steps", "40", expect=1)
+    flags = f"--dataset glyphs --rec {glyphs} --val-targets --lr 1e30 --batch-size 8 --max-steps 40"
+    printed = train(tmp_path, flags, expect=1)
     assert "at step" in printed
     assert "nothing was updated in this step" in printed
     assert "Traceback" not in printed
@@ -267,17 +216,7 @@ def test_help_lists_recipes_and_teaches_flags():
 
 
 def test_config_sh_and_run_sh_train(glyphs, tmp_path):
-    flags = [
-        "--rec",
-        str(glyphs),
-        "--max-steps",
-        "4",
-        "--batch-size",
-        "8",
-        "--val-targets",
-        "--embedding-size",
-        "16",
-    ]
+    flags = shlex.split(f"--rec {glyphs} --max-steps 4 --warmup-epochs 0 --batch-size 8 --val-targets")
     run([*LAUNCHERS["horovodrun --gloo"], "bash", "config.sh", *flags, "--models-root", str(tmp_path / "a")])
     run(["bash", "run.sh", *flags, "--models-root", str(tmp_path / "b")])
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
