@@ -97,7 +97,7 @@ class Config:
     clip: float = 0.0
     """Largest norm of the whole gradient, over backbone and all shards; 0: any."""
     precision: Literal["bf16", "fp32", "fp64"] = "bf16"
-    """bf16: the backbone computes in bfloat16 where that is safe (autocast); its parameters stay fp32. fp64: for checks,
+    """bf16: the backbone computes in bfloat16 where that is safe (autocast); parameters stay fp32. fp64: for checks,
     where rounding would hide whether two runs do the same."""
     seed: int = 0
     """Of everything that is random: equal seeds give equal runs, for any number of ranks."""
