@@ -39,7 +39,8 @@ class _AboveBar(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            tqdm.write(self.format(record), file=sys.stdout)
+            # One write: launchers put the rank before each piece they read.
+            tqdm.write(self.format(record) + "\n", file=sys.stdout, end="")
             sys.stdout.flush()
         except OSError:
             self.handleError(record)
