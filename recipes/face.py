@@ -10,6 +10,7 @@ Results: see the table in README.md.
 import dataclasses
 import json
 import math
+import os
 import platform
 from importlib import metadata
 from pathlib import Path
@@ -47,6 +48,7 @@ def main(arguments: list[str]) -> None:
     for note in notes:
         logger.info(f"note: {note}")
     if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may not repeat itself
         torch.use_deterministic_algorithms(True)
 
     # ---- data
@@ -64,16 +66,11 @@ def main(arguments: list[str]) -> None:
         for path in _verification_paths(config)
     ]
 
+    schedule = _schedule(config, global_batch, steps_per_epoch, total_steps, logger)
+
     # ---- model
-    torch.manual_seed(keyed.fold(config.seed, *b"backbone"))
-    backbone = models.build(config.network, config.embedding_size, config.image_size, dropout=config.dropout)
-    if config.pretrained:
-        models.load_arcface_torch(backbone, config.pretrained)
     dtype = torch.float64 if config.precision == "fp64" else torch.float32
-    backbone.to(device, dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    broadcast_module(backbone, world)
-    if config.sync_bn:
-        backbone = convert(backbone, world)
+    backbone = _backbone(config, device, dtype, world)
     head = PartialFC(
         num_classes,
         config.embedding_size,
@@ -85,19 +82,14 @@ def main(arguments: list[str]) -> None:
         device,
         dtype,
     )
+    optimizer = backbone_optimizer.build(config.optimizer, backbone, config.momentum, config.weight_decay)
     logger.info(
         f"{config.network}: {sum(p.numel() for p in backbone.parameters()):,} parameters; this rank has centres "
         f"{head.shard.start} to {head.shard.stop} of {num_classes}"
     )
 
-    # ---- optimisation
-    optimizer = backbone_optimizer.build(config.optimizer, backbone, config.momentum, config.weight_decay)
-    sync = GradientSync(backbone, world)
-    schedule = _schedule(config, global_batch, steps_per_epoch, total_steps, logger)
-
     # ---- start: a given checkpoint, else the newest of this run, else --pretrained, else from scratch
     step, position, best = _resume(config, backbone, optimizer, head, total_steps, logger)
-
     if step == total_steps and (config.models_root / "result.json").exists():
         logger.info(
             f"{config.models_root} is finished, see result.json; to go on give more --max-steps or --epochs, to start "
@@ -106,19 +98,8 @@ def main(arguments: list[str]) -> None:
         world.close()
         return
 
-    with Loader(
-        source,
-        image_size=config.image_size,
-        batch_size=config.batch_size,
-        rank=world.rank,
-        world_size=world.size,
-        seed=config.seed,
-        position=position,
-        augment=_augment(config),
-        num_workers=config.num_workers,
-        max_bad_records=config.max_bad_records,
-        pin_memory=device.type == "cuda",
-    ) as loader:
+    # ---- train
+    with _loader(config, source, position, world, device) as loader:
         job = Job(
             world=world,
             device=device,
@@ -127,7 +108,7 @@ def main(arguments: list[str]) -> None:
             backbone=backbone,
             head=head,
             optimizer=optimizer,
-            sync=sync,
+            sync=GradientSync(backbone, world),
             schedule=schedule,
             dtype=dtype,
             autocast=config.precision == "bf16",
@@ -195,14 +176,31 @@ def _verification_paths(config: Config) -> list[Path]:
     return paths
 
 
-def _augment(config: Config):
-    if config.augment == "none":
-        return mirror if config.mirror else None
-    if config.mirror:
-        raise ValueError(
-            "--augment glyph with --mirror: a mirrored character is another one; add --no-mirror"
-        )
-    return glyph
+def _loader(config: Config, source: Source, position: int, world: World, device: torch.device) -> Loader:
+    return Loader(
+        source,
+        image_size=config.image_size,
+        batch_size=config.batch_size,
+        rank=world.rank,
+        world_size=world.size,
+        seed=config.seed,
+        position=position,
+        augment=glyph if config.augment == "glyph" else mirror if config.mirror else None,
+        num_workers=config.num_workers,
+        max_bad_records=config.max_bad_records,
+        pin_memory=device.type == "cuda",
+    )
+
+
+def _backbone(config: Config, device: torch.device, dtype: torch.dtype, world: World) -> nn.Module:
+    """Equal on all ranks."""
+    torch.manual_seed(keyed.fold(config.seed, *b"backbone"))
+    backbone = models.build(config.network, config.embedding_size, config.image_size, dropout=config.dropout)
+    if config.pretrained:
+        models.load_arcface_torch(backbone, config.pretrained)
+    backbone.to(device, dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    broadcast_module(backbone, world)
+    return convert(backbone, world) if config.sync_bn else backbone
 
 
 def _margin(config: Config) -> Margin:

@@ -148,6 +148,10 @@ class Config:
             raise ValueError(f"--max-steps is {self.max_steps}; expected at least 1")
         if self.loss == "combined" and self.margins is None:
             raise ValueError("--loss combined needs --margins m1 m2 m3")
+        if self.augment == "glyph" and self.mirror:
+            raise ValueError(
+                "--augment glyph with --mirror: a mirrored character is another one; add --no-mirror"
+            )
         if self.batch_size == 1 and not self.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
 
