@@ -104,7 +104,12 @@ class Progress:
         """Of all ranks, over all reported intervals but the first."""
         return self._num_images / self._seconds if self._seconds else 0.0
 
+    def advance(self) -> None:
+        """One step is done: moves the bar."""
+        self._bar.update()
+
     def due(self, step: int) -> bool:
+        """Whether `report` is to be called after this step."""
         return step % self._frequent == 0 or step == self._total_steps
 
     def report(self, step: int, epoch: float, loss: float, lr: float, shares: dict[str, float]) -> None:
@@ -126,7 +131,6 @@ class Progress:
             step, {"train/loss": loss, "train/lr": lr, "train/epoch": epoch, "speed/images_per_s": rate}
         )
         self.scalars(step, {f"time/{part}": share for part, share in shares.items()})
-        self._bar.update(step - self._bar.n)
         self._bar.set_postfix(loss=f"{loss:.3f}", lr=f"{lr:.3g}", images_per_s=f"{rate:.0f}")
         self._restart(step)
 

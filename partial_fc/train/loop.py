@@ -128,6 +128,7 @@ def train(job: Job) -> Outcome:
         job.step += 1
         job.position = batch.position
         curve.add(job.step, loss_value, lr)
+        progress.advance()
 
         # ---- say, evaluate, save
         if report:
