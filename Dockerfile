@@ -13,11 +13,11 @@ ARG TORCH_INDEX_URL=
 ARG HOROVOD_GPU_OPERATIONS=
 
 WORKDIR /opt/partial-fc
-# The set-up sees only the files that decide it, so that a change of the sources does not build Horovod again. The two
+# The set-up sees only the files that decide it, so that a change of the sources does not build Horovod again. The three
 # empty packages are what the editable installation points to.
 COPY constraints.txt setup.cfg pyproject.toml ./
 COPY scripts/setup.sh scripts/build_horovod.sh scripts/
-RUN mkdir partial_fc recipes && touch partial_fc/__init__.py recipes/__init__.py \
+RUN mkdir partial_fc recipes benchmarks && touch partial_fc/__init__.py recipes/__init__.py benchmarks/__init__.py \
     && bash scripts/setup.sh \
     && rm -rf /root/.cache /var/lib/apt/lists/*
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import tyro
 
+from benchmarks.head import HeadOptions, bench_head
 from partial_fc.data.check import CheckOptions, check
 from partial_fc.data.draw_pairs import PairsOptions, make_pairs
 from partial_fc.data.glyphs import GlyphOptions, build
@@ -21,6 +22,9 @@ COMMANDS: dict[str, dict[str, tuple[type, Callable, str]]] = {
         "check": (CheckOptions, check, "what is wrong with a training set, before training finds out"),
         "glyphs": (GlyphOptions, build, "the demo's data: characters across typefaces, from Debian's fonts"),
         "sheet": (SheetOptions, contact_sheet, "a picture of a glyph set: characters, typefaces, pairs"),
+    },
+    "bench": {
+        "head": (HeadOptions, bench_head, "time and memory of the head, alone or against the textbook one"),
     },
 }
 

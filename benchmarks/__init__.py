@@ -1,0 +1,1 @@
+"""What docs/benchmarks.md quotes, to be run again: `partial-fc bench`."""

@@ -1,0 +1,98 @@
+"""The textbook sharded softmax: what the head of this project is measured against, never used to train.
+
+Written from the published descriptions of Partial FC (https://arxiv.org/abs/2010.05222) and of what its well-known
+implementation does in a step: float32 logits of all sampled classes held at once, a new tensor for each elementwise
+step, torch.topk over random numbers to sample, three reductions for the softmax, a dense gradient over all local rows,
+and a dense SGD with momentum over them.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from partial_fc.comm import World
+from partial_fc.head import CombinedMargin, Shard
+
+
+class TextbookHead:
+    """Same interface and same mathematics as PartialFC with CosFace, but for which rows the optimiser moves: all."""
+
+    def __init__(
+        self, num_classes: int, embedding_size: int, margin: CombinedMargin, sample_rate: float, world: World
+    ):
+        self.world = world
+        self.margin = margin
+        self.sample_rate = sample_rate
+        self.shard = Shard.of(num_classes, world.rank, world.size)
+        self.weight_LD = nn.Parameter(torch.empty(len(self.shard), embedding_size).normal_(0, 0.01))
+        self.optimizer = torch.optim.SGD([self.weight_LD], lr=0.0, momentum=0.9, weight_decay=5e-4)
+
+    def __call__(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
+        feat_GD = _GatherSum.apply(feat_BD, self.world)
+        label_G = self.world.all_gather(label_B, name="textbook/labels")
+        local_G = torch.where(
+            (label_G >= self.shard.start) & (label_G < self.shard.stop), label_G - self.shard.start, -1
+        )
+        weight_SD: Tensor = self.weight_LD
+        if self.sample_rate < 1.0:
+            local_G, index_S = self._sample(local_G)
+            weight_SD = self.weight_LD[index_S]
+        logit_GS = functional.linear(functional.normalize(feat_GD), functional.normalize(weight_SD))
+        logit_GS = logit_GS.clamp(-1, 1)
+        own = (local_G >= 0).nonzero().squeeze(1)
+        margin_GS = torch.zeros_like(logit_GS)
+        margin_GS[own, local_G[own]] = self.margin.m3
+        logit_GS = (logit_GS - margin_GS) * self.margin.scale
+        return _CrossEntropy.apply(logit_GS, local_G, self.world)
+
+    def step(self, lr: float) -> None:
+        self.optimizer.param_groups[0]["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _sample(self, local_G: Tensor) -> tuple[Tensor, Tensor]:
+        positive = local_G[local_G >= 0].unique()
+        score_L = torch.rand(len(self.shard))
+        score_L[positive] = 2.0
+        num_sampled = max(len(positive), int(self.sample_rate * len(self.shard)))
+        index_S = torch.topk(score_L, num_sampled).indices.sort().values
+        return torch.where(local_G >= 0, torch.searchsorted(index_S, local_G), -1), index_S
+
+
+class _GatherSum(torch.autograd.Function):
+    """forward: all-gather rows; backward: sum over ranks, keep own rows."""
+
+    @staticmethod
+    def forward(ctx, feat_BD: Tensor, world: World) -> Tensor:
+        ctx.world, ctx.rows = world, len(feat_BD)
+        return world.all_gather(feat_BD, name="textbook/features")
+
+    @staticmethod
+    def backward(ctx, grad_GD: Tensor):
+        total_GD = ctx.world.all_reduce(grad_GD, name="textbook/gradient")
+        start = ctx.world.rank * ctx.rows
+        return total_GD[start : start + ctx.rows], None
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The softmax over all ranks' logits in three reductions; the probabilities are kept for backward."""
+
+    @staticmethod
+    def forward(ctx, logit_GS: Tensor, local_G: Tensor, world: World) -> Tensor:
+        most_G1 = world.all_reduce(logit_GS.amax(dim=1, keepdim=True), "max", name="textbook/max")
+        exp_GS = torch.exp(logit_GS - most_G1)
+        sum_G1 = world.all_reduce(exp_GS.sum(dim=1, keepdim=True), name="textbook/sum")
+        prob_GS = exp_GS / sum_G1
+        own = (local_G >= 0).nonzero().squeeze(1)
+        target_G = torch.zeros(len(logit_GS))
+        target_G[own] = prob_GS[own, local_G[own]]
+        target_G = world.all_reduce(target_G, name="textbook/target")
+        ctx.save_for_backward(prob_GS, own, local_G)
+        return -target_G.clamp(min=1e-30).log().mean()
+
+    @staticmethod
+    def backward(ctx, grad_loss: Tensor):
+        prob_GS, own, local_G = ctx.saved_tensors
+        grad_GS = prob_GS.clone()
+        grad_GS[own, local_G[own]] -= 1
+        return grad_GS / len(grad_GS) * grad_loss, None, None
