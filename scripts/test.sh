@@ -34,6 +34,7 @@ stage "unit" python -m pytest tests/unit "$@"
 stage "parallel, horovodrun Gloo, 2 ranks" run horovodrun -np 2 -H localhost:2 --gloo python "${parallel[@]}"
 stage "parallel, horovodrun Gloo, 3 ranks" run horovodrun -np 3 -H localhost:3 --gloo python "${parallel[@]}"
 stage "parallel, horovodrun MPI, 2 ranks" run horovodrun -np 2 -H localhost:2 --mpi python "${parallel[@]}"
+stage "parallel, horovodrun MPI, 3 ranks" run horovodrun -np 3 -H localhost:3 --mpi python "${parallel[@]}"
 stage "parallel, torchrun, 2 ranks" run torchrun --standalone --nproc_per_node=2 "${parallel[@]}"
 stage "recipes" python -m pytest tests/recipes "$@"
 
