@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> None:
     if step == total_steps and (config.models_root / "result.json").exists():
         logger.info(
             f"{config.models_root} is finished, see result.json; to go on give more --max-steps or --epochs, to start "
-            "anew another --models-root or --resume never"
+            "anew another --models-root"
         )
         world.close()
         return
@@ -205,8 +205,7 @@ def _backbone(config: Config, device: torch.device, dtype: torch.dtype, world: W
 
 def _margin(config: Config) -> Margin:
     if config.margins is not None:
-        straight_through = config.loss == "arcface-straight-through"
-        return CombinedMargin(config.scale, *config.margins, straight_through=straight_through)
+        return CombinedMargin(config.scale, *config.margins)
     if config.loss == "cosface":
         return CosFace(config.scale)
     if config.loss == "softmax":
@@ -251,20 +250,22 @@ def _resume(
     logger,
 ) -> tuple[int, int, dict[str, float]]:
     """(step, position in the data, best scores) to start from; loads the state."""
-    folder: Path | None
-    if config.resume == "never":
-        folder = None
-    elif config.resume == "auto":
-        folder = checkpoint.newest(config.models_root / "checkpoints")
-    else:
-        folder = Path(config.resume)
+    newest = checkpoint.newest(config.models_root / "checkpoints")
+    folder = {"never": None, "auto": newest}.get(config.resume, Path(config.resume))
+    start_step = checkpoint.Checkpoint(folder).step if folder else -1
+    if newest and start_step < checkpoint.Checkpoint(newest).step:
+        # Checkpoints are kept and found by their step: those of the other run would count as the newest.
+        raise ValueError(
+            f"{newest} is ahead of where this run would start (--resume {config.resume}); use another --models-root, "
+            "or remove the checkpoints that are not wanted"
+        )
     if folder is None:
         return 0, 0, {}
     found = checkpoint.Checkpoint(folder)
     if found.step > total_steps:
         raise ValueError(
-            f"{folder} is at step {found.step}, beyond this run's {total_steps}; use another --models-root, more "
-            "--epochs, or --resume never"
+            f"{folder} is at step {found.step}, beyond this run's {total_steps}; use another --models-root or "
+            "more --epochs"
         )
     for name in ("dataset", "rec", "network", "seed", "image_size", "sample_rate"):
         then, now = found.manifest["configuration"][name], getattr(config, name)

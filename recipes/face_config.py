@@ -61,7 +61,7 @@ class Config:
     scale: float = 64.0
     """What cosines are multiplied by."""
     margins: tuple[float, float, float] | None = None
-    """m1 m2 m3 of cos(m1 * angle + m2) - m3; none: 1 0.5 0 for arcface, 1 0 0.4 for cosface."""
+    """For `combined`: m1 m2 m3 of cos(m1 * angle + m2) - m3. (arcface is 1 0.5 0, cosface 1 0 0.4.)"""
     sample_rate: float = 1.0
     """Share of all class centres that are negatives in a step, 0 < rate <= 1. Worth it from millions of classes on."""
 
@@ -148,6 +148,10 @@ class Config:
             raise ValueError(f"--max-steps is {self.max_steps}; expected at least 1")
         if self.loss == "combined" and self.margins is None:
             raise ValueError("--loss combined needs --margins m1 m2 m3")
+        if self.loss != "combined" and self.margins is not None:
+            raise ValueError(
+                f"--margins go with --loss combined; --loss {self.loss} has its own: add --margins None"
+            )
         if self.augment == "glyph" and self.mirror:
             raise ValueError(
                 "--augment glyph with --mirror: a mirrored character is another one; add --no-mirror"

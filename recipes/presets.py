@@ -109,6 +109,7 @@ PRESETS: dict[str, Preset] = {
         more={
             "network": "tiny",
             "embedding_size": 128,
+            "loss": "combined",
             "scale": 32.0,
             "margins": (1.0, 0.0, 0.3),
             "optimizer": "adamw",

@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[2]
 
 # The demo, shrunk: seconds instead of minutes, fp32 so that launchers can be compared.
 SMALL = shlex.split(
-    "--backbone tiny --embedding-size 32 --scale 16 --margins 1 0 0.2 --optimizer adamw --weight-decay 0.05 --lr 0.003 "
-    "--lr-scaling none --lr-scheduler cosine --warmup-epochs 0 --warmup-steps 2 --num-workers 1 --precision fp32 "
-    "--frequent 10 --verbose 0 --checkpoint-every 0"
+    "--backbone tiny --embedding-size 32 --scale 16 --loss combined --margins 1 0 0.2 --optimizer adamw "
+    "--weight-decay 0.05 --lr 0.003 --lr-scaling none --lr-scheduler cosine --warmup-epochs 0 --warmup-steps 2 "
+    "--num-workers 1 --precision fp32 --frequent 10 --verbose 0 --checkpoint-every 0"
 )
 
 LAUNCHERS = {

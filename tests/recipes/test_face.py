@@ -94,6 +94,8 @@ def test_resume_continues_bit_by_bit(glyphs, tmp_path, launcher):
     finished = result(parts)
     assert "is finished" in train(parts, flags + "30", launcher=launcher)
     assert result(parts) == finished
+    if launcher == "one process":
+        assert "is ahead of where this run would start" in train(parts, flags + "30 --resume never", expect=1)
     files = sorted(path.name for path in (whole / "checkpoints/step-00000030").glob("*.safetensors"))
     assert len(files) == (3 if launcher == "one process" else 4)
     for name in files:
@@ -188,6 +190,7 @@ def test_a_million_classes_without_data(tmp_path):
         ("--sampel-rate 0.1", "--sample-rate"),
         ("--rec . --batch-size 0", "--batch-size is 0"),
         ("--dataset 100w --loss combined", "--margins m1 m2 m3"),
+        ("--dataset glyphs --rec GLYPHS --loss arcface", "add --margins None"),
         ("--dataset 100w --num-classes 3 --image-size 4", "image size 4 is too small"),
         ("--dataset glyphs --rec GLYPHS --val-targets lfw", "lfw.bin"),
         ("--dataset glyphs --rec GLYPHS --val-targets --num-classes 79", "label 79"),
