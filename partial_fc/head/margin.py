@@ -81,3 +81,27 @@ def value_and_slope(margin: Margin, cos: Tensor) -> tuple[Tensor, Tensor]:
         value = margin.scale * margin(leaf)
         (slope,) = torch.autograd.grad(value.sum(), leaf)
     return value.detach(), slope
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """f of the classes that are not a row's own: their logit is scale * f(cos). As it stands: f(cos) = cos.
+
+    filter_above: a class with a larger cosine is left out of the row's softmax (it may be the same person again).
+    hard_G, hard_t: where cos > hard_G[g], f(cos) = cos * (hard_t + cos) (CurricularFace).
+    """
+
+    filter_above: float | None = None
+    hard_G: Tensor | None = None
+    hard_t: float = 0.0
+
+    def __call__(self, cos_GK: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(f(cos), f'(cos), None where that is 1 everywhere); -inf where the class is left out."""
+        value, slope = cos_GK, None
+        if self.hard_G is not None:
+            hard = cos_GK > self.hard_G[:, None]
+            value = torch.where(hard, cos_GK * (self.hard_t + cos_GK), cos_GK)
+            slope = torch.where(hard, self.hard_t + 2 * cos_GK, 1.0)
+        if self.filter_above is not None:
+            value = value.masked_fill(cos_GK > self.filter_above, -torch.inf)
+        return value, slope

@@ -1,0 +1,67 @@
+"""The local part of the softmax, behind one front door: `choose(impl, ...)`.
+
+Every kernel answers the same two questions about this rank's (G, S) logits, which are described and never formed:
+`sums`, for the loss and the features' gradient, and `centre_gradients`, chunk by chunk. plain.py is the definition,
+in PyTorch; the others are tested against it, and all of them against reference.py.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from partial_fc.head.margin import Negatives
+
+
+@dataclass(frozen=True)
+class Logits:
+    """scale * f(cos(feature g, centre c)) + bias_S[c], where f is the margin's `Negatives`.
+
+    A row's own class is left out everywhere (its logit has the margin and is one number a row: partial_fc.py adds
+    it), and so is what `negatives` filters. Rows and centres of length 0 have cosine 0 with everything.
+    """
+
+    unit_GD: Tensor  # features of length 1 (or 0): float32 or float64, the dtype that is computed in
+    centre_LD: Tensor  # this rank's centres as they are stored, of any length
+    row_S: Tensor | None  # int64, ascending: the rows that take part; None: all
+    own_G: Tensor  # int64: the place in row_S of the own centre; -1 where another rank has it
+    scale: float
+    negatives: Negatives
+    bias_S: Tensor | None = None  # float32: -log(probability that the class was sampled)
+    # Places k * sub_centres ... + sub_centres - 1 of row_S are one class; its logit is that of the nearest of them.
+    sub_centres: int = 1
+
+    @property
+    def num_sampled(self) -> int:
+        return len(self.centre_LD) if self.row_S is None else len(self.row_S)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What `sums` finds, over the logits that are not left out."""
+
+    denominator_G: Tensor  # float64: sum of exp(logit)
+    # Sum of exp(logit) * f'(cos) * (centre / its length), over denominator_G (0 where that is 0); None: not asked for.
+    pull_GD: Tensor | None
+    total_D: Tensor | None  # sum of all unit centres that take part, own ones too; None: not asked for
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """d(loss)/d(cosine) for every logit, in O(G) numbers."""
+
+    factor_G: Tensor  # float64: times exp(logit) * f'(cos) it is the slope of a negative
+    own_G: Tensor  # the slope of the row's own cosine; used where Logits.own_G >= 0
+    all_D: Tensor | None = None  # is added to the gradient of every unit centre (label smoothing)
+
+
+class Kernel(Protocol):
+    name: str
+
+    def sums(self, logits: Logits, want_pull: bool = True, want_total: bool = False) -> Sums:
+        """One pass over the centres."""
+
+    def centre_gradients(self, logits: Logits, slopes: Slopes) -> Iterator[tuple[int, int, Tensor]]:
+        """(begin, end, d(loss)/d(rows begin to end of row_S)), ascending and complete; the tensor, of unit_GD's
+        dtype, is the taker's to overwrite, and valid until the next one is asked for."""
