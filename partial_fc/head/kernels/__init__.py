@@ -5,13 +5,21 @@ Every kernel answers the same two questions about this rank's (G, S) logits, whi
 in PyTorch; the others are tested against it, and all of them against reference.py.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from partial_fc.head.margin import Negatives
+
+if TYPE_CHECKING:
+    from partial_fc.head.centres import Centres
+
+Impl = Literal["auto", "plain", "cpu", "triton"]
+Precision = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -56,12 +64,45 @@ class Slopes:
     all_D: Tensor | None = None  # is added to the gradient of every unit centre (label smoothing)
 
 
-class Kernel(Protocol):
+class Kernel(ABC):
     name: str
 
+    @abstractmethod
     def sums(self, logits: Logits, want_pull: bool = True, want_total: bool = False) -> Sums:
         """One pass over the centres."""
 
+    @abstractmethod
     def centre_gradients(self, logits: Logits, slopes: Slopes) -> Iterator[tuple[int, int, Tensor]]:
         """(begin, end, d(loss)/d(rows begin to end of row_S)), ascending and complete; the tensor, of unit_GD's
         dtype, is the taker's to overwrite, and valid until the next one is asked for."""
+
+    def update(self, logits: Logits, slopes: Slopes, store: "Centres", lr: float, step: int) -> bool:
+        """Forms the gradients and moves the centres in the same pass, with what `store.update` would have done. Where
+        a kernel cannot do that for this optimiser and storage it does nothing and says False."""
+        return False
+
+
+def choose(impl: Impl, device: torch.device, dtype: torch.dtype, precision: Precision) -> Kernel:
+    """The kernel that `impl` names; "auto": the fastest that is built for this device and dtype."""
+    if impl == "auto":
+        if dtype == torch.float64:
+            impl = "plain"
+        else:
+            impl = "triton" if device.type == "cuda" else "cpu"
+    if impl == "plain":
+        from partial_fc.head.kernels.plain import PlainKernel
+
+        return PlainKernel()
+    if dtype != torch.float32:
+        raise ValueError(f"impl {impl!r} computes in float32; for {dtype} use impl 'plain'")
+    if impl == "triton":
+        from partial_fc.head.kernels.triton import TritonKernel
+
+        return TritonKernel(precision)
+    if impl == "cpu":
+        if device.type != "cpu":
+            raise ValueError(f"impl 'cpu' with centres on {device}; use 'triton' or 'plain' there")
+        from partial_fc.head.kernels.cpu import CpuKernel
+
+        return CpuKernel(precision)
+    raise ValueError(f"impl is {impl!r}; expected one of {', '.join(get_args(Impl))}")

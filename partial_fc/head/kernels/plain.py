@@ -1,0 +1,110 @@
+"""The definition of what a kernel finds, in PyTorch, chunk by chunk over the classes; for any device and dtype.
+
+The logits of all classes never exist at once: `sums` keeps a few numbers a row and forms the features' gradient on
+its way (up to its division by the denominator, which only all ranks together know); `centre_gradients` forms each
+chunk's logits again. A chunk spans classes, not rows: with millions of classes a row's logits alone would fill the
+memory, and a chunk of few rows would make thin matrix products.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from partial_fc.head.kernels import Kernel, Logits, Slopes, Sums
+
+# Of one chunk, whichever is reached first: 4 MiB of float32 logits, and as much of centres at D = 512, stay in a
+# core's cache.
+CHUNK_LOGITS = 1 << 20
+CHUNK_ROWS = 2048
+
+
+def unit(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (N, D) -> (rows of length 1, their former lengths (N, 1)). A row of length 0 stays 0."""
+    norm = x.norm(dim=1, keepdim=True)
+    return x / torch.where(norm > 0, norm, 1.0), norm
+
+
+def unit_backward(grad_unit: Tensor, unit_rows: Tensor, norm: Tensor) -> Tensor:
+    """The gradient of `unit`'s input: the part of grad_unit across the row, over its length; 0 for a row of length 0.
+    Overwrites grad_unit."""
+    along = (grad_unit * unit_rows).sum(dim=1, keepdim=True)
+    grad_unit.addcmul_(unit_rows, along, value=-1.0)
+    return grad_unit.div_(torch.where(norm > 0, norm, torch.inf))
+
+
+class PlainKernel(Kernel):
+    """See `Kernel`. Computes in the features' dtype throughout."""
+
+    name = "plain"
+
+    def sums(self, logits: Logits, want_pull: bool = True, want_total: bool = False) -> Sums:
+        """Denominators relative to a running maximum, so no scale under- or overflows."""
+        unit_GD = logits.unit_GD
+        most_G = unit_GD.new_full((len(unit_GD),), -torch.inf)
+        sum_G = torch.zeros_like(most_G)
+        pull_GD = torch.zeros_like(unit_GD)
+        total_D = torch.zeros_like(unit_GD[0])
+        for begin, end, hat_KD, _ in _chunks(logits):
+            logit_GK, slope_GK = _logits(logits, begin, end, hat_KD)
+            larger_G = torch.maximum(most_G, logit_GK.amax(dim=1))
+            shift_G = larger_G.masked_fill(larger_G == -torch.inf, 0.0)
+            shrink_G = (most_G - shift_G).exp_()
+            exp_GK = logit_GK.sub_(shift_G[:, None]).exp_()
+            sum_G = sum_G * shrink_G + exp_GK.sum(dim=1)
+            if want_pull:
+                weight_GK = exp_GK if slope_GK is None else exp_GK.mul_(slope_GK)
+                pull_GD.mul_(shrink_G[:, None]).addmm_(weight_GK, hat_KD)
+            if want_total:
+                total_D += hat_KD.sum(dim=0)
+            most_G = larger_G
+        if want_pull:
+            pull_GD.div_(sum_G.masked_fill(sum_G == 0, 1.0)[:, None])
+        denominator_G = sum_G.double() * most_G.double().exp()
+        return Sums(denominator_G, pull_GD if want_pull else None, total_D if want_total else None)
+
+    def centre_gradients(self, logits: Logits, slopes: Slopes) -> Iterator[tuple[int, int, Tensor]]:
+        unit_GD = logits.unit_GD
+        sign_G = slopes.factor_G.sign().to(unit_GD.dtype)
+        log_factor_G = slopes.factor_G.abs().log().to(unit_GD.dtype)
+        for begin, end, hat_KD, norm_K1 in _chunks(logits):
+            logit_GK, slope_GK = _logits(logits, begin, end, hat_KD)
+            grad_GK = logit_GK.add_(log_factor_G[:, None]).exp_().mul_(sign_G[:, None])
+            if slope_GK is not None:
+                grad_GK.mul_(slope_GK)
+            inside = ((logits.own_G >= begin) & (logits.own_G < end)).nonzero().squeeze(1)
+            grad_GK[inside, logits.own_G[inside] - begin] = slopes.own_G[inside]
+            grad_KD = grad_GK.T @ unit_GD
+            if slopes.all_D is not None:
+                grad_KD += slopes.all_D
+            yield begin, end, unit_backward(grad_KD, hat_KD, norm_K1)
+
+
+def _chunks(logits: Logits) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """(begin, end, unit centres, their lengths) of chunks of whole classes."""
+    step = max(64, min(CHUNK_ROWS, CHUNK_LOGITS // max(1, len(logits.unit_GD))))
+    step -= step % logits.sub_centres
+    for begin in range(0, logits.num_sampled, step):
+        end = min(begin + step, logits.num_sampled)
+        rows = slice(begin, end) if logits.row_S is None else logits.row_S[begin:end]
+        yield begin, end, *unit(logits.centre_LD[rows].to(logits.unit_GD.dtype))
+
+
+def _logits(logits: Logits, begin: int, end: int, hat_KD: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The chunk's logits, -inf where left out, and the slopes f'(cos), None where they are 1."""
+    cos_GK = logits.unit_GD @ hat_KD.T
+    k = logits.sub_centres
+    left_out_GK = torch.zeros_like(cos_GK, dtype=torch.bool)
+    if k > 1:
+        nearest = cos_GK.unflatten(1, (-1, k)).argmax(dim=2, keepdim=True)
+        left_out_GK = torch.ones_like(left_out_GK)
+        left_out_GK.unflatten(1, (-1, k)).scatter_(2, nearest, False)
+    own_class_G = logits.own_G - logits.own_G % k  # its first place; -1 stays below every chunk
+    inside = ((logits.own_G >= begin) & (logits.own_G < end)).nonzero().squeeze(1)
+    for i in range(k):
+        left_out_GK[inside, own_class_G[inside] - begin + i] = True
+    value_GK, slope_GK = logits.negatives(cos_GK)
+    logit_GK = value_GK * logits.scale
+    if logits.bias_S is not None:
+        logit_GK += logits.bias_S[begin:end]
+    return logit_GK.masked_fill_(left_out_GK, -torch.inf), slope_GK
