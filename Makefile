@@ -1,5 +1,5 @@
 # Each target is a line or two that could be typed by hand.
-.PHONY: help setup demo test lint clean
+.PHONY: help setup demo test lint bench clean
 help:   ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:[^#]*##/\t/'
 
@@ -16,6 +16,10 @@ lint: setup  ## ruff and mypy
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+bench: setup  ## the head against the textbook one, as docs/benchmarks.md has it: a few minutes
+	.venv/bin/partial-fc bench head --classes 1000000 --sample-rate 0.1 --np 2 --versus plain
+	.venv/bin/partial-fc bench head --classes 1000000 --sample-rate 1.0 --np 2 --versus plain --steps 2
 
 clean:  ## remove .venv and what tools left; demo data and runs stay
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

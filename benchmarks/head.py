@@ -4,23 +4,28 @@ Each measurement runs in fresh processes under torchrun; with --versus plain bot
 the medians of the pairs' ratios are reported, since a machine's speed drifts.
 """
 
+import itertools
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
 
 import torch
 import tyro
+from torch import Tensor
 
 from benchmarks.textbook_head import TextbookHead
 from partial_fc import comm
+from partial_fc.comm import World
+from partial_fc.comm.world import Traffic
 from partial_fc.head import CosFace, PartialFC
+from partial_fc.machine import PeakMemory, measure_rates, synchronise
+from partial_fc.optim.rows import RowAdamW, RowSGD
 
 
 @dataclass(frozen=True)
@@ -36,9 +41,13 @@ class HeadOptions:
     dim: int = 512
     """Width of a feature."""
     num_processes: Annotated[int, tyro.conf.arg(name="np")] = 2
-    """Processes on this machine."""
+    """Processes on this machine; with --device cuda each takes a GPU."""
     threads: int = 1
     """Threads of each process."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the head computes."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """Of the centres, on the rows that took part."""
     steps: int = 3
     """Timed steps, after one that is not; the median counts."""
     versus: Literal["none", "plain"] = "none"
@@ -49,21 +58,25 @@ class HeadOptions:
 
 def bench_head(options: HeadOptions) -> None:
     """Prints what was measured; ValueError where a run fails."""
+    print(json.dumps(measure(options)))
+
+
+def measure(options: HeadOptions) -> dict[str, Any]:
+    """The line of `partial-fc bench head`: the median run's, with --versus also the ratios."""
     if options.batch % options.num_processes:
         raise ValueError(f"--batch {options.batch} is not divisible by --np {options.num_processes}")
-    sides = ["ours"] if options.versus == "none" else ["ours", "textbook"]
-    runs: list[dict[str, dict[str, Any]]] = []
-    for _ in range(options.rounds if len(sides) == 2 else 1):
-        runs.append({side: _run(options, side) for side in sides})
-    line: dict[str, Any] = sorted((run["ours"] for run in runs), key=lambda r: r["step_s"])[len(runs) // 2]
-    if len(sides) == 2:
-        line["speedup"] = round(median(r["textbook"]["step_s"] / r["ours"]["step_s"] for r in runs), 2)
-        line["memory_ratio"] = round(
-            median(r["textbook"]["added_bytes"] / r["ours"]["added_bytes"] for r in runs), 2
+    if options.versus == "none":
+        return _run(options, "ours")
+    if options.optimizer != "sgd":
+        raise ValueError(
+            f"--versus plain with --optimizer {options.optimizer}: the textbook head has SGD only"
         )
-        line["textbook_step_s"] = round(median(r["textbook"]["step_s"] for r in runs), 4)
-        line["textbook_added_bytes"] = int(median(r["textbook"]["added_bytes"] for r in runs))
-    print(json.dumps(line))
+    runs = [{side: _run(options, side) for side in ("ours", "textbook")} for _ in range(options.rounds)]
+    line = sorted((run["ours"] for run in runs), key=lambda r: r["step_s"])[len(runs) // 2]
+    for ratio, measured in (("speedup", "step_s"), ("memory_ratio", "added_bytes")):
+        line[ratio] = round(median(r["textbook"][measured] / r["ours"][measured] for r in runs), 2)
+        line[f"textbook_{measured}"] = median(r["textbook"][measured] for r in runs)
+    return line
 
 
 def _run(options: HeadOptions, side: str) -> dict[str, Any]:
@@ -82,75 +95,102 @@ def _run(options: HeadOptions, side: str) -> dict[str, Any]:
 
 
 def _worker(options: HeadOptions, side: str) -> None:
-    world = comm.init()
-    matmul_gflops = _matmul_gflops(options)
-    idle = _resident_bytes()
-    margin = CosFace()
-    head: PartialFC | TextbookHead
-    if side == "ours":
-        head = PartialFC(options.classes, options.dim, margin, options.sample_rate, world)
-        state_bytes = sum(t.numel() * t.element_size() for t in head.row_state().values())
-    else:
-        head = TextbookHead(options.classes, options.dim, margin, options.sample_rate, world)
-        state_bytes = 2 * head.weight_LD.numel() * head.weight_LD.element_size()
-    rows = options.batch // options.num_processes
-    times: list[tuple[float, float, float]] = []
-    generator = torch.Generator().manual_seed(world.rank)
-    for _ in range(options.steps + 1):
-        feat_BD = torch.randn(rows, options.dim, generator=generator).requires_grad_()
-        label_B = torch.randint(0, options.classes, (rows,), generator=generator)
-        world.barrier()
-        with world.counted() as traffic:
-            started = time.perf_counter()
-            loss = head(feat_BD, label_B)
-            forward = time.perf_counter()
-            loss.backward()
-            backward = time.perf_counter()
-            head.step(0.1)
-            stepped = time.perf_counter()
-        times.append((forward - started, backward - forward, stepped - backward))
-    added = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - idle
-    worst = world.all_reduce(torch.tensor([added, state_bytes]), "max", name="bench/memory").tolist()
+    """One process of a run; rank 0 prints the line."""
+    world = comm.init(options.device)
+    device = torch.device("cuda", world.local_rank) if options.device == "cuda" else torch.device("cpu")
+    # What a first step loads (torch.optim alone brings 200 MB of libraries) belongs to the idle process.
+    tiny = replace(options, classes=64 * world.size, batch=8 * world.size, dim=16, steps=1)
+    _time_steps(_head(tiny, side, world, device), tiny, world, device)
+    memory = PeakMemory(device)
+    head = _head(options, side, world, device)
+    seconds_N4, traffic = _time_steps(head, options, world, device)
+    slowest_N = world.all_reduce(seconds_N4.sum(dim=1), "max", name="bench/seconds")
+    sizes = torch.tensor([memory.added_bytes(), _kept_bytes(head), memory.mapped_file_bytes()])
+    added, kept, mapped = world.all_reduce(sizes, "max", name="bench/memory").tolist()
+    # Only now: its matrices are no part of the head's memory, and must not hide any of it either.
+    rates = measure_rates(device, options.batch, options.dim)
     if world.rank == 0:
-        forward_s, backward_s, step_s = (median(part) for part in zip(*times[1:], strict=True))
-        total = median(sum(t) for t in times[1:])
+        step_s = slowest_N.median().item()
+        parts = dict(zip(_PARTS, seconds_N4.median(dim=0).values.tolist(), strict=True))
         gflop = 6 * options.batch * options.dim * options.classes * options.sample_rate / world.size / 1e9
-        print(
-            json.dumps(
-                {
-                    "side": side,
-                    "step_s": round(total, 4),
-                    "forward_s": round(forward_s, 4),
-                    "backward_s": round(backward_s, 4),
-                    "update_s": round(step_s, 4),
-                    "added_bytes": int(worst[0]),
-                    "peak_bytes": int(worst[0] - worst[1]),
-                    "collectives": sum(traffic.calls.values()),
-                    "bytes": sum(traffic.num_bytes.values()),
-                    "gflops": round(gflop / total, 1),
-                    "share_of_matmul": round(gflop / total / matmul_gflops, 3),
-                    **asdict(options),
-                }
-            ),
-            flush=True,
-        )
+        line = {
+            "side": side,
+            "step_s": round(step_s, 4),
+            **{name: round(seconds, 4) for name, seconds in parts.items()},
+            "added_bytes": added,
+            "kept_bytes": kept,
+            "peak_bytes": added - kept,
+            "mapped_file_bytes": mapped,
+            "collectives": sum(traffic.calls.values()),
+            "bytes": sum(traffic.num_bytes.values()),
+            "bytes_by_name": dict(traffic.num_bytes),
+            "gflops": round(gflop / step_s, 1),
+            "share_of_matmul": round(gflop / step_s / rates.gflops["fp32"], 3),
+            "matmul_gflops": {name: round(rate, 1) for name, rate in rates.gflops.items()},
+            "memory_gbytes_per_s": round(rates.gbytes_per_s, 1),
+            "torch": torch.__version__,
+            **asdict(options),
+        }
+        print(json.dumps(line), flush=True)
     world.close()
 
 
-def _matmul_gflops(options: HeadOptions) -> float:
-    """float32 matrix product of the head's shape in this process, all processes at once: GFLOP/s."""
-    a, b = torch.randn(options.batch, options.dim), torch.randn(options.dim, 8192)
-    rates = []
-    for _ in range(10):
-        started = time.perf_counter()
-        a @ b
-        rates.append(2 * options.batch * options.dim * 8192 / 1e9 / (time.perf_counter() - started))
-    return median(rates)
+def _head(options: HeadOptions, side: str, world: World, device: torch.device) -> PartialFC | TextbookHead:
+    if side == "textbook":
+        return TextbookHead(options.classes, options.dim, CosFace(), options.sample_rate, world, device)
+    optimizers = {"sgd": RowSGD, "adamw": RowAdamW}
+    return PartialFC(
+        options.classes,
+        options.dim,
+        CosFace(),
+        options.sample_rate,
+        world,
+        optimizer=optimizers[options.optimizer](),
+        device=device,
+    )
 
 
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+def _kept_bytes(head: PartialFC | TextbookHead) -> int:
+    """Centres and optimiser state of this process."""
+    if isinstance(head, TextbookHead):
+        return 2 * head.weight_LD.numel() * head.weight_LD.element_size()
+    return sum(rows.numel() * rows.element_size() for rows in head.row_state().values())
+
+
+_PARTS = ("forward_s", "backward_s", "update_s", "communication_s")
+
+
+def _time_steps(
+    head: PartialFC | TextbookHead, options: HeadOptions, world: World, device: torch.device
+) -> tuple[Tensor, Traffic]:
+    """(seconds of _PARTS for each timed step, (steps, 4); what the last step sent). They add up to the step.
+
+    Waiting for other ranks is no part of forward, backward and update, but communication."""
+    rows = options.batch // options.num_processes
+    generator = torch.Generator().manual_seed(world.rank)
+    seconds: list[list[float]] = []
+    for _ in range(options.steps + 1):
+        feat_BD = torch.randn(rows, options.dim, generator=generator).to(device).requires_grad_()
+        label_B = torch.randint(0, options.classes, (rows,), generator=generator).to(device)
+        world.barrier()
+        with world.counted() as traffic:
+            laps = [_now(world, device)]
+            loss = head(feat_BD, label_B)
+            laps.append(_now(world, device))
+            loss.backward()
+            laps.append(_now(world, device))
+            head.step(0.1)
+            laps.append(_now(world, device))
+        busy = [
+            (end - begin) - (waited - before) for (begin, before), (end, waited) in itertools.pairwise(laps)
+        ]
+        seconds.append([*busy, laps[-1][1] - laps[0][1]])
+    return torch.tensor(seconds[1:], dtype=torch.float64), traffic
+
+
+def _now(world: World, device: torch.device) -> tuple[float, float]:
+    synchronise(device)
+    return time.perf_counter(), world.seconds_waiting
 
 
 if __name__ == "__main__":

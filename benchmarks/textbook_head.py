@@ -1,9 +1,9 @@
 """The textbook sharded softmax: what the head of this project is measured against, never used to train.
 
 Written from the published descriptions of Partial FC (https://arxiv.org/abs/2010.05222) and of what its well-known
-implementation does in a step: float32 logits of all sampled classes held at once, a new tensor for each elementwise
-step, torch.topk over random numbers to sample, three reductions for the softmax, a dense gradient over all local rows,
-and a dense SGD with momentum over them.
+implementation does in a step: float32 logits of all sampled classes held at once, in three or four tensors (clamped,
+scaled, softmax in place, gradients), torch.topk over random numbers made on the CPU to sample, three reductions for
+the softmax, a dense gradient over all local rows, and a dense SGD with momentum over them.
 """
 
 import torch
@@ -18,13 +18,20 @@ class TextbookHead:
     """Same interface and same mathematics as PartialFC with CosFace, but for which rows the optimiser moves: all."""
 
     def __init__(
-        self, num_classes: int, embedding_size: int, margin: CombinedMargin, sample_rate: float, world: World
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: CombinedMargin,
+        sample_rate: float,
+        world: World,
+        device: torch.device | str = "cpu",
     ):
         self.world = world
         self.margin = margin
         self.sample_rate = sample_rate
         self.shard = Shard.of(num_classes, world.rank, world.size)
-        self.weight_LD = nn.Parameter(torch.empty(len(self.shard), embedding_size).normal_(0, 0.01))
+        weight_LD = torch.empty(len(self.shard), embedding_size, device=device).normal_(0, 0.01)
+        self.weight_LD = nn.Parameter(weight_LD)
         self.optimizer = torch.optim.SGD([self.weight_LD], lr=0.0, momentum=0.9, weight_decay=5e-4)
 
     def __call__(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
@@ -40,10 +47,9 @@ class TextbookHead:
         logit_GS = functional.linear(functional.normalize(feat_GD), functional.normalize(weight_SD))
         logit_GS = logit_GS.clamp(-1, 1)
         own = (local_G >= 0).nonzero().squeeze(1)
-        margin_GS = torch.zeros_like(logit_GS)
-        margin_GS[own, local_G[own]] = self.margin.m3
-        logit_GS = (logit_GS - margin_GS) * self.margin.scale
-        return _CrossEntropy.apply(logit_GS, local_G, self.world)
+        minus_m3 = logit_GS.new_full((), -self.margin.m3)
+        logit_GS = logit_GS.index_put_((own, local_G[own]), minus_m3, accumulate=True)
+        return _CrossEntropy.apply(logit_GS * self.margin.scale, local_G, self.world)
 
     def step(self, lr: float) -> None:
         self.optimizer.param_groups[0]["lr"] = lr
@@ -52,7 +58,7 @@ class TextbookHead:
 
     def _sample(self, local_G: Tensor) -> tuple[Tensor, Tensor]:
         positive = local_G[local_G >= 0].unique()
-        score_L = torch.rand(len(self.shard))
+        score_L = torch.rand(len(self.shard)).to(local_G.device)
         score_L[positive] = 2.0
         num_sampled = max(len(positive), int(self.sample_rate * len(self.shard)))
         index_S = torch.topk(score_L, num_sampled).indices.sort().values
@@ -75,16 +81,16 @@ class _GatherSum(torch.autograd.Function):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The softmax over all ranks' logits in three reductions; the probabilities are kept for backward."""
+    """The softmax over all ranks' logits in three reductions. The probabilities are written over the logits, kept for
+    backward, and overwritten there by the gradient."""
 
     @staticmethod
     def forward(ctx, logit_GS: Tensor, local_G: Tensor, world: World) -> Tensor:
         most_G1 = world.all_reduce(logit_GS.amax(dim=1, keepdim=True), "max", name="textbook/max")
-        exp_GS = torch.exp(logit_GS - most_G1)
-        sum_G1 = world.all_reduce(exp_GS.sum(dim=1, keepdim=True), name="textbook/sum")
-        prob_GS = exp_GS / sum_G1
+        prob_GS = logit_GS.sub_(most_G1).exp_()
+        prob_GS.div_(world.all_reduce(prob_GS.sum(dim=1, keepdim=True), name="textbook/sum"))
         own = (local_G >= 0).nonzero().squeeze(1)
-        target_G = torch.zeros(len(logit_GS))
+        target_G = torch.zeros_like(most_G1[:, 0])
         target_G[own] = prob_GS[own, local_G[own]]
         target_G = world.all_reduce(target_G, name="textbook/target")
         ctx.save_for_backward(prob_GS, own, local_G)
@@ -92,7 +98,6 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_loss: Tensor):
-        prob_GS, own, local_G = ctx.saved_tensors
-        grad_GS = prob_GS.clone()
+        grad_GS, own, local_G = ctx.saved_tensors
         grad_GS[own, local_G[own]] -= 1
-        return grad_GS / len(grad_GS) * grad_loss, None, None
+        return grad_GS.div_(len(grad_GS)) * grad_loss, None, None

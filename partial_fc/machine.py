@@ -1,0 +1,95 @@
+"""What this machine can do, measured in a second: rates of matrix products and of memory, and how large we grew."""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of one process with its threads, or of one GPU."""
+
+    gflops: dict[str, float]  # of matrix products, by dtype: "fp32", "bf16"
+    gbytes_per_s: float  # of memory, read and written: a sum over what is read and what is written
+
+
+class PeakMemory:
+    """The most memory that this process (cuda: its tensors on the GPU) holds from here on, beyond what it holds now."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self._idle = torch.cuda.memory_allocated(device)
+        else:
+            _CLEAR_REFS.write_text("5")  # the highest resident size counts anew (man 5 proc)
+            self._idle = _status_bytes("VmRSS")
+            self._idle_file = _status_bytes("RssFile")
+
+    def added_bytes(self) -> int:
+        """At the peak, over the start. Pages of mapped files count while they are resident."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device) - self._idle
+        return _status_bytes("VmHWM") - self._idle
+
+    def mapped_file_bytes(self) -> int:
+        """Of mapped files, resident now beyond the start: the kernel takes them back where memory is short."""
+        return 0 if self._device.type == "cuda" else _status_bytes("RssFile") - self._idle_file
+
+
+def _status_bytes(name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+    if found is None:
+        raise ValueError(f"{_STATUS} has no line {name}; memory is measured on Linux only")
+    return int(found[1]) * 1024
+
+
+def measure_rates(device: torch.device, batch: int, dim: int) -> Rates:
+    """The best of a few tries: others use the machine, too. The products are the head's, (batch, dim) with (dim, 8192),
+    and one of square matrices, whichever is faster."""
+    side = 8192 if device.type == "cuda" else 1024
+    shapes = ((batch, dim, 8192), (side, side, side))
+    gflops = {
+        name: max(_product_gflops(shape, dtype, device) for shape in shapes)
+        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
+    }
+    return Rates(gflops, _copy_gbytes_per_s(device))
+
+
+def _product_gflops(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
+    m, k, n = shape
+    a, b = (torch.randn(size, device=device).to(dtype) for size in ((m, k), (k, n)))
+    out = torch.empty(m, n, dtype=dtype, device=device)
+    return 2 * m * k * n / 1e9 / _best_seconds(lambda: torch.mm(a, b, out=out), device)
+
+
+def _copy_gbytes_per_s(device: torch.device) -> float:
+    """A copy between two blocks that no cache holds: what is read and what is written."""
+    num_bytes = (4096 if device.type == "cuda" else 128) << 20
+    source, target = (torch.ones(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
+    return 2 * num_bytes / 1e9 / _best_seconds(lambda: target.copy_(source), device)
+
+
+def _best_seconds(work: Callable[[], Tensor], device: torch.device, tries: int = 8) -> float:
+    seconds = []
+    for _ in range(tries):
+        synchronise(device)
+        started = time.perf_counter()
+        work()
+        synchronise(device)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def synchronise(device: torch.device) -> None:
+    """Waits for the GPU, if it is one."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
