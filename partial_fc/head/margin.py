@@ -1,86 +1,23 @@
-"""Margins: pure functions of the cosine between a feature and its own class centre.
+"""Margins: what the softmax sees instead of the cosine between a feature and its own class centre.
 
 Each is written once, as differentiable tensor maths; the dense reference, the chunked path and the kernels take
-value and slope from here.
+value and slope from here. margin_adaptive.py has those that remember something between the steps.
+
+Letters: N rows, G rows of the global batch, K classes.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+State = dict[str, float]
 
-class Margin(Protocol):
-    """logit = scale * margin(cos) for a row's own class, scale * cos for every other class."""
-
-    @property
-    def scale(self) -> float:
-        """What cosines are multiplied by before the softmax."""
-
-    @property
-    def bound(self) -> float:
-        """The largest |margin(cos)| possible."""
-
-    def __call__(self, cos: Tensor) -> Tensor:
-        """Cosines (any shape, floating) -> their values with the margin; differentiable."""
-
-
-@dataclass(frozen=True)
-class CombinedMargin:
-    """cos(m1 * theta + m2) - m3 (ArcFace, https://arxiv.org/abs/1801.07698, eq. 4).
-
-    As in InsightFace nothing is clipped: past theta = (pi - m2) / m1 the value rises again and the slope is negative.
-    straight_through: the slope is taken as 1, as the implementations do that apply the margin outside of autograd.
-    """
-
-    scale: float = 64.0
-    m1: float = 1.0
-    m2: float = 0.0
-    m3: float = 0.0
-    straight_through: bool = False
-
-    def __post_init__(self) -> None:
-        if self.scale <= 0 or self.m1 <= 0:
-            raise ValueError(f"scale and m1 must be positive; got scale={self.scale}, m1={self.m1}")
-
-    @property
-    def bound(self) -> float:
-        return 1.0 + abs(self.m3)
-
-    def __call__(self, cos: Tensor) -> Tensor:
-        value = cos
-        if (self.m1, self.m2) != (1.0, 0.0):
-            # Where feature and centre are parallel the angle has no direction and its slope no finite value; one
-            # float32 step inside, all is finite.
-            edge = 1.0 - torch.finfo(torch.float32).eps
-            value = torch.cos(self.m1 * torch.acos(cos.clamp(-edge, edge)) + self.m2)
-        value = value - self.m3
-        return cos + (value - cos).detach() if self.straight_through else value
-
-
-def ArcFace(scale: float = 64.0, margin: float = 0.5, straight_through: bool = False) -> CombinedMargin:
-    """cos(theta + margin) (https://arxiv.org/abs/1801.07698)."""
-    return CombinedMargin(scale, m2=margin, straight_through=straight_through)
-
-
-def CosFace(scale: float = 64.0, margin: float = 0.4) -> CombinedMargin:
-    """cos(theta) - margin (https://arxiv.org/abs/1801.09414)."""
-    return CombinedMargin(scale, m3=margin)
-
-
-def Softmax(scale: float = 64.0) -> CombinedMargin:
-    """No margin: the plain normalised softmax (NormFace, https://arxiv.org/abs/1704.06369)."""
-    return CombinedMargin(scale)
-
-
-def value_and_slope(margin: Margin, cos: Tensor) -> tuple[Tensor, Tensor]:
-    """scale * margin(cos) and its derivative by cos, both of cos' shape, without a graph."""
-    with torch.enable_grad():
-        leaf = cos.detach().requires_grad_()
-        value = margin.scale * margin(leaf)
-        (slope,) = torch.autograd.grad(value.sum(), leaf)
-    return value.detach(), slope
+# Where feature and centre are parallel the angle has no direction and its slope no finite value; one float32 step
+# inside, all is finite.
+_EDGE = 1.0 - torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True)
@@ -105,3 +42,143 @@ class Negatives:
         if self.filter_above is not None:
             value = value.masked_fill(cos_GK > self.filter_above, -torch.inf)
         return value, slope
+
+
+class Margin(Protocol):
+    """logit = scale * own(cos) for a row's own class, scale * negatives(cos) for every other one."""
+
+    @property
+    def scale(self) -> float:
+        """What cosines are multiplied by before the softmax."""
+
+    @property
+    def bound(self) -> float:
+        """The largest |value| possible, of an own class or of another one."""
+
+    @property
+    def needs_own_cosines(self) -> bool:
+        """Whether `advance` or `negatives` read the own cosines of all rows: one more all-reduce, of G float64."""
+
+    def state(self) -> State:
+        """What the margin remembers between the steps, at the start of training; {} for most."""
+
+    def advance(self, state: State, norm_G: Tensor, own_cos_G: Tensor | None) -> State:
+        """The state for this step, from that of the step before; once in every forward of training, before its use.
+        norm_G: lengths of the features, own_cos_G: own cosines (only where needed), both of the whole global batch,
+        so that the result is equal on all ranks."""
+
+    def own(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
+        """Cosines with the own class -> their values with the margin, of cos_N's shape and dtype; differentiable by
+        cos_N. norm_N: lengths of those rows' features, constants through which no gradient flows."""
+
+    def negatives(self, own_cos_G: Tensor | None, state: State) -> Negatives:
+        """The rule of the other classes."""
+
+
+class _Fixed:
+    """A margin that remembers nothing and leaves the other classes' cosines as they are."""
+
+    @property
+    def needs_own_cosines(self) -> bool:
+        return False
+
+    def state(self) -> State:
+        return {}
+
+    def advance(self, state: State, norm_G: Tensor, own_cos_G: Tensor | None) -> State:
+        return state
+
+    def negatives(self, own_cos_G: Tensor | None, state: State) -> Negatives:
+        return Negatives()
+
+
+@dataclass(frozen=True)
+class CombinedMargin(_Fixed):
+    """cos(m1 * theta + m2) - m3 (ArcFace, https://arxiv.org/abs/1801.07698, eq. 4).
+
+    As in InsightFace nothing is clipped: past theta = (pi - m2) / m1 the value rises again and the slope is negative.
+    straight_through: the slope is taken as 1, as the implementations do that apply the margin outside of autograd.
+    """
+
+    scale: float = 64.0
+    m1: float = 1.0
+    m2: float = 0.0
+    m3: float = 0.0
+    straight_through: bool = False
+
+    def __post_init__(self) -> None:
+        if self.scale <= 0 or self.m1 <= 0:
+            raise ValueError(f"scale and m1 must be positive; got scale={self.scale}, m1={self.m1}")
+
+    @property
+    def bound(self) -> float:
+        return 1.0 + abs(self.m3)
+
+    def own(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
+        value_N = cos_N
+        if (self.m1, self.m2) != (1.0, 0.0):
+            value_N = torch.cos(self.m1 * angle(cos_N) + self.m2)
+        value_N = value_N - self.m3
+        return cos_N + (value_N - cos_N).detach() if self.straight_through else value_N
+
+
+def ArcFace(scale: float = 64.0, margin: float = 0.5, straight_through: bool = False) -> CombinedMargin:
+    """cos(theta + margin) (https://arxiv.org/abs/1801.07698)."""
+    return CombinedMargin(scale, m2=margin, straight_through=straight_through)
+
+
+def CosFace(scale: float = 64.0, margin: float = 0.4) -> CombinedMargin:
+    """cos(theta) - margin (https://arxiv.org/abs/1801.09414)."""
+    return CombinedMargin(scale, m3=margin)
+
+
+def Softmax(scale: float = 64.0) -> CombinedMargin:
+    """No margin: the plain normalised softmax (NormFace, https://arxiv.org/abs/1704.06369)."""
+    return CombinedMargin(scale)
+
+
+@dataclass(frozen=True)
+class SphereFace(_Fixed):
+    """(relax * cos(theta) + psi(theta)) / (relax + 1), with psi(theta) = (-1)^k cos(m * theta) - 2k and
+    k = floor(m * theta / pi) (https://arxiv.org/abs/1704.08063): cos(m * theta), continued so that it keeps falling.
+
+    psi alone is too steep to learn from the start; the paper mixes it with the cosine and lowers the cosine's weight
+    to 5 while training. Here the weight is constant and 5 from the start (0: psi alone). m need not be a whole number.
+    Features are normalised and scaled like those of every margin here; the paper's own keep their length.
+    """
+
+    scale: float = 64.0
+    m: float = 4.0
+    relax: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.scale <= 0 or self.m < 1 or self.relax < 0:
+            raise ValueError(
+                f"SphereFace takes scale > 0, m >= 1 and relax >= 0; got scale={self.scale}, m={self.m}, "
+                f"relax={self.relax}"
+            )
+
+    @property
+    def bound(self) -> float:
+        k = math.floor(self.m)
+        return (self.relax - (-1) ** k * math.cos(self.m * math.pi) + 2 * k) / (self.relax + 1)
+
+    def own(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
+        theta_N = self.m * angle(cos_N)
+        k_N = (theta_N.detach() / math.pi).floor()
+        psi_N = (1 - 2 * (k_N % 2)) * torch.cos(theta_N) - 2 * k_N
+        return (self.relax * cos_N + psi_N) / (self.relax + 1)
+
+
+def angle(cos: Tensor) -> Tensor:
+    """arccos with a finite slope everywhere: constant beyond one float32 step from -1 and 1."""
+    return torch.acos(cos.clamp(-_EDGE, _EDGE))
+
+
+def value_and_slope(margin: Margin, cos_N: Tensor, norm_N: Tensor, state: State) -> tuple[Tensor, Tensor]:
+    """scale * own(cos) and its derivative by cos, both of cos_N's shape, without a graph."""
+    with torch.enable_grad():
+        leaf_N = cos_N.detach().requires_grad_()
+        value_N = margin.scale * margin.own(leaf_N, norm_N, state)
+        (slope_N,) = torch.autograd.grad(value_N.sum(), leaf_N)
+    return value_N.detach(), slope_N

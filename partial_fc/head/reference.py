@@ -1,9 +1,11 @@
 """The whole head in one process, in plain differentiable tensor maths: what every other path is tested against."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from partial_fc.head.margin import Margin
+from partial_fc.head.margin import Margin, State
 
 
 def unit(x: Tensor) -> Tensor:
@@ -12,20 +14,53 @@ def unit(x: Tensor) -> Tensor:
     return torch.where(norm > 0, x / torch.where(norm > 0, norm, 1.0), torch.zeros_like(x))
 
 
+def cosines(feat_GD: Tensor, centre_CD: Tensor, sub_centres: int = 1) -> Tensor:
+    """(G, classes): with the nearest of each class's centres, whose rows stand together."""
+    cos_GC = unit(feat_GD) @ unit(centre_CD).T
+    return cos_GC.unflatten(1, (-1, sub_centres)).max(dim=2).values if sub_centres > 1 else cos_GC
+
+
+def own_cosines(feat_GD: Tensor, label_G: Tensor, centre_CD: Tensor, sub_centres: int = 1) -> Tensor:
+    """(G,): what a margin's `advance` and `negatives` ask for."""
+    return cosines(feat_GD, centre_CD, sub_centres)[torch.arange(len(label_G)), label_G]
+
+
 def loss(
-    feat_GD: Tensor, label_G: Tensor, centre_CD: Tensor, margin: Margin, sampled_S: Tensor | None = None
+    feat_GD: Tensor,
+    label_G: Tensor,
+    centre_CD: Tensor,
+    margin: Margin,
+    sampled_S: Tensor | None = None,
+    *,
+    state: State | None = None,
+    filter_above: float | None = None,
+    sub_centres: int = 1,
+    label_smoothing: float = 0.0,
+    inclusion_C: Tensor | None = None,
 ) -> Tensor:
     """Mean over the global batch of -log softmax(logit)[label], a scalar of feat_GD's dtype.
 
     sampled_S: the class numbers that take part, ascending and with every label among them; all when None.
+    state: the margin's, already advanced to this step; that of the start when None.
+    filter_above: other classes with a larger cosine are left out of the row's softmax.
+    sub_centres: rows j*k to j*k + k-1 of centre_CD are class j, whose cosine is the largest of theirs.
+    label_smoothing: this share of a row's target is spread over all classes that take part, its own too.
+    inclusion_C: the probability with which each class takes part; other classes' logits get -log of it, so that the
+    expected denominator is that of all classes.
     Forms the (G, C) logits, so it is for sizes at which that is no trouble; exact in float64.
     """
     if sampled_S is not None:
-        centre_CD = centre_CD[sampled_S]
+        row_S = (sampled_S[:, None] * sub_centres + torch.arange(sub_centres)).flatten()
+        centre_CD = centre_CD[row_S]
         label_G = torch.searchsorted(sampled_S, label_G)
-    cos_GC = unit(feat_GD) @ unit(centre_CD).T
-    own = torch.zeros_like(cos_GC, dtype=torch.bool)
-    own[torch.arange(len(label_G)), label_G] = True
-    with_margin_G1 = margin(cos_GC[own]).unsqueeze(1)
-    logit_GC = margin.scale * torch.where(own, with_margin_G1, cos_GC)
-    return torch.nn.functional.cross_entropy(logit_GC, label_G)
+    state = margin.state() if state is None else state
+    cos_GC = cosines(feat_GD, centre_CD, sub_centres)
+    own_GC = torch.nn.functional.one_hot(label_G, cos_GC.shape[1]).bool()
+
+    negatives = replace(margin.negatives(cos_GC[own_GC].detach(), state), filter_above=filter_above)
+    logit_GC = margin.scale * negatives(cos_GC)[0]
+    if inclusion_C is not None:
+        logit_GC = logit_GC - (inclusion_C if sampled_S is None else inclusion_C[sampled_S]).log()
+    own_G = margin.scale * margin.own(cos_GC[own_GC], feat_GD.detach().norm(dim=1), state)
+    logit_GC = torch.where(own_GC, own_G[:, None], logit_GC)
+    return torch.nn.functional.cross_entropy(logit_GC, label_G, label_smoothing=label_smoothing)

@@ -1,0 +1,116 @@
+"""Margins that follow the training: they remember a running mean or two between the steps.
+
+Their state is a few numbers, equal on all ranks, since every rank sees the global batch's numbers they come from.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from partial_fc.head.margin import Negatives, State, angle
+
+# Lengths of features count as AdaFace's authors let them: not below and not above these.
+_SHORTEST, _LONGEST = 1e-3, 100.0
+
+
+@dataclass(frozen=True)
+class AdaFace:
+    """cos(theta - m * q) - (m + m * q), where q in [-1, 1] is the quality of the image: how long its feature is
+    compared with others, h * (length - mean) / deviation (https://arxiv.org/abs/2204.00964, eq. 15 to 18).
+
+    Mean and deviation run over the global batches; weight is the share of the newest one (t_alpha in the published
+    training), they start as 20 and 100. As published, lengths are limited to 0.001 to 100 and the angle with its
+    margin to 0 to pi: where it would leave that range the slope is 0. A batch of one row leaves the deviation as it is.
+    """
+
+    scale: float = 64.0
+    m: float = 0.4
+    h: float = 0.333
+    weight: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.scale <= 0 or self.m < 0 or self.h <= 0 or not 0 < self.weight <= 1:
+            raise ValueError(
+                "AdaFace takes scale > 0, m >= 0, h > 0 and 0 < weight <= 1; "
+                f"got scale={self.scale}, m={self.m}, h={self.h}, weight={self.weight}"
+            )
+
+    @property
+    def bound(self) -> float:
+        return 1.0 + 2.0 * self.m
+
+    @property
+    def needs_own_cosines(self) -> bool:
+        return False
+
+    def state(self) -> State:
+        return {"mean": 20.0, "deviation": 100.0}
+
+    def advance(self, state: State, norm_G: Tensor, own_cos_G: Tensor | None) -> State:
+        length_G = norm_G.double().clamp(_SHORTEST, _LONGEST)
+        deviation = length_G.std().item() if len(length_G) > 1 else state["deviation"]
+        return {
+            "mean": _moved(state["mean"], length_G.mean().item(), self.weight),
+            "deviation": _moved(state["deviation"], deviation, self.weight),
+        }
+
+    def own(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
+        length_N = norm_N.detach().to(cos_N.dtype).clamp(_SHORTEST, _LONGEST)
+        quality_N = (length_N - state["mean"]) / (state["deviation"] + 1e-3) * self.h
+        shift_N = self.m * quality_N.clamp(-1.0, 1.0)
+        theta_N = (angle(cos_N) - shift_N).clamp(0.0, math.pi)
+        return torch.cos(theta_N) - (self.m + shift_N)
+
+    def negatives(self, own_cos_G: Tensor | None, state: State) -> Negatives:
+        return Negatives()
+
+
+@dataclass(frozen=True)
+class CurricularFace:
+    """Own class: cos(theta + m). Other classes that are nearer than that, the hard ones: cos * (t + cos), where t is
+    the running mean of the own cosine, so they count more as training succeeds (https://arxiv.org/abs/2004.00288).
+
+    momentum: what t keeps in a step; it starts as 0 and takes in the step's own mean before it is used. As the authors
+    published it, theta > pi - m gives cos - m * sin(m), which falls on where cos(theta + m) would rise again (there
+    is a jump), while the hard ones are told by cos(theta + m) everywhere.
+    """
+
+    scale: float = 64.0
+    m: float = 0.5
+    momentum: float = 0.99
+
+    def __post_init__(self) -> None:
+        if self.scale <= 0 or not 0 <= self.m <= math.pi / 2 or not 0 <= self.momentum < 1:
+            raise ValueError(
+                "CurricularFace takes scale > 0, 0 <= m <= pi / 2 and 0 <= momentum < 1; "
+                f"got scale={self.scale}, m={self.m}, momentum={self.momentum}"
+            )
+
+    @property
+    def bound(self) -> float:
+        return max(2.0, 1.0 + self.m * math.sin(self.m))
+
+    @property
+    def needs_own_cosines(self) -> bool:
+        return True
+
+    def state(self) -> State:
+        return {"t": 0.0}
+
+    def advance(self, state: State, norm_G: Tensor, own_cos_G: Tensor | None) -> State:
+        assert own_cos_G is not None
+        return {"t": _moved(state["t"], own_cos_G.double().mean().item(), 1.0 - self.momentum)}
+
+    def own(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
+        far_N = cos_N <= math.cos(math.pi - self.m)
+        return torch.where(far_N, cos_N - self.m * math.sin(self.m), torch.cos(angle(cos_N) + self.m))
+
+    def negatives(self, own_cos_G: Tensor | None, state: State) -> Negatives:
+        assert own_cos_G is not None
+        return Negatives(hard_G=torch.cos(angle(own_cos_G.detach()) + self.m), hard_t=state["t"])
+
+
+def _moved(mean: float, new: float, weight: float) -> float:
+    return (1.0 - weight) * mean + weight * new
