@@ -1,45 +1,57 @@
-"""Optimisers for class centres: they move the rows that a step has touched and no others.
+"""Optimisers for class centres: the mathematics of one step, on the rows that take part in it.
 
-A row that is not touched rests with its state; decay does not apply to it: it is as if the row had not lived in those
-steps (the meaning that InsightFace's Partial FC gives it). Where every row takes part, each is its dense namesake.
+They know nothing of where rows lie or in which dtype they rest: head/centres.py hands them working copies and puts the
+results back. A row that takes no part rests with its state, as if it had not lived in that step (the meaning that
+InsightFace's Partial FC gives it), unless catch_up.py makes up for it. Where every row takes part in every step, each
+is its dense namesake.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+Width = Literal["row", "scalar"]
+
 
 class RowOptimizer(Protocol):
-    """Knows no rows of its own: state is a tensor for each name, with a row for each centre."""
+    """Keeps no rows itself. The state of rows that were never touched is all zeros."""
 
-    def state(self, centre_LD: Tensor) -> dict[str, Tensor]:
-        """The state of rows that were never touched."""
+    def state_widths(self) -> dict[str, Width]:
+        """Name of each state tensor -> "row" for (rows, D), "scalar" for (rows, 1)."""
 
-    def step(
-        self, centre_LD: Tensor, state: dict[str, Tensor], row_S: Tensor | None, grad_SD: Tensor, lr: float
-    ) -> None:
-        """Updates the rows row_S (ascending, each once; None: all L, in order) in place. grad_SD is overwritten."""
+    def step(self, centre_KD: Tensor, state: dict[str, Tensor], grad_KD: Tensor, lr: float) -> None:
+        """One step of all K rows, in place. Everything is float32 (float64 in checks); grad_KD is overwritten."""
 
 
 @dataclass(frozen=True)
 class RowSGD:
-    """SGD with momentum: m' = momentum * m + (g + weight_decay * w); w' = w - lr * m', as torch.optim.SGD has it."""
+    """m' = momentum * m + d, where d = g + weight_decay * w; w' = w - lr * m', as torch.optim.SGD has it.
+
+    nesterov: w' = w - lr * (d + momentum * m').
+    """
 
     momentum: float = 0.9
     weight_decay: float = 5e-4
+    nesterov: bool = False
 
-    def state(self, centre_LD: Tensor) -> dict[str, Tensor]:
-        return {"momentum": torch.zeros_like(centre_LD)}
+    def __post_init__(self) -> None:
+        _check_shares(momentum=self.momentum)
+        _check_not_negative(weight_decay=self.weight_decay)
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov with momentum 0 is plain SGD: give a momentum, or leave nesterov off")
 
-    def step(
-        self, centre_LD: Tensor, state: dict[str, Tensor], row_S: Tensor | None, grad_SD: Tensor, lr: float
-    ) -> None:
-        centre_SD, momentum_SD = _take(row_S, centre_LD, state["momentum"])
-        momentum_SD.mul_(self.momentum).add_(grad_SD.add_(centre_SD, alpha=self.weight_decay))
-        centre_SD.add_(momentum_SD, alpha=-lr)
-        _put_back(row_S, (centre_LD, centre_SD), (state["momentum"], momentum_SD))
+    def state_widths(self) -> dict[str, Width]:
+        return {"momentum": "row"}
+
+    def step(self, centre_KD: Tensor, state: dict[str, Tensor], grad_KD: Tensor, lr: float) -> None:
+        momentum_KD = state["momentum"]
+        grad_KD.add_(centre_KD, alpha=self.weight_decay)
+        momentum_KD.mul_(self.momentum).add_(grad_KD)
+        if self.nesterov:
+            momentum_KD = grad_KD.add_(momentum_KD, alpha=self.momentum)
+        centre_KD.add_(momentum_KD, alpha=-lr)
 
 
 @dataclass(frozen=True)
@@ -52,41 +64,85 @@ class RowAdamW:
     eps: float = 1e-8
     weight_decay: float = 0.01
 
-    def state(self, centre_LD: Tensor) -> dict[str, Tensor]:
-        return {
-            "first_moment": torch.zeros_like(centre_LD),
-            "second_moment": torch.zeros_like(centre_LD),
-            "num_steps": centre_LD.new_zeros(len(centre_LD), 1),
-        }
+    def __post_init__(self) -> None:
+        _check_shares(beta1=self.beta1, beta2=self.beta2)
+        _check_not_negative(eps=self.eps, weight_decay=self.weight_decay)
 
-    def step(
-        self, centre_LD: Tensor, state: dict[str, Tensor], row_S: Tensor | None, grad_SD: Tensor, lr: float
-    ) -> None:
-        names = ("first_moment", "second_moment", "num_steps")
-        centre_SD, first_SD, second_SD, num_S1 = _take(row_S, centre_LD, *(state[name] for name in names))
-        num_S1.add_(1)
-        first_SD.lerp_(grad_SD, 1 - self.beta1)
-        second_SD.mul_(self.beta2).addcmul_(grad_SD, grad_SD, value=1 - self.beta2)
-        # In float64: 1 - 0.999 has only four digits left in float32.
-        correct1_S1, correct2_S1 = (
-            (1 - beta ** num_S1.double()).to(grad_SD.dtype) for beta in (self.beta1, self.beta2)
-        )
-        scale_SD = (second_SD / correct2_S1).sqrt_().add_(self.eps)
-        centre_SD.mul_(1 - lr * self.weight_decay)
-        centre_SD.addcdiv_(first_SD / correct1_S1, scale_SD, value=-lr)
-        _put_back(
-            row_S,
-            (centre_LD, centre_SD),
-            *((state[n], t) for n, t in zip(names, (first_SD, second_SD, num_S1), strict=True)),
-        )
+    def state_widths(self) -> dict[str, Width]:
+        return {"first_moment": "row", "second_moment": "row", "num_steps": "scalar"}
+
+    def step(self, centre_KD: Tensor, state: dict[str, Tensor], grad_KD: Tensor, lr: float) -> None:
+        first_KD, second_KD = state["first_moment"], state["second_moment"]
+        correct1_K1, correct2_K1 = _bias_corrections(state["num_steps"], self.beta1, self.beta2)
+        first_KD.lerp_(grad_KD, 1 - self.beta1)
+        second_KD.mul_(self.beta2).addcmul_(grad_KD, grad_KD, value=1 - self.beta2)
+        scale_KD = torch.div(second_KD, correct2_K1, out=grad_KD).sqrt_().add_(self.eps).mul_(correct1_K1)
+        centre_KD.mul_(1 - lr * self.weight_decay).addcdiv_(first_KD, scale_KD, value=-lr)
 
 
-def _take(row_S: Tensor | None, *tensors: Tensor) -> list[Tensor]:
-    """The rows to work on: copies, or the tensors themselves where all rows take part."""
-    return [t if row_S is None else t[row_S] for t in tensors]
+@dataclass(frozen=True)
+class RowAdam:
+    """AdamW with one second moment a row, that of the mean square of the row's gradient: little more than half of its
+    memory (what FBGEMM, whose tables serve TorchRec, calls partial row-wise Adam)."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_shares(beta1=self.beta1, beta2=self.beta2)
+        _check_not_negative(eps=self.eps, weight_decay=self.weight_decay)
+
+    def state_widths(self) -> dict[str, Width]:
+        return {"first_moment": "row", "second_moment": "scalar", "num_steps": "scalar"}
+
+    def step(self, centre_KD: Tensor, state: dict[str, Tensor], grad_KD: Tensor, lr: float) -> None:
+        first_KD, second_K1 = state["first_moment"], state["second_moment"]
+        correct1_K1, correct2_K1 = _bias_corrections(state["num_steps"], self.beta1, self.beta2)
+        first_KD.lerp_(grad_KD, 1 - self.beta1)
+        second_K1.lerp_(grad_KD.square_().mean(dim=1, keepdim=True), 1 - self.beta2)
+        scale_K1 = (second_K1 / correct2_K1).sqrt_().add_(self.eps).mul_(correct1_K1)
+        centre_KD.mul_(1 - lr * self.weight_decay).addcdiv_(first_KD, scale_K1, value=-lr)
 
 
-def _put_back(row_S: Tensor | None, *pairs: tuple[Tensor, Tensor]) -> None:
-    if row_S is not None:
-        for whole, rows in pairs:
-            whole[row_S] = rows
+@dataclass(frozen=True)
+class RowAdagrad:
+    """Row-wise Adagrad: a' = a + mean(d^2), one number a row, where d = g + weight_decay * w;
+    w' = w - lr * d / (sqrt(a') + eps). (FBGEMM's exact row-wise Adagrad with its L2 decay.)"""
+
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_not_negative(eps=self.eps, weight_decay=self.weight_decay)
+
+    def state_widths(self) -> dict[str, Width]:
+        return {"square_sum": "scalar"}
+
+    def step(self, centre_KD: Tensor, state: dict[str, Tensor], grad_KD: Tensor, lr: float) -> None:
+        grad_KD.add_(centre_KD, alpha=self.weight_decay)
+        square_sum_K1 = state["square_sum"]
+        square_sum_K1.add_(grad_KD.square().mean(dim=1, keepdim=True))
+        # A row whose gradients were all 0 stays, also with eps 0.
+        scale_K1 = square_sum_K1.sqrt().add_(self.eps)
+        centre_KD.addcdiv_(grad_KD, scale_K1.masked_fill_(scale_K1 == 0, 1.0), value=-lr)
+
+
+def _bias_corrections(num_K1: Tensor, *betas: float) -> list[Tensor]:
+    """Counts this step in num_K1, and returns 1 - beta ** num for each beta, in num_K1's dtype."""
+    num_K1.add_(1)
+    # In float64: 1 - 0.999 has only four digits left in float32.
+    return [(1 - beta ** num_K1.double()).to(num_K1.dtype) for beta in betas]
+
+
+def _check_shares(**values: float) -> None:
+    for name, value in values.items():
+        if not 0.0 <= value < 1.0:
+            raise ValueError(f"{name} is {value}; expected 0 <= {name} < 1")
+
+
+def _check_not_negative(**values: float) -> None:
+    for name, value in values.items():
+        if not value >= 0.0:
+            raise ValueError(f"{name} is {value}; expected 0 or more")

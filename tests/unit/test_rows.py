@@ -1,0 +1,195 @@
+"""Row optimisers, and catching up: against the dense optimisers of torch, or a dense formula written here."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from partial_fc.head.centres import Centres, Storage
+from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
+
+L, D = 37, 6
+EXACT = Storage(torch.float64)
+
+
+class DenseRowAdam(torch.optim.Optimizer):
+    """The formula, on a whole matrix: one second moment a row, decay apart from the gradient."""
+
+    def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def step(self):
+        for group in self.param_groups:
+            (b1, b2), eps, decay, lr = (group[k] for k in ("betas", "eps", "weight_decay", "lr"))
+            for w in group["params"]:
+                s = self.state[w]
+                s["n"] = s.get("n", 0) + 1
+                s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * w.grad
+                s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * (w.grad**2).mean(1, keepdim=True)
+                m, v = s["m"] / (1 - b1 ** s["n"]), s["v"] / (1 - b2 ** s["n"])
+                w.data = w.data - lr * decay * w.data - lr * m / (v.sqrt() + eps)
+
+
+class DenseRowAdagrad(torch.optim.Optimizer):
+    def __init__(self, params, lr, eps=1e-8, weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "eps": eps, "weight_decay": weight_decay})
+
+    def step(self):
+        for group in self.param_groups:
+            for w in group["params"]:
+                s = self.state[w]
+                grad = w.grad + group["weight_decay"] * w.data
+                s["a"] = s.get("a", 0.0) + (grad**2).mean(1, keepdim=True)
+                w.data = w.data - group["lr"] * grad / (s["a"].sqrt() + group["eps"])
+
+
+PAIRS = [
+    (RowSGD(0.9, 0.01), partial(torch.optim.SGD, momentum=0.9, weight_decay=0.01)),
+    (RowSGD(0.0, 0.0), torch.optim.SGD),
+    (
+        RowSGD(0.8, 0.02, nesterov=True),
+        partial(torch.optim.SGD, momentum=0.8, weight_decay=0.02, nesterov=True),
+    ),
+    (RowAdamW(weight_decay=0.1), partial(torch.optim.AdamW, weight_decay=0.1)),
+    (RowAdamW(0.7, 0.9, 1e-3, 0.0), partial(torch.optim.AdamW, betas=(0.7, 0.9), eps=1e-3, weight_decay=0.0)),
+    (RowAdam(weight_decay=0.1), partial(DenseRowAdam, weight_decay=0.1)),
+    (RowAdagrad(), DenseRowAdagrad),
+    (RowAdagrad(weight_decay=0.1), partial(DenseRowAdagrad, weight_decay=0.1)),
+]
+
+
+def centres(optimizer: RowOptimizer, storage: Storage = EXACT, **options) -> Centres:
+    return Centres(5, L, D, 3, optimizer, storage, "cpu", **options)
+
+
+def rates(num_steps: int) -> list[float]:
+    return [0.05 * (1 - i / num_steps) + 0.001 for i in range(num_steps)]
+
+
+def train(ours: Centres, dense, parameter, num_steps: int, sampled: bool, start: int = 0) -> None:
+    """The same random gradients for both; the dense one gets zeros for the rows that take no part."""
+    generator = torch.Generator().manual_seed(start)
+    for step, lr in enumerate(rates(50)[start : start + num_steps], start):
+        row_S = None
+        if sampled:
+            taken = torch.rand(L, generator=generator) < (0.0 if step == 7 else 0.15)
+            taken[-1] = False  # one that never takes part
+            row_S = taken.nonzero().squeeze(1)
+        grad = torch.randn(L, D, dtype=torch.float64, generator=generator)
+        ours.fetch(row_S, step)
+        for part in (
+            (slice(0, 3), slice(3, L)) if row_S is None else (slice(0, 2), slice(2, max(2, len(row_S))))
+        ):
+            row_K = None if row_S is None else row_S[part]
+            stop = part.stop if row_S is None else part.start + len(row_K)
+            ours.update(
+                row_K, part.start, stop, (grad[part] if row_S is None else grad[row_K]).clone(), lr, step
+            )
+        parameter.grad = grad.clone()
+        if row_S is not None:
+            parameter.grad[~taken] = 0
+        for group in dense.param_groups:
+            group["lr"] = lr
+        dense.step()
+
+
+@pytest.mark.parametrize(("optimizer", "theirs"), PAIRS, ids=str)
+def test_equal_the_dense_ones_where_all_rows_take_part(optimizer, theirs):
+    ours = centres(optimizer)
+    parameter = torch.nn.Parameter(ours.all_rows().clone())
+    train(ours, theirs([parameter], lr=1.0), parameter, 12, sampled=False)
+    torch.testing.assert_close(ours.centre_LD, parameter.data, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize(("optimizer", "theirs"), PAIRS, ids=str)
+def test_exact_catch_up_equals_the_dense_ones_over_fifty_sampled_steps(optimizer, theirs):
+    ours = centres(optimizer, catch_up="exact")
+    parameter = torch.nn.Parameter(centres(optimizer).all_rows().clone())
+    train(ours, theirs([parameter], lr=1.0), parameter, 50, sampled=True)
+    ours.finish(50)
+    torch.testing.assert_close(ours.centre_LD, parameter.data, rtol=1e-9, atol=1e-13)
+    without = centres(optimizer)
+    train(without, theirs([parameter], lr=1.0), parameter, 50, sampled=True)
+    still = isinstance(optimizer, RowAdagrad | RowSGD) and not optimizer.weight_decay
+    assert torch.equal(without.all_rows(), ours.centre_LD) == still, "and it is the catching up that does it"
+
+
+@pytest.mark.parametrize("optimizer", [RowSGD(0.9, 0.01, nesterov=True), RowAdamW()], ids=str)
+def test_catch_up_goes_on_after_a_restart(optimizer):
+    whole, first, second = (centres(optimizer, catch_up="exact") for _ in range(3))
+    for ours, start, stop in ((whole, 0, 20), (whole, 20, 40), (first, 0, 20)):
+        parameter = torch.nn.Parameter(torch.zeros(L, D, dtype=torch.float64))
+        train(ours, torch.optim.SGD([parameter], lr=1.0), parameter, stop - start, True, start)
+    second.load_schedule_state(first.schedule_state())
+    second.load_row_state({name: t.clone() for name, t in first.row_state().items()})
+    train(second, torch.optim.SGD([parameter], lr=1.0), parameter, 20, True, 20)
+    for ours in (whole, second):
+        ours.finish(40)
+    for name, tensor in whole.row_state().items():
+        torch.testing.assert_close(second.row_state()[name], tensor, rtol=1e-14, atol=0)
+
+
+def test_catch_up_says_what_it_misses():
+    ours = centres(RowSGD(), catch_up="exact")
+    row = torch.tensor([3])
+    ours.fetch(row, 0)
+    ours.update(row, 0, 1, torch.ones(1, D), 0.1, 0)
+    with pytest.raises(ValueError, match="step 5 after 1 steps"):
+        ours.fetch(row, 5)
+    with pytest.raises(ValueError, match=r"update of step 2 with learning rate 0\.1 after 1 steps"):
+        ours.update(row, 0, 1, torch.ones(1, D), 0.1, 2)
+    with pytest.raises(ValueError, match="one rate for all"):
+        ours.update(row, 0, 1, torch.ones(1, D), 0.2, 0)
+    with pytest.raises(ValueError, match="past learning rates are not known"):
+        ours.load_schedule_state(centres(RowSGD()).schedule_state())
+    with pytest.raises(ValueError, match="go on with those settings"):
+        centres(RowSGD(0.5), catch_up="exact").load_schedule_state(ours.schedule_state())
+
+
+@pytest.mark.parametrize(
+    "optimizer", [RowSGD(), RowAdamW(), RowAdam(), RowAdagrad(weight_decay=0.1)], ids=str
+)
+def test_without_catch_up_a_row_lives_only_in_the_steps_that_touch_it(optimizer):
+    """Touched in every second step, a row ends where one ends that knows only those steps."""
+    sparse, dense = centres(optimizer), centres(optimizer)
+    grads = torch.randn(6, L, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows, other = torch.tensor([0, 2]), torch.tensor([1])
+    for step, grad in enumerate(grads):
+        row_S = rows if step % 2 else other
+        sparse.fetch(row_S, step)
+        sparse.update(row_S, 0, len(row_S), grad[row_S], 0.1, step)
+    for step, grad in enumerate(grads[1::2]):
+        dense.fetch(rows, step)
+        dense.update(rows, 0, 2, grad[rows], 0.1, step)
+    for name, tensor in sparse.row_state().items():
+        if name != "touched":
+            assert torch.equal(tensor[rows], dense.row_state()[name][rows])
+            assert not tensor[3:].any()
+    assert sparse.row_state()["touched"].flatten().tolist() == [6, 5, 6] + [0] * (L - 3)
+
+
+@pytest.mark.parametrize("optimizer", [RowSGD(), RowAdamW(), RowAdam(), RowAdagrad()], ids=str)
+def test_they_converge(optimizer):
+    """Towards a goal that a quadratic pulls to, less what decay takes."""
+    lr = 0.5 if isinstance(optimizer, RowAdagrad) else 0.05
+    ours = centres(optimizer, Storage())
+    goal = torch.randn(L, D, generator=torch.Generator().manual_seed(1))
+    start = (ours.all_rows() - goal).norm()
+    for step in range(300):
+        table, _ = ours.fetch(None, step)
+        ours.update(None, 0, L, table - goal, lr, step)
+    assert (ours.centre_LD - goal).norm() < 0.05 * start
+
+
+def test_settings_that_make_no_sense_are_refused():
+    for make in (
+        lambda: RowSGD(momentum=1.0),
+        lambda: RowSGD(weight_decay=-1.0),
+        lambda: RowSGD(0.0, nesterov=True),
+        lambda: RowAdamW(beta2=1.5),
+        lambda: RowAdam(eps=float("nan")),
+        lambda: RowAdagrad(weight_decay=-0.1),
+        lambda: centres(RowSGD(), catch_up="closed"),
+    ):
+        with pytest.raises(ValueError, match=r"expected|plain SGD"):
+            make()
