@@ -11,6 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from partial_fc.comm import World
+from partial_fc.head.telemetry import Histogram
 
 _LINE = "%(asctime)s rank {rank} %(levelname).1s %(message)s"
 
@@ -138,6 +139,22 @@ class Progress:
         if self._board:
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
+
+    def histograms(self, step: int, values: dict[str, Histogram]) -> None:
+        """Empty ones are left out."""
+        for name, found in values.items():
+            if self._board and found.count:
+                self._board.add_histogram_raw(
+                    name,
+                    min=found.smallest,
+                    max=found.largest,
+                    num=found.count,
+                    sum=found.total,
+                    sum_squares=found.square_total,
+                    bucket_limits=found.edges[1:].tolist(),
+                    bucket_counts=found.counts.tolist(),
+                    global_step=step,
+                )
 
     def pause(self, seconds: float) -> None:
         """Time that went into evaluation or a checkpoint: no part of the training speed."""

@@ -1,0 +1,177 @@
+"""What the head says about itself: every figure against its definition."""
+
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from partial_fc.comm import SingleWorld
+from partial_fc.head import Shard, telemetry
+from partial_fc.train.log import Progress
+
+
+def test_packed_counts_are_numpys_and_add_up():
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.randn(1000, generator=generator) / 3, torch.rand(37, generator=generator)
+    edges = telemetry.COSINE_EDGES
+    both = torch.cat((first, second)).clamp(-1, 1)
+    packed = telemetry.pack(first.clamp(-1, 1), edges) + telemetry.pack(second, edges)
+    found = telemetry.Histogram.unpack(packed, edges)
+    np.testing.assert_array_equal(found.counts, np.histogram(both.double(), edges)[0])
+    assert found.count == 1037
+    assert found.mean == pytest.approx(both.double().mean().item())
+    assert found.square_total == pytest.approx(both.double().square().sum().item())
+    assert found.smallest <= both.clamp(-1, 1).min() < both.clamp(-1, 1).max() <= found.largest
+    assert found.counts[(edges[1:] <= found.smallest) | (edges[:-1] >= found.largest)].sum() == 0
+
+
+@pytest.mark.parametrize("edges", [telemetry.COSINE_EDGES, telemetry.LENGTH_EDGES, telemetry.AGE_EDGES])
+def test_nothing_falls_beside_the_bins(edges):
+    values = torch.tensor([-1e9, edges[0], edges[-1], 1e12])
+    found = telemetry.Histogram.unpack(telemetry.pack(values, edges), edges)
+    assert found.counts[0] == 2
+    assert found.counts[-1] == 2
+    assert telemetry.pack(values[:0], edges).sum() == 0
+
+
+def test_an_empty_histogram_has_no_mean():
+    empty = telemetry.Histogram.unpack(
+        telemetry.pack(torch.zeros(0), telemetry.AGE_EDGES), telemetry.AGE_EDGES
+    )
+    assert empty.count == 0
+    assert empty.mean != empty.mean
+
+
+@pytest.mark.parametrize(("num", "most"), [(0, 8), (1, 8), (8, 8), (1000, 8), (100_003, 500)])
+def test_draws_are_distinct_and_repeat(num, most):
+    drawn = telemetry.draw(num, most, key=7)
+    assert len(drawn) == min(num, most)
+    assert len(drawn.unique()) == len(drawn)
+    assert torch.equal(drawn, drawn.sort().values)
+    assert not len(drawn) or 0 <= drawn.min() <= drawn.max() < num
+    assert torch.equal(drawn, telemetry.draw(num, most, key=7))
+    assert num <= most or not torch.equal(drawn, telemetry.draw(num, most, key=8))
+
+
+def test_ages_count_from_the_last_touch():
+    touched = torch.tensor([0, 1, 10, 0, 4], dtype=torch.int32)
+    assert telemetry.ages(touched, num_steps=10).tolist() == [9, 0, 6]
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+def test_covered_mass_estimates_the_share_of_a_full_softmax(corrected):
+    generator = torch.Generator().manual_seed(1)
+    rate, num_classes = 0.1, 40_000
+    logit_GC = torch.randn(16, num_classes, generator=generator).double()
+    own_G = torch.linspace(0, 12, 16).double()  # from lost among the negatives to larger than all of them
+    sampled = torch.randperm(num_classes, generator=generator)[: int(rate * num_classes)]
+    sampled_G, all_G = logit_GC[:, sampled].exp().sum(dim=1), logit_GC.exp().sum(dim=1)
+    true_G = (sampled_G + own_G.exp()) / (all_G + own_G.exp())
+    denominator_G = sampled_G / (rate if corrected else 1.0) + own_G.exp()
+    found_G = telemetry.covered_mass(denominator_G, own_G, rate, corrected)
+    torch.testing.assert_close(found_G, true_G, rtol=0.1, atol=0)
+    assert found_G[0] < 0.11
+    assert found_G[-1] > 0.7
+
+
+def test_covered_mass_with_nothing_but_the_own_class_is_one():
+    own_G = torch.tensor([0.0, 600.0])
+    assert telemetry.covered_mass(own_G.double().exp(), own_G, 0.1, False).tolist() == [1.0, 1.0]
+
+
+def test_nearest_is_that_of_all_pairs():
+    generator = torch.Generator().manual_seed(2)
+    row_ND = torch.randn(301, 12, generator=generator)
+    row_ND[5] = 0
+    class_N = torch.arange(301) // 2  # two rows of each class but the last
+    query_QD, class_Q = row_ND[::7], class_N[::7]
+    chunks = zip(row_ND.split(50), class_N.split(50), strict=True)
+    cos_Q, near_Q = telemetry.nearest(query_QD, class_Q, chunks)
+    unit_ND = torch.nn.functional.normalize(row_ND)
+    cos_QN = unit_ND[::7] @ unit_ND.T
+    cos_QN[class_Q[:, None] == class_N[None]] = -2
+    torch.testing.assert_close(cos_Q.float(), cos_QN.amax(dim=1))
+    assert torch.equal(near_Q, class_N[cos_QN.argmax(dim=1)])
+
+
+def test_a_class_alone_has_no_nearest():
+    cos_Q, near_Q = telemetry.nearest(
+        torch.ones(1, 4), torch.tensor([3]), [(torch.ones(2, 4), torch.tensor([3, 3]))]
+    )
+    assert cos_Q.tolist() == [-torch.inf]
+    assert near_Q.tolist() == [-1]
+
+
+def stand_in(world, num_classes=200, dim=16, rate=0.1, sub_centres=1):
+    """As much of a head as `observe` looks at: every fifth class never touched, class 3 a double of class 151."""
+    shard = Shard.of(num_classes, world.rank, world.size)
+    centres = torch.randn(num_classes, dim, generator=torch.Generator().manual_seed(3))
+    centres[3] = 2.0 * centres[151]
+    centres[::5] = 0
+    touched = torch.arange(num_classes, dtype=torch.int32) % 5
+    rows = {"centres": centres[:, None].expand(-1, sub_centres, -1), "touched": touched[:, None, None]}
+    rows["touched"] = rows["touched"].expand(-1, sub_centres, -1)
+    mine = slice(shard.start, shard.stop)
+    own_logit = torch.zeros(6, dtype=torch.float64)
+    return SimpleNamespace(
+        world=world,
+        shard=shard,
+        embedding_size=dim,
+        num_steps=5,
+        sampling=SimpleNamespace(seed=0, rate=rate),
+        sampling_correction=False,
+        row_state=lambda: {k: t[mine, 0] if sub_centres == 1 else t[mine] for k, t in rows.items()},
+        last_step={
+            "own_cos": torch.full((6 // world.size,), 0.3),
+            "own_logit": own_logit,
+            "denominator": own_logit.exp() + 1.0,
+        },
+    )
+
+
+@pytest.mark.parametrize("sub_centres", [1, 3])
+def test_a_report_says_what_was_planted(sub_centres, monkeypatch):
+    monkeypatch.setattr(telemetry, "NUM_QUERIES", 200)
+    report = telemetry.observe(stand_in(SingleWorld(), sub_centres=sub_centres), similar=0.99)
+    assert report.scalars == {
+        "head/never_touched": 0.2,
+        "head/similar_classes": pytest.approx(2 / 160),
+        "head/covered_mass": pytest.approx(2 / 11),
+    }
+    assert {pair[:2] for pair in report.similar} == {(3, 151), (151, 3)}
+    ages = report.histograms["head/age"]
+    assert ages.counts[:4].tolist() == [0, 40, 80, 40], "1; 2 and 3; 4 steps"
+    assert report.histograms["head/centre_length"].count == 160
+    assert report.histograms["head/own_cosine"].mean == pytest.approx(0.3)
+    assert report.histograms["head/nearest_cosine"].count == 160
+
+
+def test_reports_repeat_and_move_on():
+    head = stand_in(SingleWorld(), num_classes=1000)
+    first, second = telemetry.observe(head), telemetry.observe(head)
+    assert first.scalars == second.scalars
+    asked = head.num_steps
+    head.num_steps = asked + 1
+    third = telemetry.observe(head)
+    assert third.histograms["head/nearest_cosine"].total != first.histograms["head/nearest_cosine"].total
+
+
+def test_full_softmax_has_no_covered_mass():
+    assert "head/covered_mass" not in telemetry.observe(stand_in(SingleWorld(), rate=1.0)).scalars
+
+
+def test_histograms_reach_tensorboard(tmp_path):
+    report = telemetry.observe(stand_in(SingleWorld()))
+    empty = telemetry.Histogram(telemetry.AGE_EDGES, torch.zeros(32), 0.0, 0.0)
+    progress = Progress(logging.getLogger("test"), tmp_path, SingleWorld(), 1, 0, 1, 1)
+    progress.histograms(7, {**report.histograms, "empty": empty})
+    progress.close()
+    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert set(board.Tags()["histograms"]) == set(report.histograms)
+    (event,) = board.Histograms("head/age")
+    assert event.step == 7
+    assert event.histogram_value.num == 160
+    assert sum(event.histogram_value.bucket) == 160
