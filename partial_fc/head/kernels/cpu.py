@@ -1,0 +1,170 @@
+"""The C++ kernel (native/), called through ctypes: the products, the exponentials and the row update of a centre while
+it is in the cache.
+
+With precision "bf16" the operands of the products are rounded to bfloat16 (centres stored so are not changed by it) and
+everything else is float32: the products' sums, the logits, the exponentials, the gradients. With "fp32" the operands
+are float32, too. Threads: those of torch (OMP_NUM_THREADS).
+"""
+
+import ctypes
+import functools
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from partial_fc.head.kernels import Kernel, Logits, Precision, Slopes, Sums
+from partial_fc.head.kernels.native.build import VARIANTS, library
+from partial_fc.head.kernels.plain import PlainKernel
+from partial_fc.optim.rows import RowSGD
+
+if TYPE_CHECKING:
+    from partial_fc.head.centres import Centres
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# float32 ends at exp(88): the shift leaves room for the sum of 10^9 exponentials, and for logits far below it.
+_HIGHEST_EXPONENT = 64.0
+# Below this the exponentials that add up to a denominator have lost digits, or are 0.
+_SMALLEST_DENOMINATOR = 1e-30
+_GRADIENT_BYTES = 32 << 20  # of one chunk of centre_gradients
+
+
+class _Job(ctypes.Structure):
+    """native/job.h."""
+
+    _fields_ = [  # noqa: RUF012
+        *((name, ctypes.c_int64) for name in ("G", "D", "S")),
+        *((name, ctypes.c_void_p) for name in ("unit", "centre", "row", "own", "bias", "hard")),
+        *((name, ctypes.c_float) for name in ("scale", "shift", "filter_above", "hard_t")),
+        *((name, ctypes.c_int32) for name in ("sub_centres", "centre_dtype", "low_precision", "threads")),
+        *((name, ctypes.c_void_p) for name in ("denominator", "pull", "total")),
+        *((name, ctypes.c_void_p) for name in ("factor", "own_slope", "all")),
+        *((name, ctypes.c_int64) for name in ("begin", "end")),
+        ("grad", ctypes.c_void_p),
+        ("momentum", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("momentum_dtype", "nesterov")),
+        *((name, ctypes.c_float) for name in ("lr", "momentum_factor", "weight_decay")),
+        *((name, ctypes.c_uint32) for name in ("centre_key", "momentum_key")),
+        ("first_row", ctypes.c_int64),
+    ]
+
+
+@functools.cache
+def load(variant: str | None = None) -> ctypes.CDLL:
+    """The compiled kernel: of the given variant, else of the best that this processor has."""
+    if variant is None:
+        variant = load("portable").head_best().decode()
+    path = library(variant)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"the head's CPU kernel is not built for these sources ({path.name} is missing): run `make setup`, or "
+            "`python -m partial_fc.head.kernels.native.build`; impl 'plain' does without it"
+        )
+    found = ctypes.CDLL(str(path))
+    for name in ("head_best", "head_sums", "head_gradients", "head_update"):
+        getattr(found, name).restype = ctypes.c_char_p
+    return found
+
+
+class CpuKernel(Kernel):
+    """See `Kernel`. variant: an instruction set of native/build.py; None: the processor's best."""
+
+    name = "cpu"
+
+    def __init__(self, precision: Precision = "bf16", variant: str | None = None):
+        if variant is not None and variant not in VARIANTS:
+            raise ValueError(f"variant is {variant!r}; expected one of {', '.join(VARIANTS)}")
+        self.library = load(variant)
+        self.low_precision = precision == "bf16"
+
+    def sums(self, logits: Logits, want_pull: bool = True, want_total: bool = False) -> Sums:
+        num_rows, width = logits.unit_GD.shape
+        denominator_G = torch.zeros(num_rows, dtype=torch.float64)
+        pull_GD = torch.zeros(num_rows, width) if want_pull else None
+        total_D = torch.zeros(width) if want_total else None
+        job, shift = self._job(logits)
+        self._call("head_sums", job, denominator=denominator_G, pull=pull_GD, total=total_D)
+        if logits.num_sampled and bool((denominator_G < _SMALLEST_DENOMINATOR).any()):
+            # Scales beyond 64 can leave every negative's exponential below what float32 holds.
+            return PlainKernel().sums(logits, want_pull, want_total)
+        if pull_GD is not None:
+            pull_GD.div_(denominator_G.masked_fill(denominator_G == 0, 1.0)[:, None])
+        return Sums(denominator_G * math.exp(shift), pull_GD, total_D)
+
+    def centre_gradients(self, logits: Logits, slopes: Slopes) -> Iterator[tuple[int, int, Tensor]]:
+        width = logits.unit_GD.shape[1]
+        step = max(1, _GRADIENT_BYTES // (4 * width) // logits.sub_centres) * logits.sub_centres
+        for begin in range(0, logits.num_sampled, step):
+            end = min(begin + step, logits.num_sampled)
+            job, shift = self._job(logits)
+            grad_KD = torch.empty(end - begin, width)
+            self._call(
+                "head_gradients", job, **_slopes(slopes, shift), begin=begin, end=end, grad=grad_KD
+            )
+            yield begin, end, grad_KD
+
+    def update(self, logits: Logits, slopes: Slopes, store: "Centres", lr: float, step: int) -> bool:
+        """By RowSGD, for centres and momentum in memory that the processor reaches."""
+        optimizer = store.optimizer
+        if not isinstance(optimizer, RowSGD) or not store.in_place:
+            return False
+        momentum = store.state["momentum"]
+        job, shift = self._job(logits)
+        self._call(
+            "head_update",
+            job,
+            **_slopes(slopes, shift),
+            momentum=momentum,
+            momentum_dtype=_DTYPES[momentum.dtype],
+            nesterov=optimizer.nesterov,
+            lr=lr,
+            momentum_factor=optimizer.momentum,
+            weight_decay=optimizer.weight_decay,
+            centre_key=store.rounding_key("centres", step),
+            momentum_key=store.rounding_key("momentum", step),
+            first_row=store.first_row,
+        )
+        store.mark_touched(logits.row_S, step)
+        return True
+
+    def _job(self, logits: Logits) -> tuple[dict[str, Any], float]:
+        """What all calls have in common, and the shift of the exponents."""
+        negatives = logits.negatives
+        largest = max(1.0, 1.0 + negatives.hard_t if negatives.hard_G is not None else 1.0)
+        bias = 0.0 if logits.bias_S is None or not len(logits.bias_S) else logits.bias_S.max().item()
+        shift = max(0.0, logits.scale * largest + bias - _HIGHEST_EXPONENT)
+        job = {
+            "G": len(logits.unit_GD),
+            "D": logits.unit_GD.shape[1],
+            "S": logits.num_sampled,
+            "unit": logits.unit_GD.contiguous(),
+            "centre": logits.centre_LD,
+            "row": logits.row_S,
+            "own": logits.own_G,
+            "bias": logits.bias_S,
+            "hard": None if negatives.hard_G is None else negatives.hard_G.float(),
+            "scale": logits.scale,
+            "shift": shift,
+            "filter_above": math.inf if negatives.filter_above is None else negatives.filter_above,
+            "hard_t": negatives.hard_t,
+            "sub_centres": logits.sub_centres,
+            "centre_dtype": _DTYPES[logits.centre_LD.dtype],
+            "low_precision": self.low_precision,
+            "threads": torch.get_num_threads(),
+        }
+        return job, shift
+
+    def _call(self, name: str, job: dict[str, Any], **more: Any) -> None:
+        given = job | more
+        pointers = {k: v.data_ptr() if isinstance(v, Tensor) else v for k, v in given.items()}
+        failure = getattr(self.library, name)(ctypes.byref(_Job(**pointers)))
+        if failure:
+            raise RuntimeError(f"{name}: {failure.decode()}")
+
+
+def _slopes(slopes: Slopes, shift: float) -> dict[str, Tensor | None]:
+    factor_G = (slopes.factor_G * math.exp(shift)).float()
+    all_D = None if slopes.all_D is None else slopes.all_D.float().contiguous()
+    return {"factor": factor_G, "own_slope": slopes.own_G.float().contiguous(), "all": all_D}

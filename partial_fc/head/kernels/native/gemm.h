@@ -1,0 +1,56 @@
+// C (M x N) = or += A (M x K) * B (K x N), where an element of A and B is a word: one float, or two bfloat16 that
+// follow one another along K. A has any strides, B and C have rows; N is a multiple of LANES.
+namespace {
+
+template <bool BF, int MR, int NV>
+inline void tile(int64_t K, const float* A, int64_t am, int64_t ak, const float* B, int64_t bk, float* C, int64_t cm,
+                 bool add) {
+    vf acc[MR][NV];
+#pragma GCC unroll 16
+    for (int m = 0; m < MR; m++)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; v++) acc[m][v] = add ? load<vf>(C + m * cm + v * LANES) : vf{};
+    for (int64_t k = 0; k < K; k++) {
+        vf b[NV];
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; v++) b[v] = load<vf>(B + k * bk + v * LANES);
+#pragma GCC unroll 16
+        for (int m = 0; m < MR; m++) {
+            uint32_t word;
+            std::memcpy(&word, A + m * am + k * ak, 4);
+            vf a = (vf)splat(word);
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; v++) acc[m][v] = fma<BF>(acc[m][v], a, b[v]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < MR; m++)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; v++) store(C + m * cm + v * LANES, acc[m][v]);
+}
+
+// As many accumulators as the registers hold: enough to hide the latency of the multiply-add.
+constexpr int ROWS = LANES == 16 ? 12 : 4;
+
+template <bool BF, int NV>
+inline void panel(int64_t M, int64_t K, const float* A, int64_t am, int64_t ak, const float* B, int64_t bk, float* C,
+                  int64_t cm, bool add) {
+    int64_t m = 0;
+    for (; m + ROWS <= M; m += ROWS) tile<BF, ROWS, NV>(K, A + m * am, am, ak, B, bk, C + m * cm, cm, add);
+    if constexpr (ROWS > 8)
+        for (; m + 8 <= M; m += 8) tile<BF, 8, NV>(K, A + m * am, am, ak, B, bk, C + m * cm, cm, add);
+    if constexpr (ROWS > 4)
+        for (; m + 4 <= M; m += 4) tile<BF, 4, NV>(K, A + m * am, am, ak, B, bk, C + m * cm, cm, add);
+    for (; m < M; m++) tile<BF, 1, NV>(K, A + m * am, am, ak, B, bk, C + m * cm, cm, add);
+}
+
+// Panel by panel of B, so that one panel stays in the first cache while all rows of A pass by.
+template <bool BF>
+void gemm(int64_t M, int64_t N, int64_t K, const float* A, int64_t am, int64_t ak, const float* B, int64_t bk, float* C,
+          int64_t cm, bool add) {
+    int64_t n = 0;
+    for (; n + 2 * LANES <= N; n += 2 * LANES) panel<BF, 2>(M, K, A, am, ak, B + n, bk, C + n, cm, add);
+    if (n < N) panel<BF, 1>(M, K, A, am, ak, B + n, bk, C + n, cm, add);
+}
+
+}  // namespace

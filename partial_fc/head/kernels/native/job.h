@@ -1,0 +1,45 @@
+// What Python hands over (cpu.py mirrors this struct field by field): sizes, pointers, and where the results go.
+#pragma once
+#include <cstdint>
+
+enum Dtype : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+
+struct Job {
+    // the logits: G features of width D against S of the centres
+    int64_t G, D, S;
+    const float* unit;       // (G, D), length 1 or 0
+    void* centre;            // (L, D) of centre_dtype
+    const int64_t* row;      // (S): rows of centre, ascending; null: all
+    const int64_t* own;      // (G): place of the own centre among the S, or -1
+    const float* bias;       // (S) or null
+    const float* hard;       // (G) or null
+    float scale, shift;      // exp(logit - shift) is what is added up
+    float filter_above;      // infinity: nothing is filtered
+    float hard_t;
+    int32_t sub_centres;
+    int32_t centre_dtype;
+    int32_t low_precision;   // 1: operands of the products are bfloat16
+    int32_t threads;
+
+    // results of sums
+    double* denominator;     // (G): sum of exp(logit - shift)
+    float* pull;             // (G, D): sum of exp(logit - shift) * f' * unit centre, or null
+    float* total;            // (D): sum of unit centres, or null
+
+    // slopes, for gradients and update
+    const float* factor;     // (G): times exp(logit - shift) * f' it is d(loss)/d(cosine)
+    const float* own_slope;  // (G)
+    const float* all;        // (D) or null
+
+    // gradients: of places [begin, end), into grad (end - begin, D)
+    int64_t begin, end;
+    float* grad;
+
+    // update by SGD with momentum (rows.py, RowSGD); noise keys as in keyed.py, `rounding_bits`
+    void* momentum;          // (L, D) of momentum_dtype
+    int32_t momentum_dtype;
+    int32_t nesterov;
+    float lr, momentum_factor, weight_decay;
+    uint32_t centre_key, momentum_key;
+    int64_t first_row;       // the number of row 0 among all rows of all ranks
+};

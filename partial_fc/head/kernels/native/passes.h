@@ -1,0 +1,344 @@
+// The two passes over the centres, for one range of places and one thread.
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "job.h"
+
+namespace {
+
+constexpr int64_t CHUNK = 192;  // centres that are worked on together: they and what is made of them stay in L2
+
+inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+struct Free { void operator()(void* p) const { std::free(p); } };
+struct Buffer {  // zeroed floats, aligned to a cache line
+    std::unique_ptr<float, Free> p;
+    Buffer() = default;
+    explicit Buffer(int64_t n) : p((float*)std::aligned_alloc(64, round_up(std::max<int64_t>(n, 16) * 4, 64))) {
+        if (!p) throw std::bad_alloc();
+        std::memset(p.get(), 0, round_up(n * 4, 64));
+    }
+    operator float*() const { return p.get(); }
+};
+
+inline int64_t size_of(int32_t dtype) { return dtype == kFloat32 ? 4 : 2; }
+
+// ---- rows of a table in its dtype, as floats; D need not be a multiple of anything, `out` has room for the padding
+inline void read_row(const void* table, int32_t dtype, int64_t row, int64_t D, float* out) {
+    const char* p = (const char*)table + row * D * size_of(dtype);
+    int64_t d = 0;
+    if (dtype == kFloat32) {
+        std::memcpy(out, p, D * 4);
+    } else if (dtype == kBfloat16) {
+        for (; d + LANES <= D; d += LANES) store(out + d, from_bf16(load<vh>(p + 2 * d)));
+        for (; d < D; d++) {
+            uint32_t word = (uint32_t)load<uint16_t>(p + 2 * d) << 16;
+            std::memcpy(out + d, &word, 4);
+        }
+    } else {
+        for (; d < D; d++) out[d] = from_fp16(load<uint16_t>(p + 2 * d));
+    }
+}
+
+inline void prefetch_row(const void* table, int32_t dtype, int64_t row, int64_t D) {
+    const char* p = (const char*)table + row * D * size_of(dtype);
+    for (int64_t at = 0; at < D * size_of(dtype); at += 64) __builtin_prefetch(p + at);
+}
+
+// The noise of a row (keyed.py, rounding_bits), for 2 * LANES columns at a time: columns 2 j and 2 j + 1 are the lower
+// and the upper half of one 32-bit number.
+struct Noise {
+    vu next_pair;
+    explicit Noise(uint32_t row_key) : next_pair(splat(row_key)) {
+        for (int i = 0; i < LANES; i++) next_pair[i] += i;
+    }
+    std::pair<vu, vu> next() {
+        vu bits = mix(next_pair);
+        next_pair += LANES;
+        vh halves[2];
+        std::memcpy(halves, &bits, sizeof bits);
+        return {__builtin_convertvector(halves[0], vu), __builtin_convertvector(halves[1], vu)};
+    }
+};
+
+// bfloat16 is rounded up or down at random, with the noise of keyed.py for this row: right on average, so that steps
+// smaller than a unit in the last place are not lost.
+inline void write_row(void* table, int32_t dtype, int64_t row, int64_t D, const float* in, uint32_t row_key) {
+    char* p = (char*)table + row * D * size_of(dtype);
+    if (dtype == kFloat32) {
+        std::memcpy(p, in, D * 4);
+    } else if (dtype == kFloat16) {
+        for (int64_t d = 0; d < D; d++) store(p + 2 * d, to_fp16(in[d]));
+    } else {
+        Noise noise(row_key);
+        for (int64_t d = 0; d < D; d += 2 * LANES) {
+            auto [first, second] = noise.next();
+            vh low = to_bf16(load<vf>(in + d), first), high = to_bf16(load<vf>(in + d + LANES), second);
+            if (d + 2 * LANES <= D) {
+                store(p + 2 * d, low);
+                store(p + 2 * (d + LANES), high);
+            } else {
+                uint16_t rest[2 * LANES];
+                store(rest, low);
+                store(rest + LANES, high);
+                std::memcpy(p + 2 * d, rest, 2 * (D - d));
+            }
+        }
+    }
+}
+
+inline uint32_t row_key(int64_t row, uint32_t key) {
+    return mix(mix((uint32_t)row + key) ^ (uint32_t)(row >> 32));
+}
+
+// ---- the features, packed once a call for the products
+struct Features {
+    int64_t G, Gp, D, Dp, Kd;  // Gp, Dp: padded; Kd: words along D
+    Buffer along_d;            // (Kd, Gp): operand of the logits
+    Buffer along_g;            // (words along Gp, Dp): operand of the centres' gradients, with the factor in it
+
+    template <bool BF> void pack_for_logits(const Job& job) {
+        along_d = Buffer(Kd * Gp);
+        for (int64_t g = 0; g < G; g++)
+            for (int64_t d = 0; d < D; d++) put<BF>(along_d, d, g, Gp, job.unit[g * D + d]);
+    }
+    template <bool BF> void pack_for_gradients(const Job& job) {
+        along_g = Buffer(Gp / (BF ? 2 : 1) * Dp);
+        for (int64_t g = 0; g < G; g++)
+            for (int64_t d = 0; d < D; d++) put<BF>(along_g, g, d, Dp, job.unit[g * D + d] * job.factor[g]);
+    }
+    template <bool BF> static void put(float* to, int64_t k, int64_t n, int64_t stride, float value) {
+        if constexpr (BF) {
+            vh h = to_bf16(splat(value));
+            ((uint16_t*)to)[(k / 2 * stride + n) * 2 + k % 2] = h[0];
+        } else {
+            to[k * stride + n] = value;
+        }
+    }
+};
+
+// d(loss)/d(unit centre) -> d(loss)/d(centre): the part across the centre, over its length
+struct Projection {
+    float part, inverse;
+    vf operator()(vf gradient, vf centre) const { return (gradient - centre * part) * inverse; }
+};
+
+template <bool BF> class Pass {
+  public:
+    Pass(const Job& job, const Features& features)
+        : job(job), f(features), chunk(CHUNK - CHUNK % job.sub_centres), centre(CHUNK * f.Dp), inverse(CHUNK), operand(CHUNK * word_row()),
+          logit(CHUNK * f.Gp), mask(CHUNK * f.Gp), masked(CHUNK), hard(f.Gp), all(f.Dp) {
+        for (int64_t g = 0; g < f.G; g++)
+            if (job.own[g] >= 0) owner.emplace_back(job.own[g], g);
+        std::sort(owner.begin(), owner.end());
+        if (job.hard) std::memcpy(hard, job.hard, f.G * 4);
+        if (job.all) std::memcpy(all, job.all, f.D * 4);
+    }
+
+    // Adds the places [begin, end) to denominator (Gp), pull (Gp, Dp; may be null) and total (Dp; may be null).
+    void sums(int64_t begin, int64_t end, double* denominator, float* pull, float* total) {
+        Buffer sum(f.Gp), weight(CHUNK * f.Gp), pairs(BF && pull ? CHUNK / 2 * f.Dp : 0);
+        for (int64_t at = begin; at < end; at += chunk) {
+            int64_t n = std::min(chunk, end - at);
+            form_logits(at, n);
+            std::memset(sum, 0, f.Gp * 4);
+            for (int64_t c = 0; c < n; c++) {
+                prefetch(at + chunk + c, end);
+                float* slope = weight + c * f.Gp;
+                weigh(at, c, logit + c * f.Gp, slope, sum);
+                for (int64_t g = 0; g < f.Gp; g += LANES) store(slope + g, load<vf>(slope + g) * inverse[c]);
+                if (total)
+                    for (int64_t d = 0; d < f.Dp; d += LANES)
+                        store(total + d, load<vf>(total + d) + load<vf>(centre + c * f.Dp + d) * inverse[c]);
+            }
+            for (int64_t g = 0; g < f.G; g++) denominator[g] += sum[g];
+            if (!pull) continue;
+            if constexpr (BF) {
+                int64_t words = (n + 1) / 2;
+                if (n % 2) {
+                    std::memset(weight + n * f.Gp, 0, f.Gp * 4);
+                    std::memset(operand + n * word_row(), 0, word_row() * 4);
+                }
+                for (int64_t c = 0; c < words; c++) {
+                    interleave_floats(weight + 2 * c * f.Gp, f.Gp, weight + c * f.Gp);
+                    interleave_halves((uint16_t*)(operand + 2 * c * word_row()), pairs + c * f.Dp);
+                }
+                gemm<BF>(f.Gp, f.Dp, words, weight, 1, f.Gp, pairs, f.Dp, pull, f.Dp, true);
+            } else {
+                gemm<BF>(f.Gp, f.Dp, n, weight, 1, f.Gp, centre, f.Dp, pull, f.Dp, true);
+            }
+        }
+    }
+
+    // For each place of [begin, end): take(place, centre (Dp), gradient by the unit centre (Dp), projection): the
+    // gradient by the centre is projection(gradient, centre) of each vector along Dp.
+    template <class Take> void gradients(int64_t begin, int64_t end, Take take) {
+        Buffer grad(CHUNK * f.Dp), weight(f.Gp), half(CHUNK * f.Gp / 2);
+        for (int64_t at = begin; at < end; at += chunk) {
+            int64_t n = std::min(chunk, end - at);
+            form_logits(at, n);
+            for (int64_t c = 0; c < n; c++) {
+                prefetch(at + chunk + c, end);
+                float* e = logit + c * f.Gp;
+                weigh(at, c, e, weight, nullptr);
+                if constexpr (BF)
+                    for (int64_t g = 0; g < f.Gp; g += LANES)
+                        store((uint16_t*)(float*)half + c * f.Gp + g, to_bf16(load<vf>(weight + g)));
+                else
+                    std::memcpy(e, weight, f.Gp * 4);
+            }
+            if constexpr (BF)
+                gemm<BF>(n, f.Dp, f.Gp / 2, half, f.Gp / 2, 1, f.along_g, f.Dp, grad, f.Dp, false);
+            else
+                gemm<BF>(n, f.Dp, f.G, logit, f.Gp, 1, f.along_g, f.Dp, grad, f.Dp, false);
+            for (auto [place, g] : own_between(at, at + n)) {
+                float* row = grad + (place - at) * f.Dp;
+                for (int64_t d = 0; d < f.D; d++) row[d] += job.own_slope[g] * job.unit[g * f.D + d];
+            }
+            for (int64_t c = 0; c < n; c++) {
+                float* row = grad + c * f.Dp;
+                take(at + c, centre + c * f.Dp, row, projection(c, row));
+            }
+        }
+    }
+
+    int64_t row_of(int64_t place) const { return job.row ? job.row[place] : place; }
+
+  private:
+    // The next chunk's centres come from memory while this one is worked on.
+    void prefetch(int64_t place, int64_t end) const {
+        if (place < end) prefetch_row(job.centre, job.centre_dtype, row_of(place), f.D);
+    }
+
+    // (a row of the operand of the logits, in words)
+    int64_t word_row() const { return BF ? f.Dp / 2 : f.Dp; }
+
+    void form_logits(int64_t at, int64_t n) {
+        for (int64_t c = 0; c < n; c++) {
+            float* w = centre + c * f.Dp;
+            read_row(job.centre, job.centre_dtype, row_of(at + c), f.D, w);
+            vf square[2] = {};
+            for (int64_t d = 0; d < f.Dp; d += LANES) {
+                vf x = load<vf>(w + d);
+                square[d / LANES % 2] += x * x;
+                if (BF && job.centre_dtype != kBfloat16) store((uint16_t*)(operand + c * word_row()) + d, to_bf16(x));
+            }
+            if (BF && job.centre_dtype == kBfloat16)
+                std::memcpy(operand + c * word_row(), (uint16_t*)job.centre + row_of(at + c) * f.D, 2 * f.D);
+            float norm = std::sqrt(add_up(square[0] + square[1]));
+            inverse[c] = norm > 0 ? 1 / norm : 0;
+        }
+        const float* A = BF ? (const float*)operand : (const float*)centre;
+        gemm<BF>(n, f.Gp, f.Kd, A, word_row(), 1, f.along_d, f.Gp, logit, f.Gp, false);
+        find_left_out(at, n);
+    }
+
+    // mask (n, Gp), 0 where a logit is left out, for the rows c with masked[c]: own classes, all but the nearest of a
+    // class's centres.
+    void find_left_out(int64_t at, int64_t n) {
+        int64_t k = job.sub_centres;
+        std::memset(masked, 0, CHUNK * 4);
+        auto touch = [&](int64_t c) {
+            if (masked[c] == 0) std::fill_n(mask + c * f.Gp, f.Gp, 1.f);
+            masked[c] = 1;
+        };
+        if (k > 1)
+            for (int64_t first = 0; first < n; first += k) {
+                for (int64_t c = first; c < first + k; c++) touch(c);
+                for (int64_t g = 0; g < f.G; g++) {
+                    int64_t best = first;
+                    for (int64_t c = first + 1; c < first + k; c++)
+                        if (logit[c * f.Gp + g] * inverse[c] > logit[best * f.Gp + g] * inverse[best]) best = c;
+                    for (int64_t c = first; c < first + k; c++) mask[c * f.Gp + g] = c == best;
+                }
+            }
+        for (auto [place, g] : own_between(at, at + n)) {
+            int64_t first = place - place % k - at;
+            for (int64_t c = first; c < first + k; c++) {
+                touch(c);
+                mask[c * f.Gp + g] = 0;
+            }
+        }
+    }
+
+    // Products of centre c -> e = exp(logit - shift), added to sum (if any), and slope = e * f'. In place is fine.
+    void weigh(int64_t at, int64_t c, const float* product, float* slope, float* sum) const {
+        float bias = (job.bias ? job.bias[at + c] : 0.f) - job.shift;
+        const float* keep = masked[c] != 0 ? mask + c * f.Gp : nullptr;
+        bool plain = !job.hard && job.filter_above >= 2.f;
+        for (int64_t g = 0; g < f.Gp; g += LANES) {
+            vf x, gain = splat(1.f), cos = load<vf>(product + g) * inverse[c];
+            if (plain) {
+                x = cos * job.scale + bias;
+            } else {
+                vf value = cos;
+                if (job.hard) {
+                    vi is_hard = cos > load<vf>(hard + g);
+                    value = select(is_hard, cos * (cos + job.hard_t), cos);
+                    gain = select(is_hard, cos * 2.f + job.hard_t, gain);
+                }
+                x = value * job.scale + bias;
+                x = select(cos > job.filter_above, splat(-1e30f), x);
+            }
+            vf e = exp(x);
+            if (keep) e *= load<vf>(keep + g);
+            if (sum) store(sum + g, load<vf>(sum + g) + e);
+            store(slope + g, plain ? e : e * gain);
+        }
+    }
+
+    Projection projection(int64_t c, float* grad) const {
+        const float* w = centre + c * f.Dp;
+        vf along[2] = {};
+        for (int64_t d = 0; d < f.Dp; d += 2 * LANES)
+            for (int v = 0; v < 2; v++) {
+                int64_t at = d + v * LANES;
+                vf g = load<vf>(grad + at);
+                if (job.all) {
+                    g += load<vf>(all + at);
+                    store(grad + at, g);
+                }
+                along[v] += g * load<vf>(w + at);
+            }
+        return {add_up(along[0] + along[1]) * inverse[c] * inverse[c], inverse[c]};
+    }
+
+    // (two rows of Gp floats -> Gp pairs of bfloat16; `to` may be at or below `from`)
+    static void interleave_floats(const float* from, int64_t Gp, float* to) {
+        for (int64_t g = 0; g < Gp; g += LANES) {
+            vu low = __builtin_convertvector(to_bf16(load<vf>(from + g)), vu);
+            vu high = __builtin_convertvector(to_bf16(load<vf>(from + Gp + g)), vu);
+            store(to + g, low | (high << 16));
+        }
+    }
+
+    void interleave_halves(const uint16_t* from, float* to) const {
+        for (int64_t d = 0; d < f.Dp; d += LANES) {
+            vu low = __builtin_convertvector(load<vh>(from + d), vu);
+            vu high = __builtin_convertvector(load<vh>(from + f.Dp + d), vu);
+            store(to + d, low | (high << 16));
+        }
+    }
+
+    struct Range {
+        const std::pair<int64_t, int64_t>*first, *last;
+        auto begin() const { return first; }
+        auto end() const { return last; }
+    };
+    Range own_between(int64_t begin, int64_t end) const {
+        auto low = std::lower_bound(owner.begin(), owner.end(), std::pair<int64_t, int64_t>(begin, -1));
+        auto high = std::lower_bound(low, owner.end(), std::pair<int64_t, int64_t>(end, -1));
+        return {owner.data() + (low - owner.begin()), owner.data() + (high - owner.begin())};
+    }
+
+    const Job& job;
+    const Features& f;
+    const int64_t chunk;  // whole classes
+    std::vector<std::pair<int64_t, int64_t>> owner;  // (place, g), ascending
+    Buffer centre, inverse, operand, logit, mask, masked, hard, all;
+};
+
+}  // namespace

@@ -1,0 +1,94 @@
+// Vectors of LANES floats in GCC's vector extension: the same source for every instruction set; only the product of
+// two bfloat16 pairs has an instruction of its own. Included once in each file that fixes the instruction set.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
+
+template <class V> inline V load(const void* p) { V v; std::memcpy(&v, p, sizeof v); return v; }
+template <class V> inline void store(void* p, V v) { std::memcpy(p, &v, sizeof v); }
+inline vf splat(float x) { return x - vf{}; }
+inline vu splat(uint32_t x) { return x - vu{}; }
+inline float add_up(vf v) { float s = 0; for (int i = 0; i < LANES; i++) s += v[i]; return s; }
+inline vf select(vi mask, vf yes, vf no) { return mask ? yes : no; }
+
+// ---- bfloat16: the upper half of a float
+inline vf from_bf16(vh h) { return (vf)(__builtin_convertvector(h, vu) << 16); }
+inline vh to_bf16(vf x) {  // to nearest, ties to even; NaN stays NaN (the instruction makes subnormal numbers 0)
+#if defined(__AVX512BF16__)
+    return (vh)_mm512_cvtneps_pbh((__m512)x);
+#endif
+    vu u = (vu)x;
+    vu rounded = u + 0x7FFF + ((u >> 16) & 1);
+    rounded = (vu)(x == x) ? rounded : (u | 0x400000);
+    return __builtin_convertvector(rounded >> 16, vh);
+}
+
+// to a neighbour, up with the probability that noise (16 random bits in the lower half of each lane) gives it
+inline vh to_bf16(vf x, vu noise) {
+    vu u = (vu)x;
+    vi finite = (u & 0x7F800000) != 0x7F800000;
+    return __builtin_convertvector((finite ? u + noise : u) >> 16, vh);
+}
+
+// ---- float16: for storage only
+inline float from_fp16(uint16_t h) { _Float16 f; std::memcpy(&f, &h, 2); return (float)f; }
+inline uint16_t to_fp16(float x) { _Float16 f = (_Float16)x; uint16_t h; std::memcpy(&h, &f, 2); return h; }
+
+// a += b * c for floats, or for pairs of bfloat16 that share a lane (accumulated in float)
+template <bool BF> inline vf fma(vf a, vf b, vf c) {
+    if constexpr (!BF) return a + b * c;
+#if defined(__AVX512BF16__)
+    return (vf)_mm512_dpbf16_ps((__m512)a, (__m512bh)b, (__m512bh)c);
+#else
+    const vu high = splat(0xFFFF0000u);
+    a += (vf)((vu)b << 16) * (vf)((vu)c << 16);
+    return a + (vf)((vu)b & high) * (vf)((vu)c & high);
+#endif
+}
+
+// exp to 1 or 2 units in the last place; 0 below -87.3 (where a float has no normal number left), up to 88.
+inline vf exp(vf x) {
+    const float magic = 12582912.f;  // adding it leaves no bits after the point
+    vi tiny = x < -87.3f;
+    vf n = (x * 1.44269504f + magic) - magic;
+    vf r = x - n * 0.693359375f - n * -2.12194440e-4f;
+    vf p = splat(1.f / 5040);
+    p = p * r + 1.f / 720;
+    p = p * r + 1.f / 120;
+    p = p * r + 1.f / 24;
+    p = p * r + 1.f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.f;
+    p = p * r + 1.f;
+    vi power = (__builtin_convertvector(n, vi) + 127) << 23;
+    return select(tiny, vf{}, p * (vf)power);
+}
+
+// partial_fc/keyed.py: mix
+template <class U> inline U mix(U x) {
+    x ^= x >> 16;
+    x *= 0x7FEB352Du;
+    x ^= x >> 15;
+    x *= 0x846CA68Bu;
+    return x ^ (x >> 16);
+}
+
+}  // namespace
