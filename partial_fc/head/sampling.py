@@ -1,12 +1,17 @@
 """Which classes are negatives in which step.
 
-The classes are cut into blocks of 4,096 that have nothing to do with ranks. Each block has a keyed permutation of its
-classes and walks along it, rate * 4,096 classes a step, with a new permutation after each round. So every class is a
-negative equally often, the draw of any step is known without those before it, it is the same for every number of
-ranks, and it costs O(sampled), in time and in memory.
+The classes are cut into blocks of 4,096 that have nothing to do with ranks. A block's walk goes in rounds of
+n = floor(1 / rate) steps: each round takes a new keyed permutation of the block and each step the next rate * 4,096
+classes along it. So within a round no class comes twice, and where 1 / rate is whole every class comes once; the share
+of the classes is the same in every step; the draw of any step is known without those before it; it is the same for
+every number of ranks; and it costs O(sampled), in time and in memory. The blocks begin their rounds at steps that
+are spread evenly, so that at rates at which a block gives a class only now and then the blocks take turns.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -15,6 +20,8 @@ from partial_fc import keyed
 from partial_fc.head.shard import Shard
 
 BLOCK = 4096
+_FRACTION_BITS = 20  # of classes a step and block, a fixed-point number: sums over steps are exact
+_NONE = torch.iinfo(torch.int32).max
 
 
 @dataclass(frozen=True)
@@ -29,27 +36,107 @@ class Sampling:
         if not 0.0 < self.rate <= 1.0:
             raise ValueError(f"sample_rate is {self.rate}; expected a share of the classes, 0 < rate <= 1")
 
+    @property
+    def steps_per_round(self) -> int:
+        return int(1.0 / self.rate + 1e-9)
+
     def negatives(self, step: int, shard: Shard, device: torch.device | str = "cpu") -> Tensor:
-        """The negatives of this step in the shard: class numbers, int64, in no order; a class that ends one round
-        and begins the next may stand there twice."""
+        """The negatives of this step in the shard: class numbers, int64, ascending, each once."""
         full_blocks = self.num_classes // BLOCK
         first, last = shard.start // BLOCK, -(-shard.stop // BLOCK)
-        parts = [self._walk(step, first, min(last, full_blocks), BLOCK, device)]
+        turns = [self._turn(torch.arange(first, min(last, full_blocks)), BLOCK, step)]
         if last > full_blocks:
-            parts.append(self._walk(step, full_blocks, last, self.num_classes % BLOCK, device))
-        drawn = torch.cat(parts)
-        if shard.start % BLOCK or shard.stop % BLOCK:  # a block that straddles ranks: each keeps its own
-            drawn = drawn[(drawn >= shard.start) & (drawn < shard.stop)]
-        return drawn
+            turns.append(self._turn(torch.tensor([full_blocks]), self.num_classes % BLOCK, step))
+        class_S = torch.empty(
+            sum(int(turn.count_N.sum()) for turn in turns), dtype=torch.int64, device=device
+        )
+        end = 0
+        for part in chain(self._full(turns[0], class_S.device), map(self._last, turns[1:])):
+            class_S[end : end + len(part)] = part
+            end += len(part)
+        # Of a block that straddles ranks each keeps its own.
+        begin, end = torch.searchsorted(
+            class_S, torch.tensor((shard.start, shard.stop), device=device)
+        ).tolist()
+        return class_S[begin:end]
 
-    def _walk(self, step: int, first: int, last: int, size: int, device: torch.device | str) -> Tensor:
-        """What blocks [first, last), each of `size` classes, contribute to a step."""
-        block_N1 = torch.arange(first, max(first, last), device=device)[:, None]
-        begin, end = int(step * self.rate * size), int((step + 1) * self.rate * size)
-        drawn = [block_N1.new_empty(0)]
-        for round_ in range(begin // size, -(-end // size)):
-            low, high = max(begin, round_ * size), min(end, (round_ + 1) * size)
-            position_1Q = torch.arange(low - round_ * size, high - round_ * size, device=device)[None]
-            key_N1 = keyed.mix(block_N1 + keyed.fold(self.seed, round_, *b"negatives"))
-            drawn.append((keyed.permute(position_1Q, size, key_N1) + block_N1 * BLOCK).flatten())
-        return torch.cat(drawn)
+    def inclusion(self, class_S: Tensor, certain: Tensor) -> Tensor:
+        """The probability with which each class takes part, float32 (S,): 1 for those that do in any case (certain:
+        the batch's, hard negatives; class numbers in any order, all of them in class_S), the rate for the others.
+        class_S: ascending."""
+        probability_S = torch.full(class_S.shape, self.rate, device=class_S.device)
+        probability_S[torch.searchsorted(class_S, certain)] = 1.0
+        return probability_S
+
+    def _turn(self, block_N: Tensor, size: int, step: int) -> "_Turn":
+        """Where blocks, each of `size` classes, stand in this step."""
+        n = self.steps_per_round
+        # Multiples of the golden ratio: any row of neighbouring blocks is spread evenly over the round.
+        spread_N = (block_N * 0x9E3779B9 + keyed.fold(self.seed, *b"phase")) & 0xFFFFFFFF
+        step_N = step + spread_N * min(n, 1 << 31) // (1 << 32)
+        round_N = step_N // n
+        quota = int(self.rate * size * (1 << _FRACTION_BITS))
+
+        def drawn(steps_N: Tensor) -> Tensor:
+            return (steps_N * quota + (1 << _FRACTION_BITS - 1)) >> _FRACTION_BITS
+
+        begin_N = drawn(step_N)
+        key_N = keyed.mix(block_N + keyed.fold(self.seed, *b"negatives")) ^ keyed.mix(round_N + 0x51ED270B)
+        return _Turn(block_N, keyed.mix(key_N), begin_N - drawn(round_N * n), drawn(step_N + 1) - begin_N)
+
+    def _full(self, turn: "_Turn", device: torch.device) -> Iterator[Tensor]:
+        """Class numbers, ascending, of whole blocks, so many at a time that what they need stays in cache.
+
+        The permutation of a block: two that all blocks share (tables of 4,096), and before, between and after them
+        the block's own keys, which are added or xor-ed (an iterated Even-Mansour cipher of 12 bits).
+        """
+        if not len(turn.block_N):
+            return
+        table_1, table_2 = _tables(self.seed, device)
+        widest = max(1, int(turn.count_N.max()))
+        elements = 1 << 16 if device.type == "cpu" else 1 << 24
+        num_blocks = min(max(1, elements // widest), _NONE // BLOCK)
+        column_Q = torch.arange(widest, dtype=torch.int32, device=device)
+        for begin in range(0, len(turn.block_N), num_blocks):
+            part = slice(begin, begin + num_blocks)
+            key_N, count_N = turn.key_N[part], turn.count_N[part]
+            keys = [key & (BLOCK - 1) for key in (key_N, key_N >> 12, keyed.mix(key_N + 1))]
+            key_1, key_2, key_3, begin_N1, count_N1 = (
+                x.int().to(device)[:, None] for x in (*keys, turn.begin_N[part], count_N)
+            )
+            place = (column_Q + (begin_N1 + key_1)).bitwise_and_(BLOCK - 1)
+            place = table_1.index_select(0, place.view(-1)).view(place.shape).bitwise_xor_(key_2)
+            place = table_2.index_select(0, place.view(-1)).view(place.shape)
+            place.add_(key_3).bitwise_and_(BLOCK - 1)
+            place += torch.arange(0, len(count_N) * BLOCK, BLOCK, dtype=torch.int32, device=device)[:, None]
+            place.masked_fill_(column_Q >= count_N1, _NONE)
+            drawn = place.view(-1).sort().values[: int(count_N.sum())]
+            yield drawn.long().add_(turn.block_N[begin] * BLOCK)
+
+    def _last(self, turn: "_Turn") -> Tensor:
+        """The same for the last block, which has fewer classes: its permutation is sorted out, being small."""
+        size = self.num_classes % BLOCK
+        begin = int(turn.begin_N)
+        order = _shuffled(size, int(turn.key_N))[begin : begin + int(turn.count_N)]
+        return order.sort().values + turn.block_N * BLOCK
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """For each block: the key of its permutation, the first place along it and how many (int64, on the CPU)."""
+
+    block_N: Tensor
+    key_N: Tensor
+    begin_N: Tensor
+    count_N: Tensor
+
+
+def _shuffled(size: int, key: int) -> Tensor:
+    """A keyed permutation of [0, size), formed as a whole: int64."""
+    return keyed.mix(torch.arange(size) + key).argsort()
+
+
+@lru_cache(maxsize=8)
+def _tables(seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    first, second = (_shuffled(BLOCK, keyed.fold(seed, i, *b"tables")).int().to(device) for i in (1, 2))
+    return first, second

@@ -28,34 +28,84 @@ def test_the_number_of_ranks_does_not_change_the_draw(num_classes, rate):
             assert torch.equal(drawn(sampling, step, size), alone)
 
 
-def test_the_share_of_classes_is_the_rate():
-    num_classes = 10 * BLOCK + 100
-    for rate in (0.01, 0.1, 0.5):
-        counts = [len(drawn(Sampling(num_classes, rate, 0), step)) for step in range(20)]
-        assert max(abs(count - rate * num_classes) for count in counts) <= 12, "at most one class a block off"
+def test_ascending_and_once_each():
+    for rate in (0.003, 0.1, 0.37, 0.6, 1.0):
+        for step in range(5):
+            class_S = Sampling(3 * BLOCK + 50, rate, 0).negatives(step, Shard.of(3 * BLOCK + 50, 0, 1))
+            assert class_S.dtype == torch.int64
+            assert (class_S.diff() > 0).all()
+    assert len(drawn(Sampling(BLOCK + 5, 1.0, 0), 3)) == BLOCK + 5
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.37])
+def test_every_block_gives_its_share_in_every_step(rate):
+    num_classes = 10 * BLOCK + 1000
+    for step in range(25):
+        count = torch.bincount(drawn(Sampling(num_classes, rate, 0), step) // BLOCK, minlength=11)
+        assert (count[:10] - rate * BLOCK).abs().max() < 1
+        assert abs(count[10] - rate * 1000) < 1
+
+
+def test_blocks_take_turns_where_a_block_gives_a_class_only_now_and_then():
+    """Half a class a block and step; whole blocks drawing in the same steps would give 0 or 2,000."""
+    num_classes, rate = 2000 * BLOCK, 0.5 / BLOCK
+    sampling = Sampling(num_classes, rate, 0)
+    for shard in (Shard.of(num_classes, 0, 1), Shard.of(num_classes, 2, 3)):
+        counts = torch.tensor([len(sampling.negatives(step, shard)) for step in range(200)]).double()
+        expected = rate * len(shard)
+        assert abs(counts.mean() - expected) < 0.02 * expected
+        assert (counts - expected).abs().max() < 0.5 * expected**0.5, "more even than by chance"
 
 
 @pytest.mark.parametrize("num_classes", [7, 500, BLOCK, 2 * BLOCK + 50])
-def test_every_class_is_a_negative_equally_often(num_classes):
-    """After whole rounds the counts are equal, not merely close: a property of the walk, not of luck."""
-    rate, rounds = 0.1, 3
-    count = torch.zeros(num_classes, dtype=torch.int64)
-    for step in range(round(rounds / rate)):
-        count += torch.bincount(drawn(Sampling(num_classes, rate, 1), step), minlength=num_classes)
-    assert count.min() == count.max() == rounds
+@pytest.mark.parametrize("rate", [0.1, 1 / 3, 0.05])
+def test_every_class_has_its_turn_once_in_each_round(num_classes, rate):
+    """Equal counts, not merely close ones: a property of the walk, not of luck. Blocks begin at steps of their own."""
+    sampling = Sampling(num_classes, rate, 1)
+    n = sampling.steps_per_round
+    assert n == round(1 / rate)
+    steps = [drawn(sampling, step) for step in range(3 * n)]
+    for begin in range(0, num_classes, BLOCK):
+        size = min(BLOCK, num_classes - begin)
+        here = [step[(step >= begin) & (step < begin + size)] - begin for step in steps]
+        counts = torch.stack([torch.bincount(step, minlength=size) for step in here])
+        for first in range(n):
+            rounds = counts[first : first + 2 * n].view(2, n, size).sum(dim=1)
+            if (rounds == 1).all():
+                break
+        else:
+            pytest.fail(f"no step begins a round in the block at {begin}")
 
 
-def test_two_classes_meet_as_often_as_chance_says():
+@pytest.mark.parametrize(
+    ("num_classes", "rate"), [(BLOCK, 0.37), (50, 0.37), (7, 0.6), (2 * BLOCK + 5, 0.15)]
+)
+def test_every_class_is_a_negative_equally_often(num_classes, rate):
+    """Where rounds leave classes over: in the mean of many rounds. A class is in at most one step of a round, so its
+    count has less variance than with independent draws; five standard deviations."""
+    num_steps = 3000 if num_classes < 100 else 600
+    sampling = Sampling(num_classes, rate, 1)
+    count = sum(torch.bincount(drawn(sampling, step), minlength=num_classes) for step in range(num_steps))
+    expected = rate * num_steps
+    assert abs(count.double().mean() - expected) < 0.005 * expected
+    assert (count - expected).abs().max() < 5 * (expected * (1 - rate)) ** 0.5
+
+
+@pytest.mark.parametrize("num_classes", [200, BLOCK])
+def test_two_classes_meet_as_often_as_chance_says(num_classes):
     """Pairs within a block: drawn together with probability about rate squared."""
-    num_classes, rate, num_steps = 200, 0.2, 2000
+    rate, num_steps, watched = 0.2, 3000, 200
     member = torch.zeros(num_steps, num_classes)
     for step in range(num_steps):
         member[step, drawn(Sampling(num_classes, rate, 3), step)] = 1
+    member = member[:, :watched]
     together = (member.T @ member) / num_steps
-    off_diagonal = together[~torch.eye(num_classes, dtype=torch.bool)]
+    off_diagonal = together[~torch.eye(watched, dtype=torch.bool)]
     expected = rate * (rate * num_classes - 1) / (num_classes - 1)
+    deviation = (expected * (1 - expected) / num_steps) ** 0.5
     assert abs(off_diagonal.mean() - expected) < 0.001
-    assert off_diagonal.std() < 1.3 * (expected * (1 - expected) / num_steps) ** 0.5
+    assert off_diagonal.std() < 1.2 * deviation
+    assert (off_diagonal - expected).abs().max() < 6 * deviation
 
 
 def test_steps_seeds_and_shards_draw_differently():
@@ -64,12 +114,41 @@ def test_steps_seeds_and_shards_draw_differently():
     for other in (drawn(Sampling(num_classes, 0.1, 1), 0), drawn(Sampling(num_classes, 0.1, 0), 10)):
         shared = len(set(first.tolist()) & set(other.tolist()))
         assert abs(shared / len(first) - 0.1) < 0.03
-    blocks = (first.view(8, -1) % BLOCK).tolist()
+    blocks = [set((first[first // BLOCK == i] % BLOCK).tolist()) for i in range(8)]
     for i in range(8):
         for j in range(i):
-            assert len(set(blocks[i]) & set(blocks[j])) < 0.2 * len(blocks[i]), (
-                "two blocks draw the same places"
-            )
+            assert len(blocks[i] & blocks[j]) < 0.2 * len(blocks[i]), "two blocks draw the same places"
+
+
+def test_the_steps_of_different_rounds_are_unrelated():
+    """What was drawn together is not drawn together again in later rounds: overlaps are those of chance."""
+    sampling = Sampling(BLOCK, 0.25, 0)
+    member = torch.zeros(400, BLOCK)
+    for step in range(400):
+        member[step, drawn(sampling, step)] = 1
+    overlap = member @ member.T
+    apart = (torch.arange(400)[:, None] - torch.arange(400)).abs() >= 8
+    chance = BLOCK * 0.25**2
+    assert abs(overlap[apart].mean() - chance) < 1
+    assert (overlap[apart] - chance).abs().max() < 6 * chance**0.5
+
+
+def test_inclusion_is_one_for_what_takes_part_in_any_case():
+    sampling = Sampling(100, 0.25, 0)
+    inclusion = sampling.inclusion(torch.tensor([3, 8, 20, 99]), certain=torch.tensor([99, 3, 99]))
+    assert inclusion.tolist() == [1.0, 0.25, 0.25, 1.0]
+
+
+def test_corrected_sums_over_a_round_have_the_sum_over_all_classes_as_their_mean():
+    num_classes, rate = BLOCK + 80, 0.1
+    sampling = Sampling(num_classes, rate, 5)
+    value_C = torch.rand(num_classes, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 8
+    sums = []
+    for step in range(200):
+        class_S = drawn(sampling, step)
+        inclusion_S = sampling.inclusion(class_S, certain=torch.tensor([], dtype=torch.int64))
+        sums.append((value_C[class_S] / inclusion_S).sum().item())
+    assert abs(sum(sums) / len(sums) / value_C.sum().item() - 1) < 0.002
 
 
 def test_a_step_does_not_need_the_steps_before_it():
