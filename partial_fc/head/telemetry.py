@@ -138,7 +138,7 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
     key = keyed.fold(head.sampling.seed, head.num_steps, world.rank, *b"telemetry")
     device = rows["centres"].device
     at_N = draw(len(head.shard), NUM_ROWS, key).to(device)
-    touched_N = rows["touched"].view(len(head.shard), -1)[at_N, 0]
+    touched_N = rows["touched"].flatten(1)[at_N, 0]
     lives_N = touched_N > 0
     length_N = _first_centres(rows["centres"], at_N[lives_N]).float().norm(dim=1)
     packed = [
@@ -178,7 +178,7 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
 def _nearest_of_all(head: PartialFC, rows: dict[str, Tensor], key: int) -> tuple[Tensor, Tensor, Tensor]:
     """(classes, the nearest other class of each, their cosine), of touched rows only; (at most NUM_QUERIES,) each."""
     world, shard, centres = head.world, head.shard, rows["centres"]
-    touched_L = rows["touched"].view(len(shard), -1)[:, 0]
+    touched_L = rows["touched"].flatten(1)[:, 0]
     # The same queries on all ranks.
     class_Q = draw(
         shard.num_classes, NUM_QUERIES, keyed.fold(head.sampling.seed, head.num_steps, *b"queries")
