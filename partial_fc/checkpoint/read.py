@@ -63,6 +63,4 @@ class Checkpoint:
                 f"[{head.shard.start}, {head.shard.stop}). Copy the head files of all hosts into this folder"
             )
         rows = {name: torch.cat(tensors) for name, tensors in parts.items()}
-        head.load_row_state(
-            rows or {k: v[:0] for k, v in head.row_state().items()}, self.manifest["head_steps"]
-        )
+        head.load_row_state(rows or {k: v[:0] for k, v in head.row_state().items()}, self.manifest["head"])

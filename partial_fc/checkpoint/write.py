@@ -13,7 +13,7 @@ from torch import Tensor
 from partial_fc.comm import World
 from partial_fc.head import PartialFC
 
-FORMAT = 1
+FORMAT = 2
 MARKER = "COMPLETE"
 
 
@@ -46,7 +46,7 @@ def save(
             "step": step,
             "num_classes": head.shard.num_classes,
             "embedding_size": head.embedding_size,
-            "head_steps": head.num_steps,
+            "head": head.facts(),
             "world_size": world.size,
             **facts,
         }

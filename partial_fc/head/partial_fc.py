@@ -2,26 +2,37 @@
 
 One step, as the data sees it, with its three collectives (per rank: B*(D*itemsize + 12), 16*G and 4*G*D bytes):
   1. head/gather     all-gather of (feature, label, rank) rows: every rank holds feat_GD and label_G;
-  2. head/softmax    all-reduce of (denominator, own logit), two float64 a row;
-  3. head/features   reduce-scatter of the features' gradient: each rank gets its own rows of the sum.
-The maths between them is in softmax.py. (An, Zhu et al., "Partial FC: Training 10 Million Identities on a Single
-Machine", https://arxiv.org/abs/2010.05222.)
+                     one pass over the sampled centres: denominators, and the features' gradient up to their division;
+  2. head/softmax    all-reduce of (denominator, own logit), two float64 a row: every rank has the loss;
+  3. head/features   reduce-scatter of the features' gradient, under way from the forward on, taken in by the backward.
+`step` passes over the centres a second time and moves them, chunk by chunk, while the backbone's gradients travel.
+Margins whose negatives depend on the own cosines (CurricularFace) cost one more all-reduce, head/own, of 8*G bytes.
+
+The local maths is in kernels/. (An, Zhu et al., "Partial FC: Training 10 Million Identities on a Single Machine",
+https://arxiv.org/abs/2010.05222.)
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from partial_fc import keyed
 from partial_fc.comm import SingleWorld, World
-from partial_fc.head import softmax
-from partial_fc.head.margin import Margin, value_and_slope
+from partial_fc.head import kernels
+from partial_fc.head.centres import Centres, Storage
+from partial_fc.head.loss import Loss
+from partial_fc.head.margin import Margin
+from partial_fc.head.pending import Pending, merge
 from partial_fc.head.sampling import Sampling
 from partial_fc.head.shard import Shard
 from partial_fc.optim.rows import RowOptimizer, RowSGD
 
-# The denominators of the ranks are added as exp(log-sum-exp) in float64, whose range ends at exp(709): with logits
+if TYPE_CHECKING:
+    from partial_fc.head.hard_negatives import HardNegatives
+
+# The denominators of the ranks are added as sums of exp(logit) in float64, whose range ends at exp(709): with logits
 # bounded by this, no maximum has to be agreed upon first, and no row can under- or overflow.
 _LARGEST_LOGIT = 600.0
 
@@ -35,7 +46,15 @@ class PartialFC:
 
     sample_rate: the share of all classes that are negatives in a step; the classes of the batch always take part.
     The batch sizes of the ranks may differ, and be 0. Centres start as N(0, 0.01) by (seed, class), alike for any
-    number of ranks. dtype: of the centres, their state, and everything computed from them; float64 is for checks.
+    number of ranks.
+    dtype: what is computed in, float32; float64 is for checks. precision: of the matrix products' operands, where the
+    kernel has a choice; sums are float32 or wider everywhere. storage: dtype and place of centres and their state.
+    impl: which kernel (kernels/). catch_up: "exact": a row is brought up to what a dense optimiser would have made of
+    it; "none": it rests while it is not sampled.
+    interclass_filtering_threshold: a negative with a larger cosine is left out of the row's softmax. sub_centres: a
+    class has so many centres and its logit is that of the nearest. label_smoothing: the share of the target that is
+    spread evenly over the classes that take part. sampling_correction: logits of negatives get -log(sample_rate), so
+    that the loss estimates that over all classes. hard_negatives: also take part.
     """
 
     def __init__(
@@ -49,29 +68,59 @@ class PartialFC:
         optimizer: RowOptimizer | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        *,
+        impl: kernels.Impl = "auto",
+        precision: kernels.Precision = "fp32",
+        storage: Storage | None = None,
+        catch_up: Literal["none", "exact"] = "none",
+        interclass_filtering_threshold: float | None = None,
+        sub_centres: int = 1,
+        label_smoothing: float = 0.0,
+        sampling_correction: bool = False,
+        hard_negatives: "HardNegatives | None" = None,
     ):
         if margin.scale * margin.bound > _LARGEST_LOGIT:
             raise ValueError(
                 f"scale {margin.scale} allows logits up to {margin.scale * margin.bound:.0f}; "
                 f"expected at most {_LARGEST_LOGIT:.0f}: choose a smaller scale"
             )
+        if sub_centres < 1:
+            raise ValueError(f"sub_centres is {sub_centres}; expected at least 1")
+        if not 0.0 <= label_smoothing < 1.0:
+            raise ValueError(f"label_smoothing is {label_smoothing}; expected 0 <= label_smoothing < 1")
         self.world = world or SingleWorld()
         self.margin = margin
         self.embedding_size = embedding_size
+        self.dtype = dtype
         self.shard = Shard.of(num_classes, self.world.rank, self.world.size)
         self.sampling = Sampling(num_classes, sample_rate, seed)
         self.optimizer = optimizer or RowSGD()
         self.num_steps = 0  # counts `step`; with the seed it decides the negatives
-        self._centre_LD = initial_centres(self.shard, embedding_size, seed).to(device, dtype)
-        self._row_state = self.optimizer.state(self._centre_LD)
-        self._gradient: list[
-            tuple[Tensor | None, Tensor]
-        ] = []  # (rows, gradient) of each backward since `step`
+        self.filter_above = interclass_filtering_threshold
+        self.sub_centres = sub_centres
+        self.label_smoothing = label_smoothing
+        self.sampling_correction = sampling_correction
+        self.hard_negatives = hard_negatives
+        self._refuse_unsupported_pairs()
+        self.kernel = kernels.choose(impl, torch.device(device), dtype, precision)
+        self.store = Centres(
+            self.shard.start * sub_centres,
+            len(self.shard) * sub_centres,
+            embedding_size,
+            seed,
+            self.optimizer,
+            storage or Storage(dtype),
+            device,
+            catch_up,
+        )
+        self.margin_state = margin.state()
+        self.last_step: dict[str, Tensor] = {}  # what telemetry looks at: of the last forward
+        self.pending: list[Pending] = []  # one for each backward since `step`
 
     @property
     def centres(self) -> Tensor:
-        """This rank's centres, (stop - start, D). Not a copy: do not write to it."""
-        return self._centre_LD.detach()
+        """This rank's centres, (stop - start, D) or, with sub-centres, (stop - start, sub_centres, D). Read only."""
+        return self._by_class(self.store.all_rows())
 
     def __call__(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
         """feat_BD: floating; label_B: int64 class numbers. Raises ValueError, on all ranks alike, for a label outside
@@ -85,173 +134,129 @@ class PartialFC:
                 f"{self.world}: features {tuple(feat_BD.shape)} with labels {tuple(label_B.shape)}; "
                 f"expected (B, {self.embedding_size}) and (B,)"
             )
-        return _Loss.apply(feat_BD, label_B, self)
+        return Loss.apply(feat_BD, label_B, self)
 
     def gradient_square_sum(self) -> Tensor:
-        """Sum of squares of the centres' gradient over all ranks (a collective), for clipping: float64 scalar."""
-        self._merge_gradients()
-        here = sum((grad.double().square().sum() for _, grad in self._gradient), self._zero())
+        """Sum of squares of the centres' gradient over all ranks (a collective), for clipping: float64 scalar.
+        The gradient is not kept anywhere: this passes over the centres once more."""
+        here = torch.zeros((), dtype=torch.float64, device=self.store.device)
+        for _, _, _, grad_KD in self.centre_gradients():
+            here += grad_KD.double().square_().sum()
         return self.world.all_reduce(here, name="head/gradient_norm")
 
     def scale_gradient(self, factor: float) -> None:
         """Multiplies the gradient that `step` will use."""
-        for _, grad in self._gradient:
-            grad.mul_(factor)
+        for pending in self.pending:
+            pending.scale(factor)
 
     def step(self, lr: float) -> None:
         """Updates the centres that took part since the last step, and moves on to the next step's negatives."""
-        self._merge_gradients()
-        for row_S, grad_SD in self._gradient:
-            self.optimizer.step(self._centre_LD, self._row_state, row_S, grad_SD, lr)
-        self._gradient = []
+        fused = len(self.pending) == 1 and self.kernel.update(
+            self.pending[0].logits, self.pending[0].slopes, self.store, lr, self.num_steps
+        )
+        if not fused:
+            for row_S, begin, end, grad_KD in self.centre_gradients():
+                row_K = None if row_S is None else row_S[begin:end]
+                self.store.update(row_K, begin, end, grad_KD, lr, self.num_steps)
+            if not self.pending:  # catching up counts every step
+                self.store.update(None, 0, 0, self.store.centre_LD[:0], lr, self.num_steps)
+        self.pending = []
         self.num_steps += 1
 
     def row_state(self) -> dict[str, Tensor]:
-        """Everything that a class has here, by name, one row for each local class: what a checkpoint keeps."""
-        return {"centres": self._centre_LD, **self._row_state}
+        """Everything that a class has here, by name, one entry for each local class: what a checkpoint keeps."""
+        return {name: self._by_class(rows) for name, rows in self.store.row_state().items()}
 
-    def load_row_state(self, rows: dict[str, Tensor], num_steps: int) -> None:
-        """Takes over what `row_state` gave, for this rank's class range."""
-        mine = self.row_state()
-        if rows.keys() != mine.keys():
-            raise ValueError(
-                f"{self.world}: row state {sorted(rows)}; expected {sorted(mine)} for this optimiser"
-            )
-        for name, tensor in mine.items():
-            if rows[name].shape != tensor.shape:
+    def facts(self) -> dict[str, Any]:
+        """What there is to remember besides the rows, as JSON: equal on every rank."""
+        return {
+            "num_steps": self.num_steps,
+            "margin": self.margin_state,
+            "schedule": self.store.schedule_state(),
+        }
+
+    def load_row_state(self, rows: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Takes over what `row_state` gave, for this rank's class range, and `facts`, of any rank."""
+        num_rows = len(self.shard) * self.sub_centres
+        self.store.seed = facts["row_seed"]  # rows that no step has touched yet are made from it
+        self.store.load_row_state({name: t.reshape(num_rows, -1) for name, t in rows.items()})
+        self.store.load_schedule_state(facts["schedule"])
+        self.margin_state = dict(facts["margin"])
+        self.num_steps = facts["num_steps"]
+
+    def _by_class(self, rows: Tensor) -> Tensor:
+        return rows if self.sub_centres == 1 else rows.unflatten(0, (-1, self.sub_centres))
+
+    def _refuse_unsupported_pairs(self) -> None:
+        alone = {
+            "interclass filtering": self.filter_above is not None,
+            "sub-centres": self.sub_centres > 1,
+            "sampling correction": self.sampling_correction,
+            f"{type(self.margin).__name__}'s rule for hard negatives": self.margin.needs_own_cosines,
+        }
+        for name, used in alone.items():
+            if used and self.label_smoothing:
                 raise ValueError(
-                    f"{self.world}: {name} has shape {tuple(rows[name].shape)}; expected {tuple(tensor.shape)}"
+                    f"label smoothing with {name}: which classes share the smoothed part is not defined there; "
+                    "use one of the two"
                 )
-            tensor.copy_(rows[name])
-        self.num_steps = num_steps
+        if self.sampling_correction and self.sampling.rate == 1.0:
+            raise ValueError(
+                "sampling correction with sample rate 1: every class takes part, nothing is to be corrected"
+            )
 
-    def _zero(self) -> Tensor:
-        return torch.zeros((), dtype=torch.float64, device=self._centre_LD.device)
+    def centre_gradients(self) -> Iterator[tuple[Tensor | None, int, int, Tensor]]:
+        """(row_S, begin, end, gradient) of everything pending; several backwards before a step are added up."""
+        if len(self.pending) == 1:
+            (pending,) = self.pending
+            for begin, end, grad_KD in self.kernel.centre_gradients(pending.logits, pending.slopes):
+                yield pending.rows, begin, end, grad_KD
+        elif self.pending:
+            rows, total = merge(self.pending, self.kernel)
+            yield rows, 0, len(total), total
 
-    def _merge_gradients(self) -> None:
-        """Several backwards before a step (accumulation) touch overlapping rows: adds them up by row."""
-        if len(self._gradient) < 2:
-            return
-        parts = self._gradient
-        if any(row_S is None for row_S, _ in parts):
-            self._gradient = [(None, torch.stack([grad for _, grad in parts]).sum(dim=0))]
-            return
-        rows, place = torch.unique(
-            torch.cat([row for row, _ in parts if row is not None]), return_inverse=True
-        )
-        total = self._centre_LD.new_zeros(len(rows), self.embedding_size)
-        self._gradient = [(rows, total.index_add_(0, place, torch.cat([grad for _, grad in parts])))]
+    def _negative_rows(self, step: int) -> Tensor:
+        """Local rows of the negatives of a step, ascending."""
+        local = self.sampling.negatives(step, self.shard, self.store.device) - self.shard.start
+        return self._rows_of(local)
 
-    def _sampled_rows(self, label_G: Tensor) -> Tensor | None:
-        """Local rows that take part in this step, ascending: negatives and every class of the batch. None: all."""
+    def _rows_of(self, local_class: Tensor) -> Tensor:
+        if self.sub_centres == 1:
+            return local_class
+        return (
+            local_class[:, None] * self.sub_centres
+            + torch.arange(self.sub_centres, device=local_class.device)
+        ).flatten()
+
+    def rows(self, label_G: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """(local rows that take part in this step, ascending; -log of the probability that they do). None: all; 0."""
         if self.sampling.rate == 1.0:
-            return None
-        mine = label_G[(label_G >= self.shard.start) & (label_G < self.shard.stop)]
-        negatives = self.sampling.negatives(self.num_steps, self.shard, label_G.device)
-        return torch.unique(torch.cat((negatives, mine))) - self.shard.start
+            return None, None
+        start, stop = self.shard.start, self.shard.stop
+        certain = label_G[(label_G >= start) & (label_G < stop)] - start
+        if self.hard_negatives is not None:
+            certain = torch.cat((certain, self.hard_negatives.classes(label_G, self.shard) - start))
+        certain = torch.unique(certain)
+        negatives = self.sampling.negatives(self.num_steps, self.shard, label_G.device) - start
+        classes = insert(negatives, certain)
+        bias_S = None
+        if self.sampling_correction:
+            bias = torch.full(classes.shape, -math.log(self.sampling.rate), device=classes.device)
+            bias[torch.searchsorted(classes, certain)] = 0.0
+            bias_S = bias.repeat_interleave(self.sub_centres)
+        return self._rows_of(classes), bias_S
 
 
-def initial_centres(shard: Shard, embedding_size: int, seed: int) -> Tensor:
-    """N(0, 0.01) rows for the classes of a shard: float32 (L, D), a function of (seed, class number) alone."""
-    key = keyed.fold(seed, *b"centres")
-    centre_LD = torch.empty(len(shard), embedding_size)
-    for begin in range(
-        0, len(shard), 4096
-    ):  # the integers behind the numbers take several times their memory
-        end = min(begin + 4096, len(shard))
-        centre_LD[begin:end] = keyed.normal(
-            torch.arange(shard.start + begin, shard.start + end), embedding_size, key
-        )
-    return centre_LD.mul_(0.01)
-
-
-@dataclass
-class _Batch:
-    """The global batch, in rank order."""
-
-    feat_GD: Tensor
-    label_G: Tensor
-    rows: list[int]  # how many of them each rank brought
-
-
-def _gather(feat_BD: Tensor, label_B: Tensor, world: World) -> _Batch:
-    """All features and labels in one all-gather. Their bits travel side by side, with the rank they come from, so
-    that batches of different sizes need no second exchange."""
-    rank_B = torch.full_like(label_B, world.rank, dtype=torch.int32)
-    parts = [x.contiguous().view(torch.uint8) for x in (feat_BD, label_B[:, None], rank_B[:, None])]
-    wire = world.all_gather(torch.cat(parts, dim=1), name="head/gather")
-    widths = [part.shape[1] for part in parts]
-    # (contiguous() would leave a single row with the stride of the whole wire, which no other dtype divides)
-    feat, label, rank = (x.clone(memory_format=torch.contiguous_format) for x in wire.split(widths, dim=1))
-    rank_G = rank.view(torch.int32).squeeze(1)
-    return _Batch(
-        feat.view(feat_BD.dtype),
-        label.view(torch.int64).squeeze(1),
-        torch.bincount(rank_G, minlength=world.size).tolist(),
-    )
-
-
-def _check_labels(batch: _Batch, num_classes: int) -> None:
-    """Every rank sees all labels, so all raise the same error and none is left waiting in a collective."""
-    bad = ((batch.label_G < 0) | (batch.label_G >= num_classes)).nonzero().flatten()
-    if not len(bad):
-        return
-    index, rank = int(bad[0]), 0
-    while index >= batch.rows[rank]:
-        index -= batch.rows[rank]
-        rank += 1
-    raise ValueError(
-        f"label {int(batch.label_G[bad[0]])} at index {index} of rank {rank}'s batch is outside of [0, {num_classes}) "
-        f"({len(bad)} such label(s) in the global batch); check the data's labels, or raise num_classes"
-    )
-
-
-class _Loss(torch.autograd.Function):
-    """forward: all-gather, local log-sum-exp, one reduction; backward: local gradients, one reduce-scatter."""
-
-    @staticmethod
-    def forward(ctx, feat_BD: Tensor, label_B: Tensor, head: PartialFC) -> Tensor:
-        world, centre_LD, scale = head.world, head._centre_LD, head.margin.scale
-        batch = _gather(feat_BD.detach(), label_B, world)
-        _check_labels(batch, head.shard.num_classes)
-        if not len(batch.label_G):
-            raise ValueError("the global batch is empty: no rank brought a row")
-        unit_GD, norm_G1 = softmax.unit(batch.feat_GD.to(centre_LD.dtype))
-
-        row_S = head._sampled_rows(batch.label_G)
-        local_G = batch.label_G - head.shard.start
-        own = ((local_G >= 0) & (local_G < len(head.shard))).nonzero().squeeze(1)
-        target_G, slope_G = (torch.zeros_like(norm_G1[:, 0]) for _ in range(2))
-        column_G = torch.full_like(local_G, -1)
-        cos = softmax.own_cosine(unit_GD, centre_LD, own, local_G[own])
-        target_G[own], slope_G[own] = value_and_slope(head.margin, cos)
-        column_G[own] = local_G[own] if row_S is None else torch.searchsorted(row_S, local_G[own])
-
-        local_total_G = softmax.log_sum_exp(unit_GD, centre_LD, row_S, column_G, target_G, scale)
-        both_G2 = torch.stack((local_total_G.double().exp(), target_G.double()), dim=1)
-        denominator_G, own_logit_G = world.all_reduce(both_G2, name="head/softmax").unbind(dim=1)
-        total_G = denominator_G.log()
-
-        ctx.head, ctx.rows, ctx.dtype, ctx.row_S = head, batch.rows, feat_BD.dtype, row_S
-        ctx.save_for_backward(unit_GD, norm_G1, column_G, target_G, slope_G, total_G.to(centre_LD.dtype))
-        return (total_G - own_logit_G).mean().to(centre_LD.dtype)
-
-    @staticmethod
-    def backward(ctx, grad_loss: Tensor):
-        head: PartialFC = ctx.head
-        unit_GD, norm_G1, column_G, target_G, slope_G, total_G = ctx.saved_tensors
-        grad_unit_GD, grad_centre_SD = softmax.gradients(
-            unit_GD,
-            head._centre_LD,
-            ctx.row_S,
-            column_G,
-            target_G,
-            slope_G,
-            total_G,
-            head.margin.scale,
-            grad_loss / len(unit_GD),
-        )
-        head._gradient.append((ctx.row_S, grad_centre_SD))
-        grad_feat_GD = softmax.unit_backward(grad_unit_GD, unit_GD, norm_G1)
-        grad_feat_BD = head.world.reduce_scatter(grad_feat_GD, ctx.rows, name="head/features")
-        return grad_feat_BD.to(ctx.dtype), None, None
+def insert(ascending: Tensor, more: Tensor) -> Tensor:
+    """The union of two ascending tensors without repeats, ascending, in O(their lengths); `more` is the short one."""
+    place = torch.searchsorted(ascending, more)
+    there = torch.zeros_like(more, dtype=torch.bool)
+    if len(ascending):
+        there = ascending[place.clamp(max=len(ascending) - 1)] == more
+    place, more = place[~there], more[~there]
+    union = ascending.new_empty(len(ascending) + len(more))
+    is_new = torch.zeros_like(union, dtype=torch.bool)
+    is_new[place + torch.arange(len(more), device=more.device)] = True
+    union[is_new] = more
+    union[~is_new] = ascending
+    return union

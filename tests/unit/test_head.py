@@ -1,14 +1,11 @@
 """The head in one process: its defined corners. (tests/parallel/test_head.py has the comparison with the dense one.)"""
 
-from functools import partial
-
 import pytest
 import torch
 
 from partial_fc.head import ArcFace, CosFace, PartialFC, Softmax, reference
-from partial_fc.head.partial_fc import initial_centres
 from partial_fc.head.shard import Shard
-from partial_fc.optim.rows import RowAdamW, RowSGD
+from partial_fc.optim.rows import RowSGD
 
 D = 16
 
@@ -50,7 +47,7 @@ def test_one_class_without_margin_has_loss_zero():
 
 def test_a_zero_feature_and_a_zero_centre_are_defined():
     head = PartialFC(5, D, ArcFace())
-    head._centre_LD[2] = 0
+    head.store.all_rows()[2] = 0
     feat = torch.randn(4, D)
     feat[1] = 0
     feat.requires_grad_()
@@ -59,7 +56,7 @@ def test_a_zero_feature_and_a_zero_centre_are_defined():
     assert torch.isfinite(loss)
     assert torch.isfinite(feat.grad).all()
     assert torch.count_nonzero(feat.grad[1]) == 0
-    ((_, grad),) = head._gradient
+    ((_, _, _, grad),) = head.centre_gradients()
     assert torch.isfinite(grad).all()
     assert torch.count_nonzero(grad[2]) == 0
 
@@ -89,46 +86,6 @@ def test_only_rows_that_took_part_move():
     assert set(moved.nonzero().flatten().tolist()) == took_part
     assert 90 < len(took_part) < 110
     assert torch.count_nonzero(head.row_state()["momentum"][~moved]) == 0
-
-
-@pytest.mark.parametrize("row_S", [None, torch.arange(7)])
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (RowSGD(momentum=0.9, weight_decay=0.01), partial(torch.optim.SGD, momentum=0.9, weight_decay=0.01)),
-        (RowAdamW(weight_decay=0.1), partial(torch.optim.AdamW, weight_decay=0.1)),
-    ],
-)
-def test_row_optimisers_equal_torchs_where_all_rows_take_part(ours, theirs, row_S):
-    torch.manual_seed(0)
-    rows = torch.randn(7, D)
-    parameter = torch.nn.Parameter(rows.clone())
-    dense = theirs([parameter], lr=0.03)
-    state = ours.state(rows)
-    for _ in range(10):
-        grad = torch.randn(7, D)
-        parameter.grad = grad.clone()
-        dense.step()
-        ours.step(rows, state, row_S, grad.clone(), 0.03)
-    torch.testing.assert_close(rows, parameter.detach(), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("optimizer", [RowSGD(), RowAdamW()])
-def test_a_row_lives_only_in_the_steps_that_touch_it(optimizer):
-    """Touched in every second step, a row ends where one ends that knows only those steps."""
-    torch.manual_seed(0)
-    start, grads = torch.randn(3, D), torch.randn(6, 3, D)
-    sparse, dense = start.clone(), start.clone()
-    state, dense_state = optimizer.state(sparse), optimizer.state(dense)
-    rows = torch.tensor([0, 2])
-    for i, grad in enumerate(grads):
-        optimizer.step(
-            sparse, state, rows if i % 2 else torch.tensor([1]), grad[rows if i % 2 else [1]].clone(), 0.1
-        )
-    for grad in grads[1::2]:
-        optimizer.step(dense, dense_state, None, grad.clone(), 0.1)
-    assert torch.equal(sparse[rows], dense[rows])
-    assert not torch.equal(sparse[1], dense[1])
 
 
 @pytest.mark.parametrize("sample_rate", [1.0, 0.2])
@@ -164,15 +121,6 @@ def test_clipping_scales_what_step_uses():
     torch.testing.assert_close(heads[1].centres - start, (heads[0].centres - start) / 2, rtol=1e-3, atol=1e-7)
 
 
-def test_initial_centres_do_not_depend_on_the_shards_and_differ():
-    whole = initial_centres(Shard.of(10_001, 0, 1), D, seed=3)
-    parts = [initial_centres(Shard.of(10_001, rank, 3), D, seed=3) for rank in range(3)]
-    assert torch.equal(torch.cat(parts), whole)
-    assert not torch.equal(whole, initial_centres(Shard.of(10_001, 0, 1), D, seed=4))
-    assert abs(whole.std() - 0.01) < 1e-4
-    assert len(whole[:, 0].unique()) > 9_900
-
-
 def test_shapes_that_do_not_fit_are_named():
     head = PartialFC(5, D, CosFace())
     with pytest.raises(ValueError, match=r"\(2, 8\) with labels \(2,\); expected \(B, 16\)"):
@@ -184,9 +132,9 @@ def test_shapes_that_do_not_fit_are_named():
 def test_row_state_goes_through_load():
     first, second = PartialFC(9, D, CosFace(), seed=1), PartialFC(9, D, CosFace(), seed=2)
     step(first, torch.randn(4, D), torch.arange(4))
-    second.load_row_state({k: v.clone() for k, v in first.row_state().items()}, first.num_steps)
+    second.load_row_state({k: v.clone() for k, v in first.row_state().items()}, first.facts())
     feat = torch.randn(4, D)
     assert step(first, feat.clone(), torch.arange(4)) == step(second, feat.clone(), torch.arange(4))
     assert torch.equal(first.centres, second.centres)
-    with pytest.raises(ValueError, match="expected \\['centres', 'momentum'\\]"):
-        second.load_row_state({"centres": first.centres}, 1)
+    with pytest.raises(ValueError, match="expected \\['centres', 'momentum', 'touched'\\]"):
+        second.load_row_state({"centres": first.centres}, first.facts())

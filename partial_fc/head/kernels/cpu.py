@@ -34,7 +34,7 @@ _GRADIENT_BYTES = 32 << 20  # of one chunk of centre_gradients
 class _Job(ctypes.Structure):
     """native/job.h."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *((name, ctypes.c_int64) for name in ("G", "D", "S")),
         *((name, ctypes.c_void_p) for name in ("unit", "centre", "row", "own", "bias", "hard")),
         *((name, ctypes.c_float) for name in ("scale", "shift", "filter_above", "hard_t")),
@@ -43,11 +43,11 @@ class _Job(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("factor", "own_slope", "all")),
         *((name, ctypes.c_int64) for name in ("begin", "end")),
         ("grad", ctypes.c_void_p),
-        ("momentum", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("momentum", "touched")),
         *((name, ctypes.c_int32) for name in ("momentum_dtype", "nesterov")),
         *((name, ctypes.c_float) for name in ("lr", "momentum_factor", "weight_decay")),
         *((name, ctypes.c_uint32) for name in ("centre_key", "momentum_key")),
-        ("first_row", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("touched_step", "first_row")),
     ]
 
 
@@ -100,33 +100,32 @@ class CpuKernel(Kernel):
             end = min(begin + step, logits.num_sampled)
             job, shift = self._job(logits)
             grad_KD = torch.empty(end - begin, width)
-            self._call(
-                "head_gradients", job, **_slopes(slopes, shift), begin=begin, end=end, grad=grad_KD
-            )
+            self._call("head_gradients", job, **_slopes(slopes, shift), begin=begin, end=end, grad=grad_KD)
             yield begin, end, grad_KD
 
     def update(self, logits: Logits, slopes: Slopes, store: "Centres", lr: float, step: int) -> bool:
         """By RowSGD, for centres and momentum in memory that the processor reaches."""
         optimizer = store.optimizer
-        if not isinstance(optimizer, RowSGD) or not store.in_place:
+        if not isinstance(optimizer, RowSGD) or logits.centre_LD.data_ptr() != store.centre_LD.data_ptr():
             return False
-        momentum = store.state["momentum"]
+        fields = store.sgd_fields(step, lr)
         job, shift = self._job(logits)
         self._call(
             "head_update",
             job,
             **_slopes(slopes, shift),
-            momentum=momentum,
-            momentum_dtype=_DTYPES[momentum.dtype],
+            momentum=fields.momentum_LD,
+            touched=fields.touched_L1,
+            momentum_dtype=_DTYPES[fields.momentum_LD.dtype],
             nesterov=optimizer.nesterov,
             lr=lr,
             momentum_factor=optimizer.momentum,
             weight_decay=optimizer.weight_decay,
-            centre_key=store.rounding_key("centres", step),
-            momentum_key=store.rounding_key("momentum", step),
-            first_row=store.first_row,
+            centre_key=fields.centre_key,
+            momentum_key=fields.momentum_key,
+            touched_step=fields.touched,
+            first_row=fields.first_row,
         )
-        store.mark_touched(logits.row_S, step)
         return True
 
     def _job(self, logits: Logits) -> tuple[dict[str, Any], float]:

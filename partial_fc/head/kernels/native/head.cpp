@@ -101,6 +101,7 @@ template <bool BF> void update(const Job& job) {
                 store(moved + d, w - (job.nesterov ? g + m * job.momentum_factor : m) * job.lr);
             }
             write_row(job.momentum, job.momentum_dtype, row, job.D, momentum, row_key(number, job.momentum_key));
+            job.touched[row] = (int32_t)job.touched_step;
             write_row(job.centre, job.centre_dtype, row, job.D, moved, row_key(number, job.centre_key));
         });
     });

@@ -37,9 +37,11 @@ struct Job {
 
     // update by SGD with momentum (rows.py, RowSGD); noise keys as in keyed.py, `rounding_bits`
     void* momentum;          // (L, D) of momentum_dtype
+    int32_t* touched;        // (L): becomes touched_step where a row is moved
     int32_t momentum_dtype;
     int32_t nesterov;
     float lr, momentum_factor, weight_decay;
     uint32_t centre_key, momentum_key;
+    int64_t touched_step;
     int64_t first_row;       // the number of row 0 among all rows of all ranks
 };

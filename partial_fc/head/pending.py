@@ -1,0 +1,46 @@
+"""What a backward leaves for `step`: everything that the centres' gradient is made of, in O(G*D) numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from partial_fc.head.kernels import Kernel, Logits, Slopes
+
+
+@dataclass
+class Pending:
+    """The logits of one forward and the slopes that its backward gave them."""
+
+    logits: Logits
+    slopes: Slopes
+    rows: (
+        Tensor | None
+    )  # local rows that took part (Logits.row_S is about the table that was fetched); None: all
+
+    def scale(self, factor: float | Tensor) -> None:
+        slopes = self.slopes
+        self.slopes = Slopes(
+            slopes.factor_G * factor,
+            slopes.own_G * factor,
+            None if slopes.all_D is None else slopes.all_D * factor,
+        )
+
+
+def merge(parts: Sequence[Pending], kernel: Kernel) -> tuple[Tensor | None, Tensor]:
+    """(rows, gradient) of several backwards that touch overlapping rows; here the gradient does exist at once."""
+    width, dtype = parts[0].logits.unit_GD.shape[1], parts[0].logits.unit_GD.dtype
+    if parts[0].rows is None:
+        rows, total = None, torch.zeros(parts[0].logits.num_sampled, width, dtype=dtype)
+    else:
+        rows = torch.unique(torch.cat([part.rows for part in parts if part.rows is not None]))
+        total = torch.zeros(len(rows), width, dtype=dtype)
+    total = total.to(parts[0].logits.unit_GD.device)
+    for part in parts:
+        for begin, end, grad_KD in kernel.centre_gradients(part.logits, part.slopes):
+            if rows is None or part.rows is None:
+                total[begin:end] += grad_KD
+            else:
+                total.index_add_(0, torch.searchsorted(rows, part.rows[begin:end]), grad_KD)
+    return rows, total
