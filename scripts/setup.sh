@@ -83,7 +83,8 @@ fi
 # --- 2. Is everything there already? ---------------------------------------------------------------------------------
 
 base="$("$python" -V) $python $PWD"
-stamp="$base $(cat constraints.txt setup.cfg pyproject.toml scripts/setup.sh scripts/build_horovod.sh | sha256sum)"
+kernels=partial_fc/head/kernels/native
+stamp="$base $(cat constraints.txt setup.cfg pyproject.toml scripts/setup.sh scripts/build_horovod.sh $kernels/*.* | sha256sum)"
 if [ "$(cat .venv/stamp 2>/dev/null)" = "$stamp" ]; then
     say "already set up"
     exit
@@ -107,7 +108,12 @@ say "installing MXNet, OpenCV and the rest"
 "${pip[@]}" install --quiet -c constraints.txt setuptools wheel cffi cloudpickle packaging psutil pyyaml # for Horovod
 "${pip[@]}" install --quiet -c constraints.txt --no-build-isolation -e '.[mxnet,glyphs,export,dev]'
 
-# --- 4. Horovod: published as sources only, so built here once and kept ----------------------------------------------
+# --- 4. The head's CPU kernels, for every instruction set; seconds -----------------------------------------------------
+
+say "compiling the head's CPU kernels"
+.venv/bin/python partial_fc/head/kernels/native/build.py || die "see above"
+
+# --- 5. Horovod: published as sources only, so built here once and kept ----------------------------------------------
 
 torch=$(.venv/bin/python -c 'import torch; print(torch.__version__)') # with the build: 2.13.0+cpu is not 2.13.0+cu130
 build="horovod-$(version horovod)-torch-$torch-mxnet-$(version mxnet)-py3.11-$(uname -m)${HOROVOD_GPU_OPERATIONS:+-$HOROVOD_GPU_OPERATIONS}-$(cksum <scripts/build_horovod.sh | cut -d' ' -f1)"

@@ -171,6 +171,7 @@ class PartialFC:
         """What there is to remember besides the rows, as JSON: equal on every rank."""
         return {
             "num_steps": self.num_steps,
+            "row_seed": self.store.seed,
             "margin": self.margin_state,
             "schedule": self.store.schedule_state(),
         }
