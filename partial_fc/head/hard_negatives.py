@@ -1,0 +1,115 @@
+"""Hard negatives: centres near to the batch's classes take part besides the uniformly drawn ones.
+
+Uniform draws seldom contain the few centres that a class is confused with, and an index over all centres is out of
+date as soon as they move; a mixture of both does well where neither does (ASTRA, https://arxiv.org/abs/2409.20156).
+Here there is no index to build. In every `every`-th step each class of the batch is compared with the centres that take
+part, and the k nearest of this rank become its list. The list's own centres take part whenever the class does, so they
+are compared afresh each time: a list only gets nearer, as the uniform draws bring up candidates, and forgets a centre
+that has moved away. After about 1 / sample rate such steps with a class in the batch all centres were candidates.
+
+What that means: k is for each rank, so the lists of W ranks together hold the k nearest of all that were seen, and
+the draw depends on W. A class is found by its first feature in the batch, as its centre lives on one rank only. Lists
+are kept for the classes that were last in a batch, at most `capacity` of them, in 4 * (k + 1) bytes each.
+"""
+
+import torch
+from torch import Tensor
+
+from partial_fc import keyed
+from partial_fc.head.kernels.plain import unit
+from partial_fc.head.shard import Shard
+
+_CHUNK = 2048  # classes compared at a time
+_NONE = -1
+
+
+class HardNegatives:
+    """The lists of one rank: T of them, each k class numbers of its shard (int32), -1 where there are fewer."""
+
+    def __init__(
+        self,
+        num_classes: int,
+        k: int,
+        every: int = 10,
+        capacity: int = 1 << 20,
+        device: torch.device | str = "cpu",
+    ):
+        if k < 1 or every < 1 or capacity < 1:
+            raise ValueError(
+                f"hard negatives take k, every and capacity of at least 1; got k={k}, every={every}, "
+                f"capacity={capacity}"
+            )
+        if num_classes > torch.iinfo(torch.int32).max:
+            raise ValueError(f"hard negatives number classes by 32 bits; {num_classes} classes are too many")
+        self.k, self.every = k, every
+        size = min(num_classes, capacity)
+        self._hashed = num_classes > capacity
+        self._owner_T = torch.full((size,), _NONE, dtype=torch.int32, device=device)  # whose list this is
+        self._near_TK = torch.full((size, k), _NONE, dtype=torch.int32, device=device)
+
+    def classes(self, label_G: Tensor, shard: Shard) -> Tensor:
+        """The listed classes of the batch's classes that are this shard's: int64, ascending, each once."""
+        slot_G = self._slot(label_G)
+        near = self._near_TK[slot_G[self._owner_T[slot_G] == label_G]].flatten()
+        return torch.unique(near[(near >= shard.start) & (near < shard.stop)]).long()
+
+    def learn(
+        self,
+        label_G: Tensor,
+        unit_GD: Tensor,
+        table: Tensor,
+        row_S: Tensor | None,
+        class_N: Tensor,
+        step: int,
+    ) -> None:
+        """Renews the lists of the batch's classes, in the steps that are multiples of `every`.
+
+        table, row_S: the centres that take part, as `Centres.fetch` gives them; class_N: the numbers of their classes;
+        S is a multiple of N: the sub-centres of a class stand together and the nearest of them counts.
+        """
+        if step % self.every or not len(class_N):
+            return
+        class_U, first_U = _first_of_each(label_G)
+        slot_U, kept_U = _first_of_each(self._slot(class_U))  # of classes that share a slot, one gets it
+        class_U, hat_UD = class_U[kept_U], unit_GD[first_U[kept_U]]
+
+        num_rows = len(table) if row_S is None else len(row_S)
+        sub_centres = num_rows // len(class_N)
+        best_UK = hat_UD.new_full((len(class_U), self.k), -torch.inf)
+        near_UK = torch.full_like(best_UK, _NONE, dtype=torch.int32)
+        for begin in range(0, len(class_N), _CHUNK):
+            candidate_M = class_N[begin : begin + _CHUNK].int()
+            rows = slice(begin * sub_centres, (begin + len(candidate_M)) * sub_centres)
+            centre_KD = table[rows if row_S is None else row_S[rows]].to(hat_UD.dtype)
+            cos_UM = (hat_UD @ unit(centre_KD)[0].T).unflatten(1, (-1, sub_centres)).amax(dim=2)
+            cos_UM.masked_fill_(candidate_M == class_U[:, None], -torch.inf)
+            best_UK, place = torch.cat((best_UK, cos_UM), dim=1).topk(self.k)
+            near_UK = torch.cat((near_UK, candidate_M.expand(len(class_U), -1)), dim=1).gather(1, place)
+        near_UK.masked_fill_(best_UK == -torch.inf, _NONE)
+        self._owner_T[slot_U] = class_U.int()
+        self._near_TK[slot_U] = near_UK
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps, for each rank; not copies."""
+        return {"owner": self._owner_T, "near": self._near_TK}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Takes over what `state` gave. From a run with another number of ranks only what lies in the shard is used."""
+        for name, mine in self.state().items():
+            if state[name].shape != mine.shape:
+                raise ValueError(
+                    f"hard negatives: {name} has shape {tuple(state[name].shape)}, expected {tuple(mine.shape)}: "
+                    "k, capacity and the number of classes must be those of the checkpoint"
+                )
+            mine.copy_(state[name])
+
+    def _slot(self, class_N: Tensor) -> Tensor:
+        return keyed.mix(class_N) % len(self._owner_T) if self._hashed else class_N
+
+
+def _first_of_each(number_N: Tensor) -> tuple[Tensor, Tensor]:
+    """(the different numbers, ascending; the index at which each first stands)."""
+    ascending, index_N = number_N.sort(stable=True)
+    is_first = torch.ones_like(ascending, dtype=torch.bool)
+    is_first[1:] = ascending.diff() > 0
+    return ascending[is_first], index_N[is_first]

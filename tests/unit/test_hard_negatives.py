@@ -1,0 +1,161 @@
+"""Hard negatives: the nearest classes are found, kept and forgotten; memory does not grow."""
+
+import pytest
+import torch
+
+from partial_fc.head import hard_negatives, reference
+from partial_fc.head.hard_negatives import HardNegatives
+from partial_fc.head.sampling import Sampling
+from partial_fc.head.shard import Shard
+
+C, D = 3000, 16
+
+
+def problem(num_classes: int = C) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Features, labels, centres; the twin of class c is class num_classes - 1 - c."""
+    generator = torch.Generator().manual_seed(0)
+    centre_CD = torch.randn(num_classes, D, generator=generator)
+    half = num_classes // 2
+    centre_CD[num_classes - half :] = centre_CD[:half].flip(0) + 0.1 * torch.randn(
+        half, D, generator=generator
+    )
+    label_G = torch.randint(0, num_classes, (24,), generator=generator)
+    feat_GD = centre_CD[label_G] + 0.1 * torch.randn(24, D, generator=generator)
+    return reference.unit(feat_GD), label_G, centre_CD
+
+
+def everything(num_classes: int = C) -> Shard:
+    return Shard.of(num_classes, 0, 1)
+
+
+@pytest.mark.parametrize("chunk", [1, 700, 10_000])
+@pytest.mark.parametrize("k", [1, 5])
+def test_lists_are_the_nearest_of_other_classes(monkeypatch, chunk, k):
+    monkeypatch.setattr(hard_negatives, "_CHUNK", chunk)
+    num_classes = 200 if chunk == 1 else C
+    unit_GD, label_G, centre_CD = problem(num_classes)
+    lists = HardNegatives(num_classes, k)
+    lists.learn(label_G, unit_GD, centre_CD, None, torch.arange(num_classes), step=0)
+    cos_GC = unit_GD @ reference.unit(centre_CD).T
+    cos_GC[torch.arange(len(label_G)), label_G] = -2.0
+    for g, label in enumerate(label_G):
+        if label not in label_G[:g]:
+            found = lists.classes(label[None], everything(num_classes))
+            assert torch.equal(found, cos_GC[g].topk(k).indices.sort().values)
+            assert label not in found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_twins_are_found_through_the_samples_and_then_stay(size):
+    unit_GD, label_G, centre_CD = problem()
+    sampling = Sampling(C, 0.1, seed=0)
+    twins = set((C - 1 - label_G).tolist())
+    found: set[int] = set()
+    for rank in range(size):
+        shard = Shard.of(C, rank, size)
+        lists = HardNegatives(C, k=2, every=1)
+        for step in range(20):  # two rounds: all centres have been candidates
+            mine = label_G[(label_G >= shard.start) & (label_G < shard.stop)]
+            more = torch.cat((mine, lists.classes(label_G, shard)))
+            class_S = torch.unique(torch.cat((sampling.negatives(step, shard), more)))
+            lists.learn(
+                label_G, unit_GD, centre_CD[shard.start : shard.stop], class_S - shard.start, class_S, step
+            )
+        here = set(lists.classes(label_G, shard).tolist())
+        assert all(shard.start <= c < shard.stop for c in here)
+        found |= here
+    assert twins <= found
+
+
+def test_a_centre_that_moves_away_is_forgotten():
+    unit_GD, label_G, centre_CD = problem()
+    label_G, unit_GD = label_G[:1], unit_GD[:1]
+    twin = C - 1 - label_G
+    lists = HardNegatives(C, k=1, every=1)
+    lists.learn(label_G, unit_GD, centre_CD, None, torch.arange(C), step=0)
+    assert torch.equal(lists.classes(label_G, everything()), twin)
+    centre_CD[twin] *= -1
+    lists.learn(label_G, unit_GD, centre_CD, None, torch.arange(C), step=1)
+    assert not torch.equal(lists.classes(label_G, everything()), twin)
+
+
+def test_learns_only_in_every_nth_step_and_repeats():
+    unit_GD, label_G, centre_CD = problem()
+    first, second = HardNegatives(C, 3, every=4), HardNegatives(C, 3, every=4)
+    for step in (1, 2, 3):
+        first.learn(label_G, unit_GD, centre_CD, None, torch.arange(C), step)
+    assert len(first.classes(label_G, everything())) == 0
+    for lists in (first, second):
+        lists.learn(label_G, unit_GD, centre_CD, None, torch.arange(C), step=4)
+    assert len(first.classes(label_G, everything())) > 24
+    assert all(torch.equal(mine, second.state()[name]) for name, mine in first.state().items())
+
+
+def test_sub_centres_count_through_the_nearest():
+    unit_GD, label_G, centre_CD = problem()
+    label_G, unit_GD = label_G[:1], unit_GD[:1]
+    several_CD = torch.randn(C, 3, D, generator=torch.Generator().manual_seed(1)) * 1e-3 - centre_CD[label_G]
+    several_CD[:, 1] = centre_CD
+    lists = HardNegatives(C, k=2)
+    lists.learn(label_G, unit_GD, several_CD.flatten(0, 1), None, torch.arange(C), step=0)
+    plain = HardNegatives(C, k=2)
+    plain.learn(label_G, unit_GD, centre_CD, None, torch.arange(C), step=0)
+    assert torch.equal(lists.classes(label_G, everything()), plain.classes(label_G, everything()))
+    assert (C - 1 - label_G) in lists.classes(label_G, everything())
+
+
+def test_memory_is_bounded_and_a_shared_slot_never_gives_anothers_list():
+    num_classes, capacity = 2_000_000_000, 64
+    lists = HardNegatives(num_classes, k=4, every=1, capacity=capacity)
+    num_bytes = sum(t.nbytes for t in lists.state().values())
+    assert num_bytes == capacity * 4 * (4 + 1)
+    _, _, centre_CD = problem()
+    generator = torch.Generator().manual_seed(3)
+    class_S = torch.randint(0, num_classes, (C,), generator=generator).unique()
+    place_G = torch.randint(0, len(class_S), (500,), generator=generator)
+    feat_GD = reference.unit(centre_CD[place_G])
+    lists.learn(class_S[place_G], feat_GD, centre_CD, torch.arange(len(class_S)), class_S, step=0)
+    assert sum(t.nbytes for t in lists.state().values()) == num_bytes
+    cos_GC = feat_GD @ reference.unit(centre_CD[: len(class_S)]).T
+    cos_GC[torch.arange(500), place_G] = -2.0
+    kept = 0
+    for g in range(500):
+        found = lists.classes(class_S[place_G[g : g + 1]], everything(num_classes))
+        if len(found):
+            kept += 1
+            assert torch.equal(found, class_S[cos_GC[g].topk(4).indices].sort().values)
+    assert 50 < kept < 90, "nearly every slot is in use, and some classes stand twice in the batch"
+
+
+def test_fewer_candidates_than_k_and_none():
+    unit_GD, label_G, centre_CD = problem()
+    lists = HardNegatives(C, k=5)
+    few = torch.tensor([1, 2, 7])
+    lists.learn(torch.tensor([2]), unit_GD[:1], centre_CD, few, few, step=0)
+    assert lists.classes(torch.tensor([2]), everything()).tolist() == [1, 7]
+    assert lists.classes(torch.tensor([2]), Shard.of(C, 2, 3)).tolist() == []
+    lists.learn(label_G, unit_GD, centre_CD[:0], few[:0], few[:0], step=0)
+    assert lists.classes(torch.tensor([2]), everything()).tolist() == [1, 7], (
+        "nothing to compare with: unchanged"
+    )
+
+
+def test_state_goes_through_load():
+    unit_GD, label_G, centre_CD = problem()
+    first, second = HardNegatives(C, 3), HardNegatives(C, 3)
+    first.learn(label_G, unit_GD, centre_CD, None, torch.arange(C), step=0)
+    second.load_state({name: tensor.clone() for name, tensor in first.state().items()})
+    assert torch.equal(first.classes(label_G, everything()), second.classes(label_G, everything()))
+    with pytest.raises(ValueError, match="k, capacity and the number of classes"):
+        HardNegatives(C, 4).load_state(first.state())
+
+
+@pytest.mark.parametrize("options", [{"k": 0}, {"k": 1, "every": 0}, {"k": 1, "capacity": 0}])
+def test_refuses_less_than_one(options):
+    with pytest.raises(ValueError, match="at least 1"):
+        HardNegatives(C, **options)
+
+
+def test_refuses_more_classes_than_32_bits_number():
+    with pytest.raises(ValueError, match="too many"):
+        HardNegatives(1 << 31, 1)
