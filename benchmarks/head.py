@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,13 +25,15 @@ from partial_fc import comm
 from partial_fc.comm import World
 from partial_fc.comm.world import Traffic
 from partial_fc.head import CosFace, PartialFC
+from partial_fc.head.centres import Storage
 from partial_fc.machine import PeakMemory, measure_rates, synchronise
-from partial_fc.optim.rows import RowAdamW, RowSGD
+from partial_fc.plan import DTYPES, OPTIMIZERS
 
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """Trains the head on random features and prints one JSON line."""
+    """Trains the head on random features and prints one JSON line. The defaults are those of the fast path; the
+    textbook side is always float32 with SGD."""
 
     classes: int = 1_000_000
     """Classes over all processes."""
@@ -46,8 +49,23 @@ class HeadOptions:
     """Threads of each process."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the head computes."""
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    """Of the centres, on the rows that took part."""
+    impl: Literal["auto", "plain", "cpu", "triton"] = "auto"
+    """The kernel; auto: the fastest that this machine has."""
+    precision: Literal["fp32", "bf16"] = "bf16"
+    """Of the matrix products' operands; sums are float32 either way."""
+    dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Of the centres."""
+    state_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Of the optimiser's state."""
+    optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
+    """Of the centres, on the rows that took part; adagrad and adam have one second moment a row."""
+    place: Literal["device", "host", "disk"] = "device"
+    """Where centres and state are kept."""
+    path: Path | None = None
+    """Folder of the files of --place disk; none: a temporary one."""
+    fresh: bool = False
+    """Rows are made when they first take part, as in the first steps of a run. Else all of them are there before, as
+    later on: then every row takes memory."""
     steps: int = 3
     """Timed steps, after one that is not; the median counts."""
     versus: Literal["none", "plain"] = "none"
@@ -80,29 +98,32 @@ def measure(options: HeadOptions) -> dict[str, Any]:
 
 
 def _run(options: HeadOptions, side: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc_per_node={options.num_processes}", "-m", "benchmarks.head"]
-    done = subprocess.run(
-        [*command, json.dumps({**asdict(options), "side": side})],
-        env={**os.environ, "OMP_NUM_THREADS": str(options.threads)},
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-    )
+    with tempfile.TemporaryDirectory(prefix="partial-fc-bench-") as folder:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc_per_node={options.num_processes}", "-m", "benchmarks.head"]
+        done = subprocess.run(
+            [*command, json.dumps({**asdict(options), "side": side, "folder": folder}, default=str)],
+            env={**os.environ, "OMP_NUM_THREADS": str(options.threads)},
+            cwd=Path(__file__).parents[1],
+            capture_output=True,
+            text=True,
+        )
     if done.returncode:
         raise ValueError(f"the {side} side failed:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def _worker(options: HeadOptions, side: str) -> None:
-    """One process of a run; rank 0 prints the line."""
+def _worker(options: HeadOptions, side: str, scratch: Path) -> None:
+    """One process of a run; rank 0 prints the line. scratch: a folder that is removed afterwards."""
     world = comm.init(options.device)
     device = torch.device("cuda", world.local_rank) if options.device == "cuda" else torch.device("cpu")
     # What a first step loads (torch.optim alone brings 200 MB of libraries) belongs to the idle process.
     tiny = replace(options, classes=64 * world.size, batch=8 * world.size, dim=16, steps=1)
-    _time_steps(_head(tiny, side, world, device), tiny, world, device)
+    _time_steps(_head(tiny, side, world, device, scratch), tiny, world, device)
     memory = PeakMemory(device)
-    head = _head(options, side, world, device)
+    head = _head(options, side, world, device, scratch)
+    if isinstance(head, PartialFC) and not options.fresh:
+        _make_all_rows(head)
     seconds_N4, traffic = _time_steps(head, options, world, device)
     slowest_N = world.all_reduce(seconds_N4.sum(dim=1), "max", name="bench/seconds")
     sizes = torch.tensor([memory.added_bytes(), _kept_bytes(head), memory.mapped_file_bytes()])
@@ -113,8 +134,13 @@ def _worker(options: HeadOptions, side: str) -> None:
         step_s = slowest_N.median().item()
         parts = dict(zip(_PARTS, seconds_N4.median(dim=0).values.tolist(), strict=True))
         gflop = 6 * options.batch * options.dim * options.classes * options.sample_rate / world.size / 1e9
+        textbook_or_plain = isinstance(head, TextbookHead) or head.kernel.name == "plain"
+        precision = "fp32" if textbook_or_plain else options.precision
         line = {
+            **asdict(options),
             "side": side,
+            "impl": "textbook" if isinstance(head, TextbookHead) else head.kernel.name,
+            "precision": precision,
             "step_s": round(step_s, 4),
             **{name: round(seconds, 4) for name, seconds in parts.items()},
             "added_bytes": added,
@@ -125,29 +151,46 @@ def _worker(options: HeadOptions, side: str) -> None:
             "bytes": sum(traffic.num_bytes.values()),
             "bytes_by_name": dict(traffic.num_bytes),
             "gflops": round(gflop / step_s, 1),
-            "share_of_matmul": round(gflop / step_s / rates.gflops["fp32"], 3),
+            "share_of_matmul": round(gflop / step_s / rates.gflops[precision], 3),
             "matmul_gflops": {name: round(rate, 1) for name, rate in rates.gflops.items()},
             "memory_gbytes_per_s": round(rates.gbytes_per_s, 1),
             "torch": torch.__version__,
-            **asdict(options),
         }
-        print(json.dumps(line), flush=True)
+        print(json.dumps(line, default=str), flush=True)
     world.close()
 
 
-def _head(options: HeadOptions, side: str, world: World, device: torch.device) -> PartialFC | TextbookHead:
+def _head(
+    options: HeadOptions, side: str, world: World, device: torch.device, scratch: Path
+) -> PartialFC | TextbookHead:
     if side == "textbook":
         return TextbookHead(options.classes, options.dim, CosFace(), options.sample_rate, world, device)
-    optimizers = {"sgd": RowSGD, "adamw": RowAdamW}
+    storage = Storage(
+        DTYPES[options.dtype],
+        DTYPES[options.state_dtype],
+        options.place,
+        (options.path or scratch) if options.place == "disk" else None,
+    )
     return PartialFC(
         options.classes,
         options.dim,
         CosFace(),
         options.sample_rate,
         world,
-        optimizer=optimizers[options.optimizer](),
+        optimizer=OPTIMIZERS[options.optimizer](),
         device=device,
+        impl=options.impl,
+        precision=options.precision,
+        storage=storage,
     )
+
+
+def _make_all_rows(head: PartialFC) -> None:
+    """Start values for all centres, and memory for their state, which is zeros that take none until written to."""
+    head.store.all_rows()
+    for rows in head.row_state().values():
+        for part in rows.split(4096):
+            part.add_(0)
 
 
 def _kept_bytes(head: PartialFC | TextbookHead) -> int:
@@ -195,5 +238,6 @@ def _now(world: World, device: torch.device) -> tuple[float, float]:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    chosen_side = given.pop("side")
-    _worker(HeadOptions(**given), chosen_side)
+    chosen_side, scratch = given.pop("side"), Path(given.pop("folder"))
+    given["path"] = given["path"] and Path(given["path"])
+    _worker(HeadOptions(**given), chosen_side, scratch)

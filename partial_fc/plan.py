@@ -1,0 +1,201 @@
+"""What a head needs and takes, before anything is allocated: memory, traffic, time. plan_report.py prints it.
+
+Letters: C classes, L of them on one rank, S of those take part in a step, W ranks, G the global batch, D width.
+The formulas are of rank 0, whose shard is the largest, and of a run in which every row has been touched.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from partial_fc.head.kernels import Impl, cpu, plain
+from partial_fc.head.shard import Shard
+from partial_fc.machine import Rates
+from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+OPTIMIZERS: dict[str, type] = {"sgd": RowSGD, "adamw": RowAdamW, "adagrad": RowAdagrad, "adam": RowAdam}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A head on W ranks."""
+
+    classes: int
+    dim: int
+    ranks: int
+    batch: int  # of all ranks
+    sample_rate: float
+    dtype: torch.dtype  # of the centres
+    state_dtype: torch.dtype  # of the optimiser's state
+    precision: str  # of the products: a key of Rates.gflops
+    optimizer: RowOptimizer
+    place: str  # Storage.place
+    impl: Impl  # not "auto"
+    threads: int = 1
+
+    @property
+    def local_classes(self) -> int:
+        return len(Shard.of(self.classes, 0, self.ranks))
+
+    @property
+    def sampled(self) -> int:
+        """S: the negatives, and the batch's classes of this rank."""
+        if self.sample_rate == 1.0:
+            return self.local_classes
+        own = math.ceil(self.batch / self.ranks)
+        return min(self.local_classes, math.ceil(self.sample_rate * self.local_classes) + own)
+
+
+# ---- memory
+
+
+def row_bytes(job: Job) -> dict[str, int]:
+    """What one class keeps: its centre, its optimiser state, and when it was last touched."""
+    state = sum(
+        job.dim * job.state_dtype.itemsize if width == "row" else 4
+        for width in job.optimizer.state_widths().values()
+    )
+    return {"centres": job.dim * job.dtype.itemsize, "optimiser state": state, "touched": 4 + 1}
+
+
+def kept_bytes(job: Job) -> dict[str, int]:
+    """What lasts from step to step, at --place."""
+    return {name: job.local_classes * size for name, size in row_bytes(job).items()}
+
+
+def feature_bytes(job: Job) -> int:
+    """The global batch: what came in, its two copies for the kernel, unit length, gradient, and two temporaries."""
+    return 7 * job.batch * job.dim * 4
+
+
+def sample_bytes(job: Job) -> int:
+    """Row numbers: negatives, their union with the batch's classes, and the mask and indices that merge them."""
+    return 0 if job.sample_rate == 1.0 else job.sampled * (8 + 8 + 8 + 8 + 1)
+
+
+def kernel_bytes(job: Job) -> int:
+    """What a kernel works in, whatever the number of classes."""
+    if job.impl == "triton":
+        from partial_fc.head.kernels import triton_pass
+
+        rows = min(
+            triton_pass.CHUNK_ROWS,
+            triton_pass.CHUNK_BYTES // (job.batch * DTYPES[job.precision].itemsize),
+            triton_pass.CHUNK_BYTES // (job.dim * 4),
+        )
+        rows = min(rows, job.sampled)
+        return rows * (job.batch * DTYPES[job.precision].itemsize + job.dim * 4)
+    if job.impl == "cpu":
+        # Each thread sums the features' gradient by itself; its chunks of centres stay in its cache.
+        per_thread = job.threads * job.batch * job.dim * 4
+        fused = isinstance(job.optimizer, RowSGD) and job.place == "device"
+        return per_thread + (0 if fused else min(cpu._GRADIENT_BYTES, job.sampled * job.dim * 4))
+    rows = min(job.sampled, max(64, min(plain.CHUNK_ROWS, plain.CHUNK_LOGITS // job.batch)))
+    # Of a chunk: centres as stored and as float32, of length 1, their gradient, a product; four of logits, one mask.
+    return rows * (5 * job.dim * 4 + job.batch * (4 * 4 + 1))
+
+
+def memory(job: Job) -> dict[str, int]:
+    """Bytes of one rank where it computes, by component. Centres on the host or on disk are not among them: there the
+    rows of a step, and of the next one, are."""
+    kept = kept_bytes(job)
+    if job.place != "device":
+        kept = {"rows of two steps": 2 * job.sampled * sum(row_bytes(job).values())}
+    return {
+        **kept,
+        "features and their gradient": feature_bytes(job),
+        "row numbers": sample_bytes(job),
+        "kernel's chunks": kernel_bytes(job),
+    }
+
+
+def backbone_bytes(parameters: int, optimizer: str) -> dict[str, int]:
+    """float32 parameters, their gradient and optimiser state; activations depend on the network and are not here."""
+    moments = {"sgd": 1, "adamw": 2}.get(optimizer, 2)
+    return {
+        "backbone": 4 * parameters,
+        "its gradient": 4 * parameters,
+        "its optimiser state": 4 * moments * parameters,
+    }
+
+
+def largest_classes(job: Job, limit_bytes: int) -> int:
+    """The most classes with which `memory` stays within the limit; 0: not even one."""
+    fits = lambda classes: sum(memory(replace(job, classes=classes)).values()) <= limit_bytes  # noqa: E731
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+# ---- collectives
+
+
+def collective_bytes(job: Job, feature_itemsize: int = 4) -> dict[str, int]:
+    """By name, what a rank hands in for one step (head/partial_fc.py)."""
+    local_batch = math.ceil(job.batch / job.ranks)
+    return {
+        "head/gather": local_batch * (job.dim * feature_itemsize + 12),
+        "head/softmax": 16 * job.batch,
+        "head/features": 4 * job.batch * job.dim,
+    }
+
+
+def link_bytes(job: Job, feature_itemsize: int = 4) -> dict[str, int]:
+    """By name, what a rank sends over its link in one step, and as much arrives: rings, in which an all-gather passes
+    on all parts but one, a reduce-scatter all blocks but one, and an all-reduce is both."""
+    others = job.ranks - 1
+    handed = collective_bytes(job, feature_itemsize)
+    return {
+        "head/gather": others * handed["head/gather"],
+        "head/softmax": 2 * others * handed["head/softmax"] // job.ranks,
+        "head/features": others * handed["head/features"] // job.ranks,
+    }
+
+
+# ---- time
+
+
+def products_flop(job: Job) -> float:
+    """Of one rank's matrix products in a step: logits twice, the features' and the centres' gradients, 2*G*S*D each."""
+    return 8.0 * job.batch * job.sampled * job.dim
+
+
+def traffic_bytes(job: Job, rows: int | None = None) -> float:
+    """Of one rank's rows in a step: centres are read in both passes and written in one, state is read and written."""
+    one = row_bytes(job)
+    rows = job.sampled if rows is None else rows
+    return rows * (3.0 * one["centres"] + 2.0 * one["optimiser state"] + 4)
+
+
+def dense_update_bytes(job: Job) -> float:
+    """What a dense optimiser would move instead: a float32 gradient of all local rows, zeroed, written and read, and
+    every row and its state read and written."""
+    one = row_bytes(job)
+    return job.local_classes * (2.0 * (one["centres"] + one["optimiser state"]) + 3.0 * job.dim * 4)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What times are computed from."""
+
+    rates: Rates
+    share: float  # of the product rate that the kernel reaches, exponentials and rounding included
+    link_gbytes_per_s: float  # of one rank, each way
+    latency_s: float  # of one message
+
+
+def head_seconds(job: Job, machine: Machine) -> dict[str, float]:
+    """By cause; they are added up, since nothing is promised about what overlaps."""
+    messages = 3 * math.ceil(math.log2(job.ranks)) if job.ranks > 1 else 0
+    return {
+        "products": products_flop(job) / (machine.share * machine.rates.gflops[job.precision] * 1e9),
+        "rows": traffic_bytes(job) / (machine.rates.gbytes_per_s * 1e9),
+        "links": sum(link_bytes(job).values()) / (machine.link_gbytes_per_s * 1e9)
+        + messages * machine.latency_s,
+    }
