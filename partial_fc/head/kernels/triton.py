@@ -1,0 +1,112 @@
+"""The kernel for GPUs, in Triton. triton_pass.py launches what triton_kernels.py defines. Speed: not measured yet.
+
+The logits of all classes never exist at once. A chunk of at most 65,536 centres is read where it lies, through row_S;
+its exponentials, (K, G) in the products' dtype, go through memory between two products. To keep them on the chip
+instead, as attention kernels do, a program would have to hold sums as wide as a feature: at D = 512 those alone fill
+the registers, and tiles would become so narrow that reading them, not multiplying, took the time. Here every product
+has wide tiles, and the memory does not grow with the number of classes.
+
+Products, counted in 2 * G * S * D: `sums` 2, `centre_gradients` 2, since the logits are formed again. Beyond |logit| of
+about 64 `sums` takes 3, as the largest logit is looked for first; sub-centres cost one more each time.
+
+Nothing is added in an order that can vary, and tile sizes come from a table, not from a stopwatch: results repeat bit
+by bit on one kind of device.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from partial_fc.head.kernels import Kernel, Logits, Precision, Slopes, Sums
+from partial_fc.head.kernels import triton_kernels as device_side
+from partial_fc.head.kernels.triton_pass import Pass, Tiles, tiles_for
+
+# A row's exponentials are relative to a shift that takes the largest possible one to exp(42): times the inverse of the
+# smallest length that has one (1e19) it is in fp32's range, and so is the smallest, exp(-87), while |logit| <= 64.5.
+TOP_EXPONENT = 42.0
+LARGEST_LOGIT_WITH_FIXED_SHIFT = 64.5
+
+
+class TritonKernel(Kernel):
+    """See `Kernel`. unit_GD is float32; centres are float32, bfloat16 or float16 and lie on the features' device.
+
+    precision: of the products' operands, "bf16" or "fp32"; their sums, logits and exponentials are fp32 either way.
+    tiles: instead of those of the device's generation.
+    """
+
+    name = "triton"
+
+    def __init__(self, precision: Precision = "bf16", tiles: Tiles | None = None):
+        self.operands = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+        self.tiles = tiles
+
+    def sums(self, logits: Logits, want_pull: bool = True, want_total: bool = False) -> Sums:
+        over = self._pass(logits)
+        shift_G = self._shift(over)
+        sum_G = torch.zeros_like(shift_G, dtype=torch.float64)
+        splits = over.new_splits() if want_pull else None
+        totals = over.new_totals() if want_total else None
+        weight_KG = over.weight_KG if want_pull else None
+        for chunk in over.chunks():
+            by_tile = over.weigh(chunk, device_side.SUMS.value, shift_G, weight_KG)
+            sum_G += by_tile.sum(dim=0, dtype=torch.float64)
+            if splits is not None:
+                over.pull(chunk, splits)
+            if totals is not None:
+                over.total(chunk, totals)
+        sum_G, shift_G = sum_G[: over.num_rows], shift_G[: over.num_rows]
+        pull_GD = total_D = None
+        if splits is not None:
+            pull_GD = splits.sum(dim=0)[: over.num_rows, : over.width]
+            pull_GD = pull_GD / torch.where(sum_G == 0, 1.0, sum_G).float()[:, None]
+        if totals is not None:
+            total_D = totals.sum(dim=0)[: over.width]
+        return Sums(sum_G * shift_G.double().exp(), pull_GD, total_D)
+
+    def centre_gradients(self, logits: Logits, slopes: Slopes) -> Iterator[tuple[int, int, Tensor]]:
+        over = self._pass(logits, slopes)
+        factor_G = slopes.factor_G.double()
+        # exp(logit) * factor = exp(logit + log factor) neither over- nor underflows on the way.
+        shift_G = over.pad_G(-factor_G.abs().log(), torch.inf)
+        sign_G, own_slope_G = over.pad_G(factor_G.sign(), 0.0), over.pad_G(slopes.own_G, 0.0)
+        grad_KD = logits.unit_GD.new_empty(over.chunk_rows, over.width)
+        for chunk in over.chunks():
+            along = over.weigh(chunk, device_side.SLOPES.value, shift_G, over.weight_KG, sign_G, own_slope_G)
+            over.gradient(chunk, along, grad_KD)
+            yield chunk.begin, chunk.begin + chunk.size, grad_KD[: chunk.size]
+
+    def _pass(self, logits: Logits, slopes: Slopes | None = None) -> Pass:
+        unit_GD, centre_LD = logits.unit_GD, logits.centre_LD
+        if unit_GD.dtype != torch.float32:
+            raise ValueError(
+                f"features are {unit_GD.dtype}; Triton's kernel computes in float32: use impl 'plain'"
+            )
+        if unit_GD.device.type != "cuda" and not device_side.INTERPRETED.value:
+            raise ValueError(
+                f"features are on {unit_GD.device}; Triton's kernel needs a CUDA device: use impl 'cpu' or 'plain'"
+            )
+        if centre_LD.device != unit_GD.device or centre_LD.stride(1) != 1:
+            raise ValueError(
+                f"centres are on {centre_LD.device} with strides {centre_LD.stride()}, features on {unit_GD.device}; "
+                "expected the same device and rows without gaps"
+            )
+        return Pass(logits, slopes, self.operands, self.tiles or tiles_for(unit_GD.device, self.operands))
+
+    @staticmethod
+    def _shift(over: Pass) -> Tensor:
+        """What is subtracted from the logits of each row, padded: depends on bounds where they allow it, else on the
+        row's largest logit, which takes a pass of its own."""
+        negatives, bias_S = over.logits.negatives, over.logits.bias_S
+        bound = over.logits.scale
+        if negatives.hard_G is not None:
+            bound *= 1.0 + abs(negatives.hard_t)
+        if bias_S is not None and len(bias_S):
+            bound += float(bias_S.abs().max())
+        if bound <= LARGEST_LOGIT_WITH_FIXED_SHIFT:
+            return torch.full_like(over.zero_G, max(0.0, bound - TOP_EXPONENT))
+        most_G = torch.full_like(over.zero_G, -torch.inf)
+        for chunk in over.chunks():
+            by_tile = over.weigh(chunk, device_side.MOST.value, over.zero_G)
+            most_G = torch.maximum(most_G, by_tile.amax(dim=0))
+        return torch.where(most_G == -torch.inf, 0.0, most_G - TOP_EXPONENT)

@@ -1,0 +1,262 @@
+"""Device side of triton.py: what one chunk of K places of row_S costs, on tiles of (places, features).
+
+Letters: G features, padded to tiles; K places of a chunk, numbered from 0; `begin` is the first one's number in row_S.
+Padded features are 0; places past the end have inverse length 0, so their cosines are 0 and what is left out is said
+by masks. Products have operands of x_GD's dtype and fp32 sums; everything between two products is fp32.
+"""
+
+import triton
+import triton.language as tl
+
+# The interpreter multiplies the bits of bf16 numbers instead of the numbers, and cuts where a GPU rounds.
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+SMALLEST = tl.constexpr(2.0**-126)
+
+# What `weigh` finds.
+MOST = tl.constexpr(0)
+SUMS = tl.constexpr(1)
+SLOPES = tl.constexpr(2)
+
+
+@triton.jit
+def _narrow(x, dtype: tl.constexpr):
+    """fp32 -> the dtype of the products' operands, to nearest even."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        x = bits.to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
+
+@triton.jit
+def _dot(a, b, total):
+    if INTERPRETED:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, total, input_precision="ieee")
+
+
+@triton.jit
+def _rows(row_ptr, place_K, K):
+    """Rows of the centres at these places; past the end, that of the last place."""
+    place_K = tl.minimum(place_K, K - 1)
+    if row_ptr is None:
+        return place_K.to(tl.int64)
+    else:
+        return tl.load(row_ptr + place_K)
+
+
+@triton.jit
+def _centres(centre_ptr, row_K, stride, d, D: tl.constexpr, D_PAD: tl.constexpr):
+    """(places, d) of the centres as they are stored; 0 past their width."""
+    at = centre_ptr + row_K[:, None] * stride + d[None, :]
+    if D == D_PAD:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=d[None, :] < D, other=0.0)
+
+
+@triton.jit
+def _operand(stored, dtype: tl.constexpr):
+    if stored.dtype == dtype:
+        return stored
+    else:
+        return _narrow(stored.to(tl.float32), dtype)
+
+
+@triton.jit
+def _cosines(
+    centre_ptr, row_K, stride, inverse_K, x_ptr, g, D: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """(BLOCK_K, BLOCK_G)"""
+    total = tl.zeros((BLOCK_K, BLOCK_G), dtype=tl.float32)
+    for first in range(0, D_PAD, DEPTH):
+        d = first + tl.arange(0, DEPTH)
+        centre = _centres(centre_ptr, row_K, stride, d, D, D_PAD)
+        x = tl.load(x_ptr + g[None, :] * D_PAD + d[:, None])
+        total = _dot(_operand(centre, x.dtype), x, total)
+    return total * inverse_K[:, None]
+
+
+@triton.jit(do_not_specialize=["K"])
+def inverse_lengths(
+    centre_ptr, row_ptr, stride, all_ptr, inverse_ptr, along_all_ptr, K,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """1 / length of each centre, 0 past the end and where its square is 0 or below the normal numbers, without digits.
+    With all_D, also (unit centre . all_D)."""
+    place = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
+    row = _rows(row_ptr, place, K)
+    square = tl.zeros((BLOCK_K,), dtype=tl.float32)
+    along = tl.zeros((BLOCK_K,), dtype=tl.float32)
+    for first in range(0, D_PAD, BLOCK_D):
+        d = first + tl.arange(0, BLOCK_D)
+        centre = _centres(centre_ptr, row, stride, d, D, D_PAD).to(tl.float32)
+        square += tl.sum(centre * centre, axis=1)
+        if all_ptr is not None:
+            along += tl.sum(centre * tl.load(all_ptr + d)[None, :], axis=1)
+    there = (square >= SMALLEST) & (place < K)
+    inverse = tl.where(there, 1.0 / tl.sqrt(tl.where(there, square, 1.0)), 0.0)
+    tl.store(inverse_ptr + place, inverse)
+    if all_ptr is not None:
+        tl.store(along_all_ptr + place, along * inverse)
+
+
+@triton.jit(do_not_specialize=["K"])
+def total_units(
+    centre_ptr, row_ptr, stride, inverse_ptr, total_ptr, K, share,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Each program adds the unit centres of `share` places to its own row of total_ptr."""
+    program = tl.program_id(0)
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    at = total_ptr + program * D_PAD + d
+    total = tl.load(at)
+    for first in range(0, share, BLOCK_K):
+        place = program * share + first + tl.arange(0, BLOCK_K)
+        inverse = tl.load(inverse_ptr + place, mask=place < K, other=0.0)
+        centre = _centres(centre_ptr, _rows(row_ptr, place, K), stride, d, D, D_PAD)
+        total += tl.sum(centre.to(tl.float32) * inverse[:, None], axis=0)
+    tl.store(at, total)
+
+
+@triton.jit(do_not_specialize=["K"])
+def nearest_sub_centres(
+    centre_ptr, row_ptr, stride, inverse_ptr, x_ptr, nearest_ptr, K, G_PAD,
+    SUB_CENTRES: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """nearest (classes, G), int8: which of its sub-centres is nearest to the feature; the first of equals."""
+    num_g = G_PAD // BLOCK_G
+    g = tl.program_id(0) % num_g * BLOCK_G + tl.arange(0, BLOCK_G)
+    class_K = tl.program_id(0) // num_g * BLOCK_K + tl.arange(0, BLOCK_K)
+    most = tl.full((BLOCK_K, BLOCK_G), float("-inf"), dtype=tl.float32)
+    nearest = tl.zeros((BLOCK_K, BLOCK_G), dtype=tl.int8)
+    for sub in range(SUB_CENTRES):
+        place = class_K * SUB_CENTRES + sub
+        inverse = tl.load(inverse_ptr + place, mask=place < K, other=0.0)
+        row = _rows(row_ptr, place, K)
+        cos = _cosines(centre_ptr, row, stride, inverse, x_ptr, g, D, D_PAD, BLOCK_K, BLOCK_G, DEPTH)
+        nearest = tl.where(cos > most, sub, nearest).to(tl.int8)
+        most = tl.maximum(most, cos)
+    tl.store(nearest_ptr + class_K[:, None] * G_PAD + g[None, :], nearest)
+
+
+@triton.jit(do_not_specialize=["K", "begin"])
+def weigh(
+    centre_ptr, row_ptr, stride, inverse_ptr, nearest_ptr, bias_ptr,
+    x_ptr, own_class_ptr, shift_ptr, hard_ptr, own_ptr, sign_ptr, own_slope_ptr,
+    weight_ptr, by_feature_ptr, along_ptr,
+    K, begin, G_PAD, scale, hard_t, filter_above,
+    WHAT: tl.constexpr, FILTERED: tl.constexpr, SUB_CENTRES: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """The logits of a tile, and what is left of them:
+
+    MOST    by_feature (tiles of places, G): the largest logit - shift.
+    SUMS    by_feature: the sum of e = exp(logit - shift); weight (K, G), if given: e * f' / length, what the stored
+            centre weighs in the feature's pull.
+    SLOPES  weight: the slope of the cosine, own ones too; along (tiles of features, K): sum over features of
+            weight * cos, the part of the unit centre's gradient along the centre. It is the very weight that is
+            stored, rounded: then exactly that part comes off.
+    """
+    num_g = G_PAD // BLOCK_G
+    tile_g = (
+        tl.program_id(0) % num_g
+    )  # programs that run together share their centres: these come from memory once
+    tile_k = tl.program_id(0) // num_g
+    g = tile_g * BLOCK_G + tl.arange(0, BLOCK_G)
+    place = tile_k * BLOCK_K + tl.arange(0, BLOCK_K)
+    inside = place < K
+    inverse = tl.load(inverse_ptr + place)
+    row = _rows(row_ptr, place, K)
+    cos = _cosines(centre_ptr, row, stride, inverse, x_ptr, g, D, D_PAD, BLOCK_K, BLOCK_G, DEPTH)
+
+    value = cos
+    if hard_ptr is not None:
+        hard = cos > tl.load(hard_ptr + g)[None, :]
+        value = tl.where(hard, cos * (hard_t + cos), cos)
+    logit = value * scale - tl.load(shift_ptr + g)[None, :]
+    if bias_ptr is not None:
+        logit += tl.load(bias_ptr + place, mask=inside, other=0.0)[:, None]
+    own_class = tl.load(own_class_ptr + g)
+    left_out = ((place + begin) // SUB_CENTRES)[:, None] == own_class[None, :]
+    left_out |= (~inside)[:, None]
+    if FILTERED:
+        left_out |= cos > filter_above
+    if nearest_ptr is not None:
+        at = nearest_ptr + (place // SUB_CENTRES)[:, None] * G_PAD + g[None, :]
+        left_out |= tl.load(at) != (place % SUB_CENTRES)[:, None]
+    logit = tl.where(left_out, float("-inf"), logit)
+
+    if WHAT == MOST:
+        tl.store(by_feature_ptr + tile_k * G_PAD + g, tl.max(logit, axis=0))
+    else:
+        weight = tl.exp(logit)
+        if WHAT == SUMS:
+            tl.store(by_feature_ptr + tile_k * G_PAD + g, tl.sum(weight, axis=0))
+            weight *= inverse[:, None]
+        else:
+            weight *= tl.load(sign_ptr + g)[None, :]
+        if hard_ptr is not None:
+            weight *= tl.where(hard, hard_t + 2.0 * cos, 1.0)
+        if WHAT == SLOPES:
+            own = ((place + begin)[:, None] == tl.load(own_ptr + g)[None, :]) & inside[:, None]
+            weight = tl.where(own, tl.load(own_slope_ptr + g)[None, :], weight)
+        if weight_ptr is not None:
+            stored = _narrow(weight, weight_ptr.dtype.element_ty)
+            tl.store(weight_ptr + place[:, None] * G_PAD + g[None, :], stored)
+            if WHAT == SLOPES:
+                along = tl.sum(stored.to(tl.float32) * cos, axis=1)
+                tl.store(along_ptr + tile_g * (tl.num_programs(0) // num_g * BLOCK_K) + place, along)
+
+
+@triton.jit(do_not_specialize=["K", "share"])
+def pull(
+    weight_ptr, centre_ptr, row_ptr, stride, pull_ptr, K, share, G_PAD,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Adds weight^T @ centres of `share` places to this split's own (G, D): no two programs write to the same
+    number, so the result repeats."""
+    num_d = D_PAD // BLOCK_D
+    g = tl.program_id(0) // num_d * BLOCK_G + tl.arange(0, BLOCK_G)
+    d = tl.program_id(0) % num_d * BLOCK_D + tl.arange(0, BLOCK_D)
+    split = tl.program_id(1)
+    total = tl.zeros((BLOCK_G, BLOCK_D), dtype=tl.float32)
+    end = tl.minimum((split + 1) * share, K)
+    for first in range(split * share, end, DEPTH):
+        place = first + tl.arange(0, DEPTH)
+        weight = tl.load(weight_ptr + place[:, None] * G_PAD + g[None, :])
+        centre = _centres(centre_ptr, _rows(row_ptr, place, K), stride, d, D, D_PAD)
+        total = _dot(tl.trans(weight), _operand(centre, weight.dtype), total)
+    at = pull_ptr + (split * G_PAD + g)[:, None].to(tl.int64) * D_PAD + d[None, :]
+    tl.store(at, tl.load(at) + total)
+
+
+@triton.jit(do_not_specialize=["K"])
+def centre_gradient(
+    weight_ptr, x_ptr, centre_ptr, row_ptr, stride, inverse_ptr, along_ptr, all_ptr, along_all_ptr, grad_ptr,
+    K, K_PAD, G_PAD, num_along,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """grad (K, D) of the centres as they are stored: (weight @ x + all_D - along * unit centre) / length."""
+    num_d = D_PAD // BLOCK_D
+    place = tl.program_id(0) // num_d * BLOCK_K + tl.arange(0, BLOCK_K)
+    d = tl.program_id(0) % num_d * BLOCK_D + tl.arange(0, BLOCK_D)
+    total = tl.zeros((BLOCK_K, BLOCK_D), dtype=tl.float32)
+    for first in range(0, G_PAD, DEPTH):
+        g = first + tl.arange(0, DEPTH)
+        weight = tl.load(weight_ptr + place[:, None] * G_PAD + g[None, :])
+        total = _dot(weight, tl.load(x_ptr + g[:, None] * D_PAD + d[None, :]), total)
+    inverse = tl.load(inverse_ptr + place)
+    along = tl.zeros((BLOCK_K,), dtype=tl.float32)
+    for tile in range(num_along):
+        along += tl.load(along_ptr + tile * K_PAD + place)
+    if all_ptr is not None:
+        total += tl.load(all_ptr + d)[None, :]
+        along += tl.load(along_all_ptr + place)
+    centre = _centres(centre_ptr, _rows(row_ptr, place, K), stride, d, D, D_PAD).to(tl.float32)
+    grad = (total - centre * (along * inverse)[:, None]) * inverse[:, None]
+    tl.store(grad_ptr + place[:, None] * D + d[None, :], grad, mask=(place < K)[:, None] & (d < D)[None, :])

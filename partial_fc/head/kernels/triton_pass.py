@@ -1,0 +1,253 @@
+"""Host side of triton_kernels.py: one pass over the centres, with its tile sizes, buffers and launches."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import triton
+from partial_fc.head.kernels import Logits, Slopes
+from partial_fc.head.kernels import triton_kernels as device_side
+
+CHUNK_ROWS = 1 << 16
+CHUNK_BYTES = 1 << 28  # of a chunk's exponentials, and of its gradients: each is at most this large
+ROW_BLOCK = 16  # centres at a time where nothing is multiplied
+NUM_TOTALS = 256  # partial sums of unit centres
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A program forms (rows, columns) of a product, `depth` of the summed dimension at a time. Powers of 2 from 16."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+    @property
+    def launch(self) -> dict[str, int]:
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+    def within(self, rows: int, columns: int, depth: int) -> "Tile":
+        """No larger than a product of this size needs."""
+        return replace(
+            self,
+            rows=min(self.rows, _power_of_2(rows)),
+            columns=min(self.columns, _power_of_2(columns)),
+            depth=min(self.depth, _power_of_2(depth)),
+        )
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """By product; what its rows and columns are."""
+
+    logits: Tile  # (places, features)
+    pull: Tile  # (features, width)
+    gradient: Tile  # (places, width)
+
+
+# Chosen by arithmetic, from registers and shared memory; their speed has not been measured. fp32 products run outside
+# of the tensor cores, and their tiles are twice the bytes.
+HOPPER = Tiles(Tile(128, 256, 64, 8, 3), Tile(128, 256, 64, 8, 3), Tile(128, 256, 64, 8, 3))
+AMPERE = Tiles(Tile(128, 128, 32, 8, 3), Tile(128, 128, 32, 8, 3), Tile(128, 128, 32, 8, 3))
+FP32 = Tiles(Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2))
+INTERPRETER = Tiles(Tile(64, 32, 64, 1, 1), Tile(32, 64, 32, 1, 1), Tile(64, 64, 32, 1, 1))
+
+
+def tiles_for(device: torch.device, operands: torch.dtype) -> Tiles:
+    if device_side.INTERPRETED.value:
+        return INTERPRETER
+    if operands == torch.float32:
+        return FP32
+    return HOPPER if torch.cuda.get_device_capability(device)[0] == 9 else AMPERE
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Places begin to begin + size of row_S, and what is known of each."""
+
+    begin: int
+    size: int
+    centre: Tensor
+    row: Tensor | None
+    bias: Tensor | None
+    inverse_K: Tensor  # 1 / length, 0 past the end
+    along_all_K: Tensor | None  # unit centre . all_D
+
+    @property
+    def centres(self) -> tuple[Tensor, Tensor | None, int]:
+        return self.centre, self.row, self.centre.stride(0)
+
+
+class Pass:
+    """G and D are padded to whole tiles, and so is K, a chunk's number of places, in everything that a GPU sees.
+
+    Memory, whatever the number of classes: weight_KG (at most CHUNK_BYTES), 4 bytes of partial sums for each tile of a
+    chunk and each feature, and `splits`' copies of (G, D) in fp32.
+    """
+
+    def __init__(self, logits: Logits, slopes: Slopes | None, operands: torch.dtype, tiles: Tiles):
+        self.logits = logits
+        self.num_rows, self.width = logits.unit_GD.shape
+        logits_tile = tiles.logits.within(logits.num_sampled, self.num_rows, self.width)
+        pull_tile = tiles.pull.within(self.num_rows, self.width, logits.num_sampled)
+        gradient_tile = tiles.gradient.within(logits.num_sampled, self.width, self.num_rows)
+        self.tiles = Tiles(logits_tile, pull_tile, gradient_tile)
+        self.padded_rows = _whole(
+            self.num_rows, max(logits_tile.columns, pull_tile.rows, gradient_tile.depth)
+        )
+        self.padded_width = _whole(
+            self.width, max(logits_tile.depth, pull_tile.columns, gradient_tile.columns)
+        )
+        more_D, more_G = self.padded_width - self.width, self.padded_rows - self.num_rows
+        self.x_GD = F.pad(logits.unit_GD.to(operands), (0, more_D, 0, more_G))
+        self.zero_G = logits.unit_GD.new_zeros(self.padded_rows)
+        self.own_G = self.pad_G(logits.own_G, -1)
+        own_class_G = torch.div(logits.own_G, logits.sub_centres, rounding_mode="floor")
+        self.own_class_G = self.pad_G(own_class_G, -1)
+        hard_G = logits.negatives.hard_G
+        self.hard_G = None if hard_G is None else self.pad_G(hard_G, torch.inf)
+        self.all_D = None
+        if slopes is not None and slopes.all_D is not None:
+            self.all_D = F.pad(slopes.all_D.float(), (0, more_D))
+
+        most = min(
+            CHUNK_ROWS,
+            CHUNK_BYTES // max(1, self.padded_rows * operands.itemsize),
+            CHUNK_BYTES // (self.width * 4),
+        )
+        whole_classes = math.lcm(
+            logits.sub_centres, 16
+        )  # and 16 places, so that pieces of row_S stay aligned
+        self.chunk_rows = min(max(1, logits.num_sampled), max(whole_classes, most - most % whole_classes))
+        self.padded_chunk = _whole(
+            self.chunk_rows, max(logits_tile.rows, pull_tile.depth, gradient_tile.rows)
+        )
+        self.weight_KG = self.x_GD.new_empty(self.padded_chunk, self.padded_rows)
+        self.widths = {"D": self.width, "D_PAD": self.padded_width}
+
+    def pad_G(self, x_G: Tensor, value: float) -> Tensor:
+        """(G,) -> padded with value; integers as int32, everything else as float32."""
+        dtype = torch.float32 if x_G.is_floating_point() else torch.int32
+        return F.pad(x_G.to(dtype), (0, self.padded_rows - len(x_G)), value=value)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Of whole classes, ascending."""
+        for begin in range(0, self.logits.num_sampled, self.chunk_rows):
+            yield self._chunk(begin, min(begin + self.chunk_rows, self.logits.num_sampled))
+
+    def _chunk(self, begin: int, end: int) -> Chunk:
+        centre, row, bias = self.logits.centre_LD, self.logits.row_S, self.logits.bias_S
+        chunk = Chunk(
+            begin,
+            end - begin,
+            centre[begin:end] if row is None else centre,
+            None if row is None else row[begin:end],
+            None if bias is None else bias[begin:end],
+            self.zero_G.new_empty(self.padded_chunk),
+            None if self.all_D is None else self.zero_G.new_empty(self.padded_chunk),
+        )
+        device_side.inverse_lengths[(self.padded_chunk // ROW_BLOCK,)](
+            *chunk.centres, self.all_D, chunk.inverse_K, chunk.along_all_K, chunk.size,
+            **self.widths, BLOCK_K=ROW_BLOCK, BLOCK_D=self.tiles.gradient.columns,
+        )  # fmt: skip
+        return chunk
+
+    def weigh(
+        self,
+        chunk: Chunk,
+        what: int,
+        shift_G: Tensor,
+        weight_KG: Tensor | None = None,
+        sign_G: Tensor | None = None,
+        own_slope_G: Tensor | None = None,
+    ) -> Tensor:
+        """Fills weight_KG; returns what `weigh` of triton_kernels.py calls by_feature or, for SLOPES, along."""
+        tile, negatives = self.tiles.logits, self.logits.negatives
+        num_k, num_g = self.padded_chunk // tile.rows, self.padded_rows // tile.columns
+        by_feature = along = None
+        if what == device_side.SLOPES:
+            found = along = self.zero_G.new_empty(num_g, self.padded_chunk)
+        else:
+            found = by_feature = self.zero_G.new_empty(num_k, self.padded_rows)
+        device_side.weigh[(num_k * num_g,)](
+            *chunk.centres, chunk.inverse_K, self._nearest(chunk), chunk.bias,
+            self.x_GD, self.own_class_G, shift_G, self.hard_G, self.own_G, sign_G, own_slope_G,
+            weight_KG, by_feature, along,
+            chunk.size, chunk.begin, self.padded_rows, float(self.logits.scale),
+            float(negatives.hard_t), float(negatives.filter_above or 0.0),
+            WHAT=what, FILTERED=negatives.filter_above is not None, SUB_CENTRES=self.logits.sub_centres,
+            **self.widths, BLOCK_K=tile.rows, BLOCK_G=tile.columns, DEPTH=tile.depth, **tile.launch,
+        )  # fmt: skip
+        return found
+
+    def _nearest(self, chunk: Chunk) -> Tensor | None:
+        """(classes of the chunk, G), int8: the nearest of each class's sub-centres; None where there is but one."""
+        if self.logits.sub_centres == 1:
+            return None
+        tile = self.tiles.logits
+        num_k = triton.cdiv(triton.cdiv(self.padded_chunk, self.logits.sub_centres), tile.rows)
+        nearest = self.x_GD.new_empty(num_k * tile.rows, self.padded_rows, dtype=torch.int8)
+        device_side.nearest_sub_centres[(num_k * (self.padded_rows // tile.columns),)](
+            *chunk.centres, chunk.inverse_K, self.x_GD, nearest, chunk.size, self.padded_rows,
+            SUB_CENTRES=self.logits.sub_centres,
+            **self.widths, BLOCK_K=tile.rows, BLOCK_G=tile.columns, DEPTH=tile.depth, **tile.launch,
+        )  # fmt: skip
+        return nearest
+
+    def new_splits(self) -> Tensor:
+        """(splits, G, D), fp32, 0: as many as keep all multiprocessors busy, each with its share of a chunk."""
+        tile = self.tiles.pull
+        programs = self.padded_rows // tile.rows * (self.padded_width // tile.columns)
+        processors = 4
+        if self.x_GD.is_cuda:
+            processors = torch.cuda.get_device_properties(self.x_GD.device).multi_processor_count
+        splits = max(1, min(processors // programs, self.padded_chunk // tile.depth))
+        return self.zero_G.new_zeros(splits, self.padded_rows, self.padded_width)
+
+    def pull(self, chunk: Chunk, splits: Tensor) -> None:
+        """Adds weight_KG^T @ centres, as they are stored."""
+        tile = self.tiles.pull
+        programs = self.padded_rows // tile.rows * (self.padded_width // tile.columns)
+        share = _whole(triton.cdiv(chunk.size, len(splits)), tile.depth)
+        device_side.pull[(programs, len(splits))](
+            self.weight_KG, *chunk.centres, splits, chunk.size, share, self.padded_rows,
+            **self.widths, BLOCK_G=tile.rows, BLOCK_D=tile.columns, DEPTH=tile.depth, **tile.launch,
+        )  # fmt: skip
+
+    def new_totals(self) -> Tensor:
+        return self.zero_G.new_zeros(NUM_TOTALS, self.padded_width)
+
+    def total(self, chunk: Chunk, totals: Tensor) -> None:
+        """Adds the unit centres, in NUM_TOTALS shares."""
+        block_D = self.tiles.gradient.columns
+        share = _whole(triton.cdiv(chunk.size, NUM_TOTALS), ROW_BLOCK)
+        device_side.total_units[(NUM_TOTALS, self.padded_width // block_D)](
+            *chunk.centres, chunk.inverse_K, totals, chunk.size, share,
+            **self.widths, BLOCK_K=ROW_BLOCK, BLOCK_D=block_D,
+        )  # fmt: skip
+
+    def gradient(self, chunk: Chunk, along: Tensor, grad_KD: Tensor) -> None:
+        """Fills grad_KD's first rows from weight_KG and along."""
+        tile = self.tiles.gradient
+        programs = self.padded_chunk // tile.rows * (self.padded_width // tile.columns)
+        device_side.centre_gradient[(programs,)](
+            self.weight_KG, self.x_GD, *chunk.centres, chunk.inverse_K, along, self.all_D, chunk.along_all_K,
+            grad_KD, chunk.size, self.padded_chunk, self.padded_rows, len(along),
+            **self.widths, BLOCK_K=tile.rows, BLOCK_D=tile.columns, DEPTH=tile.depth, **tile.launch,
+        )  # fmt: skip
+
+
+def _power_of_2(size: int) -> int:
+    """The smallest power of 2 that is not less than size, and at least 16, what a product needs."""
+    return max(16, triton.next_power_of_2(size))
+
+
+def _whole(size: int, block: int) -> int:
+    """Whole blocks, at least one."""
+    return max(1, triton.cdiv(size, block)) * block
