@@ -195,6 +195,7 @@ _RENAMED: dict[str, tuple[str, type]] = {
 # Same meaning, other spelling of the value (see `_converted`): arcface_torch's name -> type of the value.
 _CONVERTED: dict[str, type | tuple[type, ...]] = {
     "margin_list": (list, tuple),
+    "interclass_filtering_threshold": (int, float),
     "rec": str,
     "resume": bool,
     "output": (str, type(None)),
@@ -205,7 +206,6 @@ _CONVERTED: dict[str, type | tuple[type, ...]] = {
 
 # Would change what is learned, and is not there: key -> (the value that asks for nothing, remedy).
 _REFUSED = {
-    "interclass_filtering_threshold": (0, "the filter for noisy classes is not implemented; set it to 0"),
     "gradient_acc": (
         1,
         "gradients are not accumulated; set it to 1 and use a larger batch_size or more processes",
@@ -278,6 +278,13 @@ def _converted(key: str, value: Any, notes: list[str]) -> dict[str, Any]:
     match key:
         case "margin_list":
             return _margins(value, notes)
+        case "interclass_filtering_threshold":
+            if value:
+                notes.append(
+                    f"config.{key} = {value}: a class above it is left out of the row's softmax here; "
+                    "arcface_torch keeps it, with the cosine 0"
+                )
+            return {key: float(value)}
         case "rec":
             return {"dataset": "synthetic"} if value == "synthetic" else {"rec": value}
         case "resume":

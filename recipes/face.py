@@ -25,6 +25,9 @@ from partial_fc.data import Loader, Source, Synthetic, open_source
 from partial_fc.data.augment import glyph, mirror
 from partial_fc.evaluate import Verification
 from partial_fc.head import ArcFace, CombinedMargin, CosFace, Margin, PartialFC, Softmax
+from partial_fc.head.hard_negatives import HardNegatives
+from partial_fc.head.margin import SphereFace
+from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
 from partial_fc.optim import backbone as backbone_optimizer
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
 from partial_fc.optim.rows import RowAdamW, RowOptimizer, RowSGD
@@ -81,6 +84,11 @@ def main(arguments: list[str]) -> None:
         _row_optimizer(config),
         device,
         dtype,
+        interclass_filtering_threshold=config.interclass_filtering_threshold or None,
+        sub_centres=config.sub_centres,
+        label_smoothing=config.label_smoothing,
+        sampling_correction=config.sampling_correction,
+        hard_negatives=_hard_negatives(config, num_classes, device),
     )
     optimizer = backbone_optimizer.build(config.optimizer, backbone, config.momentum, config.weight_decay)
     logger.info(
@@ -210,7 +218,19 @@ def _margin(config: Config) -> Margin:
         return CosFace(config.scale)
     if config.loss == "softmax":
         return Softmax(config.scale)
+    if config.loss == "sphereface":
+        return SphereFace(config.scale)
+    if config.loss == "adaface":
+        return AdaFace(config.scale)
+    if config.loss == "curricularface":
+        return CurricularFace(config.scale)
     return ArcFace(config.scale, straight_through=config.loss == "arcface-straight-through")
+
+
+def _hard_negatives(config: Config, num_classes: int, device: torch.device) -> HardNegatives | None:
+    if not config.hard_negatives:
+        return None
+    return HardNegatives(num_classes, config.hard_negatives, config.hard_negatives_every, device=device)
 
 
 def _row_optimizer(config: Config) -> RowOptimizer:

@@ -56,14 +56,40 @@ class Config:
     """Start from the backbone in this file of arcface_torch (model.pt)."""
 
     # ---- loss
-    loss: Literal["cosface", "arcface", "arcface-straight-through", "combined", "softmax"] = "cosface"
-    """arcface-straight-through: the margin without its slope, as arcface_torch has it. combined: see --margins."""
+    loss: Literal[
+        "cosface",
+        "arcface",
+        "arcface-straight-through",
+        "combined",
+        "softmax",
+        "sphereface",
+        "adaface",
+        "curricularface",
+    ] = "cosface"
+    """arcface-straight-through: the margin without its slope, as arcface_torch has it. combined: see --margins.
+    sphereface, adaface, curricularface: with the margins that were published with them."""
     scale: float = 64.0
     """What cosines are multiplied by."""
     margins: tuple[float, float, float] | None = None
     """For `combined`: m1 m2 m3 of cos(m1 * angle + m2) - m3. (arcface is 1 0.5 0, cosface 1 0 0.4.)"""
+    sub_centres: int = 1
+    """Centres of each class; the nearest counts. More than one make room for classes with wrong images among theirs."""
+    interclass_filtering_threshold: float = 0.0
+    """A class that is not an image's own and has a larger cosine than this is left out of that image's softmax: it may
+    be the same person under another number. 0: none is."""
+    label_smoothing: float = 0.0
+    """Share of the target that is spread evenly over the classes that take part."""
     sample_rate: float = 1.0
     """Share of all class centres that are negatives in a step, 0 < rate <= 1. Worth it from millions of classes on."""
+    sampling_correction: bool = False
+    """Divides the sampled negatives' part of the softmax by the sample rate: the loss then estimates that over all
+    classes."""
+    hard_negatives: int = 0
+    """Besides the sampled negatives, of each process: so many of its centres, the nearest known ones, for each class
+    of the batch."""
+    hard_negatives_every: int = 10
+    """Steps from one search for nearer centres, among those that take part, to the next. One takes about a third of
+    the arithmetic of the head's step."""
 
     # ---- optimisation
     batch_size: int = 64
@@ -152,12 +178,44 @@ class Config:
             raise ValueError(
                 f"--margins go with --loss combined; --loss {self.loss} has its own: add --margins None"
             )
+        self._check_head()
         if self.augment == "glyph" and self.mirror:
             raise ValueError(
                 "--augment glyph with --mirror: a mirrored character is another one; add --no-mirror"
             )
         if self.batch_size == 1 and not self.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
+
+    def _check_head(self) -> None:
+        """The head refuses the same pairs; here they are named as flags, before anything is read."""
+        if self.sub_centres < 1 or self.hard_negatives < 0 or self.hard_negatives_every < 1:
+            raise ValueError(
+                f"--sub-centres {self.sub_centres}, --hard-negatives {self.hard_negatives}, --hard-negatives-every "
+                f"{self.hard_negatives_every}; expected at least 1, 0 and 1"
+            )
+        for name in ("interclass_filtering_threshold", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is {getattr(self, name)}; expected from 0 (none) to below 1"
+                )
+        if self.label_smoothing:
+            for flag, used in {
+                "--interclass-filtering-threshold": self.interclass_filtering_threshold > 0,
+                "--sub-centres": self.sub_centres > 1,
+                "--sampling-correction": self.sampling_correction,
+                "--loss curricularface": self.loss == "curricularface",
+            }.items():
+                if used:
+                    raise ValueError(
+                        f"--label-smoothing with {flag}: which classes share the smoothed part, and with which logits, "
+                        "is not defined there; leave one of the two out"
+                    )
+        for name in ("sampling_correction", "hard_negatives"):
+            if getattr(self, name) and self.sample_rate == 1.0:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} without sampling: every class takes part in every step; leave it out, "
+                    "or give a --sample-rate below 1"
+                )
 
     @property
     def synthetic(self) -> bool:

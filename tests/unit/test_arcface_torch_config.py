@@ -260,7 +260,6 @@ def test_error_of_a_value_names_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "harmless"),
     [
-        ("interclass_filtering_threshold", 0.4, 0),
         ("gradient_acc", 12, 1),
         ("dali_aug", True, False),
     ],
@@ -286,11 +285,21 @@ def test_what_would_change_the_result_is_refused(key, value, harmless):
         ("margin_list", (1.0, 0.5)),
         ("margin_list", (1.0, "0.5", 0.0)),
         ("warmup_epoch", 0.5),
+        ("interclass_filtering_threshold", True),
     ],
 )
 def test_wrong_types(key, value):
     with pytest.raises(ValueError, match=rf"config\.{key} = .*expected"):
         translate({key: value})
+
+
+def test_the_filter_keeps_its_threshold_and_says_what_is_different():
+    flags, notes = translate({"interclass_filtering_threshold": 0.4})
+    assert flags["interclass_filtering_threshold"] == 0.4
+    assert "left out" in notes[0]
+    flags, notes = translate({"interclass_filtering_threshold": 0})
+    assert flags["interclass_filtering_threshold"] == 0.0
+    assert notes == []
 
 
 def test_other_margins_keep_their_values():

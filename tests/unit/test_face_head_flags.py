@@ -1,0 +1,95 @@
+"""Flags of recipe `face` that shape the head: what they make, and which pairs are refused before anything is read."""
+
+import pytest
+import torch
+
+from partial_fc.head.margin import CombinedMargin, SphereFace
+from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
+from recipes.face import _hard_negatives, _margin
+from recipes.face_config import Config, parse
+
+
+def config(flags: str) -> Config:
+    return parse(["--dataset", "synthetic", "--num-classes", "50", *flags.split()])[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "margin"),
+    [
+        ("", CombinedMargin(64.0, m3=0.4)),
+        ("--loss arcface --scale 32", CombinedMargin(32.0, m2=0.5)),
+        ("--loss softmax", CombinedMargin(64.0)),
+        ("--loss combined --margins 1.2 0.1 0.2", CombinedMargin(64.0, 1.2, 0.1, 0.2)),
+        ("--loss sphereface --scale 30", SphereFace(30.0)),
+        ("--loss adaface", AdaFace(64.0, m=0.4, h=0.333)),
+        ("--loss curricularface", CurricularFace(64.0, m=0.5)),
+    ],
+)
+def test_every_loss_has_its_margin(flags, margin):
+    assert _margin(config(flags)) == margin
+
+
+def test_hard_negatives_are_off_unless_asked_for():
+    device = torch.device("cpu")
+    assert _hard_negatives(config(""), 50, device) is None
+    lists = _hard_negatives(
+        config("--hard-negatives 3 --hard-negatives-every 7 --sample-rate 0.5"), 50, device
+    )
+    assert (lists.k, lists.every) == (3, 7)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--label-smoothing 0.1 --interclass-filtering-threshold 0.4", "--label-smoothing with --interclass"),
+        ("--label-smoothing 0.1 --sub-centres 2", "--label-smoothing with --sub-centres"),
+        ("--label-smoothing 0.1 --loss curricularface", "--label-smoothing with --loss curricularface"),
+        (
+            "--label-smoothing 0.1 --sampling-correction --sample-rate 0.5",
+            "--label-smoothing with --sampling-correction",
+        ),
+        ("--sampling-correction", "--sampling-correction without sampling"),
+        ("--hard-negatives 4", "--hard-negatives without sampling"),
+        ("--hard-negatives 4 --hard-negatives-every 0 --sample-rate 0.5", "expected at least 1, 0 and 1"),
+        ("--sub-centres 0", "expected at least 1, 0 and 1"),
+        ("--label-smoothing 1", "--label-smoothing is 1.0"),
+        ("--interclass-filtering-threshold -0.1", "--interclass-filtering-threshold is -0.1"),
+    ],
+)
+def test_refused_at_the_start_by_the_names_of_the_flags(flags, message, capsys):
+    with pytest.raises(SystemExit):
+        config(flags)
+    printed = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert message in printed
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--label-smoothing 0.1 --sample-rate 0.5 --hard-negatives 2",
+        "--sub-centres 3 --interclass-filtering-threshold 0.4 --loss curricularface --sample-rate 0.5",
+        "--sampling-correction --sample-rate 0.5 --hard-negatives 2 --loss adaface --sub-centres 2",
+    ],
+)
+def test_what_is_not_refused_here_the_head_takes(flags):
+    """The recipe's rules are the head's own."""
+    from partial_fc.head import PartialFC
+
+    wanted = config(flags)
+    head = PartialFC(
+        50,
+        8,
+        _margin(wanted),
+        wanted.sample_rate,
+        interclass_filtering_threshold=wanted.interclass_filtering_threshold or None,
+        sub_centres=wanted.sub_centres,
+        label_smoothing=wanted.label_smoothing,
+        sampling_correction=wanted.sampling_correction,
+        hard_negatives=_hard_negatives(wanted, 50, torch.device("cpu")),
+    )
+    feat = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for _ in range(3):
+        loss = head(feat, torch.arange(4))
+        loss.backward()
+        head.step(0.1)
+        assert torch.isfinite(loss)
