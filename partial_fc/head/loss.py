@@ -45,9 +45,7 @@ class Loss(torch.autograd.Function):
         sums = head.kernel.sums(logits, want_pull=training, want_total=smoothing > 0)
         own_logit_G, own_exp_G = own.spread(own.logit_N.double()), own.spread(own.logit_N.double().exp())
         columns = [sums.denominator_G + own_exp_G, own_logit_G]
-        if (
-            sums.total_D is not None
-        ):  # of all logits, the own ones with their margin; and how many classes there are
+        if sums.total_D is not None:  # label smoothing: the sum of all logits, and how many classes there are
             shift = own.spread(own.logit_N.double() - head.margin.scale * own.cos_N.double())
             columns += [head.margin.scale * (unit_GD @ sums.total_D).double() + shift]
             columns += [torch.full_like(shift, logits.num_sampled)]
@@ -62,6 +60,7 @@ class Loss(torch.autograd.Function):
         head.last_step = {"own_cos": own.cos_N, "denominator": denominator_G, "own_logit": own_logit_G}
 
         if training:
+            head.learn_hard_negatives(batch.label_G, unit_GD, rows, table, row_S)
             ctx.head, ctx.logits, ctx.rows = head, logits, rows
             ctx.slopes = _slopes(head, own, unit_GD, denominator_G, own_logit_G, share)
             grad_unit_GD = _feature_gradient(head, own, sums, ctx.slopes, share)

@@ -201,10 +201,15 @@ class PartialFC:
                     f"label smoothing with {name}: which classes share the smoothed part is not defined there; "
                     "use one of the two"
                 )
-        if self.sampling_correction and self.sampling.rate == 1.0:
-            raise ValueError(
-                "sampling correction with sample rate 1: every class takes part, nothing is to be corrected"
-            )
+        if self.sampling.rate == 1.0:
+            for name, used in (
+                ("sampling correction", self.sampling_correction),
+                ("hard negatives", self.hard_negatives is not None),
+            ):
+                if used:
+                    raise ValueError(
+                        f"{name} with sample rate 1: every class takes part in every step anyway"
+                    )
 
     def centre_gradients(self) -> Iterator[tuple[Tensor | None, int, int, Tensor]]:
         """(row_S, begin, end, gradient) of everything pending; several backwards before a step are added up."""
@@ -216,36 +221,40 @@ class PartialFC:
             rows, total = merge(self.pending, self.kernel)
             yield rows, 0, len(total), total
 
-    def _negative_rows(self, step: int) -> Tensor:
-        """Local rows of the negatives of a step, ascending."""
-        local = self.sampling.negatives(step, self.shard, self.store.device) - self.shard.start
-        return self._rows_of(local)
-
-    def _rows_of(self, local_class: Tensor) -> Tensor:
-        if self.sub_centres == 1:
-            return local_class
-        return (
-            local_class[:, None] * self.sub_centres
-            + torch.arange(self.sub_centres, device=local_class.device)
-        ).flatten()
-
     def rows(self, label_G: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """(local rows that take part in this step, ascending; -log of the probability that they do). None: all; 0."""
         if self.sampling.rate == 1.0:
             return None, None
-        start, stop = self.shard.start, self.shard.stop
-        certain = label_G[(label_G >= start) & (label_G < stop)] - start
+        certain = label_G[(label_G >= self.shard.start) & (label_G < self.shard.stop)]
         if self.hard_negatives is not None:
-            certain = torch.cat((certain, self.hard_negatives.classes(label_G, self.shard) - start))
+            certain = torch.cat((certain, self.hard_negatives.classes(label_G, self.shard)))
         certain = torch.unique(certain)
-        negatives = self.sampling.negatives(self.num_steps, self.shard, label_G.device) - start
-        classes = insert(negatives, certain)
+        class_N = insert(self.sampling.negatives(self.num_steps, self.shard, label_G.device), certain)
         bias_S = None
         if self.sampling_correction:
-            bias = torch.full(classes.shape, -math.log(self.sampling.rate), device=classes.device)
-            bias[torch.searchsorted(classes, certain)] = 0.0
-            bias_S = bias.repeat_interleave(self.sub_centres)
-        return self._rows_of(classes), bias_S
+            bias_N = torch.full(class_N.shape, -math.log(self.sampling.rate), device=class_N.device)
+            bias_N[torch.searchsorted(class_N, certain)] = 0.0
+            bias_S = bias_N.repeat_interleave(self.sub_centres)
+        return self._rows_of(class_N), bias_S
+
+    def learn_hard_negatives(
+        self, label_G: Tensor, unit_GD: Tensor, rows: Tensor | None, table: Tensor, row_S: Tensor | None
+    ) -> None:
+        """What the centres that take part say about which classes are near to the batch's."""
+        if self.hard_negatives is None:
+            return
+        if rows is None:
+            class_N = torch.arange(self.shard.start, self.shard.stop, device=label_G.device)
+        else:
+            class_N = rows[:: self.sub_centres] // self.sub_centres + self.shard.start
+        self.hard_negatives.learn(label_G, unit_GD, table, row_S, class_N, self.num_steps)
+
+    def _rows_of(self, class_N: Tensor) -> Tensor:
+        """Local rows of classes of the shard, whose centres stand together."""
+        first_N = (class_N - self.shard.start) * self.sub_centres
+        if self.sub_centres == 1:
+            return first_N
+        return (first_N[:, None] + torch.arange(self.sub_centres, device=class_N.device)).flatten()
 
 
 def insert(ascending: Tensor, more: Tensor) -> Tensor:

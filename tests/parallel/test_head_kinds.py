@@ -1,0 +1,167 @@
+"""Every kind of head (margin, filter, sub-centres, smoothing, correction, kernel, centres' dtype) against the dense
+reference, sampled and not, on as many ranks as were launched."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from partial_fc.head import ArcFace, CosFace, PartialFC, reference
+from partial_fc.head.centres import Storage
+from partial_fc.head.margin import SphereFace
+from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
+
+D, CLASSES = 24, 101
+
+
+@dataclass
+class Kind:
+    name: str
+    margin: object = field(default_factory=lambda: CosFace(32.0))
+    options: dict = field(default_factory=dict)
+    of_reference: dict = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+KINDS = [
+    Kind("cosface"),
+    Kind("arcface", ArcFace()),
+    Kind("sphereface", SphereFace()),
+    Kind("adaface", AdaFace()),
+    Kind("curricularface", CurricularFace()),
+    Kind("filter", options={"interclass_filtering_threshold": 0.2}, of_reference={"filter_above": 0.2}),
+    Kind("sub-centres", options={"sub_centres": 3}, of_reference={"sub_centres": 3}),
+    Kind("smoothing", options={"label_smoothing": 0.1}, of_reference={"label_smoothing": 0.1}),
+    Kind(
+        "curricularface, filter, sub-centres",
+        CurricularFace(32.0),
+        {"sub_centres": 2, "interclass_filtering_threshold": 0.3},
+        {"sub_centres": 2, "filter_above": 0.3},
+    ),
+]
+# kernel, dtype that is computed in, relative error allowed
+PATHS = [("plain", torch.float64, 1e-11), ("plain", torch.float32, 2e-5), ("cpu", torch.float32, 2e-5)]
+
+
+def batch_of(world, seed: int = 0):
+    """(features and labels of all ranks, the part of this one); the sizes differ."""
+    rows = [5 + rank for rank in range(world.size)]
+    generator = torch.Generator().manual_seed(seed)
+    # Near to each other, so that cosines are large and filters have something to do; of different lengths.
+    feat_GD = torch.randn(sum(rows), D, generator=generator, dtype=torch.float64) * 2 + 1
+    label_G = torch.randint(0, CLASSES, (sum(rows),), generator=generator)
+    return feat_GD, label_G, slice(sum(rows[: world.rank]), sum(rows[: world.rank + 1]))
+
+
+def gathered(world, head):
+    """(all centres, the local rows that took part, their gradient, the classes that took part on all ranks)."""
+    k = head.sub_centres
+    centre = world.all_gather(head.centres.reshape(len(head.shard), -1), name="t/centres")
+    parts = [(rows, grad_KD.clone()) for rows, _, _, grad_KD in head.centre_gradients()]
+    grad_SD = torch.cat([grad for _, grad in parts]) if parts else torch.zeros(0, D, dtype=head.dtype)
+    rows = parts[0][0] if parts else torch.zeros(0, dtype=torch.int64)
+    rows = torch.arange(len(head.shard) * k) if rows is None else rows
+    classes = world.all_gather(rows[::k] // k + head.shard.start, name="t/sampled")
+    return centre.double().view(-1, D), rows, grad_SD, classes
+
+
+def relative_error(ours, exact) -> float:
+    return ((ours.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-3)).item() if len(exact) else 0.0
+
+
+@pytest.mark.parametrize("sample_rate", [1.0, 0.3])
+@pytest.mark.parametrize("path", PATHS, ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_sharded_equals_dense(world, kind, path, sample_rate):
+    impl, dtype, allowed = path
+    head = PartialFC(CLASSES, D, kind.margin, sample_rate, world, 3, dtype=dtype, impl=impl, **kind.options)
+    feat_GD, label_G, part = batch_of(world)
+    feat_BD = feat_GD[part].to(dtype).requires_grad_()
+    loss = head(feat_BD, label_G[part])
+    loss.backward()
+
+    centre_RD, rows, grad_SD, classes = gathered(world, head)
+    centre_RD.requires_grad_()
+    dense_GD = feat_GD.clone().requires_grad_()
+    cos_G = reference.own_cosines(feat_GD, label_G, centre_RD.detach(), head.sub_centres)
+    state = kind.margin.advance(kind.margin.state(), feat_GD.norm(dim=1), cos_G)
+    exact = reference.loss(
+        dense_GD, label_G, centre_RD, kind.margin, classes, state=state, **kind.of_reference
+    )
+    exact.backward()
+    assert abs(loss.item() - exact.item()) < allowed * max(1.0, abs(exact.item()))
+    assert relative_error(feat_BD.grad, dense_GD.grad[part]) < allowed
+    mine = rows + head.shard.start * head.sub_centres
+    assert relative_error(grad_SD, centre_RD.grad[mine]) < allowed
+
+
+@pytest.mark.parametrize("impl", ["plain", "cpu"])
+def test_corrected_for_sampling(world, impl):
+    head = PartialFC(CLASSES, D, CosFace(16.0), 0.2, world, impl=impl, sampling_correction=True)
+    feat_GD, label_G, part = batch_of(world)
+    feat_BD = feat_GD[part].float().requires_grad_()
+    loss = head(feat_BD, label_G[part])
+    loss.backward()
+    centre_RD, rows, grad_SD, classes = gathered(world, head)
+    inclusion_C = torch.full((CLASSES,), 0.2, dtype=torch.float64)
+    inclusion_C[label_G] = 1.0
+    centre_RD.requires_grad_()
+    dense_GD = feat_GD.clone().requires_grad_()
+    exact = reference.loss(dense_GD, label_G, centre_RD, head.margin, classes, inclusion_C=inclusion_C)
+    exact.backward()
+    assert abs(loss.item() - exact.item()) < 2e-5
+    assert relative_error(feat_BD.grad, dense_GD.grad[part]) < 2e-5
+    assert relative_error(grad_SD, centre_RD.grad[rows + head.shard.start]) < 2e-5
+
+
+@pytest.mark.parametrize("sample_rate", [1.0, 0.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("impl", ["plain", "cpu"])
+def test_the_number_of_ranks_does_not_change_ten_steps(world, impl, dtype, sample_rate):
+    """W ranks against one, stored in any dtype: negatives and rounding noise do not depend on W either."""
+    from partial_fc.comm import SingleWorld
+
+    options = {"seed": 7, "impl": impl, "storage": Storage(dtype)}
+    sharded = PartialFC(CLASSES, D, CosFace(16.0), sample_rate, world, **options)
+    alone = PartialFC(CLASSES, D, CosFace(16.0), sample_rate, SingleWorld(), **options)
+    for step in range(10):
+        feat_GD, label_G, part = batch_of(world, seed=step)
+        losses = []
+        for head, own in ((sharded, part), (alone, slice(None))):
+            loss = head(feat_GD[own].float().requires_grad_(), label_G[own])
+            loss.backward()
+            head.step(0.1)
+            losses.append(loss.item())
+        # One sum in another order may round a stored number the other way: one unit in its last place.
+        assert abs(losses[0] - losses[1]) < {torch.float32: 1e-5}.get(dtype, 1e-3)
+    centre_CD = world.all_gather(sharded.centres, name="t/centres").float()
+    same = centre_CD == alone.centres.float()
+    torch.testing.assert_close(centre_CD, alone.centres.float(), rtol=2e-2, atol=1e-4)
+    assert dtype == torch.float32 or same.float().mean() > 0.97
+
+
+def test_hard_negatives_take_part(world):
+    """A centre that lies beside a class of the batch is found, and from then on takes part with it."""
+    from partial_fc.head.hard_negatives import HardNegatives
+
+    near, own = 90, 7
+    head = PartialFC(
+        CLASSES, D, CosFace(16.0), 0.2, world, hard_negatives=HardNegatives(CLASSES, k=2, every=1), seed=1
+    )
+    feat_GD, _, part = batch_of(world)
+    table = head.store.all_rows()
+    if head.shard.start <= near < head.shard.stop:
+        table[near - head.shard.start] = feat_GD[0]
+    label_G = torch.full((len(feat_GD),), own)
+    took_part = []
+    for _ in range(12):
+        rows, _ = head.rows(label_G)
+        here = rows + head.shard.start
+        took_part.append(bool(world.all_reduce((here == near).sum().float(), name="t/near").item()))
+        head(feat_GD[:1].float().expand(2, -1).clone().requires_grad_(), label_G[:2]).backward()
+        head.step(0.0)
+    first = took_part.index(True)
+    assert first < 6
+    assert all(took_part[first:])
