@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from partial_fc.head import PartialFC
 from partial_fc.head.margin import CombinedMargin, SphereFace
 from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
 from recipes.face import _hard_negatives, _margin
@@ -73,14 +74,13 @@ def test_refused_at_the_start_by_the_names_of_the_flags(flags, message, capsys):
 )
 def test_what_is_not_refused_here_the_head_takes(flags):
     """The recipe's rules are the head's own."""
-    from partial_fc.head import PartialFC
-
     wanted = config(flags)
     head = PartialFC(
         50,
         8,
         _margin(wanted),
         wanted.sample_rate,
+        impl="plain",
         interclass_filtering_threshold=wanted.interclass_filtering_threshold or None,
         sub_centres=wanted.sub_centres,
         label_smoothing=wanted.label_smoothing,
