@@ -207,7 +207,7 @@ def rounded(x: Tensor) -> Tensor:
 
 
 def naive_bf16(logits: Logits, slopes: Slopes) -> tuple[Tensor, Tensor, Tensor]:
-    """Denominator, pull, gradient by unit centre, as anyone would write them: bf16 into each product, more in between."""
+    """Denominator, pull, gradient by unit centre, as anyone would write them: bf16 where there is a product."""
     length = sampled_centres(logits).detach().norm(dim=1, keepdim=True)
     hat_SD = sampled_centres(logits).detach() / torch.where(length > 0, length, 1.0)
     x_GD, low_SD = rounded(logits.unit_GD), rounded(hat_SD)
@@ -323,7 +323,7 @@ def test_only_what_is_asked_for():
 
 def test_what_it_cannot_do_it_refuses():
     logits, slopes = problem(Case(features=3, sampled=4))
-    with pytest.raises(ValueError, match="float64; .* use impl 'plain'"):
+    with pytest.raises(ValueError, match=r"float64; .* use impl 'plain'"):
         TritonKernel("fp32").sums(replace(logits, unit_GD=logits.unit_GD.double()))
     with pytest.raises(ValueError, match="expected the same device and rows without gaps"):
         next(TritonKernel("fp32").centre_gradients(replace(logits, centre_LD=logits.centre_LD.T), slopes))

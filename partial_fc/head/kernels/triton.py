@@ -1,7 +1,7 @@
 """The kernel for GPUs, in Triton. triton_pass.py launches what triton_kernels.py defines. Speed: not measured yet.
 
 The logits of all classes never exist at once. A chunk of at most 65,536 centres is read where it lies, through row_S;
-its exponentials, (K, G) in the products' dtype, go through memory between two products. To keep them on the chip
+its exponentials, (G, K) in the products' dtype, go through memory between two products. To keep them on the chip
 instead, as attention kernels do, a program would have to hold sums as wide as a feature: at D = 512 those alone fill
 the registers, and tiles would become so narrow that reading them, not multiplying, took the time. Here every product
 has wide tiles, and the memory does not grow with the number of classes.
@@ -47,9 +47,9 @@ class TritonKernel(Kernel):
         sum_G = torch.zeros_like(shift_G, dtype=torch.float64)
         splits = over.new_splits() if want_pull else None
         totals = over.new_totals() if want_total else None
-        weight_KG = over.weight_KG if want_pull else None
+        weight_GK = over.weight_GK if want_pull else None
         for chunk in over.chunks():
-            by_tile = over.weigh(chunk, device_side.SUMS.value, shift_G, weight_KG)
+            by_tile = over.weigh(chunk, device_side.SUMS.value, shift_G, weight_GK)
             sum_G += by_tile.sum(dim=0, dtype=torch.float64)
             if splits is not None:
                 over.pull(chunk, splits)
@@ -72,7 +72,7 @@ class TritonKernel(Kernel):
         sign_G, own_slope_G = over.pad_G(factor_G.sign(), 0.0), over.pad_G(slopes.own_G, 0.0)
         grad_KD = logits.unit_GD.new_empty(over.chunk_rows, over.width)
         for chunk in over.chunks():
-            along = over.weigh(chunk, device_side.SLOPES.value, shift_G, over.weight_KG, sign_G, own_slope_G)
+            along = over.weigh(chunk, device_side.SLOPES.value, shift_G, over.weight_GK, sign_G, own_slope_G)
             over.gradient(chunk, along, grad_KD)
             yield chunk.begin, chunk.begin + chunk.size, grad_KD[: chunk.size]
 

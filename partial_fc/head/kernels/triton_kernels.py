@@ -1,4 +1,4 @@
-"""Device side of triton.py: what one chunk of K places of row_S costs, on tiles of (places, features).
+"""Device side of triton.py: what one chunk of K places of row_S costs, on tiles of (features, places).
 
 Letters: G features, padded to tiles; K places of a chunk, numbered from 0; `begin` is the first one's number in row_S.
 Padded features are 0; places past the end have inverse length 0, so their cosines are 0 and what is left out is said
@@ -67,17 +67,17 @@ def _operand(stored, dtype: tl.constexpr):
 
 @triton.jit
 def _cosines(
-    centre_ptr, row_K, stride, inverse_K, x_ptr, g, D: tl.constexpr, D_PAD: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr, DEPTH: tl.constexpr,
+    x_ptr, g, centre_ptr, row_K, stride, inverse_K, D: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_K: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """(BLOCK_K, BLOCK_G)"""
-    total = tl.zeros((BLOCK_K, BLOCK_G), dtype=tl.float32)
+    """(BLOCK_G, BLOCK_K)"""
+    total = tl.zeros((BLOCK_G, BLOCK_K), dtype=tl.float32)
     for first in range(0, D_PAD, DEPTH):
         d = first + tl.arange(0, DEPTH)
+        x = tl.load(x_ptr + g[:, None] * D_PAD + d[None, :])
         centre = _centres(centre_ptr, row_K, stride, d, D, D_PAD)
-        x = tl.load(x_ptr + g[None, :] * D_PAD + d[:, None])
-        total = _dot(_operand(centre, x.dtype), x, total)
-    return total * inverse_K[:, None]
+        total = _dot(x, tl.trans(_operand(centre, x.dtype)), total)
+    return total * inverse_K[None, :]
 
 
 @triton.jit(do_not_specialize=["K"])
@@ -124,43 +124,45 @@ def total_units(
 
 @triton.jit(do_not_specialize=["K"])
 def nearest_sub_centres(
-    centre_ptr, row_ptr, stride, inverse_ptr, x_ptr, nearest_ptr, K, G_PAD,
+    x_ptr, centre_ptr, row_ptr, stride, inverse_ptr, nearest_ptr, K, G_PAD, CLASSES_PAD,
     SUB_CENTRES: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr, DEPTH: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_K: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """nearest (classes, G), int8: which of its sub-centres is nearest to the feature; the first of equals."""
+    """nearest (G, classes), int8: which of its sub-centres is nearest to the feature; the first of equals."""
     num_g = G_PAD // BLOCK_G
     g = tl.program_id(0) % num_g * BLOCK_G + tl.arange(0, BLOCK_G)
     class_K = tl.program_id(0) // num_g * BLOCK_K + tl.arange(0, BLOCK_K)
-    most = tl.full((BLOCK_K, BLOCK_G), float("-inf"), dtype=tl.float32)
-    nearest = tl.zeros((BLOCK_K, BLOCK_G), dtype=tl.int8)
+    most = tl.full((BLOCK_G, BLOCK_K), float("-inf"), dtype=tl.float32)
+    nearest = tl.zeros((BLOCK_G, BLOCK_K), dtype=tl.int8)
     for sub in range(SUB_CENTRES):
         place = class_K * SUB_CENTRES + sub
         inverse = tl.load(inverse_ptr + place, mask=place < K, other=0.0)
         row = _rows(row_ptr, place, K)
-        cos = _cosines(centre_ptr, row, stride, inverse, x_ptr, g, D, D_PAD, BLOCK_K, BLOCK_G, DEPTH)
+        cos = _cosines(x_ptr, g, centre_ptr, row, stride, inverse, D, D_PAD, BLOCK_G, BLOCK_K, DEPTH)
         nearest = tl.where(cos > most, sub, nearest).to(tl.int8)
         most = tl.maximum(most, cos)
-    tl.store(nearest_ptr + class_K[:, None] * G_PAD + g[None, :], nearest)
+    tl.store(nearest_ptr + g[:, None] * CLASSES_PAD + class_K[None, :], nearest)
 
 
 @triton.jit(do_not_specialize=["K", "begin"])
 def weigh(
-    centre_ptr, row_ptr, stride, inverse_ptr, nearest_ptr, bias_ptr,
-    x_ptr, own_class_ptr, shift_ptr, hard_ptr, own_ptr, sign_ptr, own_slope_ptr,
+    x_ptr, centre_ptr, row_ptr, stride, inverse_ptr, bias_ptr, nearest_ptr,
+    own_class_ptr, shift_ptr, hard_ptr, own_ptr, own_slope_ptr, sign_ptr,
     weight_ptr, by_feature_ptr, along_ptr,
-    K, begin, G_PAD, scale, hard_t, filter_above,
+    K, begin, K_PAD, G_PAD, CLASSES_PAD, scale, hard_t, filter_above,
     WHAT: tl.constexpr, FILTERED: tl.constexpr, SUB_CENTRES: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr, DEPTH: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_K: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """The logits of a tile, and what is left of them:
 
     MOST    by_feature (tiles of places, G): the largest logit - shift.
-    SUMS    by_feature: the sum of e = exp(logit - shift); weight (K, G), if given: e * f' / length, what the stored
+    SUMS    by_feature: the sum of e = exp(logit - shift); weight (G, K), if given: e * f' / length, what the stored
             centre weighs in the feature's pull.
     SLOPES  weight: the slope of the cosine, own ones too; along (tiles of features, K): sum over features of
             weight * cos, the part of the unit centre's gradient along the centre. It is the very weight that is
             stored, rounded: then exactly that part comes off.
+
+    Features are the tile's rows since most numbers belong to one: a thread holds two rows, but 64 columns.
     """
     num_g = G_PAD // BLOCK_G
     tile_g = (
@@ -169,56 +171,55 @@ def weigh(
     tile_k = tl.program_id(0) // num_g
     g = tile_g * BLOCK_G + tl.arange(0, BLOCK_G)
     place = tile_k * BLOCK_K + tl.arange(0, BLOCK_K)
-    inside = place < K
     inverse = tl.load(inverse_ptr + place)
     row = _rows(row_ptr, place, K)
-    cos = _cosines(centre_ptr, row, stride, inverse, x_ptr, g, D, D_PAD, BLOCK_K, BLOCK_G, DEPTH)
+    cos = _cosines(x_ptr, g, centre_ptr, row, stride, inverse, D, D_PAD, BLOCK_G, BLOCK_K, DEPTH)
 
     value = cos
     if hard_ptr is not None:
-        hard = cos > tl.load(hard_ptr + g)[None, :]
+        hard = cos > tl.load(hard_ptr + g)[:, None]
         value = tl.where(hard, cos * (hard_t + cos), cos)
-    logit = value * scale - tl.load(shift_ptr + g)[None, :]
+    logit = value * scale - tl.load(shift_ptr + g)[:, None]
     if bias_ptr is not None:
-        logit += tl.load(bias_ptr + place, mask=inside, other=0.0)[:, None]
+        logit += tl.load(bias_ptr + place, mask=place < K, other=0.0)[None, :]
     own_class = tl.load(own_class_ptr + g)
-    left_out = ((place + begin) // SUB_CENTRES)[:, None] == own_class[None, :]
-    left_out |= (~inside)[:, None]
+    left_out = ((place + begin) // SUB_CENTRES)[None, :] == own_class[:, None]
+    left_out |= (place >= K)[None, :]
     if FILTERED:
         left_out |= cos > filter_above
     if nearest_ptr is not None:
-        at = nearest_ptr + (place // SUB_CENTRES)[:, None] * G_PAD + g[None, :]
-        left_out |= tl.load(at) != (place % SUB_CENTRES)[:, None]
+        at = nearest_ptr + g[:, None] * CLASSES_PAD + (place // SUB_CENTRES)[None, :]
+        left_out |= tl.load(at) != (place % SUB_CENTRES)[None, :]
     logit = tl.where(left_out, float("-inf"), logit)
 
     if WHAT == MOST:
-        tl.store(by_feature_ptr + tile_k * G_PAD + g, tl.max(logit, axis=0))
+        tl.store(by_feature_ptr + tile_k * G_PAD + g, tl.max(logit, axis=1))
     else:
         weight = tl.exp(logit)
         if WHAT == SUMS:
-            tl.store(by_feature_ptr + tile_k * G_PAD + g, tl.sum(weight, axis=0))
-            weight *= inverse[:, None]
+            tl.store(by_feature_ptr + tile_k * G_PAD + g, tl.sum(weight, axis=1))
+            weight *= inverse[None, :]
         else:
-            weight *= tl.load(sign_ptr + g)[None, :]
+            weight *= tl.load(sign_ptr + g)[:, None]
         if hard_ptr is not None:
             weight *= tl.where(hard, hard_t + 2.0 * cos, 1.0)
         if WHAT == SLOPES:
-            own = ((place + begin)[:, None] == tl.load(own_ptr + g)[None, :]) & inside[:, None]
-            weight = tl.where(own, tl.load(own_slope_ptr + g)[None, :], weight)
+            own = ((place + begin)[None, :] == tl.load(own_ptr + g)[:, None]) & (place < K)[None, :]
+            weight = tl.where(own, tl.load(own_slope_ptr + g)[:, None], weight)
         if weight_ptr is not None:
             stored = _narrow(weight, weight_ptr.dtype.element_ty)
-            tl.store(weight_ptr + place[:, None] * G_PAD + g[None, :], stored)
+            tl.store(weight_ptr + g[:, None] * K_PAD + place[None, :], stored)
             if WHAT == SLOPES:
-                along = tl.sum(stored.to(tl.float32) * cos, axis=1)
-                tl.store(along_ptr + tile_g * (tl.num_programs(0) // num_g * BLOCK_K) + place, along)
+                along = tl.sum(stored.to(tl.float32) * cos, axis=0)
+                tl.store(along_ptr + tile_g * K_PAD + place, along)
 
 
 @triton.jit(do_not_specialize=["K", "share"])
 def pull(
-    weight_ptr, centre_ptr, row_ptr, stride, pull_ptr, K, share, G_PAD,
+    weight_ptr, centre_ptr, row_ptr, stride, pull_ptr, K, share, K_PAD, G_PAD,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Adds weight^T @ centres of `share` places to this split's own (G, D): no two programs write to the same
+    """Adds weight @ centres of `share` places to this split's own (G, D): no two programs write to the same
     number, so the result repeats."""
     num_d = D_PAD // BLOCK_D
     g = tl.program_id(0) // num_d * BLOCK_G + tl.arange(0, BLOCK_G)
@@ -228,9 +229,9 @@ def pull(
     end = tl.minimum((split + 1) * share, K)
     for first in range(split * share, end, DEPTH):
         place = first + tl.arange(0, DEPTH)
-        weight = tl.load(weight_ptr + place[:, None] * G_PAD + g[None, :])
+        weight = tl.load(weight_ptr + g[:, None] * K_PAD + place[None, :])
         centre = _centres(centre_ptr, _rows(row_ptr, place, K), stride, d, D, D_PAD)
-        total = _dot(tl.trans(weight), _operand(centre, weight.dtype), total)
+        total = _dot(weight, _operand(centre, weight.dtype), total)
     at = pull_ptr + (split * G_PAD + g)[:, None].to(tl.int64) * D_PAD + d[None, :]
     tl.store(at, tl.load(at) + total)
 
@@ -241,15 +242,15 @@ def centre_gradient(
     K, K_PAD, G_PAD, num_along,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """grad (K, D) of the centres as they are stored: (weight @ x + all_D - along * unit centre) / length."""
+    """grad (K, D) of the centres as they are stored: (weight^T @ x + all_D - along * unit centre) / length."""
     num_d = D_PAD // BLOCK_D
     place = tl.program_id(0) // num_d * BLOCK_K + tl.arange(0, BLOCK_K)
     d = tl.program_id(0) % num_d * BLOCK_D + tl.arange(0, BLOCK_D)
     total = tl.zeros((BLOCK_K, BLOCK_D), dtype=tl.float32)
     for first in range(0, G_PAD, DEPTH):
         g = first + tl.arange(0, DEPTH)
-        weight = tl.load(weight_ptr + place[:, None] * G_PAD + g[None, :])
-        total = _dot(weight, tl.load(x_ptr + g[:, None] * D_PAD + d[None, :]), total)
+        weight = tl.load(weight_ptr + g[:, None] * K_PAD + place[None, :])
+        total = _dot(tl.trans(weight), tl.load(x_ptr + g[:, None] * D_PAD + d[None, :]), total)
     inverse = tl.load(inverse_ptr + place)
     along = tl.zeros((BLOCK_K,), dtype=tl.float32)
     for tile in range(num_along):

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
+import triton
 from torch import Tensor
 
-import triton
 from partial_fc.head.kernels import Logits, Slopes
 from partial_fc.head.kernels import triton_kernels as device_side
 
@@ -46,7 +46,7 @@ class Tile:
 class Tiles:
     """By product; what its rows and columns are."""
 
-    logits: Tile  # (places, features)
+    logits: Tile  # (features, places)
     pull: Tile  # (features, width)
     gradient: Tile  # (places, width)
 
@@ -56,7 +56,7 @@ class Tiles:
 HOPPER = Tiles(Tile(128, 256, 64, 8, 3), Tile(128, 256, 64, 8, 3), Tile(128, 256, 64, 8, 3))
 AMPERE = Tiles(Tile(128, 128, 32, 8, 3), Tile(128, 128, 32, 8, 3), Tile(128, 128, 32, 8, 3))
 FP32 = Tiles(Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2))
-INTERPRETER = Tiles(Tile(64, 32, 64, 1, 1), Tile(32, 64, 32, 1, 1), Tile(64, 64, 32, 1, 1))
+INTERPRETER = Tiles(Tile(32, 64, 64, 1, 1), Tile(32, 64, 32, 1, 1), Tile(64, 64, 32, 1, 1))
 
 
 def tiles_for(device: torch.device, operands: torch.dtype) -> Tiles:
@@ -87,20 +87,18 @@ class Chunk:
 class Pass:
     """G and D are padded to whole tiles, and so is K, a chunk's number of places, in everything that a GPU sees.
 
-    Memory, whatever the number of classes: weight_KG (at most CHUNK_BYTES), 4 bytes of partial sums for each tile of a
+    Memory, whatever the number of classes: weight_GK (at most CHUNK_BYTES), 4 bytes of partial sums for each tile of a
     chunk and each feature, and `splits`' copies of (G, D) in fp32.
     """
 
     def __init__(self, logits: Logits, slopes: Slopes | None, operands: torch.dtype, tiles: Tiles):
         self.logits = logits
         self.num_rows, self.width = logits.unit_GD.shape
-        logits_tile = tiles.logits.within(logits.num_sampled, self.num_rows, self.width)
+        logits_tile = tiles.logits.within(self.num_rows, logits.num_sampled, self.width)
         pull_tile = tiles.pull.within(self.num_rows, self.width, logits.num_sampled)
         gradient_tile = tiles.gradient.within(logits.num_sampled, self.width, self.num_rows)
         self.tiles = Tiles(logits_tile, pull_tile, gradient_tile)
-        self.padded_rows = _whole(
-            self.num_rows, max(logits_tile.columns, pull_tile.rows, gradient_tile.depth)
-        )
+        self.padded_rows = _whole(self.num_rows, max(logits_tile.rows, pull_tile.rows, gradient_tile.depth))
         self.padded_width = _whole(
             self.width, max(logits_tile.depth, pull_tile.columns, gradient_tile.columns)
         )
@@ -126,9 +124,9 @@ class Pass:
         )  # and 16 places, so that pieces of row_S stay aligned
         self.chunk_rows = min(max(1, logits.num_sampled), max(whole_classes, most - most % whole_classes))
         self.padded_chunk = _whole(
-            self.chunk_rows, max(logits_tile.rows, pull_tile.depth, gradient_tile.rows)
+            self.chunk_rows, max(logits_tile.columns, pull_tile.depth, gradient_tile.rows)
         )
-        self.weight_KG = self.x_GD.new_empty(self.padded_chunk, self.padded_rows)
+        self.weight_GK = self.x_GD.new_empty(self.padded_rows, self.padded_chunk)
         self.widths = {"D": self.width, "D_PAD": self.padded_width}
 
     def pad_G(self, x_G: Tensor, value: float) -> Tensor:
@@ -163,42 +161,44 @@ class Pass:
         chunk: Chunk,
         what: int,
         shift_G: Tensor,
-        weight_KG: Tensor | None = None,
+        weight_GK: Tensor | None = None,
         sign_G: Tensor | None = None,
         own_slope_G: Tensor | None = None,
     ) -> Tensor:
-        """Fills weight_KG; returns what `weigh` of triton_kernels.py calls by_feature or, for SLOPES, along."""
+        """Fills weight_GK; returns what `weigh` of triton_kernels.py calls by_feature or, for SLOPES, along."""
         tile, negatives = self.tiles.logits, self.logits.negatives
-        num_k, num_g = self.padded_chunk // tile.rows, self.padded_rows // tile.columns
+        num_g, num_k = self.padded_rows // tile.rows, self.padded_chunk // tile.columns
         by_feature = along = None
         if what == device_side.SLOPES:
             found = along = self.zero_G.new_empty(num_g, self.padded_chunk)
         else:
             found = by_feature = self.zero_G.new_empty(num_k, self.padded_rows)
-        device_side.weigh[(num_k * num_g,)](
-            *chunk.centres, chunk.inverse_K, self._nearest(chunk), chunk.bias,
-            self.x_GD, self.own_class_G, shift_G, self.hard_G, self.own_G, sign_G, own_slope_G,
-            weight_KG, by_feature, along,
-            chunk.size, chunk.begin, self.padded_rows, float(self.logits.scale),
-            float(negatives.hard_t), float(negatives.filter_above or 0.0),
+        nearest_GK = self._nearest(chunk)
+        device_side.weigh[(num_g * num_k,)](
+            self.x_GD, *chunk.centres, chunk.inverse_K, chunk.bias, nearest_GK,
+            self.own_class_G, shift_G, self.hard_G, self.own_G, own_slope_G, sign_G,
+            weight_GK, by_feature, along,
+            chunk.size, chunk.begin, self.padded_chunk, self.padded_rows,
+            0 if nearest_GK is None else nearest_GK.shape[1],
+            float(self.logits.scale), float(negatives.hard_t), float(negatives.filter_above or 0.0),
             WHAT=what, FILTERED=negatives.filter_above is not None, SUB_CENTRES=self.logits.sub_centres,
-            **self.widths, BLOCK_K=tile.rows, BLOCK_G=tile.columns, DEPTH=tile.depth, **tile.launch,
+            **self.widths, BLOCK_G=tile.rows, BLOCK_K=tile.columns, DEPTH=tile.depth, **tile.launch,
         )  # fmt: skip
         return found
 
     def _nearest(self, chunk: Chunk) -> Tensor | None:
-        """(classes of the chunk, G), int8: the nearest of each class's sub-centres; None where there is but one."""
+        """(G, classes of the chunk), int8: the nearest of each class's sub-centres; None where there is but one."""
         if self.logits.sub_centres == 1:
             return None
         tile = self.tiles.logits
-        num_k = triton.cdiv(triton.cdiv(self.padded_chunk, self.logits.sub_centres), tile.rows)
-        nearest = self.x_GD.new_empty(num_k * tile.rows, self.padded_rows, dtype=torch.int8)
-        device_side.nearest_sub_centres[(num_k * (self.padded_rows // tile.columns),)](
-            *chunk.centres, chunk.inverse_K, self.x_GD, nearest, chunk.size, self.padded_rows,
+        classes = _whole(triton.cdiv(self.padded_chunk, self.logits.sub_centres), tile.columns)
+        nearest_GK = self.x_GD.new_empty(self.padded_rows, classes, dtype=torch.int8)
+        device_side.nearest_sub_centres[(self.padded_rows // tile.rows * (classes // tile.columns),)](
+            self.x_GD, *chunk.centres, chunk.inverse_K, nearest_GK, chunk.size, self.padded_rows, classes,
             SUB_CENTRES=self.logits.sub_centres,
-            **self.widths, BLOCK_K=tile.rows, BLOCK_G=tile.columns, DEPTH=tile.depth, **tile.launch,
+            **self.widths, BLOCK_G=tile.rows, BLOCK_K=tile.columns, DEPTH=tile.depth, **tile.launch,
         )  # fmt: skip
-        return nearest
+        return nearest_GK
 
     def new_splits(self) -> Tensor:
         """(splits, G, D), fp32, 0: as many as keep all multiprocessors busy, each with its share of a chunk."""
@@ -211,12 +211,12 @@ class Pass:
         return self.zero_G.new_zeros(splits, self.padded_rows, self.padded_width)
 
     def pull(self, chunk: Chunk, splits: Tensor) -> None:
-        """Adds weight_KG^T @ centres, as they are stored."""
+        """Adds weight_GK @ centres, as they are stored."""
         tile = self.tiles.pull
         programs = self.padded_rows // tile.rows * (self.padded_width // tile.columns)
         share = _whole(triton.cdiv(chunk.size, len(splits)), tile.depth)
         device_side.pull[(programs, len(splits))](
-            self.weight_KG, *chunk.centres, splits, chunk.size, share, self.padded_rows,
+            self.weight_GK, *chunk.centres, splits, chunk.size, share, self.padded_chunk, self.padded_rows,
             **self.widths, BLOCK_G=tile.rows, BLOCK_D=tile.columns, DEPTH=tile.depth, **tile.launch,
         )  # fmt: skip
 
@@ -233,11 +233,11 @@ class Pass:
         )  # fmt: skip
 
     def gradient(self, chunk: Chunk, along: Tensor, grad_KD: Tensor) -> None:
-        """Fills grad_KD's first rows from weight_KG and along."""
+        """Fills grad_KD's first rows from weight_GK and along."""
         tile = self.tiles.gradient
         programs = self.padded_chunk // tile.rows * (self.padded_width // tile.columns)
         device_side.centre_gradient[(programs,)](
-            self.weight_KG, self.x_GD, *chunk.centres, chunk.inverse_K, along, self.all_D, chunk.along_all_K,
+            self.weight_GK, self.x_GD, *chunk.centres, chunk.inverse_K, along, self.all_D, chunk.along_all_K,
             grad_KD, chunk.size, self.padded_chunk, self.padded_rows, len(along),
             **self.widths, BLOCK_K=tile.rows, BLOCK_D=tile.columns, DEPTH=tile.depth, **tile.launch,
         )  # fmt: skip
