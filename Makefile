@@ -1,7 +1,7 @@
 # Each target is a line or two that could be typed by hand.
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint bench test-gpu bench-gpu clean
 help:   ## this list
-	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:[^#]*##/\t/'
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:[^#]*##/\t/'
 
 setup:  ## everything that is needed, into .venv (Debian packages as root); repeating it takes a second
 	@bash scripts/setup.sh
@@ -20,6 +20,12 @@ lint: setup  ## ruff and mypy
 bench: setup  ## the head against the textbook one, as docs/benchmarks.md has it: a few minutes
 	.venv/bin/partial-fc bench head --classes 1000000 --sample-rate 0.1 --np 2 --versus plain
 	.venv/bin/partial-fc bench head --classes 1000000 --sample-rate 1.0 --np 2 --versus plain --steps 2
+
+test-gpu: setup  ## the GPU's kernel on a CUDA device; without one, everything is skipped
+	.venv/bin/python -m pytest tests/gpu
+
+bench-gpu: setup  ## the GPU's kernel: its share of the device's matrix-product rate, its memory; one JSON line
+	.venv/bin/python -m benchmarks.gpu
 
 clean:  ## remove .venv and what tools left; demo data and runs stay
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
