@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # float32 ends at exp(88): the shift leaves room for the sum of 10^9 exponentials, and for logits far below it.
 _HIGHEST_EXPONENT = 64.0
-# Below this the exponentials that add up to a denominator have lost digits, or are 0.
+# Below this the exponentials that add up to a denominator have lost digits, or are 0: scales beyond 64 can have such
+# rows, where every negative is far away. The plain kernel, which shifts every row by itself, does them.
 _SMALLEST_DENOMINATOR = 1e-30
 _GRADIENT_BYTES = 32 << 20  # of one chunk of centre_gradients
 
@@ -87,18 +88,20 @@ class CpuKernel(Kernel):
         job, shift = self._job(logits)
         self._call("head_sums", job, denominator=denominator_G, pull=pull_GD, total=total_D)
         if logits.num_sampled and bool((denominator_G < _SMALLEST_DENOMINATOR).any()):
-            # Scales beyond 64 can leave every negative's exponential below what float32 holds.
             return PlainKernel().sums(logits, want_pull, want_total)
         if pull_GD is not None:
             pull_GD.div_(denominator_G.masked_fill(denominator_G == 0, 1.0)[:, None])
         return Sums(denominator_G * math.exp(shift), pull_GD, total_D)
 
     def centre_gradients(self, logits: Logits, slopes: Slopes) -> Iterator[tuple[int, int, Tensor]]:
+        job, shift = self._job(logits)
+        if not _representable(slopes, shift):
+            yield from PlainKernel().centre_gradients(logits, slopes)
+            return
         width = logits.unit_GD.shape[1]
         step = max(1, _GRADIENT_BYTES // (4 * width) // logits.sub_centres) * logits.sub_centres
         for begin in range(0, logits.num_sampled, step):
             end = min(begin + step, logits.num_sampled)
-            job, shift = self._job(logits)
             grad_KD = torch.empty(end - begin, width)
             self._call("head_gradients", job, **_slopes(slopes, shift), begin=begin, end=end, grad=grad_KD)
             yield begin, end, grad_KD
@@ -108,8 +111,10 @@ class CpuKernel(Kernel):
         optimizer = store.optimizer
         if not isinstance(optimizer, RowSGD) or logits.centre_LD.data_ptr() != store.centre_LD.data_ptr():
             return False
-        fields = store.sgd_fields(step, lr)
         job, shift = self._job(logits)
+        if not _representable(slopes, shift):
+            return False
+        fields = store.sgd_fields(step, lr)
         self._call(
             "head_update",
             job,
@@ -161,6 +166,12 @@ class CpuKernel(Kernel):
         failure = getattr(self.library, name)(ctypes.byref(_Job(**pointers)))
         if failure:
             raise RuntimeError(f"{name}: {failure.decode()}")
+
+
+def _representable(slopes: Slopes, shift: float) -> bool:
+    """Whether no row's denominator is so small that its exponentials are lost in float32."""
+    largest = slopes.factor_G.abs().max().item() * math.exp(shift)
+    return not largest > 1 / _SMALLEST_DENOMINATOR  # also where it is NaN, which is to come through
 
 
 def _slopes(slopes: Slopes, shift: float) -> dict[str, Tensor | None]:

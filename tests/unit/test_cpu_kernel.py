@@ -1,0 +1,264 @@
+"""The C++ kernel, in every variant that this processor runs, against the plain one in float64."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from partial_fc.head import CosFace, PartialFC
+from partial_fc.head.centres import Centres, Storage
+from partial_fc.head.kernels import Logits, Slopes, choose
+from partial_fc.head.kernels.cpu import CpuKernel
+from partial_fc.head.kernels.native.build import VARIANTS
+from partial_fc.head.kernels.plain import PlainKernel, unit
+from partial_fc.head.margin import Negatives
+from partial_fc.optim.rows import RowAdamW, RowSGD
+
+FLAGS = {
+    "portable": set(),
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "avx512_bf16": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"},
+}
+PROCESSOR = set(Path("/proc/cpuinfo").read_text().split())
+RUNNABLE = [variant for variant in VARIANTS if FLAGS[variant] <= PROCESSOR]
+
+
+@dataclass
+class Case:
+    """Sizes that divide by nothing in the kernel, unless said otherwise."""
+
+    name: str
+    G: int = 7
+    L: int = 101
+    S: int | None = 50  # None: all
+    D: int = 25
+    dtype: torch.dtype = torch.float32
+    scale: float = 64.0
+    sub_centres: int = 1
+    filter_above: float | None = None
+    hard: bool = False
+    bias: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    def logits(self) -> Logits:
+        torch.manual_seed(0)
+        k = self.sub_centres
+        feat_GD = torch.randn(self.G, self.D)
+        centre_LD = torch.randn(self.L * k, self.D) * 0.3
+        centre_LD[2 % self.L] = 0  # no length: cosine 0 with everything
+        if self.G > 2:
+            feat_GD[1] = 0
+        row_S = None
+        if self.S is not None:
+            classes = torch.randperm(self.L)[: self.S].sort().values
+            row_S = (classes[:, None] * k + torch.arange(k)).flatten()
+        num_sampled = self.L * k if row_S is None else len(row_S)
+        own_G = torch.randint(0, num_sampled, (self.G,))
+        own_G[1::2] = -1
+        negatives = Negatives(self.filter_above, torch.rand(self.G) * 0.3 if self.hard else None, 0.4)
+        bias_S = torch.rand(num_sampled) if self.bias else None
+        unit_GD = unit(feat_GD)[0]
+        return Logits(unit_GD, centre_LD.to(self.dtype), row_S, own_G, self.scale, negatives, bias_S, k)
+
+
+CASES = [
+    Case("sampled"),
+    Case("all", S=None, L=303, G=33),
+    Case("one of each", G=1, L=1, S=None, D=1),
+    Case("wide", G=128, L=400, S=200, D=512),
+    Case("bfloat16", dtype=torch.bfloat16),
+    Case("float16, odd", dtype=torch.float16, S=49, D=33),
+    Case("sub-centres", sub_centres=5, G=17),
+    Case("filter", filter_above=0.1),
+    Case("hard", hard=True),
+    Case("bias", bias=True),
+    Case(
+        "together", sub_centres=2, filter_above=0.3, hard=True, bias=True, dtype=torch.bfloat16, L=230, S=220
+    ),
+    Case("scale 300", scale=300.0),
+    Case("no scale to speak of", scale=1e-3),
+]
+
+
+def exact(logits: Logits) -> Logits:
+    hard_G = logits.negatives.hard_G
+    negatives = replace(logits.negatives, hard_G=None if hard_G is None else hard_G.double())
+    return replace(logits, unit_GD=logits.unit_GD.double(), negatives=negatives)
+
+
+def slopes_for(logits: Logits, denominator_G: torch.Tensor) -> Slopes:
+    torch.manual_seed(1)
+    num_rows, width = logits.unit_GD.shape
+    factor_G = torch.where(denominator_G > 0, 0.5 / denominator_G, 0.0)
+    return Slopes(factor_G, torch.randn(num_rows), torch.randn(width))
+
+
+def gradient(kernel, logits: Logits, slopes: Slopes) -> torch.Tensor:
+    parts = [(begin, end, grad.clone()) for begin, end, grad in kernel.centre_gradients(logits, slopes)]
+    assert [begin for begin, _, _ in parts] == [0, *(end for _, end, _ in parts[:-1])]
+    assert parts[-1][1] == logits.num_sampled
+    return torch.cat([grad for _, _, grad in parts])
+
+
+def differences(found, wanted) -> list[float]:
+    """Of log denominators, and of pull, total and gradient relative to their largest element."""
+    log = [x.clamp(min=1e-300).log() for x in (found[0].denominator_G, wanted[0].denominator_G)]
+    result = [(log[0] - log[1]).abs().max().item()]
+    pairs = [[getattr(x[0], name) for x in (found, wanted)] for name in ("pull_GD", "total_D")]
+    for ours, theirs in [*pairs, (found[1], wanted[1])]:
+        result.append(((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6)).item())
+    return result
+
+
+def both_passes(kernel, logits: Logits, slopes: Slopes | None = None):
+    sums = kernel.sums(logits, True, True)
+    slopes = slopes or slopes_for(logits, sums.denominator_G)
+    dtype = logits.unit_GD.dtype
+    slopes = Slopes(slopes.factor_G, slopes.own_G.to(dtype), slopes.all_D.to(dtype))
+    return sums, gradient(kernel, logits, slopes)
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_float32_equals_plain_float64(variant, case):
+    logits = case.logits()
+    wanted = both_passes(PlainKernel(), exact(logits))
+    slopes = slopes_for(logits, wanted[0].denominator_G)
+    found = both_passes(CpuKernel("fp32", variant), logits, slopes)
+    assert max(differences(found, wanted)) < 1e-5 * max(1.0, case.scale / 64)
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bfloat16_operands_cost_less_than_bfloat16_throughout(variant, case):
+    """The naive way computes in bfloat16 from the operands to the sums; here all but the operands is float32."""
+    logits = case.logits()
+    wanted = both_passes(PlainKernel(), exact(logits))
+    slopes = slopes_for(logits, wanted[0].denominator_G)
+    ours = differences(both_passes(CpuKernel("bf16", variant), logits, slopes), wanted)
+    naive = replace(logits, unit_GD=logits.unit_GD.bfloat16())
+    theirs = differences(both_passes(PlainKernel(), naive, slopes), wanted)
+    if (
+        case.filter_above is None
+    ):  # (a cosine that rounding moves across the threshold counts fully or not at all)
+        assert ours[0] <= logits.scale * 2**-8  # both operands of each of D products rounded by 2^-9 at most
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine <= other + 2**-9
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_repeats_bit_by_bit_and_threads_change_rounding_only(precision):
+    logits = Case("", G=33, L=1500, S=1201, D=64).logits()
+    kernel = CpuKernel(precision)
+    slopes = slopes_for(logits, kernel.sums(logits).denominator_G)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 3, 3):
+            torch.set_num_threads(threads)
+            results.append(both_passes(kernel, logits, slopes))
+    finally:
+        torch.set_num_threads(before)
+    for name in ("denominator_G", "pull_GD", "total_D"):
+        alone, first, second = (getattr(sums, name) for sums, _ in results)
+        assert torch.equal(first, second)
+        torch.testing.assert_close(alone, first, rtol=1e-5, atol=1e-5)
+    assert torch.equal(results[0][1], results[1][1])  # every row's gradient is one thread's work
+
+
+def test_denominators_that_float32_cannot_hold_are_still_exact():
+    """Every cosine is -1 at scale 300: exp(-600) against the shift."""
+    feat_GD = torch.tensor([[1.0, 0.0]])
+    centre_LD = torch.tensor([[-1.0, 0.0], [-2.0, 0.0]])
+    logits = Logits(feat_GD, centre_LD, None, torch.tensor([-1]), 300.0, Negatives())
+    sums = CpuKernel("fp32").sums(logits)
+    assert abs(sums.denominator_G.log().item() - (torch.tensor(2.0).log().item() - 300)) < 1e-4
+    assert torch.allclose(sums.pull_GD, torch.tensor([[-1.0, 0.0]]))
+
+
+def test_nan_features_are_not_hidden():
+    logits = Case("").logits()
+    logits.unit_GD[0, 0] = torch.nan
+    sums = CpuKernel("bf16").sums(logits)
+    assert sums.denominator_G[0].isnan()
+    assert sums.denominator_G[2:].isfinite().all()
+
+
+OPTIMIZERS = [RowSGD(0.9, 5e-4), RowSGD(0.8, 0.01, nesterov=True), RowSGD(0.0, 0.0)]
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "state_dtype"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float16),
+        (torch.bfloat16, torch.float32),
+    ],
+)
+def test_the_fused_update_is_that_of_the_row_optimiser(variant, optimizer, dtype, state_dtype):
+    """Same gradients, same noise: what differs is float32 rounding, which may tip a stored number to its neighbour."""
+    logits = Case("", L=301, S=211, D=40, G=12).logits()
+    kernel = CpuKernel("fp32", variant)
+    storage = Storage(dtype, state_dtype)
+    stores = [Centres(1000, 301, 40, 3, optimizer, storage, "cpu") for _ in range(2)]
+    for step in range(3):
+        for fused, store in zip((True, False), stores, strict=True):
+            table, rows = store.fetch(logits.row_S, step)
+            own = replace(logits, centre_LD=table, row_S=rows)
+            slopes = slopes_for(own, kernel.sums(own).denominator_G)
+            if fused:
+                assert kernel.update(own, slopes, store, 0.1, step)
+                continue
+            for begin, end, grad_KD in kernel.centre_gradients(own, slopes):
+                store.update(rows[begin:end], begin, end, grad_KD, 0.1, step)
+    first, second = (store.row_state() for store in stores)
+    assert torch.equal(first["touched"], second["touched"])
+    for name in ("centres", "momentum"):
+        fused, apart = first[name].float(), second[name].float()
+        if first[name].dtype == torch.float32:
+            torch.testing.assert_close(fused, apart, rtol=1e-5, atol=1e-6)
+        else:
+            assert (fused == apart).float().mean() > 0.98
+            torch.testing.assert_close(fused, apart, rtol=2e-2, atol=1e-5)
+
+
+def test_other_optimisers_are_left_to_their_own_code():
+    logits = Case("").logits()
+    store = Centres(0, 101, 25, 0, RowAdamW(), Storage(), "cpu")
+    table, _ = store.fetch(logits.row_S, 0)
+    logits = replace(logits, centre_LD=table)
+    before = table.clone()
+    assert not CpuKernel("fp32").update(logits, slopes_for(logits, torch.ones(7)), store, 0.1, 0)
+    assert torch.equal(table, before)
+
+
+def test_no_gradient_of_all_sampled_rows_exists():
+    """The chunks are of bounded size: here 4 of them."""
+    rows = 4 * (32 << 20) // (4 * 512)
+    feat_GD = unit(torch.randn(2, 512))[0]
+    centre_LD = torch.zeros(rows, 512, dtype=torch.bfloat16)
+    logits = Logits(feat_GD, centre_LD, None, torch.tensor([-1, -1]), 64.0, Negatives())
+    sizes = [
+        end - begin
+        for begin, end, _ in CpuKernel("bf16").centre_gradients(logits, slopes_for(logits, torch.ones(2)))
+    ]
+    assert sizes == [rows // 4] * 4
+
+
+def test_the_front_door():
+    cpu = torch.device("cpu")
+    assert choose("auto", cpu, torch.float32, "bf16").name == "cpu"
+    assert choose("auto", cpu, torch.float64, "fp32").name == "plain"
+    with pytest.raises(ValueError, match="computes in float32"):
+        choose("cpu", cpu, torch.float64, "fp32")
+    with pytest.raises(ValueError, match="impl is 'cuda'; expected one of auto, plain, cpu, triton"):
+        PartialFC(3, 4, CosFace(), impl="cuda")
+    with pytest.raises(ValueError, match="expected one of portable"):
+        CpuKernel("fp32", "sse9")
