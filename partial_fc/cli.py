@@ -1,4 +1,4 @@
-"""`partial-fc`: what one does with data and results besides training."""
+"""`partial-fc`: what one does before and after training, and with its data."""
 
 import sys
 from collections.abc import Callable
@@ -12,9 +12,12 @@ from partial_fc.data.draw_pairs import PairsOptions, make_pairs
 from partial_fc.data.glyphs import GlyphOptions, build
 from partial_fc.data.glyphs_sheet import SheetOptions, contact_sheet
 from partial_fc.data.pack import IndexOptions, PackOptions, make_index, pack_images
+from partial_fc.plan_report import PlanOptions, report
+
+Command = tuple[type, Callable, str]
 
 # group -> command -> (its flags, what it does, one line of help)
-COMMANDS: dict[str, dict[str, tuple[type, Callable, str]]] = {
+COMMANDS: dict[str, dict[str, Command]] = {
     "data": {
         "pack": (PackOptions, pack_images, "a folder or list of images -> train.rec"),
         "pairs": (PairsOptions, make_pairs, "a list of pairs, or images to draw them from -> NAME.bin"),
@@ -26,33 +29,45 @@ COMMANDS: dict[str, dict[str, tuple[type, Callable, str]]] = {
     "bench": {
         "head": (HeadOptions, bench_head, "time and memory of the head, alone or against the textbook one"),
     },
+    "": {
+        "plan": (PlanOptions, report, "memory, traffic and time of a head, and whether sampling pays"),
+    },
 }
 
 
 def usage() -> str:
     lines = [
-        f"  partial-fc {group} {name:8} {summary}"
+        f"  partial-fc {f'{group} {name}'.strip():12} {summary}"
         for group, commands in COMMANDS.items()
         for name, (_, _, summary) in commands.items()
     ]
-    return "usage: partial-fc GROUP COMMAND [--help]\n\n" + "\n".join(lines)
+    return "usage: partial-fc [GROUP] COMMAND [--help]\n\n" + "\n".join(lines)
+
+
+def find(arguments: list[str]) -> tuple[str, Command, list[str]] | None:
+    """The command that a command line names: (its name, what it is, its own arguments)."""
+    group = arguments[0] if arguments and arguments[0] in COMMANDS else ""
+    words = arguments[1:] if group else arguments
+    if not words or words[0] not in COMMANDS[group]:
+        return None
+    return f"{group} {words[0]}".strip(), COMMANDS[group][words[0]], words[1:]
 
 
 def main() -> None:
     arguments = sys.argv[1:]
-    if len(arguments) < 2 or arguments[0] not in COMMANDS or arguments[1] not in COMMANDS[arguments[0]]:
-        asked_for_help = not arguments or {"-h", "--help"} & set(arguments)
+    found = find(arguments)
+    if found is None:
+        asked_for_help = not arguments or bool({"-h", "--help"} & set(arguments))
         if not asked_for_help:
             print(f"partial-fc: no command {' '.join(arguments[:2])!r}", file=sys.stderr)
         print(usage())
         sys.exit(0 if asked_for_help else 2)
-    group, name, *rest = arguments
-    options_type, command, _ = COMMANDS[group][name]
+    name, (options_type, command, _), rest = found
     try:
-        options: Any = tyro.cli(options_type, args=rest, prog=f"partial-fc {group} {name}")
+        options: Any = tyro.cli(options_type, args=rest, prog=f"partial-fc {name}")
         sys.exit(command(options))
     except ValueError as error:
-        sys.exit(f"partial-fc {group} {name}: {error}")
+        sys.exit(f"partial-fc {name}: {error}")
 
 
 if __name__ == "__main__":

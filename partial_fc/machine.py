@@ -18,7 +18,8 @@ class Rates:
     """Of one process with its threads, or of one GPU."""
 
     gflops: dict[str, float]  # of matrix products, by dtype: "fp32", "bf16"
-    gbytes_per_s: float  # of memory, read and written: a sum over what is read and what is written
+    gbytes_per_s: float  # of memory: what is read plus what is written
+    gexp_per_s: float  # exponentials of numbers in the cache
 
 
 class PeakMemory:
@@ -61,7 +62,10 @@ def measure_rates(device: torch.device, batch: int, dim: int) -> Rates:
         name: max(_product_gflops(shape, dtype, device) for shape in shapes)
         for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
     }
-    return Rates(gflops, _copy_gbytes_per_s(device))
+    x = torch.zeros(1 << 16 if device.type == "cpu" else 1 << 28, device=device)
+    y = torch.empty_like(x)
+    gexp_per_s = len(x) / 1e9 / _best_seconds(lambda: torch.exp(x, out=y), device)
+    return Rates(gflops, _copy_gbytes_per_s(device), gexp_per_s)
 
 
 def _product_gflops(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:

@@ -50,6 +50,8 @@ class Job:
 
 # ---- memory
 
+_CACHE_BYTES = 2 << 20  # the second level's, which the CPU kernel's chunks are made for
+
 
 def row_bytes(job: Job) -> dict[str, int]:
     """What one class keeps: its centre, its optimiser state, and when it was last touched."""
@@ -88,13 +90,16 @@ def kernel_bytes(job: Job) -> int:
         rows = min(rows, job.sampled)
         return rows * (job.batch * DTYPES[job.precision].itemsize + job.dim * 4)
     if job.impl == "cpu":
-        # Each thread sums the features' gradient by itself; its chunks of centres stay in its cache.
-        per_thread = job.threads * job.batch * job.dim * 4
+        # Packed features for all threads; the features' gradient of each, and the chunk of centres in its cache.
+        common = 2 * job.batch * job.dim * DTYPES[job.precision].itemsize
+        each = job.batch * job.dim * 4 + _CACHE_BYTES
         fused = isinstance(job.optimizer, RowSGD) and job.place == "device"
-        return per_thread + (0 if fused else min(cpu._GRADIENT_BYTES, job.sampled * job.dim * 4))
+        # (while a chunk of gradients is formed the one before is still held)
+        gradients = 0 if fused else min(2 * cpu._GRADIENT_BYTES, job.sampled * job.dim * 4)
+        return common + job.threads * each + gradients
     rows = min(job.sampled, max(64, min(plain.CHUNK_ROWS, plain.CHUNK_LOGITS // job.batch)))
-    # Of a chunk: centres as stored and as float32, of length 1, their gradient, a product; four of logits, one mask.
-    return rows * (5 * job.dim * 4 + job.batch * (4 * 4 + 1))
+    # Of a chunk and what is left of the one before: eight like its centres in float32, five like its logits, a mask.
+    return rows * (8 * job.dim * 4 + job.batch * (5 * 4 + 1))
 
 
 def memory(job: Job) -> dict[str, int]:
@@ -185,7 +190,7 @@ class Machine:
     """What times are computed from."""
 
     rates: Rates
-    share: float  # of the product rate that the kernel reaches, exponentials and rounding included
+    share: float  # of the product rate that the kernel's products reach
     link_gbytes_per_s: float  # of one rank, each way
     latency_s: float  # of one message
 
@@ -195,6 +200,7 @@ def head_seconds(job: Job, machine: Machine) -> dict[str, float]:
     messages = 3 * math.ceil(math.log2(job.ranks)) if job.ranks > 1 else 0
     return {
         "products": products_flop(job) / (machine.share * machine.rates.gflops[job.precision] * 1e9),
+        "exponentials": 2.0 * job.batch * job.sampled / (machine.rates.gexp_per_s * 1e9),
         "rows": traffic_bytes(job) / (machine.rates.gbytes_per_s * 1e9),
         "links": sum(link_bytes(job).values()) / (machine.link_gbytes_per_s * 1e9)
         + messages * machine.latency_s,

@@ -1,0 +1,277 @@
+"""`partial-fc plan`: will it fit, what does a step cost, does sampling pay? Formulas: plan.py."""
+
+import json
+import math
+import re
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from partial_fc import plan
+from partial_fc.head import kernels
+from partial_fc.machine import Rates, measure_rates
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_UNITS |= {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+
+# Of the product rate that a kernel's products reach, beside exponentials and reading of rows. cpu and plain: measured
+# on the machine of docs/benchmarks.md at D = 512, batch 128; triton: assumed.
+KERNEL_SHARE = {"cpu": 0.85, "plain": 0.4, "triton": 0.6}
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Memory, traffic and time of a head, before anything is allocated. Rates are measured here (on one process, within
+    a second) unless they are given."""
+
+    classes: int
+    """Classes over all processes."""
+    dim: int = 512
+    """Width of a feature."""
+    gpus: int = 1
+    """Processes: one for each GPU, or some on CPUs."""
+    batch: int = 1024
+    """Global batch."""
+    memory: str | None = None
+    """What one process may use, e.g. 80GiB: how many classes fit?"""
+    reserve: str = "0"
+    """Part of --memory that is kept for the backbone's activations and the libraries."""
+    sample_rate: float = 0.1
+    """Share of the classes that are negatives in a step; compared with all of them."""
+    dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Of the centres."""
+    state_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Of the optimiser's state."""
+    precision: Literal["fp32", "bf16"] = "bf16"
+    """Of the matrix products' operands."""
+    optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
+    """Of the centres."""
+    place: Literal["device", "host", "disk"] = "device"
+    """Where centres and state are kept."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What the head is to compute on; auto: a GPU if there is one here."""
+    impl: kernels.Impl = "auto"
+    """The kernel; auto: triton on GPUs, cpu on CPUs."""
+    threads: int = 1
+    """Of each process, on CPUs."""
+    backbone_parameters: int = 0
+    """Adds the backbone's parameters, gradient and optimiser state to the memory, and its all-reduce."""
+    step_ms: float | None = None
+    """Milliseconds of a step without the head: does sampling pay?"""
+    images_per_s: float | None = None
+    """The same as images a second of one process."""
+    rates: Path | None = None
+    """A file with the "rates" of another machine, as --json prints them."""
+    tflops: float | None = None
+    """Matrix products of --precision on one GPU, instead of what is measured."""
+    bandwidth: float | None = None
+    """GB/s of its memory, read plus written."""
+    link_gbps: float = 100.0
+    """Gbit/s of one process's link, each way."""
+    latency_us: float = 20.0
+    """Of one message."""
+    json: bool = False
+    """One JSON object instead of the table."""
+
+
+def report(options: PlanOptions) -> None:
+    """Prints the plan; ValueError for what cannot be planned."""
+    found = make(options)
+    print(json.dumps(found) if options.json else table(found))
+
+
+def make(options: PlanOptions) -> dict[str, Any]:
+    """Everything that the table shows, in bytes and seconds."""
+    job, machine = _job(options), _machine(options)
+    memory = plan.memory(job)
+    if options.backbone_parameters:
+        memory |= plan.backbone_bytes(options.backbone_parameters, options.optimizer)
+    limit = None if options.memory is None else num_bytes(options.memory) - num_bytes(options.reserve)
+    rates = {"all": 1.0, "sampled": options.sample_rate}
+    seconds = {
+        name: plan.head_seconds(replace(job, sample_rate=rate), machine) for name, rate in rates.items()
+    }
+    handed_in, sent = plan.collective_bytes(job), plan.link_bytes(job)
+    if options.backbone_parameters:
+        handed_in["backbone"] = 4 * options.backbone_parameters
+        sent["backbone"] = 2 * (job.ranks - 1) * handed_in["backbone"] // job.ranks
+    found: dict[str, Any] = {
+        "classes": job.classes,
+        "local_classes": job.local_classes,
+        "sampled": job.sampled,
+        "dim": job.dim,
+        "gpus": job.ranks,
+        "batch": job.batch,
+        "sample_rate": job.sample_rate,
+        "place": job.place,
+        "impl": job.impl,
+        "rates": {**asdict(machine.rates), "gexp_per_s": _finite(machine.rates.gexp_per_s)},
+        "memory": memory,
+        "memory_total": sum(memory.values()),
+        "kept": plan.kept_bytes(job),
+        "limit": limit,
+        "collectives": {name: {"handed_in": handed_in[name], "sent": sent[name]} for name in handed_in},
+        "seconds": seconds,
+        "backbone_seconds": _backbone_seconds(options),
+        "dense_update_seconds": plan.dense_update_bytes(job) / (machine.rates.gbytes_per_s * 1e9),
+    }
+    if limit is not None:
+        others = found["memory_total"] - sum(plan.memory(job).values())
+        found["largest_classes"] = plan.largest_classes(job, limit - others)
+    found["verdict"] = verdict(found)
+    return found
+
+
+def verdict(found: dict[str, Any]) -> list[str]:
+    """What follows from the figures, in words."""
+    said = []
+    if found["limit"] is not None:
+        fits = found["memory_total"] <= found["limit"]
+        said.append(
+            f"{'Fits' if fits else 'Does not fit'}: {_size(found['memory_total'])} of {_size(found['limit'])}; "
+            f"at most {found['largest_classes']:,} classes on {found['gpus']} process(es)."
+        )
+    full, sampled = (sum(found["seconds"][name].values()) for name in ("all", "sampled"))
+    rate, backbone = found["sample_rate"], found["backbone_seconds"]
+    if rate == 1.0:
+        said.append(f"The head takes {_time(full)} of a step with all classes; see --sample-rate.")
+    elif backbone is None:
+        said.append(
+            f"The head takes {_time(full)} with all classes, {_time(sampled)} with {rate:.0%} of them. Whether that "
+            "matters depends on the rest of the step: give --step-ms or --images-per-s."
+        )
+    else:
+        gain = (backbone + full) / (backbone + sampled)
+        shares = f"the head is {full / (backbone + full):.0%} of a step with all classes, "
+        shares += f"{sampled / (backbone + sampled):.0%} with {rate:.0%} of them"
+        if gain < 1.1:
+            said.append(f"Sampling does not pay: {shares}; a step would be {gain - 1:.0%} faster.")
+        else:
+            said.append(f"Sampling makes a step {gain:.2f} times as fast: {shares}.")
+    if rate < 1.0:
+        rows = found["seconds"]["sampled"]["rows"]
+        said.append(
+            f"Rows that take part are moved in {_time(rows)}; a dense optimiser would pass over all rows and a "
+            f"gradient of their size in {_time(found['dense_update_seconds'])}. Sampling saves time, no memory."
+        )
+    return said
+
+
+def table(found: dict[str, Any]) -> str:
+    """For people."""
+    lines = [
+        f"{found['classes']:,} classes, D {found['dim']}, batch {found['batch']:,}, {found['gpus']:,} process(es) of "
+        f"{found['local_classes']:,} classes; {found['sampled']:,} take part at rate {found['sample_rate']:g}",
+        "",
+        "memory of a process",
+        *(f"  {name:32}{_size(size):>12}" for name, size in found["memory"].items()),
+        f"  {'together':32}{_size(found['memory_total']):>12}",
+    ]
+    if found["place"] != "device":
+        where = "the host's memory" if found["place"] == "host" else "files"
+        lines += [f"  in {where + ', all rows':29}{_size(sum(found['kept'].values())):>12}"]
+    lines += ["", f"{'collectives of a step':34}{'handed in':>12}{'sent':>12}"]
+    lines += [
+        f"  {name:32}{_size(size['handed_in']):>12}{_size(size['sent']):>12}"
+        for name, size in found["collectives"].items()
+    ]
+    columns = {"all": "all classes", "sampled": f"rate {found['sample_rate']:g}"}
+    lines += ["", f"{'time of the head in a step':34}" + "".join(f"{name:>12}" for name in columns.values())]
+    for part in found["seconds"]["all"]:
+        lines.append(f"  {part:32}" + "".join(f"{_time(found['seconds'][c][part]):>12}" for c in columns))
+    totals = "".join(f"{_time(sum(found['seconds'][c].values())):>12}" for c in columns)
+    lines.append(f"  {'together':32}{totals}")
+    rates = ", ".join(f"{name} {rate:,.0f} GFLOP/s" for name, rate in found["rates"]["gflops"].items())
+    lines += [f"  (kernel {found['impl']}; {rates}; memory {found['rates']['gbytes_per_s']:,.0f} GB/s)", ""]
+    return "\n".join(lines + found["verdict"])
+
+
+def num_bytes(text: str) -> int:
+    """ "80GiB", "24 GB", "1e9" -> bytes."""
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([KMGT]?I?)B?\s*", text.upper().replace("E", "e"))
+    if not found or found[2] not in _UNITS:
+        raise ValueError(f"memory {text!r}; expected a number with a unit, such as 80GiB or 24GB")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def _job(options: PlanOptions) -> plan.Job:
+    for name in ("classes", "dim", "gpus", "batch", "threads"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name} {getattr(options, name)}; expected at least 1")
+    if not 0.0 < options.sample_rate <= 1.0:
+        raise ValueError(f"--sample-rate {options.sample_rate}; expected 0 < rate <= 1")
+    impl = options.impl
+    if impl == "auto":
+        impl = "triton" if _device(options).type == "cuda" else "cpu"
+    return plan.Job(
+        options.classes,
+        options.dim,
+        options.gpus,
+        options.batch,
+        options.sample_rate,
+        plan.DTYPES[options.dtype],
+        plan.DTYPES[options.state_dtype],
+        "fp32" if impl == "plain" else options.precision,
+        plan.OPTIMIZERS[options.optimizer](),
+        options.place,
+        impl,
+        options.threads,
+    )
+
+
+def _machine(options: PlanOptions) -> plan.Machine:
+    if options.rates:
+        given = json.loads(options.rates.read_text())
+        rates = Rates(**given.get("rates", given))
+        rates = replace(rates, gexp_per_s=rates.gexp_per_s or math.inf)
+    elif options.tflops and options.bandwidth:
+        # (exponentials of a machine that is not here are not known, and not counted)
+        rates = Rates({options.precision: options.tflops * 1e3}, options.bandwidth, math.inf)
+    elif options.tflops or options.bandwidth:
+        raise ValueError(
+            "--tflops and --bandwidth describe another machine: give both, or none to measure this one"
+        )
+    else:
+        torch.set_num_threads(options.threads)
+        rates = measure_rates(_device(options), options.batch, options.dim)
+    job = _job(options)
+    if job.precision not in rates.gflops:
+        raise ValueError(f"the rates know {', '.join(rates.gflops)}, not --precision {job.precision}")
+    return plan.Machine(rates, KERNEL_SHARE[job.impl], options.link_gbps / 8, options.latency_us * 1e-6)
+
+
+def _device(options: PlanOptions) -> torch.device:
+    given = options.tflops is not None or options.rates is not None
+    if options.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if options.device == "cuda" and not torch.cuda.is_available() and not given:
+        raise ValueError("--device cuda: no GPU here to measure; give --tflops and --bandwidth, or --rates")
+    return torch.device(options.device)
+
+
+def _backbone_seconds(options: PlanOptions) -> float | None:
+    if options.step_ms is not None and options.images_per_s is not None:
+        raise ValueError("--step-ms and --images-per-s say the same; give one of them")
+    if options.images_per_s is not None:
+        return options.batch / options.gpus / options.images_per_s
+    return None if options.step_ms is None else options.step_ms / 1e3
+
+
+def _finite(x: float) -> float | None:
+    return x if math.isfinite(x) else None
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1024
+    return f"{count:.3g} TiB"
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:,.2f} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"

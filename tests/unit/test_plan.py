@@ -1,0 +1,210 @@
+"""The planner's formulas, and that its memory is what a process takes."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.head import HeadOptions, measure
+from partial_fc import cli, plan, plan_report
+from partial_fc.comm import SingleWorld
+from partial_fc.head import CosFace, PartialFC
+from partial_fc.head.centres import Storage
+from partial_fc.machine import Rates
+from partial_fc.optim.rows import RowAdagrad, RowAdamW, RowSGD
+from partial_fc.plan import Job, Machine
+from partial_fc.plan_report import PlanOptions
+
+
+def job(**changed):
+    usual = Job(
+        1_000_003, 512, 8, 1024, 1.0, torch.bfloat16, torch.float32, "bf16", RowSGD(), "device", "cpu"
+    )
+    return replace(usual, **changed)
+
+
+@pytest.mark.parametrize(
+    ("impl", "options"),
+    [
+        ("plain", {"classes": 150_000, "dim": 128}),
+        ("cpu", {"classes": 150_000, "dim": 128, "sample_rate": 0.3, "state_dtype": "fp32"}),
+        # where what a step works in outweighs what is kept
+        ("cpu", {"classes": 30_000, "dim": 256, "batch": 512, "optimizer": "adamw", "dtype": "fp32"}),
+    ],
+)
+def test_memory_is_what_the_bench_measures(impl, options):
+    settings = HeadOptions(**{"batch": 128, **options}, num_processes=1, impl=impl, steps=2)
+    measured = measure(settings)["added_bytes"]
+    same = {name: getattr(settings, name) for name in ("classes", "dim", "batch", "sample_rate", "dtype")}
+    planned = plan_report.make(
+        PlanOptions(
+            **same,
+            state_dtype=settings.state_dtype,
+            optimizer=settings.optimizer,
+            impl=impl,
+            device="cpu",
+            tflops=1,
+            bandwidth=1,
+            precision="fp32" if impl == "plain" else settings.precision,
+        )
+    )["memory_total"]
+    assert planned == pytest.approx(measured, rel=0.25)
+
+
+@pytest.mark.parametrize("optimizer", [RowSGD(), RowAdamW(), RowAdagrad()])
+def test_a_row_takes_what_the_head_keeps_for_it(optimizer):
+    storage = Storage(torch.bfloat16, torch.float32)
+    head = PartialFC(103, 16, CosFace(), optimizer=optimizer, storage=storage, impl="plain")
+    sizes = {name: rows.numel() * rows.element_size() for name, rows in head.row_state().items()}
+    planned = plan.kept_bytes(job(classes=103, dim=16, ranks=1, optimizer=optimizer))
+    assert planned["centres"] == sizes.pop("centres")
+    assert planned["touched"] == sizes.pop("touched") + 103, "and one byte: whether the row exists"
+    assert planned["optimiser state"] == sum(sizes.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_collectives_are_those_of_a_step(dtype):
+    world = SingleWorld()
+    head = PartialFC(50, 16, CosFace(), world=world)
+    feat = torch.randn(6, 16).to(dtype).requires_grad_()
+    with world.counted() as traffic:
+        head(feat, torch.arange(6)).backward()
+        head.step(0.1)
+    planned = plan.collective_bytes(job(classes=50, dim=16, ranks=1, batch=6), dtype.itemsize)
+    assert dict(traffic.num_bytes) == planned
+
+
+def test_rings_send_what_others_need():
+    assert plan.link_bytes(job(ranks=1)) == dict.fromkeys(plan.collective_bytes(job()), 0)
+    sent, handed = plan.link_bytes(job(ranks=8)), plan.collective_bytes(job(ranks=8))
+    assert sent["head/gather"] == 7 * handed["head/gather"]
+    assert sent["head/softmax"] == 2 * 7 * handed["head/softmax"] // 8
+    assert sent["head/features"] == 7 * handed["head/features"] // 8
+
+
+def test_sampled_rows_are_those_that_take_part():
+    head = PartialFC(10_007, 8, CosFace(), sample_rate=0.07, impl="plain")
+    label = torch.arange(0, 10_007, 500)
+    rows, _ = head.rows(label)
+    planned = job(classes=10_007, dim=8, ranks=1, batch=len(label), sample_rate=0.07).sampled
+    assert len(rows) == pytest.approx(planned, rel=0.05)
+    assert job(classes=10, ranks=1, sample_rate=0.5).sampled == 10, (
+        "the batch has more classes than there are"
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"sample_rate": 0.1}, {"ranks": 3}, {"place": "host", "sample_rate": 0.01}, {"impl": "plain"}],
+)
+def test_the_largest_class_count_just_fits(changed):
+    limit = 3 << 30
+    most = plan.largest_classes(job(**changed), limit)
+    together = lambda classes: sum(plan.memory(job(**changed, classes=classes)).values())  # noqa: E731
+    assert together(most) <= limit < together(most + 1)
+    assert plan.largest_classes(job(), 1000) == 0
+
+
+def test_time_follows_from_the_rates():
+    machine = Machine(Rates({"bf16": 1e6}, 1000.0, math.inf), 0.5, 10.0, 1e-5)
+    full = plan.head_seconds(job(ranks=1), machine)
+    assert full["products"] == pytest.approx(8 * 1024 * 1_000_003 * 512 / 0.5e15)
+    assert full["rows"] == pytest.approx(1_000_003 * (3 * 512 * 2 + 2 * 512 * 4 + 4) / 1e12)
+    assert full["links"] == full["exponentials"] == 0
+    half = plan.head_seconds(job(ranks=2), machine)
+    assert half["products"] == pytest.approx(full["products"] / 2, rel=1e-5)
+    assert half["links"] == pytest.approx(sum(plan.link_bytes(job(ranks=2)).values()) / 1e10 + 3e-5)
+    exp = plan.head_seconds(job(ranks=1), replace(machine, rates=Rates({"bf16": 1e6}, 1000.0, 10.0)))
+    assert exp["exponentials"] == pytest.approx(2 * 1024 * 1_000_003 / 1e10)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("80GiB", 80 << 30),
+        ("24 GB", 24 * 10**9),
+        ("1e9", 10**9),
+        ("1.5MiB", 3 << 19),
+        ("512", 512),
+        ("2T", 2 * 10**12),
+    ],
+)
+def test_sizes_are_read(text, size):
+    assert plan_report.num_bytes(text) == size
+
+
+ELSEWHERE = PlanOptions(10_000_000, gpus=8, device="cuda", tflops=650.0, bandwidth=4300.0, link_gbps=3600)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"memory": "4 balls"}, "80GiB"),
+        ({"classes": 0}, "--classes 0"),
+        ({"sample_rate": 1.5}, "0 < rate <= 1"),
+        ({"bandwidth": None}, "give both"),
+        ({"step_ms": 1.0, "images_per_s": 2.0}, "give one"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(changed, message):
+    with pytest.raises(ValueError, match=message):
+        plan_report.make(replace(ELSEWHERE, **changed))
+
+
+def test_verdict_weighs_the_head_against_the_step():
+    slow_backbone = "\n".join(plan_report.make(replace(ELSEWHERE, step_ms=1000.0))["verdict"])
+    assert "Sampling does not pay" in slow_backbone
+    fast_backbone = "\n".join(plan_report.make(replace(ELSEWHERE, images_per_s=128 / 2e-3))["verdict"])
+    assert "times as fast" in fast_backbone
+    assert "give --step-ms" in "\n".join(plan_report.make(ELSEWHERE)["verdict"])
+    small = "\n".join(plan_report.make(replace(ELSEWHERE, memory="1GiB"))["verdict"])
+    assert small.startswith("Does not fit")
+    large = "\n".join(plan_report.make(replace(ELSEWHERE, memory="80GiB", reserve="20GiB"))["verdict"])
+    assert large.startswith("Fits")
+    assert "of 60 GiB" in large
+
+
+def test_the_backbone_is_counted_where_asked():
+    without = plan_report.make(ELSEWHERE)
+    with_it = plan_report.make(replace(ELSEWHERE, backbone_parameters=10**8))
+    assert with_it["memory_total"] - without["memory_total"] == 3 * 4 * 10**8
+    assert with_it["collectives"]["backbone"]["sent"] == 2 * 7 * 4 * 10**8 // 8
+
+
+def test_json_can_be_read_back_as_rates(monkeypatch, capsys, tmp_path):
+    arguments = "plan --classes 1000000 --gpus 4 --device cuda --tflops 600 --bandwidth 4000 --json"
+    monkeypatch.setattr(sys, "argv", ["partial-fc", *arguments.split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    found = json.loads(capsys.readouterr().out)
+    (tmp_path / "rates.json").write_text(json.dumps(found))
+    again = plan_report.make(PlanOptions(1_000_000, gpus=4, device="cuda", rates=tmp_path / "rates.json"))
+    assert again == found
+
+
+def test_the_table_says_all_of_it(capsys):
+    plan_report.report(replace(ELSEWHERE, memory="80GiB", step_ms=20.0, backbone_parameters=10**7))
+    said = capsys.readouterr().out
+    found = plan_report.make(replace(ELSEWHERE, memory="80GiB", step_ms=20.0, backbone_parameters=10**7))
+    for name in (*found["memory"], *found["collectives"], *found["seconds"]["all"], *found["verdict"]):
+        assert name in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["plan", "--classes", "5"], "plan"),
+        (["bench", "head"], "bench head"),
+        (["bench", "--help"], None),
+        (["plans"], None),
+        ([""], None),
+        ([], None),
+    ],
+)
+def test_commands_are_found_with_and_without_a_group(arguments, name):
+    found = cli.find(arguments)
+    assert (found and found[0]) == name
