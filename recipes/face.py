@@ -24,18 +24,15 @@ from partial_fc.comm import World
 from partial_fc.data import Loader, Source, Synthetic, open_source
 from partial_fc.data.augment import glyph, mirror
 from partial_fc.evaluate import Verification
-from partial_fc.head import ArcFace, CombinedMargin, CosFace, Margin, PartialFC, Softmax
-from partial_fc.head.hard_negatives import HardNegatives
-from partial_fc.head.margin import SphereFace
-from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
+from partial_fc.head import PartialFC
 from partial_fc.optim import backbone as backbone_optimizer
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
-from partial_fc.optim.rows import RowAdamW, RowOptimizer, RowSGD
 from partial_fc.optim.schedule import Schedule, linear_scaling
 from partial_fc.train.log import open_files
 from partial_fc.train.loop import Job, Outcome, train
 from partial_fc.train.sync_batch_norm import convert
 from recipes.face_config import Config, parse
+from recipes.face_head import build_head, head_lr_ratio
 
 
 def main(arguments: list[str]) -> None:
@@ -74,26 +71,11 @@ def main(arguments: list[str]) -> None:
     # ---- model
     dtype = torch.float64 if config.precision == "fp64" else torch.float32
     backbone = _backbone(config, device, dtype, world)
-    head = PartialFC(
-        num_classes,
-        config.embedding_size,
-        _margin(config),
-        config.sample_rate,
-        world,
-        config.seed,
-        _row_optimizer(config),
-        device,
-        dtype,
-        interclass_filtering_threshold=config.interclass_filtering_threshold or None,
-        sub_centres=config.sub_centres,
-        label_smoothing=config.label_smoothing,
-        sampling_correction=config.sampling_correction,
-        hard_negatives=_hard_negatives(config, num_classes, device),
-    )
+    head = build_head(config, num_classes, world, device, dtype)
     optimizer = backbone_optimizer.build(config.optimizer, backbone, config.momentum, config.weight_decay)
     logger.info(
-        f"{config.network}: {sum(p.numel() for p in backbone.parameters()):,} parameters; this rank has centres "
-        f"{head.shard.start} to {head.shard.stop} of {num_classes}"
+        f"{config.network}: {sum(p.numel() for p in backbone.parameters()):,} parameters; this rank has the centres of "
+        f"classes {head.shard.start} to {head.shard.stop} of {num_classes}; kernel {head.kernel.name}, {head.optimizer}"
     )
 
     # ---- start: a given checkpoint, else the newest of this run, else --pretrained, else from scratch
@@ -121,6 +103,8 @@ def main(arguments: list[str]) -> None:
             dtype=dtype,
             autocast=config.precision == "bf16",
             clip=config.clip,
+            head_clip=config.head_clip,
+            head_lr_ratio=head_lr_ratio(config),
             models_root=config.models_root,
             logger=logger,
             verifications=verifications,
@@ -209,34 +193,6 @@ def _backbone(config: Config, device: torch.device, dtype: torch.dtype, world: W
     backbone.to(device, dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     broadcast_module(backbone, world)
     return convert(backbone, world) if config.sync_bn else backbone
-
-
-def _margin(config: Config) -> Margin:
-    if config.margins is not None:
-        return CombinedMargin(config.scale, *config.margins)
-    if config.loss == "cosface":
-        return CosFace(config.scale)
-    if config.loss == "softmax":
-        return Softmax(config.scale)
-    if config.loss == "sphereface":
-        return SphereFace(config.scale)
-    if config.loss == "adaface":
-        return AdaFace(config.scale)
-    if config.loss == "curricularface":
-        return CurricularFace(config.scale)
-    return ArcFace(config.scale, straight_through=config.loss == "arcface-straight-through")
-
-
-def _hard_negatives(config: Config, num_classes: int, device: torch.device) -> HardNegatives | None:
-    if not config.hard_negatives:
-        return None
-    return HardNegatives(num_classes, config.hard_negatives, config.hard_negatives_every, device=device)
-
-
-def _row_optimizer(config: Config) -> RowOptimizer:
-    if config.optimizer == "sgd":
-        return RowSGD(config.momentum, config.weight_decay)
-    return RowAdamW(weight_decay=config.weight_decay)
 
 
 def _schedule(

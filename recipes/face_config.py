@@ -90,12 +90,37 @@ class Config:
     hard_negatives_every: int = 10
     """Steps from one search for nearer centres, among those that take part, to the next. One takes about a third of
     the arithmetic of the head's step."""
+    head_impl: Literal["auto", "plain", "cpu", "triton"] = "auto"
+    """What computes the last layer. auto: the Triton kernels on a GPU, the C++ kernel on a CPU, plain PyTorch for
+    --precision fp64."""
+
+    # ---- centres
+    centre_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """How the class centres are stored; bf16 is rounded stochastically, so that small updates add up."""
+    centre_state_dtype: Literal["same", "fp32", "bf16", "fp16"] = "same"
+    """How the optimiser's state of the centres is stored, where it is as wide as they are."""
+    centre_place: Literal["device", "host", "disk"] = "device"
+    """Where the centres and their state lie: in the memory of the device that computes, in the host's, or in files."""
+    centre_path: Path | None = None
+    """For --centre-place disk: a folder on a fast local disk, with a sub-folder for each process."""
+    head_optimizer: Literal["same", "sgd", "nesterov", "adamw", "adagrad", "adam"] = "same"
+    """Of the centres; it moves those that took part in a step. same: as --optimizer. adagrad and adam are row-wise:
+    one number for a centre instead of one for each of its values (adam: for the second moment)."""
+    head_lr: float | None = None
+    """Learning rate of the centres; scaled and scheduled like --lr, which it is when not given."""
+    head_weight_decay: float | None = None
+    """Of the centres; --weight-decay when not given."""
+    head_clip: float = 0.0
+    """Largest norm of the gradient of all centres; --clip is then the backbone's alone. 0: see --clip."""
+    head_catch_up: Literal["none", "exact"] = "none"
+    """exact: before a centre takes part again it gets what a dense optimiser would have done to it meanwhile (decay,
+    momentum). none: it rests."""
 
     # ---- optimisation
     batch_size: int = 64
     """Images of one process in one step."""
     lr: float = 0.1
-    """Learning rate of backbone and centres, for a global batch of --base-batch-size."""
+    """Learning rate of backbone and centres (see --head-lr), for a global batch of --base-batch-size."""
     base_batch_size: int = 512
     """The global batch that --lr is meant for."""
     lr_scaling: Literal["linear", "none"] = "linear"
@@ -115,15 +140,16 @@ class Config:
     max_steps: int | None = None
     """Ends training after so many updates instead of --epochs."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
-    """Of backbone and centres; of the centres it moves those that took part in a step."""
+    """Of backbone and centres (see --head-optimizer)."""
     momentum: float = 0.9
     """Of SGD, for backbone and centres."""
     weight_decay: float = 5e-4
-    """Of backbone and centres."""
+    """Of backbone and centres (see --head-weight-decay)."""
     clip: float = 0.0
     """Largest norm of the whole gradient, over backbone and all shards; 0: any."""
     precision: Literal["bf16", "fp32", "fp64"] = "bf16"
-    """bf16: the backbone computes in bfloat16 where that is safe (autocast); parameters stay fp32. fp64: for checks,
+    """bf16: the backbone computes in bfloat16 where that is safe (autocast), the head multiplies bfloat16 numbers and
+    adds up in fp32; parameters stay fp32 (for the centres see --centre-dtype). fp64: for checks,
     where rounding would hide whether two runs do the same."""
     seed: int = 0
     """Of everything that is random: equal seeds give equal runs, for any number of ranks."""
@@ -164,6 +190,7 @@ class Config:
             "verbose",
             "checkpoint_every",
             "clip",
+            "head_clip",
             "warmup_steps",
             "warmup_epochs",
             "max_bad_records",
@@ -198,6 +225,16 @@ class Config:
                 raise ValueError(
                     f"--{name.replace('_', '-')} is {getattr(self, name)}; expected from 0 (none) to below 1"
                 )
+        if (self.centre_place == "disk") != (self.centre_path is not None):
+            raise ValueError("--centre-place disk and --centre-path DIR go together: give both, or none")
+        if self.precision == "fp64" and (self.centre_dtype, self.centre_state_dtype) != ("fp32", "same"):
+            raise ValueError(
+                "--precision fp64 stores the centres so, too: leave --centre-dtype and its state's out"
+            )
+        if self.precision == "fp64" and self.head_impl in ("cpu", "triton"):
+            raise ValueError(
+                f"--head-impl {self.head_impl} computes in fp32; --precision fp64 goes with plain"
+            )
         if self.label_smoothing:
             for flag, used in {
                 "--interclass-filtering-threshold": self.interclass_filtering_threshold > 0,

@@ -42,7 +42,9 @@ class Job:
     schedule: Schedule
     dtype: torch.dtype  # of parameters and centres
     autocast: bool  # the backbone computes in bfloat16
-    clip: float  # largest norm of the whole gradient; 0: any
+    clip: float  # largest norm of the whole gradient (of the backbone's, with head_clip); 0: any
+    head_clip: float  # largest norm of the centres' gradient; 0: see clip
+    head_lr_ratio: float  # learning rate of the centres over the schedule's
     # what comes out
     models_root: Path
     logger: Logger
@@ -114,17 +116,20 @@ def train(job: Job) -> Outcome:
 
         # ---- backbone, backward: gradients leave for the other ranks as they appear
         feat_BD.backward(feat_leaf_BD.grad)
-        job.sync.wait()
         watch.lap("backbone")
 
-        # ---- update
-        if job.clip:
-            clip_gradient(job)
+        # ---- update: the centres move while the last of those gradients travel, if no norm has to be known first
+        clipping = bool(job.clip or job.head_clip)
+        if clipping:
+            job.sync.wait()
+            clip_gradients(job)
+        job.head.step(lr * job.head_lr_ratio)
+        watch.lap("head")
+        if not clipping:
+            job.sync.wait()
         set_lr(job.optimizer, lr)
         job.optimizer.step()
         watch.lap("backbone")
-        job.head.step(lr)
-        watch.lap("head")
         job.step += 1
         job.position = batch.position
         curve.add(job.step, loss_value, lr)
@@ -161,12 +166,24 @@ def check_finite(loss: float, job: Job) -> None:
         )
 
 
-def clip_gradient(job: Job) -> None:
-    """Scales backbone's and centres' gradient alike so that their joint norm, over all ranks, is at most clip."""
-    norm = (job.sync.square_sum() + job.head.gradient_square_sum()).sqrt().item()
-    if norm > job.clip:
-        job.sync.scale(job.clip / norm)
-        job.head.scale_gradient(job.clip / norm)
+def clip_gradients(job: Job) -> None:
+    """Scales backbone's and centres' gradient alike so that their joint norm, over all ranks, is at most clip; with
+    head_clip each by itself. The norm of the centres' gradient costs half a pass over them, as it is never stored."""
+    square = job.sync.square_sum()
+    if job.clip and not job.head_clip:
+        square = square + job.head.gradient_square_sum()
+    factor = _shrink(square, job.clip)
+    if factor < 1.0:
+        job.sync.scale(factor)
+    head_factor = _shrink(job.head.gradient_square_sum(), job.head_clip) if job.head_clip else factor
+    if head_factor < 1.0:
+        job.head.scale_gradient(head_factor)
+
+
+def _shrink(square_sum: Tensor, largest: float) -> float:
+    """What brings a gradient to the largest norm allowed (0: any)."""
+    norm = square_sum.sqrt().item()
+    return largest / norm if largest and norm > largest else 1.0
 
 
 def evaluate(job: Job, progress: Progress) -> dict[str, float]:

@@ -1,0 +1,96 @@
+"""The last layer of recipe `face`: from flags to PartialFC."""
+
+import torch
+
+from partial_fc.comm import World
+from partial_fc.head import (
+    AdaFace,
+    ArcFace,
+    CombinedMargin,
+    CosFace,
+    CurricularFace,
+    HardNegatives,
+    Margin,
+    PartialFC,
+    Softmax,
+    SphereFace,
+    Storage,
+)
+from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
+from recipes.face_config import Config
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def build_head(
+    config: Config, num_classes: int, world: World, device: torch.device, dtype: torch.dtype
+) -> PartialFC:
+    """dtype: what is computed in, float32 or, for checks, float64 (centres are then stored so, too)."""
+    hard_negatives = None
+    if config.hard_negatives:
+        hard_negatives = HardNegatives(
+            num_classes, config.hard_negatives, config.hard_negatives_every, device=device
+        )
+    return PartialFC(
+        num_classes,
+        config.embedding_size,
+        _margin(config),
+        config.sample_rate,
+        world,
+        config.seed,
+        _row_optimizer(config),
+        device,
+        dtype,
+        impl=config.head_impl,
+        precision="bf16" if config.precision == "bf16" else "fp32",
+        storage=_storage(config, dtype),
+        catch_up=config.head_catch_up,
+        interclass_filtering_threshold=config.interclass_filtering_threshold or None,
+        sub_centres=config.sub_centres,
+        label_smoothing=config.label_smoothing,
+        sampling_correction=config.sampling_correction,
+        hard_negatives=hard_negatives,
+    )
+
+
+def head_lr_ratio(config: Config) -> float:
+    """What the schedule's learning rate is multiplied by for the centres."""
+    return 1.0 if config.head_lr is None else config.head_lr / config.lr
+
+
+def _margin(config: Config) -> Margin:
+    if config.margins is not None:
+        return CombinedMargin(config.scale, *config.margins)
+    match config.loss:
+        case "cosface":
+            return CosFace(config.scale)
+        case "softmax":
+            return Softmax(config.scale)
+        case "sphereface":
+            return SphereFace(config.scale)
+        case "adaface":
+            return AdaFace(config.scale)
+        case "curricularface":
+            return CurricularFace(config.scale)
+    return ArcFace(config.scale, straight_through=config.loss == "arcface-straight-through")
+
+
+def _row_optimizer(config: Config) -> RowOptimizer:
+    name = config.optimizer if config.head_optimizer == "same" else config.head_optimizer
+    decay = config.weight_decay if config.head_weight_decay is None else config.head_weight_decay
+    match name:
+        case "sgd" | "nesterov":
+            return RowSGD(config.momentum, decay, nesterov=name == "nesterov")
+        case "adamw":
+            return RowAdamW(weight_decay=decay)
+        case "adam":
+            return RowAdam(weight_decay=decay)
+    return RowAdagrad(weight_decay=decay)
+
+
+def _storage(config: Config, dtype: torch.dtype) -> Storage:
+    if dtype == torch.float64:
+        return Storage(dtype, None, config.centre_place, config.centre_path)
+    centre = _DTYPES[config.centre_dtype]
+    state = centre if config.centre_state_dtype == "same" else _DTYPES[config.centre_state_dtype]
+    return Storage(centre, state, config.centre_place, config.centre_path)
