@@ -8,49 +8,18 @@ Letters: L rows of this rank, S rows that take part in a step, K a chunk of them
 is class number * sub_centres + its place within the class; local numbers count from this rank's first row.
 """
 
-import mmap
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from partial_fc import keyed
+from partial_fc.head.row_files import RowFiles
+from partial_fc.head.staging import Staging
+from partial_fc.head.storage import Storage, round_stochastically, zeros
 from partial_fc.optim import catch_up as catching_up
 from partial_fc.optim.rows import RowOptimizer
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-@dataclass(frozen=True)
-class Storage:
-    """How rows rest between steps. A step computes in float32 (float64 where dtype is float64), whatever the dtypes.
-
-    bfloat16 is rounded stochastically: up or down with the probabilities that keep the expected value, so that
-    updates far below its 8 bits still add up. float16 and start values are rounded to nearest.
-    """
-
-    dtype: torch.dtype = torch.float32  # of the centres: float32, bfloat16, float16 (float64 for checks)
-    state_dtype: torch.dtype | None = (
-        None  # of the (rows, D) state; None: as dtype. (rows, 1) state is float32
-    )
-    place: Literal["device", "host", "disk"] = "device"
-    path: Path | None = None  # for place "disk": the folder
-
-    def __post_init__(self) -> None:
-        for name, dtype in (("dtype", self.dtype), ("state_dtype", self.state_dtype or self.dtype)):
-            if dtype not in DTYPES:
-                raise ValueError(
-                    f"{name} of the centres is {dtype}; expected one of {', '.join(map(str, DTYPES))}"
-                )
-        if self.place not in ("device", "host", "disk"):
-            raise ValueError(f"the centres' place is {self.place!r}; expected device, host or disk")
-        if (self.place == "disk") != (self.path is not None):
-            raise ValueError(
-                f"the centres' place is {self.place!r} and their path {self.path}; place disk needs the folder of a "
-                "fast local disk, and no other place takes one"
-            )
 
 
 @dataclass(frozen=True)
@@ -70,14 +39,6 @@ class SGDFields:
 def initial_centres(row_M: Tensor, embedding_size: int, seed: int) -> Tensor:
     """The start values of rows by global number, N(0, 0.01): float32 (M, D), on row_M's device."""
     return keyed.normal(row_M, embedding_size, keyed.fold(seed, *b"centres")).mul_(0.01)
-
-
-def round_stochastically(x_KD: Tensor, row_K: Tensor, key: int) -> Tensor:
-    """float32 -> bfloat16 of the same shape: the upper half of (bits + noise), where the noise of a row and column is
-    that of keyed.rounding_noise. What is not finite only loses its lower half. row_K: global row numbers."""
-    bits = keyed.rounding_noise(row_K, x_KD.shape[1], key)
-    bits.masked_fill_(x_KD.isfinite().logical_not_(), 0).add_(x_KD.view(torch.int32))
-    return bits.view(torch.int16)[:, 1::2].view(torch.bfloat16)
 
 
 class Centres:
@@ -118,10 +79,23 @@ class Centres:
         for name, width in optimizer.state_widths().items():
             row = (embedding_size, storage.state_dtype or storage.dtype)
             self._columns[name] = row if width == "row" else (1, self._work_dtype)
+        # Where rows lie, and whether the device works on them there or on copies of those that take part.
+        home = self.device if storage.place == "device" else torch.device("cpu")
         columns = {**self._columns, "touched": (1, torch.int32)}
-        self._tables = {name: zeros(num_rows, *column, self.device) for name, column in columns.items()}
-        self._exists_L = torch.zeros(num_rows, dtype=torch.bool, device=self.device)
+        self._tables: dict[str, Tensor] = {}
+        self._files: RowFiles | None = None
+        if storage.path is not None and num_rows:  # all but the few bytes a row that are looked at most often
+            folder = storage.path / f"rows-{first_row:012d}"
+            wide = {name: column for name, column in columns.items() if column[0] == embedding_size}
+            self._files = RowFiles(folder, num_rows, wide, first_row)
+            self._tables = dict(self._files.tables)
+        for name in columns.keys() - self._tables.keys():
+            self._tables[name] = zeros(num_rows, *columns[name], home)
+        self._exists_L = torch.zeros(num_rows, dtype=torch.bool, device=home)
         self._num_missing = num_rows
+        self._staging = Staging(self._tables, self.device) if indexes_copies(storage, self.device) else None
+        self._num_steps = 0  # that were updated
+        self._fetched = -1  # the step of the last fetch
 
     @property
     def centre_LD(self) -> Tensor:
@@ -129,7 +103,8 @@ class Centres:
         return self._tables["centres"]
 
     def all_rows(self) -> Tensor:
-        """The centres with every row made: from then on they take all their memory."""
+        """The centres with every row made: from then on they take all their memory. Not a copy."""
+        self._drain()
         self._create_missing(None)
         return self.centre_LD
 
@@ -137,8 +112,28 @@ class Centres:
         """Readies the rows row_S (local numbers, ascending, each once; None: all) for a step: makes the missing ones,
         catches up. Returns a table, and the rows' places in it (None: the table is those rows, in order)."""
         self._create_missing(row_S)
-        self._bring_up(self._tables, row_S, row_S, step)
-        return self.centre_LD, row_S
+        if self._staging is None:
+            self._bring_up(self._tables, row_S, row_S, step)
+            return self.centre_LD, row_S
+        if row_S is None:
+            row_S = torch.arange(self.num_rows, device=self.device)
+        self._staging.take(row_S, same_step=step == self._fetched)
+        self._fetched = step
+        copies = self._staging.copies
+        self._bring_up(copies.tables, None, copies.row_S, step)
+        return copies.tables["centres"], None if len(copies.row_S) == len(row_S) else copies.places(row_S)[0]
+
+    def prefetch(self, row_S: Tensor | None) -> None:
+        """Begins to bring rows that the next step will fetch (as far as they are known: its negatives), if they lie
+        elsewhere. Changes no result."""
+        if row_S is None or (self._staging is None and self._files is None):
+            return
+        row_S = row_S.cpu()
+        row_S = row_S[self._exists_L[row_S]]
+        if self._staging is not None:
+            self._staging.prefetch(row_S)
+        elif self._files is not None:
+            self._files.read_ahead(row_S)
 
     def update(
         self, row_K: Tensor | None, begin: int, end: int, grad_KD: Tensor, lr: float, step: int
@@ -146,15 +141,20 @@ class Centres:
         """One step of the optimiser for rows [begin, end) of those fetched. row_K: that part of row_S, None where
         row_S was None. grad_KD: their gradient, floating; it is overwritten."""
         self._record(lr, step)
+        tables = self._tables if self._staging is None else self._staging.copies.tables
         for low in range(begin, end, self._chunk):
             part = slice(low - begin, min(low + self._chunk, end) - begin)
-            at = slice(begin + part.start, begin + part.stop) if row_K is None else row_K[part]
-            centre_KD, state = self._load(self._tables, at)
+            row = at = slice(begin + part.start, begin + part.stop) if row_K is None else row_K[part]
+            if self._staging is not None and isinstance(row, Tensor):
+                at, found = self._staging.copies.places(row)
+                assert found.all(), "update of rows that were not fetched"
+            centre_KD, state = self._load(tables, at)
             self.optimizer.step(centre_KD, state, grad_KD[part].to(self._work_dtype), lr)
-            self._store(self._tables, at, at, centre_KD, state, step)
+            self._store(tables, at, row, centre_KD, state, step)
 
     def sgd_fields(self, step: int, lr: float) -> SGDFields:
-        """For code that does a step of RowSGD by itself, on tables that it indexes in place, instead of `update`."""
+        """For code that does a step of RowSGD by itself, instead of `update`, where `fetch` gave centre_LD itself."""
+        assert self._staging is None
         self._record(lr, step)
         return SGDFields(
             self._tables["centres"],
@@ -168,14 +168,33 @@ class Centres:
 
     def finish(self, step: int) -> None:
         """Makes and catches up all rows: the table is then the dense optimiser's after `step` steps."""
-        self.fetch(None, step)
+        for row_K in torch.arange(self.num_rows, device=self.device).split(64 * self._chunk):
+            self._fetched = -1  # each takes the place of the one before
+            self.fetch(row_K, step)
+        self._fetched = -1
+        self._drain()
 
     def row_state(self) -> dict[str, Tensor]:
         """All that belongs to the rows, as stored and one row for each: "centres", the optimiser's state by name, and
         "touched", int32 (rows, 1): how many steps the row's values stand for, which is the step after the last that
         it took part in or was caught up to; 0: never. A row that was never made is zeros throughout; whoever loads
         it makes its start value when it is needed. Not copies."""
+        self._drain()
         return self._tables
+
+    def flush(self) -> None:
+        """Returns when the rows are where they are kept. (No substitute for a checkpoint: see row_files.py.)"""
+        self._drain()
+        if self._files is not None:
+            self._files.flush(self._num_steps)
+
+    def close(self) -> None:
+        """The rows are not to be used after it."""
+        if self._staging is not None:
+            self._staging.close()
+        self._tables = {}
+        if self._files is not None:
+            self._files.close(self._num_steps)
 
     def load_row_state(self, rows: dict[str, Tensor]) -> None:
         """Takes over what `row_state` gave, for this rank's rows; other dtypes are converted (to nearest)."""
@@ -186,17 +205,16 @@ class Centres:
         for name, table in self._tables.items():
             if rows[name].shape != table.shape:
                 raise ValueError(f"{name} has shape {tuple(rows[name].shape)}; expected {tuple(table.shape)}")
-        for low in range(0, self.num_rows, self._chunk):
-            part = slice(low, low + self._chunk)
-            made = (
-                (rows["touched"][part] > 0) | (rows["centres"][part] != 0).any(dim=1, keepdim=True)
-            ).squeeze(1)
-            made = made.to(self._exists_L.device)
+        if self._staging is not None:
+            self._staging.forget()
+        size = 16 * self._chunk
+        for low in range(0, self.num_rows, size):
+            new = {name: tensor[low : low + size].to(self._exists_L.device) for name, tensor in rows.items()}
+            made = ((new["touched"] > 0) | (new["centres"] != 0).any(dim=1, keepdim=True)).squeeze(1)
             # Rows that are made neither here nor there are not written: they keep taking no memory.
-            at = low + (made | self._exists_L[part]).nonzero().squeeze(1)
-            for name, table in self._tables.items():
-                table.index_copy_(0, at, rows[name].index_select(0, at.to(rows[name].device)).to(table))
-            self._exists_L[part] = made
+            at = (made | self._exists_L[low : low + size]).nonzero().squeeze(1)
+            self._write(at + low, {name: tensor.index_select(0, at) for name, tensor in new.items()})
+            self._exists_L[low : low + size] = made
         self._num_missing = self.num_rows - int(self._exists_L.sum())
 
     def schedule_state(self) -> dict[str, Any]:
@@ -225,14 +243,32 @@ class Centres:
     def _create_missing(self, row_S: Tensor | None) -> None:
         if not self._num_missing:
             return
-        missing_M = (~self._exists_L).nonzero().squeeze(1) if row_S is None else row_S[~self._exists_L[row_S]]
-        for row_K in missing_M.split(self._chunk):
-            start_KD = initial_centres(row_K + self.first_row, self.embedding_size, self.seed)
-            self.centre_LD.index_copy_(0, row_K, start_KD.to(self.storage.dtype))
+        if row_S is None:
+            missing_M = (~self._exists_L).nonzero().squeeze(1)
+        else:
+            row_S = row_S.to(self._exists_L.device)
+            missing_M = row_S[~self._exists_L[row_S]]
+        for row_K in missing_M.split(self._chunk) if len(missing_M) else ():
+            global_K = row_K.to(self.device) + self.first_row  # made on the device, wherever they lie
+            self._write(row_K, {"centres": initial_centres(global_K, self.embedding_size, self.seed)})
         self._exists_L[missing_M] = True
         self._num_missing -= len(missing_M)
 
+    def _write(self, row_K: Tensor, rows: dict[str, Tensor]) -> None:
+        """Writes rows (ascending numbers) to where they are kept. Other tables than those named are zeros there."""
+        rows = {name: tensor.to(self._tables[name]) for name, tensor in rows.items()}
+        if self._files is not None:
+            self._files.write(row_K, rows)
+        for name, tensor in rows.items():
+            if self._files is None or name not in self._files.tables:
+                self._tables[name].index_copy_(0, row_K, tensor)
+
+    def _drain(self) -> None:
+        if self._staging is not None:
+            self._staging.drain()
+
     def _record(self, lr: float, step: int) -> None:
+        self._num_steps = step + 1
         if self._catch_up is None:
             return
         known = len(self._catch_up.rates)
@@ -300,10 +336,6 @@ class Centres:
                 table[at] = rows
 
 
-def zeros(num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(num_rows, width) zeros. In ordinary memory they begin on a page, and pages take no memory until written to."""
-    num_bytes = num_rows * width * dtype.itemsize
-    if device.type != "cpu" or not num_bytes:
-        return torch.zeros(num_rows, width, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=dtype).view(num_rows, width)
+def indexes_copies(storage: Storage, device: torch.device) -> bool:
+    """Whether the device works on copies of rows, because it cannot index them where they lie."""
+    return storage.place != "device" and device.type != "cpu"

@@ -1,0 +1,66 @@
+"""How rows of centres rest between steps: dtypes, their rounding, and plain memory for them."""
+
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from partial_fc import keyed
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How rows rest between steps. A step computes in float32 (float64 where dtype is float64), whatever the dtypes.
+
+    bfloat16 is rounded stochastically: up or down with the probabilities that keep the expected value, so that
+    updates far below its 8 bits still add up. float16 and start values are rounded to nearest.
+    """
+
+    dtype: torch.dtype = torch.float32  # of the centres: float32, bfloat16, float16 (float64 for checks)
+    state_dtype: torch.dtype | None = (
+        None  # of the (rows, D) state; None: as dtype. (rows, 1) state is float32
+    )
+    place: Literal["device", "host", "disk"] = "device"
+    path: Path | None = None  # for place "disk": the folder
+
+    def __post_init__(self) -> None:
+        for name, dtype in (("dtype", self.dtype), ("state_dtype", self.state_dtype or self.dtype)):
+            if dtype not in DTYPES:
+                raise ValueError(
+                    f"{name} of the centres is {dtype}; expected one of {', '.join(map(str, DTYPES))}"
+                )
+        if self.place not in ("device", "host", "disk"):
+            raise ValueError(f"the centres' place is {self.place!r}; expected device, host or disk")
+        if (self.place == "disk") != (self.path is not None):
+            raise ValueError(
+                f"the centres' place is {self.place!r} and their path {self.path}; place disk needs the folder of a "
+                "fast local disk, and no other place takes one"
+            )
+
+
+def round_stochastically(x_KD: Tensor, row_K: Tensor, key: int) -> Tensor:
+    """float32 -> bfloat16 of the same shape: the upper half of (bits + noise), where the noise of a row and column is
+    that of keyed.rounding_noise. What is not finite only loses its lower half. row_K: global row numbers."""
+    bits = keyed.rounding_noise(row_K, x_KD.shape[1], key)
+    bits.masked_fill_(x_KD.isfinite().logical_not_(), 0).add_(x_KD.view(torch.int32))
+    return bits.view(torch.int16)[:, 1::2].view(torch.bfloat16)
+
+
+def zeros(num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(num_rows, width) zeros. In ordinary memory they begin on a page, and pages take no memory until written to."""
+    num_bytes = num_rows * width * dtype.itemsize
+    if device.type != "cpu" or not num_bytes:
+        return torch.zeros(num_rows, width, dtype=dtype, device=device)
+    try:
+        pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(
+            f"the system refuses {num_bytes} bytes for {num_rows} rows of {width} {dtype}; choose a smaller dtype, "
+            "an optimiser with less state, more processes, or place disk"
+        ) from error
+    return torch.frombuffer(pages, dtype=dtype).view(num_rows, width)
