@@ -48,7 +48,8 @@ class Recorder:
     def compiled(self, launch: tuple[tuple, dict], capability: int):
         """The launch, compiled for a device of this capability, with what the launcher would know of its arguments."""
         args, named = launch
-        types = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
+        types = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+        types |= {torch.int32: "*i32", torch.int64: "*i64"}
         signature, constants, facts = {}, {}, {}
         for i, (parameter, value) in enumerate(zip(self.kernel.params, args, strict=False)):
             if value is None:
@@ -69,33 +70,35 @@ class Recorder:
         return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-# The largest shared memory of a program, from NVIDIA's table: H100; and the least of those that take AMPERE's tiles
-# (8.6, 8.9).
+# Shared memory that a program can have, from NVIDIA's table: H100, and the least of all that take AMPERE's tiles (8.6).
+SHARED_BYTES = {9: 227 << 10, 8: 99 << 10}
+PRODUCT = {9: "wgmma.mma_async", 8: "mma.sync"}
+
+
 @pytest.mark.parametrize(
-    ("capability", "tiles", "product", "shared_bytes"),
+    ("generation", "operands", "stored"),
     [
-        (90, triton_pass.HOPPER, "wgmma.mma_async", 227 << 10),
-        (80, triton_pass.AMPERE, "mma.sync", 99 << 10),
+        (9, torch.bfloat16, torch.bfloat16),
+        (9, torch.bfloat16, torch.float16),
+        (9, torch.bfloat16, torch.float32),
+        (8, torch.bfloat16, torch.bfloat16),
+        (8, torch.bfloat16, torch.float32),
+        (8, torch.float32, torch.float32),
     ],
+    ids=str,
 )
-def test_the_compiler_takes_it_and_uses_tensor_cores(
-    capability, tiles, product, shared_bytes, monkeypatch, tmp_path
-):
+def test_the_compiler_takes_it_and_uses_tensor_cores(generation, operands, stored, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     recorders = {}
     for name in ("inverse_lengths", "weigh", "pull", "centre_gradient"):
         recorders[name] = Recorder(getattr(triton_kernels, name))
         monkeypatch.setattr(triton_kernels, name, recorders[name])
     G, S, D = 1024, 1000, 512
-    logits = Logits(
-        torch.zeros(G, D),
-        torch.zeros(2 * S, D, dtype=torch.bfloat16),
-        torch.arange(S),
-        torch.zeros(G, dtype=torch.int64),
-        64.0,
-        Negatives(),
-    )
-    over = triton_pass.Pass(logits, None, torch.bfloat16, tiles)
+    own_G = torch.zeros(G, dtype=torch.int64)
+    centre_LD = torch.zeros(2 * S, D, dtype=stored)
+    logits = Logits(torch.zeros(G, D), centre_LD, torch.arange(S), own_G, 64.0, Negatives())
+    tiles = triton_pass.tiles_for(generation, operands, stored)
+    over = triton_pass.Pass(logits, None, operands, tiles)
     (chunk,) = over.chunks()
     over.weigh(chunk, triton_kernels.SUMS.value, over.zero_G, over.weight_GK)
     over.pull(chunk, over.new_splits())
@@ -105,11 +108,10 @@ def test_the_compiler_takes_it_and_uses_tensor_cores(
     over.gradient(chunk, along, torch.zeros(S, D))
 
     for name, recorder in recorders.items():
+        assert recorder.launches
         for launch in recorder.launches:
-            compiled = recorder.compiled(launch, capability)
-            assert compiled.metadata.shared <= shared_bytes, name
-            if name != "inverse_lengths":
-                assert product in compiled.asm["ptx"], name
-                assert "cp.async" in compiled.asm["ptx"], (
-                    f"{name}: reads are not under way while it multiplies"
-                )
+            compiled = recorder.compiled(launch, 10 * generation)
+            assert compiled.metadata.shared <= SHARED_BYTES[generation], name
+            if name != "inverse_lengths" and operands == torch.bfloat16:
+                assert PRODUCT[generation] in compiled.asm["ptx"], name
+                assert "cp.async" in compiled.asm["ptx"], f"{name} does not read ahead while it multiplies"

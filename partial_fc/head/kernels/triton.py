@@ -91,7 +91,9 @@ class TritonKernel(Kernel):
                 f"centres are on {centre_LD.device} with strides {centre_LD.stride()}, features on {unit_GD.device}; "
                 "expected the same device and rows without gaps"
             )
-        return Pass(logits, slopes, self.operands, self.tiles or tiles_for(unit_GD.device, self.operands))
+        generation = torch.cuda.get_device_capability(unit_GD.device)[0] if unit_GD.is_cuda else 0
+        tiles = self.tiles or tiles_for(generation, self.operands, centre_LD.dtype)
+        return Pass(logits, slopes, self.operands, tiles)
 
     @staticmethod
     def _shift(over: Pass) -> Tensor:

@@ -219,16 +219,16 @@ def pull(
     weight_ptr, centre_ptr, row_ptr, stride, pull_ptr, K, share, K_PAD, G_PAD,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Adds weight @ centres of `share` places to this split's own (G, D): no two programs write to the same
+    """Adds weight @ centres of `share` blocks of DEPTH places to this split's own (G, D): no two programs write to one
     number, so the result repeats."""
     num_d = D_PAD // BLOCK_D
     g = tl.program_id(0) // num_d * BLOCK_G + tl.arange(0, BLOCK_G)
     d = tl.program_id(0) % num_d * BLOCK_D + tl.arange(0, BLOCK_D)
     split = tl.program_id(1)
     total = tl.zeros((BLOCK_G, BLOCK_D), dtype=tl.float32)
-    end = tl.minimum((split + 1) * share, K)
-    for first in range(split * share, end, DEPTH):
-        place = first + tl.arange(0, DEPTH)
+    end = tl.minimum((split + 1) * share, tl.cdiv(K, DEPTH))
+    for block in range(split * share, end):
+        place = block * DEPTH + tl.arange(0, DEPTH)
         weight = tl.load(weight_ptr + g[:, None] * K_PAD + place[None, :])
         centre = _centres(centre_ptr, _rows(row_ptr, place, K), stride, d, D, D_PAD)
         total = _dot(weight, _operand(centre, weight.dtype), total)

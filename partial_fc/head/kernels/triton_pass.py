@@ -51,20 +51,25 @@ class Tiles:
     gradient: Tile  # (places, width)
 
 
-# Chosen by arithmetic, from registers and shared memory; their speed has not been measured. fp32 products run outside
-# of the tensor cores, and their tiles are twice the bytes.
-HOPPER = Tiles(Tile(128, 256, 64, 8, 3), Tile(128, 256, 64, 8, 3), Tile(128, 256, 64, 8, 3))
+# Chosen by arithmetic, from registers and shared memory; their speed has not been measured. A test compiles them.
+HOPPER = Tiles(Tile(128, 256, 64, 8, 4), Tile(128, 256, 64, 8, 4), Tile(128, 256, 64, 8, 4))
+# Stored float32 takes twice the shared memory until it is bf16.
+HOPPER_FROM_FP32 = Tiles(Tile(128, 256, 64, 8, 3), Tile(128, 256, 64, 8, 3), Tile(128, 256, 64, 8, 4))
 AMPERE = Tiles(Tile(128, 128, 32, 8, 3), Tile(128, 128, 32, 8, 3), Tile(128, 128, 32, 8, 3))
+# Products of fp32 run outside of the tensor cores.
 FP32 = Tiles(Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2))
 INTERPRETER = Tiles(Tile(32, 64, 64, 1, 1), Tile(32, 64, 32, 1, 1), Tile(64, 64, 32, 1, 1))
 
 
-def tiles_for(device: torch.device, operands: torch.dtype) -> Tiles:
+def tiles_for(generation: int, operands: torch.dtype, stored: torch.dtype) -> Tiles:
+    """generation: the first part of the device's compute capability. Later ones than Hopper take Ampere's tiles."""
     if device_side.INTERPRETED.value:
         return INTERPRETER
     if operands == torch.float32:
         return FP32
-    return HOPPER if torch.cuda.get_device_capability(device)[0] == 9 else AMPERE
+    if generation == 9:
+        return HOPPER_FROM_FP32 if stored == torch.float32 else HOPPER
+    return AMPERE
 
 
 @dataclass(frozen=True)
@@ -214,7 +219,7 @@ class Pass:
         """Adds weight_GK @ centres, as they are stored."""
         tile = self.tiles.pull
         programs = self.padded_rows // tile.rows * (self.padded_width // tile.columns)
-        share = _whole(triton.cdiv(chunk.size, len(splits)), tile.depth)
+        share = triton.cdiv(triton.cdiv(chunk.size, tile.depth), len(splits))
         device_side.pull[(programs, len(splits))](
             self.weight_GK, *chunk.centres, splits, chunk.size, share, self.padded_chunk, self.padded_rows,
             **self.widths, BLOCK_G=tile.rows, BLOCK_D=tile.columns, DEPTH=tile.depth, **tile.launch,
