@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from partial_fc.head.kernels import Logits, triton_kernels, triton_pass
+from partial_fc.head.kernels import Logits, Slopes, triton_kernels, triton_pass
 from partial_fc.head.margin import Negatives
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ class Recorder:
         """The launch, compiled for a device of this capability, with what the launcher would know of its arguments."""
         args, named = launch
         types = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-        types |= {torch.int32: "*i32", torch.int64: "*i64"}
+        types |= {torch.int8: "*i8", torch.int32: "*i32", torch.int64: "*i64"}
         signature, constants, facts = {}, {}, {}
         for i, (parameter, value) in enumerate(zip(self.kernel.params, args, strict=False)):
             if value is None:
@@ -75,6 +75,31 @@ SHARED_BYTES = {9: 227 << 10, 8: 99 << 10}
 PRODUCT = {9: "wgmma.mma_async", 8: "mma.sync"}
 
 
+NAMES = ("inverse_lengths", "total_units", "nearest_sub_centres", "weigh", "pull", "centre_gradient")
+
+
+@pytest.fixture
+def recorders(monkeypatch, tmp_path) -> dict[str, Recorder]:
+    """In the place of all kernels; nothing compiled stays."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    recorders = {name: Recorder(getattr(triton_kernels, name)) for name in NAMES}
+    for name, recorder in recorders.items():
+        monkeypatch.setattr(triton_kernels, name, recorder)
+    return recorders
+
+
+def launch_everything(over: triton_pass.Pass) -> None:
+    """What TritonKernel launches for a chunk."""
+    shift_G = over.zero_G
+    (chunk,) = over.chunks()
+    over.weigh(chunk, triton_kernels.MOST.value, shift_G)
+    over.weigh(chunk, triton_kernels.SUMS.value, shift_G, over.weight_GK)
+    over.pull(chunk, over.new_splits())
+    over.total(chunk, over.new_totals())
+    along = over.weigh(chunk, triton_kernels.SLOPES.value, shift_G, over.weight_GK, over.zero_G, over.zero_G)
+    over.gradient(chunk, along, torch.zeros(chunk.size, over.width))
+
+
 @pytest.mark.parametrize(
     ("generation", "operands", "stored"),
     [
@@ -87,31 +112,34 @@ PRODUCT = {9: "wgmma.mma_async", 8: "mma.sync"}
     ],
     ids=str,
 )
-def test_the_compiler_takes_it_and_uses_tensor_cores(generation, operands, stored, monkeypatch, tmp_path):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    recorders = {}
-    for name in ("inverse_lengths", "weigh", "pull", "centre_gradient"):
-        recorders[name] = Recorder(getattr(triton_kernels, name))
-        monkeypatch.setattr(triton_kernels, name, recorders[name])
+def test_the_compiler_takes_it_and_uses_tensor_cores(generation, operands, stored, recorders):
     G, S, D = 1024, 1000, 512
     own_G = torch.zeros(G, dtype=torch.int64)
     centre_LD = torch.zeros(2 * S, D, dtype=stored)
     logits = Logits(torch.zeros(G, D), centre_LD, torch.arange(S), own_G, 64.0, Negatives())
     tiles = triton_pass.tiles_for(generation, operands, stored)
-    over = triton_pass.Pass(logits, None, operands, tiles)
-    (chunk,) = over.chunks()
-    over.weigh(chunk, triton_kernels.SUMS.value, over.zero_G, over.weight_GK)
-    over.pull(chunk, over.new_splits())
-    along = over.weigh(
-        chunk, triton_kernels.SLOPES.value, over.zero_G, over.weight_GK, over.zero_G, over.zero_G
-    )
-    over.gradient(chunk, along, torch.zeros(S, D))
-
-    for name, recorder in recorders.items():
-        assert recorder.launches
-        for launch in recorder.launches:
-            compiled = recorder.compiled(launch, 10 * generation)
+    launch_everything(triton_pass.Pass(logits, None, operands, tiles))
+    for name in ("weigh", "pull", "centre_gradient"):
+        for launch in recorders[name].launches:
+            compiled = recorders[name].compiled(launch, 10 * generation)
             assert compiled.metadata.shared <= SHARED_BYTES[generation], name
-            if name != "inverse_lengths" and operands == torch.bfloat16:
+            if operands == torch.bfloat16:
                 assert PRODUCT[generation] in compiled.asm["ptx"], name
                 assert "cp.async" in compiled.asm["ptx"], f"{name} does not read ahead while it multiplies"
+
+
+def test_the_compiler_takes_every_rule(recorders):
+    """At an odd width, without row_S: everything else that a launch can leave out is there."""
+    G, S, D = 33, 300, 100
+    negatives = Negatives(filter_above=0.4, hard_G=torch.zeros(G), hard_t=0.5)
+    own_G = torch.zeros(G, dtype=torch.int64)
+    logits = Logits(
+        torch.zeros(G, D), torch.zeros(S, D), None, own_G, 64.0, negatives, torch.zeros(S), sub_centres=3
+    )
+    slopes = Slopes(torch.zeros(G, dtype=torch.float64), torch.zeros(G), all_D=torch.zeros(D))
+    tiles = triton_pass.tiles_for(8, torch.bfloat16, torch.float32)
+    launch_everything(triton_pass.Pass(logits, slopes, torch.bfloat16, tiles))
+    for name, recorder in recorders.items():
+        assert recorder.launches, name
+        for launch in recorder.launches:
+            assert recorder.compiled(launch, 80).metadata.shared <= SHARED_BYTES[8], name
