@@ -110,6 +110,7 @@ def main(arguments: list[str]) -> None:
             verifications=verifications,
             verbose=config.verbose,
             frequent=config.frequent,
+            telemetry_every=config.telemetry_every,
             checkpoint_every=config.checkpoint_every,
             keep_checkpoints=config.keep_checkpoints,
             configuration=dataclasses.asdict(config),

@@ -164,6 +164,9 @@ class Config:
     there; `--val-targets` with nothing after it: no verification."""
     frequent: int = 20
     """Steps between two lines of the log."""
+    telemetry_every: int = 500
+    """Steps between two looks at the head's rows, for TensorBoard: rows never touched, their ages, cosines and
+    lengths, classes that look like one identity; 0: never."""
     verbose: int = 2000
     """Steps between two verifications; 0: only at the end."""
     checkpoint_every: int = 2000
@@ -188,6 +191,7 @@ class Config:
                 raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}; expected at least 1")
         for name in (
             "verbose",
+            "telemetry_every",
             "checkpoint_every",
             "clip",
             "head_clip",

@@ -9,7 +9,7 @@ estimates.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ from partial_fc.head.partial_fc import PartialFC
 NUM_ROWS = 8192
 NUM_QUERIES = 128
 NUM_COMPARED = 65_536
-_CHUNK = 4096  # rows compared at a time
+_BLOCK = 4096  # of rows compared, at a time
 SIMILAR = 0.6  # cosine of two centres from which on they may well be one identity under two numbers
 
 COSINE_EDGES = torch.linspace(-1, 1, 81, dtype=torch.float64)
@@ -111,6 +111,8 @@ def nearest(
     best_Q = torch.full_like(unit_QD[:, 0], -torch.inf)
     best_class_Q = torch.full_like(query_class_Q, -1)
     for row_KD, class_K in chunks:
+        if not len(row_KD):
+            continue
         cos_QK = unit_QD @ normalize(row_KD.float()).T
         cos_QK.masked_fill_(query_class_Q[:, None] == class_K[None], -torch.inf)
         most = cos_QK.max(dim=1)
@@ -134,67 +136,74 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
     the queries' centres, NUM_QUERIES * D float32 (head/telemetry_queries); all-gather of (cosine, class) for each
     query, float64 (head/telemetry_nearest); all-reduce of the counts, about 250 float64 (head/telemetry).
     """
-    world, rows = head.world, head.row_state()
-    key = keyed.fold(head.sampling.seed, head.num_steps, world.rank, *b"telemetry")
-    device = rows["centres"].device
-    at_N = draw(len(head.shard), NUM_ROWS, key).to(device)
-    touched_N = rows["touched"].flatten(1)[at_N, 0]
-    lives_N = touched_N > 0
-    length_N = _first_centres(rows["centres"], at_N[lives_N]).float().norm(dim=1)
+    rows, last = head.row_state(), head.last_step
+    device = last["own_cos"].device
+    key = keyed.fold(head.sampling.seed, head.num_steps, head.world.rank, *b"telemetry")
+    at_N = draw(len(head.shard), NUM_ROWS, key)
+    touched_N = _of(rows["touched"], at_N).squeeze(1)
+    length_N = _of(rows["centres"], at_N.to(touched_N.device)[touched_N > 0]).float().norm(dim=1)
     packed = [
-        torch.tensor([len(at_N), len(at_N) - int(lives_N.sum())], dtype=torch.float64, device=device),
+        torch.tensor([len(at_N), (touched_N == 0).sum()], dtype=torch.float64),
         pack(ages(touched_N, head.num_steps), AGE_EDGES),
         pack(length_N, LENGTH_EDGES),
-        pack(head.last_step["own_cos"], COSINE_EDGES),
+        pack(last["own_cos"], COSINE_EDGES),
     ]
-    counts, *histograms = world.all_reduce(torch.cat(packed), name="head/telemetry").split(
-        [2, *(len(edges) + 1 for edges in (AGE_EDGES, LENGTH_EDGES, COSINE_EDGES))]
-    )
-    class_Q, near_class_Q, near_cos_Q = _nearest_of_all(head, rows, key)
+    total = head.world.all_reduce(torch.cat([part.to(device) for part in packed]), name="head/telemetry")
+    counts, *histograms = total.split([len(part) for part in packed])
+    class_Q, near_class_Q, near_cos_Q = _nearest_of_all(head, rows, key, device)
     found = near_cos_Q > similar
-    scalars = {
-        "head/never_touched": (counts[1] / counts[0]).item(),
-        "head/similar_classes": found.double().mean().item(),
-    }
+    scalars = {"head/never_touched": (counts[1] / counts[0]).item()}
+    if len(found):
+        scalars["head/similar_classes"] = found.double().mean().item()
     if head.sampling.rate < 1.0:
-        step = head.last_step
         covered_G = covered_mass(
-            step["denominator"], step["own_logit"], head.sampling.rate, head.sampling_correction
+            last["denominator"], last["own_logit"], head.sampling.rate, head.sampling_correction
         )
         scalars["head/covered_mass"] = covered_G.mean().item()
-    edges = (AGE_EDGES, LENGTH_EDGES, COSINE_EDGES, COSINE_EDGES)
     histograms.append(pack(near_cos_Q, COSINE_EDGES))
-    names = ("head/age", "head/centre_length", "head/own_cosine", "head/nearest_cosine")
-    pairs = zip(
-        class_Q[found].tolist(), near_class_Q[found].tolist(), near_cos_Q[found].tolist(), strict=True
-    )
+    named = {
+        "head/age": AGE_EDGES,
+        "head/centre_length": LENGTH_EDGES,
+        "head/own_cosine": COSINE_EDGES,
+        "head/nearest_cosine": COSINE_EDGES,
+    }
+    pairs = zip(*(x[found].tolist() for x in (class_Q, near_class_Q, near_cos_Q)), strict=True)
     return Report(
         scalars,
-        {n: Histogram.unpack(h, e) for n, h, e in zip(names, histograms, edges, strict=True)},
+        {
+            name: Histogram.unpack(packed, edges)
+            for (name, edges), packed in zip(named.items(), histograms, strict=True)
+        },
         sorted(pairs, key=lambda pair: -pair[2]),
     )
 
 
-def _nearest_of_all(head: PartialFC, rows: dict[str, Tensor], key: int) -> tuple[Tensor, Tensor, Tensor]:
+def _nearest_of_all(
+    head: PartialFC, rows: dict[str, Tensor], key: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
     """(classes, the nearest other class of each, their cosine), of touched rows only; (at most NUM_QUERIES,) each."""
-    world, shard, centres = head.world, head.shard, rows["centres"]
-    touched_L = rows["touched"].flatten(1)[:, 0]
+    world, shard = head.world, head.shard
     # The same queries on all ranks.
-    class_Q = draw(
-        shard.num_classes, NUM_QUERIES, keyed.fold(head.sampling.seed, head.num_steps, *b"queries")
-    )
-    class_Q = class_Q.to(centres.device)
+    query_key = keyed.fold(head.sampling.seed, head.num_steps, *b"queries")
+    class_Q = draw(shard.num_classes, NUM_QUERIES, query_key)
     mine = ((class_Q >= shard.start) & (class_Q < shard.stop)).nonzero().squeeze(1)
-    mine = mine[touched_L[class_Q[mine] - shard.start] > 0]
-    query_QD = torch.zeros(len(class_Q), head.embedding_size, device=centres.device)
-    query_QD[mine] = _first_centres(centres, class_Q[mine] - shard.start).float()
-    query_QD = world.all_reduce(query_QD, name="head/telemetry_queries")
+    query_QD = torch.zeros(len(class_Q), head.embedding_size)
+    local = class_Q[mine] - shard.start
+    touched = (_of(rows["touched"], local) > 0).cpu()
+    query_QD[mine] = torch.where(touched, _of(rows["centres"], local).float().cpu(), 0.0)
+    query_QD = world.all_reduce(query_QD.to(device), name="head/telemetry_queries")
 
-    at_N = draw(len(shard), NUM_COMPARED, key).to(centres.device)
-    at_N = at_N[touched_L[at_N] > 0]
-    parts = at_N.split(_CHUNK) if len(at_N) else ()
-    chunks = ((_first_centres(centres, at_K), at_K + shard.start) for at_K in parts)
-    cos_Q, near_Q = nearest(query_QD, class_Q, chunks)
+    def compared() -> Iterator[tuple[Tensor, Tensor]]:
+        # Whole blocks of rows, so that a disk is read piece by piece and not row by row.
+        for block in draw(-(-len(shard) // _BLOCK), NUM_COMPARED // _BLOCK, key).tolist():
+            part = slice(block * _BLOCK, min((block + 1) * _BLOCK, len(shard)))
+            lives = rows["touched"][part].flatten(1)[:, 0] > 0
+            class_K = torch.arange(shard.start + part.start, shard.start + part.stop, device=lives.device)
+            centre_KD = rows["centres"][part].flatten(1)[:, : head.embedding_size]
+            yield centre_KD[lives].to(device), class_K[lives].to(device)
+
+    class_Q = class_Q.to(device)
+    cos_Q, near_Q = nearest(query_QD, class_Q, compared())
     mine_1Q2 = torch.stack((cos_Q, near_Q.double()), dim=1)[None]
     best_WQ2 = world.all_gather(mine_1Q2, name="head/telemetry_nearest")
     cos_Q, rank_Q = best_WQ2[:, :, 0].max(dim=0)
@@ -203,7 +212,7 @@ def _nearest_of_all(head: PartialFC, rows: dict[str, Tensor], key: int) -> tuple
     return class_Q[known], near_Q[known], cos_Q[known]
 
 
-def _first_centres(centres: Tensor, at_N: Tensor) -> Tensor:
+def _of(table: Tensor, at_N: Tensor) -> Tensor:
     """Rows of (L, D), or of (L, sub_centres, D) the first sub-centre of each: (N, D)."""
-    rows = centres.index_select(0, at_N)
+    rows = table.index_select(0, at_N.to(table.device))
     return rows if rows.dim() == 2 else rows[:, 0]

@@ -15,7 +15,7 @@ from partial_fc.comm import World
 from partial_fc.data import Loader
 from partial_fc.evaluate import Verification
 from partial_fc.evaluate import plot as plot_roc
-from partial_fc.head import PartialFC
+from partial_fc.head import PartialFC, telemetry
 from partial_fc.models import normalise
 from partial_fc.optim.backbone import named_state, set_lr
 from partial_fc.optim.gradient_sync import GradientSync, average_batch_norm
@@ -51,6 +51,7 @@ class Job:
     verifications: list[Verification]
     verbose: int  # steps between evaluations; 0: only at the end
     frequent: int  # steps between lines
+    telemetry_every: int  # steps between looks at the head's rows; 0: never
     checkpoint_every: int  # steps; 0: only at the end
     keep_checkpoints: int
     configuration: dict[str, Any]
@@ -138,6 +139,8 @@ def train(job: Job) -> Outcome:
         # ---- say, evaluate, save
         if report:
             progress.report(job.step, batch.epoch, loss_value, lr, watch.take())
+        if job.telemetry_every and job.step % job.telemetry_every == 0:
+            look_at_rows(job, progress)
         paused = time.perf_counter()
         if job.verbose and job.step % job.verbose == 0:
             evaluations = evaluate(job, progress)
@@ -184,6 +187,20 @@ def _shrink(square_sum: Tensor, largest: float) -> float:
     """What brings a gradient to the largest norm allowed (0: any)."""
     norm = square_sum.sqrt().item()
     return largest / norm if largest and norm > largest else 1.0
+
+
+def look_at_rows(job: Job, progress: Progress) -> None:
+    """Telemetry of the head; classes whose centres almost coincide are named."""
+    report = telemetry.observe(job.head)
+    progress.scalars(job.step, report.scalars)
+    progress.histograms(job.step, report.histograms)
+    if report.similar:
+        named = ", ".join(f"{one} and {other} ({cos:.2f})" for one, other, cos in report.similar[:3])
+        job.logger.info(
+            f"step {job.step}: of {telemetry.NUM_QUERIES} classes that were looked at, {len(report.similar)} have "
+            f"another one's centre at a cosine above {telemetry.SIMILAR}: {named}. If that lasts: one identity, two "
+            "numbers?"
+        )
 
 
 def evaluate(job: Job, progress: Progress) -> dict[str, float]:

@@ -9,7 +9,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from partial_fc.comm import SingleWorld
-from partial_fc.head import Shard, telemetry
+from partial_fc.head import CosFace, PartialFC, Shard, telemetry
+from partial_fc.head.storage import Storage
 from partial_fc.train.log import Progress
 
 
@@ -106,7 +107,8 @@ def test_a_class_alone_has_no_nearest():
 
 
 def stand_in(world, num_classes=200, dim=16, rate=0.1, sub_centres=1):
-    """As much of a head as `observe` looks at: every fifth class never touched, class 3 a double of class 151 (if it is there)."""
+    """As much of a head as `observe` looks at: every fifth class never touched; class 3 a double of class 151, if that
+    is there."""
     shard = Shard.of(num_classes, world.rank, world.size)
     centres = torch.randn(num_classes, dim, generator=torch.Generator().manual_seed(3))
     if num_classes > 151:
@@ -158,6 +160,37 @@ def test_reports_repeat_and_move_on():
     head.num_steps = asked + 1
     third = telemetry.observe(head)
     assert third.histograms["head/nearest_cosine"].total != first.histograms["head/nearest_cosine"].total
+
+
+@pytest.mark.parametrize(
+    ("rate", "sub_centres", "place"),
+    [(0.2, 1, "device"), (1.0, 1, "host"), (0.2, 2, "device"), (0.2, 1, "disk")],
+)
+def test_a_head_in_training_reports(rate, sub_centres, place, tmp_path):
+    storage = Storage(torch.bfloat16, place=place, path=tmp_path if place == "disk" else None)
+    head = PartialFC(500, 8, CosFace(16.0), rate, impl="plain", sub_centres=sub_centres, storage=storage)
+    for step in range(3):
+        feat = torch.randn(6, 8, generator=torch.Generator().manual_seed(step)).requires_grad_()
+        head(feat, torch.arange(6) * 83).backward()
+        head.step(0.1)
+    report = telemetry.observe(head)
+    touched = head.row_state()["touched"].view(500, -1)[:, 0]
+    assert report.scalars["head/never_touched"] == pytest.approx((touched == 0).double().mean().item())
+    assert (report.scalars["head/never_touched"] > 0.3) == (rate < 1.0)
+    assert report.histograms["head/age"].counts[0] == (touched == 3).sum()
+    assert report.histograms["head/own_cosine"].count == 6
+    assert report.histograms["head/centre_length"].count == (touched > 0).sum()
+    assert 0 < report.histograms["head/nearest_cosine"].count <= 128
+    assert ("head/covered_mass" in report.scalars) == (rate < 1.0)
+    assert 0 < report.scalars.get("head/covered_mass", 0.5) < 1
+
+
+def test_a_head_that_has_not_trained_knows_no_neighbours():
+    head = PartialFC(50, 8, CosFace(16.0), impl="plain")
+    head(torch.randn(6, 8).requires_grad_(), torch.arange(6))
+    report = telemetry.observe(head)
+    assert report.scalars == {"head/never_touched": 1.0}
+    assert not report.similar
 
 
 def test_full_softmax_has_no_covered_mass():
