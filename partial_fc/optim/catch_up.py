@@ -6,12 +6,14 @@ centres are those of the dense optimiser and still only touched rows cost time. 
 is kept: 8 bytes a step.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from partial_fc.optim.rows import RowAdagrad, RowOptimizer, RowSGD
+
+_Matrix = tuple[Any, ...]  # 2x2, as (ww, wm, mw, mm)
 
 
 class CatchUp(Protocol):
@@ -39,34 +41,40 @@ class SGDCatchUp:
     O(steps so far) numbers, once a step, and O(1) for each element of a row that lags behind, however far."""
 
     def __init__(self, optimizer: RowSGD, rates: list[float], device: torch.device):
-        self.rates: list[float] = []
+        self.rates = list(rates)
         self._optimizer = optimizer
-        # [s] = (ww, wm, mw, mm) of the product of steps s to now: w' = ww * w + wm * m, m' = mw * w + mm * m
-        self._product_N4 = torch.empty(0, 4, dtype=torch.float64, device=device)
-        for lr in rates:
-            self.record(lr)
+        # From the last step back, O(steps). `record` goes forward, so a restart may change the last bit of a float64;
+        # one in 10^8 of those is another float32.
+        product: _Matrix = (1.0, 0.0, 0.0, 1.0)
+        products = [product]
+        for lr in reversed(rates):
+            product = _multiply(product, self._step(lr))
+            products.append(product)
+        # [:, s] = (ww, wm, mw, mm) of steps s to now: w' = ww * w + wm * m, m' = mw * w + mm * m
+        self._product_4N = torch.tensor(products[::-1], dtype=torch.float64, device=device).T.contiguous()
+
+    def _step(self, lr: float) -> _Matrix:
+        """m' = momentum * m + decay * w;  w' = w - lr * m', with nesterov w - lr * (decay * w + momentum * m')."""
+        decay, momentum = self._optimizer.weight_decay, self._optimizer.momentum
+        if self._optimizer.nesterov:
+            return 1 - lr * (decay + momentum * decay), -lr * momentum * momentum, decay, momentum
+        return 1 - lr * decay, -lr * momentum, decay, momentum
 
     def record(self, lr: float) -> None:
-        if len(self.rates) + 1 > len(self._product_N4):
-            grown = self._product_N4.new_empty(2 * len(self.rates) + 1024, 4)
-            self._product_N4 = torch.cat((self._product_N4[: len(self.rates)], grown))
-        decay, momentum = self._optimizer.weight_decay, self._optimizer.momentum
-        # m' = momentum * m + decay * w;  w' = w - lr * (m', or decay * w + momentum * m' with nesterov)
-        pull_w, pull_m = decay, momentum
-        if self._optimizer.nesterov:
-            pull_w, pull_m = decay + momentum * decay, momentum * momentum
-        step_22 = self._product_N4.new_tensor([[1 - lr * pull_w, -lr * pull_m], [decay, momentum]])
         now = len(self.rates)
-        self._product_N4[now] = self._product_N4.new_tensor([1.0, 0.0, 0.0, 1.0])
-        product_N22 = self._product_N4[: now + 1].view(-1, 2, 2)
-        product_N22.copy_(step_22 @ product_N22)
+        if now + 1 == self._product_4N.shape[1]:
+            self._product_4N = torch.cat((self._product_4N, self._product_4N.new_zeros(4, now + 1024)), dim=1)
+        self._product_4N[:, : now + 1] = torch.stack(
+            _multiply(self._step(lr), self._product_4N[:, : now + 1].unbind())
+        )
+        self._product_4N[0, now + 1] = self._product_4N[3, now + 1] = 1.0
         self.rates.append(lr)
 
     def apply(self, centre_KD: Tensor, state: dict[str, Tensor], since_K: Tensor, step: int) -> None:
         assert step == len(self.rates)
         momentum_KD = state["momentum"]
-        product_K4 = self._product_N4.index_select(0, since_K).to(centre_KD.dtype)
-        ww_K1, wm_K1, mw_K1, mm_K1 = product_K4.split(1, dim=1)
+        product_4K = self._product_4N.index_select(1, since_K).to(centre_KD.dtype)
+        ww_K1, wm_K1, mw_K1, mm_K1 = product_4K.unsqueeze(2).unbind()
         pull_KD = momentum_KD * wm_K1
         momentum_KD.mul_(mm_K1).addcmul_(centre_KD, mw_K1)
         centre_KD.mul_(ww_K1).add_(pull_KD)
@@ -91,3 +99,13 @@ class StepByStep:
             n += counts[missed - oldest] if missed - oldest < len(counts) else 0
             part = {name: t[:n] for name, t in state.items()}
             self._optimizer.step(centre_KD[:n], part, grad_KD[:n].zero_(), self.rates[missed])
+
+
+def _multiply(a: _Matrix, b: _Matrix) -> _Matrix:
+    """The product of two 2x2 matrices (ww, wm, mw, mm), of numbers or of equally long tensors of them."""
+    return (
+        a[0] * b[0] + a[1] * b[2],
+        a[0] * b[1] + a[1] * b[3],
+        a[2] * b[0] + a[3] * b[2],
+        a[2] * b[1] + a[3] * b[3],
+    )
