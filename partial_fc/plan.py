@@ -33,6 +33,7 @@ class Job:
     optimizer: RowOptimizer
     place: str  # Storage.place
     impl: Impl  # not "auto"
+    device: str  # "cpu" or "cuda"
     threads: int = 1
 
     @property
@@ -93,8 +94,8 @@ def kernel_bytes(job: Job) -> int:
         # Packed features for all threads; the features' gradient of each, and the chunk of centres in its cache.
         common = 2 * job.batch * job.dim * DTYPES[job.precision].itemsize
         each = job.batch * job.dim * 4 + _CACHE_BYTES
-        fused = isinstance(job.optimizer, RowSGD) and job.place == "device"
-        # (while a chunk of gradients is formed the one before is still held)
+        # SGD moves a row where its gradient is formed; for the others two chunks of gradients exist at a time.
+        fused = isinstance(job.optimizer, RowSGD)
         gradients = 0 if fused else min(2 * cpu._GRADIENT_BYTES, job.sampled * job.dim * 4)
         return common + job.threads * each + gradients
     rows = min(job.sampled, max(64, min(plain.CHUNK_ROWS, plain.CHUNK_LOGITS // job.batch)))
@@ -103,17 +104,32 @@ def kernel_bytes(job: Job) -> int:
 
 
 def memory(job: Job) -> dict[str, int]:
-    """Bytes of one rank where it computes, by component. Centres on the host or on disk are not among them: there the
-    rows of a step, and of the next one, are."""
-    kept = kept_bytes(job)
-    if job.place != "device":
-        kept = {"rows of two steps": 2 * job.sampled * sum(row_bytes(job).values())}
+    """Bytes of one rank where it computes, by component. Without what lies elsewhere (`elsewhere_bytes`)."""
     return {
-        **kept,
+        **_rows_here(job),
         "features and their gradient": feature_bytes(job),
         "row numbers": sample_bytes(job),
         "kernel's chunks": kernel_bytes(job),
     }
+
+
+def _rows_here(job: Job) -> dict[str, int]:
+    kept = kept_bytes(job)
+    if job.place == "device" or (job.place == "host" and job.device == "cpu"):
+        return kept
+    one = sum(row_bytes(job).values())
+    if job.device == "cpu":
+        # Files are mapped; the system takes pages back, but those of a step's rows had better stay.
+        return {"rows of a step, of the files": job.sampled * one, "touched": kept["touched"]}
+    # On a GPU: copies of the rows of this step, of the one before on their way back, of the next one.
+    return {"rows of three steps": 3 * job.sampled * one}
+
+
+def elsewhere_bytes(job: Job) -> int:
+    """In the host's memory, or in files, beside `memory`: all rows of this rank."""
+    if job.place == "device" or (job.place == "host" and job.device == "cpu"):
+        return 0
+    return sum(kept_bytes(job).values())
 
 
 def backbone_bytes(parameters: int, optimizer: str) -> dict[str, int]:
@@ -130,7 +146,7 @@ def largest_classes(job: Job, limit_bytes: int) -> int:
     """The most classes with which `memory` stays within the limit; 0: not even one."""
     fits = lambda classes: sum(memory(replace(job, classes=classes)).values()) <= limit_bytes  # noqa: E731
     low, high = 0, 1
-    while fits(high):
+    while fits(high) and high < 1 << 48:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
@@ -193,6 +209,7 @@ class Machine:
     share: float  # of the product rate that the kernel's products reach
     link_gbytes_per_s: float  # of one rank, each way
     latency_s: float  # of one message
+    place_gbytes_per_s: float = math.inf  # each way, to where rows lie elsewhere: the host, a disk
 
 
 def head_seconds(job: Job, machine: Machine) -> dict[str, float]:
@@ -202,6 +219,12 @@ def head_seconds(job: Job, machine: Machine) -> dict[str, float]:
         "products": products_flop(job) / (machine.share * machine.rates.gflops[job.precision] * 1e9),
         "exponentials": 2.0 * job.batch * job.sampled / (machine.rates.gexp_per_s * 1e9),
         "rows": traffic_bytes(job) / (machine.rates.gbytes_per_s * 1e9),
+        "rows from and to their place": _rows_moved(job) / (machine.place_gbytes_per_s * 1e9),
         "links": sum(link_bytes(job).values()) / (machine.link_gbytes_per_s * 1e9)
         + messages * machine.latency_s,
     }
+
+
+def _rows_moved(job: Job) -> float:
+    """Bytes each way; they travel while something else is computed, as far as that lasts."""
+    return job.sampled * sum(row_bytes(job).values()) if elsewhere_bytes(job) else 0

@@ -68,6 +68,8 @@ class PlanOptions:
     """Matrix products of --precision on one GPU, instead of what is measured."""
     bandwidth: float | None = None
     """GB/s of its memory, read plus written."""
+    place_bandwidth: float | None = None
+    """GB/s each way between --place and the device; none: 50 for the host (PCIe 5), 2 for a disk."""
     link_gbps: float = 100.0
     """Gbit/s of one process's link, each way."""
     latency_us: float = 20.0
@@ -110,7 +112,7 @@ def make(options: PlanOptions) -> dict[str, Any]:
         "rates": {**asdict(machine.rates), "gexp_per_s": _finite(machine.rates.gexp_per_s)},
         "memory": memory,
         "memory_total": sum(memory.values()),
-        "kept": plan.kept_bytes(job),
+        "elsewhere": plan.elsewhere_bytes(job),
         "limit": limit,
         "collectives": {name: {"handed_in": handed_in[name], "sent": sent[name]} for name in handed_in},
         "seconds": seconds,
@@ -154,8 +156,10 @@ def verdict(found: dict[str, Any]) -> list[str]:
         rows = found["seconds"]["sampled"]["rows"]
         said.append(
             f"Rows that take part are moved in {_time(rows)}; a dense optimiser would pass over all rows and a "
-            f"gradient of their size in {_time(found['dense_update_seconds'])}. Sampling saves time, no memory."
+            f"gradient of their size in {_time(found['dense_update_seconds'])}."
         )
+        if not found["elsewhere"]:
+            said.append("Sampling saves time, no memory: every class keeps its row.")
     return said
 
 
@@ -169,9 +173,9 @@ def table(found: dict[str, Any]) -> str:
         *(f"  {name:32}{_size(size):>12}" for name, size in found["memory"].items()),
         f"  {'together':32}{_size(found['memory_total']):>12}",
     ]
-    if found["place"] != "device":
+    if found["elsewhere"]:
         where = "the host's memory" if found["place"] == "host" else "files"
-        lines += [f"  in {where + ', all rows':29}{_size(sum(found['kept'].values())):>12}"]
+        lines += [f"  beside it, in {where:18}{_size(found['elsewhere']):>12}"]
     lines += ["", f"{'collectives of a step':34}{'handed in':>12}{'sent':>12}"]
     lines += [
         f"  {name:32}{_size(size['handed_in']):>12}{_size(size['sent']):>12}"
@@ -180,6 +184,8 @@ def table(found: dict[str, Any]) -> str:
     columns = {"all": "all classes", "sampled": f"rate {found['sample_rate']:g}"}
     lines += ["", f"{'time of the head in a step':34}" + "".join(f"{name:>12}" for name in columns.values())]
     for part in found["seconds"]["all"]:
+        if not any(found["seconds"][c][part] for c in columns):
+            continue
         lines.append(f"  {part:32}" + "".join(f"{_time(found['seconds'][c][part]):>12}" for c in columns))
     totals = "".join(f"{_time(sum(found['seconds'][c].values())):>12}" for c in columns)
     lines.append(f"  {'together':32}{totals}")
@@ -217,6 +223,7 @@ def _job(options: PlanOptions) -> plan.Job:
         plan.OPTIMIZERS[options.optimizer](),
         options.place,
         impl,
+        _device(options).type,
         options.threads,
     )
 
@@ -239,7 +246,13 @@ def _machine(options: PlanOptions) -> plan.Machine:
     job = _job(options)
     if job.precision not in rates.gflops:
         raise ValueError(f"the rates know {', '.join(rates.gflops)}, not --precision {job.precision}")
-    return plan.Machine(rates, KERNEL_SHARE[job.impl], options.link_gbps / 8, options.latency_us * 1e-6)
+    return plan.Machine(
+        rates,
+        KERNEL_SHARE[job.impl],
+        options.link_gbps / 8,
+        options.latency_us * 1e-6,
+        options.place_bandwidth or {"device": math.inf, "host": 50.0, "disk": 2.0}[options.place],
+    )
 
 
 def _device(options: PlanOptions) -> torch.device:

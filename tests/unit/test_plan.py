@@ -21,7 +21,7 @@ from partial_fc.plan_report import PlanOptions
 
 def job(**changed):
     usual = Job(
-        1_000_003, 512, 8, 1024, 1.0, torch.bfloat16, torch.float32, "bf16", RowSGD(), "device", "cpu"
+        1_000_003, 512, 8, 1024, 1.0, torch.bfloat16, torch.float32, "bf16", RowSGD(), "device", "cpu", "cpu"
     )
     return replace(usual, **changed)
 
@@ -98,7 +98,14 @@ def test_sampled_rows_are_those_that_take_part():
 
 @pytest.mark.parametrize(
     "changed",
-    [{}, {"sample_rate": 0.1}, {"ranks": 3}, {"place": "host", "sample_rate": 0.01}, {"impl": "plain"}],
+    [
+        {},
+        {"sample_rate": 0.1},
+        {"ranks": 3},
+        {"place": "host", "device": "cuda", "impl": "triton", "sample_rate": 0.01},
+        {"place": "disk", "sample_rate": 0.01},
+        {"impl": "plain"},
+    ],
 )
 def test_the_largest_class_count_just_fits(changed):
     limit = 3 << 30
@@ -106,6 +113,25 @@ def test_the_largest_class_count_just_fits(changed):
     together = lambda classes: sum(plan.memory(job(**changed, classes=classes)).values())  # noqa: E731
     assert together(most) <= limit < together(most + 1)
     assert plan.largest_classes(job(), 1000) == 0
+
+
+def test_rows_that_lie_elsewhere_need_little_here():
+    everything = sum(plan.kept_bytes(job()).values())
+    for place in ("device", "host"):  # on a CPU the same memory
+        assert plan.elsewhere_bytes(job(place=place)) == 0
+        assert sum(plan.memory(job(place=place)).values()) > everything
+    for changed in ({"place": "disk"}, {"place": "host", "device": "cuda"}):
+        apart = job(sample_rate=0.01, **changed)
+        assert plan.elsewhere_bytes(apart) == everything
+        assert sum(plan.memory(apart).values()) < 0.1 * everything
+
+
+def test_rows_that_lie_elsewhere_have_a_way_to_go():
+    machine = Machine(Rates({"bf16": 1e6}, 1000.0, math.inf), 0.5, 10.0, 1e-5, place_gbytes_per_s=2.0)
+    far = plan.head_seconds(job(place="disk", sample_rate=0.1), machine)
+    one = sum(plan.row_bytes(job()).values())
+    assert far["rows from and to their place"] == pytest.approx(job(sample_rate=0.1).sampled * one / 2e9)
+    assert plan.head_seconds(job(sample_rate=0.1), machine)["rows from and to their place"] == 0
 
 
 def test_time_follows_from_the_rates():
@@ -190,8 +216,9 @@ def test_the_table_says_all_of_it(capsys):
     plan_report.report(replace(ELSEWHERE, memory="80GiB", step_ms=20.0, backbone_parameters=10**7))
     said = capsys.readouterr().out
     found = plan_report.make(replace(ELSEWHERE, memory="80GiB", step_ms=20.0, backbone_parameters=10**7))
-    for name in (*found["memory"], *found["collectives"], *found["seconds"]["all"], *found["verdict"]):
+    for name in (*found["memory"], *found["collectives"], "products", "links", *found["verdict"]):
         assert name in said
+    assert "exponentials" not in said, "of that machine they are not known"
 
 
 @pytest.mark.parametrize(
