@@ -24,8 +24,7 @@ from benchmarks.textbook_head import TextbookHead
 from partial_fc import comm
 from partial_fc.comm import World
 from partial_fc.comm.world import Traffic
-from partial_fc.head import CosFace, PartialFC
-from partial_fc.head.centres import Storage
+from partial_fc.head import CosFace, PartialFC, Storage
 from partial_fc.machine import PeakMemory, measure_rates, synchronise
 from partial_fc.plan import DTYPES, OPTIMIZERS
 

@@ -9,8 +9,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from partial_fc.comm import SingleWorld
-from partial_fc.head import CosFace, PartialFC, Shard, telemetry
-from partial_fc.head.storage import Storage
+from partial_fc.head import CosFace, PartialFC, Shard, Storage, telemetry
 from partial_fc.train.log import Progress
 
 
