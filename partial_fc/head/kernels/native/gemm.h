@@ -32,11 +32,14 @@ inline void tile(int64_t K, const float* A, int64_t am, int64_t ak, const float*
 // As many accumulators as the registers hold: enough to hide the latency of the multiply-add.
 constexpr int ROWS = LANES == 16 ? 12 : 4;
 
-template <bool BF, int NV>
+template <bool BF, int NV, class Between>
 inline void panel(int64_t M, int64_t K, const float* A, int64_t am, int64_t ak, const float* B, int64_t bk, float* C,
-                  int64_t cm, bool add) {
+                  int64_t cm, bool add, Between& between) {
     int64_t m = 0;
-    for (; m + ROWS <= M; m += ROWS) tile<BF, ROWS, NV>(K, A + m * am, am, ak, B, bk, C + m * cm, cm, add);
+    for (; m + ROWS <= M; m += ROWS) {
+        tile<BF, ROWS, NV>(K, A + m * am, am, ak, B, bk, C + m * cm, cm, add);
+        between();
+    }
     if constexpr (ROWS > 8)
         for (; m + 8 <= M; m += 8) tile<BF, 8, NV>(K, A + m * am, am, ak, B, bk, C + m * cm, cm, add);
     if constexpr (ROWS > 4)
@@ -44,13 +47,18 @@ inline void panel(int64_t M, int64_t K, const float* A, int64_t am, int64_t ak, 
     for (; m < M; m++) tile<BF, 1, NV>(K, A + m * am, am, ak, B, bk, C + m * cm, cm, add);
 }
 
-// Panel by panel of B, so that one panel stays in the first cache while all rows of A pass by.
-template <bool BF>
+struct Nothing {
+    void operator()() const {}
+};
+
+// Panel by panel of B, so that one panel stays in the first cache while all rows of A pass by. between() is called
+// now and then: about once for each tile of ROWS x 2 * LANES.
+template <bool BF, class Between = Nothing>
 void gemm(int64_t M, int64_t N, int64_t K, const float* A, int64_t am, int64_t ak, const float* B, int64_t bk, float* C,
-          int64_t cm, bool add) {
+          int64_t cm, bool add, Between between = {}) {
     int64_t n = 0;
-    for (; n + 2 * LANES <= N; n += 2 * LANES) panel<BF, 2>(M, K, A, am, ak, B + n, bk, C + n, cm, add);
-    if (n < N) panel<BF, 1>(M, K, A, am, ak, B + n, bk, C + n, cm, add);
+    for (; n + 2 * LANES <= N; n += 2 * LANES) panel<BF, 2>(M, K, A, am, ak, B + n, bk, C + n, cm, add, between);
+    if (n < N) panel<BF, 1>(M, K, A, am, ak, B + n, bk, C + n, cm, add, between);
 }
 
 }  // namespace

@@ -72,7 +72,8 @@ template <bool BF> void gradients(const Job& job) {
     Features f = features_of<BF>(job);
     f.pack_for_gradients<BF>(job);
     share(job.begin, job.end, job.threads, CHUNK - CHUNK % job.sub_centres, [&](int, int64_t begin, int64_t end) {
-        Pass<BF>(job, f).gradients(begin, end, [&](int64_t place, const float* centre, float* grad, Projection projection) {
+        auto nothing = [](int64_t) {};
+        Pass<BF>(job, f).gradients(begin, end, nothing, [&](int64_t place, const float* centre, float* grad, Projection projection) {
             for (int64_t d = 0; d < f.Dp; d += LANES)
                 store(grad + d, projection(load<vf>(grad + d), load<vf>(centre + d)));
             std::memcpy(job.grad + (place - job.begin) * job.D, grad, job.D * 4);
@@ -81,18 +82,17 @@ template <bool BF> void gradients(const Job& job) {
 }
 
 // SGD with momentum on the row while it and its gradient are in the cache.
-constexpr int64_t AHEAD = 4;  // rows of momentum that are on their way
-
 template <bool BF> void update(const Job& job) {
     Features f = features_of<BF>(job);
     f.pack_for_gradients<BF>(job);
     share(0, job.S, job.threads, CHUNK - CHUNK % job.sub_centres, [&](int, int64_t begin, int64_t end) {
         Pass<BF> pass(job, f);
         Buffer momentum(f.Dp), moved(f.Dp);
-        pass.gradients(begin, end, [&](int64_t place, const float* centre, const float* grad, Projection projection) {
+        auto soon = [&](int64_t place) {
+            prefetch_row(job.momentum, job.momentum_dtype, pass.row_of(place), job.D);
+        };
+        pass.gradients(begin, end, soon, [&](int64_t place, const float* centre, const float* grad, Projection projection) {
             int64_t row = pass.row_of(place), number = job.first_row + row;
-            if (place + AHEAD < end)
-                prefetch_row(job.momentum, job.momentum_dtype, pass.row_of(place + AHEAD), job.D);
             read_row(job.momentum, job.momentum_dtype, row, job.D, momentum);
             for (int64_t d = 0; d < f.Dp; d += LANES) {
                 vf w = load<vf>(centre + d), g = projection(load<vf>(grad + d), w) + w * job.weight_decay;

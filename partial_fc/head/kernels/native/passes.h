@@ -45,7 +45,7 @@ inline void read_row(const void* table, int32_t dtype, int64_t row, int64_t D, f
 
 inline void prefetch_row(const void* table, int32_t dtype, int64_t row, int64_t D) {
     const char* p = (const char*)table + row * D * size_of(dtype);
-    for (int64_t at = 0; at < D * size_of(dtype); at += 64) __builtin_prefetch(p + at);
+    for (int64_t at = 0; at < D * size_of(dtype); at += 64) __builtin_prefetch(p + at, 0, 2);
 }
 
 // The noise of a row (keyed.py, rounding_bits), for 2 * LANES columns at a time: columns 2 j and 2 j + 1 are the lower
@@ -129,8 +129,8 @@ struct Projection {
 template <bool BF> class Pass {
   public:
     Pass(const Job& job, const Features& features)
-        : job(job), f(features), chunk(CHUNK - CHUNK % job.sub_centres), centre(CHUNK * f.Dp), inverse(CHUNK), operand(CHUNK * word_row()),
-          logit(CHUNK * f.Gp), mask(CHUNK * f.Gp), masked(CHUNK), hard(f.Gp), all(f.Dp) {
+        : job(job), f(features), chunk(CHUNK - CHUNK % job.sub_centres), operand(CHUNK * word_row()), inverse(CHUNK),
+          logit(CHUNK * f.Gp), mask(CHUNK * f.Gp), masked(CHUNK), hard(f.Gp), all(f.Dp), row(f.Dp) {
         for (int64_t g = 0; g < f.G; g++)
             if (job.own[g] >= 0) owner.emplace_back(job.own[g], g);
         std::sort(owner.begin(), owner.end());
@@ -140,67 +140,59 @@ template <bool BF> class Pass {
 
     // Adds the places [begin, end) to denominator (Gp), pull (Gp, Dp; may be null) and total (Dp; may be null).
     void sums(int64_t begin, int64_t end, double* denominator, float* pull, float* total) {
-        Buffer sum(f.Gp), weight(CHUNK * f.Gp), pairs(BF && pull ? CHUNK / 2 * f.Dp : 0);
+        Buffer sum(f.Gp), pairs(BF && pull ? CHUNK / 2 * f.Dp : 0);
         for (int64_t at = begin; at < end; at += chunk) {
             int64_t n = std::min(chunk, end - at);
-            form_logits(at, n);
+            form_logits(at, n, [&](int64_t c) { prefetch_centre(at + chunk + c, end); });
             std::memset(sum, 0, f.Gp * 4);
             for (int64_t c = 0; c < n; c++) {
-                prefetch(at + chunk + c, end);
-                float* slope = weight + c * f.Gp;
-                weigh(at, c, logit + c * f.Gp, slope, sum);
-                for (int64_t g = 0; g < f.Gp; g += LANES) store(slope + g, load<vf>(slope + g) * inverse[c]);
-                if (total)
+                float* weight = logit + c * f.Gp;
+                weigh(at, c, sum, [&](int64_t g, vf e) { store(weight + g, e * inverse[c]); });
+                if (total) {
+                    read_row(job.centre, job.centre_dtype, row_of(at + c), f.D, row);
                     for (int64_t d = 0; d < f.Dp; d += LANES)
-                        store(total + d, load<vf>(total + d) + load<vf>(centre + c * f.Dp + d) * inverse[c]);
+                        store(total + d, load<vf>(total + d) + load<vf>(row + d) * inverse[c]);
+                }
             }
             for (int64_t g = 0; g < f.G; g++) denominator[g] += sum[g];
             if (!pull) continue;
             if constexpr (BF) {
-                int64_t words = (n + 1) / 2;
-                if (n % 2) {
-                    std::memset(weight + n * f.Gp, 0, f.Gp * 4);
-                    std::memset(operand + n * word_row(), 0, word_row() * 4);
-                }
-                for (int64_t c = 0; c < words; c++) {
-                    interleave_floats(weight + 2 * c * f.Gp, f.Gp, weight + c * f.Gp);
-                    interleave_halves((uint16_t*)(operand + 2 * c * word_row()), pairs + c * f.Dp);
-                }
-                gemm<BF>(f.Gp, f.Dp, words, weight, 1, f.Gp, pairs, f.Dp, pull, f.Dp, true);
+                int64_t words = pair_up(n, pairs);
+                gemm<BF>(f.Gp, f.Dp, words, logit, 1, f.Gp, pairs, f.Dp, pull, f.Dp, true);
             } else {
-                gemm<BF>(f.Gp, f.Dp, n, weight, 1, f.Gp, centre, f.Dp, pull, f.Dp, true);
+                gemm<BF>(f.Gp, f.Dp, n, logit, 1, f.Gp, operand, f.Dp, pull, f.Dp, true);
             }
         }
     }
 
     // For each place of [begin, end): take(place, centre (Dp), gradient by the unit centre (Dp), projection): the
-    // gradient by the centre is projection(gradient, centre) of each vector along Dp.
-    template <class Take> void gradients(int64_t begin, int64_t end, Take take) {
-        Buffer grad(CHUNK * f.Dp), weight(f.Gp), half(CHUNK * f.Gp / 2);
+    // gradient by the centre is projection(gradient, centre) of each vector along Dp. Some time before, soon(place) may
+    // send for what take will read.
+    template <class Soon, class Take> void gradients(int64_t begin, int64_t end, Soon soon, Take take) {
+        Buffer grad(CHUNK * f.Dp), half(CHUNK * f.Gp / 2);
         for (int64_t at = begin; at < end; at += chunk) {
             int64_t n = std::min(chunk, end - at);
-            form_logits(at, n);
+            form_logits(at, n, [&](int64_t c) { if (c < n) soon(at + c); });
             for (int64_t c = 0; c < n; c++) {
-                prefetch(at + chunk + c, end);
-                float* e = logit + c * f.Gp;
-                weigh(at, c, e, weight, nullptr);
-                if constexpr (BF)
-                    for (int64_t g = 0; g < f.Gp; g += LANES)
-                        store((uint16_t*)(float*)half + c * f.Gp + g, to_bf16(load<vf>(weight + g)));
-                else
-                    std::memcpy(e, weight, f.Gp * 4);
+                float* weight = logit + c * f.Gp;
+                uint16_t* narrow = (uint16_t*)(float*)half + c * f.Gp;
+                weigh(at, c, nullptr, [&](int64_t g, vf e) {
+                    if constexpr (BF) store(narrow + g, to_bf16(e));
+                    else store(weight + g, e);
+                });
             }
+            auto ahead = spread(n, f.Dp, [&](int64_t c) { prefetch_centre(at + chunk + c, end); });
             if constexpr (BF)
-                gemm<BF>(n, f.Dp, f.Gp / 2, half, f.Gp / 2, 1, f.along_g, f.Dp, grad, f.Dp, false);
+                gemm<BF>(n, f.Dp, f.Gp / 2, half, f.Gp / 2, 1, f.along_g, f.Dp, grad, f.Dp, false, ahead);
             else
-                gemm<BF>(n, f.Dp, f.G, logit, f.Gp, 1, f.along_g, f.Dp, grad, f.Dp, false);
+                gemm<BF>(n, f.Dp, f.G, logit, f.Gp, 1, f.along_g, f.Dp, grad, f.Dp, false, ahead);
             for (auto [place, g] : own_between(at, at + n)) {
-                float* row = grad + (place - at) * f.Dp;
-                for (int64_t d = 0; d < f.D; d++) row[d] += job.own_slope[g] * job.unit[g * f.D + d];
+                float* to = grad + (place - at) * f.Dp;
+                for (int64_t d = 0; d < f.D; d++) to[d] += job.own_slope[g] * job.unit[g * f.D + d];
             }
             for (int64_t c = 0; c < n; c++) {
-                float* row = grad + c * f.Dp;
-                take(at + c, centre + c * f.Dp, row, projection(c, row));
+                read_row(job.centre, job.centre_dtype, row_of(at + c), f.D, row);
+                take(at + c, row, grad + c * f.Dp, projection(inverse[c], grad + c * f.Dp));
             }
         }
     }
@@ -208,32 +200,56 @@ template <bool BF> class Pass {
     int64_t row_of(int64_t place) const { return job.row ? job.row[place] : place; }
 
   private:
-    // The next chunk's centres come from memory while this one is worked on.
-    void prefetch(int64_t place, int64_t end) const {
+    // What the next chunk needs comes from memory while products keep the processor busy: line by line, since many
+    // requests at once would hold it up.
+    void prefetch_centre(int64_t place, int64_t end) const {
         if (place < end) prefetch_row(job.centre, job.centre_dtype, row_of(place), f.D);
+    }
+
+    // send(0), ..., send(chunk - 1), spread over the tiles of a product of M rows and N columns
+    template <class Send> auto spread(int64_t M, int64_t N, Send send) const {
+        int64_t tiles = (M + ROWS - 1) / ROWS * ((N + 2 * LANES - 1) / (2 * LANES));
+        return [=, next = int64_t(0), each = (chunk + tiles - 1) / tiles]() mutable {
+            for (int64_t last = std::min(next + each, chunk); next < last; next++) send(next);
+        };
     }
 
     // (a row of the operand of the logits, in words)
     int64_t word_row() const { return BF ? f.Dp / 2 : f.Dp; }
 
-    void form_logits(int64_t at, int64_t n) {
+    template <class Send> void form_logits(int64_t at, int64_t n, Send send) {
         for (int64_t c = 0; c < n; c++) {
-            float* w = centre + c * f.Dp;
-            read_row(job.centre, job.centre_dtype, row_of(at + c), f.D, w);
-            vf square[2] = {};
-            for (int64_t d = 0; d < f.Dp; d += LANES) {
-                vf x = load<vf>(w + d);
-                square[d / LANES % 2] += x * x;
-                if (BF && job.centre_dtype != kBfloat16) store((uint16_t*)(operand + c * word_row()) + d, to_bf16(x));
-            }
-            if (BF && job.centre_dtype == kBfloat16)
-                std::memcpy(operand + c * word_row(), (uint16_t*)job.centre + row_of(at + c) * f.D, 2 * f.D);
-            float norm = std::sqrt(add_up(square[0] + square[1]));
+            float norm = std::sqrt(fetch(row_of(at + c), operand + c * word_row()));
             inverse[c] = norm > 0 ? 1 / norm : 0;
         }
-        const float* A = BF ? (const float*)operand : (const float*)centre;
-        gemm<BF>(n, f.Gp, f.Kd, A, word_row(), 1, f.along_d, f.Gp, logit, f.Gp, false);
+        gemm<BF>(n, f.Gp, f.Kd, operand, word_row(), 1, f.along_d, f.Gp, logit, f.Gp, false, spread(n, f.Gp, send));
         find_left_out(at, n);
+    }
+
+    // A row of the table -> operand, and the square of its length.
+    float fetch(int64_t from, float* to) {
+        vf square[2] = {};
+        uint16_t* narrow = (uint16_t*)to;
+        if (BF && job.centre_dtype == kBfloat16 && f.D == f.Dp) {
+            const uint16_t* w = (const uint16_t*)job.centre + from * f.D;
+            for (int64_t d = 0; d < f.D; d += 2 * LANES)
+                for (int v = 0; v < 2; v++) {
+                    vh h = load<vh>(w + d + v * LANES);
+                    store(narrow + d + v * LANES, h);
+                    vf x = from_bf16(h);
+                    square[v] += x * x;
+                }
+            return add_up(square[0] + square[1]);
+        }
+        read_row(job.centre, job.centre_dtype, from, f.D, row);
+        for (int64_t d = 0; d < f.Dp; d += 2 * LANES)
+            for (int v = 0; v < 2; v++) {
+                vf x = load<vf>(row + d + v * LANES);
+                if constexpr (BF) store(narrow + d + v * LANES, to_bf16(x));
+                else store(to + d + v * LANES, x);
+                square[v] += x * x;
+            }
+        return add_up(square[0] + square[1]);
     }
 
     // mask (n, Gp), 0 where a logit is left out, for the rows c with masked[c]: own classes, all but the nearest of a
@@ -264,34 +280,32 @@ template <bool BF> class Pass {
         }
     }
 
-    // Products of centre c -> e = exp(logit - shift), added to sum (if any), and slope = e * f'. In place is fine.
-    void weigh(int64_t at, int64_t c, const float* product, float* slope, float* sum) const {
+    // Products of centre c -> e = exp(logit - shift), added to sum (if any); out(g, e * f') for each vector along Gp.
+    template <class Out> void weigh(int64_t at, int64_t c, float* sum, Out out) const {
+        const float* product = logit + c * f.Gp;
         float bias = (job.bias ? job.bias[at + c] : 0.f) - job.shift;
         const float* keep = masked[c] != 0 ? mask + c * f.Gp : nullptr;
         bool plain = !job.hard && job.filter_above >= 2.f;
+        float scale = plain ? job.scale * inverse[c] : inverse[c];
         for (int64_t g = 0; g < f.Gp; g += LANES) {
-            vf x, gain = splat(1.f), cos = load<vf>(product + g) * inverse[c];
-            if (plain) {
-                x = cos * job.scale + bias;
-            } else {
-                vf value = cos;
+            vf x = load<vf>(product + g) * scale, gain = splat(1.f);
+            if (!plain) {
+                vf cos = x;
                 if (job.hard) {
                     vi is_hard = cos > load<vf>(hard + g);
-                    value = select(is_hard, cos * (cos + job.hard_t), cos);
+                    x = select(is_hard, cos * (cos + job.hard_t), cos);
                     gain = select(is_hard, cos * 2.f + job.hard_t, gain);
                 }
-                x = value * job.scale + bias;
-                x = select(cos > job.filter_above, splat(-1e30f), x);
+                x = select(cos > job.filter_above, splat(-1e30f), x * job.scale);
             }
-            vf e = exp(x);
+            vf e = exp(x + bias);
             if (keep) e *= load<vf>(keep + g);
             if (sum) store(sum + g, load<vf>(sum + g) + e);
-            store(slope + g, plain ? e : e * gain);
+            out(g, plain ? e : e * gain);
         }
     }
 
-    Projection projection(int64_t c, float* grad) const {
-        const float* w = centre + c * f.Dp;
+    Projection projection(float inv, float* grad) const {
         vf along[2] = {};
         for (int64_t d = 0; d < f.Dp; d += 2 * LANES)
             for (int v = 0; v < 2; v++) {
@@ -301,9 +315,24 @@ template <bool BF> class Pass {
                     g += load<vf>(all + at);
                     store(grad + at, g);
                 }
-                along[v] += g * load<vf>(w + at);
+                along[v] += g * load<vf>(row + at);
             }
-        return {add_up(along[0] + along[1]) * inverse[c] * inverse[c], inverse[c]};
+        return {add_up(along[0] + along[1]) * inv * inv, inv};
+    }
+
+    // The n rows of weights in `logit`, and of centres in `operand`, as pairs of bfloat16 along the centres: in place,
+    // and into pairs. Returns how many.
+    int64_t pair_up(int64_t n, float* pairs) {
+        if (n % 2) {
+            std::memset(logit + n * f.Gp, 0, f.Gp * 4);
+            std::memset(operand + n * word_row(), 0, word_row() * 4);
+        }
+        int64_t words = (n + 1) / 2;
+        for (int64_t c = 0; c < words; c++) {
+            interleave_floats(logit + 2 * c * f.Gp, f.Gp, logit + c * f.Gp);
+            interleave_halves((uint16_t*)(operand + 2 * c * word_row()), pairs + c * f.Dp);
+        }
+        return words;
     }
 
     // (two rows of Gp floats -> Gp pairs of bfloat16; `to` may be at or below `from`)
@@ -338,7 +367,7 @@ template <bool BF> class Pass {
     const Features& f;
     const int64_t chunk;  // whole classes
     std::vector<std::pair<int64_t, int64_t>> owner;  // (place, g), ascending
-    Buffer centre, inverse, operand, logit, mask, masked, hard, all;
+    Buffer operand, inverse, logit, mask, masked, hard, all, row;
 };
 
 }  // namespace
