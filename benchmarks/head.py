@@ -7,6 +7,7 @@ the medians of the pairs' ratios are reported, since a machine's speed drifts.
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -108,7 +109,9 @@ def _run(options: HeadOptions, side: str) -> dict[str, Any]:
             text=True,
         )
     if done.returncode:
-        raise ValueError(f"the {side} side failed:\n{done.stderr[-3000:]}")
+        # The cause is the first error of a rank; the others, and torchrun, complain of what follows from it.
+        errors = re.findall(r"^\[rank\d+\]: \w[\w.]*Error.*$", done.stderr, re.MULTILINE)
+        raise ValueError(f"the {side} side failed:\n" + ("\n".join(errors) or done.stderr[-3000:]))
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -117,8 +120,8 @@ def _worker(options: HeadOptions, side: str, scratch: Path) -> None:
     world = comm.init(options.device)
     device = torch.device("cuda", world.local_rank) if options.device == "cuda" else torch.device("cpu")
     # What a first step loads (torch.optim alone brings 200 MB of libraries) belongs to the idle process.
-    tiny = replace(options, classes=64 * world.size, batch=8 * world.size, dim=16, steps=1)
-    _time_steps(_head(tiny, side, world, device, scratch), tiny, world, device)
+    tiny = replace(options, classes=64 * world.size, batch=8 * world.size, dim=16, steps=1, path=None)
+    _time_steps(_head(tiny, side, world, device, scratch / "tiny"), tiny, world, device)
     memory = PeakMemory(device)
     head = _head(options, side, world, device, scratch)
     if isinstance(head, PartialFC) and not options.fresh:
