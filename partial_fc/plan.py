@@ -96,7 +96,7 @@ def kernel_bytes(job: Job) -> int:
         each = job.batch * job.dim * 4 + _CACHE_BYTES
         # SGD moves a row where its gradient is formed; for the others two chunks of gradients exist at a time.
         fused = isinstance(job.optimizer, RowSGD)
-        gradients = 0 if fused else min(2 * cpu._GRADIENT_BYTES, job.sampled * job.dim * 4)
+        gradients = 0 if fused else min(2 * cpu.GRADIENT_BYTES, job.sampled * job.dim * 4)
         return common + job.threads * each + gradients
     rows = min(job.sampled, max(64, min(plain.CHUNK_ROWS, plain.CHUNK_LOGITS // job.batch)))
     # Of a chunk and what is left of the one before: eight like its centres in float32, five like its logits, a mask.

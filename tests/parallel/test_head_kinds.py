@@ -68,7 +68,11 @@ def gathered(world, head):
 
 
 def relative_error(ours, exact) -> float:
-    return ((ours.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-3)).item() if len(exact) else 0.0
+    return (
+        ((ours.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-3)).item()
+        if len(exact)
+        else 0.0
+    )
 
 
 @pytest.mark.parametrize("sample_rate", [1.0, 0.3])
@@ -150,7 +154,7 @@ def test_hard_negatives_take_part(world):
     head = PartialFC(
         CLASSES, D, CosFace(16.0), 0.2, world, hard_negatives=HardNegatives(CLASSES, k=2, every=1), seed=1
     )
-    feat_GD, _, part = batch_of(world)
+    feat_GD, _, _ = batch_of(world)
     table = head.store.all_rows()
     if head.shard.start <= near < head.shard.stop:
         table[near - head.shard.start] = feat_GD[0]

@@ -3,15 +3,21 @@
 import pytest
 import torch
 
+from partial_fc.comm import SingleWorld
 from partial_fc.head import PartialFC
 from partial_fc.head.margin import CombinedMargin, SphereFace
 from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
-from recipes.face import _hard_negatives, _margin
 from recipes.face_config import Config, parse
+from recipes.face_head import build_head
 
 
 def config(flags: str) -> Config:
     return parse(["--dataset", "synthetic", "--num-classes", "50", *flags.split()])[0]
+
+
+def head_of(flags: str) -> PartialFC:
+    given = f"--embedding-size 8 --head-impl plain --precision fp32 {flags}"
+    return build_head(config(given), 50, SingleWorld(), torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -27,15 +33,12 @@ def config(flags: str) -> Config:
     ],
 )
 def test_every_loss_has_its_margin(flags, margin):
-    assert _margin(config(flags)) == margin
+    assert head_of(flags).margin == margin
 
 
 def test_hard_negatives_are_off_unless_asked_for():
-    device = torch.device("cpu")
-    assert _hard_negatives(config(""), 50, device) is None
-    lists = _hard_negatives(
-        config("--hard-negatives 3 --hard-negatives-every 7 --sample-rate 0.5"), 50, device
-    )
+    assert head_of("").hard_negatives is None
+    lists = head_of("--hard-negatives 3 --hard-negatives-every 7 --sample-rate 0.5").hard_negatives
     assert (lists.k, lists.every) == (3, 7)
 
 
@@ -74,19 +77,7 @@ def test_refused_at_the_start_by_the_names_of_the_flags(flags, message, capsys):
 )
 def test_what_is_not_refused_here_the_head_takes(flags):
     """The recipe's rules are the head's own."""
-    wanted = config(flags)
-    head = PartialFC(
-        50,
-        8,
-        _margin(wanted),
-        wanted.sample_rate,
-        impl="plain",
-        interclass_filtering_threshold=wanted.interclass_filtering_threshold or None,
-        sub_centres=wanted.sub_centres,
-        label_smoothing=wanted.label_smoothing,
-        sampling_correction=wanted.sampling_correction,
-        hard_negatives=_hard_negatives(wanted, 50, torch.device("cpu")),
-    )
+    head = head_of(flags)
     feat = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
     for _ in range(3):
         loss = head(feat, torch.arange(4))

@@ -1,10 +1,11 @@
 """The head in one process: its defined corners. (tests/parallel/test_head.py has the comparison with the dense one.)"""
 
+import sys
+
 import pytest
 import torch
 
 from partial_fc.head import ArcFace, CosFace, PartialFC, Softmax, reference
-from partial_fc.head.shard import Shard
 from partial_fc.optim.rows import RowSGD
 
 D = 16
@@ -138,3 +139,11 @@ def test_row_state_goes_through_load():
     assert torch.equal(first.centres, second.centres)
     with pytest.raises(ValueError, match="expected \\['centres', 'momentum', 'touched'\\]"):
         second.load_row_state({"centres": first.centres}, first.facts())
+
+
+def test_a_kernel_that_is_not_there_is_refused_with_a_remedy(monkeypatch):
+    with pytest.raises(ValueError, match=r"'triton' with centres on cpu.*use 'cpu' or 'plain'"):
+        PartialFC(10, 4, CosFace(), impl="triton")
+    monkeypatch.setitem(sys.modules, "triton", None)  # as where it is not installed
+    with pytest.raises(ValueError, match="pip install triton"):
+        PartialFC(10, 4, CosFace(), impl="triton")

@@ -5,6 +5,7 @@ Every kernel answers the same two questions about this rank's (G, S) logits, whi
 in PyTorch; the others are tested against it, and all of them against reference.py.
 """
 
+import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -96,8 +97,17 @@ def choose(impl: Impl, device: torch.device, dtype: torch.dtype, precision: Prec
     if dtype != torch.float32:
         raise ValueError(f"impl {impl!r} computes in float32; for {dtype} use impl 'plain'")
     if impl == "triton":
-        from partial_fc.head.kernels.triton import TritonKernel
+        if importlib.util.find_spec("triton") is None:
+            raise ValueError(
+                "impl 'triton' needs the package triton, which is not installed here: `pip install triton` (CUDA builds "
+                "of torch bring it along), or use impl 'plain', or 'cpu' with centres on the CPU"
+            )
+        from partial_fc.head.kernels.triton import TritonKernel, runs_on
 
+        if not runs_on(device):
+            raise ValueError(
+                f"impl 'triton' with centres on {device}: it needs a CUDA device; use 'cpu' or 'plain'"
+            )
         return TritonKernel(precision)
     if impl == "cpu":
         if device.type != "cpu":

@@ -29,7 +29,7 @@ _HIGHEST_EXPONENT = 64.0
 # Below this the exponentials that add up to a denominator have lost digits, or are 0: scales beyond 64 can have such
 # rows, where every negative is far away. The plain kernel, which shifts every row by itself, does them.
 _SMALLEST_DENOMINATOR = 1e-30
-_GRADIENT_BYTES = 32 << 20  # of one chunk of centre_gradients
+GRADIENT_BYTES = 32 << 20  # of one chunk of centre_gradients
 
 
 class _Job(ctypes.Structure):
@@ -99,7 +99,7 @@ class CpuKernel(Kernel):
             yield from PlainKernel().centre_gradients(logits, slopes)
             return
         width = logits.unit_GD.shape[1]
-        step = max(1, _GRADIENT_BYTES // (4 * width) // logits.sub_centres) * logits.sub_centres
+        step = max(1, GRADIENT_BYTES // (4 * width) // logits.sub_centres) * logits.sub_centres
         for begin in range(0, logits.num_sampled, step):
             end = min(begin + step, logits.num_sampled)
             grad_KD = torch.empty(end - begin, width)

@@ -28,6 +28,11 @@ TOP_EXPONENT = 42.0
 LARGEST_LOGIT_WITH_FIXED_SHIFT = 64.5
 
 
+def runs_on(device: torch.device) -> bool:
+    """On GPUs; on others only in Triton's interpreter, for tests."""
+    return device.type == "cuda" or bool(device_side.INTERPRETED.value)
+
+
 class TritonKernel(Kernel):
     """See `Kernel`. unit_GD is float32; centres are float32, bfloat16 or float16 and lie on the features' device.
 
@@ -82,7 +87,7 @@ class TritonKernel(Kernel):
             raise ValueError(
                 f"features are {unit_GD.dtype}; Triton's kernel computes in float32: use impl 'plain'"
             )
-        if unit_GD.device.type != "cuda" and not device_side.INTERPRETED.value:
+        if not runs_on(unit_GD.device):
             raise ValueError(
                 f"features are on {unit_GD.device}; Triton's kernel needs a CUDA device: use impl 'cpu' or 'plain'"
             )
