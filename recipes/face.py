@@ -252,7 +252,8 @@ def _resume(
             )
     backbone.load_state_dict(found.backbone())
     backbone_optimizer.load_named_state(optimizer, backbone, found.optimizer())
-    found.load_head(head)
+    for note in found.load_head(head):
+        logger.info(f"note: {note}")
     logger.info(f"resumed from {folder}")
     return found.step, found.manifest["position"], found.manifest["best"]
 

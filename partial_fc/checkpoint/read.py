@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from partial_fc.checkpoint import head_rows
 from partial_fc.checkpoint.write import FORMAT, MARKER, complete
 from partial_fc.head import PartialFC
 
@@ -39,28 +38,7 @@ class Checkpoint:
     def optimizer(self) -> dict[str, Tensor]:
         return load_file(self.folder / "optimizer.safetensors")
 
-    def load_head(self, head: PartialFC) -> None:
-        """Gives the head the rows of its class range, from as many files as they lie in."""
-        for fact, mine in (("num_classes", head.shard.num_classes), ("embedding_size", head.embedding_size)):
-            if self.manifest[fact] != mine:
-                raise ValueError(f"{self.folder} has {fact} {self.manifest[fact]}; this run has {mine}")
-        parts: dict[str, list[Tensor]] = {}
-        reached = head.shard.start
-        for path in sorted(self.folder.glob("head-*.safetensors")):
-            with safe_open(path, framework="pt") as file:
-                start, stop = (int(file.metadata()[key]) for key in ("start", "stop"))
-                low, high = max(reached, start), min(head.shard.stop, stop)
-                if low >= high:
-                    continue
-                if low != reached:
-                    break
-                for name in file.keys():  # noqa: SIM118 - not a dict
-                    parts.setdefault(name, []).append(file.get_slice(name)[low - start : high - start])
-                reached = high
-        if reached != head.shard.stop:
-            raise ValueError(
-                f"{self.folder}: no head file holds class {reached}; expected all of "
-                f"[{head.shard.start}, {head.shard.stop}). Copy the head files of all hosts into this folder"
-            )
-        rows = {name: torch.cat(tensors) for name, tensors in parts.items()}
-        head.load_row_state(rows or {k: v[:0] for k, v in head.row_state().items()}, self.manifest["head"])
+    def load_head(self, head: PartialFC) -> list[str]:
+        """Gives the head the rows of its class range, from as many files as they lie in, of which one at a time is in
+        memory. Returns what the user should know: what could not be taken over."""
+        return head_rows.load(self.folder, self.manifest, head)

@@ -91,7 +91,7 @@ class Centres:
             self._tables = dict(self._files.tables)
         for name in columns.keys() - self._tables.keys():
             self._tables[name] = zeros(num_rows, *columns[name], home)
-        self._exists_L = torch.zeros(num_rows, dtype=torch.bool, device=home)
+        self.exists_L = torch.zeros(num_rows, dtype=torch.bool, device=home)  # which rows are made
         self._num_missing = num_rows
         self._staging = Staging(self._tables, self.device) if indexes_copies(storage, self.device) else None
         self._num_steps = 0  # that were updated
@@ -123,13 +123,18 @@ class Centres:
         self._bring_up(copies.tables, None, copies.row_S, step)
         return copies.tables["centres"], None if len(copies.row_S) == len(row_S) else copies.places(row_S)[0]
 
-    def prefetch(self, row_S: Tensor | None) -> None:
+    @property
+    def can_prefetch(self) -> bool:
+        """Whether rows lie where it takes time to bring them from."""
+        return self._staging is not None or self._files is not None
+
+    def prefetch(self, row_S: Tensor) -> None:
         """Begins to bring rows that the next step will fetch (as far as they are known: its negatives), if they lie
         elsewhere. Changes no result."""
-        if row_S is None or (self._staging is None and self._files is None):
+        if not self.can_prefetch:
             return
         row_S = row_S.cpu()
-        row_S = row_S[self._exists_L[row_S]]
+        row_S = row_S[self.exists_L[row_S]]
         if self._staging is not None:
             self._staging.prefetch(row_S)
         elif self._files is not None:
@@ -188,34 +193,53 @@ class Centres:
         if self._files is not None:
             self._files.flush(self._num_steps)
 
-    def close(self) -> None:
-        """The rows are not to be used after it."""
+    def close(self, ended_well: bool = True) -> None:
+        """The rows are not to be used after it. ended_well: what files of theirs will say of the run."""
         if self._staging is not None:
-            self._staging.close()
+            self._staging.close(write_back=ended_well)
         self._tables = {}
         if self._files is not None:
-            self._files.close(self._num_steps)
+            self._files.close(self._num_steps, ended_well)
 
     def load_row_state(self, rows: dict[str, Tensor]) -> None:
-        """Takes over what `row_state` gave, for this rank's rows; other dtypes are converted (to nearest)."""
+        """Takes over what `row_state` gave, for this rank's rows; other dtypes are converted (to nearest). Rows that
+        are zeros throughout count as never made."""
+        self._check_names(rows)
+        for name, table in self._tables.items():
+            if rows[name].shape != table.shape:
+                raise ValueError(f"{name} has shape {tuple(rows[name].shape)}; expected {tuple(table.shape)}")
+        size = 16 * self._chunk
+        for low in range(0, self.num_rows, size):
+            part = {name: tensor[low : low + size] for name, tensor in rows.items()}
+            made = ((part["touched"] > 0) | (part["centres"] != 0).any(dim=1, keepdim=True)).squeeze(1)
+            at = made.nonzero().squeeze(1)
+            end = min(low + size, self.num_rows)
+            self.load_rows(low, end, at + low, {name: t.index_select(0, at) for name, t in part.items()})
+
+    def load_rows(self, begin: int, end: int, row_M: Tensor, rows: dict[str, Tensor]) -> None:
+        """Rows [begin, end) become: row_M of them (ascending local numbers) what `row_state` gave for those, in any
+        dtype (converted to nearest), the others what they are before they are made."""
+        self._check_names(rows)
+        if self._staging is not None:
+            self._staging.forget()
+        size = 16 * self._chunk
+        # Only rows that are there are written, here or in what is loaded: the others keep taking no memory.
+        for row_K in (self.exists_L[begin:end].nonzero().squeeze(1) + begin).split(size):
+            nothing = torch.zeros((), dtype=self._work_dtype)
+            self._write(row_K, {n: nothing.expand(len(row_K), t.shape[1]) for n, t in self._tables.items()})
+        self._num_missing += int(self.exists_L[begin:end].sum())
+        self.exists_L[begin:end] = False
+        row_M = row_M.to(self.exists_L.device)
+        for low in range(0, len(row_M), size):
+            self._write(row_M[low : low + size], {name: t[low : low + size] for name, t in rows.items()})
+        self.exists_L[row_M] = True
+        self._num_missing -= len(row_M)
+
+    def _check_names(self, rows: dict[str, Tensor]) -> None:
         if rows.keys() != self._tables.keys():
             raise ValueError(
                 f"row state {sorted(rows)}; expected {sorted(self._tables)} for {self.optimizer}"
             )
-        for name, table in self._tables.items():
-            if rows[name].shape != table.shape:
-                raise ValueError(f"{name} has shape {tuple(rows[name].shape)}; expected {tuple(table.shape)}")
-        if self._staging is not None:
-            self._staging.forget()
-        size = 16 * self._chunk
-        for low in range(0, self.num_rows, size):
-            new = {name: tensor[low : low + size].to(self._exists_L.device) for name, tensor in rows.items()}
-            made = ((new["touched"] > 0) | (new["centres"] != 0).any(dim=1, keepdim=True)).squeeze(1)
-            # Rows that are made neither here nor there are not written: they keep taking no memory.
-            at = (made | self._exists_L[low : low + size]).nonzero().squeeze(1)
-            self._write(at + low, {name: tensor.index_select(0, at) for name, tensor in new.items()})
-            self._exists_L[low : low + size] = made
-        self._num_missing = self.num_rows - int(self._exists_L.sum())
 
     def schedule_state(self) -> dict[str, Any]:
         """What catching up needs besides the rows, as JSON: the learning rates of all steps; {} without catch-up."""
@@ -244,14 +268,14 @@ class Centres:
         if not self._num_missing:
             return
         if row_S is None:
-            missing_M = (~self._exists_L).nonzero().squeeze(1)
+            missing_M = (~self.exists_L).nonzero().squeeze(1)
         else:
-            row_S = row_S.to(self._exists_L.device)
-            missing_M = row_S[~self._exists_L[row_S]]
+            row_S = row_S.to(self.exists_L.device)
+            missing_M = row_S[~self.exists_L[row_S]]
         for row_K in missing_M.split(self._chunk) if len(missing_M) else ():
             global_K = row_K.to(self.device) + self.first_row  # made on the device, wherever they lie
             self._write(row_K, {"centres": initial_centres(global_K, self.embedding_size, self.seed)})
-        self._exists_L[missing_M] = True
+        self.exists_L[missing_M] = True
         self._num_missing -= len(missing_M)
 
     def _write(self, row_K: Tensor, rows: dict[str, Tensor]) -> None:

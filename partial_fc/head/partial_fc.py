@@ -116,6 +116,9 @@ class PartialFC:
         self.margin_state = margin.state()
         self.last_step: dict[str, Tensor] = {}  # what telemetry looks at: of the last forward
         self.pending: list[Pending] = []  # one for each backward since `step`
+        self._negatives: tuple[int, Tensor] | None = (
+            None  # (step, its negatives), where they were wanted early
+        )
 
     @property
     def centres(self) -> Tensor:
@@ -150,7 +153,9 @@ class PartialFC:
             pending.scale(factor)
 
     def step(self, lr: float) -> None:
-        """Updates the centres that took part since the last step, and moves on to the next step's negatives."""
+        """Updates the centres that took part since the last step, and moves on to the next step's negatives, whose rows
+        begin to come from where they lie, if that is elsewhere, while these are updated."""
+        self._prefetch()
         fused = len(self.pending) == 1 and self.kernel.update(
             self.pending[0].logits, self.pending[0].slopes, self.store, lr, self.num_steps
         )
@@ -162,6 +167,10 @@ class PartialFC:
                 self.store.update(None, 0, 0, self.store.centre_LD[:0], lr, self.num_steps)
         self.pending = []
         self.num_steps += 1
+
+    def close(self, ended_well: bool = True) -> None:
+        """Ends threads and closes files of the centres, which are not to be used after it."""
+        self.store.close(ended_well)
 
     def row_state(self) -> dict[str, Tensor]:
         """Everything that a class has here, by name, one entry for each local class: what a checkpoint keeps."""
@@ -176,14 +185,35 @@ class PartialFC:
             "schedule": self.store.schedule_state(),
         }
 
+    def made_classes(self) -> Tensor:
+        """Which of this rank's classes have rows at all, bool (stop - start,): the others still are their start values,
+        which need not be stored."""
+        return self.store.exists_L.view(len(self.shard), self.sub_centres).any(dim=1)
+
     def load_row_state(self, rows: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Takes over what `row_state` gave, for this rank's class range, and `facts`, of any rank."""
-        num_rows = len(self.shard) * self.sub_centres
+        self.load_facts(facts)
+        self.store.load_row_state({name: self._by_row(t, len(self.shard)) for name, t in rows.items()})
+
+    def load_classes(self, begin: int, end: int, class_M: Tensor, rows: dict[str, Tensor]) -> None:
+        """Classes [begin, end) of this rank's become: class_M of them (ascending) what `row_state` gave for those,
+        the others what they are when never made. `load_facts` comes first."""
+        table = {name: self._by_row(t, len(class_M)) for name, t in rows.items()}
+        first = (begin - self.shard.start) * self.sub_centres
+        stop = (end - self.shard.start) * self.sub_centres
+        self.store.load_rows(first, stop, self._rows_of(class_M), table)
+
+    def load_facts(self, facts: dict[str, Any]) -> None:
+        """Takes over what `facts` gave, of any rank. A margin of another kind, which remembers other things, starts
+        anew."""
         self.store.seed = facts["row_seed"]  # rows that no step has touched yet are made from it
-        self.store.load_row_state({name: t.reshape(num_rows, -1) for name, t in rows.items()})
         self.store.load_schedule_state(facts["schedule"])
-        self.margin_state = dict(facts["margin"])
+        if facts["margin"].keys() == self.margin_state.keys():
+            self.margin_state = dict(facts["margin"])
         self.num_steps = facts["num_steps"]
+
+    def _by_row(self, by_class: Tensor, num_classes: int) -> Tensor:
+        return by_class.reshape(num_classes * self.sub_centres, by_class.shape[-1])
 
     def _by_class(self, rows: Tensor) -> Tensor:
         return rows if self.sub_centres == 1 else rows.unflatten(0, (-1, self.sub_centres))
@@ -229,13 +259,27 @@ class PartialFC:
         if self.hard_negatives is not None:
             certain = torch.cat((certain, self.hard_negatives.classes(label_G, self.shard)))
         certain = torch.unique(certain)
-        class_N = insert(self.sampling.negatives(self.num_steps, self.shard, label_G.device), certain)
+        class_N = insert(self.negatives(label_G.device), certain)
         bias_S = None
         if self.sampling_correction:
             bias_N = torch.full(class_N.shape, -math.log(self.sampling.rate), device=class_N.device)
             bias_N[torch.searchsorted(class_N, certain)] = 0.0
             bias_S = bias_N.repeat_interleave(self.sub_centres)
         return self._rows_of(class_N), bias_S
+
+    def negatives(self, device: torch.device) -> Tensor:
+        """This step's drawn classes of the shard, ascending."""
+        if self._negatives is not None and self._negatives[0] == self.num_steps:
+            return self._negatives[1]
+        return self.sampling.negatives(self.num_steps, self.shard, device)
+
+    def _prefetch(self) -> None:
+        """Sends for what is known of the next step's rows, and keeps the draw for it."""
+        if self.sampling.rate == 1.0 or not self.store.can_prefetch:
+            return
+        class_N = self.sampling.negatives(self.num_steps + 1, self.shard, self.store.device)
+        self._negatives = (self.num_steps + 1, class_N)
+        self.store.prefetch(self._rows_of(class_N))
 
     def learn_hard_negatives(
         self, label_G: Tensor, unit_GD: Tensor, rows: Tensor | None, table: Tensor, row_S: Tensor | None

@@ -111,10 +111,11 @@ class RowFiles:
             os.fsync(file)  # writes the pages of mappings, too
         self._write_header(step, clean)
 
-    def close(self, step: int) -> None:
-        """`flush`, with the mark that the run ended well. The tables are not to be used after it."""
+    def close(self, step: int, ended_well: bool = True) -> None:
+        """If the run ended well, `flush` with the mark that it did. The tables are not to be used after it."""
         self._worker.shutdown(cancel_futures=True)
-        self.flush(step, clean=True)
+        if ended_well:
+            self.flush(step, clean=True)
         for file in (*self._files.values(), self._lock):
             os.close(file)
         self.tables, self._files = {}, {}

@@ -84,8 +84,9 @@ class Staging:
             self._ahead.result()
         self._ahead, self.copies = None, self._none
 
-    def close(self) -> None:
-        self.drain()
+    def close(self, write_back: bool = True) -> None:
+        if write_back:
+            self.drain()
         self._worker.shutdown()
 
     def _wait(self) -> None:

@@ -99,8 +99,8 @@ def choose(impl: Impl, device: torch.device, dtype: torch.dtype, precision: Prec
     if impl == "triton":
         if importlib.util.find_spec("triton") is None:
             raise ValueError(
-                "impl 'triton' needs the package triton, which is not installed here: `pip install triton` (CUDA builds "
-                "of torch bring it along), or use impl 'plain', or 'cpu' with centres on the CPU"
+                "impl 'triton' needs the package triton, which is not installed here: `pip install triton` (CUDA "
+                "builds of torch bring it along), or use impl 'plain', or 'cpu' with centres on the CPU"
             )
         from partial_fc.head.kernels.triton import TritonKernel, runs_on
 
