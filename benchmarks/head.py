@@ -121,7 +121,10 @@ def _worker(options: HeadOptions, side: str, scratch: Path) -> None:
     device = torch.device("cuda", world.local_rank) if options.device == "cuda" else torch.device("cpu")
     # What a first step loads (torch.optim alone brings 200 MB of libraries) belongs to the idle process.
     tiny = replace(options, classes=64 * world.size, batch=8 * world.size, dim=16, steps=1, path=None)
-    _time_steps(_head(tiny, side, world, device, scratch / "tiny"), tiny, world, device)
+    head = _head(tiny, side, world, device, scratch / "tiny")
+    _time_steps(head, tiny, world, device)
+    if isinstance(head, PartialFC):
+        head.close()
     memory = PeakMemory(device)
     head = _head(options, side, world, device, scratch)
     if isinstance(head, PartialFC) and not options.fresh:
@@ -159,6 +162,8 @@ def _worker(options: HeadOptions, side: str, scratch: Path) -> None:
             "torch": torch.__version__,
         }
         print(json.dumps(line, default=str), flush=True)
+    if isinstance(head, PartialFC):
+        head.close(ended_well=False)  # its files are thrown away: no need to wait until the disk has them
     world.close()
 
 

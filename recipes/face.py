@@ -71,59 +71,60 @@ def main(arguments: list[str]) -> None:
     # ---- model
     dtype = torch.float64 if config.precision == "fp64" else torch.float32
     backbone = _backbone(config, device, dtype, world)
-    head = build_head(config, num_classes, world, device, dtype)
-    optimizer = backbone_optimizer.build(config.optimizer, backbone, config.momentum, config.weight_decay)
-    logger.info(
-        f"{config.network}: {sum(p.numel() for p in backbone.parameters()):,} parameters; this rank has the centres of "
-        f"classes {head.shard.start} to {head.shard.stop} of {num_classes}; kernel {head.kernel.name}, {head.optimizer}"
-    )
-
-    # ---- start: a given checkpoint, else the newest of this run, else --pretrained, else from scratch
-    step, position, best = _resume(config, backbone, optimizer, head, total_steps, logger)
-    if step == total_steps and (config.models_root / "result.json").exists():
+    with build_head(config, num_classes, world, device, dtype) as head:
+        optimizer = backbone_optimizer.build(config.optimizer, backbone, config.momentum, config.weight_decay)
         logger.info(
-            f"{config.models_root} is finished, see result.json; to go on give more --max-steps or --epochs, to start "
-            "anew another --models-root"
+            f"{config.network}: {sum(p.numel() for p in backbone.parameters()):,} parameters; this rank has the "
+            f"centres of classes {head.shard.start} to {head.shard.stop} of {num_classes}; kernel {head.kernel.name}, "
+            f"{head.optimizer}"
         )
-        world.close()
-        return
 
-    # ---- train
-    with _loader(config, source, position, world, device) as loader:
-        job = Job(
-            world=world,
-            device=device,
-            seed=config.seed,
-            loader=loader,
-            backbone=backbone,
-            head=head,
-            optimizer=optimizer,
-            sync=GradientSync(backbone, world),
-            schedule=schedule,
-            dtype=dtype,
-            autocast=config.precision == "bf16",
-            clip=config.clip,
-            head_clip=config.head_clip,
-            head_lr_ratio=head_lr_ratio(config),
-            models_root=config.models_root,
-            logger=logger,
-            verifications=verifications,
-            verbose=config.verbose,
-            frequent=config.frequent,
-            telemetry_every=config.telemetry_every,
-            checkpoint_every=config.checkpoint_every,
-            keep_checkpoints=config.keep_checkpoints,
-            configuration=dataclasses.asdict(config),
-            step=step,
-            position=position,
-            best=best,
-        )
-        outcome = train(job)
-    if world.rank == 0:
-        _write_results(config, job, outcome, num_classes, versions)
-    world.barrier(name="end")
-    logger.info(f"Training is over! {config.models_root / 'result.json'}")
-    world.close()
+        # ---- start: a given checkpoint, else the newest of this run, else --pretrained, else from scratch
+        step, position, best = _resume(config, backbone, optimizer, head, total_steps, logger)
+        if step == total_steps and (config.models_root / "result.json").exists():
+            logger.info(
+                f"{config.models_root} is finished, see result.json; to go on give more --max-steps or --epochs, to "
+                "start anew another --models-root"
+            )
+            world.close()
+            return
+
+        # ---- train
+        with _loader(config, source, position, world, device) as loader:
+            job = Job(
+                world=world,
+                device=device,
+                seed=config.seed,
+                loader=loader,
+                backbone=backbone,
+                head=head,
+                optimizer=optimizer,
+                sync=GradientSync(backbone, world),
+                schedule=schedule,
+                dtype=dtype,
+                autocast=config.precision == "bf16",
+                clip=config.clip,
+                head_clip=config.head_clip,
+                head_lr_ratio=head_lr_ratio(config),
+                models_root=config.models_root,
+                logger=logger,
+                verifications=verifications,
+                verbose=config.verbose,
+                frequent=config.frequent,
+                telemetry_every=config.telemetry_every,
+                checkpoint_every=config.checkpoint_every,
+                keep_checkpoints=config.keep_checkpoints,
+                configuration=dataclasses.asdict(config),
+                step=step,
+                position=position,
+                best=best,
+            )
+            outcome = train(job)
+        if world.rank == 0:
+            _write_results(config, job, outcome, num_classes, versions)
+        world.barrier(name="end")
+        logger.info(f"Training is over! {config.models_root / 'result.json'}")
+        world.close()
 
 
 def _device_type(config: Config) -> Literal["cpu", "cuda"]:

@@ -169,8 +169,14 @@ class PartialFC:
         self.num_steps += 1
 
     def close(self, ended_well: bool = True) -> None:
-        """Ends threads and closes files of the centres, which are not to be used after it."""
+        """Ends threads and closes files of the centres, which are not to be used after it. `with head:` does so."""
         self.store.close(ended_well)
+
+    def __enter__(self) -> "PartialFC":
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        self.close(ended_well=error_type is None)
 
     def row_state(self) -> dict[str, Tensor]:
         """Everything that a class has here, by name, one entry for each local class: what a checkpoint keeps."""
