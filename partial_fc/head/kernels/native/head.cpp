@@ -14,12 +14,12 @@
 
 namespace {
 
-// Runs work(thread, begin, end) on contiguous ranges of whole chunks: the split, and so every sum, depends on the
+// Runs work(thread, begin, end) on contiguous ranges of whole blocks: the split, and so every sum, depends on the
 // number of threads alone.
-template <class Work> void share(int64_t begin, int64_t end, int threads, int64_t chunk, Work work) {
-    int64_t chunks = (end - begin + chunk - 1) / chunk;
-    threads = (int)std::max<int64_t>(1, std::min<int64_t>(threads, chunks));
-    auto at = [&](int t) { return std::min(end, begin + chunks * t / threads * chunk); };
+template <class Work> void share(int64_t begin, int64_t end, int threads, int64_t block, Work work) {
+    int64_t blocks = (end - begin + block - 1) / block;
+    threads = (int)std::max<int64_t>(1, std::min<int64_t>(threads, blocks));
+    auto at = [&](int t) { return std::min(end, begin + blocks * t / threads * block); };
     std::vector<std::exception_ptr> failed(threads);
     auto run = [&](int t) {
         try {
@@ -49,7 +49,7 @@ template <bool BF> void sums(const Job& job) {
     Features f = features_of<BF>(job);
     struct Part { std::vector<double> denominator; Buffer pull, total; };
     std::vector<Part> parts(job.threads);
-    share(0, job.S, job.threads, CHUNK - CHUNK % job.sub_centres, [&](int t, int64_t begin, int64_t end) {
+    share(0, job.S, job.threads, block_of(job), [&](int t, int64_t begin, int64_t end) {
         Part& part = parts[t];
         part.denominator.resize(f.Gp);
         if (job.pull) part.pull = Buffer(f.Gp * f.Dp);
@@ -71,7 +71,7 @@ template <bool BF> void sums(const Job& job) {
 template <bool BF> void gradients(const Job& job) {
     Features f = features_of<BF>(job);
     f.pack_for_gradients<BF>(job);
-    share(job.begin, job.end, job.threads, CHUNK - CHUNK % job.sub_centres, [&](int, int64_t begin, int64_t end) {
+    share(job.begin, job.end, job.threads, block_of(job), [&](int, int64_t begin, int64_t end) {
         auto nothing = [](int64_t) {};
         Pass<BF>(job, f).gradients(begin, end, nothing, [&](int64_t place, const float* centre, float* grad, Projection projection) {
             for (int64_t d = 0; d < f.Dp; d += LANES)
@@ -81,28 +81,67 @@ template <bool BF> void gradients(const Job& job) {
     });
 }
 
-// SGD with momentum on the row while it and its gradient are in the cache.
+// SGD with momentum (optim/rows.py, RowSGD): centre w and momentum m of some columns, given the gradient by w.
+struct SGD {
+    float momentum_factor, weight_decay, lr;
+    bool nesterov;
+    void operator()(vf& w, vf& m, vf gradient) const {
+        vf g = gradient + w * weight_decay;
+        m = m * momentum_factor + g;
+        w -= (nesterov ? g + m * momentum_factor : m) * lr;
+    }
+};
+
+// One row of any dtypes.
+inline void move_row(const Job& job, const SGD& sgd, int64_t row, const float* centre, const float* grad,
+                     Projection projection, float* w, float* m) {
+    int64_t number = job.first_row + row;
+    read_row(job.momentum, job.momentum_dtype, row, job.D, m);
+    for (int64_t d = 0; d < job.D; d += LANES) {
+        vf from = load<vf>(centre + d), to = from, moved = load<vf>(m + d);
+        sgd(to, moved, projection(load<vf>(grad + d), from));
+        store(w + d, to);
+        store(m + d, moved);
+    }
+    write_row(job.momentum, job.momentum_dtype, row, job.D, m, row_key(number, job.momentum_key));
+    write_row(job.centre, job.centre_dtype, row, job.D, w, row_key(number, job.centre_key));
+}
+
+// The same where both tables are bfloat16 and D fills whole vectors: from table to table through registers.
+inline void move_bf16_row(const Job& job, const SGD& sgd, int64_t row, const float* grad, Projection projection) {
+    uint16_t *w = (uint16_t*)job.centre + row * job.D, *m = (uint16_t*)job.momentum + row * job.D;
+    Noise noise_w(row_key(job.first_row + row, job.centre_key)), noise_m(row_key(job.first_row + row, job.momentum_key));
+    for (int64_t d = 0; d < job.D; d += 2 * LANES) {
+        vf to[2], moved[2];
+        for (int v = 0; v < 2; v++) {
+            int64_t at = d + v * LANES;
+            to[v] = from_bf16(load<vh>(w + at));
+            moved[v] = from_bf16(load<vh>(m + at));
+            sgd(to[v], moved[v], projection(load<vf>(grad + at), to[v]));
+        }
+        auto [first_w, second_w] = noise_w.next();
+        auto [first_m, second_m] = noise_m.next();
+        store(w + d, to_bf16(to[0], to[1], first_w, second_w));
+        store(m + d, to_bf16(moved[0], moved[1], first_m, second_m));
+    }
+}
+
 template <bool BF> void update(const Job& job) {
     Features f = features_of<BF>(job);
     f.pack_for_gradients<BF>(job);
-    share(0, job.S, job.threads, CHUNK - CHUNK % job.sub_centres, [&](int, int64_t begin, int64_t end) {
+    SGD sgd{job.momentum_factor, job.weight_decay, job.lr, job.nesterov != 0};
+    bool both_bf16 = job.centre_dtype == kBfloat16 && job.momentum_dtype == kBfloat16 && f.D == f.Dp;
+    share(0, job.S, job.threads, block_of(job), [&](int, int64_t begin, int64_t end) {
         Pass<BF> pass(job, f);
-        Buffer momentum(f.Dp), moved(f.Dp);
+        Buffer w(f.Dp), m(f.Dp);
         auto soon = [&](int64_t place) {
             prefetch_row(job.momentum, job.momentum_dtype, pass.row_of(place), job.D);
         };
-        pass.gradients(begin, end, soon, [&](int64_t place, const float* centre, const float* grad, Projection projection) {
-            int64_t row = pass.row_of(place), number = job.first_row + row;
-            read_row(job.momentum, job.momentum_dtype, row, job.D, momentum);
-            for (int64_t d = 0; d < f.Dp; d += LANES) {
-                vf w = load<vf>(centre + d), g = projection(load<vf>(grad + d), w) + w * job.weight_decay;
-                vf m = load<vf>(momentum + d) * job.momentum_factor + g;
-                store(momentum + d, m);
-                store(moved + d, w - (job.nesterov ? g + m * job.momentum_factor : m) * job.lr);
-            }
-            write_row(job.momentum, job.momentum_dtype, row, job.D, momentum, row_key(number, job.momentum_key));
+        pass.gradients(begin, end, soon, [&](int64_t place, const float* centre, const float* grad, Projection p) {
+            int64_t row = pass.row_of(place);
             job.touched[row] = (int32_t)job.touched_step;
-            write_row(job.centre, job.centre_dtype, row, job.D, moved, row_key(number, job.centre_key));
+            if (both_bf16) move_bf16_row(job, sgd, row, grad, p);
+            else move_row(job, sgd, row, centre, grad, p, w, m);
         });
     });
 }

@@ -9,7 +9,11 @@
 
 namespace {
 
-constexpr int64_t CHUNK = 192;  // centres that are worked on together: they and what is made of them stay in L2
+// Centres whose products with the features stay in the first caches until they are used up.
+constexpr int64_t BLOCK = 48;
+// Centres whose weights are summed up to the features' gradient at once: that gradient (G x D) passes through the cache
+// once a chunk, so chunks are as long as the second cache allows.
+constexpr int64_t CHUNK = 288;
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
@@ -56,11 +60,13 @@ struct Noise {
         for (int i = 0; i < LANES; i++) next_pair[i] += i;
     }
     std::pair<vu, vu> next() {
-        vu bits = mix(next_pair);
+        vhh bits = (vhh)mix(next_pair), first{}, second{};
         next_pair += LANES;
-        vh halves[2];
-        std::memcpy(halves, &bits, sizeof bits);
-        return {__builtin_convertvector(halves[0], vu), __builtin_convertvector(halves[1], vu)};
+        for (int i = 0; i < LANES; i++) {  // each half widened to a lane of its own, beside a 0
+            first[2 * i] = i, first[2 * i + 1] = 2 * LANES;
+            second[2 * i] = LANES + i, second[2 * i + 1] = 2 * LANES;
+        }
+        return {(vu)__builtin_shuffle(bits, vhh{}, first), (vu)__builtin_shuffle(bits, vhh{}, second)};
     }
 };
 
@@ -76,16 +82,8 @@ inline void write_row(void* table, int32_t dtype, int64_t row, int64_t D, const 
         Noise noise(row_key);
         for (int64_t d = 0; d < D; d += 2 * LANES) {
             auto [first, second] = noise.next();
-            vh low = to_bf16(load<vf>(in + d), first), high = to_bf16(load<vf>(in + d + LANES), second);
-            if (d + 2 * LANES <= D) {
-                store(p + 2 * d, low);
-                store(p + 2 * (d + LANES), high);
-            } else {
-                uint16_t rest[2 * LANES];
-                store(rest, low);
-                store(rest + LANES, high);
-                std::memcpy(p + 2 * d, rest, 2 * (D - d));
-            }
+            vhh rounded = to_bf16(load<vf>(in + d), load<vf>(in + d + LANES), first, second);
+            std::memcpy(p + 2 * d, &rounded, d + 2 * LANES <= D ? 4 * LANES : 2 * (D - d));
         }
     }
 }
@@ -126,11 +124,17 @@ struct Projection {
     vf operator()(vf gradient, vf centre) const { return (gradient - centre * part) * inverse; }
 };
 
+// Whole classes, and whole pairs of centres.
+inline int64_t block_of(const Job& job) {
+    int64_t k = 2 * job.sub_centres;
+    return std::max(k, BLOCK / k * k);
+}
+
 template <bool BF> class Pass {
   public:
     Pass(const Job& job, const Features& features)
-        : job(job), f(features), chunk(CHUNK - CHUNK % job.sub_centres), operand(CHUNK * word_row()), inverse(CHUNK),
-          logit(CHUNK * f.Gp), mask(CHUNK * f.Gp), masked(CHUNK), hard(f.Gp), all(f.Dp), row(f.Dp) {
+        : job(job), f(features), block(block_of(job)), operand(block * word_row()), inverse(block), logit(block * f.Gp),
+          mask(block * f.Gp), masked(block), hard(f.Gp), all(f.Dp), row(f.Dp) {
         for (int64_t g = 0; g < f.G; g++)
             if (job.own[g] >= 0) owner.emplace_back(job.own[g], g);
         std::sort(owner.begin(), owner.end());
@@ -140,39 +144,35 @@ template <bool BF> class Pass {
 
     // Adds the places [begin, end) to denominator (Gp), pull (Gp, Dp; may be null) and total (Dp; may be null).
     void sums(int64_t begin, int64_t end, double* denominator, float* pull, float* total) {
-        Buffer sum(f.Gp), pairs(BF && pull ? CHUNK / 2 * f.Dp : 0);
+        int64_t chunk = std::max(block, CHUNK / block * block), words = chunk / (BF ? 2 : 1);
+        Buffer sum(f.Gp), weight(words * f.Gp), centre(pull ? words * f.Dp : 0);
         for (int64_t at = begin; at < end; at += chunk) {
             int64_t n = std::min(chunk, end - at);
-            form_logits(at, n, [&](int64_t c) { prefetch_centre(at + chunk + c, end); });
             std::memset(sum, 0, f.Gp * 4);
-            for (int64_t c = 0; c < n; c++) {
-                float* weight = logit + c * f.Gp;
-                weigh(at, c, sum, [&](int64_t g, vf e) { store(weight + g, e * inverse[c]); });
-                if (total) {
-                    read_row(job.centre, job.centre_dtype, row_of(at + c), f.D, row);
-                    for (int64_t d = 0; d < f.Dp; d += LANES)
-                        store(total + d, load<vf>(total + d) + load<vf>(row + d) * inverse[c]);
+            for (int64_t low = 0; low < n; low += block) {
+                int64_t m = std::min(block, n - low);
+                form_logits(at + low, m, end);
+                for (int64_t c = 0; c < m; c++) {
+                    float* product = logit + c * f.Gp;
+                    weigh(at + low, c, sum, [&](int64_t g, vf e) { store(product + g, e * inverse[c]); });
+                    if (total) add_unit(row_of(at + low + c), inverse[c], total);
                 }
+                if (pull) keep(m, weight + low / (BF ? 2 : 1) * f.Gp, centre + low / (BF ? 2 : 1) * f.Dp);
             }
             for (int64_t g = 0; g < f.G; g++) denominator[g] += sum[g];
-            if (!pull) continue;
-            if constexpr (BF) {
-                int64_t words = pair_up(n, pairs);
-                gemm<BF>(f.Gp, f.Dp, words, logit, 1, f.Gp, pairs, f.Dp, pull, f.Dp, true);
-            } else {
-                gemm<BF>(f.Gp, f.Dp, n, logit, 1, f.Gp, operand, f.Dp, pull, f.Dp, true);
-            }
+            int64_t used = BF ? (n + 1) / 2 : n;
+            if (pull) gemm<BF>(f.Gp, f.Dp, used, weight, 1, f.Gp, centre, f.Dp, pull, f.Dp, true);
         }
     }
 
     // For each place of [begin, end): take(place, centre (Dp), gradient by the unit centre (Dp), projection): the
-    // gradient by the centre is projection(gradient, centre) of each vector along Dp. Some time before, soon(place) may
+    // gradient by the centre is projection(gradient, centre) of each vector along Dp. A block before, soon(place) may
     // send for what take will read.
     template <class Soon, class Take> void gradients(int64_t begin, int64_t end, Soon soon, Take take) {
-        Buffer grad(CHUNK * f.Dp), half(CHUNK * f.Gp / 2);
-        for (int64_t at = begin; at < end; at += chunk) {
-            int64_t n = std::min(chunk, end - at);
-            form_logits(at, n, [&](int64_t c) { if (c < n) soon(at + c); });
+        Buffer grad(block * f.Dp), half(block * f.Gp / 2);
+        for (int64_t at = begin; at < end; at += block) {
+            int64_t n = std::min(block, end - at);
+            form_logits(at, n, end);
             for (int64_t c = 0; c < n; c++) {
                 float* weight = logit + c * f.Gp;
                 uint16_t* narrow = (uint16_t*)(float*)half + c * f.Gp;
@@ -181,7 +181,7 @@ template <bool BF> class Pass {
                     else store(weight + g, e);
                 });
             }
-            auto ahead = spread(n, f.Dp, [&](int64_t c) { prefetch_centre(at + chunk + c, end); });
+            auto ahead = spread(n, f.Dp, [&](int64_t c) { if (c < n) soon(at + c); });
             if constexpr (BF)
                 gemm<BF>(n, f.Dp, f.Gp / 2, half, f.Gp / 2, 1, f.along_g, f.Dp, grad, f.Dp, false, ahead);
             else
@@ -200,30 +200,34 @@ template <bool BF> class Pass {
     int64_t row_of(int64_t place) const { return job.row ? job.row[place] : place; }
 
   private:
-    // What the next chunk needs comes from memory while products keep the processor busy: line by line, since many
-    // requests at once would hold it up.
-    void prefetch_centre(int64_t place, int64_t end) const {
-        if (place < end) prefetch_row(job.centre, job.centre_dtype, row_of(place), f.D);
-    }
-
-    // send(0), ..., send(chunk - 1), spread over the tiles of a product of M rows and N columns
+    // send(0), ..., send(block - 1), spread over the tiles of a product of M rows and N columns: what comes from memory
+    // meanwhile is asked for little by little, since many requests at once would hold the processor up.
     template <class Send> auto spread(int64_t M, int64_t N, Send send) const {
         int64_t tiles = (M + ROWS - 1) / ROWS * ((N + 2 * LANES - 1) / (2 * LANES));
-        return [=, next = int64_t(0), each = (chunk + tiles - 1) / tiles]() mutable {
-            for (int64_t last = std::min(next + each, chunk); next < last; next++) send(next);
+        return [=, next = int64_t(0), each = (block + tiles - 1) / tiles]() mutable {
+            for (int64_t last = std::min(next + each, block); next < last; next++) send(next);
         };
     }
 
     // (a row of the operand of the logits, in words)
     int64_t word_row() const { return BF ? f.Dp / 2 : f.Dp; }
 
-    template <class Send> void form_logits(int64_t at, int64_t n, Send send) {
+    // logit = the products of n centres from place `at` on with all features; the next block's centres are sent for.
+    void form_logits(int64_t at, int64_t n, int64_t end) {
         for (int64_t c = 0; c < n; c++) {
             float norm = std::sqrt(fetch(row_of(at + c), operand + c * word_row()));
             inverse[c] = norm > 0 ? 1 / norm : 0;
         }
-        gemm<BF>(n, f.Gp, f.Kd, operand, word_row(), 1, f.along_d, f.Gp, logit, f.Gp, false, spread(n, f.Gp, send));
+        auto next = [&](int64_t c) {
+            if (at + block + c < end) prefetch_row(job.centre, job.centre_dtype, row_of(at + block + c), f.D);
+        };
+        gemm<BF>(n, f.Gp, f.Kd, operand, word_row(), 1, f.along_d, f.Gp, logit, f.Gp, false, spread(n, f.Gp, next));
         find_left_out(at, n);
+    }
+
+    void add_unit(int64_t from, float inv, float* total) {
+        read_row(job.centre, job.centre_dtype, from, f.D, row);
+        for (int64_t d = 0; d < f.Dp; d += LANES) store(total + d, load<vf>(total + d) + load<vf>(row + d) * inv);
     }
 
     // A row of the table -> operand, and the square of its length.
@@ -256,7 +260,7 @@ template <bool BF> class Pass {
     // class's centres.
     void find_left_out(int64_t at, int64_t n) {
         int64_t k = job.sub_centres;
-        std::memset(masked, 0, CHUNK * 4);
+        std::memset(masked, 0, block * 4);
         auto touch = [&](int64_t c) {
             if (masked[c] == 0) std::fill_n(mask + c * f.Gp, f.Gp, 1.f);
             masked[c] = 1;
@@ -320,26 +324,29 @@ template <bool BF> class Pass {
         return {add_up(along[0] + along[1]) * inv * inv, inv};
     }
 
-    // The n rows of weights in `logit`, and of centres in `operand`, as pairs of bfloat16 along the centres: in place,
-    // and into pairs. Returns how many.
-    int64_t pair_up(int64_t n, float* pairs) {
+    // n rows of weights, now in `logit`, and their centres, in `operand`: as operands of the features' gradient, whose
+    // words run along the centres.
+    void keep(int64_t n, float* weight, float* centre) {
+        if constexpr (!BF) {
+            std::memcpy(weight, logit, n * f.Gp * 4);
+            std::memcpy(centre, operand, n * f.Dp * 4);
+            return;
+        }
         if (n % 2) {
             std::memset(logit + n * f.Gp, 0, f.Gp * 4);
             std::memset(operand + n * word_row(), 0, word_row() * 4);
         }
-        int64_t words = (n + 1) / 2;
-        for (int64_t c = 0; c < words; c++) {
-            interleave_floats(logit + 2 * c * f.Gp, f.Gp, logit + c * f.Gp);
-            interleave_halves((uint16_t*)(operand + 2 * c * word_row()), pairs + c * f.Dp);
+        for (int64_t c = 0; c < (n + 1) / 2; c++) {
+            interleave_floats(logit + 2 * c * f.Gp, weight + c * f.Gp);
+            interleave_halves((uint16_t*)(operand + 2 * c * word_row()), centre + c * f.Dp);
         }
-        return words;
     }
 
-    // (two rows of Gp floats -> Gp pairs of bfloat16; `to` may be at or below `from`)
-    static void interleave_floats(const float* from, int64_t Gp, float* to) {
-        for (int64_t g = 0; g < Gp; g += LANES) {
+    // (two rows of floats, or of bfloat16, -> one row of pairs of bfloat16)
+    void interleave_floats(const float* from, float* to) const {
+        for (int64_t g = 0; g < f.Gp; g += LANES) {
             vu low = __builtin_convertvector(to_bf16(load<vf>(from + g)), vu);
-            vu high = __builtin_convertvector(to_bf16(load<vf>(from + Gp + g)), vu);
+            vu high = __builtin_convertvector(to_bf16(load<vf>(from + f.Gp + g)), vu);
             store(to + g, low | (high << 16));
         }
     }
@@ -365,7 +372,7 @@ template <bool BF> class Pass {
 
     const Job& job;
     const Features& f;
-    const int64_t chunk;  // whole classes
+    const int64_t block;
     std::vector<std::pair<int64_t, int64_t>> owner;  // (place, g), ascending
     Buffer operand, inverse, logit, mask, masked, hard, all, row;
 };

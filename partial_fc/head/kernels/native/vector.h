@@ -21,6 +21,7 @@ typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
+typedef uint16_t vhh __attribute__((vector_size(4 * LANES)));
 
 template <class V> inline V load(const void* p) { V v; std::memcpy(&v, p, sizeof v); return v; }
 template <class V> inline void store(void* p, V v) { std::memcpy(p, &v, sizeof v); }
@@ -41,11 +42,15 @@ inline vh to_bf16(vf x) {  // to nearest, ties to even; NaN stays NaN (the instr
     return __builtin_convertvector(rounded >> 16, vh);
 }
 
-// to a neighbour, up with the probability that noise (16 random bits in the lower half of each lane) gives it
-inline vh to_bf16(vf x, vu noise) {
-    vu u = (vu)x;
-    vi finite = (u & 0x7F800000) != 0x7F800000;
-    return __builtin_convertvector((finite ? u + noise : u) >> 16, vh);
+// Two vectors, each number to one of its neighbours, up with the probability that its noise (16 random bits in the
+// lower half of the lane) gives it; what is not finite only loses its lower half.
+inline vhh to_bf16(vf x, vf y, vu noise_x, vu noise_y) {
+    vhh odd{};
+    for (int i = 0; i < 2 * LANES; i++) odd[i] = 2 * i + 1;
+    const vu exponent = splat(0x7F800000u);
+    noise_x &= (vu)(((vu)x & exponent) != exponent);
+    noise_y &= (vu)(((vu)y & exponent) != exponent);
+    return __builtin_shuffle((vhh)((vu)x + noise_x), (vhh)((vu)y + noise_y), odd);
 }
 
 // ---- float16: for storage only
