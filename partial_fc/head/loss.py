@@ -62,7 +62,7 @@ class Loss(torch.autograd.Function):
         if training:
             head.learn_hard_negatives(batch.label_G, unit_GD, rows, table, row_S)
             ctx.head, ctx.logits, ctx.rows = head, logits, rows
-            ctx.slopes = _slopes(head, own, unit_GD, denominator_G, own_logit_G, share)
+            ctx.slopes = _slopes(head, own, sums, unit_GD, denominator_G, own_logit_G, share)
             grad_unit_GD = _feature_gradient(head, own, sums, ctx.slopes, share)
             grad_feat_GD = unit_backward(grad_unit_GD, unit_GD, norm_G1)
             ctx.features = head.world.start_reduce_scatter(grad_feat_GD, batch.rows, name="head/features")
@@ -114,7 +114,13 @@ class _Own:
 
 
 def _slopes(
-    head: "PartialFC", own: _Own, unit_GD: Tensor, denominator_G: Tensor, own_logit_G: Tensor, share: float
+    head: "PartialFC",
+    own: _Own,
+    sums: Sums,
+    unit_GD: Tensor,
+    denominator_G: Tensor,
+    own_logit_G: Tensor,
+    share: float,
 ) -> Slopes:
     """d(loss)/d(cosine). share: of the target that every class gets by label smoothing."""
     scale, num_rows = head.margin.scale, len(unit_GD)
@@ -123,7 +129,7 @@ def _slopes(
     away_N = torch.expm1(own_logit_G - denominator_G.log())[own.index_N] + (head.label_smoothing - share)
     own_N = (away_N * own.slope_N + share * scale) / num_rows  # all_D counts the own class like the others
     all_D = unit_GD.sum(dim=0).mul_(-share * scale / num_rows) if share else None
-    return Slopes(factor_G, own.spread(own_N.to(unit_GD.dtype)), all_D)
+    return Slopes(factor_G, own.spread(own_N.to(unit_GD.dtype)), all_D, sums.kept)
 
 
 def _feature_gradient(head: "PartialFC", own: _Own, sums: Sums, slopes: Slopes, share: float) -> Tensor:

@@ -1,7 +1,7 @@
 """What a backward leaves for `step`: everything that the centres' gradient is made of, in O(G*D) numbers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,10 +21,11 @@ class Pending:
 
     def scale(self, factor: float | Tensor) -> None:
         slopes = self.slopes
-        self.slopes = Slopes(
-            slopes.factor_G * factor,
-            slopes.own_G * factor,
-            None if slopes.all_D is None else slopes.all_D * factor,
+        self.slopes = replace(
+            slopes,
+            factor_G=slopes.factor_G * factor,
+            own_G=slopes.own_G * factor,
+            all_D=None if slopes.all_D is None else slopes.all_D * factor,
         )
 
 

@@ -193,6 +193,7 @@ OPTIMIZERS = [RowSGD(0.9, 5e-4), RowSGD(0.8, 0.01, nesterov=True), RowSGD(0.0, 0
 
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize("width", [40, 64])  # 64 fills whole vectors in every variant, 40 in none
 @pytest.mark.parametrize(
     ("dtype", "state_dtype"),
     [
@@ -202,12 +203,12 @@ OPTIMIZERS = [RowSGD(0.9, 5e-4), RowSGD(0.8, 0.01, nesterov=True), RowSGD(0.0, 0
         (torch.bfloat16, torch.float32),
     ],
 )
-def test_the_fused_update_is_that_of_the_row_optimiser(variant, optimizer, dtype, state_dtype):
+def test_the_fused_update_is_that_of_the_row_optimiser(variant, optimizer, width, dtype, state_dtype):
     """Same gradients, same noise: what differs is float32 rounding, which may tip a stored number to its neighbour."""
-    logits = Case("", L=301, S=211, D=40, G=12).logits()
+    logits = Case("", L=301, S=211, D=width, G=12).logits()
     kernel = CpuKernel("fp32", variant)
     storage = Storage(dtype, state_dtype)
-    stores = [Centres(1000, 301, 40, 3, optimizer, storage, "cpu") for _ in range(2)]
+    stores = [Centres(1000, 301, width, 3, optimizer, storage, "cpu") for _ in range(2)]
     for step in range(3):
         for fused, store in zip((True, False), stores, strict=True):
             table, rows = store.fetch(logits.row_S, step)
@@ -227,6 +228,25 @@ def test_the_fused_update_is_that_of_the_row_optimiser(variant, optimizer, dtype
         else:
             assert (fused == apart).float().mean() > 0.98
             torch.testing.assert_close(fused, apart, rtol=2e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("sub_centres", [1, 5])
+@pytest.mark.parametrize("room", [0, 100, 250, 10_000])
+def test_what_the_first_pass_leaves_to_the_second_changes_no_bit(variant, sub_centres, room, monkeypatch):
+    """Room for none, for less than a block, for some and for all of the exponentials."""
+    case = Case("", L=301, S=211, D=40, G=12, sub_centres=sub_centres, hard=True)
+    logits = case.logits()
+    kernel = CpuKernel("bf16", variant)
+    padded = kernel.library.head_padded(case.G)
+    monkeypatch.setattr("partial_fc.head.kernels.cpu.KEPT_BYTES", 2 * padded * room)
+    sums = kernel.sums(logits)
+    slopes = slopes_for(logits, sums.denominator_G)
+    anew = gradient(kernel, logits, slopes)
+    assert torch.equal(gradient(kernel, logits, replace(slopes, kept=sums.kept)), anew)
+    others = kernel.sums(replace(logits, scale=3.0))  # takes the room over: the former's rights are gone
+    assert torch.equal(gradient(kernel, logits, replace(slopes, kept=sums.kept)), anew)
+    assert others.kept is not sums.kept or others.kept is None
 
 
 def test_other_optimisers_are_left_to_their_own_code():

@@ -54,6 +54,9 @@ class Sums:
     # Sum of exp(logit) * f'(cos) * (centre / its length), over denominator_G (0 where that is 0); None: not asked for.
     pull_GD: Tensor | None
     total_D: Tensor | None  # sum of all unit centres that take part, own ones too; None: not asked for
+    kept: object | None = (
+        None  # what the kernel may remember of this pass for the next; goes into Slopes.kept
+    )
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Slopes:
     factor_G: Tensor  # float64: times exp(logit) * f'(cos) it is the slope of a negative
     own_G: Tensor  # the slope of the row's own cosine; used where Logits.own_G >= 0
     all_D: Tensor | None = None  # is added to the gradient of every unit centre (label smoothing)
+    kept: object | None = None  # Sums.kept of the same logits: saves work and changes no result
 
 
 class Kernel(ABC):

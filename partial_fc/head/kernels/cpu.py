@@ -30,6 +30,9 @@ _HIGHEST_EXPONENT = 64.0
 # rows, where every negative is far away. The plain kernel, which shifts every row by itself, does them.
 _SMALLEST_DENOMINATOR = 1e-30
 GRADIENT_BYTES = 32 << 20  # of one chunk of centre_gradients
+# Of the first pass' exponentials that the second one takes over, whatever the number of classes. What does not fit is
+# formed again, to the same bits: a quarter of the products' time.
+KEPT_BYTES = 128 << 20
 
 
 class _Job(ctypes.Structure):
@@ -40,7 +43,8 @@ class _Job(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("unit", "centre", "row", "own", "bias", "hard")),
         *((name, ctypes.c_float) for name in ("scale", "shift", "filter_above", "hard_t")),
         *((name, ctypes.c_int32) for name in ("sub_centres", "centre_dtype", "low_precision", "threads")),
-        *((name, ctypes.c_void_p) for name in ("denominator", "pull", "total")),
+        *((name, ctypes.c_void_p) for name in ("denominator", "pull", "total", "kept")),
+        ("kept_rows", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("factor", "own_slope", "all")),
         *((name, ctypes.c_int64) for name in ("begin", "end")),
         ("grad", ctypes.c_void_p),
@@ -66,6 +70,9 @@ def load(variant: str | None = None) -> ctypes.CDLL:
     found = ctypes.CDLL(str(path))
     for name in ("head_best", "head_sums", "head_gradients", "head_update"):
         getattr(found, name).restype = ctypes.c_char_p
+    for name in ("head_padded", "head_block"):
+        getattr(found, name).restype = ctypes.c_int64
+    found.head_padded.argtypes = [ctypes.c_int64]
     return found
 
 
@@ -79,6 +86,8 @@ class CpuKernel(Kernel):
             raise ValueError(f"variant is {variant!r}; expected one of {', '.join(VARIANTS)}")
         self.library = load(variant)
         self.low_precision = precision == "bf16"
+        self._kept = torch.empty(0, dtype=torch.bfloat16)
+        self._kept_of: object | None = None  # whose exponentials are in it: Sums.kept of the last pass
 
     def sums(self, logits: Logits, want_pull: bool = True, want_total: bool = False) -> Sums:
         num_rows, width = logits.unit_GD.shape
@@ -86,12 +95,14 @@ class CpuKernel(Kernel):
         pull_GD = torch.zeros(num_rows, width) if want_pull else None
         total_D = torch.zeros(width) if want_total else None
         job, shift = self._job(logits)
-        self._call("head_sums", job, denominator=denominator_G, pull=pull_GD, total=total_D)
+        kept = self._room_for(job) if want_pull else {}
+        self._call("head_sums", job, denominator=denominator_G, pull=pull_GD, total=total_D, **kept)
+        self._kept_of = object() if kept else None
         if logits.num_sampled and bool((denominator_G < _SMALLEST_DENOMINATOR).any()):
             return PlainKernel().sums(logits, want_pull, want_total)
         if pull_GD is not None:
             pull_GD.div_(denominator_G.masked_fill(denominator_G == 0, 1.0)[:, None])
-        return Sums(denominator_G * math.exp(shift), pull_GD, total_D)
+        return Sums(denominator_G * math.exp(shift), pull_GD, total_D, self._kept_of)
 
     def centre_gradients(self, logits: Logits, slopes: Slopes) -> Iterator[tuple[int, int, Tensor]]:
         job, shift = self._job(logits)
@@ -119,6 +130,7 @@ class CpuKernel(Kernel):
             "head_update",
             job,
             **_slopes(slopes, shift),
+            **self._taken_over(job, slopes),
             momentum=fields.momentum_LD,
             touched=fields.touched_L1,
             momentum_dtype=_DTYPES[fields.momentum_LD.dtype],
@@ -132,6 +144,23 @@ class CpuKernel(Kernel):
             first_row=fields.first_row,
         )
         return True
+
+    def _room_for(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Where the first pass leaves its exponentials; {}: nowhere."""
+        padded = self.library.head_padded(job["G"])
+        rows = job["S"]
+        if 2 * padded * rows > KEPT_BYTES:
+            block = self.library.head_block(ctypes.byref(_Job(sub_centres=job["sub_centres"])))
+            rows = KEPT_BYTES // (2 * padded) // block * block
+        if not self.low_precision or not rows:
+            return {}
+        if rows * padded > self._kept.numel():
+            self._kept = torch.empty(rows * padded, dtype=torch.bfloat16)
+        return {"kept": self._kept, "kept_rows": rows}
+
+    def _taken_over(self, job: dict[str, Any], slopes: Slopes) -> dict[str, Any]:
+        """What the first pass over the same logits left, unless another one has come since."""
+        return self._room_for(job) if slopes.kept is not None and slopes.kept is self._kept_of else {}
 
     def _job(self, logits: Logits) -> tuple[dict[str, Any], float]:
         """What all calls have in common, and the shift of the exponents."""

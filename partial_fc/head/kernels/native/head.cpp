@@ -171,7 +171,9 @@ EXPORT const char* head_gradients(const Job* j) {
 EXPORT const char* head_update(const Job* j) {
     return guarded([&] { j->low_precision ? update<true>(*j) : update<false>(*j); });
 }
-EXPORT int head_lanes() { return LANES; }
+// The size of Job.kept: G padded, and how many centres make a block.
+EXPORT int64_t head_padded(int64_t G) { return round_up(G, LANES); }
+EXPORT int64_t head_block(const Job* j) { return block_of(*j); }
 // The best of the instruction sets of build.py that this processor has.
 EXPORT const char* head_best() {
 #if defined(__x86_64__)

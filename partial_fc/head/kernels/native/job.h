@@ -26,6 +26,11 @@ struct Job {
     float* pull;             // (G, D): sum of exp(logit - shift) * f' * unit centre, or null
     float* total;            // (D): sum of unit centres, or null
 
+    // exp(logit - shift) * f' of the first kept_rows places as bfloat16, (kept_rows, head_padded(G)), or null: written by
+    // sums, read by gradients and update, which then do not form those logits again. Whole blocks (head_block), or S.
+    uint16_t* kept;
+    int64_t kept_rows;
+
     // slopes, for gradients and update
     const float* factor;     // (G): times exp(logit - shift) * f' it is d(loss)/d(cosine)
     const float* own_slope;  // (G)

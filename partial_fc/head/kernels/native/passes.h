@@ -154,7 +154,11 @@ template <bool BF> class Pass {
                 form_logits(at + low, m, end);
                 for (int64_t c = 0; c < m; c++) {
                     float* product = logit + c * f.Gp;
-                    weigh(at + low, c, sum, [&](int64_t g, vf e) { store(product + g, e * inverse[c]); });
+                    uint16_t* kept = is_kept(at + low, m) ? job.kept + (at + low + c) * f.Gp : nullptr;
+                    weigh(at + low, c, sum, [&](int64_t g, vf e) {
+                        store(product + g, e * inverse[c]);
+                        if (kept) store(kept + g, to_bf16(e));
+                    });
                     if (total) add_unit(row_of(at + low + c), inverse[c], total);
                 }
                 if (pull) keep(m, weight + low / (BF ? 2 : 1) * f.Gp, centre + low / (BF ? 2 : 1) * f.Dp);
@@ -172,31 +176,39 @@ template <bool BF> class Pass {
         Buffer grad(block * f.Dp), half(block * f.Gp / 2);
         for (int64_t at = begin; at < end; at += block) {
             int64_t n = std::min(block, end - at);
-            form_logits(at, n, end);
-            for (int64_t c = 0; c < n; c++) {
-                float* weight = logit + c * f.Gp;
-                uint16_t* narrow = (uint16_t*)(float*)half + c * f.Gp;
-                weigh(at, c, nullptr, [&](int64_t g, vf e) {
-                    if constexpr (BF) store(narrow + g, to_bf16(e));
-                    else store(weight + g, e);
-                });
+            const float* weight = BF ? half : logit;
+            bool kept = is_kept(at, n);
+            if (kept) {
+                weight = (const float*)(job.kept + at * f.Gp);
+            } else {
+                form_logits(at, n, end);
+                for (int64_t c = 0; c < n; c++) {
+                    float* wide = logit + c * f.Gp;
+                    uint16_t* narrow = (uint16_t*)(float*)half + c * f.Gp;
+                    weigh(at, c, nullptr, [&](int64_t g, vf e) {
+                        if constexpr (BF) store(narrow + g, to_bf16(e));
+                        else store(wide + g, e);
+                    });
+                }
             }
-            auto ahead = spread(n, f.Dp, [&](int64_t c) { if (c < n) soon(at + c); });
-            if constexpr (BF)
-                gemm<BF>(n, f.Dp, f.Gp / 2, half, f.Gp / 2, 1, f.along_g, f.Dp, grad, f.Dp, false, ahead);
-            else
-                gemm<BF>(n, f.Dp, f.G, logit, f.Gp, 1, f.along_g, f.Dp, grad, f.Dp, false, ahead);
+            auto ahead = spread(n, f.Dp, [&](int64_t c) {
+                if (c < n) soon(at + c);
+                if (c < n && kept) prefetch_row(job.centre, job.centre_dtype, row_of(at + c), f.D);
+            });
+            int64_t words = BF ? f.Gp / 2 : f.Gp;
+            gemm<BF>(n, f.Dp, BF ? words : f.G, weight, words, 1, f.along_g, f.Dp, grad, f.Dp, false, ahead);
             for (auto [place, g] : own_between(at, at + n)) {
                 float* to = grad + (place - at) * f.Dp;
                 for (int64_t d = 0; d < f.D; d++) to[d] += job.own_slope[g] * job.unit[g * f.D + d];
             }
             for (int64_t c = 0; c < n; c++) {
                 read_row(job.centre, job.centre_dtype, row_of(at + c), f.D, row);
-                take(at + c, row, grad + c * f.Dp, projection(inverse[c], grad + c * f.Dp));
+                take(at + c, row, grad + c * f.Dp, projection(grad + c * f.Dp));
             }
         }
     }
 
+    bool is_kept(int64_t at, int64_t n) const { return BF && job.kept && at + n <= job.kept_rows; }
     int64_t row_of(int64_t place) const { return job.row ? job.row[place] : place; }
 
   private:
@@ -214,10 +226,7 @@ template <bool BF> class Pass {
 
     // logit = the products of n centres from place `at` on with all features; the next block's centres are sent for.
     void form_logits(int64_t at, int64_t n, int64_t end) {
-        for (int64_t c = 0; c < n; c++) {
-            float norm = std::sqrt(fetch(row_of(at + c), operand + c * word_row()));
-            inverse[c] = norm > 0 ? 1 / norm : 0;
-        }
+        for (int64_t c = 0; c < n; c++) inverse[c] = inverse_of(fetch(row_of(at + c), operand + c * word_row()));
         auto next = [&](int64_t c) {
             if (at + block + c < end) prefetch_row(job.centre, job.centre_dtype, row_of(at + block + c), f.D);
         };
@@ -309,20 +318,25 @@ template <bool BF> class Pass {
         }
     }
 
-    Projection projection(float inv, float* grad) const {
-        vf along[2] = {};
+    // (of the centre in `row`; adds `all` to its gradient)
+    Projection projection(float* grad) const {
+        vf along[2] = {}, square[2] = {};
         for (int64_t d = 0; d < f.Dp; d += 2 * LANES)
             for (int v = 0; v < 2; v++) {
                 int64_t at = d + v * LANES;
-                vf g = load<vf>(grad + at);
+                vf g = load<vf>(grad + at), w = load<vf>(row + at);
                 if (job.all) {
                     g += load<vf>(all + at);
                     store(grad + at, g);
                 }
-                along[v] += g * load<vf>(row + at);
+                along[v] += g * w;
+                square[v] += w * w;
             }
+        float inv = inverse_of(add_up(square[0] + square[1]));
         return {add_up(along[0] + along[1]) * inv * inv, inv};
     }
+
+    static float inverse_of(float square) { return square > 0 ? 1 / std::sqrt(square) : 0; }
 
     // n rows of weights, now in `logit`, and their centres, in `operand`: as operands of the features' gradient, whose
     // words run along the centres.
