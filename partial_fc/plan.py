@@ -97,10 +97,21 @@ def kernel_bytes(job: Job) -> int:
         # SGD moves a row where its gradient is formed; for the others two chunks of gradients exist at a time.
         fused = isinstance(job.optimizer, RowSGD)
         gradients = 0 if fused else min(2 * cpu.GRADIENT_BYTES, job.sampled * job.dim * 4)
-        return common + job.threads * each + gradients
+        return common + job.threads * each + gradients + _taken_over(job) * 2 * _padded_batch(job)
     rows = min(job.sampled, max(64, min(plain.CHUNK_ROWS, plain.CHUNK_LOGITS // job.batch)))
     # Of a chunk and what is left of the one before: eight like its centres in float32, five like its logits, a mask.
     return rows * (8 * job.dim * 4 + job.batch * (5 * 4 + 1))
+
+
+def _padded_batch(job: Job) -> int:
+    return -(-job.batch // 16) * 16  # to whole vectors of the widest instruction set
+
+
+def _taken_over(job: Job) -> int:
+    """Centres whose exponentials the CPU kernel's second pass takes over from the first."""
+    if job.impl != "cpu" or job.precision != "bf16":
+        return 0
+    return min(job.sampled, cpu.KEPT_BYTES // (2 * _padded_batch(job)))
 
 
 def memory(job: Job) -> dict[str, int]:
@@ -183,8 +194,9 @@ def link_bytes(job: Job, feature_itemsize: int = 4) -> dict[str, int]:
 
 
 def products_flop(job: Job) -> float:
-    """Of one rank's matrix products in a step: logits twice, the features' and the centres' gradients, 2*G*S*D each."""
-    return 8.0 * job.batch * job.sampled * job.dim
+    """Of one rank's matrix products in a step: logits in both passes (in the second those that the first could not
+    leave to it), the features' and the centres' gradients, 2*G*S*D each."""
+    return 2.0 * job.batch * job.dim * (4 * job.sampled - _taken_over(job))
 
 
 def traffic_bytes(job: Job, rows: int | None = None) -> float:
@@ -217,7 +229,7 @@ def head_seconds(job: Job, machine: Machine) -> dict[str, float]:
     messages = 3 * math.ceil(math.log2(job.ranks)) if job.ranks > 1 else 0
     return {
         "products": products_flop(job) / (machine.share * machine.rates.gflops[job.precision] * 1e9),
-        "exponentials": 2.0 * job.batch * job.sampled / (machine.rates.gexp_per_s * 1e9),
+        "exponentials": job.batch * (2 * job.sampled - _taken_over(job)) / (machine.rates.gexp_per_s * 1e9),
         "rows": traffic_bytes(job) / (machine.rates.gbytes_per_s * 1e9),
         "rows from and to their place": _rows_moved(job) / (machine.place_gbytes_per_s * 1e9),
         "links": sum(link_bytes(job).values()) / (machine.link_gbytes_per_s * 1e9)

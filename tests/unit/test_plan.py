@@ -135,15 +135,19 @@ def test_rows_that_lie_elsewhere_have_a_way_to_go():
 
 def test_time_follows_from_the_rates():
     machine = Machine(Rates({"bf16": 1e6}, 1000.0, math.inf), 0.5, 10.0, 1e-5)
-    full = plan.head_seconds(job(ranks=1), machine)
+    full = plan.head_seconds(job(ranks=1, impl="plain"), machine)
     assert full["products"] == pytest.approx(8 * 1024 * 1_000_003 * 512 / 0.5e15)
     assert full["rows"] == pytest.approx(1_000_003 * (3 * 512 * 2 + 2 * 512 * 4 + 4) / 1e12)
     assert full["links"] == full["exponentials"] == 0
-    half = plan.head_seconds(job(ranks=2), machine)
+    half = plan.head_seconds(job(ranks=2, impl="plain"), machine)
     assert half["products"] == pytest.approx(full["products"] / 2, rel=1e-5)
     assert half["links"] == pytest.approx(sum(plan.link_bytes(job(ranks=2)).values()) / 1e10 + 3e-5)
-    exp = plan.head_seconds(job(ranks=1), replace(machine, rates=Rates({"bf16": 1e6}, 1000.0, 10.0)))
+    exp = plan.head_seconds(job(ranks=1, impl="plain"), replace(machine, rates=Rates({"bf16": 1e6}, 1000.0, 10.0)))
     assert exp["exponentials"] == pytest.approx(2 * 1024 * 1_000_003 / 1e10)
+    # The CPU kernel forms a few logits once only: 128 MiB of them, in bfloat16.
+    once = (128 << 20) // (2 * 1024)
+    fused = plan.head_seconds(job(ranks=1, impl="cpu"), machine)
+    assert fused["products"] == pytest.approx((8 * 1_000_003 - 2 * once) * 1024 * 512 / 0.5e15)
 
 
 @pytest.mark.parametrize(
