@@ -1,5 +1,7 @@
 """The C++ kernel, in every variant that this processor runs, against the plain one in float64."""
 
+import ctypes
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import torch
 
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.head.centres import Centres, Storage
-from partial_fc.head.kernels import Logits, Slopes, choose
+from partial_fc.head.kernels import Logits, Slopes, choose, cpu
 from partial_fc.head.kernels.cpu import CpuKernel
 from partial_fc.head.kernels.native.build import VARIANTS
 from partial_fc.head.kernels.plain import PlainKernel, unit
@@ -17,9 +19,12 @@ from partial_fc.optim.rows import RowAdamW, RowSGD
 
 FLAGS = {
     "portable": set(),
+    "amx_emulated": set(),
     "avx2": {"avx2", "fma", "f16c"},
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
     "avx512_bf16": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"},
+    "amx": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "amx_tile", "amx_bf16"},
+    "amx_emulated_avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"},
 }
 PROCESSOR = set(Path("/proc/cpuinfo").read_text().split())
 RUNNABLE = [variant for variant in VARIANTS if FLAGS[variant] <= PROCESSOR]
@@ -150,10 +155,37 @@ def test_bfloat16_operands_cost_less_than_bfloat16_throughout(variant, case):
         assert mine <= other + 2**-9
 
 
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize(
+    ("G", "S", "D"), [(1, 1, 1), (7, 50, 25), (33, 193, 33), (65, 401, 70), (32, 192, 64), (5, 17, 512)]
+)
+def test_operands_that_bfloat16_holds_cost_nothing(variant, G, S, D):
+    """Small integers, centres of length 1 or 2, factors that are powers of 2, scale 0 where exponentials become
+    operands: products of bfloat16 are then exact, and what is left is float32 rounding."""
+    torch.manual_seed(0)
+    unit_GD = torch.randint(-4, 5, (G, D)) / 64
+    centre_SD = torch.zeros(S, D)
+    places = torch.rand(S, D).argsort(1)[:, : 4 if D >= 4 else 1]
+    centre_SD.scatter_(1, places, torch.randint(0, 2, places.shape) * 2.0 - 1)
+    own_G = torch.randint(-1, S, (G,))
+    slopes = Slopes(2.0 ** torch.randint(-3, 3, (G,)).double(), torch.randn(G))
+    for scale in (0.0, 8.0):
+        logits = Logits(unit_GD, centre_SD, None, own_G, scale, Negatives())
+        kernel = CpuKernel("bf16", variant)
+        found, wanted = kernel.sums(logits), PlainKernel().sums(exact(logits))
+        torch.testing.assert_close(found.denominator_G, wanted.denominator_G, rtol=1e-6, atol=0)
+        if scale == 0:
+            torch.testing.assert_close(found.pull_GD.double(), wanted.pull_GD, rtol=1e-6, atol=1e-7)
+            plain = gradient(PlainKernel(), exact(logits), replace(slopes, own_G=slopes.own_G.double()))
+            ours = gradient(kernel, logits, slopes).double()
+            torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_repeats_bit_by_bit_and_threads_change_rounding_only(precision):
+def test_repeats_bit_by_bit_and_threads_change_rounding_only(precision, variant):
     logits = Case("", G=33, L=1500, S=1201, D=64).logits()
-    kernel = CpuKernel(precision)
+    kernel = CpuKernel(precision, variant)
     slopes = slopes_for(logits, kernel.sums(logits).denominator_G)
     before = torch.get_num_threads()
     try:
@@ -180,12 +212,15 @@ def test_denominators_that_float32_cannot_hold_are_still_exact():
     assert torch.allclose(sums.pull_GD, torch.tensor([[-1.0, 0.0]]))
 
 
-def test_nan_features_are_not_hidden():
-    logits = Case("").logits()
+@pytest.mark.parametrize("variant", RUNNABLE)
+def test_nan_features_are_not_hidden_and_stay_in_their_row(variant):
+    logits = Case("", S=None, L=293).logits()
     logits.unit_GD[0, 0] = torch.nan
-    sums = CpuKernel("bf16").sums(logits)
+    sums = CpuKernel("bf16", variant).sums(logits)
     assert sums.denominator_G[0].isnan()
-    assert sums.denominator_G[2:].isfinite().all()
+    assert sums.denominator_G[1:].isfinite().all()
+    assert sums.pull_GD[0].isnan().all()
+    assert sums.pull_GD[1:].isfinite().all()
 
 
 OPTIMIZERS = [RowSGD(0.9, 5e-4), RowSGD(0.8, 0.01, nesterov=True), RowSGD(0.0, 0.0)]
@@ -270,6 +305,76 @@ def test_no_gradient_of_all_sampled_rows_exists():
         for begin, end, _ in CpuKernel("bf16").centre_gradients(logits, slopes_for(logits, torch.ones(2)))
     ]
     assert sizes == [rows // 4] * 4
+
+
+class Processor:
+    """Stands for `load` where the processor's best is amx; what that computes, alter(job) changes."""
+
+    def __init__(self, alter=None):
+        self.alter = alter
+
+    def __call__(self, variant=None):
+        class Library:
+            head_best = staticmethod(lambda: b"amx")
+
+        if variant == "portable":
+            return Library()
+        real = LOAD("amx_emulated" if variant == "amx" else "portable")
+        if variant != "amx" or self.alter is None:
+            return real
+
+        class Altered:
+            def __getattr__(self, name):
+                return getattr(real, name)
+
+            def head_gradients(_self, job):
+                failure = real.head_gradients(job)
+                self.alter(job._obj)
+                return failure
+
+        return Altered()
+
+
+LOAD = cpu.load
+
+
+def test_amx_is_chosen_where_it_agrees_with_the_variant_without_tiles(monkeypatch):
+    monkeypatch.setattr(cpu, "load", Processor())
+    before = torch.get_rng_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cpu.best_variant() == "amx"
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("wrong", [1.0, float("nan")])
+def test_amx_that_computes_something_else_is_not_used(monkeypatch, wrong):
+    def alter(job):
+        ctypes.cast(job.grad, ctypes.POINTER(ctypes.c_float))[5] += wrong
+
+    monkeypatch.setattr(cpu, "load", Processor(alter))
+    with pytest.warns(RuntimeWarning, match="centres' gradient differ .* avx512_bf16, .* is used instead"):
+        assert cpu.best_variant() == "avx512_bf16"
+
+
+def test_amx_that_the_operating_system_withholds_is_not_used(monkeypatch):
+    def load(variant):
+        if variant == "amx":
+            raise RuntimeError(
+                "the operating system does not let this process use AMX tiles: Invalid argument"
+            )
+        return Processor()(variant)
+
+    monkeypatch.setattr(cpu, "load", load)
+    with pytest.warns(RuntimeWarning, match="does not let this process use AMX tiles: Invalid argument"):
+        assert cpu.best_variant() == "avx512_bf16"
+
+
+@pytest.mark.skipif("amx_tile" in PROCESSOR, reason="has AMX")
+def test_amx_by_name_is_an_error_where_there_is_none():
+    if "amx" in VARIANTS:
+        with pytest.raises(RuntimeError, match="does not let this process use AMX tiles"):
+            CpuKernel("bf16", "amx")
 
 
 def test_the_front_door():

@@ -4,11 +4,16 @@ it is in the cache.
 With precision "bf16" the operands of the products are rounded to bfloat16 (centres stored so are not changed by it) and
 everything else is float32: the products' sums, the logits, the exponentials, the gradients. With "fp32" the operands
 are float32, too. Threads: those of torch (OMP_NUM_THREADS).
+
+On processors with AMX the products of bfloat16 are its tiles' (native/tiles.h). None was at hand: that code's results
+were tested by emulation, and each process compares it with the variant without tiles before it uses it; its speed has
+not been measured.
 """
 
 import ctypes
 import functools
 import math
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +23,7 @@ from torch import Tensor
 from partial_fc.head.kernels import Kernel, Logits, Precision, Slopes, Sums
 from partial_fc.head.kernels.native.build import VARIANTS, library
 from partial_fc.head.kernels.plain import PlainKernel
+from partial_fc.head.margin import Negatives
 from partial_fc.optim.rows import RowSGD
 
 if TYPE_CHECKING:
@@ -58,9 +64,10 @@ class _Job(ctypes.Structure):
 
 @functools.cache
 def load(variant: str | None = None) -> ctypes.CDLL:
-    """The compiled kernel: of the given variant, else of the best that this processor has."""
+    """The compiled kernel: of the given variant, else of the best that this processor has. FileNotFoundError where it
+    is not built, RuntimeError where the operating system does not let us use it."""
     if variant is None:
-        variant = load("portable").head_best().decode()
+        variant = best_variant()
     path = library(variant)
     if not path.exists():
         raise FileNotFoundError(
@@ -68,12 +75,62 @@ def load(variant: str | None = None) -> ctypes.CDLL:
             "`python -m partial_fc.head.kernels.native.build`; impl 'plain' does without it"
         )
     found = ctypes.CDLL(str(path))
-    for name in ("head_best", "head_sums", "head_gradients", "head_update"):
+    for name in ("head_best", "head_prepare", "head_sums", "head_gradients", "head_update"):
         getattr(found, name).restype = ctypes.c_char_p
     for name in ("head_padded", "head_block"):
         getattr(found, name).restype = ctypes.c_int64
     found.head_padded.argtypes = [ctypes.c_int64]
+    refusal = found.head_prepare()
+    if refusal:
+        raise RuntimeError(refusal.decode())
     return found
+
+
+def best_variant() -> str:
+    """The processor's best; a RuntimeWarning says so where that is "amx" and fails its check."""
+    best = load("portable").head_best().decode()
+    if best != "amx":
+        return best
+    try:
+        problem = difference("amx", "avx512_bf16")
+    except RuntimeError as error:
+        problem = str(error)
+    if problem is None:
+        return best
+    warnings.warn(
+        f"the head's CPU kernel for AMX is not used on this processor: {problem}. Variant avx512_bf16, which has no "
+        "tiles, is used instead. Please report this with the output of `lscpu` and `uname -r`; "
+        "CpuKernel(variant='amx') takes it all the same",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return "avx512_bf16"
+
+
+def difference(variant: str, trusted: str) -> str | None:
+    """What both passes of a variant, in bf16, find otherwise than those of the trusted one; None: the same but for
+    rounding. Milliseconds: sizes that fill no tile, and more than one chunk of centres."""
+    random = torch.Generator().manual_seed(0)
+    num_rows, num_centres, width = 35, 213, 75
+    unit_GD = torch.nn.functional.normalize(torch.randn(num_rows, width, generator=random))
+    centre_SD = torch.randn(num_centres, width, generator=random)
+    own_G = torch.arange(num_rows) * 5 - 1
+    logits = Logits(unit_GD, centre_SD, None, own_G, 16.0, Negatives())
+    own_slope_G = torch.randn(num_rows, generator=random)
+    results = []
+    for name in (variant, trusted):
+        kernel = CpuKernel("bf16", name)
+        sums = kernel.sums(logits)
+        assert sums.pull_GD is not None
+        slopes = Slopes(torch.full((num_rows,), 1e-3, dtype=torch.float64), own_slope_G)
+        gradient_SD = torch.cat([part_KD for _, _, part_KD in kernel.centre_gradients(logits, slopes)])
+        results.append((sums.denominator_G, sums.pull_GD, gradient_SD))
+    names = ("denominators", "features' gradient", "centres' gradient")
+    for what, found, wanted in zip(names, *results, strict=True):
+        error = ((found - wanted).abs().max() / wanted.abs().max()).item()
+        if not error < 2**-8:  # a unit in the last place of bfloat16; also where it is NaN
+            return f"its {what} differ from those of {trusted} by {error:.1e} of the largest"
+    return None
 
 
 class CpuKernel(Kernel):

@@ -24,12 +24,15 @@ FLAGS = [
     "-Wno-psabi",
 ]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"]
-VARIANTS: dict[str, list[str]] = {"portable": []}
+# The emulated ones are for tests: what amx computes, on processors without it. They are never chosen.
+VARIANTS: dict[str, list[str]] = {"portable": [], "amx_emulated": ["-DEMULATE_TILES"]}
 if platform.machine() == "x86_64":
     VARIANTS |= {
         "avx2": ["-mavx2", "-mfma", "-mf16c"],
         "avx512": _AVX512,
         "avx512_bf16": [*_AVX512, "-mavx512bf16"],
+        "amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],  # GCC 11 or later
+        "amx_emulated_avx512": [*_AVX512, "-mavx512bf16", "-DEMULATE_TILES"],
     }
 
 

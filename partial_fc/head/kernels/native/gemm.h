@@ -1,6 +1,16 @@
 // C (M x N) = or += A (M x K) * B (K x N), where an element of A and B is a word: one float, or two bfloat16 that
 // follow one another along K. A has any strides, B and C have rows; N is a multiple of LANES.
+//
+// With tiles (tiles.h), a product of bfloat16 asks for more: N is a multiple of Padding::columns and K one of
+// Padding::words, ak is 1, and A and C have rows up to a multiple of Padding::rows, whatever is in A's.
 namespace {
+
+template <bool BF> struct Padding {
+    static constexpr bool tiles = BF && TILES;
+    static constexpr int64_t rows = tiles ? 32 : 1, columns = tiles ? 32 : LANES, words = tiles ? 16 : 1;
+};
+
+inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 template <bool BF, int MR, int NV>
 inline void tile(int64_t K, const float* A, int64_t am, int64_t ak, const float* B, int64_t bk, float* C, int64_t cm,
@@ -51,11 +61,21 @@ struct Nothing {
     void operator()() const {}
 };
 
+// About how often a product calls between().
+template <bool BF> int64_t pauses(int64_t M, int64_t N, int64_t K) {
+    if (Padding<BF>::tiles) return (M + 31) / 32 * (N / 32) * (K / 16);
+    return (M + ROWS - 1) / ROWS * ((N + 2 * LANES - 1) / (2 * LANES));
+}
+
 // Panel by panel of B, so that one panel stays in the first cache while all rows of A pass by. between() is called
-// now and then: about once for each tile of ROWS x 2 * LANES.
+// now and then, evenly.
 template <bool BF, class Between = Nothing>
 void gemm(int64_t M, int64_t N, int64_t K, const float* A, int64_t am, int64_t ak, const float* B, int64_t bk, float* C,
           int64_t cm, bool add, Between between = {}) {
+#if TILES
+    if constexpr (BF)
+        return gemm_of_tiles(round_up(M, Padding<BF>::rows), N, K, A, am, B, bk, C, cm, add, between);
+#endif
     int64_t n = 0;
     for (; n + 2 * LANES <= N; n += 2 * LANES) panel<BF, 2>(M, K, A, am, ak, B + n, bk, C + n, cm, add, between);
     if (n < N) panel<BF, 1>(M, K, A, am, ak, B + n, bk, C + n, cm, add, between);

@@ -5,9 +5,11 @@
 // features, and for the gradient that they lead to. Nothing of size G*S or S*D is ever stored.
 #include "vector.h"
 // (these build on each other in this order)
+#include "tiles.h"
 #include "gemm.h"
 #include "passes.h"
 
+#include <cerrno>
 #include <exception>
 #include <string>
 #include <thread>
@@ -39,8 +41,8 @@ template <class Work> void share(int64_t begin, int64_t end, int threads, int64_
 template <bool BF> Features features_of(const Job& job) {
     Features f;
     f.G = job.G, f.D = job.D;
-    f.Gp = round_up(job.G, LANES), f.Dp = round_up(job.D, 2 * LANES);
-    f.Kd = BF ? (job.D + 1) / 2 : job.D;
+    f.Gp = round_up(job.G, Padding<BF>::columns), f.Dp = round_up(job.D, std::max<int64_t>(2 * LANES, Padding<BF>::columns));
+    f.Kd = round_up(BF ? (job.D + 1) / 2 : job.D, Padding<BF>::words);
     f.pack_for_logits<BF>(job);
     return f;
 }
@@ -172,15 +174,29 @@ EXPORT const char* head_update(const Job* j) {
     return guarded([&] { j->low_precision ? update<true>(*j) : update<false>(*j); });
 }
 // The size of Job.kept: G padded, and how many centres make a block.
-EXPORT int64_t head_padded(int64_t G) { return round_up(G, LANES); }
+EXPORT int64_t head_padded(int64_t G) { return round_up(G, Padding<true>::columns); }
 EXPORT int64_t head_block(const Job* j) { return block_of(*j); }
-// The best of the instruction sets of build.py that this processor has.
+// To be called once, before the others.
+EXPORT const char* head_prepare() {
+#if defined(__AMX_TILE__)
+    // Linux gives a process the tiles on demand, since they make the frames of its signal handlers larger
+    // (Documentation/arch/x86/xstate.rst): ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA.
+    if (syscall(SYS_arch_prctl, 0x1023, 18)) {
+        error = std::string("the operating system does not let this process use AMX tiles: ") + std::strerror(errno);
+        return error.c_str();
+    }
+#endif
+    return nullptr;
+}
+// The best of the instruction sets of build.py that this processor and the operating system have.
 EXPORT const char* head_best() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (avx512 && __builtin_cpu_supports("avx512bf16")) return "avx512_bf16";
+    bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+    if (bf16 && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16")) return "amx";
+    if (bf16) return "avx512_bf16";
     if (avx512) return "avx512";
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "avx2";
 #endif

@@ -10,12 +10,10 @@
 namespace {
 
 // Centres whose products with the features stay in the first caches until they are used up.
-constexpr int64_t BLOCK = 48;
+constexpr int64_t BLOCK = TILES ? 64 : 48;
 // Centres whose weights are summed up to the features' gradient at once: that gradient (G x D) passes through the cache
 // once a chunk, so chunks are as long as the second cache allows.
 constexpr int64_t CHUNK = 288;
-
-inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 struct Free { void operator()(void* p) const { std::free(p); } };
 struct Buffer {  // zeroed floats, aligned to a cache line
@@ -133,8 +131,8 @@ inline int64_t block_of(const Job& job) {
 template <bool BF> class Pass {
   public:
     Pass(const Job& job, const Features& features)
-        : job(job), f(features), block(block_of(job)), operand(block * word_row()), inverse(block), logit(block * f.Gp),
-          mask(block * f.Gp), masked(block), hard(f.Gp), all(f.Dp), row(f.Dp) {
+        : job(job), f(features), block(block_of(job)), rows(round_up(block, Padding<BF>::rows)),
+          operand(rows * word_row()), inverse(block), logit(rows * f.Gp), mask(block * f.Gp), masked(block), hard(f.Gp), all(f.Dp), row(f.Dp) {
         for (int64_t g = 0; g < f.G; g++)
             if (job.own[g] >= 0) owner.emplace_back(job.own[g], g);
         std::sort(owner.begin(), owner.end());
@@ -144,8 +142,10 @@ template <bool BF> class Pass {
 
     // Adds the places [begin, end) to denominator (Gp), pull (Gp, Dp; may be null) and total (Dp; may be null).
     void sums(int64_t begin, int64_t end, double* denominator, float* pull, float* total) {
-        int64_t chunk = std::max(block, CHUNK / block * block), words = chunk / (BF ? 2 : 1);
+        Tiles tiles;
+        int64_t chunk = std::max(block, CHUNK / block * block), words = round_up(chunk / (BF ? 2 : 1), Padding<BF>::words);
         Buffer sum(f.Gp), weight(words * f.Gp), centre(pull ? words * f.Dp : 0);
+        Buffer across(Padding<BF>::tiles && pull ? f.Gp * words : 0);
         for (int64_t at = begin; at < end; at += chunk) {
             int64_t n = std::min(chunk, end - at);
             std::memset(sum, 0, f.Gp * 4);
@@ -164,8 +164,16 @@ template <bool BF> class Pass {
                 if (pull) keep(m, weight + low / (BF ? 2 : 1) * f.Gp, centre + low / (BF ? 2 : 1) * f.Dp);
             }
             for (int64_t g = 0; g < f.G; g++) denominator[g] += sum[g];
+            if (!pull) continue;
             int64_t used = BF ? (n + 1) / 2 : n;
-            if (pull) gemm<BF>(f.Gp, f.Dp, used, weight, 1, f.Gp, centre, f.Dp, pull, f.Dp, true);
+            if constexpr (Padding<BF>::tiles) {
+                int64_t padded = round_up(used, Padding<BF>::words);
+                std::memset(weight + used * f.Gp, 0, (padded - used) * f.Gp * 4);
+                transpose(weight, padded, f.Gp, across, words);
+                gemm<BF>(f.Gp, f.Dp, padded, across, words, 1, centre, f.Dp, pull, f.Dp, true);
+            } else {
+                gemm<BF>(f.Gp, f.Dp, used, weight, 1, f.Gp, centre, f.Dp, pull, f.Dp, true);
+            }
         }
     }
 
@@ -173,12 +181,15 @@ template <bool BF> class Pass {
     // gradient by the centre is projection(gradient, centre) of each vector along Dp. A block before, soon(place) may
     // send for what take will read.
     template <class Soon, class Take> void gradients(int64_t begin, int64_t end, Soon soon, Take take) {
-        Buffer grad(block * f.Dp), half(block * f.Gp / 2);
+        Tiles tiles;
+        Buffer grad(rows * f.Dp), half(rows * f.Gp / 2);
         for (int64_t at = begin; at < end; at += block) {
             int64_t n = std::min(block, end - at);
             const float* weight = BF ? half : logit;
             bool kept = is_kept(at, n);
-            if (kept) {
+            if (kept && Padding<BF>::tiles && n < rows) {  // (kept has no rows to fill tiles with)
+                std::memcpy(half, job.kept + at * f.Gp, n * f.Gp * 2);
+            } else if (kept) {
                 weight = (const float*)(job.kept + at * f.Gp);
             } else {
                 form_logits(at, n, end);
@@ -191,12 +202,12 @@ template <bool BF> class Pass {
                     });
                 }
             }
-            auto ahead = spread(n, f.Dp, [&](int64_t c) {
+            int64_t words = BF ? f.Gp / 2 : f.G, weight_row = BF ? f.Gp / 2 : f.Gp;
+            auto ahead = spread(pauses<BF>(n, f.Dp, words), [&](int64_t c) {
                 if (c < n) soon(at + c);
                 if (c < n && kept) prefetch_row(job.centre, job.centre_dtype, row_of(at + c), f.D);
             });
-            int64_t words = BF ? f.Gp / 2 : f.Gp;
-            gemm<BF>(n, f.Dp, BF ? words : f.G, weight, words, 1, f.along_g, f.Dp, grad, f.Dp, false, ahead);
+            gemm<BF>(n, f.Dp, words, weight, weight_row, 1, f.along_g, f.Dp, grad, f.Dp, false, ahead);
             for (auto [place, g] : own_between(at, at + n)) {
                 float* to = grad + (place - at) * f.Dp;
                 for (int64_t d = 0; d < f.D; d++) to[d] += job.own_slope[g] * job.unit[g * f.D + d];
@@ -212,11 +223,10 @@ template <bool BF> class Pass {
     int64_t row_of(int64_t place) const { return job.row ? job.row[place] : place; }
 
   private:
-    // send(0), ..., send(block - 1), spread over the tiles of a product of M rows and N columns: what comes from memory
-    // meanwhile is asked for little by little, since many requests at once would hold the processor up.
-    template <class Send> auto spread(int64_t M, int64_t N, Send send) const {
-        int64_t tiles = (M + ROWS - 1) / ROWS * ((N + 2 * LANES - 1) / (2 * LANES));
-        return [=, next = int64_t(0), each = (block + tiles - 1) / tiles]() mutable {
+    // send(0), ..., send(block - 1), spread over the pauses of a product: what comes from memory meanwhile is asked for
+    // little by little, since many requests at once would hold the processor up.
+    template <class Send> auto spread(int64_t pauses, Send send) const {
+        return [=, next = int64_t(0), each = (block + pauses - 1) / pauses]() mutable {
             for (int64_t last = std::min(next + each, block); next < last; next++) send(next);
         };
     }
@@ -230,7 +240,8 @@ template <bool BF> class Pass {
         auto next = [&](int64_t c) {
             if (at + block + c < end) prefetch_row(job.centre, job.centre_dtype, row_of(at + block + c), f.D);
         };
-        gemm<BF>(n, f.Gp, f.Kd, operand, word_row(), 1, f.along_d, f.Gp, logit, f.Gp, false, spread(n, f.Gp, next));
+        auto ahead = spread(pauses<BF>(n, f.Gp, f.Kd), next);
+        gemm<BF>(n, f.Gp, f.Kd, operand, word_row(), 1, f.along_d, f.Gp, logit, f.Gp, false, ahead);
         find_left_out(at, n);
     }
 
@@ -386,7 +397,7 @@ template <bool BF> class Pass {
 
     const Job& job;
     const Features& f;
-    const int64_t block;
+    const int64_t block, rows;  // (rows: those that the products fill)
     std::vector<std::pair<int64_t, int64_t>> owner;  // (place, g), ascending
     Buffer operand, inverse, logit, mask, masked, hard, all, row;
 };

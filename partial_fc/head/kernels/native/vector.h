@@ -30,6 +30,38 @@ inline vu splat(uint32_t x) { return x - vu{}; }
 inline float add_up(vf v) { float s = 0; for (int i = 0; i < LANES; i++) s += v[i]; return s; }
 inline vf select(vi mask, vf yes, vf no) { return mask ? yes : no; }
 
+// Lane l of vector v moves to lane v of vector l: in squares of 2 * HALF, the upper right quarter and the lower left one
+// change places, then the same within the quarters.
+template <int HALF = LANES / 2> inline void transpose(vu (&rows)[LANES]) {
+    if constexpr (HALF > 0) {
+        vu lane{};
+        for (int i = 0; i < LANES; i++) lane[i] = i;
+        const vu is_left = (lane & HALF) == 0;
+        const vu upper = is_left ? lane : lane - HALF + LANES, lower = is_left ? lane + HALF : lane + LANES;
+#pragma GCC unroll 16
+        for (int v = 0; v < LANES; v++) {
+            if (v & HALF) continue;
+            vu above = rows[v], below = rows[v + HALF];
+            rows[v] = __builtin_shuffle(above, below, upper);
+            rows[v + HALF] = __builtin_shuffle(above, below, lower);
+        }
+        transpose<HALF / 2>(rows);
+    }
+}
+
+// The same for a matrix of words, from rows of `from_row` words into rows of `to_row`; sizes are multiples of LANES.
+inline void transpose(const float* from, int64_t num_rows, int64_t from_row, float* to, int64_t to_row) {
+    for (int64_t column = 0; column < from_row; column += LANES)
+        for (int64_t row = 0; row < num_rows; row += LANES) {
+            vu square[LANES];
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) square[i] = load<vu>(from + (row + i) * from_row + column);
+            transpose(square);
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) store(to + (column + i) * to_row + row, square[i]);
+        }
+}
+
 // ---- bfloat16: the upper half of a float
 inline vf from_bf16(vh h) { return (vf)(__builtin_convertvector(h, vu) << 16); }
 inline vh to_bf16(vf x) {  // to nearest, ties to even; NaN stays NaN (the instruction makes subnormal numbers 0)
