@@ -31,8 +31,26 @@ from partial_fc.optim.schedule import Schedule, linear_scaling
 from partial_fc.train.log import open_files
 from partial_fc.train.loop import Job, Outcome, train
 from partial_fc.train.sync_batch_norm import convert
+from recipes import face_checks
 from recipes.face_config import Config, parse
 from recipes.face_head import build_head, head_lr_ratio
+
+# Flags that make another run of one that is resumed, although nothing refuses them.
+_SAME_RUN = (
+    *(
+        "dataset",
+        "rec",
+        "network",
+        "seed",
+        "image_size",
+        "sample_rate",
+        "loss",
+        "scale",
+        "margins",
+        "optimizer",
+    ),
+    *("head_optimizer", "centre_dtype", "centre_state_dtype", "head_catch_up", "hard_negatives"),
+)
 
 
 def main(arguments: list[str]) -> None:
@@ -78,6 +96,8 @@ def main(arguments: list[str]) -> None:
             f"centres of classes {head.shard.start} to {head.shard.stop} of {num_classes}; kernel {head.kernel.name}, "
             f"{head.optimizer}"
         )
+        for note in face_checks.notes(config, head):
+            logger.info(f"note: {note}")
 
         # ---- start: a given checkpoint, else the newest of this run, else --pretrained, else from scratch
         step, position, best = _resume(config, backbone, optimizer, head, total_steps, logger)
@@ -245,11 +265,13 @@ def _resume(
             f"{folder} is at step {found.step}, beyond this run's {total_steps}; use another --models-root or "
             "more --epochs"
         )
-    for name in ("dataset", "rec", "network", "seed", "image_size", "sample_rate"):
+    for name in _SAME_RUN:
         then, now = found.manifest["configuration"][name], getattr(config, name)
+        now = list(now) if isinstance(now, tuple) else now  # as JSON has it
         if str(then) != str(now):
             logger.info(
-                f"note: {folder} was trained with --{name} {then}, this run has {now}: not the same run"
+                f"note: {folder} was trained with --{name.replace('_', '-')} {then}, this run has {now}: not the same "
+                "run"
             )
     backbone.load_state_dict(found.backbone())
     backbone_optimizer.load_named_state(optimizer, backbone, found.optimizer())

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from recipes import arcface_torch_config, presets
+from recipes import arcface_torch_config, face_checks, presets
 
 DATASETS = Literal[("custom", *presets.PRESETS)]  # type: ignore[valid-type]
 
@@ -209,54 +209,13 @@ class Config:
             raise ValueError(
                 f"--margins go with --loss combined; --loss {self.loss} has its own: add --margins None"
             )
-        self._check_head()
+        face_checks.check_head(self)
         if self.augment == "glyph" and self.mirror:
             raise ValueError(
                 "--augment glyph with --mirror: a mirrored character is another one; add --no-mirror"
             )
         if self.batch_size == 1 and not self.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
-
-    def _check_head(self) -> None:
-        """The head refuses the same pairs; here they are named as flags, before anything is read."""
-        if self.sub_centres < 1 or self.hard_negatives < 0 or self.hard_negatives_every < 1:
-            raise ValueError(
-                f"--sub-centres {self.sub_centres}, --hard-negatives {self.hard_negatives}, --hard-negatives-every "
-                f"{self.hard_negatives_every}; expected at least 1, 0 and 1"
-            )
-        for name in ("interclass_filtering_threshold", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(
-                    f"--{name.replace('_', '-')} is {getattr(self, name)}; expected from 0 (none) to below 1"
-                )
-        if (self.centre_place == "disk") != (self.centre_path is not None):
-            raise ValueError("--centre-place disk and --centre-path DIR go together: give both, or none")
-        if self.precision == "fp64" and (self.centre_dtype, self.centre_state_dtype) != ("fp32", "same"):
-            raise ValueError(
-                "--precision fp64 stores the centres so, too: leave --centre-dtype and its state's out"
-            )
-        if self.precision == "fp64" and self.head_impl in ("cpu", "triton"):
-            raise ValueError(
-                f"--head-impl {self.head_impl} computes in fp32; --precision fp64 goes with plain"
-            )
-        if self.label_smoothing:
-            for flag, used in {
-                "--interclass-filtering-threshold": self.interclass_filtering_threshold > 0,
-                "--sub-centres": self.sub_centres > 1,
-                "--sampling-correction": self.sampling_correction,
-                "--loss curricularface": self.loss == "curricularface",
-            }.items():
-                if used:
-                    raise ValueError(
-                        f"--label-smoothing with {flag}: which classes share the smoothed part, and with which logits, "
-                        "is not defined there; leave one of the two out"
-                    )
-        for name in ("sampling_correction", "hard_negatives"):
-            if getattr(self, name) and self.sample_rate == 1.0:
-                raise ValueError(
-                    f"--{name.replace('_', '-')} without sampling: every class takes part in every step; leave it out, "
-                    "or give a --sample-rate below 1"
-                )
 
     @property
     def synthetic(self) -> bool:

@@ -17,6 +17,7 @@ from partial_fc.head import (
     Storage,
 )
 from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
+from recipes.face_checks import row_optimizer_name
 from recipes.face_config import Config
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -76,7 +77,7 @@ def _margin(config: Config) -> Margin:
 
 
 def _row_optimizer(config: Config) -> RowOptimizer:
-    name = config.optimizer if config.head_optimizer == "same" else config.head_optimizer
+    name = row_optimizer_name(config)
     decay = config.weight_decay if config.head_weight_decay is None else config.head_weight_decay
     match name:
         case "sgd" | "nesterov":

@@ -19,7 +19,7 @@ from partial_fc.head.row_files import RowFiles
 from partial_fc.head.staging import Staging
 from partial_fc.head.storage import Storage, round_stochastically, zeros
 from partial_fc.optim import catch_up as catching_up
-from partial_fc.optim.rows import RowOptimizer
+from partial_fc.optim.rows import RowAdamW, RowOptimizer
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,11 @@ class Centres:
     ):
         if catch_up not in ("none", "exact"):
             raise ValueError(f"catch_up is {catch_up!r}; expected none or exact")
+        if isinstance(optimizer, RowAdamW) and (storage.state_dtype or storage.dtype) == torch.float16:
+            raise ValueError(
+                "AdamW's state in float16: squares of gradients are below what it holds, and rows would be thrown far "
+                "away; give state_dtype bfloat16 or float32"
+            )
         self.first_row, self.num_rows, self.embedding_size, self.seed = (
             first_row,
             num_rows,

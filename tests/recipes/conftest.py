@@ -72,6 +72,15 @@ def train(models_root: Path, flags: str, launcher: str = "one process", expect: 
     return run([*command, *SMALL, *shlex.split(flags)], expect)
 
 
+def train_several(runs: dict[Path, str], launcher: str = "torchrun") -> str:
+    """`train` for each folder with its flags, one after the other, in one launch. (horovodrun's collectives, of which
+    small runs mostly consist, take much longer.)"""
+    words = [
+        shlex.join(["--models-root", str(root), *SMALL, *shlex.split(flags)]) for root, flags in runs.items()
+    ]
+    return run([*LAUNCHERS[launcher], sys.executable, "-m", "tests.recipes.several", *words])
+
+
 def losses(models_root: Path) -> list[float]:
     """The loss of every step, from loss.csv; the steps must be 1, 2, 3, ..."""
     rows = [line.split(",") for line in (models_root / "loss.csv").read_text().splitlines()[1:]]

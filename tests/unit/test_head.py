@@ -1,12 +1,16 @@
 """The head in one process: its defined corners. (tests/parallel/test_head.py has the comparison with the dense one.)"""
 
+import contextlib
+import json
 import sys
 
 import pytest
 import torch
 
-from partial_fc.head import ArcFace, CosFace, PartialFC, Softmax, reference
-from partial_fc.optim.rows import RowSGD
+from partial_fc.head import ArcFace, CosFace, PartialFC, Softmax, Storage, reference
+from partial_fc.head.centres import Centres
+from partial_fc.head.sampling import Sampling
+from partial_fc.optim.rows import RowAdamW, RowSGD
 
 D = 16
 
@@ -147,3 +151,65 @@ def test_a_kernel_that_is_not_there_is_refused_with_a_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)  # as where it is not installed
     with pytest.raises(ValueError, match="pip install triton"):
         PartialFC(10, 4, CosFace(), impl="triton")
+
+
+@pytest.mark.parametrize(("place", "sent_for"), [("device", 0), ("disk", 5)])
+def test_the_next_steps_rows_are_sent_for_and_drawn_once(tmp_path, monkeypatch, place, sent_for):
+    """Each step's negatives are computed once, and asked for between the forward of the step before and its update."""
+    drawn, order = [], []
+    negatives, update, prefetch = Sampling.negatives, Centres.update, Centres.prefetch
+
+    def draw(self, step, *args):
+        drawn.append(step)
+        return negatives(self, step, *args)
+
+    def send_for(self, row_S):
+        order.append(row_S)
+        prefetch(self, row_S)
+
+    monkeypatch.setattr(Sampling, "negatives", draw)
+    monkeypatch.setattr(Centres, "prefetch", send_for)
+    monkeypatch.setattr(Centres, "update", lambda *args: (order.append("update"), update(*args)))
+    storage = Storage(place=place, path=tmp_path if place == "disk" else None)
+    with PartialFC(5000, D, CosFace(), 0.1, impl="plain", storage=storage, sub_centres=2) as head:
+        for i in range(5):
+            step(head, torch.ones(3, D), torch.tensor([i, 7, 4999]))
+    assert drawn == list(range(5 + (place == "disk")))
+    sent = [rows for rows in order if isinstance(rows, torch.Tensor)]
+    assert len(sent) == sent_for
+    if sent:
+        for i, rows in enumerate(sent):
+            classes = negatives(head.sampling, i + 1, head.shard)
+            assert torch.equal(rows, (2 * classes[:, None] + torch.arange(2)).flatten())
+        assert isinstance(order[0], torch.Tensor)
+
+
+def test_a_head_on_disk_frees_its_folder_also_after_an_error(tmp_path):
+    storage = Storage(place="disk", path=tmp_path)
+    for error in (None, RuntimeError):
+        with contextlib.suppress(RuntimeError), PartialFC(9, D, CosFace(), storage=storage) as head:
+            step(head, torch.ones(3, D), torch.tensor([1, 7, 8]))
+            if error:
+                raise error
+        header = json.loads((tmp_path / "rows-000000000000" / "header.json").read_text())
+        assert (header["clean"], header["step"]) == ((True, 1) if error is None else (False, 0))
+
+
+def test_adamw_is_refused_where_its_state_cannot_hold_squares():
+    with pytest.raises(ValueError, match=r"AdamW's state in float16.*bfloat16 or float32"):
+        PartialFC(9, D, CosFace(), optimizer=RowAdamW(), storage=Storage(torch.float16))
+    PartialFC(9, D, CosFace(), optimizer=RowAdamW(), storage=Storage(torch.float16, torch.bfloat16))
+
+
+def test_classes_that_a_checkpoint_lacks_are_as_never_made():
+    head = PartialFC(9, D, CosFace(), seed=3)
+    start = head.centres.clone()
+    step(head, torch.ones(3, D), torch.tensor([1, 7, 8]))
+    rows = {name: tensor[[2, 5]].clone() for name, tensor in head.row_state().items()}
+    head.load_classes(1, 8, torch.tensor([2, 5]), rows)
+    assert head.made_classes().tolist() == [True, False, True, False, False, True, False, False, True]
+    kept = [0, 2, 5, 8]
+    fresh = [1, 3, 4, 6, 7]
+    assert torch.equal(head.centres[fresh], start[fresh])
+    assert not head.row_state()["momentum"][fresh].any()
+    assert bool((head.centres[kept] != start[kept]).any(dim=1).all())

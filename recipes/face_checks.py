@@ -1,0 +1,129 @@
+"""Flags of recipe `face` that shape the head and do not go together, or do nothing.
+
+The head refuses most of the same pairs; here they are named as flags, before anything is read or allocated.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from partial_fc.head import PartialFC
+from partial_fc.optim.rows import RowAdagrad
+
+if TYPE_CHECKING:
+    from recipes.face_config import Config
+
+
+def check_head(config: "Config") -> None:
+    """Raises ValueError."""
+    _check_ranges(config)
+    _check_kernel(config)
+    _check_centres(config)
+    _check_loss(config)
+
+
+def row_optimizer_name(config: "Config") -> str:
+    return config.optimizer if config.head_optimizer == "same" else config.head_optimizer
+
+
+def _check_ranges(config: "Config") -> None:
+    if config.sub_centres < 1 or config.hard_negatives < 0 or config.hard_negatives_every < 1:
+        raise ValueError(
+            f"--sub-centres {config.sub_centres}, --hard-negatives {config.hard_negatives}, --hard-negatives-every "
+            f"{config.hard_negatives_every}; expected at least 1, 0 and 1"
+        )
+    for name in ("interclass_filtering_threshold", "label_smoothing"):
+        if not 0 <= getattr(config, name) < 1:
+            raise ValueError(f"{_flag(name)} is {getattr(config, name)}; expected from 0 (none) to below 1")
+    for name in ("head_lr", "head_weight_decay"):
+        value = getattr(config, name)
+        if value is not None and not value >= 0:
+            raise ValueError(f"{_flag(name)} is {value}; expected 0 or more")
+    if config.head_lr is not None and not config.lr > 0:
+        raise ValueError(
+            f"--head-lr {config.head_lr} with --lr {config.lr}: the centres' rate follows the schedule of --lr, as a "
+            "multiple of it; give an --lr above 0"
+        )
+
+
+def _check_kernel(config: "Config") -> None:
+    if config.precision == "fp64" and config.head_impl in ("cpu", "triton"):
+        raise ValueError(f"--head-impl {config.head_impl} computes in fp32; --precision fp64 goes with plain")
+    for impl, device in (("cpu", "cuda"), ("triton", "cpu")):
+        if config.head_impl == impl and config.device == device:
+            raise ValueError(
+                f"--head-impl {impl} with --device {device}: it does not run there; leave one of the two out"
+            )
+
+
+def _check_centres(config: "Config") -> None:
+    if (config.centre_place == "disk") != (config.centre_path is not None):
+        raise ValueError("--centre-place disk and --centre-path DIR go together: give both, or none")
+    if config.centre_path is not None and config.centre_path.exists() and not config.centre_path.is_dir():
+        raise ValueError(f"--centre-path {config.centre_path} is a file; expected a folder")
+    if config.precision == "fp64" and (config.centre_dtype, config.centre_state_dtype) != ("fp32", "same"):
+        raise ValueError(
+            "--precision fp64 stores the centres so, too: leave --centre-dtype and its state's out"
+        )
+    name = row_optimizer_name(config)
+    if name == "adagrad" and config.centre_state_dtype != "same":
+        raise ValueError(
+            f"--centre-state-dtype {config.centre_state_dtype} with --head-optimizer adagrad: its state is one number "
+            "a centre, always fp32; leave --centre-state-dtype out"
+        )
+    state = config.centre_dtype if config.centre_state_dtype == "same" else config.centre_state_dtype
+    if name == "adamw" and state == "fp16":
+        raise ValueError(
+            "AdamW with its state in fp16: squares of gradients are below what fp16 holds, and centres are thrown far "
+            "away; add --centre-state-dtype bf16 or fp32, or --head-optimizer adam"
+        )
+    if name == "nesterov" and not config.momentum:
+        raise ValueError("--head-optimizer nesterov with --momentum 0 is plain SGD: give one, or say sgd")
+
+
+def _check_loss(config: "Config") -> None:
+    if config.label_smoothing:
+        for flag, used in {
+            "--interclass-filtering-threshold": config.interclass_filtering_threshold > 0,
+            "--sub-centres": config.sub_centres > 1,
+            "--sampling-correction": config.sampling_correction,
+            "--loss curricularface": config.loss == "curricularface",
+        }.items():
+            if used:
+                raise ValueError(
+                    f"--label-smoothing with {flag}: which classes share the smoothed part, and with which logits, is "
+                    "not defined there; leave one of the two out"
+                )
+    for name in ("sampling_correction", "hard_negatives"):
+        if getattr(config, name) and config.sample_rate == 1.0:
+            raise ValueError(
+                f"{_flag(name)} without sampling: every class takes part in every step; leave it out, or give a "
+                "--sample-rate below 1"
+            )
+    if config.hard_negatives_every != _default(config, "hard_negatives_every") and not config.hard_negatives:
+        raise ValueError(
+            "--hard-negatives-every without --hard-negatives: there is nothing to search for; give both, or none"
+        )
+
+
+def notes(config: "Config", head: PartialFC) -> Iterator[str]:
+    """What was asked for and makes no difference here."""
+    if config.centre_place == "host" and head.store.device == torch.device("cpu"):
+        yield "--centre-place host: the device that computes is the CPU, whose memory is the host's"
+    if config.precision == "bf16" and head.kernel.name == "plain":
+        yield "--head-impl plain multiplies fp32 numbers, also with --precision bf16"
+    if config.head_catch_up == "exact":
+        if config.sample_rate == 1.0:
+            yield "--head-catch-up exact: without sampling every centre takes part in every step and none is late"
+        elif isinstance(head.optimizer, RowAdagrad) and not head.optimizer.weight_decay:
+            yield "--head-catch-up exact: Adagrad without weight decay leaves centres alone that do not take part"
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _default(config: "Config", name: str) -> object:
+    return next(field.default for field in dataclasses.fields(config) if field.name == name)

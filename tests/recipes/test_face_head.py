@@ -1,0 +1,168 @@
+"""Flags of the head in recipe `face`: each does something, on two ranks, and resuming is exact."""
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from recipes import face
+from tests.recipes.conftest import SMALL, losses, train, train_several
+
+OPTIMIZERS = ("sgd", "nesterov", "adamw", "adagrad", "adam")
+# What any of them may be tried with; the first run of each group is the one without.
+FAMILIES = {
+    "without": "",
+    "fp16, host": "--centre-dtype fp16 --centre-state-dtype bf16 --centre-place host",
+    "bf16": "--centre-dtype bf16",
+    "state": "--centre-state-dtype bf16",
+    **{name: f"--head-optimizer {name}" for name in OPTIMIZERS if name != "adamw"},
+    "rate": "--head-lr 0.01",
+    "decay": "--head-weight-decay 0.5",
+    "clip": "--head-clip 0.01",
+    "catch-up": "--head-catch-up exact",
+    "sub-centres": "--sub-centres 2",
+    "filter": "--interclass-filtering-threshold 0.1",
+    "smoothing": "--label-smoothing 0.1",
+    "correction": "--sampling-correction",
+    "hard negatives": "--hard-negatives 2 --hard-negatives-every 1",
+    **{
+        name: f"--loss {name} --margins None"
+        for name in ("softmax", "sphereface", "adaface", "curricularface", "arcface-straight-through")
+    },
+}
+
+
+def data(glyphs) -> str:
+    return f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --lr-scheduler constant --warmup-steps 0 "
+
+
+def in_process(models_root, flags: str) -> list[float]:
+    """One rank, here: the losses."""
+    torch.set_num_threads(1)
+    face.main(["--models-root", str(models_root), *SMALL, *shlex.split(flags)])
+    return losses(models_root)
+
+
+def test_every_flag_makes_a_difference_on_two_ranks(glyphs, tmp_path):
+    runs = {
+        tmp_path / name: f"{data(glyphs)} --max-steps 5 --sample-rate 0.3 {flags}"
+        for name, flags in FAMILIES.items()
+    }
+    train_several(runs)
+    curves = {name: losses(tmp_path / name) for name in FAMILIES}
+    for name, curve in curves.items():
+        assert len(curve) == 5
+        assert np.isfinite(curve).all(), name
+        assert (curve == curves["without"]) == (name == "without"), name
+
+
+def test_the_place_of_the_centres_makes_no_difference(glyphs, tmp_path):
+    common = f"{data(glyphs)} --max-steps 5 --sample-rate 0.3 --centre-dtype bf16 --head-catch-up exact"
+    places = {
+        "device": "",
+        "host": "--centre-place host",
+        "disk": f"--centre-place disk --centre-path {tmp_path / 'rows'}",
+    }
+    train_several({tmp_path / place: f"{common} {flags}" for place, flags in places.items()})
+    assert losses(tmp_path / "device") == losses(tmp_path / "host") == losses(tmp_path / "disk")
+    folders = sorted((tmp_path / "rows").iterdir())
+    assert [folder.name for folder in folders] == ["rows-000000000000", "rows-000000000040"]
+    for folder in folders:
+        header = json.loads((folder / "header.json").read_text())
+        assert (header["clean"], header["step"]) == (True, 5)
+
+
+RESUMED = {
+    **{
+        f"{optimizer} on disk": f"--centre-place disk --centre-path PATH --head-optimizer {optimizer} "
+        "--head-catch-up exact --centre-dtype bf16 --sample-rate 0.2"
+        for optimizer in OPTIMIZERS
+    },
+    "adaface": "--loss adaface --margins None --sub-centres 2 --sample-rate 0.3",
+    "curricularface": "--loss curricularface --margins None --head-clip 0.5",
+    "hard negatives": "--hard-negatives 3 --hard-negatives-every 2 --sample-rate 0.1 --sampling-correction",
+}
+
+
+@pytest.fixture(scope="module")
+def resumed(glyphs, tmp_path_factory):
+    """name -> (folder of the whole run, folder of the run in two parts), on two ranks."""
+    root = tmp_path_factory.mktemp("resumed")
+    folders = {name: (root / name / "whole", root / name / "parts") for name in RESUMED}
+
+    def runs(part: int, steps: int) -> dict:
+        return {
+            folders[name][part]: data(glyphs)
+            + flags.replace("PATH", shlex.quote(str(folders[name][part] / "rows")))
+            + f" --max-steps {steps} --clip 5 --checkpoint-every 4"
+            for name, flags in RESUMED.items()
+        }
+
+    train_several(runs(0, 8) | runs(1, 4))
+    printed = train_several(runs(1, 8))
+    assert printed.count("resumed from") == len(RESUMED)
+    return folders
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_resume_continues_bit_by_bit(resumed, name):
+    whole, parts = resumed[name]
+    assert losses(parts) == losses(whole)
+    folders = [root / "checkpoints/step-00000008" for root in (whole, parts)]
+    manifests = [json.loads((folder / "manifest.json").read_text()) for folder in folders]
+    assert manifests[0]["head"] == manifests[1]["head"]
+    assert bool(manifests[0]["head"]["margin"]) == (name in ("adaface", "curricularface"))
+    files = sorted(path.name for path in folders[0].glob("*.safetensors"))
+    assert len(files) == 4 + 2 * (name == "hard negatives")
+    for file in files:
+        a, b = (load_file(folder / file) for folder in folders)
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) for key in a), file
+
+
+def test_resume_on_another_number_of_ranks_says_what_starts_anew(resumed, glyphs, tmp_path):
+    folder = resumed["hard negatives"][0] / "checkpoints/step-00000008"
+    flags = f"{data(glyphs)} {RESUMED['hard negatives']} --max-steps 10 --clip 5 --resume {shlex.quote(str(folder))}"
+    printed = train(tmp_path, flags)
+    assert "hard negatives start empty" in printed
+    assert "2 ranks, this run 1" in printed
+    assert len((tmp_path / "loss.csv").read_text().splitlines()) == 3
+
+
+def test_the_plain_kernel_and_the_fast_one_agree_to_rounding(glyphs, tmp_path):
+    common = f"{data(glyphs)} --max-steps 8 --sample-rate 0.3 --head-impl"
+    plain, fast = (in_process(tmp_path / impl, f"{common} {impl}") for impl in ("plain", "cpu"))
+    assert plain != fast
+    assert max(abs(a - b) for a, b in zip(plain, fast, strict=True)) < 1e-3
+
+
+def test_a_run_that_fails_closes_its_files(glyphs, tmp_path):
+    flags = f"{data(glyphs)} --max-steps 40 --sample-rate 0.3 --centre-place disk --centre-path {tmp_path / 'rows'}"
+    with pytest.raises(FloatingPointError):
+        in_process(tmp_path / "bad", f"{flags} --lr 1e30 --optimizer sgd")
+    (folder,) = (tmp_path / "rows").iterdir()
+    assert not json.loads((folder / "header.json").read_text())["clean"]
+    assert len(in_process(tmp_path / "good", f"{flags} --max-steps 2")) == 2  # the folder is free again
+    assert json.loads((folder / "header.json").read_text())["clean"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        ("--centre-place host", "note: --centre-place host"),
+        ("--head-impl plain --precision bf16", "note: --head-impl plain multiplies fp32 numbers"),
+        ("--head-catch-up exact", "note: --head-catch-up exact: without sampling"),
+        (
+            "--head-catch-up exact --sample-rate 0.5 --head-optimizer adagrad --head-weight-decay 0",
+            "note: --head-catch-up exact: Adagrad without weight decay",
+        ),
+    ],
+)
+def test_flags_that_make_no_difference_are_noted(glyphs, tmp_path, flags, note):
+    in_process(tmp_path, f"{data(glyphs)} --max-steps 1 {flags}")
+    log = (tmp_path / "logs/rank-0000.log").read_text()
+    assert note in log
+    assert log.count("note: --") == 1
