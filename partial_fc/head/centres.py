@@ -94,8 +94,9 @@ class Centres:
             wide = {name: column for name, column in columns.items() if column[0] == embedding_size}
             self._files = RowFiles(folder, num_rows, wide, first_row)
             self._tables = dict(self._files.tables)
-        for name in columns.keys() - self._tables.keys():
-            self._tables[name] = zeros(num_rows, *columns[name], home)
+        for name, column in columns.items():  # in the same order in every process
+            if name not in self._tables:
+                self._tables[name] = zeros(num_rows, *column, home)
         self.exists_L = torch.zeros(num_rows, dtype=torch.bool, device=home)  # which rows are made
         self._num_missing = num_rows
         self._staging = Staging(self._tables, self.device) if indexes_copies(storage, self.device) else None
