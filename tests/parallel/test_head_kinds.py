@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from partial_fc.head import ArcFace, CosFace, PartialFC, reference
-from partial_fc.head.centres import Storage
+from partial_fc.comm import SingleWorld
+from partial_fc.head import ArcFace, CosFace, HardNegatives, PartialFC, Storage, reference
 from partial_fc.head.margin import SphereFace
 from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
+from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 
 D, CLASSES = 24, 101
 
@@ -125,8 +126,6 @@ def test_corrected_for_sampling(world, impl):
 @pytest.mark.parametrize("impl", ["plain", "cpu"])
 def test_the_number_of_ranks_does_not_change_ten_steps(world, impl, dtype, sample_rate):
     """W ranks against one, stored in any dtype: negatives and rounding noise do not depend on W either."""
-    from partial_fc.comm import SingleWorld
-
     options = {"seed": 7, "impl": impl, "storage": Storage(dtype)}
     sharded = PartialFC(CLASSES, D, CosFace(16.0), sample_rate, world, **options)
     alone = PartialFC(CLASSES, D, CosFace(16.0), sample_rate, SingleWorld(), **options)
@@ -146,10 +145,79 @@ def test_the_number_of_ranks_does_not_change_ten_steps(world, impl, dtype, sampl
     assert dtype == torch.float32 or same.float().mean() > 0.97
 
 
+def train_some_steps(head: PartialFC, world, alone: bool = False) -> list[float]:
+    """Twelve steps with changing batches, rates that rise and fall, and one step whose gradient is zero."""
+    losses = []
+    for step in range(12):
+        feat_GD, label_G, part = batch_of(world, seed=step)
+        own = slice(None) if alone else part
+        loss = head(feat_GD[own].to(head.dtype).requires_grad_(), label_G[own])
+        loss.backward()
+        if step == 5:
+            head.scale_gradient(0.0)
+        head.step(0.05 * (1 + step % 3))
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("catch_up", ["none", "exact"])
+@pytest.mark.parametrize("optimizer", [RowSGD(), RowAdam(weight_decay=0.1)], ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize("sub_centres", [1, 2])
+@pytest.mark.parametrize("impl", ["plain", "cpu"])
+def test_all_places_give_the_same_bits(world, tmp_path, impl, sub_centres, optimizer, catch_up):
+    """Centres, state and losses, from memory, from what would be the host's, and from files."""
+    found = {}
+    for place in ("device", "host", "disk"):
+        path = tmp_path if place == "disk" else None
+        with PartialFC(
+            CLASSES,
+            D,
+            CosFace(16.0),
+            0.2,
+            world,
+            optimizer=optimizer,
+            impl=impl,
+            sub_centres=sub_centres,
+            catch_up=catch_up,
+            storage=Storage(torch.bfloat16, torch.float32, place, path),
+        ) as head:
+            losses = train_some_steps(head, world)
+            state = {name: rows.clone() for name, rows in head.row_state().items()}
+            found[place] = losses, state, head.centres.clone()
+    losses, state, centres = found["device"]
+    assert any(rows.any() for rows in state.values())
+    for place in ("host", "disk"):
+        assert found[place][0] == losses
+        assert torch.equal(found[place][2], centres)
+        for name, rows in state.items():
+            assert torch.equal(found[place][1][name], rows), (place, name)
+
+
+OPTIMIZERS = [
+    RowSGD(0.9, 0.01),
+    RowSGD(0.9, 0.01, nesterov=True),
+    RowAdamW(weight_decay=0.1),
+    RowAdam(weight_decay=0.1),
+    RowAdagrad(weight_decay=0.1),
+]
+
+
+@pytest.mark.parametrize("catch_up", ["none", "exact"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["sgd", "nesterov", "adamw", "adam", "adagrad"])
+def test_every_optimiser_sharded_is_the_unsharded_one(world, optimizer, catch_up):
+    """To rounding in float64: sampled, centres and state."""
+    options = {"seed": 5, "optimizer": optimizer, "dtype": torch.float64, "catch_up": catch_up}
+    sharded = PartialFC(CLASSES, D, CosFace(16.0), 0.3, world, **options)
+    alone = PartialFC(CLASSES, D, CosFace(16.0), 0.3, SingleWorld(), **options)
+    losses = train_some_steps(sharded, world), train_some_steps(alone, world, alone=True)
+    torch.testing.assert_close(*(torch.tensor(x, dtype=torch.float64) for x in losses), rtol=1e-9, atol=0)
+    for name, mine in sharded.row_state().items():
+        every = world.all_gather(mine, name="t/rows")
+        torch.testing.assert_close(every, alone.row_state()[name], rtol=1e-6, atol=1e-12)
+
+
 def test_hard_negatives_take_part(world):
     """A centre that lies beside a class of the batch is found, and from then on takes part with it."""
-    from partial_fc.head.hard_negatives import HardNegatives
-
     near, own = 90, 7
     head = PartialFC(
         CLASSES, D, CosFace(16.0), 0.2, world, hard_negatives=HardNegatives(CLASSES, k=2, every=1), seed=1
