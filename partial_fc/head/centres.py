@@ -23,17 +23,16 @@ from partial_fc.optim.rows import RowAdamW, RowOptimizer
 
 
 @dataclass(frozen=True)
-class SGDFields:
-    """What a fused SGD step reads and writes, for the rows of one step. Row r of bfloat16 tensors is rounded with
-    keyed.rounding_noise(first_row + r, D, key); every row that is written gets touched_L1[r] = touched."""
+class StepFields:
+    """What a fused step of the optimiser reads and writes, for the rows of one step. Row r of bfloat16 tensors is
+    rounded with keyed.rounding_noise(first_row + r, D, key of the tensor); every row that is written gets
+    touched_L1[r] = touched."""
 
-    centre_LD: Tensor
-    momentum_LD: Tensor
+    tables: dict[str, Tensor]  # "centres" and the optimiser's state by name
+    keys: dict[str, int]
     touched_L1: Tensor  # int32
     touched: int
     first_row: int
-    centre_key: int
-    momentum_key: int
 
 
 def initial_centres(row_M: Tensor, embedding_size: int, seed: int) -> Tensor:
@@ -163,18 +162,16 @@ class Centres:
             self.optimizer.step(centre_KD, state, grad_KD[part].to(self._work_dtype), lr)
             self._store(tables, at, row, centre_KD, state, step)
 
-    def sgd_fields(self, step: int, lr: float) -> SGDFields:
-        """For code that does a step of RowSGD by itself, instead of `update`, where `fetch` gave centre_LD itself."""
+    def step_fields(self, step: int, lr: float) -> StepFields:
+        """For code that does a step of the optimiser by itself, instead of `update`, where `fetch` gave centre_LD."""
         assert self._staging is None
         self._record(lr, step)
-        return SGDFields(
-            self._tables["centres"],
-            self._tables["momentum"],
+        return StepFields(
+            {name: self._tables[name] for name in self._columns},
+            {name: keyed.rounding_key(self.seed, i, step) for i, name in enumerate(self._columns)},
             self._tables["touched"],
             touched=step + 1,
             first_row=self.first_row,
-            centre_key=keyed.rounding_key(self.seed, 0, step),
-            momentum_key=keyed.rounding_key(self.seed, 1, step),
         )
 
     def finish(self, step: int) -> None:

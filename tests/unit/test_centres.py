@@ -266,7 +266,7 @@ def test_catching_up_rounds_with_the_noise_of_the_last_missed_step(make):
 
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
 def test_the_fields_of_a_fused_step_are_all_that_it_needs(make, dtype):
-    """A step written out here, from sgd_fields alone, leaves the bits that `update` leaves."""
+    """A step written out here, from step_fields alone, leaves the bits that `update` leaves."""
     optimizer = RowSGD(0.9, 0.01)
     updated, fused = (make(optimizer=optimizer, dtype=dtype, catch_up="exact") for _ in range(2))
     for step in range(4):
@@ -275,17 +275,14 @@ def test_the_fields_of_a_fused_step_are_all_that_it_needs(make, dtype):
         for ours in (updated, fused):
             ours.fetch(row_S, step)
         updated.update(row_S, 0, len(row_S), grad.clone(), 0.1, step)
-        f = fused.sgd_fields(step, 0.1)
-        centre, momentum = f.centre_LD[row_S].float(), f.momentum_LD[row_S].float()
+        f = fused.step_fields(step, 0.1)
+        centre, momentum = (f.tables[name][row_S].float() for name in ("centres", "momentum"))
         momentum = momentum.mul_(0.9).add_(grad.add_(centre, alpha=0.01))
         centre.add_(momentum, alpha=-0.1)
-        for table, rows, key in (
-            (f.centre_LD, centre, f.centre_key),
-            (f.momentum_LD, momentum, f.momentum_key),
-        ):
+        for name, rows in (("centres", centre), ("momentum", momentum)):
             if dtype == BF16:
-                rows = round_stochastically(rows, row_S + f.first_row, key)
-            table[row_S] = rows
+                rows = round_stochastically(rows, row_S + f.first_row, f.keys[name])
+            f.tables[name][row_S] = rows
         f.touched_L1[row_S] = f.touched
     for name, rows in updated.row_state().items():
         assert torch.equal(fused.row_state()[name], rows), name

@@ -15,7 +15,7 @@ from partial_fc.head.kernels.cpu import CpuKernel
 from partial_fc.head.kernels.native.build import VARIANTS
 from partial_fc.head.kernels.plain import PlainKernel, unit
 from partial_fc.head.margin import Negatives
-from partial_fc.optim.rows import RowAdamW, RowSGD
+from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 
 FLAGS = {
     "portable": set(),
@@ -223,7 +223,14 @@ def test_nan_features_are_not_hidden_and_stay_in_their_row(variant):
     assert sums.pull_GD[1:].isfinite().all()
 
 
-OPTIMIZERS = [RowSGD(0.9, 5e-4), RowSGD(0.8, 0.01, nesterov=True), RowSGD(0.0, 0.0)]
+OPTIMIZERS = [
+    RowSGD(0.9, 5e-4),
+    RowSGD(0.8, 0.01, nesterov=True),
+    RowSGD(0.0, 0.0),
+    RowAdamW(weight_decay=0.1),
+    RowAdam(weight_decay=0.1),
+    RowAdagrad(weight_decay=0.01),
+]
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
@@ -242,6 +249,8 @@ def test_the_fused_update_is_that_of_the_row_optimiser(variant, optimizer, width
     """Same gradients, same noise: what differs is float32 rounding, which may tip a stored number to its neighbour."""
     logits = Case("", L=301, S=211, D=width, G=12).logits()
     kernel = CpuKernel("fp32", variant)
+    if isinstance(optimizer, RowAdamW) and state_dtype == torch.float16:
+        state_dtype = torch.float32  # squares of gradients are below what float16 holds: refused
     storage = Storage(dtype, state_dtype)
     stores = [Centres(1000, 301, width, 3, optimizer, storage, "cpu") for _ in range(2)]
     for step in range(3):
@@ -256,10 +265,12 @@ def test_the_fused_update_is_that_of_the_row_optimiser(variant, optimizer, width
                 store.update(rows[begin:end], begin, end, grad_KD, 0.1, step)
     first, second = (store.row_state() for store in stores)
     assert torch.equal(first["touched"], second["touched"])
-    for name in ("centres", "momentum"):
+    for name in first:
         fused, apart = first[name].float(), second[name].float()
-        if first[name].dtype == torch.float32:
-            torch.testing.assert_close(fused, apart, rtol=1e-5, atol=1e-6)
+        if torch.float32 in (dtype, first[name].dtype) and torch.float32 in (state_dtype, first[name].dtype):
+            # (AdamW divides by the gradient's size: where that is all rounding, so is the quotient)
+            close = torch.isclose(fused, apart, rtol=1e-4, atol=1e-6).float().mean()
+            assert close > (0.999 if isinstance(optimizer, RowAdamW) else 0.999999)
         else:
             assert (fused == apart).float().mean() > 0.98
             torch.testing.assert_close(fused, apart, rtol=2e-2, atol=1e-5)
@@ -282,16 +293,6 @@ def test_what_the_first_pass_leaves_to_the_second_changes_no_bit(variant, sub_ce
     others = kernel.sums(replace(logits, scale=3.0))  # takes the room over: the former's rights are gone
     assert torch.equal(gradient(kernel, logits, replace(slopes, kept=sums.kept)), anew)
     assert others.kept is not sums.kept or others.kept is None
-
-
-def test_other_optimisers_are_left_to_their_own_code():
-    logits = Case("").logits()
-    store = Centres(0, 101, 25, 0, RowAdamW(), Storage(), "cpu")
-    table, _ = store.fetch(logits.row_S, 0)
-    logits = replace(logits, centre_LD=table)
-    before = table.clone()
-    assert not CpuKernel("fp32").update(logits, slopes_for(logits, torch.ones(7)), store, 0.1, 0)
-    assert torch.equal(table, before)
 
 
 def test_no_gradient_of_all_sampled_rows_exists():

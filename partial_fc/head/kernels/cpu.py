@@ -24,10 +24,10 @@ from partial_fc.head.kernels import Kernel, Logits, Precision, Slopes, Sums
 from partial_fc.head.kernels.native.build import VARIANTS, library
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.margin import Negatives
-from partial_fc.optim.rows import RowSGD
+from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 
 if TYPE_CHECKING:
-    from partial_fc.head.centres import Centres
+    from partial_fc.head.centres import Centres, StepFields
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # float32 ends at exp(88): the shift leaves room for the sum of 10^9 exponentials, and for logits far below it.
@@ -54,10 +54,13 @@ class _Job(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("factor", "own_slope", "all")),
         *((name, ctypes.c_int64) for name in ("begin", "end")),
         ("grad", ctypes.c_void_p),
-        *((name, ctypes.c_void_p) for name in ("momentum", "touched")),
-        *((name, ctypes.c_int32) for name in ("momentum_dtype", "nesterov")),
-        *((name, ctypes.c_float) for name in ("lr", "momentum_factor", "weight_decay")),
-        *((name, ctypes.c_uint32) for name in ("centre_key", "momentum_key")),
+        *((name, ctypes.c_int32) for name in ("optimizer", "nesterov")),
+        *((name, ctypes.c_void_p * 2) for name in ("wide", "scalar")),
+        ("wide_dtype", ctypes.c_int32),
+        ("centre_key", ctypes.c_uint32),
+        ("wide_key", ctypes.c_uint32 * 2),
+        *((name, ctypes.c_float) for name in ("lr", "weight_decay", "eps", "beta1", "beta2")),
+        ("touched", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("touched_step", "first_row")),
     ]
 
@@ -175,31 +178,14 @@ class CpuKernel(Kernel):
             yield begin, end, grad_KD
 
     def update(self, logits: Logits, slopes: Slopes, store: "Centres", lr: float, step: int) -> bool:
-        """By RowSGD, for centres and momentum in memory that the processor reaches."""
-        optimizer = store.optimizer
-        if not isinstance(optimizer, RowSGD) or logits.centre_LD.data_ptr() != store.centre_LD.data_ptr():
+        """For centres and state in memory that the processor reaches."""
+        if logits.centre_LD.data_ptr() != store.centre_LD.data_ptr():
             return False
         job, shift = self._job(logits)
         if not _representable(slopes, shift):
             return False
-        fields = store.sgd_fields(step, lr)
-        self._call(
-            "head_update",
-            job,
-            **_slopes(slopes, shift),
-            **self._taken_over(job, slopes),
-            momentum=fields.momentum_LD,
-            touched=fields.touched_L1,
-            momentum_dtype=_DTYPES[fields.momentum_LD.dtype],
-            nesterov=optimizer.nesterov,
-            lr=lr,
-            momentum_factor=optimizer.momentum,
-            weight_decay=optimizer.weight_decay,
-            centre_key=fields.centre_key,
-            momentum_key=fields.momentum_key,
-            touched_step=fields.touched,
-            first_row=fields.first_row,
-        )
+        more = {**_slopes(slopes, shift), **self._taken_over(job, slopes)}
+        self._call("head_update", job, **more, **_step(store.optimizer, store.step_fields(step, lr)), lr=lr)
         return True
 
     def _room_for(self, job: dict[str, Any]) -> dict[str, Any]:
@@ -252,6 +238,36 @@ class CpuKernel(Kernel):
         failure = getattr(self.library, name)(ctypes.byref(_Job(**pointers)))
         if failure:
             raise RuntimeError(f"{name}: {failure.decode()}")
+
+
+def _step(optimizer: RowOptimizer, fields: "StepFields") -> dict[str, Any]:
+    """The optimiser, and the state that it reads and writes (native/optimizers.h)."""
+    widths = optimizer.state_widths()
+    wide = [name for name, width in widths.items() if width == "row"]
+    scalar = [name for name, width in widths.items() if width == "scalar"]
+    dtype = fields.tables[wide[0]].dtype if wide else torch.float32
+    match optimizer:
+        case RowSGD():
+            settings = {"optimizer": 0, "nesterov": optimizer.nesterov, "beta1": optimizer.momentum}
+        case RowAdamW() | RowAdam():
+            settings = {"beta1": optimizer.beta1, "beta2": optimizer.beta2, "eps": optimizer.eps}
+            settings["optimizer"] = 1 if isinstance(optimizer, RowAdamW) else 2
+        case RowAdagrad():
+            settings = {"optimizer": 3, "eps": optimizer.eps}
+        case _:
+            raise TypeError(f"native/optimizers.h does not have {optimizer}")
+    return {
+        **settings,
+        "weight_decay": optimizer.weight_decay,
+        "wide": tuple(fields.tables[name].data_ptr() for name in wide),
+        "wide_dtype": _DTYPES[dtype],
+        "wide_key": tuple(fields.keys[name] for name in wide),
+        "scalar": tuple(fields.tables[name].data_ptr() for name in scalar),
+        "centre_key": fields.keys["centres"],
+        "touched": fields.touched_L1,
+        "touched_step": fields.touched,
+        "first_row": fields.first_row,
+    }
 
 
 def _representable(slopes: Slopes, shift: float) -> bool:

@@ -19,6 +19,7 @@ FLAGS = [
     "-shared",
     "-pthread",
     "-fvisibility=hidden",
+    "-fno-math-errno",
     "-Wall",
     "-Wextra",
     "-Wno-psabi",

@@ -8,6 +8,7 @@
 #include "tiles.h"
 #include "gemm.h"
 #include "passes.h"
+#include "optimizers.h"
 
 #include <cerrno>
 #include <exception>
@@ -83,67 +84,16 @@ template <bool BF> void gradients(const Job& job) {
     });
 }
 
-// SGD with momentum (optim/rows.py, RowSGD): centre w and momentum m of some columns, given the gradient by w.
-struct SGD {
-    float momentum_factor, weight_decay, lr;
-    bool nesterov;
-    void operator()(vf& w, vf& m, vf gradient) const {
-        vf g = gradient + w * weight_decay;
-        m = m * momentum_factor + g;
-        w -= (nesterov ? g + m * momentum_factor : m) * lr;
-    }
-};
-
-// One row of any dtypes.
-inline void move_row(const Job& job, const SGD& sgd, int64_t row, const float* centre, const float* grad,
-                     Projection projection, float* w, float* m) {
-    int64_t number = job.first_row + row;
-    read_row(job.momentum, job.momentum_dtype, row, job.D, m);
-    for (int64_t d = 0; d < job.D; d += LANES) {
-        vf from = load<vf>(centre + d), to = from, moved = load<vf>(m + d);
-        sgd(to, moved, projection(load<vf>(grad + d), from));
-        store(w + d, to);
-        store(m + d, moved);
-    }
-    write_row(job.momentum, job.momentum_dtype, row, job.D, m, row_key(number, job.momentum_key));
-    write_row(job.centre, job.centre_dtype, row, job.D, w, row_key(number, job.centre_key));
-}
-
-// The same where both tables are bfloat16 and D fills whole vectors: from table to table through registers.
-inline void move_bf16_row(const Job& job, const SGD& sgd, int64_t row, const float* grad, Projection projection) {
-    uint16_t *w = (uint16_t*)job.centre + row * job.D, *m = (uint16_t*)job.momentum + row * job.D;
-    Noise noise_w(row_key(job.first_row + row, job.centre_key)), noise_m(row_key(job.first_row + row, job.momentum_key));
-    for (int64_t d = 0; d < job.D; d += 2 * LANES) {
-        vf to[2], moved[2];
-        for (int v = 0; v < 2; v++) {
-            int64_t at = d + v * LANES;
-            to[v] = from_bf16(load<vh>(w + at));
-            moved[v] = from_bf16(load<vh>(m + at));
-            sgd(to[v], moved[v], projection(load<vf>(grad + at), to[v]));
-        }
-        auto [first_w, second_w] = noise_w.next();
-        auto [first_m, second_m] = noise_m.next();
-        store(w + d, to_bf16(to[0], to[1], first_w, second_w));
-        store(m + d, to_bf16(moved[0], moved[1], first_m, second_m));
-    }
-}
-
+// Every row moves while it and its gradient are in the cache.
 template <bool BF> void update(const Job& job) {
     Features f = features_of<BF>(job);
     f.pack_for_gradients<BF>(job);
-    SGD sgd{job.momentum_factor, job.weight_decay, job.lr, job.nesterov != 0};
-    bool both_bf16 = job.centre_dtype == kBfloat16 && job.momentum_dtype == kBfloat16 && f.D == f.Dp;
     share(0, job.S, job.threads, block_of(job), [&](int, int64_t begin, int64_t end) {
         Pass<BF> pass(job, f);
-        Buffer w(f.Dp), m(f.Dp);
-        auto soon = [&](int64_t place) {
-            prefetch_row(job.momentum, job.momentum_dtype, pass.row_of(place), job.D);
-        };
-        pass.gradients(begin, end, soon, [&](int64_t place, const float* centre, const float* grad, Projection p) {
-            int64_t row = pass.row_of(place);
-            job.touched[row] = (int32_t)job.touched_step;
-            if (both_bf16) move_bf16_row(job, sgd, row, grad, p);
-            else move_row(job, sgd, row, centre, grad, p, w, m);
+        RowStep step(job, f.Dp);
+        auto soon = [&](int64_t place) { step.soon(pass.row_of(place)); };
+        pass.gradients(begin, end, soon, [&](int64_t place, const float* centre, float* grad, Projection projection) {
+            step.move(pass.row_of(place), centre, grad, projection);
         });
     });
 }

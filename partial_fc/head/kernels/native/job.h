@@ -40,13 +40,19 @@ struct Job {
     int64_t begin, end;
     float* grad;
 
-    // update by SGD with momentum (rows.py, RowSGD); noise keys as in keyed.py, `rounding_bits`
-    void* momentum;          // (L, D) of momentum_dtype
+    // update: the step of an optimiser of optim/rows.py; noise keys as in keyed.py, `rounding_noise`
+    int32_t optimizer;
+    int32_t nesterov;        // of kSGD
+    void* wide[2];           // (L, D) of wide_dtype: kSGD: momentum; kAdamW: both moments; kRowAdam: the first
+    float* scalar[2];        // (L): kAdamW: number of steps; kRowAdam: second moment, number; kRowAdagrad: sum of squares
+    int32_t wide_dtype;
+    uint32_t centre_key;
+    uint32_t wide_key[2];
+    float lr, weight_decay, eps;
+    float beta1, beta2;      // beta1 of kSGD: momentum
     int32_t* touched;        // (L): becomes touched_step where a row is moved
-    int32_t momentum_dtype;
-    int32_t nesterov;
-    float lr, momentum_factor, weight_decay;
-    uint32_t centre_key, momentum_key;
     int64_t touched_step;
     int64_t first_row;       // the number of row 0 among all rows of all ranks
 };
+
+enum Optimizer : int32_t { kSGD = 0, kAdamW = 1, kRowAdam = 2, kRowAdagrad = 3 };
