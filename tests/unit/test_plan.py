@@ -142,7 +142,9 @@ def test_time_follows_from_the_rates():
     half = plan.head_seconds(job(ranks=2, impl="plain"), machine)
     assert half["products"] == pytest.approx(full["products"] / 2, rel=1e-5)
     assert half["links"] == pytest.approx(sum(plan.link_bytes(job(ranks=2)).values()) / 1e10 + 3e-5)
-    exp = plan.head_seconds(job(ranks=1, impl="plain"), replace(machine, rates=Rates({"bf16": 1e6}, 1000.0, 10.0)))
+    exp = plan.head_seconds(
+        job(ranks=1, impl="plain"), replace(machine, rates=Rates({"bf16": 1e6}, 1000.0, 10.0))
+    )
     assert exp["exponentials"] == pytest.approx(2 * 1024 * 1_000_003 / 1e10)
     # The CPU kernel forms a few logits once only: 128 MiB of them, in bfloat16.
     once = (128 << 20) // (2 * 1024)
