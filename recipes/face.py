@@ -59,6 +59,7 @@ def main(arguments: list[str]) -> None:
     device_type = _device_type(config)
     world = comm.init(device_type)
     device = _own_device(device_type, world)
+    _share_cores(world)
     logger = open_files(config.models_root, world)
     versions = _versions()
     logger.info(f"{world} on {device}; {json.dumps(versions)}")
@@ -152,6 +153,13 @@ def _device_type(config: Config) -> Literal["cpu", "cuda"]:
     if config.device == "cuda" and not available:
         raise ValueError("--device cuda: torch finds no GPU here (see `nvidia-smi`, and torch's CUDA build)")
     return "cuda" if available and config.device != "cpu" else "cpu"
+
+
+def _share_cores(world: World) -> None:
+    """The processes of a host share its cores. Threads of several that all want every core wait for each other: steps
+    then take fifty times as long. config.sh and torchrun set OMP_NUM_THREADS; whoever sets it is left alone."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.local_size))
 
 
 def _own_device(device_type: str, world: World) -> torch.device:

@@ -1,5 +1,7 @@
 """How we were launched, read from the environment."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from partial_fc.comm import Launch, detect
@@ -71,3 +73,17 @@ def test_numbers_that_contradict_each_other(name, value):
 def test_a_rank_that_is_no_number():
     with pytest.raises(ValueError, match=r"RANK='one' is not a whole number"):
         detect({**TORCHRUN, "RANK": "one"})
+
+
+@pytest.mark.parametrize(("given", "local_size", "expected"), [(None, 2, [4]), (None, 16, [1]), ("3", 2, [])])
+def test_processes_of_a_host_share_its_cores_unless_told_otherwise(monkeypatch, given, local_size, expected):
+    from recipes import face
+
+    asked: list[int] = []
+    monkeypatch.setattr(face.torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(face.os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    face._share_cores(SimpleNamespace(local_size=local_size))
+    assert asked == expected
