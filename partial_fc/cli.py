@@ -1,5 +1,6 @@
 """`partial-fc`: what one does before and after training, and with its data."""
 
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -54,6 +55,7 @@ def find(arguments: list[str]) -> tuple[str, Command, list[str]] | None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `partial-fc ... | head` ends quietly, as other tools do
     arguments = sys.argv[1:]
     found = find(arguments)
     if found is None:

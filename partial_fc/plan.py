@@ -94,10 +94,8 @@ def kernel_bytes(job: Job) -> int:
         # Packed features for all threads; the features' gradient of each, and the chunk of centres in its cache.
         common = 2 * job.batch * job.dim * DTYPES[job.precision].itemsize
         each = job.batch * job.dim * 4 + _CACHE_BYTES
-        # SGD moves a row where its gradient is formed; for the others two chunks of gradients exist at a time.
-        fused = isinstance(job.optimizer, RowSGD)
-        gradients = 0 if fused else min(2 * cpu.GRADIENT_BYTES, job.sampled * job.dim * 4)
-        return common + job.threads * each + gradients + _taken_over(job) * 2 * _padded_batch(job)
+        # Rows move where their gradients are formed, which are never stored.
+        return common + job.threads * each + _taken_over(job) * 2 * _padded_batch(job)
     rows = min(job.sampled, max(64, min(plain.CHUNK_ROWS, plain.CHUNK_LOGITS // job.batch)))
     # Of a chunk and what is left of the one before: eight like its centres in float32, five like its logits, a mask.
     return rows * (8 * job.dim * 4 + job.batch * (5 * 4 + 1))

@@ -1,6 +1,7 @@
 """The loss of the sharded head as one autograd function: how kernels, margins and collectives come together."""
 
 import dataclasses
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,33 +42,23 @@ class Loss(torch.autograd.Function):
         logits = Logits(
             unit_GD, table, row_S, own.place_G, head.margin.scale, negatives, bias_S, head.sub_centres
         )
-        smoothing = head.label_smoothing
-        sums = head.kernel.sums(logits, want_pull=training, want_total=smoothing > 0)
-        own_logit_G, own_exp_G = own.spread(own.logit_N.double()), own.spread(own.logit_N.double().exp())
-        columns = [sums.denominator_G + own_exp_G, own_logit_G]
-        if sums.total_D is not None:  # label smoothing: the sum of all logits, and how many classes there are
-            shift = own.spread(own.logit_N.double() - head.margin.scale * own.cos_N.double())
-            columns += [head.margin.scale * (unit_GD @ sums.total_D).double() + shift]
-            columns += [torch.full_like(shift, logits.num_sampled)]
-        reduced = head.world.all_reduce(torch.stack(columns, dim=1), name="head/softmax").unbind(dim=1)
-        denominator_G, own_logit_G = reduced[:2]
-        total_G = denominator_G.log()
-        loss_G = total_G - (1 - smoothing) * own_logit_G
-        share = 0.0  # of the target that each class gets by smoothing
-        if sums.total_D is not None:
-            share = smoothing / reduced[3][0].item()
-            loss_G = loss_G - share * reduced[2]
-        head.last_step = {"own_cos": own.cos_N, "denominator": denominator_G, "own_logit": own_logit_G}
+        sums = head.kernel.sums(logits, want_pull=training, want_total=head.label_smoothing > 0)
+        whole = _reduce(head, own, sums, unit_GD, logits.num_sampled)
+        head.last_step = {
+            "own_cos": own.cos_N,
+            "denominator": whole.denominator_G,
+            "own_logit": whole.own_logit_G,
+        }
 
         if training:
             head.learn_hard_negatives(batch.label_G, unit_GD, rows, table, row_S)
             ctx.head, ctx.logits, ctx.rows = head, logits, rows
-            ctx.slopes = _slopes(head, own, sums, unit_GD, denominator_G, own_logit_G, share)
-            grad_unit_GD = _feature_gradient(head, own, sums, ctx.slopes, share)
+            ctx.slopes = _slopes(head, own, sums, unit_GD, whole)
+            grad_unit_GD = _feature_gradient(head, own, sums, ctx.slopes, whole.share)
             grad_feat_GD = unit_backward(grad_unit_GD, unit_GD, norm_G1)
             ctx.features = head.world.start_reduce_scatter(grad_feat_GD, batch.rows, name="head/features")
             ctx.dtype = feat_BD.dtype
-        return loss_G.mean().to(head.dtype)
+        return whole.loss_G.mean().to(head.dtype)
 
     @staticmethod
     def backward(ctx, grad_loss: Tensor):
@@ -113,20 +104,41 @@ class _Own:
         return value_N.new_zeros(len(self.place_G)).index_copy_(0, self.index_N, value_N)
 
 
-def _slopes(
-    head: "PartialFC",
-    own: _Own,
-    sums: Sums,
-    unit_GD: Tensor,
-    denominator_G: Tensor,
-    own_logit_G: Tensor,
-    share: float,
-) -> Slopes:
-    """d(loss)/d(cosine). share: of the target that every class gets by label smoothing."""
-    scale, num_rows = head.margin.scale, len(unit_GD)
-    factor_G = scale / (num_rows * denominator_G)
+@dataclass(frozen=True)
+class _Whole:
+    """What only all ranks together know, float64."""
+
+    denominator_G: Tensor
+    own_logit_G: Tensor
+    loss_G: Tensor
+    share: float  # of the target that every class gets by label smoothing
+
+
+def _reduce(head: "PartialFC", own: _Own, sums: Sums, unit_GD: Tensor, num_sampled: int) -> _Whole:
+    """The step's one reduction: sums of exp(logit), own logits; with label smoothing also the sum of a row's logits
+    and the number of classes."""
+    logit_N = own.logit_N.double()
+    columns = [sums.denominator_G + own.spread(logit_N.exp()), own.spread(logit_N)]
+    if sums.total_D is not None:
+        with_margin_G = own.spread(logit_N - head.margin.scale * own.cos_N.double())
+        columns += [head.margin.scale * (unit_GD @ sums.total_D).double() + with_margin_G]
+        columns += [torch.full_like(with_margin_G, num_sampled)]
+    reduced = head.world.all_reduce(torch.stack(columns, dim=1), name="head/softmax").unbind(dim=1)
+    denominator_G, own_logit_G = reduced[:2]
+    loss_G = denominator_G.log() - (1 - head.label_smoothing) * own_logit_G
+    if sums.total_D is None:
+        return _Whole(denominator_G, own_logit_G, loss_G, 0.0)
+    share = head.label_smoothing / reduced[3][0].item()
+    return _Whole(denominator_G, own_logit_G, loss_G - share * reduced[2], share)
+
+
+def _slopes(head: "PartialFC", own: _Own, sums: Sums, unit_GD: Tensor, whole: _Whole) -> Slopes:
+    """d(loss)/d(cosine)."""
+    scale, num_rows, share = head.margin.scale, len(unit_GD), whole.share
+    factor_G = scale / (num_rows * whole.denominator_G)
     # expm1, not exp - 1: near the end of training p is close to 1 and the difference is what is left to learn.
-    away_N = torch.expm1(own_logit_G - denominator_G.log())[own.index_N] + (head.label_smoothing - share)
+    log_p_G = whole.own_logit_G - whole.denominator_G.log()
+    away_N = torch.expm1(log_p_G)[own.index_N] + (head.label_smoothing - share)
     own_N = (away_N * own.slope_N + share * scale) / num_rows  # all_D counts the own class like the others
     all_D = unit_GD.sum(dim=0).mul_(-share * scale / num_rows) if share else None
     return Slopes(factor_G, own.spread(own_N.to(unit_GD.dtype)), all_D, sums.kept)

@@ -67,13 +67,13 @@ class _Job(ctypes.Structure):
 
 @functools.cache
 def load(variant: str | None = None) -> ctypes.CDLL:
-    """The compiled kernel: of the given variant, else of the best that this processor has. FileNotFoundError where it
+    """The compiled kernel: of the given variant, else of the best that this processor has. ValueError where it
     is not built, RuntimeError where the operating system does not let us use it."""
     if variant is None:
         variant = best_variant()
     path = library(variant)
     if not path.exists():
-        raise FileNotFoundError(
+        raise ValueError(
             f"the head's CPU kernel is not built for these sources ({path.name} is missing): run `make setup`, or "
             "`python -m partial_fc.head.kernels.native.build`; impl 'plain' does without it"
         )

@@ -7,6 +7,7 @@
 // (these build on each other in this order)
 #include "tiles.h"
 #include "gemm.h"
+#include "table.h"
 #include "passes.h"
 #include "optimizers.h"
 
