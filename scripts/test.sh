@@ -36,6 +36,12 @@ stage "parallel, horovodrun Gloo, 3 ranks" run horovodrun -np 3 -H localhost:3 -
 stage "parallel, horovodrun MPI, 2 ranks" run horovodrun -np 2 -H localhost:2 --mpi python "${parallel[@]}"
 stage "parallel, horovodrun MPI, 3 ranks" run horovodrun -np 3 -H localhost:3 --mpi python "${parallel[@]}"
 stage "parallel, torchrun, 2 ranks" run torchrun --standalone --nproc_per_node=2 "${parallel[@]}"
+stage "parallel, one process" run python "${parallel[@]}"
+# The GPU's kernel, sharded, in Triton's interpreter.
+triton=(env TRITON_INTERPRET=1 python "${parallel[@]}" -k sharded_equals_dense)
+stage "Triton, one process" run "${triton[@]}"
+stage "Triton, horovodrun Gloo, 2 ranks" run horovodrun -np 2 -H localhost:2 --gloo "${triton[@]}"
+stage "Triton, horovodrun Gloo, 3 ranks" run horovodrun -np 3 -H localhost:3 --gloo "${triton[@]}"
 stage "recipes" python -m pytest tests/recipes "$@"
 
 if [ ${#failed[@]} -gt 0 ]; then
