@@ -51,13 +51,13 @@ class Loss(torch.autograd.Function):
         }
 
         if training:
-            head.learn_hard_negatives(batch.label_G, unit_GD, rows, table, row_S)
             ctx.head, ctx.logits, ctx.rows = head, logits, rows
             ctx.slopes = _slopes(head, own, sums, unit_GD, whole)
             grad_unit_GD = _feature_gradient(head, own, sums, ctx.slopes, whole.share)
             grad_feat_GD = unit_backward(grad_unit_GD, unit_GD, norm_G1)
             ctx.features = head.world.start_reduce_scatter(grad_feat_GD, batch.rows, name="head/features")
             ctx.dtype = feat_BD.dtype
+            head.learn_hard_negatives(batch.label_G, unit_GD, rows, table, row_S)  # while they travel
         return whole.loss_G.mean().to(head.dtype)
 
     @staticmethod
