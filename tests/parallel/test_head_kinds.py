@@ -45,7 +45,7 @@ KINDS = [
 ]
 # kernel, dtype that is computed in, relative error allowed
 PATHS = [("plain", torch.float64, 1e-11), ("plain", torch.float32, 2e-5), ("cpu", torch.float32, 2e-5)]
-if os.environ.get("TRITON_INTERPRET") == "1":  # a stage of its own in scripts/test.sh: the interpreter is slow
+if os.environ.get("TRITON_INTERPRET") == "1":  # stages of their own in scripts/test.sh
     PATHS = [("triton", torch.float32, 2e-5)]
 
 
