@@ -39,6 +39,10 @@ class HorovodWorld(World):
         handle = hvd.reducescatter_async(pad_rows(t, rows), name=name, op=hvd.Sum)
         return lambda: hvd.synchronize(handle)[: rows[self.rank]]
 
+    def _all_to_all(self, t: Tensor, name: str) -> Callable[[], Tensor]:
+        handle = hvd.alltoall_async(t, name=name)
+        return lambda: hvd.synchronize(handle)
+
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:
         handle = hvd.broadcast_async(t, root, name=name)
         return lambda: hvd.synchronize(handle)

@@ -53,6 +53,11 @@ class TorchWorld(World):
         work = dist.reduce_scatter_single(result, padded, dist.ReduceOp.SUM, async_op=True)
         return lambda: _finish(work, result)[: rows[self.rank]]
 
+    def _all_to_all(self, t: Tensor, name: str) -> Callable[[], Tensor]:
+        result = torch.empty_like(t)
+        work = dist.all_to_all_single(result, t, async_op=True)
+        return lambda: _finish(work, result)
+
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:
         result = t.clone()
         work = dist.broadcast(result, root, async_op=True)

@@ -61,6 +61,7 @@ class World(ABC):
         self.size = launch.size
         self.local_rank = launch.local_rank
         self.local_size = launch.local_size
+        self.step = 0  # the update that is being made, counted from 1, for reports; whoever trains sets it
         self.traffic = Traffic()  # since the start
         self.seconds_waiting = 0.0  # since the start: time in which this process did nothing but wait
 
@@ -122,6 +123,18 @@ class World(ABC):
         self._count(name, t)
         return Pending(self, self._reduce_scatter(t.contiguous(), rows, name))
 
+    def start_all_to_all(self, t: Tensor, *, name: str) -> Pending:
+        """Block r of this rank's t goes to rank r, in the background: t (W * n, ...), of equal shape on all ranks,
+        becomes (W * n, ...), the blocks that the ranks had for this one, in rank order."""
+        if t.dim() == 0 or t.shape[0] % self.size:
+            raise ValueError(
+                f"{name}: {tuple(t.shape)} cannot be cut into {self.size} equal blocks of rows, one for each rank"
+            )
+        self._count(name, t)
+        wire, restore = _as_sent(t)
+        finish = self._all_to_all(wire, name)
+        return Pending(self, lambda: restore(finish()))
+
     @contextmanager
     def counted(self) -> Iterator[Traffic]:
         """Counts only the calls made inside the block."""
@@ -148,6 +161,9 @@ class World(ABC):
 
     @abstractmethod
     def _reduce_scatter(self, t: Tensor, rows: Sequence[int], name: str) -> Callable[[], Tensor]: ...
+
+    @abstractmethod
+    def _all_to_all(self, t: Tensor, name: str) -> Callable[[], Tensor]: ...
 
     @abstractmethod
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]: ...

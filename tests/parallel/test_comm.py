@@ -66,6 +66,20 @@ def test_reduce_scatter_refuses_rows_that_do_not_add_up(world):
         world.reduce_scatter(torch.ones(3, 1), [2] * world.size, name="t/wrong")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_all_to_all_gives_each_rank_its_block_of_everyone(world, dtype):
+    t = (torch.arange(world.size) + 10 * world.rank).repeat_interleave(3)[:, None].expand(-1, 2).to(dtype)
+    got = world.start_all_to_all(t, name=f"t/to_all{dtype}").wait()
+    want = (world.rank + 10 * torch.arange(world.size)).repeat_interleave(3)
+    assert got.dtype == dtype
+    assert got.tolist() == want[:, None].expand(-1, 2).tolist()
+
+
+def test_all_to_all_refuses_what_does_not_divide(world):
+    with pytest.raises(ValueError, match="equal blocks"):
+        world.start_all_to_all(torch.ones(()), name="t/to_all_scalar")
+
+
 def test_broadcast_from_any_root(world):
     for root in range(world.size):
         t = torch.full((2, 2), world.rank, dtype=torch.bfloat16)
