@@ -41,7 +41,7 @@ class HorovodWorld(World):
 
     def _all_to_all(self, t: Tensor, name: str) -> Callable[[], Tensor]:
         handle = hvd.alltoall_async(t, name=name)
-        return lambda: hvd.synchronize(handle)
+        return lambda: hvd.synchronize(handle)[0]  # [1]: how many rows each rank sent
 
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:
         handle = hvd.broadcast_async(t, root, name=name)
