@@ -4,6 +4,7 @@ One step, as the data sees it, with its three collectives (per rank: B*(D*itemsi
   1. head/gather     all-gather of (feature, label, rank) rows: every rank holds feat_GD and label_G;
                      one pass over the sampled centres: denominators, and the features' gradient up to their division;
   2. head/softmax    all-reduce of (denominator, own logit), two float64 a row: every rank has the loss;
+                     with label smoothing four, 32*G bytes: also the sum of a row's logits and the number of classes;
   3. head/features   reduce-scatter of the features' gradient, under way from the forward on, taken in by the backward.
 `step` passes over the centres a second time and moves them, chunk by chunk, while the backbone's gradients travel.
 Margins whose negatives depend on the own cosines (CurricularFace) cost one more all-reduce, head/own, of 8*G bytes.
@@ -12,7 +13,6 @@ The local maths is in kernels/. (An, Zhu et al., "Partial FC: Training 10 Millio
 https://arxiv.org/abs/2010.05222.)
 """
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,12 +21,14 @@ from torch import Tensor
 
 from partial_fc.comm import SingleWorld, World
 from partial_fc.head import kernels
+from partial_fc.head.batch import gather
 from partial_fc.head.centres import Centres, Storage
 from partial_fc.head.loss import Loss
 from partial_fc.head.margin import Margin
-from partial_fc.head.pending import Pending, merge
+from partial_fc.head.pending import Pending, joined, merge
 from partial_fc.head.sampling import Sampling
 from partial_fc.head.shard import Shard
+from partial_fc.head.taking_part import Selection, TakingPart
 from partial_fc.optim.rows import RowOptimizer, RowSGD
 
 if TYPE_CHECKING:
@@ -116,9 +118,11 @@ class PartialFC:
         self.margin_state = margin.state()
         self.last_step: dict[str, Tensor] = {}  # what telemetry looks at: of the last forward
         self.pending: list[Pending] = []  # one for each backward since `step`
-        self._negatives: tuple[int, Tensor] | None = (
-            None  # (step, its negatives), where they were wanted early
+        self._selection = Selection(
+            self.sampling, self.shard, sub_centres, self.store, hard_negatives, sampling_correction
         )
+        self._taking_part: TakingPart | None = None  # in this step's micro-batches
+        self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
 
     @property
     def centres(self) -> Tensor:
@@ -139,6 +143,36 @@ class PartialFC:
             )
         return Loss.apply(feat_BD, label_B, self)
 
+    def prepare(self, label_B: Tensor) -> None:
+        """Several micro-batches make one step: these are their labels, of this rank, all together. Then
+
+            for each micro-batch: (head(feat, label) / how_many).backward()
+            head.step(lr)
+
+        does what one batch of all of them would do: the same classes take part in every micro-batch, and the second
+        pass over the centres is made once. A collective, head/labels, of 12 bytes a label. Raises ValueError for a
+        margin that learns from whole batches."""
+        if self.margin_state:
+            raise ValueError(
+                f"{type(self.margin).__name__} keeps averages over whole batches: micro-batches would give it others; "
+                "accumulate with another margin, or without micro-batches"
+            )
+        nothing = torch.empty(len(label_B), 0, device=label_B.device)
+        batch = gather(nothing, label_B, self.shard.num_classes, self.world, name="head/labels")
+        self._taking_part = self._selection.fetch(batch.label_G, self.num_steps)
+
+    def finite(self) -> Tensor:
+        """Whether all numbers of the pending gradient are finite here: bool scalar. Ranks may differ."""
+        good = [torch.isfinite(x).all() for part in self.pending for x in part.numbers()]
+        return torch.stack(good).all() if good else torch.ones((), dtype=torch.bool)
+
+    def discard(self) -> None:
+        """The step is not made: forgets the gradients since the last one. The next step has the same negatives."""
+        self.pending = []
+        self._taking_part = None
+        if self._margin_before is not None:
+            self.margin_state, self._margin_before = self._margin_before, None
+
     def gradient_square_sum(self) -> Tensor:
         """Sum of squares of the centres' gradient over all ranks (a collective), for clipping: float64 scalar.
         The gradient is not kept anywhere: this passes over the centres once more."""
@@ -155,7 +189,8 @@ class PartialFC:
     def step(self, lr: float) -> None:
         """Updates the centres that took part since the last step, and moves on to the next step's negatives, whose rows
         begin to come from where they lie, if that is elsewhere, while these are updated."""
-        self._prefetch()
+        self._selection.prefetch(self.num_steps + 1)
+        self.pending = joined(self.pending)
         fused = len(self.pending) == 1 and self.kernel.update(
             self.pending[0].logits, self.pending[0].slopes, self.store, lr, self.num_steps
         )
@@ -166,6 +201,7 @@ class PartialFC:
             if not self.pending:  # catching up counts every step
                 self.store.update(None, 0, 0, self.store.centre_LD[:0], lr, self.num_steps)
         self.pending = []
+        self._taking_part = self._margin_before = None
         self.num_steps += 1
 
     def close(self, ended_well: bool = True) -> None:
@@ -249,6 +285,7 @@ class PartialFC:
 
     def centre_gradients(self) -> Iterator[tuple[Tensor | None, int, int, Tensor]]:
         """(row_S, begin, end, gradient) of everything pending; several backwards before a step are added up."""
+        self.pending = joined(self.pending)
         if len(self.pending) == 1:
             (pending,) = self.pending
             for begin, end, grad_KD in self.kernel.centre_gradients(pending.logits, pending.slopes):
@@ -257,66 +294,18 @@ class PartialFC:
             rows, total = merge(self.pending, self.kernel)
             yield rows, 0, len(total), total
 
-    def rows(self, label_G: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """(local rows that take part in this step, ascending; -log of the probability that they do). None: all; 0."""
-        if self.sampling.rate == 1.0:
-            return None, None
-        certain = label_G[(label_G >= self.shard.start) & (label_G < self.shard.stop)]
-        if self.hard_negatives is not None:
-            certain = torch.cat((certain, self.hard_negatives.classes(label_G, self.shard)))
-        certain = torch.unique(certain)
-        class_N = insert(self.negatives(label_G.device), certain)
-        bias_S = None
-        if self.sampling_correction:
-            bias_N = torch.full(class_N.shape, -math.log(self.sampling.rate), device=class_N.device)
-            bias_N[torch.searchsorted(class_N, certain)] = 0.0
-            bias_S = bias_N.repeat_interleave(self.sub_centres)
-        return self._rows_of(class_N), bias_S
+    def taking_part(self, label_G: Tensor) -> TakingPart:
+        """Of this batch, or of all micro-batches of this step."""
+        return self._taking_part or self._selection.fetch(label_G, self.num_steps)
 
-    def negatives(self, device: torch.device) -> Tensor:
-        """This step's drawn classes of the shard, ascending."""
-        if self._negatives is not None and self._negatives[0] == self.num_steps:
-            return self._negatives[1]
-        return self.sampling.negatives(self.num_steps, self.shard, device)
+    def advance_margin(self, norm_G: Tensor, own_cos_G: Tensor | None) -> None:
+        """What the margin learns from a batch."""
+        if self._margin_before is None:
+            self._margin_before = self.margin_state
+        self.margin_state = self.margin.advance(self.margin_state, norm_G, own_cos_G)
 
-    def _prefetch(self) -> None:
-        """Sends for what is known of the next step's rows, and keeps the draw for it."""
-        if self.sampling.rate == 1.0 or not self.store.can_prefetch:
-            return
-        class_N = self.sampling.negatives(self.num_steps + 1, self.shard, self.store.device)
-        self._negatives = (self.num_steps + 1, class_N)
-        self.store.prefetch(self._rows_of(class_N))
-
-    def learn_hard_negatives(
-        self, label_G: Tensor, unit_GD: Tensor, rows: Tensor | None, table: Tensor, row_S: Tensor | None
-    ) -> None:
+    def learn_hard_negatives(self, label_G: Tensor, unit_GD: Tensor, part: TakingPart) -> None:
         """What the centres that take part say about which classes are near to the batch's."""
-        if self.hard_negatives is None:
-            return
-        if rows is None:
-            class_N = torch.arange(self.shard.start, self.shard.stop, device=label_G.device)
-        else:
-            class_N = rows[:: self.sub_centres] // self.sub_centres + self.shard.start
-        self.hard_negatives.learn(label_G, unit_GD, table, row_S, class_N, self.num_steps)
-
-    def _rows_of(self, class_N: Tensor) -> Tensor:
-        """Local rows of classes of the shard, whose centres stand together."""
-        first_N = (class_N - self.shard.start) * self.sub_centres
-        if self.sub_centres == 1:
-            return first_N
-        return (first_N[:, None] + torch.arange(self.sub_centres, device=class_N.device)).flatten()
-
-
-def insert(ascending: Tensor, more: Tensor) -> Tensor:
-    """The union of two ascending tensors without repeats, ascending, in O(their lengths); `more` is the short one."""
-    place = torch.searchsorted(ascending, more)
-    there = torch.zeros_like(more, dtype=torch.bool)
-    if len(ascending):
-        there = ascending[place.clamp(max=len(ascending) - 1)] == more
-    place, more = place[~there], more[~there]
-    union = ascending.new_empty(len(ascending) + len(more))
-    is_new = torch.zeros_like(union, dtype=torch.bool)
-    is_new[place + torch.arange(len(more), device=more.device)] = True
-    union[is_new] = more
-    union[~is_new] = ascending
-    return union
+        if self.hard_negatives is not None:
+            class_N = self._selection.classes(part)
+            self.hard_negatives.learn(label_G, unit_GD, part.table, part.row_S, class_N, self.num_steps)

@@ -55,9 +55,8 @@ class RowSGD:
 
 
 @dataclass(frozen=True)
-class RowAdamW:
-    """AdamW (https://arxiv.org/abs/1711.05101), as torch.optim.AdamW has it; bias is corrected by the number of
-    steps in which the row took part."""
+class _Moments:
+    """What AdamW and row-wise Adam are told; neither is a kind of the other."""
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -67,6 +66,12 @@ class RowAdamW:
     def __post_init__(self) -> None:
         _check_shares(beta1=self.beta1, beta2=self.beta2)
         _check_not_negative(eps=self.eps, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class RowAdamW(_Moments):
+    """AdamW (https://arxiv.org/abs/1711.05101), as torch.optim.AdamW has it; bias is corrected by the number of
+    steps in which the row took part."""
 
     def state_widths(self) -> dict[str, Width]:
         return {"first_moment": "row", "second_moment": "row", "num_steps": "scalar"}
@@ -81,18 +86,9 @@ class RowAdamW:
 
 
 @dataclass(frozen=True)
-class RowAdam:
+class RowAdam(_Moments):
     """AdamW with one second moment a row, that of the mean square of the row's gradient: little more than half of its
     memory (what FBGEMM, whose tables serve TorchRec, calls partial row-wise Adam)."""
-
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-
-    def __post_init__(self) -> None:
-        _check_shares(beta1=self.beta1, beta2=self.beta2)
-        _check_not_negative(eps=self.eps, weight_decay=self.weight_decay)
 
     def state_widths(self) -> dict[str, Width]:
         return {"first_moment": "row", "second_moment": "scalar", "num_steps": "scalar"}

@@ -284,7 +284,7 @@ def test_what_the_first_pass_leaves_to_the_second_changes_no_bit(variant, sub_ce
     case = Case("", L=301, S=211, D=40, G=12, sub_centres=sub_centres, hard=True)
     logits = case.logits()
     kernel = CpuKernel("bf16", variant)
-    padded = kernel.library.head_padded(case.G)
+    padded = kernel.compiled.head_padded(case.G)
     monkeypatch.setattr("partial_fc.head.kernels.cpu.KEPT_BYTES", 2 * padded * room)
     sums = kernel.sums(logits)
     slopes = slopes_for(logits, sums.denominator_G)

@@ -144,7 +144,7 @@ class CpuKernel(Kernel):
     def __init__(self, precision: Precision = "bf16", variant: str | None = None):
         if variant is not None and variant not in VARIANTS:
             raise ValueError(f"variant is {variant!r}; expected one of {', '.join(VARIANTS)}")
-        self.library = load(variant)
+        self.compiled = load(variant)
         self.low_precision = precision == "bf16"
         self._kept = torch.empty(0, dtype=torch.bfloat16)
         self._kept_of: object | None = None  # whose exponentials are in it: Sums.kept of the last pass
@@ -190,10 +190,10 @@ class CpuKernel(Kernel):
 
     def _room_for(self, job: dict[str, Any]) -> dict[str, Any]:
         """Where the first pass leaves its exponentials; {}: nowhere."""
-        padded = self.library.head_padded(job["G"])
+        padded = self.compiled.head_padded(job["G"])
         rows = job["S"]
         if 2 * padded * rows > KEPT_BYTES:
-            block = self.library.head_block(ctypes.byref(_Job(sub_centres=job["sub_centres"])))
+            block = self.compiled.head_block(ctypes.byref(_Job(sub_centres=job["sub_centres"])))
             rows = KEPT_BYTES // (2 * padded) // block * block
         if not self.low_precision or not rows:
             return {}
@@ -235,7 +235,7 @@ class CpuKernel(Kernel):
     def _call(self, name: str, job: dict[str, Any], **more: Any) -> None:
         given = job | more
         pointers = {k: v.data_ptr() if isinstance(v, Tensor) else v for k, v in given.items()}
-        failure = getattr(self.library, name)(ctypes.byref(_Job(**pointers)))
+        failure = getattr(self.compiled, name)(ctypes.byref(_Job(**pointers)))
         if failure:
             raise RuntimeError(f"{name}: {failure.decode()}")
 
