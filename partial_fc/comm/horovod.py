@@ -31,7 +31,7 @@ class HorovodWorld(World):
         handle = hvd.allreduce_async_(t, name=name, op=hvd.Sum if op == "sum" else hvd.Max)
         return lambda: hvd.synchronize(handle)
 
-    def _all_gather(self, t: Tensor, name: str) -> Callable[[], Tensor]:
+    def _all_gather(self, t: Tensor, rows: Sequence[int] | None, name: str) -> Callable[[], Tensor]:
         handle = hvd.allgather_async(t, name=name)
         return lambda: hvd.synchronize(handle)
 

@@ -19,7 +19,7 @@ class SingleWorld(World):
     def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]:
         return lambda: t
 
-    def _all_gather(self, t: Tensor, name: str) -> Callable[[], Tensor]:
+    def _all_gather(self, t: Tensor, rows: Sequence[int] | None, name: str) -> Callable[[], Tensor]:
         return t.clone
 
     def _reduce_scatter(self, t: Tensor, rows: Sequence[int], name: str) -> Callable[[], Tensor]:

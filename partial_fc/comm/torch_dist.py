@@ -27,12 +27,13 @@ class TorchWorld(World):
         work = dist.all_reduce(t, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX, async_op=True)
         return lambda: _finish(work, t)
 
-    def _all_gather(self, t: Tensor, name: str) -> Callable[[], Tensor]:
-        # torch.distributed gathers only equal shapes, so the row counts travel first: 8 bytes a rank.
-        count = torch.tensor([t.shape[0]], device=t.device)
-        counts = torch.empty(self.size, dtype=torch.int64, device=t.device)
-        dist.all_gather_single(counts, count)
-        rows = counts.tolist()
+    def _all_gather(self, t: Tensor, rows: Sequence[int] | None, name: str) -> Callable[[], Tensor]:
+        if rows is None:
+            # torch.distributed gathers only equal shapes, so the row counts travel first: 8 bytes a rank.
+            count = torch.tensor([t.shape[0]], device=t.device)
+            counts = torch.empty(self.size, dtype=torch.int64, device=t.device)
+            dist.all_gather_single(counts, count)
+            rows = counts.tolist()
         most = max(rows)
         if t.shape[0] < most:
             t = torch.cat((t, t.new_zeros(most - t.shape[0], *t.shape[1:])))

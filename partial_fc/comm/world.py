@@ -105,13 +105,18 @@ class World(ABC):
             self._all_reduce(t if in_place else t.clone(memory_format=torch.contiguous_format), op, name),
         )
 
-    def start_all_gather(self, t: Tensor, *, name: str) -> Pending:
-        """`all_gather`, in the background."""
+    def start_all_gather(self, t: Tensor, rows: Sequence[int] | None = None, *, name: str) -> Pending:
+        """`all_gather`, in the background. rows: the number of rows of every rank, equal on all of them, where the
+        caller knows it: torch.distributed otherwise asks the ranks for it first, and waits for the answer."""
         if t.dim() == 0:
             raise ValueError(f"{name}: all_gather needs rows; got a scalar, expected at least one dimension")
+        if rows is not None and (len(rows) != self.size or rows[self.rank] != t.shape[0]):
+            raise ValueError(
+                f"{name}: rows {list(rows)} must name {self.size} ranks and give this one its {t.shape[0]} rows"
+            )
         self._count(name, t)
         wire, restore = _as_sent(t)
-        finish = self._all_gather(wire, name)
+        finish = self._all_gather(wire, rows, name)
         return Pending(self, lambda: restore(finish()))
 
     def start_reduce_scatter(self, t: Tensor, rows: Sequence[int], *, name: str) -> Pending:
@@ -157,7 +162,7 @@ class World(ABC):
     def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]: ...
 
     @abstractmethod
-    def _all_gather(self, t: Tensor, name: str) -> Callable[[], Tensor]: ...
+    def _all_gather(self, t: Tensor, rows: Sequence[int] | None, name: str) -> Callable[[], Tensor]: ...
 
     @abstractmethod
     def _reduce_scatter(self, t: Tensor, rows: Sequence[int], name: str) -> Callable[[], Tensor]: ...

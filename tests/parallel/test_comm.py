@@ -44,6 +44,15 @@ def test_all_gather_of_uneven_rows_is_in_rank_order(world, dtype):
     assert got[:, 0].tolist() == [rank for rank in range(world.size) for _ in range(rows_of(rank))]
 
 
+def test_all_gather_of_known_row_counts(world):
+    rows = [rows_of(rank) for rank in range(world.size)]
+    mine = torch.full((rows[world.rank], 2), float(world.rank))
+    got = world.start_all_gather(mine, rows, name="t/known").wait()
+    assert got[:, 0].tolist() == [rank for rank in range(world.size) for _ in range(rows[rank])]
+    with pytest.raises(ValueError, match="must name"):
+        world.start_all_gather(mine, [*rows, 1], name="t/known")
+
+
 def test_all_gather_when_one_rank_has_no_rows(world):
     mine = torch.full((0 if world.rank == 0 else 2, 4), float(world.rank))
     got = world.all_gather(mine, name="t/empty")
