@@ -1,0 +1,89 @@
+"""Every launcher trains over two hosts what it trains on one, and says when it cannot reach the other."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks.two_hosts import ADDRESSES, TwoHosts
+from tests.cluster.conftest import JOB
+from tests.recipes.conftest import losses, result, run
+
+STEPS = 50
+HOSTS = ",".join(f"{address}:1" for address in ADDRESSES)
+FLAGS = [*JOB, "--max-steps", str(STEPS)]
+
+
+def horovodrun(transport: str, models_root: Path) -> list[str]:
+    """--disable-cache: or it writes into the user's home that these addresses answer."""
+    launch = [
+        "horovodrun",
+        transport,
+        "-np",
+        "2",
+        "-H",
+        HOSTS,
+        "--network-interfaces",
+        "eth0",
+        "--disable-cache",
+    ]
+    return [*launch, "bash", "config.sh", "--models-root", str(models_root), *FLAGS]
+
+
+def run_sh(models_root: Path) -> list[str]:
+    models_root.mkdir(exist_ok=True)
+    host_file = models_root / "hosts"
+    host_file.write_text("".join(f"{address} slots=1\n" for address in ADDRESSES))
+    settings = ["env", "NETWORK_INTERFACE=eth0", f"MODELS_ROOT={models_root}"]
+    return [*settings, "bash", "run.sh", str(host_file), *FLAGS]
+
+
+def torchrun(host: int, models_root: Path) -> list[str]:
+    launch = ["torchrun", "--nnodes=2", f"--node_rank={host}", "--nproc_per_node=1"]
+    launch += [f"--master_addr={ADDRESSES[0]}", "--master_port=8887"]
+    return [*launch, "train.py", "face", "--models-root", str(models_root), *FLAGS]
+
+
+# launcher -> what is typed: on the first host, or on each of them
+LAUNCHERS = {
+    "horovodrun --gloo": lambda root: [horovodrun("--gloo", root)],
+    "horovodrun --mpi": lambda root: [horovodrun("--mpi", root)],
+    "run.sh": lambda root: [run_sh(root)],
+    "torchrun": lambda root: [torchrun(host, root) for host in (0, 1)],
+}
+
+
+def run_on(hosts: TwoHosts, commands: list[list[str]], env: dict[str, str]) -> list[tuple[int, str]]:
+    """Status and output of the commands, one for each host from the first on, side by side."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    limit = ["timeout", "--kill-after=5", "120"]
+    started = [hosts.start(i, [*limit, *c], env=env, text=True, **pipes) for i, c in enumerate(commands)]
+    outputs = [process.communicate()[0] for process in started]
+    return [(process.returncode, printed) for process, printed in zip(started, outputs, strict=True)]
+
+
+@pytest.fixture(scope="session")
+def on_one_host(tmp_path_factory) -> list[float]:
+    """The losses of two processes that share a host."""
+    models_root = tmp_path_factory.mktemp("one-host")
+    launch = ["torchrun", "--standalone", "--nproc_per_node=2"]
+    run([*launch, "train.py", "face", "--models-root", str(models_root), *FLAGS])
+    return losses(models_root)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_trains_over_the_cable_as_on_one_host(hosts, env, on_one_host, tmp_path, launcher):
+    before = [hosts.sent_bytes(host) for host in (0, 1)]
+    for status, printed in run_on(hosts, LAUNCHERS[launcher](tmp_path), env):
+        assert status == 0, printed[-6000:]
+    ours = losses(tmp_path)
+    assert len(ours) == STEPS
+    # Half of the 1e-4 that any two launchers may differ by.
+    assert max(abs(a - b) for a, b in zip(ours, on_one_host, strict=True)) < 5e-5
+    assert ours[-1] != ours[0]
+    # The gradients of the backbone went from each host to the other (of two ranks each sends what it hands in).
+    traffic = result(tmp_path)["traffic_per_step"]
+    gradients = sum(count["bytes"] for name, count in traffic.items() if name.startswith("backbone/gradient"))
+    assert gradients > 100_000
+    for host in (0, 1):
+        assert hosts.sent_bytes(host) - before[host] > STEPS * gradients
