@@ -2,15 +2,17 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from partial_fc.models import iresnet
 from partial_fc.models.foreign import load_arcface_torch
-from partial_fc.models.mobilefacenet import MobileFaceNet
+from partial_fc.models.mobilefacenet import Bottleneck, MobileFaceNet
 
-__all__ = ["NAMES", "SMALLEST_IMAGE", "build", "load_arcface_torch", "normalise"]
+__all__ = ["BLOCKS", "NAMES", "SMALLEST_IMAGE", "build", "keeps_fp32", "load_arcface_torch", "normalise"]
 
 NAMES = (*iresnet.DEPTHS, "mbf", "tiny")
 SMALLEST_IMAGE = 16  # pixels: halved four times, one is left
+BLOCKS = (iresnet.Block, Bottleneck)  # what activation checkpointing takes as one piece
 
 
 def normalise(image_B3HW: Tensor) -> Tensor:
@@ -51,3 +53,19 @@ def build(
     if name == "mbf":
         return MobileFaceNet(embedding_size, image_size, in_channels, dropout)
     return iresnet.build(name, embedding_size, image_size, in_channels, dropout)
+
+
+def keeps_fp32(model: nn.Module) -> set[nn.Module]:
+    """The layers of a model whose parameters stay fp32 where the others are made 16-bit (O2 in Apex).
+
+    All batch norms, since running statistics and small variances do not fit 16 bits; and what the model's class names
+    in its attribute KEEPS_FP32, with everything inside it. A model says with that attribute where its forward turns the
+    16-bit features into fp32. Images go in as the type of the first layer's weights.
+    """
+    kept: set[nn.Module] = set()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            kept.add(module)
+        for name in getattr(module, "KEEPS_FP32", ()):
+            kept.update(module.get_submodule(name).modules())
+    return kept

@@ -50,6 +50,10 @@ class IResNet(nn.Module):
     depths, widths: blocks and channels of each stage. strides: of the stem and then of each stage.
     """
 
+    # As in arcface_torch the last product and its statistics stay fp32, under autocast and beside 16-bit weights: the
+    # cosines of millions of classes differ by less than the step of a 16-bit number.
+    KEEPS_FP32 = ("fc", "features")
+
     def __init__(
         self,
         depths: Sequence[int],
@@ -87,8 +91,6 @@ class IResNet(nn.Module):
         for name in self.stages:
             x = getattr(self, name)(x)
         x = self.dropout(torch.flatten(self.bn2(x), 1))
-        # As in arcface_torch the last product and its statistics stay fp32 under autocast: the cosines of
-        # millions of classes differ by less than the step of a 16-bit number.
         with torch.autocast(x.device.type, enabled=False):
             return self.features(self.fc(x.to(self.fc.weight.dtype)))
 

@@ -41,22 +41,28 @@ def _convolution(
     return Wrapped(*layers, *([nn.PReLU(width)] if activation else []))
 
 
-def _bottleneck(width_in: int, width: int, inner: int, stride: int, residual: bool) -> Wrapped:
+class Bottleneck(Wrapped):
     """Widen to `inner` channels, one 3x3 per channel, narrow again without an activation."""
-    return Wrapped(
-        _convolution(width_in, inner),
-        _convolution(inner, inner, kernel=3, stride=stride, groups=inner),
-        _convolution(inner, width, activation=False),
-        residual=residual,
-    )
+
+    def __init__(self, width_in: int, width: int, inner: int, stride: int, residual: bool):
+        super().__init__(
+            _convolution(width_in, inner),
+            _convolution(inner, inner, kernel=3, stride=stride, groups=inner),
+            _convolution(inner, width, activation=False),
+            residual=residual,
+        )
 
 
 def _stage(width: int, inner: int, depth: int) -> Wrapped:
-    return Wrapped(*[_bottleneck(width, width, inner, stride=1, residual=True) for _ in range(depth)])
+    return Wrapped(*[Bottleneck(width, width, inner, stride=1, residual=True) for _ in range(depth)])
 
 
 class MobileFaceNet(nn.Module):
     """Normalised image_B3HW (float) -> feat_BD (fp32), not L2-normalised: the head does that."""
+
+    # As in arcface_torch everything from conv_sep on stays fp32, under autocast and beside 16-bit weights: the cosines
+    # of millions of classes differ by less than the step of a 16-bit number.
+    KEEPS_FP32 = ("conv_sep", "features")
 
     def __init__(self, embedding_size: int, image_size: int, in_channels: int = 3, dropout: float = 0.0):
         super().__init__()
@@ -67,11 +73,11 @@ class MobileFaceNet(nn.Module):
             [
                 _convolution(in_channels, 128, kernel=3, stride=2),
                 _convolution(128, 128, kernel=3, groups=64),
-                _bottleneck(128, 128, inner=128, stride=2, residual=False),
+                Bottleneck(128, 128, inner=128, stride=2, residual=False),
                 _stage(128, inner=128, depth=4),
-                _bottleneck(128, 256, inner=256, stride=2, residual=False),
+                Bottleneck(128, 256, inner=256, stride=2, residual=False),
                 _stage(256, inner=256, depth=6),
-                _bottleneck(256, 256, inner=512, stride=2, residual=False),
+                Bottleneck(256, 256, inner=512, stride=2, residual=False),
                 _stage(256, inner=256, depth=2),
             ]
         )
@@ -91,7 +97,5 @@ class MobileFaceNet(nn.Module):
         x = image_B3HW
         for layer in self.layers:
             x = layer(x)
-        # As in arcface_torch everything from here on stays fp32 under autocast: the cosines of millions of
-        # classes differ by less than the step of a 16-bit number.
         with torch.autocast(x.device.type, enabled=False):
             return self.features(self.conv_sep(x.to(next(self.conv_sep.parameters()).dtype)))
