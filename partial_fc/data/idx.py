@@ -1,0 +1,149 @@
+"""MNIST's idx files, compressed or not: http://yann.lecun.com/exdb/mnist describes them.
+
+A file is a big-endian header and then bytes: 0x00000803, N, rows, columns for images; 0x00000801, N for labels. There
+are four, `train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and the same with t10k for the test set, each perhaps
+with `.gz`; whether a file is compressed is seen by its first two bytes, not by its name.
+
+N images, H rows, W columns.
+"""
+
+import gzip
+import io
+import math
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Split = Literal["train", "t10k"]
+
+_IMAGES, _LABELS = 0x00000803, 0x00000801
+_KINDS = {_IMAGES: "images", _LABELS: "labels"}
+_GZIP = b"\x1f\x8b"
+
+
+class ImageSet(NamedTuple):
+    """image_NHW: uint8, 0 is black. label_N: int64, in [0, num_classes)."""
+
+    image_NHW: NDArray[np.uint8]
+    label_N: NDArray[np.int64]
+
+
+def read_set(folder: Path, split: Split, num_classes: int = 10) -> ImageSet:
+    """One of the two sets of a folder: its files lie in the folder itself or in its MNIST/raw, as torchvision has it.
+
+    Raises ValueError, which names the file, where one is missing, damaged, of the other kind, or fits not the other.
+    """
+    images_path, labels_path = find(folder, split)
+    image_NHW = read_idx(images_path, "images")
+    label_N = read_idx(labels_path, "labels").astype(np.int64)
+    if len(image_NHW) != len(label_N):
+        raise ValueError(
+            f"{images_path} has {len(image_NHW)} images but {labels_path} {len(label_N)} labels; expected as many: "
+            "are they of one set?"
+        )
+    if not len(image_NHW) or 0 in image_NHW.shape:
+        raise ValueError(
+            f"{images_path} holds images of shape {image_NHW.shape}; expected at least one pixel of one"
+        )
+    wrong = np.flatnonzero(label_N >= num_classes)
+    if len(wrong):
+        raise ValueError(
+            f"{labels_path}: label {wrong[0]} (counted from 0) is {label_N[wrong[0]]}; expected 0 to {num_classes - 1}"
+        )
+    return ImageSet(image_NHW, label_N)
+
+
+def find(folder: Path, split: Split) -> tuple[Path, Path]:
+    """(images, labels) of a set. An uncompressed file comes before a compressed one of the same name."""
+    places = (folder, folder / "MNIST" / "raw")
+    for place in places:
+        found = [_file(place, split, kind) for kind in ("images", "labels")]
+        if found[0] and found[1]:
+            return found[0], found[1]
+        if found[0] or found[1]:
+            missing = names(split)[0 if found[0] is None else 1]
+            raise ValueError(f"{place} has {found[0] or found[1]} but no {missing} or {missing}.gz beside it")
+    raise ValueError(
+        f"no MNIST files in {' or '.join(str(place) for place in places)}; expected {' and '.join(names(split))}, each "
+        "perhaps with .gz. Nothing is downloaded: put them there, name their folder with --data-dir, or write a small "
+        "set of real digits with `partial-fc data digits --out DIR`"
+    )
+
+
+def names(split: Split) -> tuple[str, str]:
+    """File names of a set's images and labels, without .gz."""
+    return f"{split}-images-idx3-ubyte", f"{split}-labels-idx1-ubyte"
+
+
+def _file(place: Path, split: Split, kind: Literal["images", "labels"]) -> Path | None:
+    name = names(split)[0 if kind == "images" else 1]
+    for path in (place / name, place / f"{name}.gz"):
+        if path.is_file():
+            return path
+    return None
+
+
+def read_idx(path: Path, expect: Literal["images", "labels"]) -> NDArray[np.uint8]:
+    """uint8, (N, H, W) for images, (N,) for labels. Raises ValueError for a file that is not exactly that."""
+    content = _content(path)
+    magic = int.from_bytes(content[:4], "big") if len(content) >= 4 else None
+    if _KINDS.get(magic or 0) != expect:
+        got = f"{_KINDS[magic]}: are two files swapped?" if magic in _KINDS else _strange(content)
+        wanted = next(number for number, kind in _KINDS.items() if kind == expect)
+        raise ValueError(f"{path}: expected {expect}, an idx file that starts with 0x{wanted:08x}; got {got}")
+    assert magic is not None
+    num_sizes = magic & 0xFF
+    header = 4 + 4 * num_sizes
+    if len(content) < header:
+        raise ValueError(
+            f"{path}: ends after {len(content)} bytes, within its header of {header}; copy it again"
+        )
+    shape = struct.unpack(f">{num_sizes}I", content[4:header])
+    wanted_bytes, num_bytes = math.prod(shape), len(content) - header
+    if num_bytes != wanted_bytes:
+        raise ValueError(
+            f"{path}: its header says {' x '.join(map(str, shape))} = {wanted_bytes} bytes, {num_bytes} follow; the "
+            f"file is {'cut off' if num_bytes < wanted_bytes else 'too long'}: copy it again"
+        )
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
+def _content(path: Path) -> bytes:
+    content = path.read_bytes()
+    if not content.startswith(_GZIP):
+        return content
+    try:
+        return gzip.decompress(content)
+    except (EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"{path}: damaged or cut off ({error}); copy it again") from error
+
+
+def _strange(content: bytes) -> str:
+    if not content:
+        return "an empty file"
+    page = " (a page of text: did a download fail?)" if content[:1] in b"<{" else ""
+    return f"0x{content[:4].hex()}{page}"
+
+
+def write_idx(path: Path, array: NDArray[np.uint8]) -> None:
+    """(N, H, W) images or (N,) labels; compressed where the name ends with .gz. The same array gives the same bytes:
+    the time of writing is left out. The file takes an old one's place at once."""
+    if array.dtype != np.uint8 or array.ndim not in (1, 3):
+        raise ValueError(
+            f"{path}: got {array.dtype} of shape {array.shape}, expected uint8, (N, H, W) or (N,)"
+        )
+    magic = _IMAGES if array.ndim == 3 else _LABELS
+    content = struct.pack(f">{1 + array.ndim}I", magic, *array.shape) + array.tobytes()
+    if path.suffix == ".gz":
+        buffer = io.BytesIO()
+        with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as compressed:
+            compressed.write(content)
+        content = buffer.getvalue()
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)
