@@ -9,6 +9,7 @@ import tyro
 
 from benchmarks.head import HeadOptions, bench_head
 from partial_fc.data.check import CheckOptions, check
+from partial_fc.data.digits import DigitsOptions, write_digits
 from partial_fc.data.draw_pairs import PairsOptions, make_pairs
 from partial_fc.data.glyphs import GlyphOptions, build
 from partial_fc.data.glyphs_sheet import SheetOptions, contact_sheet
@@ -25,6 +26,7 @@ COMMANDS: dict[str, dict[str, Command]] = {
         "index": (IndexOptions, make_index, "train.idx is lost: make it anew from train.rec"),
         "check": (CheckOptions, check, "what is wrong with a training set, before training finds out"),
         "glyphs": (GlyphOptions, build, "the demo's data: characters across typefaces, from Debian's fonts"),
+        "digits": (DigitsOptions, write_digits, "real handwritten digits as MNIST's files, for recipe mnist"),
         "sheet": (SheetOptions, contact_sheet, "a picture of a glyph set: characters, typefaces, pairs"),
     },
     "bench": {

@@ -106,7 +106,7 @@ say "installing PyTorch $(version torch) (the largest download)"
 
 say "installing MXNet, OpenCV and the rest"
 "${pip[@]}" install --quiet -c constraints.txt setuptools wheel cffi cloudpickle packaging psutil pyyaml # for Horovod
-"${pip[@]}" install --quiet -c constraints.txt --no-build-isolation -e '.[mxnet,glyphs,export,dev]'
+"${pip[@]}" install --quiet -c constraints.txt --no-build-isolation -e '.[mxnet,glyphs,digits,export,dev]'
 
 # --- 4. The head's CPU kernels, for every instruction set; seconds -----------------------------------------------------
 
