@@ -1,0 +1,186 @@
+"""Apex's `amp_checkpoint.pt`, as its documentation has users write it (https://nvidia.github.io/apex/amp.html):
+
+    {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "amp": amp.state_dict()}
+
+amp's own part is {"loss_scaler0": {"loss_scale": x, "unskipped": n}}, n being the updates since the scale last
+changed; without loss scaling x is 1. The model's tensors are fp32 under every opt_level: under O2 Apex widens its
+float16 weights for the file; what is written here are the fp32 masters, of which those are the rounding. Models that
+were wrapped in DistributedDataParallel have "module." before each name.
+
+Files are read as tensors and plain values only (torch.load's weights_only), so a foreign one cannot run code.
+"""
+
+import math
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_PARTS = ("model", "optimizer", "amp")
+_PREFIX = "module."
+# What makes another optimiser of one that takes over a file's buffers.
+_HYPERPARAMETERS = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
+
+
+@dataclass(frozen=True)
+class ApexCheckpoint:
+    """What a file holds: the model's tensors without "module.", 16-bit ones widened to fp32; torch's optimiser state
+    dict as it is; the scaler's state."""
+
+    path: Path
+    model: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    loss_scale: float
+    unskipped: int
+
+
+def write(
+    path: Path,
+    model: Mapping[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    loss_scale: float = 1.0,
+    unskipped: int = 0,
+) -> None:
+    """model: fp32 weights (with fp16-o2 the masters) and the buffers, by name.
+
+    The file takes an old one's place at once. Raises ValueError for 16-bit weights, which Apex never writes.
+    """
+    narrow = [name for name, t in model.items() if t.dtype in (torch.float16, torch.bfloat16)]
+    if narrow:
+        raise ValueError(f"{path}: {narrow[0]} is {model[narrow[0]].dtype}; Apex's files hold fp32 weights")
+    content = {
+        "model": {name: t.detach().cpu() for name, t in model.items()},
+        "optimizer": optimizer.state_dict(),
+        "amp": {"loss_scaler0": {"loss_scale": loss_scale, "unskipped": unskipped}},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    torch.save(content, partial)
+    os.replace(partial, path)
+
+
+def read(path: Path) -> ApexCheckpoint:
+    """Raises ValueError, which names the file and what is wrong, for one that does not have Apex's layout."""
+    content = _load(path)
+    if not isinstance(content, dict) or not set(_PARTS) <= content.keys():
+        got = (
+            f"the keys {sorted(map(str, content))[:6]}"
+            if isinstance(content, dict)
+            else type(content).__name__
+        )
+        raise ValueError(f"{path}: expected Apex's three parts {', '.join(_PARTS)}; got {got}")
+    loss_scale, unskipped = _scaler(path, content["amp"])
+    optimizer = content["optimizer"]
+    if not isinstance(optimizer, dict) or not {"state", "param_groups"} <= optimizer.keys():
+        raise ValueError(
+            f"{path}: its optimizer is no torch state dict (expected 'state' and 'param_groups')"
+        )
+    return ApexCheckpoint(path, _model(path, content["model"]), optimizer, loss_scale, unskipped)
+
+
+def give_model(found: ApexCheckpoint, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The file's tensors for a model whose own state dict is `state`, in its dtypes. Raises ValueError where names or
+    shapes are others."""
+    missing, extra = state.keys() - found.model.keys(), found.model.keys() - state.keys()
+    if missing or extra:
+        raise ValueError(
+            f"{found.path} is of another model: it lacks {sorted(missing)[:3]} and has {sorted(extra)[:3]} besides"
+        )
+    for name, t in state.items():
+        if found.model[name].shape != t.shape:
+            raise ValueError(
+                f"{found.path}: {name} has shape {tuple(found.model[name].shape)}, this model's {tuple(t.shape)}"
+            )
+    return {name: found.model[name].to(t.dtype) for name, t in state.items()}
+
+
+def give_optimizer(found: ApexCheckpoint, optimizer: torch.optim.Optimizer) -> list[str]:
+    """Takes over the buffers (momentum), by the parameters' order, which is all that the file knows of them. Rates
+    and coefficients stay this run's; returns a note for each that is another one in the file. Raises ValueError where
+    the file's parameters are not this optimiser's.
+    """
+    groups, own_groups = found.optimizer["param_groups"], optimizer.param_groups
+    numbers = [number for group in groups for number in group["params"]]
+    parameters = [p for group in own_groups for p in group["params"]]
+    if len(numbers) != len(parameters):
+        raise ValueError(
+            f"{found.path}: its optimizer has {len(numbers)} parameters, this one {len(parameters)}: another model"
+        )
+    own_names = {name for p in parameters for name in optimizer.state.get(p, {})}
+    buffers = [_buffers(found, number, p, own_names) for number, p in zip(numbers, parameters, strict=True)]
+    for p, of_parameter in zip(parameters, buffers, strict=True):
+        optimizer.state[p] = of_parameter
+    return [
+        f"{found.path} was written with {name} {groups[0][name]}; this run's {own_groups[0][name]} holds"
+        for name in _HYPERPARAMETERS
+        if name in groups[0] and groups[0][name] != own_groups[0].get(name)
+    ]
+
+
+def _buffers(found: ApexCheckpoint, number: int, p: Tensor, own_names: set[str]) -> dict[str, Any]:
+    """The file's state of parameter `number`, as that of p."""
+    given = {k: v for k, v in found.optimizer["state"].get(number, {}).items() if v is not None}
+    if own_names and given.keys() != own_names:
+        raise ValueError(
+            f"{found.path}: parameter {number} has {sorted(given)}, this optimiser keeps {sorted(own_names)}: another "
+            "optimiser"
+        )
+    for name, value in given.items():
+        if isinstance(value, Tensor) and value.dim():  # without dimensions: AdamW's count of steps
+            if value.shape != p.shape:
+                raise ValueError(
+                    f"{found.path}: {name} of parameter {number} has shape {tuple(value.shape)}, the parameter "
+                    f"{tuple(p.shape)}: another model, or another order of its parameters"
+                )
+            given[name] = value.to(p.device, p.dtype, copy=True)
+    return given
+
+
+def _load(path: Path) -> Any:
+    if not path.is_file():
+        raise ValueError(
+            f"{path} not found; expected a file that torch.save wrote, as Apex's documentation shows"
+        )
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"{path} cannot be read as tensors and plain values: {reason} (save state dicts, not whole models)"
+        ) from error
+
+
+def _model(path: Path, model: Any) -> dict[str, Tensor]:
+    if not isinstance(model, dict) or not model or not all(isinstance(t, Tensor) for t in model.values()):
+        raise ValueError(f"{path}: its model is no state dict (expected names and tensors)")
+    if all(name.startswith(_PREFIX) for name in model):
+        model = {name.removeprefix(_PREFIX): t for name, t in model.items()}
+    return {name: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for name, t in model.items()}
+
+
+def _scaler(path: Path, amp: Any) -> tuple[float, int]:
+    expected = "expected {'loss_scaler0': {'loss_scale': x, 'unskipped': n}}"
+    if isinstance(amp, dict) and "growth_tracker" in amp:
+        raise ValueError(f"{path}: its amp is the state of torch's GradScaler, not Apex's; {expected}")
+    if not isinstance(amp, dict) or list(amp) != ["loss_scaler0"]:
+        got = sorted(map(str, amp)) if isinstance(amp, dict) else type(amp).__name__
+        raise ValueError(
+            f"{path}: its amp has {got}; {expected}, the scaler of the one loss that there is here"
+        )
+    scaler = amp["loss_scaler0"]
+    if not isinstance(scaler, dict) or not {"loss_scale", "unskipped"} <= scaler.keys():
+        raise ValueError(f"{path}: its loss_scaler0 is {scaler!r}; {expected}")
+    try:
+        loss_scale, unskipped = float(scaler["loss_scale"]), int(scaler["unskipped"])
+    except (TypeError, ValueError):
+        raise ValueError(f"{path}: its loss_scaler0 is {scaler!r}; expected two numbers") from None
+    if not (math.isfinite(loss_scale) and loss_scale > 0 and unskipped >= 0):
+        raise ValueError(
+            f"{path}: loss scale {loss_scale}, unskipped {unskipped}; expected above 0, and 0 or more"
+        )
+    return loss_scale, unskipped

@@ -1,0 +1,47 @@
+"""The PyTorch tutorial's network for MNIST: two convolutions and a linear layer, 29,034 parameters.
+
+Parameter names are those of the tutorial's two `nn.Sequential`, so that its weights load without a mapping:
+layer1.0.weight (convolution), layer1.1.* (batch norm), layer2.0.*, layer2.1.*, fc.*.
+
+B images, C classes.
+"""
+
+import torch
+from torch import Tensor, nn
+
+SIDE = 28  # pixels; the linear layer fits no other size
+NUM_CLASSES = 10
+
+
+class ConvNet(nn.Module):
+    """image_B1HW (float, 0 to 1, H = W = 28) -> logit_BC, in the dtype of its input (autocast's under autocast).
+
+    Raises ValueError for images of another shape: the linear layer has one weight for each of the 7 x 7 places
+    that two halvings of 28 pixels leave.
+    """
+
+    def __init__(self, num_classes: int = NUM_CLASSES):
+        super().__init__()
+        self.layer1 = _layer(1, 16)
+        self.layer2 = _layer(16, 32)
+        self.fc = nn.Linear((SIDE // 4) ** 2 * 32, num_classes)
+
+    def forward(self, image_B1HW: Tensor) -> Tensor:
+        if image_B1HW.dim() != 4 or image_B1HW.shape[1:] != (1, SIDE, SIDE):
+            raise ValueError(
+                f"ConvNet got images of shape {tuple(image_B1HW.shape)}, expected (batch, 1, {SIDE}, {SIDE}): its "
+                "linear layer fits no other size; resize the images"
+            )
+        place_B = self.layer2(self.layer1(image_B1HW))
+        # reshape, not view: with channels-last images the places lie in another order in memory.
+        return self.fc(torch.reshape(place_B, (len(place_B), -1)))
+
+
+def _layer(width_in: int, width: int) -> nn.Sequential:
+    """A convolution that keeps the size, and a pooling that halves it."""
+    return nn.Sequential(
+        nn.Conv2d(width_in, width, kernel_size=5, stride=1, padding=2),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.MaxPool2d(kernel_size=2, stride=2),
+    )
