@@ -17,7 +17,9 @@ class Batch:
     rows: list[int]  # how many of them each rank brought
 
 
-def gather(feat_BD: Tensor, label_B: Tensor, num_classes: int, world: World) -> Batch:
+def gather(
+    feat_BD: Tensor, label_B: Tensor, num_classes: int, world: World, *, name: str = "head/gather"
+) -> Batch:
     """All features and labels in one all-gather. Their bits travel side by side, with the rank they come from, so
     that batches of different sizes need no second exchange.
 
@@ -25,7 +27,7 @@ def gather(feat_BD: Tensor, label_B: Tensor, num_classes: int, world: World) -> 
     """
     rank_B = torch.full_like(label_B, world.rank, dtype=torch.int32)
     parts = [x.contiguous().view(torch.uint8) for x in (feat_BD, label_B[:, None], rank_B[:, None])]
-    wire = world.all_gather(torch.cat(parts, dim=1), name="head/gather")
+    wire = world.all_gather(torch.cat(parts, dim=1), name=name)
     widths = [part.shape[1] for part in parts]
     # (contiguous() would leave a single row with the stride of the whole wire, which no other dtype divides)
     feat, label, rank = (x.clone(memory_format=torch.contiguous_format) for x in wire.split(widths, dim=1))

@@ -26,21 +26,27 @@ class Loss(torch.autograd.Function):
         training = ctx.needs_input_grad[0]
         batch = gather(feat_BD.detach(), label_B, head.shard.num_classes, head.world)
         unit_GD, norm_G1 = unit(batch.feat_GD.to(head.dtype))
-        rows, bias_S = head.rows(batch.label_G)
-        table, row_S = head.store.fetch(rows, head.num_steps)
-        own = _Own(head, batch.label_G, unit_GD, rows, table, row_S)
+        part = head.taking_part(batch.label_G)
+        own = _Own(head, batch.label_G, unit_GD, part.rows, part.table, part.row_S)
         own_cos_G = None
         if head.margin.needs_own_cosines:
             own_cos_G = head.world.all_reduce(own.spread(own.cos_N.double()), name="head/own")
         if training:
-            head.margin_state = head.margin.advance(head.margin_state, norm_G1[:, 0], own_cos_G)
+            head.advance_margin(norm_G1[:, 0], own_cos_G)
         own.apply_margin(head, norm_G1[:, 0])
 
         negatives = head.margin.negatives(own_cos_G, head.margin_state)
         if head.filter_above is not None:
             negatives = dataclasses.replace(negatives, filter_above=head.filter_above)
         logits = Logits(
-            unit_GD, table, row_S, own.place_G, head.margin.scale, negatives, bias_S, head.sub_centres
+            unit_GD,
+            part.table,
+            part.row_S,
+            own.place_G,
+            head.margin.scale,
+            negatives,
+            part.bias_S,
+            head.sub_centres,
         )
         sums = head.kernel.sums(logits, want_pull=training, want_total=head.label_smoothing > 0)
         whole = _reduce(head, own, sums, unit_GD, logits.num_sampled)
@@ -51,13 +57,13 @@ class Loss(torch.autograd.Function):
         }
 
         if training:
-            ctx.head, ctx.logits, ctx.rows = head, logits, rows
+            ctx.head, ctx.logits, ctx.rows = head, logits, part.rows
             ctx.slopes = _slopes(head, own, sums, unit_GD, whole)
             grad_unit_GD = _feature_gradient(head, own, sums, ctx.slopes, whole.share)
             grad_feat_GD = unit_backward(grad_unit_GD, unit_GD, norm_G1)
             ctx.features = head.world.start_reduce_scatter(grad_feat_GD, batch.rows, name="head/features")
             ctx.dtype = feat_BD.dtype
-            head.learn_hard_negatives(batch.label_G, unit_GD, rows, table, row_S)  # while they travel
+            head.learn_hard_negatives(batch.label_G, unit_GD, part)  # while they travel
         return whole.loss_G.mean().to(head.dtype)
 
     @staticmethod

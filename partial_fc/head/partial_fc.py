@@ -157,7 +157,7 @@ class PartialFC:
                 f"{type(self.margin).__name__} keeps averages over whole batches: micro-batches would give it others; "
                 "accumulate with another margin, or without micro-batches"
             )
-        nothing = torch.empty(len(label_B), 0, device=label_B.device)
+        nothing = torch.empty(len(label_B), 0, dtype=torch.uint8, device=label_B.device)
         batch = gather(nothing, label_B, self.shard.num_classes, self.world, name="head/labels")
         self._taking_part = self._selection.fetch(batch.label_G, self.num_steps)
 
@@ -243,7 +243,7 @@ class PartialFC:
         table = {name: self._by_row(t, len(class_M)) for name, t in rows.items()}
         first = (begin - self.shard.start) * self.sub_centres
         stop = (end - self.shard.start) * self.sub_centres
-        self.store.load_rows(first, stop, self._rows_of(class_M), table)
+        self.store.load_rows(first, stop, self._selection.rows_of(class_M), table)
 
     def load_facts(self, facts: dict[str, Any]) -> None:
         """Takes over what `facts` gave, of any rank. A margin of another kind, which remembers other things, starts

@@ -19,6 +19,13 @@ class Pending:
         Tensor | None
     )  # local rows that took part (Logits.row_S is about the table that was fetched); None: all
 
+    def numbers(self) -> list[Tensor]:
+        """What the gradient is made of besides the centres."""
+        slopes = self.slopes
+        return [
+            x for x in (self.logits.unit_GD, slopes.factor_G, slopes.own_G, slopes.all_D) if x is not None
+        ]
+
     def scale(self, factor: float | Tensor) -> None:
         slopes = self.slopes
         self.slopes = replace(
@@ -27,6 +34,27 @@ class Pending:
             own_G=slopes.own_G * factor,
             all_D=None if slopes.all_D is None else slopes.all_D * factor,
         )
+
+
+def joined(parts: list[Pending]) -> list[Pending]:
+    """Several backwards over the same rows are one over all their features: nothing has to be formed twice, or kept."""
+    if len(parts) < 2 or any(part.logits.row_S is not parts[0].logits.row_S for part in parts):
+        return parts
+    if any(part.logits.centre_LD is not parts[0].logits.centre_LD for part in parts):
+        return parts
+    logits, slopes = [part.logits for part in parts], [part.slopes for part in parts]
+    shared_D = [s.all_D for s in slopes if s.all_D is not None]
+    whole = replace(
+        logits[0],
+        unit_GD=torch.cat([part.unit_GD for part in logits]),
+        own_G=torch.cat([part.own_G for part in logits]),
+    )
+    slope = Slopes(
+        torch.cat([s.factor_G for s in slopes]),
+        torch.cat([s.own_G for s in slopes]),
+        torch.stack(shared_D).sum(dim=0) if shared_D else None,
+    )
+    return [Pending(whole, slope, parts[0].rows)]
 
 
 def merge(parts: Sequence[Pending], kernel: Kernel) -> tuple[Tensor | None, Tensor]:
