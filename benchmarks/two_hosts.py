@@ -10,6 +10,7 @@ Nothing of a host has a name outside: no `ip netns`, no file under /etc. All of 
 and that ends with the process that made it, also when this is killed.
 """
 
+import argparse
 import os
 import shutil
 import signal
@@ -21,9 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 TOOLS = ("ip", "tc", "mount", "hostname", "unshare", "nsenter", "setpriv", "ssh", "ssh-keygen", "sshd")
@@ -230,21 +229,20 @@ def _checked(command: list[str]) -> str:
     return done.stdout
 
 
-@dataclass(frozen=True)
-class Options:
-    """Runs a command on the first of two hosts; the second is reached by `ssh 10.77.0.2`."""
-
-    command: Annotated[tuple[str, ...], tyro.conf.Positional] = ("bash",)
-    """And its arguments (after `--`, where these begin with a dash)."""
-    rate: str | None = None
-    """What the cable between them carries each way, for example 100mbit; none: as much as it can."""
-
-
 def main() -> int:
-    options = tyro.cli(Options)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.two_hosts", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument(
+        "--rate", help="what the cable carries each way, for example 100mbit; else as much as it can"
+    )
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, help="runs on the first host (bash); the second: 10.77.0.2"
+    )
+    options = parser.parse_args()
     with two_hosts() as hosts:
         hosts.limit(options.rate)
-        with hosts.start(0, options.command) as process:
+        with hosts.start(0, options.command or ["bash"]) as process:
             return process.wait()
 
 
