@@ -1,6 +1,7 @@
 """Every launcher trains over two hosts what it trains on one, and says when it cannot reach the other."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,12 +45,20 @@ def torchrun(host: int, models_root: Path) -> list[str]:
     return [*launch, "train.py", "face", "--models-root", str(models_root), *FLAGS]
 
 
+def own_launch(host: int, models_root: Path, port: int = 8888) -> list[str]:
+    """The PyTorch tutorial's command line: the program starts its processes itself."""
+    launch = ["--nodes", "2", "--gpus", "1", "--nr", str(host)]
+    launch += ["--master-addr", ADDRESSES[0], "--master-port", str(port)]
+    return [sys.executable, "train.py", "face", *launch, "--models-root", str(models_root), *FLAGS]
+
+
 # launcher -> what is typed: on the first host, or on each of them
 LAUNCHERS = {
     "horovodrun --gloo": lambda root: [horovodrun("--gloo", root)],
     "horovodrun --mpi": lambda root: [horovodrun("--mpi", root)],
     "run.sh": lambda root: [run_sh(root)],
     "torchrun": lambda root: [torchrun(host, root) for host in (0, 1)],
+    "train.py --nodes 2": lambda root: [own_launch(host, root) for host in (0, 1)],
 }
 
 
@@ -87,3 +96,20 @@ def test_trains_over_the_cable_as_on_one_host(hosts, env, on_one_host, tmp_path,
     assert gradients > 100_000
     for host in (0, 1):
         assert hosts.sent_bytes(host) - before[host] > STEPS * gradients
+
+
+def test_a_wrong_master_address_is_an_error_on_both_hosts(hosts, env, tmp_path):
+    wrong = ["--master-addr", "10.77.0.9", "--start-timeout", "4"]
+    for status, printed in run_on(hosts, [[*own_launch(host, tmp_path), *wrong] for host in (0, 1)], env):
+        assert status not in (0, 124), printed
+        assert "10.77.0.9" in printed
+
+
+def test_a_master_on_another_port_is_an_error_on_both_hosts(hosts, env, tmp_path):
+    """Each then waits for a host that will not come."""
+    commands = [[*own_launch(host, tmp_path, 8800 + host), "--start-timeout", "8"] for host in (0, 1)]
+    (status_0, printed_0), (status_1, printed_1) = run_on(hosts, commands, env)
+    assert status_0 not in (0, 124), printed_0
+    assert status_1 not in (0, 124), printed_1
+    assert "8 s" in printed_0
+    assert "8801" in printed_1
