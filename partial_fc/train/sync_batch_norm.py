@@ -13,6 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from partial_fc.comm import World
 
+Moments = tuple[Tensor, Tensor, Tensor]  # mean and biased variance, float64 (C,), and the count N, float64 ()
+
 
 def convert(model: nn.Module, world: World) -> nn.Module:
     """Replaces each BatchNorm1d, 2d and 3d of the model by one over the global batch; returns the model.
@@ -57,6 +59,10 @@ class GlobalBatchNorm(_BatchNorm):
         self.train(source.training)
         self.world = world
         self.path = path
+        # Of the last batch in training mode. Given ones are taken for this batch's: it is computed again
+        # (activation_checkpointing.py), and neither travels nor counts a second time.
+        self.latest_moments: Moments | None = None
+        self.given_moments: Moments | None = None
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2 or input.shape[1] != self.num_features:
@@ -70,24 +76,33 @@ class GlobalBatchNorm(_BatchNorm):
             return F.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
-        mean_C, var_C, count = _global_moments(input.detach(), self.world, self.path)
+        moments = self.given_moments
+        if moments is None:
+            moments = _global_moments(input.detach(), self.world, self.path)
+            self._count(moments)
+        self.latest_moments = moments
+        mean_C, var_C, count = moments
+        return _Normalise.apply(
+            input, self.weight, self.bias, mean_C, var_C, count, self.eps, self.world, self.path
+        )
+
+    @torch.no_grad()
+    def _count(self, moments: Moments) -> None:
+        """One more batch in the running statistics."""
         # `convert` takes no other kind; the type checker cannot know.
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         assert self.momentum is not None
-        with torch.no_grad():
-            self.running_mean.lerp_(mean_C.to(self.running_mean.dtype), self.momentum)
-            unbiased_C = (var_C * count / (count - 1)).to(self.running_var.dtype)
-            self.running_var.lerp_(unbiased_C, self.momentum)
-            self.num_batches_tracked += 1
-        return _Normalise.apply(
-            input, self.weight, self.bias, mean_C, var_C, count, self.eps, self.world, self.path
-        )
+        mean_C, var_C, count = moments
+        self.running_mean.lerp_(mean_C.to(self.running_mean.dtype), self.momentum)
+        unbiased_C = (var_C * count / (count - 1)).to(self.running_var.dtype)
+        self.running_var.lerp_(unbiased_C, self.momentum)
+        self.num_batches_tracked += 1
 
 
-def _global_moments(x: Tensor, world: World, path: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and biased variance of each channel over all ranks, float64 (C,), and the count N, float64 ().
+def _global_moments(x: Tensor, world: World, path: str) -> Moments:
+    """Of each channel over all ranks.
 
     The local variance is centred on the local mean; the sums that travel are float64, so that their
     difference keeps the digits a float32 input had, however large its mean is against its spread.
