@@ -22,6 +22,7 @@ def check_head(config: "Config") -> None:
     _check_kernel(config)
     _check_centres(config)
     _check_loss(config)
+    _check_accumulation(config)
 
 
 def row_optimizer_name(config: "Config") -> str:
@@ -108,12 +109,28 @@ def _check_loss(config: "Config") -> None:
         )
 
 
+def _check_accumulation(config: "Config") -> None:
+    if config.accumulate > 1 and config.loss in ("adaface", "curricularface"):
+        raise ValueError(
+            f"--accumulate {config.accumulate} with --loss {config.loss}: this loss keeps averages over whole batches, "
+            "and micro-batches would give it others; use another loss, or a larger --batch-size"
+        )
+
+
 def notes(config: "Config", head: PartialFC) -> Iterator[str]:
     """What was asked for and makes no difference here."""
     if config.centre_place == "host" and head.store.device == torch.device("cpu"):
         yield "--centre-place host: the device that computes is the CPU, whose memory is the host's"
-    if config.precision == "bf16" and head.kernel.name == "plain":
-        yield "--head-impl plain multiplies fp32 numbers, also with --precision bf16"
+    if config.precision in ("bf16", "fp16", "fp16-o2") and config.head_impl == "plain":
+        yield "--head-impl plain multiplies fp32 numbers, whatever --precision says"
+    if config.gradient_compression != "none" and head.world.size == 1:
+        yield f"--gradient-compression {config.gradient_compression}: one process, nothing travels, it only rounds"
+    if config.accumulate > 1 and config.hard_negatives:
+        yield "--hard-negatives with --accumulate: a class of several micro-batches keeps the list of the last"
+    if config.lr_steps and config.lr_scheduler != "step":
+        yield f"--lr-steps go with --lr-scheduler step; this run's is {config.lr_scheduler} and has none"
+    if config.num_images is not None and not config.synthetic:
+        yield "--num-images is about synthetic data; this run has images"
     if config.head_catch_up == "exact":
         if config.sample_rate == 1.0:
             yield "--head-catch-up exact: without sampling every centre takes part in every step and none is late"

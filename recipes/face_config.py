@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from recipes import arcface_torch_config, face_checks, presets
+from recipes import arcface_torch_config, compression, face_checks, presets
+from recipes.launch_flags import LaunchFlags
 
 DATASETS = Literal[("custom", *presets.PRESETS)]  # type: ignore[valid-type]
 
@@ -17,6 +18,8 @@ DATASETS = Literal[("custom", *presets.PRESETS)]  # type: ignore[valid-type]
 class Config:
     """Trains a backbone with Partial FC. Every value comes from the flag, else --config, else --dataset's preset,
     else the default; the values shown below are already those of the --dataset and --config given."""
+
+    launch: tyro.conf.OmitArgPrefixes[LaunchFlags] = LaunchFlags()
 
     # ---- data
     dataset: DATASETS = "custom"
@@ -118,7 +121,7 @@ class Config:
 
     # ---- optimisation
     batch_size: int = 64
-    """Images of one process in one step."""
+    """Images of one process in one forward pass; see --accumulate."""
     lr: float = 0.1
     """Learning rate of backbone and centres (see --head-lr), for a global batch of --base-batch-size."""
     base_batch_size: int = 512
@@ -147,14 +150,30 @@ class Config:
     """Of backbone and centres (see --head-weight-decay)."""
     clip: float = 0.0
     """Largest norm of the whole gradient, over backbone and all shards; 0: any."""
-    precision: Literal["bf16", "fp32", "fp64"] = "bf16"
-    """bf16: the backbone computes in bfloat16 where that is safe (autocast), the head multiplies bfloat16 numbers and
-    adds up in fp32; parameters stay fp32 (for the centres see --centre-dtype). fp64: for checks,
-    where rounding would hide whether two runs do the same."""
+    accumulate: int = 1
+    """Micro-batches of --batch-size images that make one update: what one batch of all of them would do (batch norm
+    apart), in the memory of one. Steps, schedules and --max-steps count updates."""
+    precision: Literal["auto", "bf16", "fp16", "fp16-o2", "fp32", "fp64"] = "auto"
+    """bf16, fp16: the backbone computes in 16 bits where that is safe (autocast); fp16 with a loss scale. fp16-o2: its
+    weights are float16, too, with fp32 masters (Apex's O2). auto: bf16 where the hardware has it, else fp32. The head
+    multiplies bfloat16 numbers where the backbone computes in 16 bits and the hardware has them, and adds up in fp32.
+    fp64: for checks, where rounding would hide whether two runs do the same."""
+    gradient_compression: Literal["none", "fp16", "bf16", "2bit", "powersgd"] = "none"
+    """What the backbone's gradient travels as, for slow links. fp16, bf16: half the bytes. 2bit (as MXNet has it),
+    powersgd: far fewer; what a step leaves out goes with the next ones."""
+    compression_threshold: float | None = None
+    """Of 2bit: what a value is sent as, in units of the gradient summed over the images; 0.5 when not given."""
+    compression_rank: int | None = None
+    """Of powersgd: rank of the matrices that are sent; 4 when not given."""
+    activation_checkpointing: bool = False
+    """Blocks of the backbone are computed again in backward instead of keeping their inner values: less memory, about a
+    third more arithmetic, the same results."""
+    channels_last: bool = True
+    """Images and convolution weights lie in memory with the channels last: what tensor cores and CPUs like best."""
     seed: int = 0
     """Of everything that is random: equal seeds give equal runs, for any number of ranks."""
     deterministic: bool = False
-    """Only GPU algorithms that repeat bit by bit (slower); the CPU's do anyway."""
+    """Only GPU algorithms that repeat bit by bit, and no messages that Horovod joins by chance (slower)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: one GPU for each process where there is one."""
 
@@ -186,7 +205,14 @@ class Config:
             )
         if synthetic and self.dataset == "synthetic" and self.num_classes is None:
             raise ValueError("--dataset synthetic needs --num-classes")
-        for name in ("batch_size", "base_batch_size", "frequent", "keep_checkpoints", "num_workers"):
+        for name in (
+            "batch_size",
+            "accumulate",
+            "base_batch_size",
+            "frequent",
+            "keep_checkpoints",
+            "num_workers",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}; expected at least 1")
         for name in (
@@ -210,6 +236,7 @@ class Config:
                 f"--margins go with --loss combined; --loss {self.loss} has its own: add --margins None"
             )
         face_checks.check_head(self)
+        compression.check(self)
         if self.augment == "glyph" and self.mirror:
             raise ValueError(
                 "--augment glyph with --mirror: a mirrored character is another one; add --no-mirror"

@@ -17,16 +17,18 @@ from partial_fc.head import (
     Storage,
 )
 from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
+from partial_fc.train.precision import Precision, has_bf16
 from recipes.face_checks import row_optimizer_name
 from recipes.face_config import Config
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def build_head(
-    config: Config, num_classes: int, world: World, device: torch.device, dtype: torch.dtype
-) -> PartialFC:
-    """dtype: what is computed in, float32 or, for checks, float64 (centres are then stored so, too)."""
+def build_head(config: Config, num_classes: int, world: World, precision: Precision) -> PartialFC:
+    """With --precision fp64, for checks, centres are stored so, too."""
+    device, dtype = precision.device, precision.parameter_dtype
+    # The head has no fp16 products: with an fp16 backbone it takes bf16 where the hardware has that.
+    narrow = precision.mode == "bf16" or (precision.mode.startswith("fp16") and has_bf16(device))
     hard_negatives = None
     if config.hard_negatives:
         hard_negatives = HardNegatives(
@@ -43,7 +45,7 @@ def build_head(
         device,
         dtype,
         impl=config.head_impl,
-        precision="bf16" if config.precision == "bf16" else "fp32",
+        precision="bf16" if narrow else "fp32",
         storage=_storage(config, dtype),
         catch_up=config.head_catch_up,
         interclass_filtering_threshold=config.interclass_filtering_threshold or None,

@@ -42,7 +42,9 @@ def share_cores(world: World) -> None:
 
 
 def repeat_bit_by_bit() -> None:
-    """Only algorithms whose results repeat: on GPUs some others are faster."""
+    """Only algorithms whose results repeat: on GPUs some others are faster. To be called before the processes join."""
+    # Horovod sends together what is ready together; with three processes or more the order of a sum depends on that.
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may not repeat itself
     torch.use_deterministic_algorithms(True)
 

@@ -8,8 +8,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from partial_fc.checkpoint import head_rows
-from partial_fc.checkpoint.write import FORMAT, MARKER, complete
+from partial_fc.checkpoint.write import FORMAT, MARKER, complete, exchange_name
+from partial_fc.comm import World
 from partial_fc.head import PartialFC
+from partial_fc.optim.exchange import joined
 
 
 def newest(root: Path) -> Path | None:
@@ -37,6 +39,21 @@ class Checkpoint:
 
     def optimizer(self) -> dict[str, Tensor]:
         return load_file(self.folder / "optimizer.safetensors")
+
+    def exchange(self, world: World) -> dict[str, Tensor]:
+        """What this rank's gradient compression remembers. On another number of ranks each takes an equal part of what
+        all of them owed. Empty: the run had none."""
+        size = self.manifest["world_size"]
+        paths = [self.folder / exchange_name(rank, size) for rank in range(size)]
+        there = [path for path in paths if path.exists()]
+        if not there:
+            return {}
+        if len(there) < size:
+            missing = next(path for path in paths if not path.exists())
+            raise ValueError(f"{missing} is missing. Copy the exchange files of all hosts into this folder")
+        if size == world.size:
+            return load_file(paths[world.rank])
+        return joined((load_file(path) for path in paths), world.size)
 
     def load_head(self, head: PartialFC) -> list[str]:
         """Gives the head the rows of its class range, from as many files as they lie in, of which one at a time is in

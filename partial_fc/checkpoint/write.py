@@ -25,13 +25,15 @@ def save(
     backbone: dict[str, Tensor],
     optimizer: dict[str, Tensor],
     head: PartialFC,
+    exchange: dict[str, Tensor],
     facts: dict[str, Any],
     world: World,
     keep: int,
 ) -> Path:
     """All ranks write the state after `step` updates to root/step-N, and remove all but the newest `keep`.
 
-    facts: what else is to be found again, as JSON (position, best scores, configuration). A collective.
+    exchange: what this rank's gradient compression remembers (GradientSync.state). facts: what else is to be found
+    again, as JSON (position, best scores, configuration). A collective.
     """
     folder = root / folder_name(step)
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,6 +44,10 @@ def save(
         manifest = {"format": FORMAT, "step": step, **head_rows.facts(head), **facts}
         write_json(manifest, folder / "manifest.json")
     head_rows.save(head, folder)
+    name = exchange_name(world.rank, world.size)
+    (folder / name).unlink(missing_ok=True)  # of an earlier try at this step
+    if exchange:
+        save_tensors(exchange, folder / name)
     world.barrier(name="checkpoint/written")
     if world.rank == 0:
         (folder / MARKER).write_text("")
@@ -50,6 +56,11 @@ def save(
             shutil.rmtree(old)
     world.barrier(name="checkpoint/complete")
     return folder
+
+
+def exchange_name(rank: int, world_size: int) -> str:
+    """The file of what this rank's gradient compression remembers."""
+    return f"exchange-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
 def save_model(path: Path, backbone: dict[str, Tensor], contract: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
 """The backbone's optimiser: torch's own, with names for its state that outlive the order of its parameters."""
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -8,9 +9,15 @@ from torch import Tensor, nn
 Kind = Literal["sgd", "adamw"]
 
 
-def build(kind: Kind, module: nn.Module, momentum: float, weight_decay: float) -> torch.optim.Optimizer:
+class Named(Protocol):
+    """A module, or the weights of one (train/precision.py)."""
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
+
+
+def build(kind: Kind, module: Named, momentum: float, weight_decay: float) -> torch.optim.Optimizer:
     """Over all parameters that require a gradient. The learning rate is set before each step (`set_lr`)."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
+    parameters = [p for _, p in module.named_parameters() if p.requires_grad]
     if kind == "sgd":
         return torch.optim.SGD(parameters, lr=0.0, momentum=momentum, weight_decay=weight_decay)
     return torch.optim.AdamW(parameters, lr=0.0, weight_decay=weight_decay)
@@ -21,7 +28,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def named_state(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, Tensor]:
+def named_state(optimizer: torch.optim.Optimizer, module: Named) -> dict[str, Tensor]:
     """'<parameter>/<state>' -> tensor, for a checkpoint."""
     return {
         f"{name}/{key}": value
@@ -31,7 +38,7 @@ def named_state(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str
     }
 
 
-def load_named_state(optimizer: torch.optim.Optimizer, module: nn.Module, state: dict[str, Tensor]) -> None:
+def load_named_state(optimizer: torch.optim.Optimizer, module: Named, state: dict[str, Tensor]) -> None:
     """Takes over what `named_state` gave. Raises ValueError for a parameter that this module does not have."""
     parameters = dict(module.named_parameters())
     for full_name, value in state.items():

@@ -2,86 +2,33 @@
 
 import math
 import time
-from dataclasses import dataclass, field
-from logging import Logger
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from partial_fc import checkpoint, keyed
-from partial_fc.comm import World
-from partial_fc.data import Loader
-from partial_fc.evaluate import Verification
 from partial_fc.evaluate import plot as plot_roc
-from partial_fc.head import PartialFC, telemetry
+from partial_fc.head import telemetry
 from partial_fc.models import normalise
-from partial_fc.optim.backbone import named_state, set_lr
-from partial_fc.optim.gradient_sync import GradientSync, average_batch_norm
-from partial_fc.optim.schedule import Schedule
+from partial_fc.optim.backbone import named_state
+from partial_fc.optim.gradient_sync import average_batch_norm
+from partial_fc.train.job import Job, Outcome
 from partial_fc.train.log import LossCurve, Progress
+from partial_fc.train.precision import RunningStatistics
 from partial_fc.train.stopwatch import Stopwatch
-
-
-@dataclass
-class Job:
-    """What a recipe puts together and `train` uses up."""
-
-    # who
-    world: World
-    device: torch.device
-    seed: int
-    # what learns from what
-    loader: Loader
-    backbone: nn.Module
-    head: PartialFC
-    # how
-    optimizer: torch.optim.Optimizer
-    sync: GradientSync
-    schedule: Schedule
-    dtype: torch.dtype  # of parameters and centres
-    autocast: bool  # the backbone computes in bfloat16
-    clip: float  # largest norm of the whole gradient (of the backbone's, with head_clip); 0: any
-    head_clip: float  # largest norm of the centres' gradient; 0: see clip
-    head_lr_ratio: float  # learning rate of the centres over the schedule's
-    # what comes out
-    models_root: Path
-    logger: Logger
-    verifications: list[Verification]
-    verbose: int  # steps between evaluations; 0: only at the end
-    frequent: int  # steps between lines
-    telemetry_every: int  # steps between looks at the head's rows; 0: never
-    checkpoint_every: int  # steps; 0: only at the end
-    keep_checkpoints: int
-    configuration: dict[str, Any]
-    # where it stands
-    step: int = 0
-    position: int = 0  # in the data: samples consumed by all ranks
-    best: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass
-class Outcome:
-    """Of a finished run, equal on every rank."""
-
-    loss: float
-    images_per_s: float
-    evaluations: dict[str, float]
-    traffic: dict[
-        str, dict[str, float]
-    ]  # of this rank, by collective: calls and bytes a step, evaluations included
+from partial_fc.train.update import update
 
 
 def train(job: Job) -> Outcome:
     """Runs job's steps from where it stands to the schedule's end, evaluates, and writes the last checkpoint."""
     total_steps = job.schedule.total_steps
-    global_batch = job.loader.global_batch_size
+    global_batch = job.loader.global_batch_size * job.accumulate
     watch = Stopwatch(job.world, job.device)
     progress = Progress(
         job.logger, job.models_root, job.world, job.frequent, job.step, total_steps, global_batch
     )
     curve = LossCurve(job.models_root, job.world, job.step)
+    before = RunningStatistics(job.backbone if job.precision.scaler else nn.Identity())
     evaluations: dict[str, float] = {}
     evaluated = saved = job.step if job.step == total_steps else -1
     loss_value = math.nan
@@ -91,54 +38,27 @@ def train(job: Job) -> Outcome:
     while job.step < total_steps:
         # Whatever draws random numbers in a step (dropout) draws them by (seed, step, rank): resuming is exact.
         torch.manual_seed(keyed.fold(job.seed, job.step, job.world.rank))
+        job.world.step = job.step + 1
         lr = job.schedule.lr(job.step)
         report = progress.due(job.step + 1)
         watch.begin(exact=report)
 
-        # ---- data
-        batch = next(job.loader)
-        image_B3HW = batch.image_B3HW.to(job.device, non_blocking=True)
-        label_B = batch.label_B.to(job.device, non_blocking=True)
+        # ---- data: the micro-batches of this update
+        batches = [next(job.loader) for _ in range(job.accumulate)]
         watch.lap("data")
 
-        # ---- backbone, forward
-        job.sync.zero()
-        with torch.autocast(job.device.type, torch.bfloat16, enabled=job.autocast):
-            feat_BD = job.backbone(normalise(image_B3HW).to(job.dtype))
-        watch.lap("backbone")
-
-        # ---- head, forward and backward: three collectives; its input is a leaf, so that the two backwards part
-        feat_leaf_BD = feat_BD.detach().requires_grad_()
-        loss = job.head(feat_leaf_BD, label_B)
-        loss.backward()
-        loss_value = loss.item()
-        check_finite(loss_value, job)
-        watch.lap("head")
-
-        # ---- backbone, backward: gradients leave for the other ranks as they appear
-        feat_BD.backward(feat_leaf_BD.grad)
-        watch.lap("backbone")
-
-        # ---- update: the centres move while the last of those gradients travel, if no norm has to be known first
-        clipping = bool(job.clip or job.head_clip)
-        if clipping:
-            job.sync.wait()
-            clip_gradients(job)
-        job.head.step(lr * job.head_lr_ratio)
-        watch.lap("head")
-        if not clipping:
-            job.sync.wait()
-        set_lr(job.optimizer, lr)
-        job.optimizer.step()
-        watch.lap("backbone")
+        # ---- forward, backward, update
+        loss_value = update(job, batches, lr, before, watch)
         job.step += 1
-        job.position = batch.position
+        job.position = batches[-1].position
         curve.add(job.step, loss_value, lr)
         progress.advance()
 
         # ---- say, evaluate, save
         if report:
-            progress.report(job.step, batch.epoch, loss_value, lr, watch.take())
+            progress.report(job.step, batches[-1].epoch, loss_value, lr, watch.take())
+            if job.precision.scaler:
+                progress.scalars(job.step, {"train/loss_scale": job.precision.scaler.scale})
         if job.telemetry_every and job.step % job.telemetry_every == 0:
             look_at_rows(job, progress)
         paused = time.perf_counter()
@@ -158,35 +78,6 @@ def train(job: Job) -> Outcome:
     curve.close()
     traffic = job.world.traffic.per_step(max(1, job.step - first_step))
     return Outcome(loss_value, progress.images_per_s, evaluations, traffic)
-
-
-def check_finite(loss: float, job: Job) -> None:
-    """The loss is one number for all ranks, so all of them stop here, before anything has been updated."""
-    if not math.isfinite(loss):
-        raise FloatingPointError(
-            f"the loss is {loss} at step {job.step + 1}; nothing was updated in this step. The last checkpoint stands. "
-            "Usual causes: a learning rate that is too high (try --lr or --warmup-steps), or damaged images"
-        )
-
-
-def clip_gradients(job: Job) -> None:
-    """Scales backbone's and centres' gradient alike so that their joint norm, over all ranks, is at most clip; with
-    head_clip each by itself. The norm of the centres' gradient costs half a pass over them, as it is never stored."""
-    square = job.sync.square_sum()
-    if job.clip and not job.head_clip:
-        square = square + job.head.gradient_square_sum()
-    factor = _shrink(square, job.clip)
-    if factor < 1.0:
-        job.sync.scale(factor)
-    head_factor = _shrink(job.head.gradient_square_sum(), job.head_clip) if job.head_clip else factor
-    if head_factor < 1.0:
-        job.head.scale_gradient(head_factor)
-
-
-def _shrink(square_sum: Tensor, largest: float) -> float:
-    """What brings a gradient to the largest norm allowed (0: any)."""
-    norm = square_sum.sqrt().item()
-    return largest / norm if largest and norm > largest else 1.0
 
 
 def look_at_rows(job: Job, progress: Progress) -> None:
@@ -209,8 +100,8 @@ def evaluate(job: Job, progress: Progress) -> dict[str, float]:
     job.backbone.eval()
 
     def embed(image_N3HW: Tensor) -> Tensor:
-        with torch.autocast(job.device.type, torch.bfloat16, enabled=job.autocast):
-            return job.backbone(normalise(image_N3HW.to(job.device)).to(job.dtype)).float()
+        with job.precision.autocast():
+            return job.backbone(job.precision.as_input(normalise(image_N3HW.to(job.device)))).float()
 
     values: dict[str, float] = {}
     for verification in job.verifications:
@@ -236,12 +127,15 @@ def save(job: Job) -> None:
     """A checkpoint of everything that the next step depends on."""
     average_batch_norm(job.backbone, job.world)
     facts = {"position": job.position, "best": job.best, "configuration": job.configuration}
+    if job.precision.scaler:
+        facts["loss_scaler"] = job.precision.scaler.state()
     folder = checkpoint.save(
         job.models_root / "checkpoints",
         job.step,
-        job.backbone.state_dict(),
-        named_state(job.optimizer, job.backbone),
+        job.weights.state_dict(),
+        named_state(job.optimizer, job.weights),
         job.head,
+        job.sync.state(),
         facts,
         job.world,
         job.keep_checkpoints,

@@ -46,7 +46,7 @@ def whole(heads) -> dict[str, torch.Tensor]:
 def save(root, step, heads, keep=2, **facts):
     """Every rank's part; rank 0 last, since in one process nothing waits at the barrier before the marker."""
     for head in reversed(heads):
-        folder = checkpoint.save(root, step, {"w": torch.ones(2)}, {}, head, facts, head.world, keep)
+        folder = checkpoint.save(root, step, {"w": torch.ones(2)}, {}, head, {}, facts, head.world, keep)
     return folder
 
 

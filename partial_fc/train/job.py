@@ -1,0 +1,67 @@
+"""A training job: what a recipe puts together, and what comes out."""
+
+from dataclasses import dataclass, field
+from logging import Logger
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from partial_fc.comm import World
+from partial_fc.data import Loader
+from partial_fc.evaluate import Verification
+from partial_fc.head import PartialFC
+from partial_fc.optim.gradient_sync import GradientSync
+from partial_fc.optim.schedule import Schedule
+from partial_fc.train.precision import Precision, Weights
+
+
+@dataclass
+class Job:
+    """What a recipe puts together and `train` uses up."""
+
+    # who
+    world: World
+    device: torch.device
+    seed: int
+    # what learns from what
+    loader: Loader
+    backbone: nn.Module
+    head: PartialFC
+    # how
+    optimizer: torch.optim.Optimizer
+    sync: GradientSync
+    schedule: Schedule
+    precision: Precision
+    weights: Weights  # of the backbone, as the optimiser has them
+    accumulate: int  # micro-batches of one update
+    clip: float  # largest norm of the whole gradient (of the backbone's, with head_clip); 0: any
+    head_clip: float  # largest norm of the centres' gradient; 0: see clip
+    head_lr_ratio: float  # learning rate of the centres over the schedule's
+    # what comes out
+    models_root: Path
+    logger: Logger
+    verifications: list[Verification]
+    verbose: int  # steps between evaluations; 0: only at the end
+    frequent: int  # steps between lines
+    telemetry_every: int  # steps between looks at the head's rows; 0: never
+    checkpoint_every: int  # steps; 0: only at the end
+    keep_checkpoints: int
+    configuration: dict[str, Any]
+    # where it stands
+    step: int = 0
+    position: int = 0  # in the data: samples consumed by all ranks
+    best: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """Of a finished run, equal on every rank."""
+
+    loss: float
+    images_per_s: float
+    evaluations: dict[str, float]
+    traffic: dict[
+        str, dict[str, float]
+    ]  # of this rank, by collective: calls and bytes a step, evaluations included

@@ -1,0 +1,212 @@
+"""What the backbone computes in, and what keeps 16-bit gradients from vanishing.
+
+    fp32      as it says
+    bf16      autocast: convolutions and products on bfloat16 numbers, parameters fp32
+    fp16      autocast to float16, with a loss scale (the O1 of Apex, torch's AMP)
+    fp16-o2   parameters are float16 themselves, but for batch norms and what the model keeps wide; the optimiser moves
+              fp32 masters of them; no autocast, with a loss scale (the O2 of Apex)
+    fp64      for checks
+
+The head computes in fp32 (or fp64) from the features on, whatever the mode. (Micikevicius et al., 2018, "Mixed
+Precision Training", https://arxiv.org/abs/1710.03740.)
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from partial_fc.models import keeps_fp32
+
+Mode = Literal["fp32", "bf16", "fp16", "fp16-o2", "fp64"]
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 numbers itself."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def choose(asked: Literal["auto"] | Mode, device: torch.device) -> Mode:
+    """auto: bf16 where the hardware has it, else fp32."""
+    if asked != "auto":
+        return asked
+    return "bf16" if has_bf16(device) else "fp32"
+
+
+class Precision:
+    """One of the modes, on a device. `scaler` is there in the modes that need one."""
+
+    def __init__(self, mode: Mode, device: torch.device):
+        self.mode = mode
+        self.device = device
+        self.scaler = LossScaler() if mode in ("fp16", "fp16-o2") else None
+        self.parameter_dtype = torch.float64 if mode == "fp64" else torch.float32
+        self._autocast_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mode)
+        self._input_dtype = torch.float16 if mode == "fp16-o2" else self.parameter_dtype
+
+    @property
+    def loss_scale(self) -> float:
+        return self.scaler.scale if self.scaler else 1.0
+
+    def prepare(self, module: nn.Module) -> tuple["Weights", str | None]:
+        """Makes the module, which is on its device with fp32 (fp64) parameters, one of this mode, in place. Returns its
+        weights as the optimiser sees them, and what a user should know."""
+        note = None
+        narrow = torch.float16 if self.mode == "fp16-o2" else self._autocast_dtype
+        if narrow and self.device.type == "cpu" and not _cpu_convolves(narrow):
+            add_up_convolutions_in_fp32(module)
+            name = str(narrow).removeprefix("torch.")
+            note = (
+                f"this CPU does not multiply {name} numbers: convolutions round to {name} and compute in fp32, a GPU's "
+                "results without its speed"
+            )
+        return Weights(module, halve=self.mode == "fp16-o2"), note
+
+    def autocast(self) -> AbstractContextManager:
+        """Around every forward of the module."""
+        dtype = self._autocast_dtype or torch.bfloat16
+        return torch.autocast(self.device.type, dtype, enabled=self._autocast_dtype is not None)
+
+    def as_input(self, image_B3HW: Tensor) -> Tensor:
+        """Normalised images in the dtype that the module takes."""
+        return image_B3HW.to(self._input_dtype)
+
+
+@dataclass
+class LossScaler:
+    """What the backbone's gradient is multiplied by while it is float16, so that small values do not vanish.
+
+    Doubled after 2,000 updates without overflow, at most to 2^24; halved where a gradient overflows, in which case the
+    update is not made. (Apex's dynamic loss scale, with its constants.) The verdict must be the same on all ranks:
+    otherwise their replicas part.
+    """
+
+    scale: float = 2.0**16
+    clean_steps: int = 0  # updates since the last change
+
+    GROWTH_INTERVAL = 2000
+    LARGEST = 2.0**24
+
+    def update(self, overflowed: bool) -> None:
+        """Raises FloatingPointError where halving cannot help any more: below a scale of 1 it is not the scale that
+        makes numbers too large."""
+        if overflowed:
+            if self.scale <= 1.0:
+                raise FloatingPointError(
+                    "the gradient is not finite at loss scale 1, after one halving an update: it is not the scale. "
+                    "Usual causes: a learning rate that is too high (--lr, --warmup-steps), activations beyond what "
+                    "fp16 holds (try --precision bf16 or fp32), or damaged images"
+                )
+            self.scale, self.clean_steps = self.scale / 2, 0
+            return
+        self.clean_steps += 1
+        if self.clean_steps == self.GROWTH_INTERVAL:
+            self.scale, self.clean_steps = min(self.scale * 2, self.LARGEST), 0
+
+    def state(self) -> dict[str, Any]:
+        return {"scale": self.scale, "clean_steps": self.clean_steps}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.scale, self.clean_steps = float(state["scale"]), int(state["clean_steps"])
+
+
+class Weights:
+    """A module's parameters as the optimiser and checkpoints see them: fp32, by their names in the module.
+
+    halve: the module computes with float16 copies of them, all but batch norms' and what `models.keeps_fp32` names.
+    """
+
+    def __init__(self, module: nn.Module, halve: bool = False):
+        self.module = module
+        self._masters: dict[str, nn.Parameter] = {}
+        if halve:
+            wide = {id(p) for layer in _wide_layers(module) for p in layer.parameters(recurse=False)}
+            for name, p in module.named_parameters():
+                if id(p) not in wide:
+                    self._masters[name] = nn.Parameter(p.detach().clone(), p.requires_grad)
+                    p.data = p.data.half()
+        self._own = dict(module.named_parameters())
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, p in self._own.items():
+            yield name, self._masters.get(name, p)
+
+    def bind_gradients(self, gradient_of: Mapping[nn.Parameter, Tensor]) -> None:
+        """Once: where the fp32 gradient of every float16 parameter will stand (GradientSync.gradient_of)."""
+        for name, master in self._masters.items():
+            if master.requires_grad:
+                master.grad = gradient_of[self._own[name]]
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """After a change of the masters: the module computes with them, rounded."""
+        for name, master in self._masters.items():
+            self._own[name].copy_(master)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The module's, with fp32 parameters."""
+        return {**self.module.state_dict(), **{name: m.detach() for name, m in self._masters.items()}}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Takes over what `state_dict` gave, in this mode or another."""
+        self.module.load_state_dict(state)
+        for name, master in self._masters.items():
+            master.copy_(state[name])
+
+
+class RunningStatistics:
+    """The batch norms' running statistics, kept aside: a forward pass whose numbers overflow would leave NaN in them
+    for ever, also where its update is not made."""
+
+    def __init__(self, module: nn.Module):
+        self._buffers = [b for m in module.modules() if isinstance(m, _BatchNorm) for b in m.buffers()]
+        self._kept = [b.clone() for b in self._buffers]
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        for kept, buffer in zip(self._kept, self._buffers, strict=True):
+            kept.copy_(buffer)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for kept, buffer in zip(self._kept, self._buffers, strict=True):
+            buffer.copy_(kept)
+
+
+def _wide_layers(module: nn.Module) -> set[nn.Module]:
+    return {m for m in module.modules() if isinstance(m, _BatchNorm)} | keeps_fp32(module)
+
+
+def _cpu_convolves(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has convolutions for it here. (torch's own take five times as long as those in fp32.)"""
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+def add_up_convolutions_in_fp32(module: nn.Module) -> None:
+    """Convolutions that would run in a 16-bit dtype compute in fp32, on operands rounded to that dtype, and round their
+    result to it, forward and backward: what matrix units of GPUs do. State-dict names stay."""
+    for layer in module.modules():
+        if type(layer) is nn.Conv2d:
+            layer.__class__ = _WideConvolution
+
+
+class _WideConvolution(nn.Conv2d):
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
+        if dtype not in (torch.float16, torch.bfloat16):
+            return super()._conv_forward(input, weight, bias)
+        with torch.autocast("cpu", enabled=False):
+            x, w = input.to(dtype).float(), weight.to(dtype).float()
+            b = None if bias is None else bias.to(dtype).float()
+            y = F.conv2d(x, w, b, self.stride, self.padding, self.dilation, self.groups)
+            return y.to(dtype)

@@ -1,0 +1,123 @@
+"""What a run of recipe `face` finds in its folder, and what it leaves there."""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from logging import Logger
+from pathlib import Path
+
+import torch
+
+from partial_fc import checkpoint
+from partial_fc.head import PartialFC
+from partial_fc.optim.backbone import load_named_state
+from partial_fc.optim.gradient_sync import GradientSync
+from partial_fc.train.job import Job, Outcome
+from partial_fc.train.precision import Precision, Weights
+from recipes.face_config import Config
+
+# Flags that make another run of one that is resumed, although nothing refuses them.
+_SAME_RUN = (
+    *(
+        "dataset",
+        "rec",
+        "network",
+        "seed",
+        "image_size",
+        "sample_rate",
+        "loss",
+        "scale",
+        "margins",
+        "optimizer",
+    ),
+    *("head_optimizer", "centre_dtype", "centre_state_dtype", "head_catch_up", "hard_negatives"),
+)
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a checkpoint restores, but for where the run stands."""
+
+    weights: Weights
+    optimizer: torch.optim.Optimizer
+    head: PartialFC
+    sync: GradientSync
+    precision: Precision
+
+
+def resume(
+    config: Config, state: State, total_steps: int, logger: Logger
+) -> tuple[int, int, dict[str, float]]:
+    """(step, position in the data, best scores) to start from; loads the state."""
+    newest = checkpoint.newest(config.models_root / "checkpoints")
+    folder = {"never": None, "auto": newest}.get(config.resume, Path(config.resume))
+    start_step = checkpoint.Checkpoint(folder).step if folder else -1
+    if newest and start_step < checkpoint.Checkpoint(newest).step:
+        # Checkpoints are kept and found by their step: those of the other run would count as the newest.
+        raise ValueError(
+            f"{newest} is ahead of where this run would start (--resume {config.resume}); use another --models-root, "
+            "or remove the checkpoints that are not wanted"
+        )
+    if folder is None:
+        return 0, 0, {}
+    found = checkpoint.Checkpoint(folder)
+    if found.step > total_steps:
+        raise ValueError(
+            f"{folder} is at step {found.step}, beyond this run's {total_steps}; use another --models-root or "
+            "more --epochs"
+        )
+    for name in _SAME_RUN:
+        then, now = found.manifest["configuration"][name], getattr(config, name)
+        now = list(now) if isinstance(now, tuple) else now  # as JSON has it
+        if str(then) != str(now):
+            logger.info(
+                f"note: {folder} was trained with --{name.replace('_', '-')} {then}, this run has {now}: not the same "
+                "run"
+            )
+    state.weights.load_state_dict(found.backbone())
+    load_named_state(state.optimizer, state.weights, found.optimizer())
+    for note in (*found.load_head(state.head), *_load_exchange(found, state)):
+        logger.info(f"note: {note}")
+    if state.precision.scaler and "loss_scaler" in found.manifest:
+        state.precision.scaler.load_state(found.manifest["loss_scaler"])
+    logger.info(f"resumed from {folder}")
+    return found.step, found.manifest["position"], found.manifest["best"]
+
+
+def _load_exchange(found: checkpoint.Checkpoint, state: State) -> Iterator[str]:
+    """What the gradient compression remembers. Another compression starts anew."""
+    remembered = found.exchange(state.head.world)
+    if remembered.keys() == state.sync.state().keys():
+        state.sync.load_state(remembered)
+    elif remembered:
+        yield f"{found.folder} was trained with another --gradient-compression: what that still owed is left out"
+
+
+def write_results(
+    config: Config, job: Job, outcome: Outcome, num_classes: int, versions: dict[str, str]
+) -> None:
+    contract = {
+        "network": config.network,
+        "embedding_size": str(config.embedding_size),
+        "image_size": str(config.image_size),
+        "input": "float32 (N, 3, H, W), RGB, (pixel - 127.5) / 127.5",
+        "output": "float32 (N, embedding_size), not normalised",
+        "num_classes": str(num_classes),
+        "step": str(job.step),
+    }
+    checkpoint.save_model(config.models_root / "model.safetensors", job.backbone.state_dict(), contract)
+    checkpoint.write_json(
+        {
+            "loss": outcome.loss,
+            "evaluations": outcome.evaluations,
+            "best": job.best,
+            "images_per_s": outcome.images_per_s,
+            "steps": job.step,
+            "world_size": job.world.size,
+            "backend": job.world.backend,
+            "traffic_per_step": outcome.traffic,
+            "configuration": dataclasses.asdict(config),
+            "versions": versions,
+        },
+        config.models_root / "result.json",
+    )
