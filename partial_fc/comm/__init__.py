@@ -4,30 +4,65 @@
     total_GD = world.all_reduce(part_GD, name="head/sum")
     world.close()
 
-`init` looks at how this process was launched: horovodrun or mpirun -> Horovod, torchrun -> torch.distributed,
-neither -> one process, for which every collective is the identity.
+`init` looks at how this process was launched: horovodrun or mpirun -> Horovod; torchrun, srun or our own --nodes and
+--gpus -> torch.distributed; neither -> one process, for which every collective is the identity.
 """
 
-from partial_fc.comm.launch import Launch, detect
+import math
+
+from partial_fc.comm import interface
+from partial_fc.comm.launch import Launch, StartError, detect, started_here
 from partial_fc.comm.single import SingleWorld
-from partial_fc.comm.world import Pending, World
+from partial_fc.comm.world import CollectiveError, Pending, World
 
-__all__ = ["Launch", "Pending", "SingleWorld", "World", "detect", "init"]
+__all__ = [
+    "CollectiveError",
+    "Launch",
+    "Pending",
+    "SingleWorld",
+    "StartError",
+    "World",
+    "detect",
+    "init",
+    "started_here",
+]
 
 
-def init(device: str = "cpu") -> World:
+def init(
+    device: str = "cpu",
+    *,
+    comm_timeout_s: float = 600.0,
+    start_timeout_s: float = 120.0,
+    network_interface: str | None = None,
+) -> World:
     """Join the other processes of this launch.
 
     device: "cpu" or "cuda": where the tensors that will be exchanged live (torch.distributed picks gloo or NCCL
-    by it; Horovod decides by each tensor). Raises ValueError for a launch that is only half set up.
+    by it; Horovod decides by each tensor).
+    comm_timeout_s: seconds that a collective may take before it counts as hung; 0: for ever.
+    start_timeout_s: seconds in which all ranks must have come together, over torch.distributed. (horovodrun has its
+    own --start-timeout.)
+    network_interface: where hosts have several networks, the name of the one to use.
+
+    Raises ValueError for a launch that is only half set up, StartError where the ranks do not find each other.
     """
+    if not (comm_timeout_s >= 0 and math.isfinite(comm_timeout_s)):
+        raise ValueError(f"comm_timeout_s is {comm_timeout_s}; expected seconds, or 0 for ever")
+    if not (start_timeout_s > 0 and math.isfinite(start_timeout_s)):
+        raise ValueError(f"start_timeout_s is {start_timeout_s}; expected more than 0 seconds")
     launch = detect()
+    if network_interface:
+        interface.choose(network_interface)
+    world: World
     if launch.backend == "horovod":
         from partial_fc.comm.horovod import HorovodWorld
 
-        return HorovodWorld(launch)
-    if launch.backend == "torch":
+        world = HorovodWorld(launch, comm_timeout_s)
+    elif launch.backend == "torch":
         from partial_fc.comm.torch_dist import TorchWorld
 
-        return TorchWorld(launch, device)
-    return SingleWorld()
+        world = TorchWorld(launch, device, comm_timeout_s, start_timeout_s)
+    else:
+        world = SingleWorld()
+    world.watch(comm_timeout_s, network_interface)
+    return world

@@ -5,16 +5,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from partial_fc.comm import slurm
+
+# Set in the processes that own_launch.py starts: the process number of the one that started them.
+OWN_LAUNCH = "PARTIAL_FC_PARENT"
+
+
+class StartError(ConnectionError):
+    """The processes of a launch did not find each other."""
+
 
 @dataclass(frozen=True)
 class Launch:
-    """What the launcher told this process. `local` counts the processes of one host."""
+    """What the launcher told this process. `local` counts the processes of one host; master: where torch.distributed's
+    rank 0 listens."""
 
     backend: Literal["horovod", "torch", "single"]
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
+    launcher: str = ""
+    master_addr: str = ""
+    master_port: int = 0
 
 
 # launcher -> (backend, the variables that it sets: rank, size, local rank, local size, and what else it must set)
@@ -48,7 +61,8 @@ _LAUNCHERS = {
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Launch:
-    """The first launcher of the table whose rank or size is set; every variable of it must then be there.
+    """The first launcher of the table whose rank or size is set; every variable of it must then be there. Without one:
+    srun. (The others run inside SLURM's steps as well, so srun comes last.)
 
     Raises ValueError that names the missing variables: a half-set environment would otherwise train W separate
     models, or hang.
@@ -56,6 +70,8 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch:
     for launcher, (backend, who, more) in _LAUNCHERS.items():
         if not any(name in environ for name in who[:2]):
             continue
+        if who[0] == "PMI_RANK" and slurm.in_step(environ) and "MPI_LOCALRANKID" not in environ:
+            continue  # srun sets PMI_RANK too, for MPI programs (--mpi=pmi2, on some clusters the default)
         missing = [name for name in (*who, *more) if not environ.get(name)]
         if missing:
             present = [f"{name}={environ[name]}" for name in (*who, *more) if environ.get(name)]
@@ -63,8 +79,21 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch:
                 f"launched as if by {launcher} ({', '.join(present)}) but {', '.join(missing)} "
                 f"is not set; start through {launcher.split()[0]}, or unset these variables to run one process"
             )
-        return _checked(launcher, backend, [_integer(environ, name) for name in who])
-    return Launch("single")
+        numbers = [_integer(environ, name) for name in who]
+        if backend == "horovod":
+            return _checked(launcher, backend, numbers)
+        own = "--nodes and --gpus" if started_here(environ) else launcher
+        return _checked(own, backend, numbers, environ["MASTER_ADDR"], _integer(environ, "MASTER_PORT"))
+    task = slurm.task(environ)
+    if task is None:
+        return Launch("single")
+    numbers = [task.rank, task.size, task.local_rank, task.local_size]
+    return _checked("srun", "torch", numbers, task.master_addr, task.master_port)
+
+
+def started_here(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether our own --nodes and --gpus started this process."""
+    return bool(environ.get(OWN_LAUNCH))
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int:
@@ -74,11 +103,13 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
         raise ValueError(f"{name}={environ[name]!r} is not a whole number") from None
 
 
-def _checked(launcher: str, backend, numbers: list[int]) -> Launch:
+def _checked(launcher: str, backend, numbers: list[int], address: str = "", port: int = 0) -> Launch:
     rank, size, local_rank, local_size = numbers
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
         raise ValueError(
             f"{launcher} says rank {rank} of {size}, local rank {local_rank} of {local_size}; "
             "expected 0 <= rank < size and 0 <= local rank < local size <= size"
         )
-    return Launch(backend, rank, size, local_rank, local_size)
+    if backend == "torch" and not 0 < port < 65536:
+        raise ValueError(f"MASTER_PORT={port}; expected a port between 1 and 65535")
+    return Launch(backend, rank, size, local_rank, local_size, launcher, address, port)

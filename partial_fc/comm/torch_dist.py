@@ -3,24 +3,58 @@
 Here collectives are matched by their order, so every rank must start them in the same one; names are for people.
 """
 
+import os
+import socket
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from partial_fc.comm.launch import Launch
+from partial_fc.comm import rendezvous
+from partial_fc.comm.launch import Launch, StartError
 from partial_fc.comm.world import Op, World, pad_rows
+
+# torch.distributed gives a collective up so much later than we do, whose report says more.
+_LATER_S = 60.0
+_FOR_EVER = timedelta(days=3650)
 
 
 class TorchWorld(World):
-    """The processes that torchrun started."""
+    """The processes that torchrun, srun or our own command started."""
 
     backend = "torch"
 
-    def __init__(self, launch: Launch, device: str):
-        # gloo stays beside NCCL for what lives on the host: barriers, counts, evaluation figures.
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
+    def __init__(
+        self, launch: Launch, device: str, comm_timeout_s: float = 600.0, start_timeout_s: float = 120.0
+    ):
+        """comm_timeout_s: seconds that a collective may take, 0: for ever. start_timeout_s: until all ranks are there.
+
+        Raises StartError where ranks do not find each other.
+        """
+        store = rendezvous.meet(launch, start_timeout_s)
+        try:
+            dist.init_process_group(
+                # gloo stays beside NCCL for what lives on the host: barriers, counts, evaluation figures.
+                "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+                store=store,
+                rank=launch.rank,
+                world_size=launch.size,
+                timeout=timedelta(seconds=start_timeout_s),
+            )
+        except RuntimeError as error:
+            chosen = os.environ.get("GLOO_SOCKET_IFNAME", "chosen by the host's name")
+            raise StartError(
+                f"rank {launch.rank} of {launch.size} on {socket.gethostname()}: all ranks have come, but "
+                "cannot reach each "
+                f"other (network interface: {chosen}): {str(error).splitlines()[0]}. --network-interface NAME "
+                "chooses the "
+                "network that all hosts share (`ip addr` lists them)"
+            ) from error
+        # So far it was the time to connect, from now on it is that of a collective.
+        timeout = timedelta(seconds=comm_timeout_s + _LATER_S) if comm_timeout_s else _FOR_EVER
+        dist.distributed_c10d._set_pg_timeout(timeout)
         super().__init__(launch)
 
     def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]:
@@ -64,7 +98,7 @@ class TorchWorld(World):
         work = dist.broadcast(result, root, async_op=True)
         return lambda: _finish(work, result)
 
-    def close(self) -> None:
+    def _leave(self) -> None:
         dist.destroy_process_group()
 
 

@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from partial_fc.comm import Launch, detect
+from partial_fc.comm import Launch, detect, interface
+from recipes import machine
+from recipes.launch_flags import LaunchFlags
 
 TORCHRUN = {
     "RANK": "1",
@@ -14,6 +16,7 @@ TORCHRUN = {
     "MASTER_ADDR": "10.0.0.1",
     "MASTER_PORT": "29500",
 }
+OWN = TORCHRUN | {"PARTIAL_FC_PARENT": "4711"}
 HOROVODRUN = {
     "HOROVOD_RANK": "3",
     "HOROVOD_SIZE": "4",
@@ -36,10 +39,11 @@ def test_without_a_launcher_there_is_one_process():
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        (TORCHRUN, Launch("torch", 1, 2, 1, 2)),
-        (HOROVODRUN, Launch("horovod", 3, 4, 1, 2)),
-        (MPIRUN, Launch("horovod", 0, 2, 0, 1)),
-        ({**MPIRUN, **HOROVODRUN}, Launch("horovod", 3, 4, 1, 2)),
+        (TORCHRUN, Launch("torch", 1, 2, 1, 2, "torchrun", "10.0.0.1", 29500)),
+        (OWN, Launch("torch", 1, 2, 1, 2, "--nodes and --gpus", "10.0.0.1", 29500)),
+        (HOROVODRUN, Launch("horovod", 3, 4, 1, 2, "horovodrun")),
+        (MPIRUN, Launch("horovod", 0, 2, 0, 1, "mpirun (Open MPI)")),
+        ({**MPIRUN, **HOROVODRUN}, Launch("horovod", 3, 4, 1, 2, "horovodrun")),
     ],
 )
 def test_each_launcher_is_recognised(environ, expected):
@@ -75,15 +79,110 @@ def test_a_rank_that_is_no_number():
         detect({**TORCHRUN, "RANK": "one"})
 
 
+@pytest.mark.parametrize("port", ["0", "65536", "-1"])
+def test_a_port_that_is_none(port):
+    with pytest.raises(ValueError, match="expected a port between 1 and 65535"):
+        detect({**TORCHRUN, "MASTER_PORT": port})
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"gpus": 0}, "--gpus is 0; expected at least 1"),
+        ({"nodes": 0}, "--nodes is 0; expected at least 1"),
+        (
+            {"nodes": 2, "nr": 2, "master_addr": "a"},
+            "--nr is 2, of --nodes 2; nodes are numbered from 0 to 1",
+        ),
+        ({"nr": -1}, "--nr is -1"),
+        ({"nodes": 2}, "--nodes 2 needs --master-addr"),
+        ({"gpus": 2, "master_port": 65536}, "--master-port is 65536"),
+        ({"comm_timeout": -1.0}, "--comm-timeout is -1.0; expected seconds, or 0"),
+        ({"start_timeout": 0.0}, "--start-timeout is 0.0; expected more than 0"),
+    ],
+)
+def test_launch_flags_that_make_no_sense(flags, message):
+    with pytest.raises(ValueError, match=message):
+        LaunchFlags(**flags)
+
+
+@pytest.fixture
+def environ(monkeypatch):
+    """Of this process, without what a launcher set."""
+    for name in (*TORCHRUN, *HOROVODRUN, *MPIRUN, "SLURM_STEP_ID", *interface.VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("variables", [TORCHRUN, HOROVODRUN, MPIRUN])
+def test_flags_that_start_processes_are_refused_under_another_launcher(environ, variables):
+    for name, value in variables.items():
+        environ.setenv(name, value)
+    launcher = detect().launcher.split()[0]
+    with pytest.raises(
+        ValueError, match=rf"{launcher}.* has started this process as rank.*leave --gpus 2 away"
+    ):
+        LaunchFlags(gpus=2).start()
+    with pytest.raises(ValueError, match="--nodes 2, --nr 1, --master-addr a"):
+        LaunchFlags(nodes=2, nr=1, master_addr="a").start()
+    assert LaunchFlags(comm_timeout=5).start() is None
+
+
+def test_one_process_starts_none_and_says_what_that_makes_useless(environ, capsys):
+    assert LaunchFlags().start() is None
+    assert not capsys.readouterr().err
+    assert LaunchFlags(master_addr="10.0.0.1", master_port=8888).start() is None
+    assert "--master-addr 10.0.0.1, --master-port 8888 without effect" in capsys.readouterr().err
+
+
+def test_a_network_interface_is_set_for_every_backend():
+    environ = {"PATH": "/bin"}
+    interface.choose("lo", environ)
+    assert environ == {
+        "PATH": "/bin",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "=lo",
+        "HOROVOD_GLOO_IFACE": "lo",
+        "OMPI_MCA_btl_tcp_if_include": "lo",
+    }
+
+
+def test_a_network_interface_that_is_not_there_is_an_error_that_lists_the_others():
+    with pytest.raises(
+        ValueError, match=r"--network-interface eth77: does not exist on .*; there are .*lo \(127\.0\.0\.1\)"
+    ):
+        interface.choose("eth77", {})
+
+
+@pytest.mark.parametrize("name", interface.VARIABLES)
+def test_a_network_interface_must_not_contradict_the_environment(name):
+    environ = {name: "eth77"}
+    with pytest.raises(ValueError, match=f"says {name}=eth77"):
+        interface.choose("lo", environ)
+    assert environ == {name: "eth77"}
+    interface.choose("lo", {name: "eth77,lo"})
+
+
+@pytest.mark.parametrize(
+    ("said", "agrees"), [("=lo", True), ("^docker0,eth", True), ("^lo", False), ("=eth0", False)]
+)
+def test_the_patterns_of_nccl(said, agrees):
+    environ = {"NCCL_SOCKET_IFNAME": said}
+    if agrees:
+        interface.choose("lo", environ)
+        assert environ["NCCL_SOCKET_IFNAME"] == "=lo"
+    else:
+        with pytest.raises(ValueError, match="NCCL_SOCKET_IFNAME"):
+            interface.choose("lo", environ)
+
+
 @pytest.mark.parametrize(("given", "local_size", "expected"), [(None, 2, [4]), (None, 16, [1]), ("3", 2, [])])
 def test_processes_of_a_host_share_its_cores_unless_told_otherwise(monkeypatch, given, local_size, expected):
-    from recipes import face
-
     asked: list[int] = []
-    monkeypatch.setattr(face.torch, "set_num_threads", asked.append)
-    monkeypatch.setattr(face.os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(machine.torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    face._share_cores(SimpleNamespace(local_size=local_size))
+    machine.share_cores(SimpleNamespace(local_size=local_size))
     assert asked == expected

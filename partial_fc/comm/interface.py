@@ -1,0 +1,49 @@
+"""Which of a host's networks the processes talk over."""
+
+import os
+import socket
+from collections.abc import MutableMapping
+
+import psutil
+
+# What each library reads when it starts; Horovod has one for its own Gloo, and leaves the rest to NCCL and MPI.
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include")
+
+
+def choose(interface: str, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Makes every backend that starts later in this process use this network interface.
+
+    Raises ValueError where this host has no such interface, or a variable already says another one: horovodrun and
+    clusters set them, and half of the processes must not follow one and half the other.
+    """
+    addresses = {name: _address(found) for name, found in psutil.net_if_addrs().items()}
+    if not addresses.get(interface):
+        state = "has no address" if interface in addresses else "does not exist"
+        usable = ", ".join(f"{name} ({address})" for name, address in addresses.items() if address)
+        raise ValueError(
+            f"--network-interface {interface}: {state} on {socket.gethostname()}; there are {usable}"
+        )
+    for name in VARIABLES:
+        said = environ.get(name)
+        if said and not _allows(said, interface):
+            raise ValueError(
+                f"--network-interface {interface}, but the environment of {socket.gethostname()} says "
+                f"{name}={said}; unset "
+                "it, or leave the flag away. (horovodrun sets it: give it --network-interfaces instead)"
+            )
+    for name in VARIABLES:
+        # NCCL takes a bare name for the beginning of one: eth1 would also mean eth10.
+        environ[name] = f"={interface}" if name == "NCCL_SOCKET_IFNAME" else interface
+
+
+def _address(found: list) -> str:
+    """The IPv4 address, else the IPv6 one, else nothing."""
+    families = {entry.family: entry.address for entry in found}
+    return families.get(socket.AF_INET) or families.get(socket.AF_INET6, "")
+
+
+def _allows(said: str, interface: str) -> bool:
+    """Whether `interface` is among those named: "eth0,eth1"; for NCCL also "=eth0" (exactly) and "^lo" (all but)."""
+    if said.startswith("^"):
+        return not any(interface.startswith(name) for name in said[1:].removeprefix("=").split(","))
+    return interface in said.removeprefix("=").split(",")

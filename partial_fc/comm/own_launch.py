@@ -1,0 +1,204 @@
+"""Starts the processes of this host itself: `python train.py RECIPE --gpus 2`, without another launcher.
+
+Each is the same command again, told its rank by the variables that torchrun would set. This process then only passes
+on what they print and sees to it that they end together.
+"""
+
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import IO
+
+from partial_fc.comm.launch import OWN_LAUNCH
+from partial_fc.comm.rendezvous import LISTENING_SOCKET
+
+_POLL_S = 0.1
+_FAILURE_GRACE_S = 5.0  # from SIGTERM to SIGKILL when another rank has failed: there is nothing left to save
+_SIGNAL_GRACE_S = (
+    30.0  # when the user or a scheduler ends the run, which may still want to write a checkpoint
+)
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+@dataclass
+class _Rank:
+    """A process of ours. Lines are passed on whole, so that those of two ranks do not tear each other apart."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    rest: dict[int, bytes] = field(default_factory=dict)  # by our descriptor, 1 or 2: the line begun
+
+
+def run(
+    command: Sequence[str],
+    *,
+    nodes: int,
+    gpus: int,
+    nr: int,
+    master_addr: str,
+    master_port: int | None,
+    environ: Mapping[str, str] = os.environ,
+) -> int:
+    """Runs `command` as the ranks nr * gpus to nr * gpus + gpus - 1 of nodes * gpus, and waits for them.
+
+    master_port: none: a free one of this host, which is then the only node. Returns 0, or the status of the rank that
+    failed first (128 + n for signal n, as a shell has it); the others are then ended. Signals are passed on; when this
+    process is killed, `stay_with_parent` ends the others.
+    """
+    listening = None if master_port else socket.create_server((master_addr, 0))
+    port = master_port or listening.getsockname()[1]  # type: ignore[union-attr]
+    received: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        received.append(number)
+
+    # What is ignored stays so: nohup ignores SIGHUP, a shell's background job SIGINT.
+    before = {
+        number: signal.signal(number, note)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    ranks: list[_Rank] = []
+    try:
+        for local in range(gpus):
+            rank = nr * gpus + local
+            told = {
+                "RANK": rank,
+                "WORLD_SIZE": nodes * gpus,
+                "LOCAL_RANK": local,
+                "LOCAL_WORLD_SIZE": gpus,
+                "MASTER_ADDR": master_addr,
+                "MASTER_PORT": port,
+                OWN_LAUNCH: os.getpid(),
+                "PYTHONUNBUFFERED": 1,  # lines arrive when they are printed
+            }
+            keep = []
+            if listening and rank == 0:
+                told[LISTENING_SOCKET] = listening.fileno()
+                keep = [listening.fileno()]
+            process = subprocess.Popen(
+                command,
+                env={**environ, **{name: str(value) for name, value in told.items()}},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=keep,
+                process_group=0,  # Ctrl-C in a terminal then reaches only us, and they get it from us, once
+            )
+            ranks.append(_Rank(rank, process))
+        if listening:
+            listening.close()
+        return _supervise(ranks, received)
+    except BrokenPipeError:
+        return 128 + signal.SIGPIPE  # `... | head`: nobody reads any more
+    finally:
+        for rank_ in ranks:
+            _signal(rank_, signal.SIGKILL)
+            rank_.process.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def stay_with_parent(environ: Mapping[str, str] = os.environ) -> None:
+    """For a process that `run` started: it is killed when the one that started it is gone, in whatever way."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(environ[OWN_LAUNCH]):  # gone before we asked
+        os._exit(1)
+
+
+def _supervise(ranks: list[_Rank], received: list[int]) -> int:
+    status = 0
+    deadline = float("inf")
+    running = list(ranks)
+    with selectors.DefaultSelector() as selector:
+        for rank in ranks:
+            for ours, pipe in ((1, rank.process.stdout), (2, rank.process.stderr)):
+                assert pipe is not None
+                os.set_blocking(pipe.fileno(), False)
+                selector.register(pipe, selectors.EVENT_READ, (rank, ours))
+        while running:
+            _pass_on(selector, _POLL_S)
+            ended = [rank for rank in running if rank.process.poll() is not None]
+            running = [rank for rank in running if rank not in ended]
+            failed = [rank for rank in ended if rank.process.returncode != 0]
+            if failed and not status:
+                while _pass_on(selector, 0):  # their last words come before ours
+                    pass
+                status = _shell_status(failed[0].process.returncode)
+                if running and deadline == float("inf"):
+                    deadline = time.monotonic() + _FAILURE_GRACE_S
+                    for rank in running:
+                        _signal(rank, signal.SIGTERM)
+                _say(failed, running)
+            for number in received:
+                # A second one: whoever sends it does not want to wait.
+                deadline = time.monotonic() + (_SIGNAL_GRACE_S if deadline == float("inf") else 0.0)
+                status = status or 128 + number
+                for rank in running:
+                    _signal(rank, number)
+            received.clear()
+            if time.monotonic() > deadline:
+                for rank in running:
+                    _signal(rank, signal.SIGKILL)
+        while _pass_on(selector, 0):
+            pass
+    for rank in ranks:
+        for ours, rest in rank.rest.items():
+            _write(ours, rest + b"\n" if rest else b"")
+    return status
+
+
+def _pass_on(selector: selectors.BaseSelector, timeout_s: float) -> bool:
+    """Prints the whole lines that have arrived; whether anything had."""
+    any_came = False
+    for key, _ in selector.select(timeout_s):
+        pipe: IO[bytes] = key.fileobj  # type: ignore[assignment]
+        rank, ours = key.data
+        data = os.read(pipe.fileno(), 1 << 16)
+        any_came = True
+        if not data:
+            selector.unregister(pipe)
+            pipe.close()
+            continue
+        text = rank.rest.get(ours, b"") + data
+        end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1  # a progress bar has no line ends
+        rank.rest[ours] = text[end:]
+        _write(ours, text[:end])
+    return any_came
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _say(failed: list[_Rank], running: list[_Rank]) -> None:
+    for rank in failed:
+        code = rank.process.returncode
+        how = f"exit status {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
+        more = f"; ending {', '.join(f'rank {other.number}' for other in running)}" if running else ""
+        _write(2, f"rank {rank.number} on {socket.gethostname()} ended with {how}{more}\n".encode())
+
+
+def _shell_status(returncode: int) -> int:
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def _signal(rank: _Rank, number: int) -> None:
+    """To the rank and whatever it has started itself."""
+    with suppress(ProcessLookupError):
+        os.killpg(rank.process.pid, number)
+
+
+def same_command() -> list[str]:
+    """The command line that this process was started with."""
+    return [sys.executable, *sys.orig_argv[1:]]

@@ -1,0 +1,239 @@
+"""The start of a launch over torch.distributed: the ranks meet at the store of rank 0, or each says why they did not.
+
+Steps, all through keys of that store:
+1. everyone reaches the store, hosted by rank 0 (under torchrun by its agent), at the launch's master address
+2. everyone writes how many ranks it was told there are, and takes its own rank: two jobs that met by mistake differ
+   in the one or want the same of the other
+3. rank 0 sees all ranks there and says so; or somebody says what is wrong; whatever is said first holds for all
+"""
+
+import os
+import socket
+import sys
+import threading
+import time
+from datetime import timedelta
+from functools import partial
+
+import torch.distributed as dist
+
+from partial_fc.comm.launch import Launch, StartError
+
+# The number of a socket that listens already, for rank 0: nobody else can take the port meanwhile.
+LISTENING_SOCKET = "PARTIAL_FC_LISTENING_SOCKET"
+
+_ALL_HERE = "all here"
+_POLL_S = 0.05
+_TELL_AFTER_S = 10.0  # rank 0 waits so long without a word
+_LAST_WORD_S = (
+    1.0  # and so long after a failure, for the others to hear of it, because the store ends with it
+)
+_LATER_S = 10.0  # the others wait so much longer: rank 0 knows best who is missing
+
+_stores: dict[tuple[str, int], dist.Store] = {}
+_num_meetings = 0
+
+
+def meet(launch: Launch, timeout_s: float) -> dist.Store:
+    """The store of this launch, once all its ranks are there.
+
+    Raises StartError after timeout_s seconds at the latest (ranks other than 0: up to 10 more, so that rank 0 can say
+    who is missing); at once where ranks contradict each other.
+    """
+    global _num_meetings
+    deadline = time.monotonic() + timeout_s
+    address = (launch.master_addr, launch.master_port)
+    if address not in _stores:
+        _stores[address] = _open(launch, timeout_s, deadline)
+    _num_meetings += 1
+    # torchrun's agent keeps its store when it starts failed processes again: they must not find what the first wrote.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"attempt {attempt}, meeting {_num_meetings}", _stores[address])
+    try:
+        problem = _take_rank(store, launch)
+        if problem:
+            _say(store, problem)
+        # Where a job runs already, "all here" was said long ago: the newcomer alone fails, on its own finding.
+        verdict = problem or _verdict(store, launch, timeout_s, deadline)
+    except dist.DistError as error:
+        raise StartError(
+            f"{_who(launch)}: the store at {_where(launch)} went away while the ranks gathered: has rank 0 ended? Its "
+            f"messages say why ({_first_line(error)})"
+        ) from None
+    if verdict != _ALL_HERE:
+        if launch.rank == 0:
+            time.sleep(_LAST_WORD_S)
+        raise StartError(f"{_who(launch)}: {verdict}")
+    return store
+
+
+def _open(launch: Launch, timeout_s: float, deadline: float) -> dist.Store:
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if launch.rank == 0 and not agent:
+        return _host(launch, timeout_s)
+    _reach(launch, timeout_s, deadline)
+    left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+    connect = partial(dist.TCPStore, launch.master_addr, launch.master_port, None, False, left)
+    found: list[dist.Store | Exception] = []
+
+    def try_to() -> None:
+        try:
+            found.append(connect())
+        except Exception as error:  # for the thread that waits
+            found.append(error)
+
+    # The constructor waits for ever at a server that accepts and says nothing: its own timeout does not cover that.
+    thread = threading.Thread(target=try_to, daemon=True)
+    thread.start()
+    thread.join(left.total_seconds())
+    if found and isinstance(found[0], dist.Store):
+        return found[0]
+    detail = _first_line(found[0]) if found and isinstance(found[0], Exception) else "no answer"
+    raise StartError(
+        f"{_who(launch)}: something listens at {_where(launch)}, but it is not the store of a rank 0 "
+        f"({detail}; waited "
+        f"{timeout_s:g} s). Is the port that of another program? Choose another one, the same on all nodes"
+    )
+
+
+def _host(launch: Launch, timeout_s: float) -> dist.Store:
+    """Rank 0's own store. It connects to itself over the loopback: that its master address is another host's shows
+    only later, and is then said together with who is missing."""
+    listening = os.environ.pop(LISTENING_SOCKET, None)
+    try:
+        return dist.TCPStore(
+            "127.0.0.1",
+            launch.master_port,
+            None,
+            True,
+            timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=int(listening) if listening else None,
+        )
+    except dist.DistError as error:
+        raise StartError(
+            f"{_who(launch)}: cannot listen at port {launch.master_port} ({_first_line(error)}). Does another job or "
+            "program use it? Choose another one (--master-port or MASTER_PORT), the same on all nodes"
+        ) from None
+
+
+def _reach(launch: Launch, timeout_s: float, deadline: float) -> None:
+    """Returns when somebody listens at the master's address. (TCPStore would wait, too, but fills the terminal with its
+    own stack for every attempt and does not say what went wrong.)"""
+    problem = "no answer"
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            socket.create_connection(
+                (launch.master_addr, launch.master_port), timeout=min(left, 10.0)
+            ).close()
+            return
+        except TimeoutError:
+            problem = "no answer: is a firewall between the hosts, or the address wrong?"
+        except socket.gaierror as error:
+            problem = f"this host does not know the name ({error.strerror})"
+        except OSError as error:
+            problem = error.strerror or str(error)
+        time.sleep(max(0.0, min(0.2, deadline - time.monotonic())))
+    here = " That address is this host itself." if _is_own_address(launch.master_addr) else ""
+    raise StartError(
+        f"{_who(launch)}: nobody listens at {_where(launch)} after {timeout_s:g} s: {problem}.{here} The "
+        "master address is "
+        "that of the host where rank 0 runs (--nr 0), as the other hosts reach it; the port is the same on all nodes. "
+        "Was rank 0 started, and has it ended with an error?"
+    )
+
+
+def _take_rank(store: dist.Store, launch: Launch) -> str:
+    """Returns what is wrong, or nothing."""
+    me = f"{socket.gethostname()} (process {os.getpid()})"
+    mine = f"{launch.size} processes, says rank {launch.rank} on {socket.gethostname()}"
+    said = store.compare_set("size", "", mine).decode()
+    if said.split()[0] != str(launch.size):
+        return (
+            f"the ranks disagree on how many there are: {said}; {mine}. Give every node the same --nodes and "
+            "--gpus, and "
+            "every job a port of its own"
+        )
+    holder = store.compare_set(f"rank {launch.rank}", "", me).decode()
+    if holder != me:
+        return (
+            f"rank {launch.rank} is there twice: {holder} and {me}. Two nodes with the same --nr? Or two jobs "
+            "with the same "
+            "master address and port? Give each job a port of its own"
+        )
+    return ""
+
+
+def _verdict(store: dist.Store, launch: Launch, timeout_s: float, deadline: float) -> str:
+    ranks = [f"rank {rank}" for rank in range(launch.size)]
+    if launch.rank != 0:
+        try:
+            store.wait(["verdict"], timedelta(seconds=max(1.0, deadline - time.monotonic()) + _LATER_S))
+        except dist.DistStoreError:  # nobody said anything in time
+            return _say(store, _missing(store, ranks, launch, timeout_s))
+        return store.get("verdict").decode()
+    told = time.monotonic() + _TELL_AFTER_S
+    while not store.check(["verdict"]):
+        if store.check(ranks):
+            return _say(store, _ALL_HERE)
+        now = time.monotonic()
+        if now > deadline:
+            return _say(store, _missing(store, ranks, launch, timeout_s))
+        if now > told:
+            told = deadline + 1
+            absent = ", ".join(_absent(store, ranks))
+            print(f"{_who(launch)} waits at {_where(launch)} for {absent}", file=sys.stderr, flush=True)
+        time.sleep(_POLL_S)
+    return store.get("verdict").decode()
+
+
+def _say(store: dist.Store, text: str) -> str:
+    """Makes this what all ranks hear, unless something was said before; returns what they hear."""
+    return store.compare_set("verdict", "", text).decode()
+
+
+def _missing(store: dist.Store, ranks: list[str], launch: Launch, timeout_s: float) -> str:
+    absent = _absent(store, ranks)
+    present = [f"{rank}: {store.get(rank).decode()}" for rank in ranks if rank not in absent]
+    text = (
+        f"{_listed(absent)} did not come within {timeout_s:g} s to {_where(launch)}. There are: "
+        f"{_listed(present)}. Was the command started on every node, each with its own --nr, all with the same master "
+        "address and port, and do their messages say why they ended?"
+    )
+    if launch.rank == 0 and not _is_own_address(launch.master_addr):
+        text += f" {launch.master_addr} is no address of {socket.gethostname()}, where rank 0 runs."
+    elif launch.master_addr in ("localhost", "127.0.0.1", "::1") and launch.size > launch.local_size:
+        text += f" {launch.master_addr} means every host itself: other hosts need the address of this one."
+    return text
+
+
+def _absent(store: dist.Store, ranks: list[str]) -> list[str]:
+    return [rank for rank in ranks if not store.check([rank])]
+
+
+def _listed(items: list[str], most: int = 16) -> str:
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
+
+
+def _is_own_address(address: str) -> bool:
+    """Whether a socket of this host can have it."""
+    try:
+        family, kind, protocol, _, found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as trial:
+            trial.bind(found)
+    except OSError:
+        return False
+    return True
+
+
+def _who(launch: Launch) -> str:
+    return f"rank {launch.rank} of {launch.size} on {socket.gethostname()}"
+
+
+def _where(launch: Launch) -> str:
+    return f"{launch.master_addr}:{launch.master_port}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200]

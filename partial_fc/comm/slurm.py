@@ -1,0 +1,130 @@
+"""Reads what SLURM's srun told this task: its rank, its neighbours, and the host where rank 0 is.
+
+Variables: https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES.
+"""
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# A job's own shells are steps too, with reserved numbers from here on (slurm.h); they may be printed as signed numbers.
+_RESERVED_STEP_IDS = 0xFFFFFFF0
+# Below the ports that Linux gives to outgoing connections (32768 and up), above what services use.
+_PORTS = range(12000, 32000)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a step of srun. master_addr, master_port: where its rank 0 listens."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    master_addr: str
+    master_port: int
+
+
+def in_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun started this process.
+
+    SLURM_PROCID and SLURM_NTASKS do not tell: a batch script and the shell of salloc have them as well, but are one
+    process each, however many tasks were asked for. Those have no step, or one of a reserved number.
+    """
+    step = environ.get("SLURM_STEP_ID", "")
+    return step.isdecimal() and int(step) < _RESERVED_STEP_IDS
+
+
+def task(environ: Mapping[str, str]) -> Task | None:
+    """What srun says about this process; none: srun did not start it, or started it alone.
+
+    MASTER_ADDR and MASTER_PORT win over the first host of the step and a port computed from the job's and the step's
+    numbers, which two jobs that share a host seldom have in common. Raises ValueError where a variable is missing or
+    contradicts another.
+    """
+    if not in_step(environ):
+        return None
+    size = _integer(environ, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS")
+    if size == 1:
+        return None
+    node = _integer(environ, "SLURM_NODEID")
+    rank = _integer(environ, "SLURM_PROCID")
+    tasks = tasks_per_node(_text(environ, "SLURM_STEP_TASKS_PER_NODE"))
+    if sum(tasks) != size or not 0 <= node < len(tasks):
+        raise ValueError(
+            f"srun says {size} tasks, this one on node {node}, but SLURM_STEP_TASKS_PER_NODE="
+            f"{environ['SLURM_STEP_TASKS_PER_NODE']}: {sum(tasks)} tasks on {len(tasks)} node(s). Are "
+            "variables of another "
+            "step left over? Start with a fresh `srun`"
+        )
+    address = environ.get("MASTER_ADDR") or _first_host(environ, rank, node)
+    port = _integer(environ, "MASTER_PORT") if environ.get("MASTER_PORT") else _port(environ)
+    return Task(rank, size, _integer(environ, "SLURM_LOCALID"), tasks[node], address, port)
+
+
+def hosts(node_list: str) -> list[str]:
+    """SLURM's short form of host names, written out: "node[01-02,07],gpu5" -> node01 node02 node07 gpu5."""
+    names = re.findall(r"(?:[^,\[\]\s]|\[[^\[\]]*\])+", node_list)
+    if ",".join(names) != node_list or not names:
+        raise ValueError(f"node list {node_list!r}: expected names and brackets like node[01-03,07],gpu5")
+    return [host for name in names for host in _expand(name, node_list)]
+
+
+def _expand(name: str, node_list: str) -> list[str]:
+    parts = []
+    for literal, inside in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", name):
+        parts.append([literal] if literal else [n for r in inside.split(",") for n in _range(r, node_list)])
+    return ["".join(choice) for choice in itertools.product(*parts)]
+
+
+def _range(text: str, node_list: str) -> list[str]:
+    """ "08-11" -> 08 09 10 11: numbers keep the width of the first."""
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    if not found or int(found[2] or found[1]) < int(found[1]):
+        raise ValueError(
+            f"node list {node_list!r}: {text!r} in brackets is neither a number nor a range like 01-03"
+        )
+    return [f"{n:0{len(found[1])}}" for n in range(int(found[1]), int(found[2] or found[1]) + 1)]
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """ "2(x3),1" -> 2 2 2 1."""
+    counts = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if not found:
+            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={text!r}: expected counts like 2(x3),1")
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
+
+
+def _first_host(environ: Mapping[str, str], rank: int, node: int) -> str:
+    if rank == 0 and node != 0:
+        raise ValueError(
+            f"srun put task 0 on node {node} of the step, not on its first (--distribution?), so the others "
+            "would look "
+            "for it in the wrong place: set MASTER_ADDR to the host of task 0"
+        )
+    return hosts(_text(environ, "SLURM_STEP_NODELIST"))[0]
+
+
+def _port(environ: Mapping[str, str]) -> int:
+    job, step = _integer(environ, "SLURM_JOB_ID"), _integer(environ, "SLURM_STEP_ID")
+    return _PORTS[(job * 101 + step) % len(_PORTS)]
+
+
+def _text(environ: Mapping[str, str], name: str) -> str:
+    if not environ.get(name):
+        raise ValueError(
+            f"started by srun (SLURM_STEP_ID={environ['SLURM_STEP_ID']}), but {name} is not set; start with "
+            "`srun --export=ALL`, or unset SLURM_STEP_ID to run one process"
+        )
+    return environ[name]
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int:
+    text = _text(environ, name)
+    if not text.isdecimal():
+        raise ValueError(f"{name}={text!r} is not a whole number")
+    return int(text)

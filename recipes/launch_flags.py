@@ -1,0 +1,132 @@
+"""The flags that say how a run is started; every recipe has them."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+
+from partial_fc import comm
+from partial_fc.comm import World, own_launch
+
+_TRAIN = Path(__file__).parents[1] / "train.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchFlags:
+    """How the processes are started and find each other. horovodrun, mpirun, torchrun and srun need none of these;
+    without them --gpus (and --nodes) start the processes."""
+
+    nodes: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
+    """Hosts of the run. Give the same command on each, with its own --nr."""
+    gpus: Annotated[int, tyro.conf.arg(aliases=["-g"])] = 1
+    """Processes to start on this host, one for each GPU; on the CPU where there is none."""
+    nr: Annotated[int, tyro.conf.arg(aliases=["-nr"])] = 0
+    """Number of this host among --nodes, from 0."""
+    master_addr: str | None = None
+    """Address of the host with --nr 0, as the others reach it; needed for more than one node."""
+    master_port: int | None = None
+    """A free port of that host, the same on all nodes. none: 8888; on a single node whichever is free."""
+    network_interface: str | None = None
+    """Where hosts have several networks, the one between them, for example eth0 (`ip addr` lists them). none: what
+    the launcher or the environment says, else that of the host's own address."""
+    comm_timeout: float = 600.0
+    """Seconds that an exchange between the processes may take before it is reported as hung and the run ends; 0: for
+    ever."""
+    start_timeout: float = 120.0
+    """Seconds in which all processes must have found each other. (horovodrun has a --start-timeout of its own.)"""
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "gpus"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} is {getattr(self, name)}; expected at least 1")
+        if not 0 <= self.nr < self.nodes:
+            raise ValueError(
+                f"--nr is {self.nr}, of --nodes {self.nodes}; nodes are numbered from 0 to {self.nodes - 1}"
+            )
+        if self.nodes > 1 and self.master_addr is None:
+            raise ValueError(
+                f"--nodes {self.nodes} needs --master-addr: the address of the host with --nr 0, as the "
+                "others reach it, "
+                "for example --master-addr 10.0.0.1 (`ip addr` there shows it); the same on all nodes"
+            )
+        if self.master_port is not None and not 0 < self.master_port < 65536:
+            raise ValueError(f"--master-port is {self.master_port}; expected 1 to 65535")
+        if not 0 <= self.comm_timeout < float("inf"):
+            raise ValueError(
+                f"--comm-timeout is {self.comm_timeout}; expected seconds, or 0 to wait for ever"
+            )
+        if not 0 < self.start_timeout < float("inf"):
+            raise ValueError(f"--start-timeout is {self.start_timeout}; expected more than 0 seconds")
+
+    def start(self, arguments: Sequence[str] | None = None) -> int | None:
+        """Starts the processes of this host where --nodes or --gpus ask for them, and waits for their end.
+
+        arguments: of train.py, for each of them: RECIPE and its flags; none: they run the command line of this process.
+        Returns the exit status to end with; none: this process is itself one of those that train. Raises ValueError
+        where another launcher has started it already.
+        """
+        if comm.started_here():
+            own_launch.stay_with_parent()
+            return None
+        launch = comm.detect()
+        given = [
+            name for name in ("nodes", "gpus", "nr", "master_addr", "master_port") if self._is_given(name)
+        ]
+        flags = ", ".join(f"--{name.replace('_', '-')} {getattr(self, name)}" for name in given)
+        if given and launch.backend != "single":
+            raise ValueError(
+                f"{launch.launcher} has started this process as rank {launch.rank} of {launch.size}, and says "
+                "itself where "
+                f"the others are: leave {flags} away, or start without {launch.launcher}"
+            )
+        if self.nodes == self.gpus == 1:
+            if given:
+                print(f"note: {flags} without effect: one process, which needs no others", file=sys.stderr)
+            return None
+        port = self.master_port or (8888 if self.nodes > 1 else None)
+        command = own_launch.same_command()
+        if arguments is not None:
+            command = [sys.executable, str(_TRAIN), *arguments]
+        return own_launch.run(
+            command,
+            nodes=self.nodes,
+            gpus=self.gpus,
+            nr=self.nr,
+            master_addr=self.master_addr or "127.0.0.1",
+            master_port=port,
+        )
+
+    def join(self, device_type: str) -> World:
+        """The processes of this launch, met. device_type: "cpu" or "cuda"."""
+        world = comm.init(
+            device_type,
+            comm_timeout_s=self.comm_timeout,
+            start_timeout_s=self.start_timeout,
+            network_interface=self.network_interface,
+        )
+        if world.rank == 0:
+            self._tell(world)
+        return world
+
+    def _tell(self, world: World) -> None:
+        if world.backend == "torch" and world.size > 1 and not torch.cuda.is_available():
+            print(f"no GPU here: {world.size} processes on the CPU, over gloo", flush=True)
+        vain = {
+            "single": ("network_interface", "comm_timeout", "start_timeout"),
+            "horovod": ("start_timeout",),
+        }
+        for name in vain.get(world.backend, ()):
+            if self._is_given(name):
+                why = (
+                    "one process"
+                    if world.backend == "single"
+                    else "Horovod's launcher has its own --start-timeout"
+                )
+                print(f"note: --{name.replace('_', '-')} without effect: {why}", file=sys.stderr, flush=True)
+
+    def _is_given(self, name: str) -> bool:
+        return getattr(self, name) != next(f.default for f in fields(self) if f.name == name)
