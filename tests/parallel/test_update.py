@@ -145,8 +145,8 @@ def test_an_overflow_on_one_rank_skips_the_update_on_all(world, mode, compressio
     plain.precision.scaler.scale = 128.0
     for job in (plain, disturbed):
         make(job, micro_batches(world, 1, 1))
-    # Three summands: their order depends on which messages Horovod happened to send together.
-    allowed = 0.0 if world.size < 3 else 1e-5
+    # Three summands, in float16 even: their order depends on which messages Horovod happened to send together.
+    allowed = 0.0 if world.size < 3 else 2e-3
     for a, b in zip(everything(disturbed), everything(plain), strict=True):
         torch.testing.assert_close(a, b, rtol=allowed, atol=allowed)
 
