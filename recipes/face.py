@@ -38,7 +38,7 @@ from recipes.face_run import State, resume, write_results
 def main(arguments: list[str]) -> None:
     """Parse, put the parts together, train, write what came out."""
     config, notes = parse(arguments)
-    started = config.launch.start(["face", *arguments])
+    started = config.launch.start()
     if started is not None:
         raise SystemExit(started)
     if config.deterministic:
