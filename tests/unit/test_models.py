@@ -1,4 +1,6 @@
+import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -6,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partial_fc import models
+from partial_fc.models.convnet import ConvNet
+from partial_fc.models.iresnet import DEPTHS, IResNet
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -160,6 +164,80 @@ def test_the_last_layer_stays_fp32_under_autocast(name, last):
         assert model(torch.randn(2, 3, 16, 16)).dtype == torch.float32
     assert seen[-1] == (torch.float32, torch.float32)
     assert name == "mbf" or seen[0] == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("name", "wide"),
+    [("r18", ["fc", "features"]), ("tiny", ["fc", "features"]), ("mbf", ["conv_sep", "features"])],
+)
+def test_what_stays_fp32_beside_16_bit_weights(name, wide):
+    model = models.build(name, embedding_size=16, image_size=16)
+    kept = models.keeps_fp32(nn.Sequential(model))  # also where it is a part of another
+    for path, module in model.named_modules():
+        inside = any(path == layer or path.startswith(f"{layer}.") for layer in wide)
+        assert (module in kept) == (inside or isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)), path
+
+
+def test_a_model_that_names_nothing_keeps_its_batch_norms_fp32():
+    model = ConvNet()
+    assert models.keeps_fp32(model) == {model.layer1[1], model.layer2[1]}
+
+
+def with_half_weights(model: nn.Module) -> nn.Module:
+    model = copy.deepcopy(model)
+    kept = models.keeps_fp32(model)
+    for module in model.modules():
+        for p in module.parameters(recurse=False) if module not in kept else ():
+            p.data = p.data.half()
+    return model
+
+
+def features_and_gradients(model: nn.Module, image_B3HW: Tensor, weight_BD: Tensor) -> list[Tensor]:
+    feat_BD = model(image_B3HW.to(next(model.parameters()).dtype))
+    (feat_BD * weight_BD).sum().backward()
+    return [feat_BD.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def relative_error(found: list[Tensor], wanted: list[Tensor]) -> float:
+    """Of all values together; the largest ones count most."""
+    difference = torch.cat([(a - b).flatten() for a, b in zip(found, wanted, strict=True)])
+    return (difference.norm() / torch.cat([b.flatten() for b in wanted]).norm()).item()
+
+
+def narrow_r18(embedding_size: int, image_size: int) -> nn.Module:
+    """CPUs without fp16 arithmetic take a minute over the whole one."""
+    return IResNet(DEPTHS["r18"], embedding_size, image_size, widths=(8, 16, 24, 32))
+
+
+@pytest.mark.parametrize("build", [narrow_r18, partial(models.build, "mbf"), partial(models.build, "tiny")])
+def test_with_half_weights_features_are_fp32_and_no_worse_than_under_autocast(build):
+    torch.manual_seed(0)
+    model = build(embedding_size=16, image_size=16)
+    half = with_half_weights(model)
+    image, weight = torch.randn(6, 3, 16, 16), torch.randn(6, 16)
+    exact = features_and_gradients(copy.deepcopy(model).double(), image, weight)
+    with torch.autocast("cpu", dtype=torch.float16):
+        naive = features_and_gradients(copy.deepcopy(model), image, weight)
+    ours = features_and_gradients(half, image, weight)
+    assert ours[0].dtype == torch.float32
+    assert {p.dtype for p in half.parameters()} == {torch.float16, torch.float32}
+    assert all(p.grad.dtype == p.dtype for p in half.parameters() if p.grad is not None)
+    assert all(buffer.dtype != torch.float16 for buffer in half.buffers())
+    for found, autocast, wanted in ((ours[:1], naive[:1], exact[:1]), (ours[1:], naive[1:], exact[1:])):
+        assert relative_error(found, wanted) < 1.5 * relative_error(autocast, wanted) + 1e-3
+
+
+@pytest.mark.parametrize("name", ["r18", "mbf", "tiny"])
+def test_the_layout_in_memory_changes_nothing(name):
+    torch.manual_seed(0)
+    model = models.build(name, embedding_size=16, image_size=21).double()
+    image, weight = torch.randn(3, 3, 21, 21).double(), torch.randn(3, 16).double()
+    wanted = features_and_gradients(copy.deepcopy(model), image, weight)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for layout in (torch.contiguous_format, torch.channels_last):
+        found = features_and_gradients(copy.deepcopy(model), image.to(memory_format=layout), weight)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other)
 
 
 def test_dropout_acts_in_training_only():
