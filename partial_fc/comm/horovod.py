@@ -4,6 +4,8 @@ Horovod matches collectives by name, in whatever order ranks hand them in, and a
 Its own differentiable functions are not used: their backward averages again (who divides: optim/gradient_sync.py).
 """
 
+import math
+import os
 from collections.abc import Callable, Sequence
 
 import horovod.torch as hvd
@@ -18,7 +20,10 @@ class HorovodWorld(World):
 
     backend = "horovod"
 
-    def __init__(self, launch: Launch):
+    def __init__(self, launch: Launch, comm_timeout_s: float = 0.0):
+        if comm_timeout_s and not any(name.startswith("HOROVOD_STALL_") for name in os.environ):
+            # Horovod's own warning, which knows no steps, as a hint half-way to the end that the watch makes.
+            os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = str(max(60, math.ceil(comm_timeout_s / 2)))
         hvd.init()
         if (hvd.rank(), hvd.size()) != (launch.rank, launch.size):
             raise ValueError(
@@ -47,5 +52,5 @@ class HorovodWorld(World):
         handle = hvd.broadcast_async(t, root, name=name)
         return lambda: hvd.synchronize(handle)
 
-    def close(self) -> None:
+    def _leave(self) -> None:
         hvd.shutdown()

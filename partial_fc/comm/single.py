@@ -33,5 +33,5 @@ class SingleWorld(World):
             raise ValueError(f"{name}: root {root} does not exist in a world of one process")
         return t.clone
 
-    def close(self) -> None:
+    def _leave(self) -> None:
         pass

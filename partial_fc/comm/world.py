@@ -12,10 +12,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from partial_fc.comm.board import Board, Invitation
+from partial_fc.comm.journal import Call, Journal
 from partial_fc.comm.launch import Launch
+from partial_fc.comm.watch import Watch
 
 Op = Literal["sum", "max"]
 _REDUCIBLE = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
+_INVITATION_BYTES = 1024
 
 
 @dataclass
@@ -33,17 +37,37 @@ class Traffic:
         }
 
 
+class CollectiveError(RuntimeError):
+    """The backend gave a collective up: a rank has ended, or the ranks did not agree on it. Says which collective, the
+    step, this rank, and where the others are; what the backend raised is its __cause__."""
+
+
 class Pending:
     """A collective under way. `wait` returns its result; the input must not be written to before that."""
 
-    def __init__(self, world: "World", finish: Callable[[], Tensor]):
+    def __init__(self, world: "World", call: Call, finish: Callable[[], Tensor]):
         self._world = world
+        self._call = call
         self._finish = finish
 
     def wait(self) -> Tensor:
+        """Raises CollectiveError where the backend gives up."""
+        world, call = self._world, self._call
         started = time.perf_counter()
-        result = self._finish()
-        self._world.seconds_waiting += time.perf_counter() - started
+        call.waited_s = -1.0
+        world.journal.held_up.add(call)
+        try:
+            result = self._finish()
+        except RuntimeError as error:
+            raise world.failure(call, error) from error
+        if result.is_cuda and world.runs_ahead:
+            # The host goes on, and would first stand still at the next tensor that it reads: the call stays held up.
+            event = torch.cuda.Event()
+            event.record()
+            call.done = event.query
+        else:
+            world.journal.held_up.discard(call)
+        world.seconds_waiting += time.perf_counter() - started
         return result
 
 
@@ -64,9 +88,58 @@ class World(ABC):
         self.step = 0  # the update that is being made, counted from 1, for reports; whoever trains sets it
         self.traffic = Traffic()  # since the start
         self.seconds_waiting = 0.0  # since the start: time in which this process did nothing but wait
+        self.journal = Journal()
+        self._watch: Watch | None = None
 
     def __repr__(self) -> str:
         return f"rank {self.rank} of {self.size} ({self.backend})"
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Waiting for a collective of tensors on a GPU only orders the work there, and somebody watches that."""
+        return self.backend == "torch" and self._watch is not None
+
+    def watch(self, timeout_s: float, network_interface: str | None = None) -> None:
+        """From now on a collective that takes longer than timeout_s ends the processes of all ranks with a report that
+        names it, the step and the ranks that are missing. All ranks call this once, before any other collective.
+
+        timeout_s: 0 means never; then, and in a world of one process, nothing is done. network_interface: by which the
+        others reach rank 0, where hosts have several; None: any. Raises ValueError for a time that is none.
+        """
+        if not (math.isfinite(timeout_s) and timeout_s >= 0):
+            raise ValueError(
+                f"a collective's timeout of {timeout_s} s; expected a number of seconds, or 0 for no timeout"
+            )
+        if self.size == 1 or timeout_s == 0:
+            return
+        board = Board(self.size, self.local_size == self.size, network_interface) if self.rank == 0 else None
+        invitation = torch.zeros(_INVITATION_BYTES, dtype=torch.uint8)
+        if board:
+            data = board.invitation.to_bytes().ljust(_INVITATION_BYTES)
+            invitation = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        arrived = self._broadcast(invitation, 0, "comm/status_board")()
+        self._watch = Watch(self, timeout_s, Invitation.from_bytes(bytes(arrived.tolist())), board)
+
+    def failure(self, call: Call, error: RuntimeError) -> CollectiveError:
+        """What to raise in place of the backend's own words; the others are asked where they are."""
+        self.journal.held_up.discard(call)
+        if self._watch:
+            return CollectiveError(self._watch.why_failed(call, str(error)))
+        return CollectiveError(
+            f"collective {call.name} failed on rank {self.rank}, step {self.step}, call {call.nth} of that name: "
+            f"{error}"
+        )
+
+    def close(self) -> None:
+        """Leaves the other processes; no collective may follow."""
+        call = self.journal.begin("close")  # which may wait for the others
+        try:
+            self._leave()
+        finally:
+            self.journal.held_up.discard(call)
+        if self._watch:
+            self._watch.close()
+            self._watch = None
 
     def all_reduce(self, t: Tensor, op: Op = "sum", *, name: str) -> Tensor:
         """Sum or maximum over the ranks, elementwise; t has the same shape and dtype on all of them."""
@@ -86,8 +159,7 @@ class World(ABC):
         """What rank `root` holds in t. Shape and dtype are equal on all ranks."""
         self._count(name, t)
         wire, restore = _as_sent(t)
-        finish = self._broadcast(wire, root, name)
-        return Pending(self, lambda: restore(finish())).wait()
+        return self._start(name, lambda: self._broadcast(wire, root, name), restore).wait()
 
     def barrier(self, *, name: str = "barrier") -> None:
         """Returns when every rank has called it."""
@@ -100,10 +172,8 @@ class World(ABC):
                 f"{name}: {t.dtype} is not summed by every backend; convert to float32 or int64 first"
             )
         self._count(name, t)
-        return Pending(
-            self,
-            self._all_reduce(t if in_place else t.clone(memory_format=torch.contiguous_format), op, name),
-        )
+        total = t if in_place else t.clone(memory_format=torch.contiguous_format)
+        return self._start(name, lambda: self._all_reduce(total, op, name))
 
     def start_all_gather(self, t: Tensor, rows: Sequence[int] | None = None, *, name: str) -> Pending:
         """`all_gather`, in the background. rows: the number of rows of every rank, equal on all of them, where the
@@ -116,8 +186,7 @@ class World(ABC):
             )
         self._count(name, t)
         wire, restore = _as_sent(t)
-        finish = self._all_gather(wire, rows, name)
-        return Pending(self, lambda: restore(finish()))
+        return self._start(name, lambda: self._all_gather(wire, rows, name), restore)
 
     def start_reduce_scatter(self, t: Tensor, rows: Sequence[int], *, name: str) -> Pending:
         """`reduce_scatter`, in the background."""
@@ -126,7 +195,8 @@ class World(ABC):
                 f"{name}: rows {list(rows)} must name {self.size} ranks and add up to {t.shape[0]} rows"
             )
         self._count(name, t)
-        return Pending(self, self._reduce_scatter(t.contiguous(), rows, name))
+        parts = t.contiguous()
+        return self._start(name, lambda: self._reduce_scatter(parts, rows, name))
 
     def start_all_to_all(self, t: Tensor, *, name: str) -> Pending:
         """Block r of this rank's t goes to rank r, in the background: t (W * n, ...), of equal shape on all ranks,
@@ -137,8 +207,7 @@ class World(ABC):
             )
         self._count(name, t)
         wire, restore = _as_sent(t)
-        finish = self._all_to_all(wire, name)
-        return Pending(self, lambda: restore(finish()))
+        return self._start(name, lambda: self._all_to_all(wire, name), restore)
 
     @contextmanager
     def counted(self) -> Iterator[Traffic]:
@@ -150,6 +219,22 @@ class World(ABC):
             outer.calls.update(self.traffic.calls)
             outer.num_bytes.update(self.traffic.num_bytes)
             self.traffic = outer
+
+    def _start(
+        self,
+        name: str,
+        start: Callable[[], Callable[[], Tensor]],
+        restore: Callable[[Tensor], Tensor] | None = None,
+    ) -> Pending:
+        """Hands a collective to the backend, which may block right here; restore: what its result goes through."""
+        call = self.journal.begin(name)
+        try:
+            finish = start()
+        except RuntimeError as error:
+            raise self.failure(call, error) from error
+        finally:
+            self.journal.held_up.discard(call)
+        return Pending(self, call, finish if restore is None else lambda: restore(finish()))
 
     def _count(self, name: str, t: Tensor) -> None:
         self.traffic.calls[name] += 1
@@ -174,8 +259,7 @@ class World(ABC):
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]: ...
 
     @abstractmethod
-    def close(self) -> None:
-        """Leaves the other processes; no collective may follow."""
+    def _leave(self) -> None: ...
 
 
 def _as_sent(t: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

@@ -109,3 +109,25 @@ def test_traffic_is_counted_by_name(world):
         world.barrier(name="t/b")
     assert traffic.calls == {"t/a": 2, "t/b": 1}
     assert traffic.num_bytes["t/a"] == 48
+
+
+def test_every_rank_is_watched_and_says_where_it_is(world):
+    if world.size == 1:
+        assert world._watch is None
+        return
+    world.step = 17
+    world.all_reduce(torch.ones(2), name="t/watched")
+    seen = world._watch.look(world.journal.newest)
+    assert [s.rank for s in seen] == list(range(world.size))
+    assert all(s.link == "open" and s.answered and s.place.has_started for s in seen), seen
+    assert {s.place.step for s in seen} == {17}
+    world.barrier(name="t/all_have_looked")
+    world.step = 0
+
+
+def test_ranks_count_collectives_alike_and_are_held_up_by_none(world):
+    world.all_reduce(torch.ones(2), name="t/count")
+    call = world.journal.newest
+    counted = world.all_gather(torch.tensor([[call.nth, call.number]]), name="t/counted")
+    assert counted.tolist() == [[call.nth, call.number]] * world.size
+    assert not world.journal.held_up

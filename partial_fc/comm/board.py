@@ -1,0 +1,207 @@
+"""The status board: every rank keeps a connection to rank 0, says now and then where it is, and answers questions.
+
+The operating system closes the connections of a process that dies, so the board knows of that at once. A stopped
+process, or a host whose cable was pulled, does not answer. Messages are JSON, one a line.
+
+    rank -> board   {"hello": token, "place": {...}}   {"place": {...}}   {"ask": {...}}   {"told": ""}   {"bye": why}
+    board -> rank   {"welcome": token}   {"question": {...}}   {"found": [...]}   {"asked_by": r}   {"end": r}
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import psutil
+
+from partial_fc.comm.report import Place, Seen
+
+ANSWER_S = 3.0  # a rank that has not answered by then gives no sign of life
+_LINE_BYTES = 64 << 20  # the longest line: what is known of very many ranks
+
+
+@dataclass
+class Invitation:
+    """How the other ranks find the board."""
+
+    port: int
+    token: str  # who does not know it is not let in
+    addresses: list[str]  # to be tried in this order
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Invitation":
+        return cls(**json.loads(data))
+
+
+@dataclass
+class _Guest:
+    """A rank, as the board knows it."""
+
+    rank: int
+    link: str = "never"
+    writer: asyncio.StreamWriter | None = None
+    heard: float = field(default_factory=time.monotonic)
+    newest: bytes = b""  # its place, not read before somebody asks
+    answered: bool = False
+    farewell: str = ""
+
+    def seen(self) -> Seen:
+        place = Place(**json.loads(self.newest)["place"]) if self.newest else None
+        age_s = time.monotonic() - self.heard
+        return Seen(self.rank, self.link, age_s, self.answered, place, self.farewell)  # type: ignore[arg-type]
+
+
+class Board:
+    """Served by a thread of rank 0 until its process ends: ranks at work may still ask when rank 0 has left."""
+
+    def __init__(self, size: int, one_host: bool, network_interface: str | None = None):
+        self._guests = [_Guest(rank) for rank in range(size)]
+        self._hanging: int | None = None  # the rank that reports a hang, which ends the job
+        self._asking = asyncio.Lock()  # questions follow one another
+        self._news = asyncio.Event()
+        addresses = ["127.0.0.1"] if one_host else own_addresses(network_interface)
+        only = addresses[0] if one_host or network_interface else ""
+        self.socket = socket.create_server((only, 0), backlog=min(size, 1024))
+        self.invitation = Invitation(self.socket.getsockname()[1], secrets.token_hex(16), addresses)
+        _allow_open_files(size + 256)
+
+    async def serve(self) -> None:
+        await asyncio.start_server(self._guest_comes, sock=self.socket, limit=_LINE_BYTES)
+
+    async def _guest_comes(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        guest: _Guest | None = None
+        try:
+            hello = json.loads(await asyncio.wait_for(reader.readline(), 10.0))
+            if not secrets.compare_digest(str(hello["hello"]), self.invitation.token):
+                return
+            guest = self._guests[hello["place"]["rank"]]
+            guest.writer, guest.link, guest.heard = writer, "open", time.monotonic()
+            guest.newest = json.dumps({"place": hello["place"]}).encode()
+            send(writer, {"welcome": self.invitation.token})
+            while line := await reader.readline():
+                guest.heard = time.monotonic()
+                await self._take(guest, line)
+        except (OSError, ValueError, KeyError, TypeError, IndexError, TimeoutError):
+            pass  # a stranger who speaks something else, or a connection that broke: seen below
+        finally:
+            if guest and guest.writer is writer:
+                guest.writer = None
+                guest.heard = time.monotonic()
+                guest.link = "left" if guest.farewell else "lost"
+                self._news.set()
+            writer.close()
+
+    async def _take(self, guest: _Guest, line: bytes) -> None:
+        if line.startswith(b'{"place"'):  # nearly all of them
+            guest.newest = line
+            if b'"has_started": null' not in line:
+                guest.answered = True
+                self._news.set()
+            return
+        message: dict[str, Any] = json.loads(line)
+        if "ask" in message:
+            # In a task of its own: this guest's answer to its own question comes over the same connection.
+            asyncio.get_running_loop().create_task(self._ask(guest, message["ask"]))
+        elif "told" in message:
+            for other in self._guests:
+                send(other.writer, {"end": guest.rank})
+        elif "bye" in message:
+            guest.farewell = message["bye"]
+
+    async def _ask(self, guest: _Guest, question: dict[str, Any]) -> None:
+        if question["hangs"]:
+            if self._hanging is not None:
+                send(guest.writer, {"asked_by": self._hanging})
+                return
+            self._hanging = guest.rank
+        async with self._asking:
+            for other in self._guests:
+                other.answered = False
+                send(other.writer, {"question": question})
+            until = time.monotonic() + ANSWER_S
+            while any(g.link == "open" and not g.answered for g in self._guests):
+                self._news.clear()
+                try:
+                    await asyncio.wait_for(self._news.wait(), until - time.monotonic())
+                except TimeoutError:
+                    break
+            send(guest.writer, {"found": [asdict(g.seen()) for g in self._guests]})
+
+
+def send(writer: asyncio.StreamWriter | None, message: dict[str, Any]) -> None:
+    """To a guest that may be gone: then its connection says so to the one that reads from it."""
+    if writer is not None and not writer.is_closing():
+        with contextlib.suppress(OSError):
+            writer.write(json.dumps(message).encode() + b"\n")
+
+
+def seen_from(found: Sequence[dict[str, Any]]) -> list[Seen]:
+    """What `Board` sent, as it was."""
+    return [Seen(**{**s, "place": Place(**s["place"]) if s["place"] else None}) for s in found]
+
+
+async def join(
+    invitation: Invitation, place: Place, seconds: float
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    """A connection to the board at the first address where it is; None where it is at none of them.
+
+    A host may have addresses that mean another host elsewhere (a container's bridge), hence the token both ways.
+    """
+    for address in invitation.addresses:
+        writer = None
+        try:
+            async with asyncio.timeout(seconds):
+                reader, writer = await asyncio.open_connection(address, invitation.port, limit=_LINE_BYTES)
+                send(writer, {"hello": invitation.token, "place": asdict(place)})
+                if json.loads(await reader.readline())["welcome"] == invitation.token:
+                    return reader, writer
+        except (OSError, ValueError, KeyError, TypeError):
+            if writer is not None:
+                writer.close()
+    return None
+
+
+def own_addresses(network_interface: str | None = None) -> list[str]:
+    """Addresses by which other hosts may reach this one, the likely ones first.
+
+    network_interface: the only one to be used. Raises ValueError where it has no IPv4 address.
+    """
+    address = {
+        name: e.address
+        for name, found in psutil.net_if_addrs().items()
+        for e in found
+        if e.family == socket.AF_INET
+    }
+    if network_interface:
+        if network_interface not in address:
+            raise ValueError(
+                f"--network-interface {network_interface}: no IPv4 address there; this host has {address}"
+            )
+        return [address[network_interface]]
+    told = [
+        address.get(name.removeprefix("="))
+        for variable in ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        for name in os.environ.get(variable, "").split(",")
+    ]
+    given = os.environ.get("MASTER_ADDR")  # torchrun's rank 0
+    found = [a for a in (*told, given, *address.values(), socket.gethostname()) if a]
+    from_outside = [a for a in found if not a.startswith("127.") and a != "localhost"]
+    return list(dict.fromkeys(from_outside)) or ["127.0.0.1"]
+
+
+def _allow_open_files(num: int) -> None:
+    """A connection is an open file, and systems allow 1,024 of them unless asked."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < num:
+        most = num if hard == resource.RLIM_INFINITY else min(num, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
