@@ -1,0 +1,117 @@
+"""No two flags of recipe `face` go together silently wrong: every pair of settings either trains, or is refused at the
+start with the reason."""
+
+import dataclasses
+import itertools
+import math
+import random
+
+import pytest
+
+from recipes.face_config import parse
+from tests.recipes.conftest import losses, train_several
+
+SETTINGS = {
+    "precision": ("fp32", "bf16", "fp16", "fp16-o2", "fp64"),
+    "gradient_compression": ("none", "fp16", "bf16", "2bit", "powersgd"),
+    "accumulate": (1, 2),
+    "activation_checkpointing": (True, False),
+    "channels_last": (True, False),
+    "sync_bn": (True, False),
+    "clip": (0.0, 1.0),
+    "head_clip": (0.0, 1.0),
+    "optimizer": ("sgd", "adamw"),
+    "head_impl": ("auto", "plain", "cpu"),
+    "loss": ("cosface", "adaface", "curricularface"),
+    "sample_rate": (1.0, 0.3),
+    "centre_dtype": ("fp32", "bf16"),
+    "head_catch_up": ("none", "exact"),
+    "hard_negatives": (0, 2),
+    "label_smoothing": (0.0, 0.1),
+}
+# What is refused, and a word of the reason.
+REFUSED = {
+    (("precision", "fp64"), ("centre_dtype", "bf16")): "centre-dtype",
+    (("precision", "fp64"), ("head_impl", "cpu")): "fp64 goes with plain",
+    (("accumulate", 2), ("loss", "adaface")): "averages over whole batches",
+    (("accumulate", 2), ("loss", "curricularface")): "averages over whole batches",
+    (("sample_rate", 1.0), ("hard_negatives", 2)): "without sampling",
+    (("loss", "curricularface"), ("label_smoothing", 0.1)): "not defined there",
+}
+PAIRS = [
+    ((one, a), (other, b))
+    for one, other in itertools.combinations(SETTINGS, 2)
+    for a in SETTINGS[one]
+    for b in SETTINGS[other]
+]
+FIXED = (
+    "--dataset synthetic --num-classes 60 --num-images 400 --backbone tiny --image-size 24 --embedding-size 16 "
+    "--batch-size 6 --max-steps 3 --warmup-steps 0 --telemetry-every 1 --seed 3"
+)
+
+
+def flags(chosen: dict) -> str:
+    words = ["--margins None"]
+    for name, value in chosen.items():
+        flag = name.replace("_", "-")
+        words.append(f"--{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--{flag} {value}")
+    return " ".join(words)
+
+
+def refusals(chosen: dict) -> list[str]:
+    return [reason for pair, reason in REFUSED.items() if set(pair) <= set(chosen.items())]
+
+
+def test_exactly_the_known_pairs_are_refused_at_the_start():
+    config, _ = parse(FIXED.split())
+    for pair in PAIRS:
+        chosen = {"sample_rate": 0.3, **dict(pair)}
+        if reasons := refusals(chosen):
+            with pytest.raises(ValueError, match=reasons[0]):
+                dataclasses.replace(config, **chosen)
+        else:
+            dataclasses.replace(config, **chosen)
+
+
+def runs_that_cover_all_pairs() -> list[dict]:
+    """Few combinations in which every pair that is not refused occurs."""
+    generator = random.Random(0)
+    left = {pair for pair in PAIRS if not refusals(dict(pair))}
+    found = []
+    while left:
+        best: tuple[int, dict] = (0, {})
+        for _ in range(60):
+            chosen = dict(generator.choice(sorted(left, key=str)))
+            for name in generator.sample(list(SETTINGS), len(SETTINGS)):
+                if name not in chosen:
+                    legal = [v for v in SETTINGS[name] if not refusals({**chosen, name: v})]
+                    if not legal:
+                        break
+                    generator.shuffle(legal)
+                    chosen[name] = max(
+                        legal,
+                        key=lambda v: sum(
+                            ((n, w), (name, v)) in left or ((name, v), (n, w)) in left
+                            for n, w in chosen.items()
+                        ),
+                    )
+            else:
+                chosen = {name: chosen[name] for name in SETTINGS}
+                covered = sum(pair in left for pair in itertools.combinations(chosen.items(), 2))
+                best = max(best, (covered, chosen), key=lambda x: x[0])
+        found.append(best[1])
+        left -= set(itertools.combinations(best[1].items(), 2))
+    return found
+
+
+def test_all_other_pairs_train(tmp_path):
+    runs = {
+        tmp_path / str(number): f"{FIXED} {flags(chosen)}"
+        for number, chosen in enumerate(runs_that_cover_all_pairs())
+    }
+    train_several(runs)
+    for models_root, words in runs.items():
+        found = losses(models_root)
+        assert len(found) == 3, words
+        # An update that a loss scale skips says so; its loss is finite all the same.
+        assert all(math.isfinite(loss) for loss in found), words
