@@ -5,99 +5,201 @@ rows. So a rank's backbone gradient is its part of the whole, the parts are adde
 divided, here or later.
 """
 
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from partial_fc.comm import Pending, World
+from partial_fc.optim.exchange import Exchange, Unit, build_exchange
+from partial_fc.optim.exchange.base import Stages
+from partial_fc.optim.exchange.bucket import buckets_of
 
 # Enough for a link's bandwidth; a small network gets four smaller ones, so that they leave during backward.
 BUCKET_BYTES = 4 << 20
 
 
+@dataclass(frozen=True)
+class StepBytes:
+    """Of one update, on this rank."""
+
+    gradient: int  # the gradients as stored: what an exchange of kind "none" hands in
+    handed_in: (
+        float  # what was given to the collectives, on average; see `optim.exchange` for what a link carries
+    )
+
+
 class GradientSync:
-    """Sums the gradients of a module over the ranks, bucket by bucket, while backward is still running.
+    """Sums gradients over the ranks, bucket by bucket, while backward is still running.
 
         sync.zero()
         feat.backward(...)     # buckets leave as soon as they are full
         sync.wait()            # every p.grad now holds the sum over ranks
 
+    Several backwards for one update: all but the last inside `with sync.hold()`.
+
     The gradients live in the buckets (p.grad are views into them), so nothing is copied. Buckets leave in one fixed
-    order, the reverse of the module's, on all ranks: torch.distributed matches collectives by order.
+    order, the order in which backward fills them, on all ranks: torch.distributed matches collectives by order. How a
+    bucket is summed is the exchange's business; one that takes several messages sends the later ones in `wait`.
+
+    After `wait`, gradients are without the loss scale. Those of float16 and bfloat16 parameters, in which small values
+    would vanish then, are float32 and stand in `gradient_of` only: their p.grad is of no use to an optimiser.
     """
 
-    def __init__(self, module: nn.Module, world: World, bucket_bytes: int | None = None):
+    def __init__(
+        self,
+        parameters: nn.Module | Iterable[tuple[str, nn.Parameter]],
+        world: World,
+        bucket_bytes: int | None = None,
+        exchange: Exchange | None = None,
+        *,
+        overlap: bool = True,
+    ):
+        """parameters: a module, or names and parameters in the order in which forward uses them; those that require no
+        gradient are left out. overlap: whether buckets leave during backward; without, all leave in `wait`, which
+        only a measurement wants."""
+        named = parameters.named_parameters() if isinstance(parameters, nn.Module) else parameters
+        in_backward_order = [(name, p) for name, p in reversed(list(named)) if p.requires_grad]
+        if not in_backward_order:
+            raise ValueError("no parameter requires a gradient: there is nothing to exchange")
         self._world = world
-        parameters = [p for p in reversed(list(module.parameters())) if p.requires_grad]
-        total_bytes = sum(p.numel() * p.element_size() for p in parameters)
-        bucket_bytes = bucket_bytes or min(BUCKET_BYTES, total_bytes // 4)
-        self._buckets = [_Bucket(group) for group in _grouped(parameters, bucket_bytes)]
-        self._pending: list[Pending] = []
+        self._overlap = overlap
+        self._exchange = exchange or build_exchange("none")
+        total_bytes = sum(p.numel() * p.element_size() for _, p in in_backward_order)
+        if bucket_bytes is None:
+            bucket_bytes = min(BUCKET_BYTES, total_bytes // 4)
+        self._buckets = buckets_of(in_backward_order, bucket_bytes)
+        self._unit = Unit()
+        self._under_way: list[
+            tuple[Stages, Pending | None]
+        ] = []  # of the buckets that have left; None: it is done
+        self._holding = False
+        self._summed = False  # since zero()
+        self._can_undo = False
+        self._num_updates = 0
+        self._bytes_handed_in = 0
+        # Where the sum of each parameter's gradient stands after `wait`: p.grad, or a float32 tensor.
+        self.gradient_of: dict[nn.Parameter, Tensor] = {}
+        self._exchange.prepare(self._buckets)
         for number, bucket in enumerate(self._buckets):
+            self.gradient_of.update(zip(bucket.parameters, bucket.views(bucket.summed), strict=True))
             for p in bucket.parameters:
                 p.register_post_accumulate_grad_hook(lambda _, number=number: self._arrived(number))
 
-    def zero(self) -> None:
-        """Before backward: all gradients 0."""
+    def zero(self, loss_scale: float = 1.0, global_batch: int | None = None) -> None:
+        """Before the first backward of an update: all gradients 0.
+
+        loss_scale: what the loss is multiplied by. global_batch: over how many images it is the mean, of all ranks and
+        all backwards of this update; compression 2bit needs it.
+        """
+        if self._under_way:
+            raise ValueError("zero() while gradients are on their way: call wait() first")
+        if self._exchange.needs_global_batch and global_batch is None:
+            raise ValueError(f"gradient compression {self._exchange.kind} needs zero(global_batch=)")
+        self._unit = Unit(loss_scale, global_batch)
+        self._summed = self._can_undo = False
         for bucket in self._buckets:
             bucket.flat.zero_()
             bucket.num_missing = len(bucket.parameters)
 
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Backwards inside only add up here; nothing leaves."""
+        if self._under_way:
+            raise ValueError(
+                "hold() after gradients have left: all backwards but an update's last belong inside"
+            )
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+
+    @torch.no_grad()
     def wait(self) -> None:
         """After backward. Parameters that took no part in it count as gradient 0."""
+        if self._summed:
+            raise ValueError(
+                "wait() twice without zero() between: gradients would be summed over the ranks again"
+            )
         self._start(len(self._buckets))
-        for pending in self._pending:
-            pending.wait()
-        self._pending = []
+        # Stage by stage, in the order of the buckets: the same on all ranks.
+        while any(pending for _, pending in self._under_way):
+            for number, (stages, pending) in enumerate(self._under_way):
+                if pending is not None:
+                    self._under_way[number] = (stages, self._next(stages, pending.wait()))
+        self._under_way = []
+        self._summed = self._can_undo = True
+        self._num_updates += 1
+
+    def undo(self) -> None:
+        """After `wait`, when the update is not made (an overflow): what a compression remembers is as before it."""
+        if not self._can_undo:
+            raise ValueError("undo() has one wait() to undo at most, and none was made since the last")
+        self._exchange.undo()
+        self._can_undo = False
+
+    def finite(self) -> Tensor:
+        """Whether all summed gradients are finite: bool scalar. Equal on all ranks where the sums are."""
+        return torch.stack([bucket.summed.isfinite().all() for bucket in self._buckets]).all()
 
     def square_sum(self) -> Tensor:
         """Sum of squares of the summed gradient: float64 scalar, equal on all ranks."""
-        return torch.stack([bucket.flat.double().square().sum() for bucket in self._buckets]).sum()
+        return torch.stack([bucket.summed.double().square().sum() for bucket in self._buckets]).sum()
 
     def scale(self, factor: float) -> None:
-        """Multiplies all gradients."""
+        """Multiplies all summed gradients."""
         for bucket in self._buckets:
-            bucket.flat.mul_(factor)
+            bucket.summed.mul_(factor)
+
+    def state(self) -> dict[str, Tensor]:
+        """What a compression remembers, for a checkpoint: of this rank (see `Exchange.state`, `exchange.joined`)."""
+        return self._exchange.state()
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what `state` gave. Raises ValueError for another network's or another compression's."""
+        self._exchange.load_state(state)
+        self._can_undo = False
+
+    def step_bytes(self) -> StepBytes:
+        """How many bytes the updates since the start took."""
+        gradient = sum(bucket.num_bytes() for bucket in self._buckets)
+        return StepBytes(gradient, self._bytes_handed_in / max(1, self._num_updates))
 
     def _arrived(self, number: int) -> None:
-        self._buckets[number].num_missing -= 1
-        first = len(self._pending)
+        if self._holding:
+            return
+        bucket = self._buckets[number]
+        bucket.num_missing -= 1
+        if number < len(self._under_way) or self._summed:
+            raise ValueError(
+                f"a gradient of {bucket.name} ({bucket.names[0]} and others) arrived after this bucket had left: call "
+                "zero() before an update's first backward, and make all but its last inside hold()"
+            )
+        first = len(self._under_way)
         while first < len(self._buckets) and self._buckets[first].num_missing == 0:
             first += 1
-        self._start(first)
+        if self._overlap:
+            self._start(first)
 
+    @torch.no_grad()
     def _start(self, stop: int) -> None:
         """Hands out buckets up to `stop` that have not left yet."""
-        for number in range(len(self._pending), stop):
-            flat = self._buckets[number].flat
-            name = f"backbone/gradient_{number}"
-            self._pending.append(self._world.start_all_reduce(flat, name=name, in_place=True))
+        for bucket in self._buckets[len(self._under_way) : stop]:
+            stages = self._exchange.run(bucket, self._unit, self._world)
+            self._under_way.append((stages, self._next(stages)))
 
-
-class _Bucket:
-    def __init__(self, parameters: list[nn.Parameter]):
-        self.parameters = parameters
-        self.flat = parameters[0].new_zeros(sum(p.numel() for p in parameters))
-        self.num_missing = len(parameters)
-        for p, part in zip(parameters, self.flat.split([p.numel() for p in parameters]), strict=True):
-            # In the parameter's own memory layout (channels-last, say), or backward would have to transpose.
-            p.grad = part.as_strided(p.shape, p.stride(), part.storage_offset())
-
-
-def _grouped(parameters: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    groups: list[list[nn.Parameter]] = []
-    room = 0
-    for p in parameters:
-        num_bytes = p.numel() * p.element_size()
-        if (
-            not groups
-            or num_bytes > room
-            or (p.dtype, p.device) != (groups[-1][0].dtype, groups[-1][0].device)
-        ):
-            groups.append([])
-            room = bucket_bytes
-        groups[-1].append(p)
-        room -= num_bytes
-    return groups
+    def _next(self, stages: Stages, arrived: Tensor | None = None) -> Pending | None:
+        """A bucket's next message under way; None: its sum is there."""
+        before = self._world.traffic.num_bytes.total()
+        try:
+            return next(stages) if arrived is None else stages.send(arrived)
+        except StopIteration:
+            return None
+        finally:
+            self._bytes_handed_in += self._world.traffic.num_bytes.total() - before
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """The backbone's gradient of W ranks is that of one process with the whole batch: who divides by what, pinned."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -74,6 +76,99 @@ def test_parameters_that_took_no_part_have_gradient_zero(world):
         sync.wait()
     assert torch.count_nonzero(module["unused"].weight.grad) == 0
     assert torch.equal(module["used"].bias.grad, torch.full((4,), 2.0 * world.size))
+
+
+def small(dtypes=(torch.float32, torch.float32)) -> dict[str, nn.Parameter]:
+    """Parameters (3, 4), alternating over the dtypes."""
+    return {f"p{i}": nn.Parameter(torch.ones(3, 4, dtype=dtypes[i % len(dtypes)])) for i in range(6)}
+
+
+def backward(named, factor=1.0):
+    sum(factor * p.float().sum() for p in named.values()).backward()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_buckets_leave_during_backward_unless_told_otherwise(world, overlap):
+    named = small()
+    sync = GradientSync(named.items(), world, bucket_bytes=100, overlap=overlap)
+    for _ in range(2):
+        sync.zero(loss_scale=4.0)
+        with world.counted() as traffic:
+            backward(named, 4.0)
+            assert len(traffic.calls) == (3 if overlap else 0)
+            sync.wait()
+        assert traffic.calls == {f"backbone/gradient_{i}": 1 for i in range(3)}
+        assert all(torch.equal(p.grad, torch.full((3, 4), float(world.size))) for p in named.values())
+    assert sync.step_bytes().gradient == 6 * 12 * 4
+    assert sync.step_bytes().handed_in == 6 * 16 * 4  # with what fills up a parameter's last word
+
+
+def test_layers_of_two_dtypes_share_two_buckets_that_leave_as_they_fill(world):
+    """Not one a layer; and the one that fills up first leaves first, whichever was opened first."""
+    named = small((torch.float16, torch.float32))
+    sync = GradientSync(named.items(), world, bucket_bytes=1 << 20)
+    sync.zero()
+    with world.counted() as traffic:
+        backward(named)
+        sync.wait()
+    # Backward ends with p0, of float16; 48 values with what fills up their words.
+    assert dict(traffic.num_bytes) == {"backbone/gradient_0": 48 * 4, "backbone/gradient_1": 48 * 2}
+    for p in named.values():
+        total = sync.gradient_of[p]
+        assert total.dtype == torch.float32
+        assert torch.equal(total, torch.full((3, 4), float(world.size)))
+    assert sync.square_sum() == 6 * 12 * world.size**2
+
+
+def test_backwards_inside_hold_add_up_and_nothing_leaves(world):
+    named = small()
+    sync = GradientSync(named.items(), world, bucket_bytes=100)
+    for _ in range(2):
+        sync.zero()
+        with world.counted() as traffic, sync.hold():
+            for _ in range(3):
+                backward(named, 1.0 + world.rank)
+        assert not traffic.calls
+        backward(named, 1.0 + world.rank)
+        sync.wait()
+        expected = 4.0 * sum(range(1, world.size + 1))
+        assert all(torch.equal(p.grad, torch.full((3, 4), expected)) for p in named.values())
+
+
+def test_what_would_sum_twice_or_too_early_is_refused(world):
+    named = small()
+    sync = GradientSync(named.items(), world, bucket_bytes=100)
+    backward(named)
+    with pytest.raises(ValueError, match=r"zero\(\) while gradients are on their way"):
+        sync.zero()
+    with pytest.raises(ValueError, match=r"hold\(\) after gradients have left"), sync.hold():
+        pass
+    with pytest.raises(ValueError, match="arrived after this bucket had left"):
+        backward(named)
+    sync.wait()
+    with pytest.raises(ValueError, match="arrived after this bucket had left"):
+        backward(named)
+    with pytest.raises(ValueError, match=r"wait\(\) twice"):
+        sync.wait()
+    sync.undo()
+    with pytest.raises(ValueError, match=r"undo\(\) has one wait"):
+        sync.undo()
+    with pytest.raises(ValueError, match="no parameter requires a gradient"):
+        GradientSync(nn.Linear(2, 2).requires_grad_(False), world)
+    with pytest.raises(
+        ValueError, match=r"bfloat16, which not every backend sums; use gradient compression bf16"
+    ):
+        GradientSync(nn.Linear(2, 2).bfloat16(), world)
+
+
+def test_one_rank_that_is_not_finite_is_seen_by_all(world):
+    named = small()
+    sync = GradientSync(named.items(), world)
+    for factor in (1.0, math.inf, 1.0):
+        sync.zero()
+        backward(named, factor if world.rank == world.size - 1 else 1.0)
+        sync.wait()
+        assert sync.finite().item() == (factor == 1.0)
 
 
 def test_broadcast_makes_all_ranks_start_like_rank_0(world):

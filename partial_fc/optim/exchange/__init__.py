@@ -1,0 +1,41 @@
+"""How a bucket of gradients is summed over the ranks: as it is, or in fewer bytes.
+
+    kind       bytes handed in for n fp32 values   the sum is that of
+    none       4 n                                 the gradients
+    fp16       2 n                                 the gradients rounded to float16, added up in float16
+    bf16       2 n + 2 n / W                       the gradients rounded to bfloat16, added up in float32
+    2bit       n / 4                               -t, 0 or t a value; what that leaves out is owed (two_bit.py)
+    powersgd   4 r (a + b) for a matrix of a x b   matrices of rank r; what they leave out is owed (powersgd.py)
+
+A rank's link carries 2 (W - 1) / W times the message of an all-reduce; bf16, whose two messages are its two halves, the
+same as fp16. The codes of 2bit are gathered: W - 1 times the message, at W = 32 as much as fp32 and at W = 16 as much
+as fp16. Beyond that another kind takes less.
+"""
+
+from typing import Literal, get_args
+
+from partial_fc.optim.exchange.base import Exchange, Unit, joined
+from partial_fc.optim.exchange.bucket import Bucket
+from partial_fc.optim.exchange.powersgd import PowerSGD
+from partial_fc.optim.exchange.reduced import AsStored, BFloat16, Float16
+from partial_fc.optim.exchange.two_bit import TwoBit
+
+Kind = Literal["none", "fp16", "bf16", "2bit", "powersgd"]
+
+__all__ = ["Bucket", "Exchange", "Kind", "Unit", "build_exchange", "joined"]
+
+
+def build_exchange(kind: Kind, *, threshold: float = 0.5, rank: int = 4, seed: int = 0) -> Exchange:
+    """One for one GradientSync. threshold: of 2bit, in units of the gradient summed over images; rank: of powersgd's
+    matrices; seed: of powersgd's first guess. Raises ValueError for what is none of these or cannot work."""
+    if kind == "none":
+        return AsStored()
+    if kind == "fp16":
+        return Float16()
+    if kind == "bf16":
+        return BFloat16()
+    if kind == "2bit":
+        return TwoBit(threshold)
+    if kind == "powersgd":
+        return PowerSGD(rank, seed)
+    raise ValueError(f"gradient compression {kind!r} is none of {', '.join(get_args(Kind))}")

@@ -1,0 +1,93 @@
+"""What every exchange of gradients has in common, and how the memory of W ranks becomes that of another number."""
+
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from partial_fc.comm import Pending, World
+from partial_fc.optim.exchange.bucket import Bucket
+
+# Yields the message that it waits for, is resumed with what arrived, and may start another.
+Stages = Generator[Pending, Tensor, None]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What the gradients of one update are measured in."""
+
+    loss_scale: float = 1.0  # they are those of the loss times this
+    global_batch: int | None = None  # they are the mean over so many images, accumulated ones included
+
+
+class Exchange:
+    """A way to sum buckets over the ranks. What it remembers of them is for one GradientSync only."""
+
+    kind: Literal["none", "fp16", "bf16", "2bit", "powersgd"]
+    needs_global_batch = False
+
+    def prepare(self, buckets: list[Bucket]) -> None:
+        """Once, before anything runs. Raises ValueError where this kind cannot take a bucket's dtype."""
+
+    def run(self, bucket: Bucket, unit: Unit, world: World) -> Stages:
+        """From bucket.flat, this rank's gradient, to bucket.summed, the sum over the ranks without the loss scale. The
+        same number of messages on all ranks. A value that is not finite on one rank is not finite on any after it."""
+        raise NotImplementedError
+
+    def undo(self) -> None:
+        """The update that the last exchange was for is not made: what is remembered is again as it was before."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What is remembered, as 'residual/<parameter>' (what this rank owes: every rank's is different) and
+        'q/<parameter>' (equal on all ranks); copies."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what `state` gave to this rank, or `joined`. Raises ValueError for another network's."""
+        check_names(self.kind, state, {})
+
+
+def check_names(kind: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Raises ValueError unless the state has the tensors of `own`, by name and shape."""
+    for name in sorted(own.keys() - state.keys()):
+        raise ValueError(
+            f"gradient compression {kind}: the state has no {name}; was it saved by another kind?"
+        )
+    for name in sorted(state.keys() - own.keys()):
+        raise ValueError(
+            f"gradient compression {kind}: the state's {name} belongs to nothing here; was it saved by another kind, "
+            "or for another network?"
+        )
+    for name, t in own.items():
+        if state[name].shape != t.shape:
+            raise ValueError(
+                f"gradient compression {kind}: {name} has shape {tuple(state[name].shape)} in the state; "
+                f"expected {tuple(t.shape)}"
+            )
+
+
+def joined(states: Iterable[Mapping[str, Tensor]], num_ranks: int) -> dict[str, Tensor]:
+    """The states of all ranks that saved -> the state of each of `num_ranks` ranks that go on.
+
+    What the ranks owe together stays the same: each new one takes an equal part of the sum. (For the same number of
+    ranks this is not needed: each loads its own.) states: one after the other, so that not all need be in memory.
+    """
+    total: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    for number, state in enumerate(states):
+        if number and state.keys() != total.keys():
+            raise ValueError(f"state {number} names other tensors than state 0: they are not of one run")
+        for name, t in state.items():
+            if name in total and t.shape != total[name].shape:
+                raise ValueError(
+                    f"state {number}: {name} has shape {tuple(t.shape)}, {tuple(total[name].shape)} before"
+                )
+            if name not in total:
+                total[name], dtypes[name] = t.double(), t.dtype
+            elif name.startswith("residual/"):
+                total[name] = total[name] + t
+    for name, t in total.items():
+        total[name] = (t / num_ranks if name.startswith("residual/") else t).to(dtypes[name])
+    return total

@@ -1,0 +1,66 @@
+"""Gradients that travel together."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+# Each parameter begins at a multiple of so many values: its 2-bit codes fill whole words.
+ALIGNMENT = 16
+
+
+class Bucket:
+    """Parameters of one dtype on one device. Their gradients, p.grad, are views into `flat`.
+
+    `summed` is where an exchange leaves the sum over the ranks: `flat` itself, but a float32 tensor beside it where the
+    parameters are narrower, as a sum freed of the loss scale would vanish in float16. Between the parameters both hold
+    zeros.
+    """
+
+    def __init__(self, number: int, named: list[tuple[str, nn.Parameter]]):
+        self.number = number
+        self.name = f"backbone/gradient_{number}"  # of its first message
+        self.names = [name for name, _ in named]
+        self.parameters = [p for _, p in named]
+        self.num_missing = len(named)  # parameters whose gradient is not there yet
+        self._starts = []
+        size = 0
+        for p in self.parameters:
+            self._starts.append(size)
+            size += -(-p.numel() // ALIGNMENT) * ALIGNMENT
+        self.flat = self.parameters[0].new_zeros(size)
+        wide = torch.promote_types(self.flat.dtype, torch.float32)
+        self.summed = self.flat if wide == self.flat.dtype else torch.zeros_like(self.flat, dtype=wide)
+        for p, grad in zip(self.parameters, self.views(self.flat), strict=True):
+            p.grad = grad
+
+    def views(self, flat: Tensor) -> Iterator[Tensor]:
+        """Each parameter's part of a tensor laid out like `flat`, in the parameter's shape."""
+        for p, start in zip(self.parameters, self._starts, strict=True):
+            # In the parameter's own memory layout (channels-last, say), or backward would have to transpose.
+            yield flat[start:].as_strided(p.shape, p.stride(), flat.storage_offset() + start)
+
+    def num_bytes(self) -> int:
+        """Of the gradients as stored."""
+        return sum(p.numel() * p.element_size() for p in self.parameters)
+
+
+def buckets_of(named: Iterable[tuple[str, nn.Parameter]], bucket_bytes: int) -> list[Bucket]:
+    """Parameters in the order in which backward reaches them -> buckets in the order in which it fills them.
+
+    One bucket a dtype and device is open at a time, so that layers of alternating dtypes share two buckets.
+    """
+    groups: list[list[tuple[int, str, nn.Parameter]]] = []
+    opened: dict[tuple[torch.dtype, torch.device], list[tuple[int, str, nn.Parameter]]] = {}
+    room: dict[tuple[torch.dtype, torch.device], int] = {}
+    for position, (name, p) in enumerate(named):
+        key = (p.dtype, p.device)
+        num_bytes = p.numel() * p.element_size()
+        if key not in opened or num_bytes > room[key]:
+            opened[key] = []
+            groups.append(opened[key])
+            room[key] = bucket_bytes
+        opened[key].append((position, name, p))
+        room[key] -= num_bytes
+    groups.sort(key=lambda group: group[-1][0])
+    return [Bucket(number, [(name, p) for _, name, p in group]) for number, group in enumerate(groups)]

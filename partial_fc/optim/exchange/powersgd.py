@@ -1,0 +1,132 @@
+"""Gradients as matrices of low rank: PowerSGD (Vogels, Karimireddy, Jaggi, 2019, https://arxiv.org/abs/1905.13727)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from partial_fc import keyed
+from partial_fc.comm import World
+from partial_fc.optim.exchange.base import Exchange, Stages, Unit, check_names
+from partial_fc.optim.exchange.bucket import Bucket
+
+
+@dataclass
+class _Matrix:
+    """What is remembered of one parameter (a, ...), seen as a matrix of a rows and b columns."""
+
+    name: str
+    residual_ab: Tensor  # what this rank owes
+    q_br: Tensor  # orthonormal columns, equal on all ranks: where the last update's gradient lay
+    # What `undo` goes back to.
+    residual_before_ab: Tensor
+    q_before_br: Tensor
+
+
+class PowerSGD(Exchange):
+    """M, the gradient and what is owed of it, becomes P Q^T with `rank` columns each; the rest is owed.
+
+    1. P = M Q, with the Q of the update before, is summed over the ranks; its columns are made orthonormal.
+    2. Q = M^T P is summed over the ranks. The sum of the gradients is P Q^T; this rank owes M - P (its own Q)^T.
+
+    Two all-reduces a bucket. Parameters of one dimension, and matrices that P and Q would not make smaller, are exact:
+    they travel with P. What is owed adds up, over ranks and updates, to what was left out. The paper subtracts the
+    mean of all ranks' Q instead of the own one: the same total, a larger part of it on each rank.
+    P and Q have the same bits on all ranks as long as these have the same kind of processor: QR rounds differently on
+    others, and replicas would part in their last bits.
+    Memory: two residuals a value, the present one and the one that `undo` goes back to.
+    """
+
+    kind: Literal["powersgd"] = "powersgd"
+
+    def __init__(self, rank: int, seed: int = 0):
+        if rank < 1:
+            raise ValueError(f"rank {rank} of powersgd: expected at least 1 (4 is usual)")
+        self.rank = rank
+        self.seed = seed
+        self._matrices: list[list[_Matrix | None]] = []  # of each bucket; None: sent as it is
+
+    def prepare(self, buckets: list[Bucket]) -> None:
+        assert not self._matrices, "an exchange with a memory serves one GradientSync"
+        for bucket in buckets:
+            named = zip(bucket.names, bucket.parameters, strict=True)
+            self._matrices.append([self._matrix(name, p, bucket) for name, p in named])
+
+    def _matrix(self, name: str, p: Tensor, bucket: Bucket) -> _Matrix | None:
+        a, b = (p.shape[0], p[0].numel()) if p.dim() >= 2 and p.numel() else (1, 1)
+        if self.rank * (a + b) >= a * b:
+            return None
+        # On the CPU, so that all kinds of devices start alike.
+        guess_br = keyed.normal(
+            torch.arange(b), self.rank, keyed.fold(self.seed, *f"powersgd/{name}".encode())
+        )
+        q_br = _orthonormal(guess_br.to(bucket.summed.dtype)).to(bucket.summed.device)
+        zeros_ab = bucket.summed.new_zeros(a, b)
+        return _Matrix(name, zeros_ab, q_br, zeros_ab.clone(), q_br)
+
+    def run(self, bucket: Bucket, unit: Unit, world: World) -> Stages:
+        matrices = self._matrices[bucket.number]
+        parts = []
+        for matrix, grad in zip(matrices, bucket.views(bucket.flat), strict=True):
+            if matrix is None:
+                parts.append(grad.flatten().to(bucket.summed.dtype) / unit.loss_scale)
+                continue
+            before_ab, m_ab = matrix.residual_ab, matrix.residual_before_ab
+            torch.add(before_ab, grad.reshape(m_ab.shape), alpha=1.0 / unit.loss_scale, out=m_ab)
+            matrix.residual_ab, matrix.residual_before_ab = m_ab, before_ab
+            parts.append((m_ab @ matrix.q_br).flatten())
+        summed = yield world.start_all_reduce(torch.cat(parts), name=bucket.name, in_place=True)
+
+        p_ar: list[Tensor] = []
+        q_br: list[Tensor] = []
+        sums = list(bucket.views(bucket.summed))
+        sizes = [len(part) for part in parts]
+        for matrix, part, into in zip(matrices, summed.split(sizes), sums, strict=True):
+            if matrix is None:
+                into.copy_(part.view(into.shape))
+                continue
+            p_ar.append(_orthonormal(part.view(-1, self.rank)))
+            q_br.append(matrix.residual_ab.T @ p_ar[-1])
+        if not q_br:
+            return
+        own = torch.cat([q.flatten() for q in q_br])
+        summed = yield world.start_all_reduce(own, name=f"{bucket.name}/q", in_place=True)
+
+        compressed = [
+            (matrix, into) for matrix, into in zip(matrices, sums, strict=True) if matrix is not None
+        ]
+        parts_q = summed.split([q.numel() for q in q_br])
+        for (matrix, into), p, q, part in zip(compressed, p_ar, q_br, parts_q, strict=True):
+            summed_br = part.view(-1, self.rank)
+            into.copy_((p @ summed_br.T).view(into.shape))
+            matrix.residual_ab.addmm_(p, q.T, alpha=-1.0)
+            matrix.q_before_br, matrix.q_br = matrix.q_br, _orthonormal(summed_br)
+
+    def undo(self) -> None:
+        for matrix in self._compressed():
+            matrix.residual_ab, matrix.residual_before_ab = matrix.residual_before_ab, matrix.residual_ab
+            matrix.q_br, matrix.q_before_br = matrix.q_before_br, matrix.q_br
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: t.clone() for name, t in self._named().items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        own = self._named()
+        check_names(self.kind, state, own)
+        for name, t in own.items():
+            t.copy_(state[name])
+
+    def _named(self) -> dict[str, Tensor]:
+        residuals = {f"residual/{matrix.name}": matrix.residual_ab for matrix in self._compressed()}
+        return residuals | {f"q/{matrix.name}": matrix.q_br for matrix in self._compressed()}
+
+    def _compressed(self) -> list[_Matrix]:
+        return [matrix for bucket in self._matrices for matrix in bucket if matrix is not None]
+
+
+def _orthonormal(t_nr: Tensor) -> Tensor:
+    """Orthonormal columns that span at least those of t; of any direction where t has too few. QR is not asked about
+    numbers that are not finite; they reach the sum in M's own column."""
+    return torch.linalg.qr(torch.nan_to_num(t_nr, nan=0.0, posinf=0.0, neginf=0.0)).Q

@@ -1,0 +1,70 @@
+"""Exchanges that send every value, in as many bits as it has or in 16."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from partial_fc.comm import World
+from partial_fc.optim.exchange.base import Exchange, Stages, Unit
+from partial_fc.optim.exchange.bucket import Bucket
+
+
+class AsStored(Exchange):
+    """One all-reduce in the gradients' own dtype, in place."""
+
+    kind: Literal["none"] = "none"
+
+    def prepare(self, buckets: list[Bucket]) -> None:
+        for bucket in buckets:
+            if bucket.flat.dtype == torch.bfloat16:
+                raise ValueError(
+                    f"the gradient of {bucket.names[0]} is torch.bfloat16, which not every backend sums; use gradient "
+                    "compression bf16, which adds up in float32"
+                )
+
+    def run(self, bucket: Bucket, unit: Unit, world: World) -> Stages:
+        summed = yield world.start_all_reduce(bucket.flat, name=bucket.name, in_place=True)
+        _put(bucket, summed, unit)
+
+
+class Float16(Exchange):
+    """One all-reduce in float16, like Horovod's `Compression.fp16`.
+
+    The loss scale stays in while it travels. A value or a sum beyond 65504 arrives as infinity, for whoever asks
+    `finite()`. Without a loss scale, what is below 3e-8 is lost.
+    """
+
+    kind: Literal["fp16"] = "fp16"
+
+    def run(self, bucket: Bucket, unit: Unit, world: World) -> Stages:
+        sent = bucket.flat.to(torch.float16)
+        summed = yield world.start_all_reduce(sent, name=bucket.name, in_place=True)
+        _put(bucket, summed, unit)
+
+
+class BFloat16(Exchange):
+    """bfloat16 on the way, float32 in the sum: no backend adds bfloat16 numbers, and 8 bits are too few to add up in.
+
+    Every rank owns 1 / W of the bucket: it gets all ranks' gradients of that part, adds them up, and hands out the
+    sum. The same bytes on a link as a ring's all-reduce in 16 bits.
+    """
+
+    kind: Literal["bf16"] = "bf16"
+
+    def run(self, bucket: Bucket, unit: Unit, world: World) -> Stages:
+        size = len(bucket.flat)
+        block = -(-size // world.size)
+        sent = bucket.flat.new_zeros(world.size * block, dtype=torch.bfloat16)
+        sent[:size].copy_(bucket.flat)
+        parts = yield world.start_all_to_all(sent, name=bucket.name)
+        own = parts.view(world.size, block).sum(0, dtype=torch.float32).bfloat16()
+        summed = yield world.start_all_gather(own, [block] * world.size, name=f"{bucket.name}/sum")
+        _put(bucket, summed[:size], unit)
+
+
+def _put(bucket: Bucket, summed: Tensor, unit: Unit) -> None:
+    if bucket.summed is not summed:
+        bucket.summed.copy_(summed)
+    if unit.loss_scale != 1.0:
+        bucket.summed.div_(unit.loss_scale)

@@ -1,0 +1,101 @@
+"""Two bits a value: MXNet's gradient compression (KVStore, `set_gradient_compression({'type': '2bit'})`, 1.9.1).
+
+MXNet's gradient is the sum over images, not their mean, and so is the unit of threshold and residual here.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from partial_fc.comm import World
+from partial_fc.optim.exchange.base import Exchange, Stages, Unit, check_names
+from partial_fc.optim.exchange.bucket import Bucket
+
+# Value i of a word has the bits 7-6, 5-4, 3-2, 1-0 of byte i // 4 for i % 4 = 0, 1, 2, 3.
+_UP, _DOWN, _NOT_FINITE = 0b11, 0b10, 0b01  # MXNet does not use the last one
+# Four codes, one a byte of a 32-bit number, times this: their two bits each meet in the uppermost byte, in that order.
+_TO_TOP_BYTE = (1 << 30) + (1 << 20) + (1 << 10) + 1
+
+
+def encode_(owed_N: Tensor, threshold: float) -> Tensor:
+    """Takes `threshold` off each value that is at least that, adds it to each that is at most -threshold, in place, and
+    returns the codes of what was taken: uint8 (N / 4,). N is a multiple of 16."""
+    up = (owed_N >= threshold).view(torch.int8)
+    down = (owed_N <= -threshold).view(torch.int8)
+    code_N = up * _UP + down * _DOWN
+    code_N.masked_fill_(owed_N * 0 != 0, _NOT_FINITE)
+    owed_N.sub_(up - down, alpha=threshold)
+    # A 32-bit number has its first byte lowest (on every machine that torch runs on).
+    return (code_N.view(torch.int32) * _TO_TOP_BYTE).bitwise_right_shift_(24).to(torch.uint8)
+
+
+def decode(code: Tensor, threshold: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """uint8 (N / 4,) -> (N,): threshold, -threshold, 0, or NaN where the sender's value was not finite."""
+    meaning = torch.tensor((0.0, math.nan, -threshold, threshold), dtype=dtype, device=code.device)
+    byte = torch.arange(256, device=code.device)[:, None]
+    shift = torch.tensor((6, 4, 2, 0), device=code.device)
+    table_256x4 = meaning[(byte >> shift) & 3]
+    return table_256x4.index_select(0, code.int()).view(-1)
+
+
+class TwoBit(Exchange):
+    """residual += gradient; t, -t or nothing of it leaves, and the rest is owed. Every rank gets all ranks' codes and
+    adds them up in rank order, so that all have the same bits.
+
+    The gradient is freed of the loss scale and multiplied by the global batch before, and the sum divided by it after.
+    Memory: two float32 residuals a value, the present one and the one that `undo` goes back to.
+    """
+
+    kind: Literal["2bit"] = "2bit"
+    needs_global_batch = True
+
+    def __init__(self, threshold: float):
+        if not (math.isfinite(threshold) and threshold > 0):
+            raise ValueError(f"threshold {threshold} of 2-bit compression: expected a finite number above 0")
+        self.threshold = threshold
+        self._buckets: list[Bucket] = []
+        self._residual: list[Tensor] = []
+        self._before: list[Tensor] = []
+
+    def prepare(self, buckets: list[Bucket]) -> None:
+        assert not self._buckets, "an exchange with a memory serves one GradientSync"
+        self._buckets = buckets
+        self._residual = [torch.zeros_like(bucket.summed) for bucket in buckets]
+        self._before = [torch.zeros_like(bucket.summed) for bucket in buckets]
+
+    def run(self, bucket: Bucket, unit: Unit, world: World) -> Stages:
+        assert unit.global_batch is not None
+        number = bucket.number
+        before, owed = self._residual[number], self._before[number]
+        torch.add(before, bucket.flat, alpha=unit.global_batch / unit.loss_scale, out=owed)
+        self._residual[number], self._before[number] = owed, before
+        code = encode_(owed, self.threshold)
+        codes = yield world.start_all_gather(code, [len(code)] * world.size, name=bucket.name)
+        first, *others = codes.split(len(code))
+        total = decode(first, self.threshold, owed.dtype)
+        for other in others:
+            total += decode(other, self.threshold, owed.dtype)
+        torch.div(total, unit.global_batch, out=bucket.summed)
+
+    def undo(self) -> None:
+        self._residual, self._before = self._before, self._residual
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: t.clone(memory_format=torch.contiguous_format) for name, t in self._named().items()}
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        own = self._named()
+        check_names(self.kind, state, own)
+        for name, t in own.items():
+            t.copy_(state[name])
+
+    def _named(self) -> dict[str, Tensor]:
+        return {
+            f"residual/{name}": t
+            for bucket, residual in zip(self._buckets, self._residual, strict=True)
+            for name, t in zip(bucket.names, bucket.views(residual), strict=True)
+        }

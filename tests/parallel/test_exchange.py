@@ -1,0 +1,284 @@
+"""Each way to sum gradients over the ranks against its plain formula on all ranks' gradients, which each rank knows."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from partial_fc.optim.exchange import build_exchange
+from partial_fc.optim.gradient_sync import GradientSync
+
+KINDS = ("none", "fp16", "bf16", "2bit", "powersgd")
+THRESHOLD = 0.5
+GLOBAL_BATCH = 8
+SHAPES = {
+    "conv.weight": (7, 5, 3, 3),
+    "conv.bias": (7,),
+    "vector": (100,),
+    "fc.weight": (33, 17),
+    "slope": (1,),
+    "unused": (3, 3),
+}
+
+
+class Rank:
+    """Parameters with a sync, and gradients that are whatever the test says."""
+
+    def __init__(self, world, kind, dtype=torch.float32, bucket_bytes=1500, rank=4):
+        self.named = {name: nn.Parameter(torch.zeros(shape, dtype=dtype)) for name, shape in SHAPES.items()}
+        conv = self.named["conv.weight"]
+        conv.data = conv.data.to(memory_format=torch.channels_last)
+        exchange = build_exchange(kind, threshold=THRESHOLD, rank=rank)
+        self.sync = GradientSync(self.named.items(), world, bucket_bytes, exchange)
+
+    def backward(self, gradients: dict[str, Tensor], loss_scale: float = 1.0) -> None:
+        loss = sum((self.named[name] * g).sum() for name, g in gradients.items() if name != "unused")
+        (loss * loss_scale).backward()
+
+    def update(self, gradients: dict[str, Tensor], loss_scale: float = 1.0) -> dict[str, Tensor]:
+        self.sync.zero(loss_scale, GLOBAL_BATCH)
+        self.backward(gradients, loss_scale)
+        self.sync.wait()
+        return {name: p.grad.clone() for name, p in self.named.items()}
+
+
+def gradients(rank: int, step: int, dtype=torch.float32) -> dict[str, Tensor]:
+    """Multiples of 1/64 in [-1, 1]: float16 and bfloat16 hold them, and float16 and float32 their sums."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    drawn = {
+        name: torch.randint(-64, 65, shape, generator=generator).to(dtype) / 64
+        for name, shape in SHAPES.items()
+    }
+    return drawn | {"unused": torch.zeros(SHAPES["unused"], dtype=dtype)}
+
+
+def all_gradients(world, step: int, dtype=torch.float32) -> list[dict[str, Tensor]]:
+    return [gradients(rank, step, dtype) for rank in range(world.size)]
+
+
+def assert_same_bits_everywhere(world, result: dict[str, Tensor]) -> None:
+    bits = torch.cat([t.flatten() for t in result.values()]).view(torch.uint8)[None]
+    everyones = world.all_gather(bits, name="test/bits")
+    assert torch.equal(everyones, bits.expand_as(everyones))
+
+
+@pytest.mark.parametrize("loss_scale", [1.0, 1024.0])
+@pytest.mark.parametrize("kind", ["none", "fp16", "bf16"])
+def test_what_16_bits_hold_is_summed_as_if_sent_whole(world, kind, loss_scale):
+    """bfloat16 sums come back in 8 bits; the others are exact. A loss scale of 1024 keeps float16 below 65504."""
+    mine = Rank(world, kind)
+    for step in range(2):
+        result = mine.update(gradients(world.rank, step), loss_scale)
+        assert_same_bits_everywhere(world, result)
+        for name, t in result.items():
+            expected = sum(g[name] for g in all_gradients(world, step))
+            assert torch.equal(t, expected.bfloat16().float() if kind == "bf16" else expected), name
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("fp16", 11), ("bf16", 8)])
+def test_16_bits_round_each_gradient_and_the_sums(world, kind, bits):
+    everyones = [{name: g * math.pi / 3 for name, g in one.items()} for one in all_gradients(world, 0)]
+    result = Rank(world, kind).update(everyones[world.rank])
+    assert_same_bits_everywhere(world, result)
+    for name, t in result.items():
+        expected = sum(g[name].double() for g in everyones)
+        largest = sum(g[name].double().abs() for g in everyones)
+        assert ((t - expected).abs() <= world.size * 2.0**-bits * largest).all(), name
+
+
+@pytest.mark.parametrize("loss_scale", [1.0, 65536.0])
+def test_2bit_is_the_rule_on_every_rank_and_the_sum_of_what_left(world, loss_scale):
+    mine = Rank(world, "2bit")
+    owed = [{name: torch.zeros(shape) for name, shape in SHAPES.items()} for _ in range(world.size)]
+    for step in range(5):
+        result = mine.update(gradients(world.rank, step), loss_scale)
+        assert_same_bits_everywhere(world, result)
+        for name, t in result.items():
+            total = torch.zeros(SHAPES[name])
+            for rank, g in enumerate(all_gradients(world, step)):
+                residual = owed[rank][name]
+                residual += g[name] * GLOBAL_BATCH
+                left = torch.where(residual >= THRESHOLD, THRESHOLD, 0.0)
+                left = torch.where(residual <= -THRESHOLD, -THRESHOLD, left)
+                residual -= left
+                total += left
+            assert torch.equal(t, total / GLOBAL_BATCH), name
+        for name, t in mine.sync.state().items():
+            assert torch.equal(t, owed[world.rank][name.removeprefix("residual/")]), name
+
+
+def test_2bit_answers_like_mxnets_store(world):
+    """g from one worker and 2g from another, three times; further workers push 0."""
+    if world.size == 1:
+        pytest.skip("needs two workers")
+    p = nn.Parameter(torch.zeros(4))
+    sync = GradientSync([("p", p)], world, exchange=build_exchange("2bit", threshold=0.5))
+    g = torch.tensor([0.2, 0.6, -0.5, 1.7]) * (world.rank + 1 if world.rank < 2 else 0)
+    for pulled in ((0, 1, -1, 1), (0.5, 1, -1, 1), (1, 1, -1, 1)):
+        sync.zero(global_batch=1)
+        (p * g).sum().backward()
+        sync.wait()
+        assert p.grad.tolist() == list(pulled)
+
+
+def test_powersgd_projects_the_sum_on_the_ranks_common_columns(world):
+    dtype = torch.float64
+    mine = Rank(world, "powersgd", dtype)
+    compressed = ("conv.weight", "fc.weight")
+    q = {name: mine.sync.state()[f"q/{name}"] for name in compressed}
+    assert_same_bits_everywhere(world, q)
+    owed = [{name: 0.0 for name in compressed} for _ in range(world.size)]
+    for step in range(4):
+        everyones = all_gradients(world, step, dtype)
+        result = mine.update(everyones[world.rank], loss_scale=8.0)
+        assert_same_bits_everywhere(world, result)
+        for name, t in result.items():
+            if name not in compressed:
+                assert torch.equal(t, sum(g[name] for g in everyones)), name
+                continue
+            m = [owed[rank][name] + g[name].flatten(1) for rank, g in enumerate(everyones)]
+            p = torch.linalg.qr(sum(m) @ q[name]).Q
+            torch.testing.assert_close(t.flatten(1), p @ (p.T @ sum(m)), rtol=1e-9, atol=1e-9)
+            for rank in range(world.size):
+                owed[rank][name] = m[rank] - p @ (p.T @ m[rank])
+            q[name] = sum(m).T @ p
+            residual = mine.sync.state()[f"residual/{name}"]
+            torch.testing.assert_close(residual, owed[world.rank][name], rtol=1e-9, atol=1e-9)
+    assert_same_bits_everywhere(world, {name: mine.sync.state()[f"q/{name}"] for name in compressed})
+
+
+@pytest.mark.parametrize("kind", ["2bit", "powersgd"])
+def test_what_was_left_out_is_owed_and_stays_bounded(world, kind):
+    """What arrived and what all ranks still owe is the sum of all gradients; no gradient is above 2bit's threshold."""
+    num_steps = 40
+    unit = GLOBAL_BATCH if kind == "2bit" else 1.0
+    mine = Rank(world, kind, bucket_bytes=1 << 20)
+    arrived = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
+    wanted = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
+    for step in range(num_steps):
+        # The same few gradients again and again: what is left out would add up.
+        everyones = [{n: g / 16 for n, g in one.items()} for one in all_gradients(world, step % 3)]
+        result = mine.update(everyones[world.rank])
+        for name in SHAPES:
+            arrived[name] += result[name]
+            wanted[name] += sum(g[name] for g in everyones)
+    for name, residual in mine.sync.state().items():
+        what, _, of = name.partition("/")
+        if what == "residual":
+            owed = world.all_reduce(residual.double(), name="test/owed").view(SHAPES[of]) / unit
+            torch.testing.assert_close(arrived[of] + owed, wanted[of], rtol=0, atol=1e-4)
+            # At most what a few updates bring: without feedback it would be `num_steps` times that.
+            gradient_norm = max(g[of].norm() / 16 for g in all_gradients(world, 0))
+            assert residual.norm() / unit <= 10 * gradient_norm
+            if kind == "2bit":
+                assert residual.abs().max() < THRESHOLD
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_least_squares_converges(world, kind):
+    """Every rank has rows of its own; the loss is the mean over all of them."""
+    rows, inputs, outputs = 40, 8, 12
+    generator = torch.Generator().manual_seed(0)
+    solution = torch.randn(outputs, inputs, generator=generator)
+    x = torch.randn(world.size * rows, inputs, generator=generator)
+    y = x @ solution.T
+    own = slice(world.rank * rows, (world.rank + 1) * rows)
+    weight = nn.Parameter(torch.zeros(outputs, inputs))
+    exchange = build_exchange(kind, threshold=2.0 * len(x), rank=2)
+    sync = GradientSync([("weight", weight)], world, exchange=exchange)
+    for step in range(60):
+        lr = 0.1 if step < 30 else 0.02  # steps of 2bit do not become smaller by themselves
+        sync.zero(loss_scale=4.0, global_batch=len(x))
+        loss = (x[own] @ weight.T - y[own]).square().sum(1).sum() / len(x)
+        (4.0 * loss).backward()
+        sync.wait()
+        weight.data.sub_(lr * weight.grad)
+        if step == 0:
+            start = loss.item()
+    assert loss.item() < 0.01 * start
+    assert_same_bits_everywhere(world, {"weight": weight.detach()})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_overflow_on_one_rank_reaches_all_and_can_be_undone(world, kind, value):
+    """The next update is that of a twin which never saw the overflow."""
+    mine, twin = Rank(world, kind), Rank(world, kind)
+    for rank in (mine, twin):
+        rank.update(gradients(world.rank, 0))
+    before = mine.sync.state()
+    assert mine.sync.finite()
+    for name, index in (("conv.weight", (3, 1, 2, 0)), ("fc.weight", (32, 16)), ("vector", (99,))):
+        bad = gradients(world.rank, 1)
+        if world.rank == world.size - 1:
+            bad[name][index] = value
+        result = mine.update(bad)
+        assert not mine.sync.finite()
+        assert not result[name].isfinite().all()
+        mine.sync.undo()
+        after = mine.sync.state()
+        assert after.keys() == before.keys()
+        assert all(torch.equal(after[key], before[key]) for key in before)
+    for step in (2, 3):
+        assert_equal(mine.update(gradients(world.rank, step)), twin.update(gradients(world.rank, step)), kind)
+        assert mine.sync.finite()
+
+
+def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor], kind: str) -> None:
+    """P and Q, unlike these gradients, are not exact sums: in which order Horovod adds up depends on what it happens to
+    send together."""
+    assert a.keys() == b.keys()
+    for name in a:
+        if kind == "powersgd":
+            torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-4 * float(b[name].abs().max()))
+        else:
+            assert torch.equal(a[name], b[name]), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_four_held_backwards_are_one_of_their_sum(world, kind):
+    held, summed = Rank(world, kind), Rank(world, kind)
+    for step in (0, 4):
+        parts = [gradients(world.rank, step + i) for i in range(4)]
+        held.sync.zero(global_batch=GLOBAL_BATCH)
+        with world.counted() as traffic:
+            with held.sync.hold():
+                for part in parts[:-1]:
+                    held.backward(part)
+            assert not traffic.calls
+            held.backward(parts[-1])
+            held.sync.wait()
+        assert set(traffic.calls.values()) == {1}
+        whole = summed.update({name: sum(part[name] for part in parts) for name in SHAPES})
+        assert_equal({name: p.grad for name, p in held.named.items()}, whole, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_float16_parameters_get_a_float32_sum(world, kind):
+    """With a loss scale of 2^20 on gradients of 2^-26, which float16 does not hold."""
+    everyones = [{n: g * 2.0**-20 for n, g in one.items()} for one in all_gradients(world, 0)]
+    half, single = Rank(world, kind, torch.float16), Rank(world, kind)
+    for _ in range(2):
+        half.update(everyones[world.rank], loss_scale=2.0**20)
+        result = single.update(everyones[world.rank], loss_scale=2.0**20)
+        sums = {name: half.sync.gradient_of[p] for name, p in half.named.items()}
+        assert {t.dtype for t in sums.values()} == {torch.float32}
+        assert_equal(sums, result, kind)
+
+
+def test_no_exchange_takes_more_bytes_than_it_says(world):
+    handed_in = {}
+    for kind in KINDS:
+        mine = Rank(world, kind, bucket_bytes=1 << 20)
+        mine.update(gradients(world.rank, 0))
+        mine.update(gradients(world.rank, 1))
+        handed_in[kind] = mine.sync.step_bytes().handed_in
+        assert mine.sync.step_bytes().gradient == 4 * sum(math.prod(shape) for shape in SHAPES.values())
+    n = sum(-(-math.prod(shape) // 16) * 16 for shape in SHAPES.values())
+    assert handed_in["none"] == 4 * n
+    assert handed_in["fp16"] == 2 * n
+    block = -(-n // world.size)
+    assert handed_in["bf16"] == 2 * block * world.size + 2 * block
+    assert handed_in["2bit"] == n / 4
+    assert handed_in["powersgd"] == 4 * (4 * (7 + 45) + 4 * (33 + 17) + 7 + 100 + 1 + 9)

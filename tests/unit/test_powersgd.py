@@ -1,0 +1,165 @@
+"""PowerSGD in one process: the algorithm of the paper, what is exempt, what is remembered."""
+
+import pytest
+import torch
+from torch import nn
+
+from partial_fc import comm
+from partial_fc.optim.exchange import build_exchange, joined
+from partial_fc.optim.gradient_sync import GradientSync
+
+
+def parameters(seed: int = 0, dtype=torch.float64) -> dict[str, nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"conv.weight": (12, 5, 3, 3), "conv.bias": (12,), "fc.weight": (33, 17), "small.weight": (6, 9)}
+    return {
+        name: nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype))
+        for name, shape in shapes.items()
+    }
+
+
+def sync_of(named, rank=4, seed=0, **options) -> GradientSync:
+    exchange = build_exchange("powersgd", rank=rank, seed=seed)
+    return GradientSync(named.items(), comm.SingleWorld(), exchange=exchange, **options)
+
+
+def one_update(named, sync, gradients, loss_scale=1.0):
+    sync.zero(loss_scale)
+    (loss_scale * sum((p * gradients[name]).sum() for name, p in named.items())).backward()
+    sync.wait()
+
+
+def gradients_of(named, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype)
+        for name, p in named.items()
+    }
+
+
+def test_is_one_power_iteration_with_error_feedback():
+    """Against the projection on the columns of M Q, taken by least squares."""
+    named = parameters()
+    sync = sync_of(named)
+    shape = (33, 17)
+    owed, q = torch.zeros(shape, dtype=torch.float64), sync.state()["q/fc.weight"]
+    for step in range(6):
+        gradients = gradients_of(named, step)
+        one_update(named, sync, gradients, loss_scale=8.0)
+        m = owed + gradients["fc.weight"]
+        p = m @ q
+        sent = p @ torch.linalg.lstsq(p, m).solution
+        torch.testing.assert_close(named["fc.weight"].grad, sent, rtol=1e-10, atol=1e-10)
+        owed = m - sent
+        torch.testing.assert_close(sync.state()["residual/fc.weight"], owed, rtol=1e-10, atol=1e-10)
+        q = (m.T @ torch.linalg.qr(p).Q).contiguous()
+
+
+def test_vectors_and_what_would_not_shrink_are_exact():
+    """6 x 9 with 4 columns each would be 60 numbers instead of 54."""
+    named = parameters()
+    sync = sync_of(named)
+    for step in range(2):
+        gradients = gradients_of(named, step)
+        one_update(named, sync, gradients)
+        for name in ("conv.bias", "small.weight"):
+            assert torch.equal(named[name].grad, gradients[name])
+    compressed = {"conv.weight", "fc.weight"}
+    assert sync.state().keys() == {f"{what}/{name}" for what in ("residual", "q") for name in compressed}
+    numbers = 4 * (12 + 45) + 4 * (33 + 17) + 12 + 54
+    assert sync.step_bytes().handed_in == 8 * numbers
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gradient_of_that_rank_arrives_whole(dtype):
+    named = parameters(dtype=dtype)
+    sync = sync_of(named, rank=3)
+    generator = torch.Generator().manual_seed(5)
+    left, right = (torch.randn(n, 3, generator=generator, dtype=dtype) for n in (33, 17))
+    gradients = gradients_of(named, 0) | {"fc.weight": left @ right.T}
+    one_update(named, sync, gradients)
+    tolerance = 50 * torch.finfo(dtype).eps
+    torch.testing.assert_close(named["fc.weight"].grad, left @ right.T, rtol=tolerance, atol=tolerance * 10)
+
+
+def test_gradient_zero_and_of_less_rank_stay_finite():
+    named = parameters(dtype=torch.float32)
+    sync = sync_of(named)
+    nothing = {name: torch.zeros_like(p) for name, p in named.items()}
+    for gradients in (nothing, {name: torch.ones_like(p) for name, p in named.items()}, nothing):
+        one_update(named, sync, gradients)
+        assert sync.finite()
+    assert all(t.isfinite().all() for t in sync.state().values())
+    one_update(named, sync, {name: torch.ones_like(p) for name, p in named.items()})
+    torch.testing.assert_close(named["fc.weight"].grad, torch.ones(33, 17))
+
+
+def test_warm_start_finds_the_largest_directions():
+    """The same gradient again and again, without error feedback's help: the best approximation of that rank."""
+    named = parameters()
+    sync = sync_of(named, rank=2)
+    u, _, v = torch.linalg.svd(torch.randn(33, 17, dtype=torch.float64), full_matrices=False)
+    spectrum = 0.5 ** torch.arange(17, dtype=torch.float64)
+    gradients = gradients_of(named, 0) | {"fc.weight": u @ torch.diag(spectrum) @ v}
+    for _ in range(20):
+        one_update(named, sync, gradients)
+        owes_nothing = {
+            name: torch.zeros_like(t) if name.startswith("residual/") else t
+            for name, t in sync.state().items()
+        }
+        sync.load_state(owes_nothing)
+    best = u[:, :2] @ torch.diag(spectrum[:2]) @ v[:2]
+    torch.testing.assert_close(named["fc.weight"].grad, best, rtol=0, atol=1e-6)
+
+
+def test_first_guess_depends_on_seed_and_name_only():
+    one, same, other = (
+        sync_of(parameters(seed), seed=guess, bucket_bytes=size).state()
+        for seed, guess, size in ((0, 3, None), (1, 3, 1), (0, 4, None))
+    )
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["q/fc.weight"], other["q/fc.weight"])
+    assert not torch.equal(one["q/fc.weight"][:17], one["q/conv.weight"][:17])
+
+
+def test_state_goes_on_where_it_stopped():
+    first, second = parameters(), parameters()
+    sync, other = sync_of(first), sync_of(second, seed=9)
+    one_update(first, sync, gradients_of(first, 0))
+    other.load_state(sync.state())
+    for step in range(1, 4):
+        gradients = gradients_of(first, step)
+        one_update(first, sync, gradients)
+        one_update(second, other, gradients)
+        assert all(torch.equal(first[name].grad, second[name].grad) for name in first)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
+def test_another_number_of_ranks_owes_the_same_together(num_ranks):
+    states = []
+    for rank in range(3):
+        named = parameters(dtype=torch.float32)
+        sync = sync_of(named)
+        one_update(named, sync, gradients_of(named, rank))
+        states.append(sync.state() | {"q/fc.weight": torch.eye(17, 4)})
+    each = joined(iter(states), num_ranks)
+    assert each.keys() == states[0].keys()
+    for name, t in each.items():
+        assert t.dtype == torch.float32
+        if name.startswith("residual/"):
+            owed = sum(state[name].double() for state in states)
+            torch.testing.assert_close(num_ranks * t.double(), owed, rtol=1e-6, atol=1e-6)
+    assert torch.equal(each["q/fc.weight"], torch.eye(17, 4))
+
+
+def test_states_that_do_not_belong_together_are_refused():
+    residual = {"residual/a": torch.zeros(3)}
+    with pytest.raises(ValueError, match="state 1 names other tensors"):
+        joined([residual, {"residual/b": torch.zeros(3)}], 2)
+    with pytest.raises(ValueError, match=r"state 1: residual/a has shape \(4,\), \(3,\) before"):
+        joined([residual, {"residual/a": torch.zeros(4)}], 2)
+
+
+def test_a_rank_below_1_is_refused():
+    with pytest.raises(ValueError, match="rank 0 of powersgd"):
+        build_exchange("powersgd", rank=0)

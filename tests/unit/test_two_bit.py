@@ -1,0 +1,142 @@
+"""MXNet's 2-bit codes: its bits, its rule, its numbers."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from partial_fc import comm
+from partial_fc.optim.exchange import build_exchange
+from partial_fc.optim.exchange.two_bit import decode, encode_
+from partial_fc.optim.gradient_sync import GradientSync
+
+
+def filled_up(values: list[float]) -> torch.Tensor:
+    """A multiple of 16 values, as encode_ wants them."""
+    return torch.tensor(values + [0.0] * (-len(values) % 16))
+
+
+def by_the_rule(owed: float, t: float) -> tuple[int, float, float]:
+    """(code, what leaves, what stays) of one value."""
+    if owed >= t:
+        return 0b11, t, owed - t
+    if owed <= -t:
+        return 0b10, -t, owed + t
+    return 0b00, 0.0, owed
+
+
+def test_vector_of_mxnet():
+    owed = filled_up([0.6, -0.7, 0.1, 0.5, -0.5, 2.0])
+    code = encode_(owed, 0.5)
+    assert bytes(code.tolist()) == bytes.fromhex("e3b00000")
+    torch.testing.assert_close(owed[:6], torch.tensor([0.1, -0.2, 0.1, 0.0, 0.0, 1.5]))
+    assert decode(code, 0.5)[:6].tolist() == [0.5, -0.5, 0.0, 0.5, -0.5, 0.5]
+
+
+def test_two_workers_of_mxnet():
+    """What MXNet 1.9.1's dist_sync store answered to three pushes of g by one worker and 2g by the other."""
+    g = filled_up([0.2, 0.6, -0.5, 1.7])
+    residuals = [torch.zeros(16), torch.zeros(16)]
+    for pulled in ((0, 1, -1, 1), (0.5, 1, -1, 1), (1, 1, -1, 1)):
+        codes = [encode_(r.add_(factor * g), 0.5) for factor, r in zip((1, 2), residuals, strict=True)]
+        assert (decode(codes[0], 0.5) + decode(codes[1], 0.5))[:4].tolist() == list(pulled)
+
+
+@given(st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=40), st.sampled_from([0.5, 0.25, 1.0]))
+def test_codes_and_residuals_follow_the_rule(values, t):
+    owed = filled_up(values)
+    expected = [by_the_rule(value, t) for value in owed.tolist()]
+    code = encode_(owed, t)
+    assert len(code) == len(owed) // 4
+    for i, (bits, _, _) in enumerate(expected):
+        assert (code[i // 4].item() >> (6 - 2 * (i % 4))) & 3 == bits
+    assert decode(code, t).tolist() == [left for _, left, _ in expected]
+    assert owed.tolist() == [torch.tensor(stays).item() for _, _, stays in expected]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_arrives_as_nan(value):
+    code = encode_(filled_up([0.0, 0.6, value, -0.6]), 0.5)
+    assert code.tolist() == [0b00_11_01_10, 0, 0, 0]
+    decoded = decode(code, 0.5)
+    assert math.isnan(decoded[2])
+    assert decoded.nan_to_num(7.0).tolist() == [0.0, 0.5, 7.0, -0.5] + [0.0] * 12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_threshold_that_binary_numbers_lack_owes_what_it_did_not_send(dtype):
+    g = torch.linspace(-0.29, 0.29, 64, dtype=dtype)
+    owed, sent = torch.zeros_like(g), torch.zeros_like(g)
+    for _ in range(50):
+        sent += decode(encode_(owed.add_(g), 0.3), 0.3, dtype)
+    torch.testing.assert_close(sent + owed, 50 * g, rtol=0, atol=1000 * torch.finfo(dtype).eps)
+    assert owed.abs().max() < 0.3  # while no gradient is above the threshold
+
+
+def sync_of(*shapes, **options) -> tuple[dict[str, nn.Parameter], GradientSync]:
+    named = {f"p{i}": nn.Parameter(torch.zeros(shape)) for i, shape in enumerate(shapes)}
+    exchange = build_exchange("2bit", threshold=0.5)
+    return named, GradientSync(named.items(), comm.SingleWorld(), exchange=exchange, **options)
+
+
+def one_update(named, sync, gradient_of_mean, global_batch, loss_scale=1.0):
+    sync.zero(loss_scale, global_batch)
+    (loss_scale * sum((p * gradient_of_mean).sum() for p in named.values())).backward()
+    sync.wait()
+
+
+def test_unit_is_the_gradient_summed_over_images_without_the_loss_scale():
+    """0.125 of the mean over 4 images is 0.5 of their sum: just enough for the threshold."""
+    named, sync = sync_of((3, 5), (7,))
+    one_update(named, sync, gradient_of_mean=0.125, global_batch=4, loss_scale=1024.0)
+    for name, p in named.items():
+        assert torch.equal(p.grad, torch.full_like(p, 0.125))
+        assert torch.count_nonzero(sync.state()[f"residual/{name}"]) == 0
+    one_update(named, sync, gradient_of_mean=0.12, global_batch=4)
+    assert all(torch.count_nonzero(p.grad) == 0 for p in named.values())
+
+
+def test_bytes_are_a_sixteenth_and_whole_words_a_parameter():
+    named, sync = sync_of((17,), (3, 16), (1,))
+    with sync._world.counted() as traffic:
+        one_update(named, sync, 1.0, global_batch=1)
+    assert sum(traffic.num_bytes.values()) == 4 * (2 + 3 + 1)
+    assert sync.step_bytes().handed_in == 4 * (2 + 3 + 1)
+    assert sync.step_bytes().gradient == 4 * (17 + 48 + 1)
+
+
+def test_state_goes_on_where_it_stopped():
+    first, sync = sync_of((3, 5), (17,))
+    one_update(first, sync, 0.1, global_batch=3)
+    second, other = sync_of((3, 5), (17,), bucket_bytes=1)  # of another cut into buckets
+    other.load_state(sync.state())
+    for _ in range(3):
+        one_update(first, sync, 0.1, global_batch=3)
+        one_update(second, other, 0.1, global_batch=3)
+        assert all(torch.equal(first[name].grad, second[name].grad) for name in first)
+    assert any(p.grad.any() for p in first.values())
+
+
+def test_state_of_another_network_is_refused():
+    _, sync = sync_of((3, 5))
+    state = sync.state()
+    with pytest.raises(ValueError, match="no residual/p0"):
+        sync.load_state({})
+    with pytest.raises(ValueError, match="q/p0 belongs to nothing"):
+        sync.load_state({**state, "q/p0": torch.zeros(1)})
+    with pytest.raises(ValueError, match=r"shape \(5, 3\) in the state; expected \(3, 5\)"):
+        sync.load_state({"residual/p0": torch.zeros(5, 3)})
+
+
+def test_what_cannot_work_is_refused():
+    for threshold in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"threshold {threshold}"):
+            build_exchange("2bit", threshold=threshold)
+    _, sync = sync_of((3,))
+    with pytest.raises(ValueError, match=r"2bit needs zero\(global_batch=\)"):
+        sync.zero()
+    with pytest.raises(ValueError, match="'1bit' is none of none, fp16, bf16, 2bit, powersgd"):
+        build_exchange("1bit")
