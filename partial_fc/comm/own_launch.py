@@ -5,6 +5,7 @@ on what they print and sees to it that they end together.
 """
 
 import ctypes
+import math
 import os
 import selectors
 import signal
@@ -70,9 +71,8 @@ def run(
     ranks: list[_Rank] = []
     try:
         for local in range(gpus):
-            rank = nr * gpus + local
             told = {
-                "RANK": rank,
+                "RANK": nr * gpus + local,
                 "WORLD_SIZE": nodes * gpus,
                 "LOCAL_RANK": local,
                 "LOCAL_WORLD_SIZE": gpus,
@@ -81,31 +81,40 @@ def run(
                 OWN_LAUNCH: os.getpid(),
                 "PYTHONUNBUFFERED": 1,  # lines arrive when they are printed
             }
-            keep = []
-            if listening and rank == 0:
-                told[LISTENING_SOCKET] = listening.fileno()
-                keep = [listening.fileno()]
-            process = subprocess.Popen(
-                command,
-                env={**environ, **{name: str(value) for name, value in told.items()}},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=keep,
-                process_group=0,  # Ctrl-C in a terminal then reaches only us, and they get it from us, once
-            )
-            ranks.append(_Rank(rank, process))
+            ranks.append(_start(command, told, environ, listening))
         if listening:
             listening.close()
         return _supervise(ranks, received)
     except BrokenPipeError:
         return 128 + signal.SIGPIPE  # `... | head`: nobody reads any more
     finally:
-        for rank_ in ranks:
-            _signal(rank_, signal.SIGKILL)
-            rank_.process.wait()
+        for rank in ranks:
+            _signal(rank, signal.SIGKILL)
+            rank.process.wait()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _start(
+    command: Sequence[str],
+    told: dict[str, int | str],
+    environ: Mapping[str, str],
+    listening: socket.socket | None,
+) -> _Rank:
+    keep = []
+    if listening and told["RANK"] == 0:
+        told[LISTENING_SOCKET] = listening.fileno()
+        keep = [listening.fileno()]
+    process = subprocess.Popen(
+        command,
+        env={**environ, **{name: str(value) for name, value in told.items()}},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=keep,
+        process_group=0,  # Ctrl-C in a terminal then reaches only us, and they get it from us, once
+    )
+    return _Rank(int(told["RANK"]), process)
 
 
 def stay_with_parent(environ: Mapping[str, str] = os.environ) -> None:
@@ -117,7 +126,7 @@ def stay_with_parent(environ: Mapping[str, str] = os.environ) -> None:
 
 def _supervise(ranks: list[_Rank], received: list[int]) -> int:
     status = 0
-    deadline = float("inf")
+    kill_at = math.inf
     running = list(ranks)
     with selectors.DefaultSelector() as selector:
         for rank in ranks:
@@ -131,30 +140,29 @@ def _supervise(ranks: list[_Rank], received: list[int]) -> int:
             running = [rank for rank in running if rank not in ended]
             failed = [rank for rank in ended if rank.process.returncode != 0]
             if failed and not status:
-                while _pass_on(selector, 0):  # their last words come before ours
-                    pass
-                status = _shell_status(failed[0].process.returncode)
-                if running and deadline == float("inf"):
-                    deadline = time.monotonic() + _FAILURE_GRACE_S
-                    for rank in running:
-                        _signal(rank, signal.SIGTERM)
+                _pass_on_all(selector)  # their last words come before ours
                 _say(failed, running)
+                status = _shell_status(failed[0].process.returncode)
+                kill_at = time.monotonic() + _FAILURE_GRACE_S
+                _signal_all(running, signal.SIGTERM)
             for number in received:
                 # A second one: whoever sends it does not want to wait.
-                deadline = time.monotonic() + (_SIGNAL_GRACE_S if deadline == float("inf") else 0.0)
+                kill_at = time.monotonic() + (_SIGNAL_GRACE_S if kill_at == math.inf else 0.0)
                 status = status or 128 + number
-                for rank in running:
-                    _signal(rank, number)
+                _signal_all(running, number)
             received.clear()
-            if time.monotonic() > deadline:
-                for rank in running:
-                    _signal(rank, signal.SIGKILL)
-        while _pass_on(selector, 0):
-            pass
+            if time.monotonic() > kill_at:
+                _signal_all(running, signal.SIGKILL)
+        _pass_on_all(selector)
     for rank in ranks:
         for ours, rest in rank.rest.items():
             _write(ours, rest + b"\n" if rest else b"")
     return status
+
+
+def _pass_on_all(selector: selectors.BaseSelector) -> None:
+    while _pass_on(selector, 0):
+        pass
 
 
 def _pass_on(selector: selectors.BaseSelector, timeout_s: float) -> bool:
@@ -184,13 +192,20 @@ def _write(descriptor: int, data: bytes) -> None:
 def _say(failed: list[_Rank], running: list[_Rank]) -> None:
     for rank in failed:
         code = rank.process.returncode
-        how = f"exit status {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
+        how = f"exit status {code}" if code > 0 else f"signal {-code} ({signal.strsignal(-code)})"
+        if code == -signal.SIGKILL:
+            how += " (for lack of memory? `dmesg` tells)"
         more = f"; ending {', '.join(f'rank {other.number}' for other in running)}" if running else ""
         _write(2, f"rank {rank.number} on {socket.gethostname()} ended with {how}{more}\n".encode())
 
 
 def _shell_status(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
+
+
+def _signal_all(ranks: list[_Rank], number: int) -> None:
+    for rank in ranks:
+        _signal(rank, number)
 
 
 def _signal(rank: _Rank, number: int) -> None:
