@@ -84,15 +84,21 @@ class TwoHosts:
 
     def limit(self, rate: str | None) -> None:
         """The cable carries `rate` ("100mbit", see tc(8)) each way from now on; None: what the machine can."""
+        # A token bucket: 64 kB leave at once; what would wait for more than 100 ms is dropped, as by a switch.
+        self._queue(["tbf", "rate", rate, "burst", "64kb", "latency", "100ms"] if rate else ["noqueue"])
+
+    @contextmanager
+    def cut(self) -> Iterator[None]:
+        """Nothing arrives, and nobody is told, as behind a switch without power. Afterwards the cable has no limit."""
+        self._queue(["blackhole"])
+        try:
+            yield
+        finally:
+            self.limit(None)
+
+    def _queue(self, discipline: list[str]) -> None:
         for pid in self.pids:
-            if rate is None:
-                shown = _checked([*_entered(pid), "tc", "qdisc", "show", "dev", "eth0"])
-                if "tbf" in shown:
-                    _checked([*_entered(pid), "tc", "qdisc", "del", "dev", "eth0", "root"])
-            else:
-                # A token bucket: 64 kB leave at once; what would wait for more than 100 ms is dropped, as by a switch.
-                bucket = ["tbf", "rate", rate, "burst", "64kb", "latency", "100ms"]
-                _checked([*_entered(pid), "tc", "qdisc", "replace", "dev", "eth0", "root", *bucket])
+            _checked([*_entered(pid), "tc", "qdisc", "replace", "dev", "eth0", "root", *discipline])
 
 
 @contextmanager

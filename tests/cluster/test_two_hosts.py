@@ -62,13 +62,17 @@ LAUNCHERS = {
 }
 
 
-def run_on(hosts: TwoHosts, commands: list[list[str]], env: dict[str, str]) -> list[tuple[int, str]]:
-    """Status and output of the commands, one for each host from the first on, side by side."""
+def start_on(hosts: TwoHosts, commands: list[list[str]], env: dict[str, str]) -> list[subprocess.Popen[str]]:
+    """The commands, one for each host from the first on, side by side; each ends after 300 s with status 124."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    limit = ["timeout", "--kill-after=5", "120"]
-    started = [hosts.start(i, [*limit, *c], env=env, text=True, **pipes) for i, c in enumerate(commands)]
-    outputs = [process.communicate()[0] for process in started]
-    return [(process.returncode, printed) for process, printed in zip(started, outputs, strict=True)]
+    limit = ["timeout", "--kill-after=5", "300"]
+    return [hosts.start(i, [*limit, *c], env=env, text=True, **pipes) for i, c in enumerate(commands)]
+
+
+def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Status and output of each."""
+    outputs = [process.communicate()[0] for process in processes]
+    return [(process.returncode, printed) for process, printed in zip(processes, outputs, strict=True)]
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +87,7 @@ def on_one_host(tmp_path_factory) -> list[float]:
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_trains_over_the_cable_as_on_one_host(hosts, env, on_one_host, tmp_path, launcher):
     before = [hosts.sent_bytes(host) for host in (0, 1)]
-    for status, printed in run_on(hosts, LAUNCHERS[launcher](tmp_path), env):
+    for status, printed in ended(start_on(hosts, LAUNCHERS[launcher](tmp_path), env)):
         assert status == 0, printed[-6000:]
     ours = losses(tmp_path)
     assert len(ours) == STEPS
@@ -100,7 +104,8 @@ def test_trains_over_the_cable_as_on_one_host(hosts, env, on_one_host, tmp_path,
 
 def test_a_wrong_master_address_is_an_error_on_both_hosts(hosts, env, tmp_path):
     wrong = ["--master-addr", "10.77.0.9", "--start-timeout", "4"]
-    for status, printed in run_on(hosts, [[*own_launch(host, tmp_path), *wrong] for host in (0, 1)], env):
+    commands = [[*own_launch(host, tmp_path), *wrong] for host in (0, 1)]
+    for status, printed in ended(start_on(hosts, commands, env)):
         assert status not in (0, 124), printed
         assert "10.77.0.9" in printed
 
@@ -108,8 +113,26 @@ def test_a_wrong_master_address_is_an_error_on_both_hosts(hosts, env, tmp_path):
 def test_a_master_on_another_port_is_an_error_on_both_hosts(hosts, env, tmp_path):
     """Each then waits for a host that will not come."""
     commands = [[*own_launch(host, tmp_path, 8800 + host), "--start-timeout", "8"] for host in (0, 1)]
-    (status_0, printed_0), (status_1, printed_1) = run_on(hosts, commands, env)
+    (status_0, printed_0), (status_1, printed_1) = ended(start_on(hosts, commands, env))
     assert status_0 not in (0, 124), printed_0
     assert status_1 not in (0, 124), printed_1
     assert "8 s" in printed_0
     assert "8801" in printed_1
+
+
+def test_a_cable_that_breaks_is_reported_on_both_hosts(hosts, env, tmp_path):
+    """Packets vanish and no connection is closed: only --comm-timeout can tell."""
+    endless = ["--max-steps", "1000000", "--comm-timeout", "5"]
+    processes = start_on(hosts, [[*own_launch(host, tmp_path), *endless] for host in (0, 1)], env)
+    printed_before = ""
+    for line in processes[0].stdout or ():
+        printed_before += line
+        if "step 20/" in line:
+            break
+    with hosts.cut():
+        (status_0, printed_0), (status_1, printed_1) = ended(processes)
+    assert status_0 not in (0, 124), printed_before + printed_0
+    assert status_1 not in (0, 124), printed_1
+    assert "has not finished after" in printed_0
+    assert "missing: rank 1" in printed_0
+    assert "missing: rank 0" in printed_1
