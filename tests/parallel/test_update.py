@@ -30,16 +30,16 @@ def network() -> nn.Module:
     )
 
 
-def job_of(world, mode="fp32", compression="none", sample_rate=0.3, clip=0.0) -> Job:
+def job_of(world, mode="fp32", compression="none", sample_rate=0.3, clip=0.0, device="cpu") -> Job:
     """Everything that `update` needs; what it does not is left empty."""
-    precision = Precision(mode, torch.device("cpu"))
-    module = network().to(precision.parameter_dtype)
+    precision = Precision(mode, torch.device(device))
+    module = network().to(device, precision.parameter_dtype)
     broadcast_module(module, world)
     weights, _ = precision.prepare(module)
     sync = GradientSync(module, world, exchange=build_exchange(compression))
     weights.bind_gradients(sync.gradient_of)
     head = PartialFC(
-        CLASSES, D, CosFace(16.0), sample_rate, world, 1, RowSGD(), dtype=precision.parameter_dtype
+        CLASSES, D, CosFace(16.0), sample_rate, world, 1, RowSGD(), device, precision.parameter_dtype
     )
     return Job(
         world=world,

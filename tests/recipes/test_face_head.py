@@ -84,6 +84,8 @@ RESUMED = {
     "adaface": "--loss adaface --margins None --sub-centres 2 --sample-rate 0.3",
     "curricularface": "--loss curricularface --margins None --head-clip 0.5",
     "hard negatives": "--hard-negatives 3 --hard-negatives-every 2 --sample-rate 0.1 --sampling-correction",
+    "fp16-o2, 2bit": "--precision fp16-o2 --gradient-compression 2bit --accumulate 2 --sample-rate 0.3",
+    "fp16, powersgd": "--precision fp16 --gradient-compression powersgd --compression-rank 2",
 }
 
 
@@ -116,7 +118,9 @@ def test_resume_continues_bit_by_bit(resumed, name):
     assert manifests[0]["head"] == manifests[1]["head"]
     assert bool(manifests[0]["head"]["margin"]) == (name in ("adaface", "curricularface"))
     files = sorted(path.name for path in folders[0].glob("*.safetensors"))
-    assert len(files) == 4 + 2 * (name == "hard negatives")
+    assert manifests[0].get("loss_scaler") == manifests[1].get("loss_scaler")
+    assert ("loss_scaler" in manifests[0]) == ("fp16" in name)
+    assert len(files) == 4 + 2 * (name == "hard negatives" or "fp16" in name)
     for file in files:
         a, b = (load_file(folder / file) for folder in folders)
         assert a.keys() == b.keys()
@@ -130,6 +134,19 @@ def test_resume_on_another_number_of_ranks_says_what_starts_anew(resumed, glyphs
     assert "hard negatives start empty" in printed
     assert "2 ranks, this run 1" in printed
     assert len((tmp_path / "loss.csv").read_text().splitlines()) == 3
+
+
+def test_what_compression_owes_goes_to_another_number_of_ranks(resumed, glyphs, tmp_path):
+    """One process takes over the sum of what two owed."""
+    folder = resumed["fp16-o2, 2bit"][0] / "checkpoints/step-00000008"
+    flags = f"{data(glyphs)} {RESUMED['fp16-o2, 2bit']} --clip 5 --max-steps 9 --resume {shlex.quote(str(folder))}"
+    train(tmp_path / "same", flags)
+    printed = train(tmp_path / "other", flags + " --gradient-compression none")
+    assert "what that still owed is left out" in printed
+    owed = [load_file(folder / f"exchange-{rank:05d}-of-00002.safetensors") for rank in range(2)]
+    after = load_file(tmp_path / "same/checkpoints/step-00000009/exchange-00000-of-00001.safetensors")
+    assert after.keys() == owed[0].keys()
+    assert any(t.any() for t in owed[0].values())
 
 
 def test_the_plain_kernel_and_the_fast_one_agree_to_rounding(glyphs, tmp_path):
