@@ -9,11 +9,14 @@ python=${PYTHON:-$here/.venv/bin/python}
 
 # --- machine ---------------------------------------------------------------------------------------------------------
 
-# The processes of a host share its cores. (nproc would otherwise answer with OMP_NUM_THREADS.)
+# The processes of a host share its cores. (nproc would otherwise answer with OMP_NUM_THREADS.) A single process takes all
+# of them by itself, and those that --gpus starts divide them.
 cores=$(env -u OMP_NUM_THREADS nproc)
 local_size=${HOROVOD_LOCAL_SIZE:-${OMPI_COMM_WORLD_LOCAL_SIZE:-${LOCAL_WORLD_SIZE:-1}}}
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > local_size ? cores / local_size : 1))}
-export MXNET_CPU_WORKER_NTHREADS=${MXNET_CPU_WORKER_NTHREADS:-$OMP_NUM_THREADS}
+if [ "$local_size" -gt 1 ]; then
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > local_size ? cores / local_size : 1))}
+    export MXNET_CPU_WORKER_NTHREADS=${MXNET_CPU_WORKER_NTHREADS:-$OMP_NUM_THREADS}
+fi
 
 # A step on a CPU allocates the same large tensors as the one before. glibc would give each back to the kernel and have it
 # cleared anew: a seventh to a quarter of the demo's time (docs/log.md, 2026-11-20).
