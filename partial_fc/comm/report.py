@@ -159,7 +159,7 @@ def _about(question: Question, s: Seen) -> tuple[str, str] | None:
             f"{p.num_started} collectives started. In {p.code}"
         )
     if not p.has_started:
-        return "missing", f"has not started it. {_last_known(p)} Now in {p.code}"
+        return "missing", f"has not started it. It is in {_position(p)}, in {p.code}"
     if _is_out_of_order(question, s):
         return "out of order", (
             f"has started it as its collective number {p.number}, not {question.number}: the ranks call collectives in "
@@ -175,11 +175,15 @@ def _where(p: Place | None) -> str:
     return f" (host {p.host}, process {p.process})" if p and p.host else ""
 
 
+def _position(p: Place) -> str:
+    return f"step {p.step}, " + (
+        f"last collective {p.last}, number {p.num_started}" if p.last else "no collective started"
+    )
+
+
 def _last_known(p: Place | None) -> str:
-    if p is None:
-        return "It never said where it was."
-    last = f"last collective {p.last}, number {p.num_started}" if p.last else "no collective started"
-    return f"Step {p.step}, {last}."
+    """Seconds old: places are told every now and then."""
+    return f"When it was last heard of: {_position(p)}." if p else "It never said where it was."
 
 
 def _advice(question: Question, seen: Sequence[Seen]) -> str:

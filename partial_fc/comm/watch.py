@@ -17,7 +17,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from partial_fc.comm.board import ANSWER_S, Board, Invitation, join, seen_from, send
 from partial_fc.comm.journal import Call
 from partial_fc.comm.report import Place, Question, Seen, failure_report, hang_report
+from partial_fc.comm.stacks import code_of_main_thread, stacks
 
 if TYPE_CHECKING:
     from partial_fc.comm.world import World
@@ -33,12 +33,8 @@ if TYPE_CHECKING:
 EXIT_STATUS = 1
 THREAD_NAME = "comm-watch"
 _CONNECT_S = 5.0
+_FIRST_CONNECTION_S = 2.0  # waited for at the start, so that a rank which ends at once has been there
 _GIVE_A_WARNING = 3  # failures to reach the board
-_SAYS_NOTHING = (
-    "/partial_fc/comm/",
-    "/horovod/",
-    "/torch/distributed/",
-)  # Python that only leads to a collective
 _log = logging.getLogger("partial_fc")
 
 
@@ -57,14 +53,16 @@ class Watch:
         self._writer: asyncio.StreamWriter | None = None
         self._reply: asyncio.Future[dict[str, Any] | None] | None = None
         self._ending = False
-        self._failed = ""  # a collective that the backend gave up
+        self._failed = ("", 0)  # a collective that the backend gave up, how many had been started by then
         self._started = threading.Event()
+        self._tried = threading.Event()  # to reach the board
         self._closed = threading.Event()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._main()), name=THREAD_NAME, daemon=True
         )
         self._thread.start()
         self._started.wait()
+        self._tried.wait(_FIRST_CONNECTION_S)
         atexit.register(self._python_ends)
 
     def close(self, why: str = "it closed its world") -> None:
@@ -76,14 +74,14 @@ class Watch:
         # Shorter than a person notices; what the board does not learn in that time it learns from the connection.
         asyncio.run_coroutine_threadsafe(self._leave(why), self._loop)
         if self._board is None:
-            self._thread.join(2.0)
+            self._thread.join(5.0)
 
     def why_failed(self, call: Call, what_the_backend_says: str) -> str:
         """What the main thread raises when the backend gave a collective up; asks the board, for seconds at most."""
         if self._ending:
             # The backend noticed that another rank has ended, as this one will at once: all has been said.
             time.sleep(5 * ANSWER_S)
-        self._failed = call.name
+        self._failed = call.name, self._journal.num_started
         _log.error(
             f"collective {call.name} failed, step {self._world.step}: {what_the_backend_says}; asking the other ranks"
         )
@@ -139,6 +137,7 @@ class Watch:
                 failures = _GIVE_A_WARNING
                 await self._listen(*connection)
             elif failures < _GIVE_A_WARNING:
+                self._tried.set()
                 failures += 1
                 if failures == _GIVE_A_WARNING:
                     i = self._invitation
@@ -151,6 +150,7 @@ class Watch:
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
+        self._tried.set()
         try:
             while line := await reader.readline():
                 self._take(json.loads(line))
@@ -249,7 +249,7 @@ class Watch:
             last=journal.newest.name if journal.newest else "",
             waits_for=held_up.name if held_up else "",
             waited_s=max(0.0, held_up.waited_s) if held_up else 0.0,
-            failed=self._failed,
+            failed=self._failed[0] if self._failed[1] == journal.num_started else "",
         )
         if question is not None:
             newest = journal.newest_of.get(question.name)
@@ -258,7 +258,7 @@ class Watch:
                 (c.name, c.nth) == (question.name, question.nth) for c in list(journal.held_up)
             )
             place.number = newest.number if newest and newest.nth == question.nth else 0
-            place.code = _code_of_main_thread()
+            place.code = code_of_main_thread()
         return place
 
     # ---- the end
@@ -268,7 +268,7 @@ class Watch:
             return
         self._ending = True
         in_a_file = any(isinstance(handler, logging.FileHandler) for handler in _log.handlers)
-        self._say(_stacks(), on_stderr=not in_a_file)
+        self._say(stacks(THREAD_NAME), on_stderr=not in_a_file)
         self._loop.call_later(
             4 * ANSWER_S,
             lambda: self._end(f"ends: collective {question.name} hangs, and nobody reported it in time"),
@@ -296,33 +296,8 @@ def _is_done(done: Callable[[], bool]) -> bool:
         return True
 
 
-def _stacks() -> str:
-    """Where each thread of this process is, the main one first."""
-    frames = sys._current_frames()
-    main = threading.main_thread()
-    threads = [main, *(t for t in threading.enumerate() if t is not main and t.name != THREAD_NAME)]
-    parts = [
-        f"thread {t.name}\n{''.join(traceback.format_stack(frames[t.ident]))}"
-        for t in threads
-        if t.ident in frames
-    ]
-    return "Python stacks\n" + "".join(parts)
-
-
 def _within(seconds: float, act: Callable[[], Any]) -> None:
     """Does not wait longer than that: a full pipe or a file system that hangs must not keep a process from ending."""
     thread = threading.Thread(target=act, name=THREAD_NAME, daemon=True)
     thread.start()
     thread.join(seconds)
-
-
-def _code_of_main_thread() -> str:
-    """The innermost lines, without those that only lead to a collective."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    lines: list[str] = []
-    while frame is not None and len(lines) < 3:
-        path = frame.f_code.co_filename
-        if not any(part in path for part in _SAYS_NOTHING):
-            lines.append(f"{'/'.join(path.split('/')[-2:])}:{frame.f_lineno} {frame.f_code.co_name}")
-        frame = frame.f_back
-    return ", called from ".join(lines) or "no Python code"

@@ -81,7 +81,10 @@ def test_a_rank_that_does_not_come_is_named_with_the_code_that_it_is_in(started)
     words = report(outputs)
     assert statuses == [1, 1, 1]
     assert "missing: rank 2 (host " in words
-    assert "has not started it. Step 7, last collective t/before, number 1. Now in recipes/hang.py:" in words
+    assert (
+        "has not started it. It is in step 7, last collective t/before, number 1, in recipes/hang.py:"
+        in words
+    )
     assert " sleeps_here, called from" in words
     assert "waiting in it: ranks 0-1\n" in words
     assert "in sleeps_here\n    time.sleep" in outputs[2], "its own stacks"
@@ -149,7 +152,7 @@ def test_every_launcher_shows_the_report_and_ends(started, launcher):
     assert status != 0
     assert "rank 0: collective t/hangs has not finished after 4 s. Step 7; call 1 of that name" in output
     assert "missing: rank 1 (host " in output
-    assert "has not started it. Step 7, last collective t/before" in output
+    assert "has not started it. It is in step 7, last collective t/before" in output
 
 
 def test_horovod_ranks_in_different_collectives(started):

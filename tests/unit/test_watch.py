@@ -47,8 +47,8 @@ def test_hang_names_the_collective_the_step_and_who_has_not_started_it():
         "call 12 of that name, collective number 40 of rank 0"
     )
     assert lines[1] == (
-        "missing: rank 2 (host gpu7, process 4711): has not started it. Step 11, last collective backbone/gradient_3, "
-        "number 39. Now in decode.py:88 read"
+        "missing: rank 2 (host gpu7, process 4711): has not started it. It is in step 11, last collective "
+        "backbone/gradient_3, number 39, in decode.py:88 read"
     )
     assert lines[2] == "waiting in it: ranks 0-1, 3"
     assert "stacks of rank 2" in lines[3]
@@ -64,7 +64,7 @@ def test_hang_tells_a_silent_rank_from_an_ended_one():
     assert "missing: rank 1 (host gpu9, process 5): no sign of life for 597 s" in text
     assert "unknown: rank 2: has never reached the status board" in text
     assert "missing: rank 3 (host gpu3, process 7): no longer there" in text
-    assert "Step 12, last collective head/max, number 39" in text
+    assert "step 12, last collective head/max, number 39" in text
     assert (
         "missing: rank 4: has left 20 s ago (its Python ended without closing the world; ValueError: key 17)"
         in text
