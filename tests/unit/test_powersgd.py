@@ -160,6 +160,13 @@ def test_states_that_do_not_belong_together_are_refused():
         joined([residual, {"residual/a": torch.zeros(4)}], 2)
 
 
+def test_a_kind_that_remembers_nothing_refuses_a_state():
+    sync = GradientSync(parameters().items(), comm.SingleWorld())
+    sync.load_state(sync.state())
+    with pytest.raises(ValueError, match="compression none: the state's q/a belongs to nothing here"):
+        sync.load_state({"q/a": torch.zeros(1)})
+
+
 def test_a_rank_below_1_is_refused():
     with pytest.raises(ValueError, match="rank 0 of powersgd"):
         build_exchange("powersgd", rank=0)

@@ -57,6 +57,16 @@ def test_codes_and_residuals_follow_the_rule(values, t):
     assert owed.tolist() == [torch.tensor(stays).item() for _, _, stays in expected]
 
 
+@pytest.mark.parametrize("bad", [None, 70_000])
+def test_long_gradients_are_coded_like_short_ones(bad):
+    owed = torch.linspace(-2, 2, 100_000)
+    if bad is not None:
+        owed[bad] = math.nan
+    parts = [part.clone() for part in owed.split(16 * 999)]
+    assert torch.equal(encode_(owed, 0.5), torch.cat([encode_(part, 0.5) for part in parts]))
+    torch.testing.assert_close(owed, torch.cat(parts), rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_arrives_as_nan(value):
     code = encode_(filled_up([0.0, 0.6, value, -0.6]), 0.5)

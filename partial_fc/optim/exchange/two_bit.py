@@ -18,15 +18,23 @@ from partial_fc.optim.exchange.bucket import Bucket
 _UP, _DOWN, _NOT_FINITE = 0b11, 0b10, 0b01  # MXNet does not use the last one
 # Four codes, one a byte of a 32-bit number, times this: their two bits each meet in the uppermost byte, in that order.
 _TO_TOP_BYTE = (1 << 30) + (1 << 20) + (1 << 10) + 1
+_CACHED = 1 << 16  # values a CPU codes at a time; a multiple of 16
 
 
 def encode_(owed_N: Tensor, threshold: float) -> Tensor:
     """Takes `threshold` off each value that is at least that, adds it to each that is at most -threshold, in place, and
     returns the codes of what was taken: uint8 (N / 4,). N is a multiple of 16."""
+    size = _CACHED if owed_N.device.type == "cpu" else max(1, len(owed_N))
+    return torch.cat([_encode_part_(part, threshold) for part in owed_N.split(size)])
+
+
+def _encode_part_(owed_N: Tensor, threshold: float) -> Tensor:
     up = (owed_N >= threshold).view(torch.int8)
     down = (owed_N <= -threshold).view(torch.int8)
     code_N = up * _UP + down * _DOWN
-    code_N.masked_fill_(owed_N * 0 != 0, _NOT_FINITE)
+    # A CPU looks closer only where the sum says that it must; a GPU would have to wait for the sum.
+    if owed_N.device.type != "cpu" or not owed_N.sum().isfinite():
+        code_N.masked_fill_(~owed_N.isfinite(), _NOT_FINITE)
     owed_N.sub_(up - down, alpha=threshold)
     # A 32-bit number has its first byte lowest (on every machine that torch runs on).
     return (code_N.view(torch.int32) * _TO_TOP_BYTE).bitwise_right_shift_(24).to(torch.uint8)
