@@ -53,15 +53,23 @@ def _status_bytes(name: str) -> int:
     return int(found[1]) * 1024
 
 
+def has_bf16(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 numbers itself."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def measure_rates(device: torch.device, batch: int, dim: int) -> Rates:
     """The best of a few tries: others use the machine, too. The products are the head's, (batch, dim) with (dim, 8192),
-    and one of square matrices, whichever is faster."""
+    and one of square matrices, whichever is faster. Where bf16 products do not exist, the head's kernel rounds to bf16
+    and multiplies fp32 numbers."""
     side = 8192 if device.type == "cuda" else 1024
     shapes = ((batch, dim, 8192), (side, side, side))
-    gflops = {
-        name: max(_product_gflops(shape, dtype, device) for shape in shapes)
-        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
-    }
+    gflops = {"fp32": max(_product_gflops(shape, torch.float32, device) for shape in shapes)}
+    gflops["bf16"] = gflops["fp32"]
+    if has_bf16(device):
+        gflops["bf16"] = max(_product_gflops(shape, torch.bfloat16, device) for shape in shapes)
     x = torch.zeros(1 << 16 if device.type == "cpu" else 1 << 28, device=device)
     y = torch.empty_like(x)
     gexp_per_s = len(x) / 1e9 / _best_seconds(lambda: torch.exp(x, out=y), device)

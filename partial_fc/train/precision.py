@@ -21,16 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from partial_fc.machine import has_bf16
 from partial_fc.models import keeps_fp32
 
 Mode = Literal["fp32", "bf16", "fp16", "fp16-o2", "fp64"]
-
-
-def has_bf16(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 numbers itself."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def choose(asked: Literal["auto"] | Mode, device: torch.device) -> Mode:
@@ -127,7 +121,7 @@ class Weights:
         self.module = module
         self._masters: dict[str, nn.Parameter] = {}
         if halve:
-            wide = {id(p) for layer in _wide_layers(module) for p in layer.parameters(recurse=False)}
+            wide = {id(p) for layer in keeps_fp32(module) for p in layer.parameters(recurse=False)}
             for name, p in module.named_parameters():
                 if id(p) not in wide:
                     self._masters[name] = nn.Parameter(p.detach().clone(), p.requires_grad)
@@ -181,14 +175,10 @@ class RunningStatistics:
             buffer.copy_(kept)
 
 
-def _wide_layers(module: nn.Module) -> set[nn.Module]:
-    return {m for m in module.modules() if isinstance(m, _BatchNorm)} | keeps_fp32(module)
-
-
 def _cpu_convolves(dtype: torch.dtype) -> bool:
     """Whether oneDNN has convolutions for it here. (torch's own take five times as long as those in fp32.)"""
     if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return has_bf16(torch.device("cpu"))
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 

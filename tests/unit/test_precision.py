@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from partial_fc import models
+from partial_fc.machine import has_bf16
 from partial_fc.train.precision import (
     LossScaler,
     Precision,
@@ -13,7 +14,6 @@ from partial_fc.train.precision import (
     Weights,
     add_up_convolutions_in_fp32,
     choose,
-    has_bf16,
 )
 
 CPU = torch.device("cpu")

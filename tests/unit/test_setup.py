@@ -107,7 +107,7 @@ def echoing(checkout: Path) -> Path:
 @pytest.mark.parametrize(
     ("environ", "threads"),
     [
-        ({}, 12),
+        ({}, ""),
         ({"HOROVOD_LOCAL_SIZE": "4"}, 3),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, 2),
         ({"LOCAL_WORLD_SIZE": "16"}, 1),
