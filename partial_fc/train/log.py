@@ -16,8 +16,9 @@ from partial_fc.head.telemetry import Histogram
 _LINE = "%(asctime)s rank {rank} %(levelname).1s %(message)s"
 
 
-def open_files(models_root: Path, world: World) -> logging.Logger:
-    """Every rank logs to models_root/logs/rank-R.log, rank 0 to the terminal too; warnings of all ranks show there."""
+def open_files(models_root: Path, world: World, bare: bool = False) -> logging.Logger:
+    """Every rank logs to models_root/logs/rank-R.log, rank 0 to the terminal too; warnings of all ranks show there.
+    bare: lines on the terminal have nothing before them, and come from one rank of every host."""
     folder = models_root / "logs"
     folder.mkdir(parents=True, exist_ok=True)
     logger = logging.getLogger("partial_fc")
@@ -28,10 +29,13 @@ def open_files(models_root: Path, world: World) -> logging.Logger:
         old.close()
     formatter = logging.Formatter(_LINE.format(rank=world.rank), "%Y-%m-%d %H:%M:%S")
     to_file = logging.FileHandler(folder / f"rank-{world.rank:04d}.log")
-    to_terminal = _AboveBar(logging.INFO if world.rank == 0 else logging.WARNING)
+    speaks = (world.local_rank if bare else world.rank) == 0
+    to_terminal = _AboveBar(logging.INFO if speaks else logging.WARNING)
     for handler in (to_file, to_terminal):
         handler.setFormatter(formatter)
         logger.addHandler(handler)
+    if bare:
+        to_terminal.setFormatter(logging.Formatter("%(message)s"))
     return logger
 
 

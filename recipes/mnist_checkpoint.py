@@ -1,0 +1,223 @@
+"""Where a run of recipe `mnist` stands: written after each epoch, found again, and taken from Apex's files.
+
+models_root/checkpoints/step-00000600/
+    backbone.safetensors     the whole ConvNet: fp32 weights, batch-norm statistics of all ranks together; rank 0
+    optimizer.safetensors    momentum, by parameter name; rank 0
+    rank-00000-of-00002.safetensors
+                             what that rank has for itself: its own batch-norm statistics, and what gradient compression
+                             still owes
+    manifest.json, COMPLETE  as in `partial_fc.checkpoint`
+"""
+
+import dataclasses
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from partial_fc import checkpoint
+from partial_fc.checkpoint import apex
+from partial_fc.checkpoint.files import save_tensors, write_json
+from partial_fc.checkpoint.write import FORMAT, MARKER, complete, folder_name
+from partial_fc.optim.backbone import load_named_state, named_state
+from partial_fc.optim.exchange import joined
+from partial_fc.train.precision import LossScaler
+from recipes.mnist_evaluation import joined_statistics
+
+if TYPE_CHECKING:
+    from recipes.mnist import Run
+
+# Flags that make another run of one that is resumed, although nothing refuses them.
+_SAME_RUN = (
+    "seed",
+    "batch_size",
+    "accumulate",
+    "lr",
+    "momentum",
+    "sync_bn",
+    "precision",
+    "gradient_compression",
+)
+# What the place within an epoch is counted in.
+_IN_EPOCH = ("seed", "batch_size", "accumulate")
+
+
+@dataclass
+class Position:
+    """The next update: number `update` of epoch `epoch`, both from 0, after `step` ones in all."""
+
+    epoch: int = 0
+    update: int = 0
+    step: int = 0
+    best: float = 0.0  # test accuracy so far
+
+
+def save(run: "Run") -> None:
+    """All ranks write where the run stands; all but the newest --keep-checkpoints go. A collective."""
+    root = run.config.models_root / "checkpoints"
+    folder = root / folder_name(run.position.step)
+    folder.mkdir(parents=True, exist_ok=True)
+    model = model_state(run)
+    if run.world.rank == 0:
+        (folder / MARKER).unlink(missing_ok=True)  # of an earlier try at this step
+        save_tensors(model, folder / "backbone.safetensors")
+        save_tensors(named_state(run.optimizer, run.weights), folder / "optimizer.safetensors")
+        write_json(_manifest(run), folder / "manifest.json")
+    own = {f"buffer/{name}": t for name, t in run.model.named_buffers()}
+    own |= {f"exchange/{name}": t for name, t in run.sync.state().items()}
+    save_tensors(own, _rank_file(folder, run.world.rank, run.world.size))
+    run.world.barrier(name="checkpoint/written")
+    if run.world.rank == 0:
+        (folder / MARKER).write_text("")
+        for old in sorted(complete(root))[: -run.config.keep_checkpoints]:
+            (old / MARKER).unlink()  # first, so that half a folder never looks whole
+            shutil.rmtree(old)
+        if run.config.save_amp:
+            scaler = run.precision.scaler
+            state = (scaler.scale, scaler.clean_steps) if scaler else (1.0, 0)
+            apex.write(run.config.save_amp, model, run.optimizer, *state)
+    run.world.barrier(name="checkpoint/complete")
+    run.logger.info(f"checkpoint {folder}")
+
+
+def model_state(run: "Run") -> dict[str, Tensor]:
+    """fp32 weights, and the batch-norm statistics of all ranks together. A collective."""
+    with joined_statistics(run):
+        return {name: t.detach().clone() for name, t in run.weights.state_dict().items()}
+
+
+def _manifest(run: "Run") -> dict:
+    return {
+        "format": FORMAT,
+        "recipe": "mnist",
+        "step": run.position.step,
+        "position": dataclasses.asdict(run.position),
+        "scaler": run.precision.scaler.state() if run.precision.scaler else None,
+        "world_size": run.world.size,
+        "configuration": dataclasses.asdict(run.config),
+    }
+
+
+def _rank_file(folder: Path, rank: int, size: int) -> Path:
+    return folder / f"rank-{rank:05d}-of-{size:05d}.safetensors"
+
+
+def resume(run: "Run", num_updates: int) -> Position:
+    """Gives the run the state that it starts from: a given checkpoint, else the newest of this run, else --load-amp,
+    else none. A collective. Raises ValueError, on all ranks, where they find different ones."""
+    config = run.config
+    newest = checkpoint.newest(config.models_root / "checkpoints")
+    folder = {"never": None, "auto": newest}.get(config.resume, Path(config.resume))
+    found = checkpoint.Checkpoint(folder) if folder else None
+    step = found.step if found else 0
+    _same_everywhere(run, step)
+    if newest and step < checkpoint.Checkpoint(newest).step:
+        # Checkpoints are kept and found by their step: those of the other run would count as the newest.
+        raise ValueError(
+            f"{newest} is ahead of where this run would start (--resume {config.resume}); use another --models-root, "
+            "or remove the checkpoints that are not wanted"
+        )
+    if found:
+        if config.load_amp:
+            run.logger.info(
+                f"note: --load-amp {config.load_amp} is for a new run; this one goes on from {folder}"
+            )
+        return _load(run, found, num_updates)
+    if config.load_amp:
+        _load_amp(run, config.load_amp)
+    return Position()
+
+
+def _same_everywhere(run: "Run", step: int) -> None:
+    step_W = run.world.all_gather(torch.tensor([step]), name="mnist/resume").tolist()
+    if len(set(step_W)) > 1:
+        raise ValueError(
+            f"{run.world}: this process would go on from step {step}, those of rank 0, 1, ... from {step_W}; "
+            "checkpoints must lie where all hosts see them. Give a --models-root that they share, or a new one"
+        )
+
+
+def _load(run: "Run", found: checkpoint.Checkpoint, num_updates: int) -> Position:
+    manifest, config, world = found.manifest, run.config, run.world
+    if manifest.get("recipe") != "mnist":
+        raise ValueError(f"{found.folder} is not a checkpoint of recipe mnist; use another --models-root")
+    position = Position(**manifest["position"])
+    _check_position(run, found, position, num_updates)
+    for name in _SAME_RUN:
+        then, now = manifest["configuration"][name], getattr(config, name)
+        if then != now:
+            flag = f"--{name.replace('_', '-')}"
+            run.logger.info(
+                f"note: {found.folder} was trained with {flag} {then}, this run has {now}: not the same run"
+            )
+    run.weights.load_state_dict(found.backbone())
+    load_named_state(run.optimizer, run.weights, found.optimizer())
+    if run.precision.scaler and manifest["scaler"]:
+        run.precision.scaler.load_state(manifest["scaler"])
+    _load_own(run, found.folder, manifest["world_size"], manifest["configuration"]["gradient_compression"])
+    world.barrier(name="mnist/resumed")
+    run.logger.info(f"resumed from {found.folder}")
+    return position
+
+
+def _check_position(run: "Run", found: checkpoint.Checkpoint, position: Position, num_updates: int) -> None:
+    then, config = found.manifest["configuration"], run.config
+    if position.epoch > config.epochs or (config.max_steps is not None and position.step > config.max_steps):
+        raise ValueError(
+            f"{found.folder} is beyond this run's end, at epoch {position.epoch}, step {position.step}; use another "
+            "--models-root, or more --epochs or --max-steps"
+        )
+    changed = [name for name in _IN_EPOCH if then[name] != getattr(config, name)]
+    if found.manifest["world_size"] != run.world.size:
+        changed.append("number of processes")
+    if position.update and changed:
+        raise ValueError(
+            f"{found.folder} is in the midst of epoch {position.epoch + 1}, and this run's {', '.join(changed)} would "
+            "continue it with other images; go on as it was, or from a checkpoint at the end of an epoch (--resume DIR)"
+        )
+    assert position.update < num_updates or changed
+
+
+def _load_own(run: "Run", folder: Path, num_ranks: int, compression: str) -> None:
+    """What each rank has for itself. Of another number of ranks: batch norms go on with the joined statistics, and what
+    compression owes is shared out."""
+    paths = [_rank_file(folder, rank, num_ranks) for rank in range(num_ranks)]
+    same = num_ranks == run.world.size
+    wanted = [paths[run.world.rank]] if same else paths
+    missing = [path for path in wanted if not path.exists()]
+    if missing:
+        raise ValueError(f"{missing[0]} is missing. Copy the rank files of all hosts into {folder}")
+    if same:
+        own = load_file(wanted[0])
+        buffers = dict(run.model.named_buffers())
+        for name, t in _below("buffer/", own).items():
+            buffers[name].copy_(t)
+    if compression != run.config.gradient_compression:
+        return  # another compression owes nothing; the flags' difference has been noted
+    states = (_below("exchange/", load_file(path)) for path in wanted)
+    run.sync.load_state(next(states) if same else joined(states, run.world.size))
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def _load_amp(run: "Run", path: Path) -> None:
+    found = apex.read(path)
+    run.weights.load_state_dict(apex.give_model(found, run.weights.state_dict()))
+    for note in apex.give_optimizer(found, run.optimizer):
+        run.logger.info(f"note: {note}")
+    scaler = run.precision.scaler
+    if scaler and found.loss_scale != 1:
+        clean = found.unskipped if found.unskipped < LossScaler.GROWTH_INTERVAL else 0
+        scaler.load_state({"scale": found.loss_scale, "clean_steps": clean})
+    elif scaler or found.loss_scale != 1:
+        run.logger.info(
+            f"note: {path} has loss scale {found.loss_scale:g}; this run, --precision {run.precision.mode}, has "
+            f"{f'{scaler.scale:g}' if scaler else 'none'}"
+        )
+    run.logger.info(f"started from {path}")
