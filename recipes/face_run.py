@@ -116,6 +116,7 @@ def write_results(
             "world_size": job.world.size,
             "backend": job.world.backend,
             "traffic_per_step": outcome.traffic,
+            "gradient_bytes_per_step": dataclasses.asdict(outcome.exchanged),
             "configuration": dataclasses.asdict(config),
             "versions": versions,
         },

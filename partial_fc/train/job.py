@@ -12,7 +12,7 @@ from partial_fc.comm import World
 from partial_fc.data import Loader
 from partial_fc.evaluate import Verification
 from partial_fc.head import PartialFC
-from partial_fc.optim.gradient_sync import GradientSync
+from partial_fc.optim.gradient_sync import GradientSync, StepBytes
 from partial_fc.optim.schedule import Schedule
 from partial_fc.train.precision import Precision, Weights
 
@@ -65,3 +65,4 @@ class Outcome:
     traffic: dict[
         str, dict[str, float]
     ]  # of this rank, by collective: calls and bytes a step, evaluations included
+    exchanged: StepBytes  # of this rank: the backbone's gradient, and what of it was handed in

@@ -76,8 +76,14 @@ def train(job: Job) -> Outcome:
         save(job)
     progress.close()
     curve.close()
+    exchanged = job.sync.step_bytes()
+    if job.world.size > 1:
+        job.logger.info(
+            f"the backbone's gradient is {exchanged.gradient:,} bytes a step; {exchanged.handed_in:,.0f} were handed "
+            "in to be exchanged"
+        )
     traffic = job.world.traffic.per_step(max(1, job.step - first_step))
-    return Outcome(loss_value, progress.images_per_s, evaluations, traffic)
+    return Outcome(loss_value, progress.images_per_s, evaluations, traffic, exchanged)
 
 
 def look_at_rows(job: Job, progress: Progress) -> None:
