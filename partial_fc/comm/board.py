@@ -68,7 +68,9 @@ class Board:
         self._guests = [_Guest(rank) for rank in range(size)]
         self._hanging: int | None = None  # the rank that reports a hang, which ends the job
         self._asking = asyncio.Lock()  # questions follow one another
-        self._news = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._awaited: set[int] = set()  # ranks that have not answered the question yet
+        self._all_answered = asyncio.Event()
         addresses = ["127.0.0.1"] if one_host else own_addresses(network_interface)
         only = addresses[0] if one_host or network_interface else ""
         self.socket = socket.create_server((only, 0), backlog=min(size, 1024))
@@ -76,7 +78,7 @@ class Board:
         _allow_open_files(size + 256)
 
     async def serve(self) -> None:
-        await asyncio.start_server(self._guest_comes, sock=self.socket, limit=_LINE_BYTES)
+        self._server = await asyncio.start_server(self._guest_comes, sock=self.socket, limit=_LINE_BYTES)
 
     async def _guest_comes(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         guest: _Guest | None = None
@@ -98,7 +100,7 @@ class Board:
                 guest.writer = None
                 guest.heard = time.monotonic()
                 guest.link = "left" if guest.farewell else "lost"
-                self._news.set()
+                self._no_longer_awaited(guest)
             writer.close()
 
     async def _take(self, guest: _Guest, line: bytes) -> None:
@@ -106,17 +108,24 @@ class Board:
             guest.newest = line
             if b'"has_started": null' not in line:
                 guest.answered = True
-                self._news.set()
+                self._no_longer_awaited(guest)
             return
         message: dict[str, Any] = json.loads(line)
         if "ask" in message:
             # In a task of its own: this guest's answer to its own question comes over the same connection.
-            asyncio.get_running_loop().create_task(self._ask(guest, message["ask"]))
+            task = asyncio.get_running_loop().create_task(self._ask(guest, message["ask"]))
+            self._tasks.add(task)  # the loop alone would not keep it alive
+            task.add_done_callback(self._tasks.discard)
         elif "told" in message:
             for other in self._guests:
                 send(other.writer, {"end": guest.rank})
         elif "bye" in message:
             guest.farewell = message["bye"]
+
+    def _no_longer_awaited(self, guest: _Guest) -> None:
+        self._awaited.discard(guest.rank)
+        if not self._awaited:
+            self._all_answered.set()
 
     async def _ask(self, guest: _Guest, question: dict[str, Any]) -> None:
         if question["hangs"]:
@@ -128,13 +137,10 @@ class Board:
             for other in self._guests:
                 other.answered = False
                 send(other.writer, {"question": question})
-            until = time.monotonic() + ANSWER_S
-            while any(g.link == "open" and not g.answered for g in self._guests):
-                self._news.clear()
-                try:
-                    await asyncio.wait_for(self._news.wait(), until - time.monotonic())
-                except TimeoutError:
-                    break
+            self._awaited = {g.rank for g in self._guests if g.link == "open"}
+            self._all_answered.clear()
+            with contextlib.suppress(TimeoutError):  # who is silent is shown as silent
+                await asyncio.wait_for(self._all_answered.wait(), ANSWER_S)
             send(guest.writer, {"found": [asdict(g.seen()) for g in self._guests]})
 
 

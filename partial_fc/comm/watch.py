@@ -114,6 +114,8 @@ class Watch:
         if self._board:
             await self._board.serve()
         tasks = [self._loop.create_task(part()) for part in (self._keep_connected, self._look_at_the_clock)]
+        for task in tasks:
+            task.add_done_callback(_say_if_it_failed)
         self._started.set()
         await self._leaving.wait()
         for task in tasks:
@@ -287,6 +289,14 @@ class Watch:
                 continue  # a terminal, which stderr is
             record = _log.makeRecord(_log.name, logging.CRITICAL, __file__, 0, words, (), None)
             _within(2.0, partial(handler.handle, record))
+
+
+def _say_if_it_failed(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _log.error(
+            "the watch over collectives has ended by a fault of its own; one that hangs is not reported any more",
+            exc_info=task.exception(),
+        )
 
 
 def _is_done(done: Callable[[], bool]) -> bool:

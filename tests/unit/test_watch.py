@@ -1,6 +1,7 @@
 """The words of a report from made-up boards; the board with several ranks in one process. (Launches that really hang:
 tests/recipes/test_hang_report.py.)"""
 
+import logging
 import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -212,6 +213,23 @@ def test_time_counts_from_the_second_look_and_a_gpu_that_is_done_waits_no_longer
     ready = True
     watches[0]._count_waiting(10.0)
     assert journal.held_up == {call}
+
+
+def test_a_watch_that_fails_says_so(monkeypatch, caplog):
+    def fails(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Watch, "_count_waiting", fails)
+    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
+    board = Board(1, one_host=True)
+    watch = Watch(a_world(0, 1), 0.08, board.invitation, board)  # looks every 10 ms
+    for _ in range(500):
+        if caplog.records:
+            break
+        look_until(watch, ["open"])
+    watch.close()
+    assert "ended by a fault of its own" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_journal_numbers_calls_by_name_and_in_all():
