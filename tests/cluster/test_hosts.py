@@ -1,5 +1,6 @@
 """The two hosts themselves: what they are to programs, and that nothing of them stays."""
 
+import os
 import subprocess
 import sys
 import time
@@ -43,11 +44,12 @@ def test_the_cable_can_be_made_slow_and_fast_again(hosts):
             assert shown in hosts.run(host, ["tc", "qdisc", "show", "dev", "eth0"], timeout_s=10)[1]
 
 
-def test_nothing_outlives_a_killed_maker(hosts):
-    """hosts: for its skip. Another pair beside it, whose maker has no chance to tidy up."""
+def test_nothing_outlives_a_killed_maker(hosts, tmp_path):
+    """hosts: for its skip. Another pair beside it, whose maker has no chance to tidy up: its folder stays."""
     marker = "86399.125"  # seconds, as no other process sleeps
     command = [sys.executable, "-m", "benchmarks.two_hosts", "sh", "-c", f"echo up; sleep {marker}"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as maker:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as maker:
         assert maker.stdout is not None
         assert maker.stdout.readline() == "up\n"
         maker.kill()
