@@ -55,7 +55,6 @@ class Run:
     optimizer: torch.optim.Optimizer
     sync: GradientSync
     position: mnist_checkpoint.Position
-    num_skipped: int = 0  # updates that were not made, for their gradients overflowed
 
 
 def main(arguments: list[str]) -> int:
@@ -83,6 +82,9 @@ def main(arguments: list[str]) -> int:
         f"{config.batch_size} x {config.accumulate} (processes, batch, accumulated), an epoch has {num_updates}"
     )
 
+    if num_updates < config.frequent:
+        logger.info(f"note: no Step lines: an epoch has fewer updates than --frequent {config.frequent}")
+
     # ---- model, and what moves it
     precision = Precision(_mode(config, device, world), device)
     model, weights = _model(config, precision, world, logger)
@@ -100,6 +102,7 @@ def main(arguments: list[str]) -> int:
         mnist_checkpoint.Position(),
     )  # fmt: skip
     run.position = mnist_checkpoint.resume(run, num_updates)
+    mnist_checkpoint.check_replicas(run)
     if _over(run) and (config.models_root / "result.json").exists():
         logger.info(
             f"{config.models_root} is finished, see result.json; to go on give more --epochs or --max-steps, to start "
@@ -170,7 +173,7 @@ def train(run: Run, num_updates: int) -> dict[str, Any]:
         "best_test_accuracy": position.best,
         "confusion": evaluation.confusion_CC.tolist(),  # of each label: how often it was taken for what
         "steps": position.step,
-        "skipped_updates": run.num_skipped,
+        "skipped_updates": position.skipped,
         "loss_scale": run.precision.loss_scale,
         "images_per_s": num_images / seconds if seconds else None,
     }
@@ -219,7 +222,7 @@ def make_update(
     if overflowed:
         sync.undo()
         statistics.restore()
-        run.num_skipped += 1
+        run.position.skipped += 1
         run.logger.info(
             f"step {run.position.step + 1}: the gradient overflowed, no update; the loss scale is now "
             f"{precision.loss_scale:g}"

@@ -11,6 +11,7 @@ models_root/checkpoints/step-00000600/
 
 import dataclasses
 import shutil
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,6 +55,7 @@ class Position:
     update: int = 0
     step: int = 0
     best: float = 0.0  # test accuracy so far
+    skipped: int = 0  # updates that were not made, as their gradients overflowed
 
 
 def save(run: "Run") -> None:
@@ -130,6 +132,24 @@ def resume(run: "Run", num_updates: int) -> Position:
     if config.load_amp:
         _load_amp(run, config.load_amp)
     return Position()
+
+
+def check_replicas(run: "Run") -> None:
+    """Raises ValueError, on all ranks, where they do not start from the same weights and momentum: files of one name
+    on several hosts need not be the same. A collective."""
+    digest = 0
+    for t in (
+        *(p for _, p in run.weights.named_parameters()),
+        *named_state(run.optimizer, run.weights).values(),
+    ):
+        digest = zlib.crc32(t.detach().cpu().contiguous().numpy().tobytes(), digest)
+    digest_W = run.world.all_gather(torch.tensor([digest]), name="mnist/replicas").tolist()
+    if len(set(digest_W)) > 1:
+        others = [rank for rank, other in enumerate(digest_W) if other != digest_W[0]]
+        raise ValueError(
+            f"rank(s) {', '.join(map(str, others))} start from other weights or momentum than rank 0: the file of "
+            "--resume or --load-amp is not the same on all hosts"
+        )
 
 
 def _same_everywhere(run: "Run", step: int) -> None:

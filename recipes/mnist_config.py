@@ -72,6 +72,8 @@ class Config:
     """Where everything is written: model, checkpoints, logs, TensorBoard, loss.csv, result.json, mistakes.png."""
 
     def __post_init__(self) -> None:
+        if self.save_amp is not None and self.precision == "fp64":
+            raise ValueError("--save-amp with --precision fp64: Apex's files hold fp32 weights")
         if self.engine == "mxnet":
             raise ValueError(
                 "--engine mxnet is not there yet: recipe mnist runs on PyTorch only, --engine torch"

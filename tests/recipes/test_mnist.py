@@ -409,6 +409,7 @@ def test_two_processes_resume_and_agree_on_what_overflows(digits, tmp_path):
         ("--gradient-compression 2bit --compression-threshold 0", "--compression-threshold is 0.0"),
         ("--load-amp a.pt --resume b", "--load-amp a.pt and --resume b both say where to start"),
         ("--gpus 0", "--gpus is 0"),
+        ("--save-amp a.pt --precision fp64", "Apex's files hold fp32 weights"),
     ],
 )
 def test_flags_that_make_no_sense(flags, message, capsys):
