@@ -1,5 +1,5 @@
-"""Several micro-batches that make one step do what one batch of all of them does; a step that is not made leaves nothing
-behind."""
+"""Several micro-batches that make one step do what one batch of all of them does, and a step that is not made leaves
+nothing behind."""
 
 import pytest
 import torch
