@@ -31,6 +31,7 @@ _SAME_RUN = (
         "optimizer",
     ),
     *("head_optimizer", "centre_dtype", "centre_state_dtype", "head_catch_up", "hard_negatives"),
+    *("precision", "accumulate", "gradient_compression"),
 )
 
 
