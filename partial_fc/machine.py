@@ -1,5 +1,6 @@
 """What this machine can do, measured in a second: rates of matrix products and of memory, and how large we grew."""
 
+import platform
 import re
 import time
 from collections.abc import Callable
@@ -57,6 +58,8 @@ def has_bf16(device: torch.device) -> bool:
     """Whether the device multiplies bfloat16 numbers itself."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
+    if platform.machine() in ("x86_64", "AMD64"):  # oneDNN's own answer also counts those that emulate it
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

@@ -185,6 +185,7 @@ _RENAMED: dict[str, tuple[str, type]] = {
     "momentum": ("momentum", float),
     "weight_decay": ("weight_decay", float),
     "batch_size": ("batch_size", int),
+    "gradient_acc": ("accumulate", int),
     "num_epoch": ("epochs", int),
     "seed": ("seed", int),
     "num_workers": ("num_workers", int),  # there processes, here threads; both decode
@@ -206,10 +207,6 @@ _CONVERTED: dict[str, type | tuple[type, ...]] = {
 
 # Would change what is learned, and is not there: key -> (the value that asks for nothing, remedy).
 _REFUSED = {
-    "gradient_acc": (
-        1,
-        "gradients are not accumulated; set it to 1 and use a larger batch_size or more processes",
-    ),
     "dali_aug": (False, "DALI's augmentations are not implemented; set it to False"),
 }
 
@@ -293,8 +290,11 @@ def _converted(key: str, value: Any, notes: list[str]) -> dict[str, Any]:
             return {} if value is None else {"models_root": value}
         case "fp16":
             if value:
-                notes.append("config.fp16: half precision here is bf16, which needs no loss scaling")
-            return {"precision": "bf16" if value else "fp32"}
+                notes.append(
+                    "config.fp16: 16 bits are bf16 where the hardware has them, and no loss scale is needed; "
+                    "--precision fp16 is arcface_torch's"
+                )
+            return {"precision": "auto" if value else "fp32"}
         case "warmup_epoch":
             # Some published configs say -1 where they mean none.
             return {"warmup_epochs": max(0, value)}

@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> None:
     schedule = _schedule(config, global_batch, steps_per_epoch, total_steps, logger)
 
     # ---- model
-    precision = Precision(choose(config.precision, device), device)
+    precision = Precision(choose(config.precision, device, world), device)
     backbone = _backbone(config, device, precision.parameter_dtype, world)
     weights, slow = precision.prepare(backbone)
     with build_head(config, num_classes, world, precision) as head:

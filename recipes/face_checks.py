@@ -125,6 +125,13 @@ def notes(config: "Config", head: PartialFC) -> Iterator[str]:
         yield "--head-impl plain multiplies fp32 numbers, whatever --precision says"
     if config.gradient_compression != "none" and head.world.size == 1:
         yield f"--gradient-compression {config.gradient_compression}: one process, nothing travels, it only rounds"
+    if config.gradient_compression == "fp16" and config.precision not in ("fp16", "fp16-o2"):
+        yield (
+            "--gradient-compression fp16 without a loss scale: gradients below 6e-8 vanish on their way, and one above "
+            "65,504 ends the run"
+        )
+    if config.lr_power != _default(config, "lr_power") and config.lr_scheduler != "polynomial":
+        yield f"--lr-power goes with --lr-scheduler polynomial; this run's is {config.lr_scheduler}"
     if config.accumulate > 1 and config.hard_negatives:
         yield "--hard-negatives with --accumulate: a class of several micro-batches keeps the list of the last"
     if config.lr_steps and config.lr_scheduler != "step":

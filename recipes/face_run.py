@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 
 from partial_fc import checkpoint
+from partial_fc.checkpoint.agree import check_replicas, open_checkpoint
 from partial_fc.head import PartialFC
-from partial_fc.optim.backbone import load_named_state
+from partial_fc.optim.backbone import load_named_state, named_state
 from partial_fc.optim.gradient_sync import GradientSync
 from partial_fc.train.job import Job, Outcome
 from partial_fc.train.precision import Precision, Weights
@@ -52,16 +53,16 @@ def resume(
     """(step, position in the data, best scores) to start from; loads the state."""
     newest = checkpoint.newest(config.models_root / "checkpoints")
     folder = {"never": None, "auto": newest}.get(config.resume, Path(config.resume))
-    start_step = checkpoint.Checkpoint(folder).step if folder else -1
+    found = open_checkpoint(folder, state.head.world)
+    start_step = found.step if found else -1
     if newest and start_step < checkpoint.Checkpoint(newest).step:
         # Checkpoints are kept and found by their step: those of the other run would count as the newest.
         raise ValueError(
             f"{newest} is ahead of where this run would start (--resume {config.resume}); use another --models-root, "
             "or remove the checkpoints that are not wanted"
         )
-    if folder is None:
+    if found is None:
         return 0, 0, {}
-    found = checkpoint.Checkpoint(folder)
     if found.step > total_steps:
         raise ValueError(
             f"{folder} is at step {found.step}, beyond this run's {total_steps}; use another --models-root or "
@@ -77,6 +78,10 @@ def resume(
             )
     state.weights.load_state_dict(found.backbone())
     load_named_state(state.optimizer, state.weights, found.optimizer())
+    check_replicas(
+        (*state.weights.state_dict().values(), *named_state(state.optimizer, state.weights).values()),
+        state.head.world,
+    )
     for note in (*found.load_head(state.head), *_load_exchange(found, state)):
         logger.info(f"note: {note}")
     if state.precision.scaler and "loss_scaler" in found.manifest:
@@ -106,7 +111,7 @@ def write_results(
         "num_classes": str(num_classes),
         "step": str(job.step),
     }
-    checkpoint.save_model(config.models_root / "model.safetensors", job.backbone.state_dict(), contract)
+    checkpoint.save_model(config.models_root / "model.safetensors", job.weights.state_dict(), contract)
     checkpoint.write_json(
         {
             "loss": outcome.loss,

@@ -31,7 +31,7 @@ from partial_fc.data.idx import ImageSet, Split, read_set
 from partial_fc.models.convnet import NUM_CLASSES, SIDE, ConvNet
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
 from partial_fc.train.log import LossCurve, Progress, open_files
-from partial_fc.train.precision import Mode, Precision, RunningStatistics, Weights, choose
+from partial_fc.train.precision import Precision, RunningStatistics, Weights, choose
 from partial_fc.train.sync_batch_norm import convert
 from recipes import compression, machine, mnist_checkpoint
 from recipes.mnist_config import Config, parse
@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> int:
         logger.info(f"note: no Step lines: an epoch has fewer updates than --frequent {config.frequent}")
 
     # ---- model, and what moves it
-    precision = Precision(_mode(config, device, world), device)
+    precision = Precision(choose(config.precision, device, world), device)
     model, weights = _model(config, precision, world, logger)
     optimizer = torch.optim.SGD([p for _, p in weights.named_parameters()], config.lr, config.momentum)
     sync = GradientSync(model, world, exchange=compression.build(config))
@@ -242,15 +242,6 @@ def _read(config: Config, split: Split) -> ImageSet:
             f"ConvNet takes {SIDE} x {SIDE} only"
         )
     return found
-
-
-def _mode(config: Config, device: torch.device, world: World) -> Mode:
-    """The same on all ranks, also where their machines are not alike."""
-    mode = choose(config.precision, device)
-    if config.precision != "auto":
-        return mode
-    without = world.all_reduce(torch.tensor([mode == "fp32"]).int(), "max", name="mnist/precision")
-    return "fp32" if without else mode
 
 
 def _model(config: Config, precision: Precision, world: World, logger: Logger) -> tuple[nn.Module, Weights]:

@@ -18,15 +18,15 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
 
 
 def write_json(value: Any, path: Path) -> None:
-    """JSON, for people and scripts to read. NaN, which JSON does not have, becomes null."""
+    """JSON, for people and scripts to read. NaN and infinity, which JSON does not have, become null."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(_without_nan(value), indent=2, default=str, allow_nan=False) + "\n")
+    partial.write_text(json.dumps(_finite(value), indent=2, default=str, allow_nan=False) + "\n")
     os.replace(partial, path)
 
 
-def _without_nan(value: Any) -> Any:
+def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -69,6 +69,8 @@ class HardNegatives:
         """
         if step % self.every or not len(class_N):
             return
+        finite_G = unit_GD.isfinite().all(dim=1)  # after an overflow in fp16 some are not
+        label_G, unit_GD = label_G[finite_G], unit_GD[finite_G]
         class_U, first_U = _first_of_each(label_G)
         slot_U, kept_U = _first_of_each(self._slot(class_U))  # of classes that share a slot, one gets it
         class_U, hat_UD = class_U[kept_U], unit_GD[first_U[kept_U]]

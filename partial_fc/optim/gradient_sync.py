@@ -141,6 +141,11 @@ class GradientSync:
         self._exchange.undo()
         self._can_undo = False
 
+    @property
+    def may_overflow(self) -> bool:
+        """Whether a finite gradient can become infinite on its way."""
+        return self._exchange.kind == "fp16"
+
     def finite(self) -> Tensor:
         """Whether all summed gradients are finite: bool scalar. Equal on all ranks where the sums are."""
         return torch.stack([bucket.summed.isfinite().all() for bucket in self._buckets]).all()

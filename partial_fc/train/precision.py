@@ -21,17 +21,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from partial_fc.comm import World
 from partial_fc.machine import has_bf16
 from partial_fc.models import keeps_fp32
 
 Mode = Literal["fp32", "bf16", "fp16", "fp16-o2", "fp64"]
 
 
-def choose(asked: Literal["auto"] | Mode, device: torch.device) -> Mode:
-    """auto: bf16 where the hardware has it, else fp32."""
+def choose(asked: Literal["auto"] | Mode, device: torch.device, world: World) -> Mode:
+    """auto: bf16 where the hardware of all ranks has it, else fp32. A collective then."""
     if asked != "auto":
         return asked
-    return "bf16" if has_bf16(device) else "fp32"
+    without = torch.tensor([not has_bf16(device)]).int()
+    return "fp32" if world.all_reduce(without, "max", name="start/precision").item() else "bf16"
 
 
 class Precision:
@@ -176,9 +178,9 @@ class RunningStatistics:
 
 
 def _cpu_convolves(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has convolutions for it here. (torch's own take five times as long as those in fp32.)"""
+    """Whether oneDNN has convolutions for it here. (torch's own take ten times as long as those in fp32.)"""
     if dtype == torch.bfloat16:
-        return has_bf16(torch.device("cpu"))
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 

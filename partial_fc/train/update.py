@@ -35,13 +35,18 @@ def update(
 
     # ---- verdict: the update is made on all ranks or on none
     clipping = bool(job.clip or job.head_clip)
-    at_once = not clipping and scaler is None
+    at_once = not clipping and scaler is None and not job.sync.may_overflow
     if not at_once:
         job.sync.wait()
     if scaler and overflowed(job, loss):
         before.restore()
         skip(job)
         return loss
+    if job.sync.may_overflow and not job.sync.finite():  # equal on all ranks: it is about their sum
+        raise FloatingPointError(
+            f"the gradient exceeds what float16 holds at step {job.step + 1}; nothing was updated in this step. Leave "
+            "--gradient-compression fp16 out, take bf16, or --precision fp16, whose loss scale gives way"
+        )
     if clipping:
         clip_gradients(job)
 

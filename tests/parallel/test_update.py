@@ -193,6 +193,17 @@ def test_without_a_loss_scale_a_loss_that_is_not_finite_is_an_error_on_all_ranks
         assert torch.equal(a, b) or "running" in name or "tracked" in name
 
 
+def test_a_sum_that_float16_cannot_hold_ends_the_run_before_anything_moves(world):
+    job = job_of(world, compression="fp16")
+    before = everything(job)
+    job.backbone[4].register_full_backward_pre_hook(lambda _module, gradient: (gradient[0] * 1e9,))
+    with pytest.raises(FloatingPointError, match="exceeds what float16 holds at step 1"):
+        make(job, micro_batches(world, 0, 1))
+    for (name, a), b in zip(job.weights.state_dict().items(), before, strict=False):
+        assert torch.equal(a, b) or "running" in name or "tracked" in name
+    assert torch.equal(job.head.centres, before[-1])
+
+
 @pytest.mark.parametrize("mode", ["fp16", "fp16-o2", "bf16"])
 def test_16_bits_learn_like_fp32(world, mode):
     """After twenty updates on one batch the losses are alike, and lower."""

@@ -118,6 +118,8 @@ def test_resume_continues_bit_by_bit(resumed, name):
     assert manifests[0]["head"] == manifests[1]["head"]
     assert bool(manifests[0]["head"]["margin"]) == (name in ("adaface", "curricularface"))
     files = sorted(path.name for path in folders[0].glob("*.safetensors"))
+    model = load_file(whole / "model.safetensors")
+    assert all(t.dtype in (torch.float32, torch.int64) for t in model.values())
     assert manifests[0].get("loss_scaler") == manifests[1].get("loss_scaler")
     assert ("loss_scaler" in manifests[0]) == ("fp16" in name)
     assert len(files) == 4 + 2 * (name == "hard negatives" or "fp16" in name)

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from partial_fc import models
+from partial_fc.comm import SingleWorld
 from partial_fc.machine import has_bf16
 from partial_fc.train.precision import (
     LossScaler,
@@ -25,8 +26,8 @@ def backbone() -> nn.Module:
 
 
 def test_auto_is_bf16_only_where_the_hardware_has_it():
-    assert choose("auto", CPU) == ("bf16" if has_bf16(CPU) else "fp32")
-    assert choose("fp16", CPU) == "fp16"
+    assert choose("auto", CPU, SingleWorld()) == ("bf16" if has_bf16(CPU) else "fp32")
+    assert choose("fp16", CPU, SingleWorld()) == "fp16"
 
 
 @pytest.mark.parametrize(

@@ -39,14 +39,22 @@ class Exchange:
     def undo(self) -> None:
         """The update that the last exchange was for is not made: what is remembered is again as it was before."""
 
-    def state(self) -> dict[str, Tensor]:
+    def named(self) -> dict[str, Tensor]:
         """What is remembered, as 'residual/<parameter>' (what this rank owes: every rank's is different) and
-        'q/<parameter>' (equal on all ranks); copies."""
+        'q/<parameter>' (equal on all ranks); not copies."""
         return {}
 
+    def state(self) -> dict[str, Tensor]:
+        """Copies of it, for a checkpoint."""
+        return {name: t.clone(memory_format=torch.contiguous_format) for name, t in self.named().items()}
+
+    @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Takes over what `state` gave to this rank, or `joined`. Raises ValueError for another network's."""
-        check_names(self.kind, state, {})
+        own = self.named()
+        check_names(self.kind, state, own)
+        for name, t in own.items():
+            t.copy_(state[name])
 
 
 def check_names(kind: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
@@ -64,7 +72,7 @@ def check_names(kind: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor
         if state[name].shape != t.shape:
             raise ValueError(
                 f"gradient compression {kind}: {name} has shape {tuple(state[name].shape)} in the state; "
-                f"expected {tuple(t.shape)}"
+                f"expected {tuple(t.shape)}: give the --compression-rank that it was saved with"
             )
 
 

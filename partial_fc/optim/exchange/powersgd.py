@@ -1,6 +1,5 @@
 """Gradients as matrices of low rank: PowerSGD (Vogels, Karimireddy, Jaggi, 2019, https://arxiv.org/abs/1905.13727)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from partial_fc import keyed
 from partial_fc.comm import World
-from partial_fc.optim.exchange.base import Exchange, Stages, Unit, check_names
+from partial_fc.optim.exchange.base import Exchange, Stages, Unit
 from partial_fc.optim.exchange.bucket import Bucket
 
 
@@ -109,16 +108,7 @@ class PowerSGD(Exchange):
             matrix.residual_ab, matrix.residual_before_ab = matrix.residual_before_ab, matrix.residual_ab
             matrix.q_br, matrix.q_before_br = matrix.q_before_br, matrix.q_br
 
-    def state(self) -> dict[str, Tensor]:
-        return {name: t.clone() for name, t in self._named().items()}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        own = self._named()
-        check_names(self.kind, state, own)
-        for name, t in own.items():
-            t.copy_(state[name])
-
-    def _named(self) -> dict[str, Tensor]:
+    def named(self) -> dict[str, Tensor]:
         residuals = {f"residual/{matrix.name}": matrix.residual_ab for matrix in self._compressed()}
         return residuals | {f"q/{matrix.name}": matrix.q_br for matrix in self._compressed()}
 

@@ -4,14 +4,13 @@ MXNet's gradient is the sum over images, not their mean, and so is the unit of t
 """
 
 import math
-from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from partial_fc.comm import World
-from partial_fc.optim.exchange.base import Exchange, Stages, Unit, check_names
+from partial_fc.optim.exchange.base import Exchange, Stages, Unit
 from partial_fc.optim.exchange.bucket import Bucket
 
 # Value i of a word has the bits 7-6, 5-4, 3-2, 1-0 of byte i // 4 for i % 4 = 0, 1, 2, 3.
@@ -91,17 +90,7 @@ class TwoBit(Exchange):
     def undo(self) -> None:
         self._residual, self._before = self._before, self._residual
 
-    def state(self) -> dict[str, Tensor]:
-        return {name: t.clone(memory_format=torch.contiguous_format) for name, t in self._named().items()}
-
-    @torch.no_grad()
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        own = self._named()
-        check_names(self.kind, state, own)
-        for name, t in own.items():
-            t.copy_(state[name])
-
-    def _named(self) -> dict[str, Tensor]:
+    def named(self) -> dict[str, Tensor]:
         return {
             f"residual/{name}": t
             for bucket, residual in zip(self._buckets, self._residual, strict=True)

@@ -1,0 +1,47 @@
+"""All ranks start from the same place, or none does: folders of one name on several hosts need not be the same."""
+
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from partial_fc.checkpoint.read import Checkpoint
+from partial_fc.comm import World
+
+
+def open_checkpoint(folder: Path | None, world: World) -> Checkpoint | None:
+    """The checkpoint in this rank's folder; None: it found none. Raises ValueError, on all ranks, where one cannot be
+    read or their steps differ. A collective."""
+    found, problem = None, None
+    try:
+        found = Checkpoint(folder) if folder else None
+    except (ValueError, OSError) as error:
+        problem = error
+    step = -2 if problem else found.step if found else -1
+    step_W = world.all_gather(torch.tensor([step]), name="checkpoint/step").tolist()
+    if problem:
+        raise ValueError(str(problem)) from problem
+    if len(set(step_W)) > 1:
+        seen = {-2: "cannot read its checkpoint", -1: "finds none"}
+        each = ", ".join(f"rank {rank} {seen.get(s, f'step {s}')}" for rank, s in enumerate(step_W))
+        raise ValueError(
+            f"{world}: the ranks would not go on from the same checkpoint: {each}. Checkpoints must lie where all "
+            "hosts see them: give a --models-root that they share, or a new one"
+        )
+    return found
+
+
+def check_replicas(tensors: Iterable[Tensor], world: World) -> None:
+    """Raises ValueError, on all ranks, where these (weights, optimiser state) differ between them. A collective."""
+    digest = 0
+    for t in tensors:
+        digest = zlib.crc32(t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), digest)
+    digest_W = world.all_gather(torch.tensor([digest]), name="checkpoint/replicas").tolist()
+    others = [str(rank) for rank, other in enumerate(digest_W) if other != digest_W[0]]
+    if others:
+        raise ValueError(
+            f"rank(s) {', '.join(others)} start from other weights or momentum than rank 0: the files that they start "
+            "from (--resume, --pretrained, --load-amp) are not the same on all hosts"
+        )
