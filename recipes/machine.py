@@ -1,20 +1,53 @@
 """What recipes ask of the machine that they run on."""
 
+import hashlib
 import os
 import platform
+import socket
+from collections import Counter
+from collections.abc import Iterable
+from fractions import Fraction
 from importlib import metadata
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
 from partial_fc import __version__
 from partial_fc.comm import World
+from recipes.launch_flags import LaunchFlags
 
 _PACKAGES = ("torch", "horovod", "numpy", "opencv-python-headless", "safetensors")
 
 
+class Startable(Protocol):
+    """What a recipe's Config has."""
+
+    @property
+    def launch(self) -> LaunchFlags: ...
+    @property
+    def device(self) -> Literal["auto", "cpu", "cuda"]: ...
+    @property
+    def deterministic(self) -> bool: ...
+
+
+def join(config: Startable) -> tuple[World, torch.device]:
+    """Starts the processes of this host where the flags ask for them, and ends with their exit status. In one that
+    trains: its place among the others, and its device, with the host's cores shared. All ranks call this."""
+    status = config.launch.start()
+    if status is not None:
+        raise SystemExit(status)
+    if config.deterministic:
+        repeat_bit_by_bit()
+    kind = device_type(config.device)
+    world = config.launch.join(kind)
+    device = own_device(kind, world)
+    share_cores(world)
+    return world, device
+
+
 def device_type(asked: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
-    """auto: GPUs where there are any. Raises ValueError where they are asked for and there is none."""
+    """auto: GPUs where this host has any; `comm.init` refuses ranks that differ. Raises ValueError where they are asked
+    for and there is none."""
     available = torch.cuda.is_available()
     if asked == "cuda" and not available:
         raise ValueError("--device cuda: torch finds no GPU here (see `nvidia-smi`, and torch's CUDA build)")
@@ -35,10 +68,24 @@ def own_device(kind: Literal["cpu", "cuda"], world: World) -> torch.device:
 
 
 def share_cores(world: World) -> None:
-    """The processes of a host share its cores. Threads of several that all want every core wait for each other: steps
-    then take fifty times as long. config.sh and torchrun set OMP_NUM_THREADS; whoever sets it is left alone."""
+    """As many threads as this process has cores; of those that other ranks may use as well, its share. Threads of
+    several that all want every core wait for each other: steps then take fifty times as long. All ranks call this.
+
+    srun and mpirun may have given each process cores of its own, a container cores that all its processes share: only
+    the others know. config.sh and torchrun set OMP_NUM_THREADS; whoever sets it is left alone.
+    """
+    mine = cores(socket.gethostname(), os.sched_getaffinity(0))
+    found = world.all_gather(torch.tensor(mine), name="machine/cores")
+    num_users = Counter(map(tuple, found.tolist()))
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.local_size))
+        share = sum(Fraction(1, num_users[core]) for core in mine)
+        torch.set_num_threads(max(1, int(share)))
+
+
+def cores(host: str, numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """(number made from the host's name, number of the core): what they are called among all hosts."""
+    digest = hashlib.sha256(host.encode()).digest()
+    return [(int.from_bytes(digest[:7]), number) for number in numbers]
 
 
 def repeat_bit_by_bit() -> None:

@@ -13,6 +13,7 @@ import math
 from partial_fc.comm import interface
 from partial_fc.comm.launch import Launch, StartError, detect, started_here
 from partial_fc.comm.single import SingleWorld
+from partial_fc.comm.watch import last_words
 from partial_fc.comm.world import CollectiveError, Pending, World
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "World",
     "detect",
     "init",
+    "last_words",
     "started_here",
 ]
 
@@ -38,13 +40,14 @@ def init(
     """Join the other processes of this launch.
 
     device: "cpu" or "cuda": where the tensors that will be exchanged live (torch.distributed picks gloo or NCCL
-    by it; Horovod decides by each tensor).
+    by it; Horovod decides by each tensor). Equal on all ranks.
     comm_timeout_s: seconds that a collective may take before it counts as hung; 0: for ever.
     start_timeout_s: seconds in which all ranks must have come together, over torch.distributed. (horovodrun has its
     own --start-timeout.)
     network_interface: where hosts have several networks, the name of the one to use.
 
-    Raises ValueError for a launch that is only half set up, StartError where the ranks do not find each other.
+    Raises ValueError for a launch that is only half set up, StartError where the ranks do not find each other or were
+    given different devices.
     """
     if not (comm_timeout_s >= 0 and math.isfinite(comm_timeout_s)):
         raise ValueError(f"comm_timeout_s is {comm_timeout_s}; expected seconds, or 0 for ever")
@@ -57,7 +60,7 @@ def init(
     if launch.backend == "horovod":
         from partial_fc.comm.horovod import HorovodWorld
 
-        world = HorovodWorld(launch, comm_timeout_s)
+        world = HorovodWorld(launch, device, comm_timeout_s)
     elif launch.backend == "torch":
         from partial_fc.comm.torch_dist import TorchWorld
 

@@ -5,18 +5,20 @@ process, or a host whose cable was pulled, does not answer. Messages are JSON, o
 
     rank -> board   {"hello": token, "place": {...}}   {"place": {...}}   {"ask": {...}}   {"told": ""}   {"bye": why}
     board -> rank   {"welcome": token}   {"question": {...}}   {"found": [...]}   {"asked_by": r}   {"end": r}
+                    {"rank_0_leaves": why}
 """
 
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import resource
 import secrets
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import psutil
@@ -24,6 +26,7 @@ import psutil
 from partial_fc.comm.report import Place, Seen
 
 ANSWER_S = 3.0  # a rank that has not answered by then gives no sign of life
+_log = logging.getLogger("partial_fc")
 _LINE_BYTES = 64 << 20  # the longest line: what is known of very many ranks
 
 
@@ -35,8 +38,13 @@ class Invitation:
     token: str  # who does not know it is not let in
     addresses: list[str]  # to be tried in this order
 
-    def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+    def to_bytes(self, size: int) -> bytes:
+        """Filled up to `size` bytes; with as many addresses as fit, as a host with containers may have very many."""
+        for num in range(len(self.addresses), 0, -1):
+            data = json.dumps(asdict(replace(self, addresses=self.addresses[:num]))).encode()
+            if len(data) <= size:
+                return data.ljust(size)
+        raise ValueError(f"{self}: not one address fits into {size} bytes")
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Invitation":
@@ -83,8 +91,8 @@ class Board:
     async def _guest_comes(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         guest: _Guest | None = None
         try:
-            hello = json.loads(await asyncio.wait_for(reader.readline(), 10.0))
-            if not secrets.compare_digest(str(hello["hello"]), self.invitation.token):
+            hello = await self._admit(reader)
+            if hello is None:
                 return
             guest = self._guests[hello["place"]["rank"]]
             guest.writer, guest.link, guest.heard = writer, "open", time.monotonic()
@@ -93,8 +101,13 @@ class Board:
             while line := await reader.readline():
                 guest.heard = time.monotonic()
                 await self._take(guest, line)
-        except (OSError, ValueError, KeyError, TypeError, IndexError, TimeoutError):
-            pass  # a stranger who speaks something else, or a connection that broke: seen below
+        except OSError:
+            pass  # a connection that broke: seen below
+        except Exception:
+            who = f"rank {guest.rank}" if guest else "a rank that came"
+            _log.exception(
+                f"the status board lets {who} go by a fault of its own; reports may take it for ended"
+            )
         finally:
             if guest and guest.writer is writer:
                 guest.writer = None
@@ -102,6 +115,15 @@ class Board:
                 guest.link = "left" if guest.farewell else "lost"
                 self._no_longer_awaited(guest)
             writer.close()
+
+    async def _admit(self, reader: asyncio.StreamReader) -> dict[str, Any] | None:
+        """What a guest says who knows the token; None: a stranger, who may speak anything."""
+        try:
+            hello: dict[str, Any] = json.loads(await asyncio.wait_for(reader.readline(), 10.0))
+            known = secrets.compare_digest(str(hello["hello"]), self.invitation.token)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return hello if known else None
 
     async def _take(self, guest: _Guest, line: bytes) -> None:
         if line.startswith(b'{"place"'):  # nearly all of them
@@ -115,7 +137,7 @@ class Board:
             # In a task of its own: this guest's answer to its own question comes over the same connection.
             task = asyncio.get_running_loop().create_task(self._ask(guest, message["ask"]))
             self._tasks.add(task)  # the loop alone would not keep it alive
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._has_answered)
         elif "told" in message:
             for other in self._guests:
                 send(other.writer, {"end": guest.rank})
@@ -126,6 +148,18 @@ class Board:
         self._awaited.discard(guest.rank)
         if not self._awaited:
             self._all_answered.set()
+
+    def _has_answered(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error(
+                "the status board did not answer a question by a fault of its own", exc_info=task.exception()
+            )
+
+    def say_that_rank_0_leaves(self, why: str) -> None:
+        """With its process the board ends, too, and nobody can ask any more."""
+        for guest in self._guests[1:]:
+            send(guest.writer, {"rank_0_leaves": why})
 
     async def _ask(self, guest: _Guest, question: dict[str, Any]) -> None:
         if question["hangs"]:

@@ -6,12 +6,14 @@ Its own differentiable functions are not used: their backward averages again (wh
 
 import math
 import os
+import socket
 from collections.abc import Callable, Sequence
 
 import horovod.torch as hvd
+import torch
 from torch import Tensor
 
-from partial_fc.comm.launch import Launch
+from partial_fc.comm.launch import Launch, StartError, devices_differ
 from partial_fc.comm.world import Op, World, pad_rows
 
 
@@ -20,7 +22,9 @@ class HorovodWorld(World):
 
     backend = "horovod"
 
-    def __init__(self, launch: Launch, comm_timeout_s: float = 0.0):
+    def __init__(self, launch: Launch, device: str = "cpu", comm_timeout_s: float = 0.0):
+        """Raises ValueError where launcher and Horovod do not agree, StartError where some ranks would compute on GPUs
+        and some on the CPU."""
         if comm_timeout_s and not any(name.startswith("HOROVOD_STALL_") for name in os.environ):
             # Horovod's own warning, which knows no steps, as a hint half-way to the end that the watch makes.
             os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = str(max(60, math.ceil(comm_timeout_s / 2)))
@@ -30,6 +34,10 @@ class HorovodWorld(World):
                 f"the launcher says rank {launch.rank} of {launch.size}, Horovod says {hvd.rank()} of {hvd.size()}: "
                 "this Horovod was built without the controller that launched it; see `horovodrun --check-build`"
             )
+        on_gpu = hvd.allgather(torch.tensor([device == "cuda"], dtype=torch.uint8), name="comm/devices")
+        problem = devices_differ(["cuda" if each else "cpu" for each in on_gpu.tolist()])
+        if problem:
+            raise StartError(f"rank {launch.rank} of {launch.size} on {socket.gethostname()}: {problem}")
         super().__init__(launch)
 
     def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]:

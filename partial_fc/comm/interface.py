@@ -13,12 +13,13 @@ VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "
 def choose(interface: str, environ: MutableMapping[str, str] = os.environ) -> None:
     """Makes every backend that starts later in this process use this network interface.
 
-    Raises ValueError where this host has no such interface, or a variable already says another one: horovodrun and
-    clusters set them, and half of the processes must not follow one and half the other.
+    Raises ValueError where this host has no such interface, or one without an IPv4 address, at which the status board
+    could listen; and where a variable already says another one: horovodrun and clusters set them, and half of the
+    processes must not follow one and half the other.
     """
     addresses = {name: _address(found) for name, found in psutil.net_if_addrs().items()}
     if not addresses.get(interface):
-        state = "has no address" if interface in addresses else "does not exist"
+        state = "has no IPv4 address" if interface in addresses else "does not exist"
         usable = ", ".join(f"{name} ({address})" for name, address in addresses.items() if address)
         raise ValueError(
             f"--network-interface {interface}: {state} on {socket.gethostname()}; there are {usable}"
@@ -37,9 +38,8 @@ def choose(interface: str, environ: MutableMapping[str, str] = os.environ) -> No
 
 
 def _address(found: list) -> str:
-    """The IPv4 address, else the IPv6 one, else nothing."""
-    families = {entry.family: entry.address for entry in found}
-    return families.get(socket.AF_INET) or families.get(socket.AF_INET6, "")
+    """The first IPv4 address, else nothing."""
+    return next((entry.address for entry in found if entry.family == socket.AF_INET), "")
 
 
 def _allows(said: str, interface: str) -> bool:

@@ -1,18 +1,19 @@
 """Reads from the environment how this process was launched."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from partial_fc.comm import slurm
+from partial_fc.comm.report import ranks_in_words
 
 # Set in the processes that own_launch.py starts: the process number of the one that started them.
 OWN_LAUNCH = "PARTIAL_FC_PARENT"
 
 
 class StartError(ConnectionError):
-    """The processes of a launch did not find each other."""
+    """The processes of a launch did not find each other, or do not fit together."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,18 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch:
 def started_here(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether our own --nodes and --gpus started this process."""
     return bool(environ.get(OWN_LAUNCH))
+
+
+def devices_differ(devices: Sequence[str]) -> str:
+    """What is wrong where the ranks do not all compute on the same kind of device, "cpu" or "cuda" by rank; else
+    nothing."""
+    without = [rank for rank, device in enumerate(devices) if device != "cuda"]
+    if len(without) in (0, len(devices)):
+        return ""
+    return (
+        f"{ranks_in_words(without)} of {len(devices)} would compute on the CPU, the others on GPUs. If their hosts "
+        "have GPUs, `nvidia-smi` and CUDA_VISIBLE_DEVICES there say why torch finds none; or give --device cpu to all"
+    )
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int:

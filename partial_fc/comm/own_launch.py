@@ -51,11 +51,12 @@ def run(
 ) -> int:
     """Runs `command` as the ranks nr * gpus to nr * gpus + gpus - 1 of nodes * gpus, and waits for them.
 
-    master_port: none: a free one of this host, which is then the only node. Returns 0, or the status of the rank that
-    failed first (128 + n for signal n, as a shell has it); the others are then ended. Signals are passed on; when this
-    process is killed, `stay_with_parent` ends the others.
+    master_port: none: a free one of this host, which is then the only node; raises ValueError where master_addr is no
+    IPv4 address of it. Returns 0, or the status of the rank that failed first (128 + n for signal n, as a shell has
+    it); the others are then ended. Signals are passed on; when this process is killed, `stay_with_parent` ends the
+    others.
     """
-    listening = None if master_port else socket.create_server((master_addr, 0))
+    listening = None if master_port else _listen(master_addr)
     port = master_port or listening.getsockname()[1]  # type: ignore[union-attr]
     received: list[int] = []
 
@@ -93,6 +94,17 @@ def run(
             rank.process.wait()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _listen(address: str) -> socket.socket:
+    """At a free port."""
+    try:
+        return socket.create_server((address, 0))
+    except OSError as error:  # of the name, too
+        raise ValueError(
+            f"--master-addr {address}: {socket.gethostname()}, the only host of this run, cannot listen there "
+            f"({error.strerror}). With --nodes 1 leave it away, or give an IPv4 address of this host (see `ip addr`)"
+        ) from None
 
 
 def _start(

@@ -3,8 +3,9 @@
 Steps, all through keys of that store:
 1. everyone reaches the store, hosted by rank 0 (under torchrun by its agent), at the launch's master address
 2. everyone writes how many ranks it was told there are, and takes its own rank: two jobs that met by mistake differ
-   in the one or want the same of the other
-3. rank 0 sees all ranks there and says so; or somebody says what is wrong; whatever is said first holds for all
+   in the one or want the same of the other; and the kind of device that it computes on
+3. rank 0 sees all ranks there, with one kind of device, and says so; or somebody says what is wrong; whatever is said
+   first holds for all
 """
 
 import os
@@ -17,7 +18,7 @@ from functools import partial
 
 import torch.distributed as dist
 
-from partial_fc.comm.launch import Launch, StartError
+from partial_fc.comm.launch import Launch, StartError, devices_differ
 
 # The number of a socket that listens already, for rank 0: nobody else can take the port meanwhile.
 LISTENING_SOCKET = "PARTIAL_FC_LISTENING_SOCKET"
@@ -34,8 +35,8 @@ _stores: dict[tuple[str, int], dist.Store] = {}
 _num_meetings = 0
 
 
-def meet(launch: Launch, timeout_s: float) -> dist.Store:
-    """The store of this launch, once all its ranks are there.
+def meet(launch: Launch, timeout_s: float, device: str = "cpu") -> dist.Store:
+    """The store of this launch, once all its ranks are there. device: "cpu" or "cuda", equal on all of them.
 
     Raises StartError after timeout_s seconds at the latest (ranks other than 0: up to 10 more, so that rank 0 can say
     who is missing); at once where ranks contradict each other.
@@ -50,7 +51,7 @@ def meet(launch: Launch, timeout_s: float) -> dist.Store:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"attempt {attempt}, meeting {_num_meetings}", _stores[address])
     try:
-        problem = _take_rank(store, launch)
+        problem = _take_rank(store, launch, device)
         if problem:
             _say(store, problem)
         # Where a job runs already, "all here" was said long ago: the newcomer alone fails, on its own finding.
@@ -98,11 +99,12 @@ def _open(launch: Launch, timeout_s: float, deadline: float) -> dist.Store:
 
 def _host(launch: Launch, timeout_s: float) -> dist.Store:
     """Rank 0's own store. It connects to itself over the loopback: that its master address is another host's shows
-    only later, and is then said together with who is missing."""
+    only later, and is then said together with who is missing. A socket that listens already does so at the master
+    address alone."""
     listening = os.environ.pop(LISTENING_SOCKET, None)
     try:
         return dist.TCPStore(
-            "127.0.0.1",
+            launch.master_addr if listening else "127.0.0.1",
             launch.master_port,
             None,
             True,
@@ -143,7 +145,7 @@ def _reach(launch: Launch, timeout_s: float, deadline: float) -> None:
     )
 
 
-def _take_rank(store: dist.Store, launch: Launch) -> str:
+def _take_rank(store: dist.Store, launch: Launch, device: str) -> str:
     """Returns what is wrong, or nothing."""
     me = f"{socket.gethostname()} (process {os.getpid()})"
     mine = f"{launch.size} processes, says rank {launch.rank} on {socket.gethostname()}"
@@ -154,6 +156,7 @@ def _take_rank(store: dist.Store, launch: Launch) -> str:
             "--gpus, and "
             "every job a port of its own"
         )
+    store.set(f"device of rank {launch.rank}", device)
     holder = store.compare_set(f"rank {launch.rank}", "", me).decode()
     if holder != me:
         return (
@@ -175,7 +178,8 @@ def _verdict(store: dist.Store, launch: Launch, timeout_s: float, deadline: floa
     told = time.monotonic() + _TELL_AFTER_S
     while not store.check(["verdict"]):
         if store.check(ranks):
-            return _say(store, _ALL_HERE)
+            devices = [kind.decode() for kind in store.multi_get([f"device of {rank}" for rank in ranks])]
+            return _say(store, devices_differ(devices) or _ALL_HERE)
         now = time.monotonic()
         if now > deadline:
             return _say(store, _missing(store, ranks, launch, timeout_s))

@@ -55,46 +55,54 @@ class Seen:
     farewell: str = ""  # what it said when it left
 
 
-def hang_report(question: Question, seen: Sequence[Seen] | None) -> str:
+def hang_report(question: Question, seen: Sequence[Seen] | None, why_rank_0_left: str = "") -> str:
     """Which collective, which step, which ranks are missing and where they are, what to look at.
 
-    seen: None where the board does not answer, which is as much as to say that rank 0 does not.
+    seen: None where the board does not answer, which is as much as to say that rank 0 does not. why_rank_0_left: what
+    it said when it did, if so.
     """
     head = (
         f"collective {question.name} has not finished after {question.waited_s:.0f} s. Step {question.step}; "
         f"call {question.nth} of that name, collective number {question.number} of rank {question.rank}"
     )
     if seen is None:
-        return f"{head}\n{_no_board()}"
+        return f"{head}\n{_no_board(why_rank_0_left)}"
     lines, waiting = _sorted_out(question, seen)
     if waiting:
-        lines.append(f"waiting in it: {_ranks(waiting)}")
+        lines.append(f"waiting in it: {ranks_in_words(waiting)}")
     return "\n  ".join([head, *lines, f"what to look at: {_advice(question, seen)}"])
 
 
-def failure_report(question: Question, seen: Sequence[Seen] | None, what_the_backend_says: str) -> str:
+def failure_report(
+    question: Question,
+    seen: Sequence[Seen] | None,
+    what_the_backend_says: str,
+    why_rank_0_left: str = "",
+) -> str:
     """As `hang_report`, of a collective that the backend gave up."""
     head = (
         f"collective {question.name} failed on rank {question.rank}, step {question.step}, call {question.nth} of that "
         f"name: {what_the_backend_says}"
     )
     if seen is None:
-        return f"{head}\n{_no_board()}"
+        return f"{head}\n{_no_board(why_rank_0_left)}"
     others = [s for s in seen if s.rank != question.rank]
     lines, waiting = _sorted_out(question, others)
     if waiting:
-        lines.append(f"waiting in it: {_ranks(waiting)}")
+        lines.append(f"waiting in it: {ranks_in_words(waiting)}")
     failed = [s.rank for s in others if s.place and s.place.failed]
     first = [s.rank for s in others if s.rank not in failed and (s.link in ("left", "lost") or _is_silent(s))]
     if first:
-        lines.append(f"look first at the output and the host of {_ranks(first)}")
+        lines.append(f"look first at the output and the host of {ranks_in_words(first)}")
     return "\n  ".join([head, *lines])
 
 
-def _no_board() -> str:
+def _no_board(why_rank_0_left: str) -> str:
+    state = "does not answer: it has ended, is stopped, or its host cannot be reached"
+    if why_rank_0_left:
+        state = f"has left ({why_rank_0_left})"
     return (
-        "  missing: rank 0, whose process keeps the status board and does not answer: it has ended, is stopped, or its "
-        "host cannot be reached\n"
+        f"  missing: rank 0, whose process keeps the status board and {state}\n"
         "  nothing is known of the other ranks\n"
         "  what to look at: the output of rank 0 and its host (dmesg: killed for its memory?)"
     )
@@ -194,15 +202,15 @@ def _advice(question: Question, seen: Sequence[Seen]) -> str:
         )
     ended = [s.rank for s in seen if s.link in ("left", "lost")]
     if ended:
-        return f"the output of {_ranks(ended)}; dmesg of its host (killed for its memory?)"
+        return f"the output of {ranks_in_words(ended)}; dmesg of its host (killed for its memory?)"
     silent = [s.rank for s in seen if _is_silent(s)]
     if silent:
-        return f"the host and the network of {_ranks(silent)}; the state of its process (ps, py-spy dump)"
+        return f"the host and the network of {ranks_in_words(silent)}; the state of its process (ps, py-spy dump)"
     missing = [s.rank for s in seen if s.answered and s.place and not s.place.has_started]
     if missing:
         return (
-            f"the Python stacks of {_ranks(missing)} in its log: slow storage, a long evaluation or checkpoint? If "
-            "that is meant to take so long, give a longer --comm-timeout"
+            f"the Python stacks of {ranks_in_words(missing)} in its log: slow storage, a long evaluation or "
+            "checkpoint? If that is meant to take so long, give a longer --comm-timeout"
         )
     if any(s.link == "never" for s in seen):
         return "the ranks that never reached the status board; give --network-interface if hosts have several"
@@ -212,7 +220,7 @@ def _advice(question: Question, seen: Sequence[Seen]) -> str:
     )
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_in_words(ranks: Sequence[int]) -> str:
     """ranks 0-2, 5"""
     spans: list[list[int]] = []
     for rank in sorted(ranks):

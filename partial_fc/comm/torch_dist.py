@@ -31,9 +31,9 @@ class TorchWorld(World):
     ):
         """comm_timeout_s: seconds that a collective may take, 0: for ever. start_timeout_s: until all ranks are there.
 
-        Raises StartError where ranks do not find each other.
+        Raises StartError where ranks do not find each other, or some would compute on GPUs and some on the CPU.
         """
-        store = rendezvous.meet(launch, start_timeout_s)
+        store = rendezvous.meet(launch, start_timeout_s, device)
         try:
             dist.init_process_group(
                 # gloo stays beside NCCL for what lives on the host: barriers, counts, evaluation figures.

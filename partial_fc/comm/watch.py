@@ -17,14 +17,16 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from partial_fc.comm.board import ANSWER_S, Board, Invitation, join, seen_from, send
 from partial_fc.comm.journal import Call
+from partial_fc.comm.launch import StartError
 from partial_fc.comm.report import Place, Question, Seen, failure_report, hang_report
+from partial_fc.comm.say import say
 from partial_fc.comm.stacks import code_of_main_thread, stacks
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ _CONNECT_S = 5.0
 _FIRST_CONNECTION_S = 2.0  # waited for at the start, so that a rank which ends at once has been there
 _GIVE_A_WARNING = 3  # failures to reach the board
 _log = logging.getLogger("partial_fc")
+_open_watches: "set[Watch]" = set()  # of this process
 
 
 class Watch:
@@ -53,17 +56,22 @@ class Watch:
         self._writer: asyncio.StreamWriter | None = None
         self._reply: asyncio.Future[dict[str, Any] | None] | None = None
         self._ending = False
+        self._why_rank_0_left = ""
         self._failed = ("", 0)  # a collective that the backend gave up, how many had been started by then
         self._started = threading.Event()
         self._tried = threading.Event()  # to reach the board
         self._closed = threading.Event()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._main()), name=THREAD_NAME, daemon=True
-        )
+        self._fault: Exception | None = None  # for which it did not start
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
         self._started.wait()
+        if self._fault is not None:
+            raise StartError(
+                f"{world}: the watch over collectives does not start: {self._fault!r}. --comm-timeout 0 goes without it"
+            ) from self._fault
         self._tried.wait(_FIRST_CONNECTION_S)
         atexit.register(self._python_ends)
+        _open_watches.add(self)
 
     def close(self, why: str = "it closed its world") -> None:
         """Says good-bye: this rank is not missing. Its thread ends, but for rank 0's, which serves the board."""
@@ -71,10 +79,14 @@ class Watch:
             return
         self._closed.set()
         atexit.unregister(self._python_ends)
+        _open_watches.discard(self)
         # Shorter than a person notices; what the board does not learn in that time it learns from the connection.
-        asyncio.run_coroutine_threadsafe(self._leave(why), self._loop)
+        said = asyncio.run_coroutine_threadsafe(self._leave(why), self._loop)
         if self._board is None:
             self._thread.join(5.0)
+        else:
+            with contextlib.suppress(TimeoutError):
+                said.result(5.0)
 
     def why_failed(self, call: Call, what_the_backend_says: str) -> str:
         """What the main thread raises when the backend gave a collective up; asks the board, for seconds at most."""
@@ -85,7 +97,9 @@ class Watch:
         _log.error(
             f"collective {call.name} failed, step {self._world.step}: {what_the_backend_says}; asking the other ranks"
         )
-        return failure_report(self._question(call, hangs=False), self.look(call), what_the_backend_says)
+        seen = self.look(call)
+        question = self._question(call, hangs=False)
+        return failure_report(question, seen, what_the_backend_says, self._why_rank_0_left)
 
     def look(self, call: Call) -> list[Seen] | None:
         """Where all ranks are with respect to a collective; None where the board does not answer."""
@@ -98,14 +112,20 @@ class Watch:
 
     def _python_ends(self) -> None:
         error = getattr(sys, "last_value", None)
-        why = (
-            f"{type(error).__name__}: {error}".splitlines()[0][:300]
-            if error is not None
-            else "its output says why"
-        )
+        why = _in_one_line(error) if error is not None else "its output says why"
         self.close(f"its Python ended without closing the world; {why}")
 
     # ---- in the thread
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except Exception as error:
+            if self._started.is_set():
+                raise
+            self._fault = error
+        finally:
+            self._started.set()
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -124,6 +144,8 @@ class Watch:
             await asyncio.Event().wait()
 
     async def _leave(self, why: str) -> None:
+        if self._board:
+            self._board.say_that_rank_0_leaves(why)
         if self._writer is not None:
             send(self._writer, {"place": asdict(self._place())})
             send(self._writer, {"bye": why})
@@ -176,6 +198,8 @@ class Watch:
         elif "end" in message:
             if message["end"] != self._world.rank:
                 self._end(f"ends, as rank {message['end']} reported a collective that hangs")
+        elif "rank_0_leaves" in message:
+            self._why_rank_0_left = message["rank_0_leaves"]
         elif self._reply and not self._reply.done():
             self._reply.set_result(message)
 
@@ -211,7 +235,8 @@ class Watch:
             self._prepare_to_end(question)
             await asyncio.Event().wait()  # for the board's word, or for the time set by that
         self._prepare_to_end(question)
-        self._say(hang_report(question, found))  # type: ignore[arg-type]
+        report = hang_report(question, found, self._why_rank_0_left)  # type: ignore[arg-type]
+        say(self._world.rank, report, THREAD_NAME)
         if self._writer:
             send(self._writer, {"told": ""})
             await asyncio.sleep(0.5)  # the others read that they are to end
@@ -270,25 +295,26 @@ class Watch:
             return
         self._ending = True
         in_a_file = any(isinstance(handler, logging.FileHandler) for handler in _log.handlers)
-        self._say(stacks(THREAD_NAME), on_stderr=not in_a_file)
+        say(self._world.rank, stacks(THREAD_NAME), THREAD_NAME, on_stderr=not in_a_file)
         self._loop.call_later(
             4 * ANSWER_S,
             lambda: self._end(f"ends: collective {question.name} hangs, and nobody reported it in time"),
         )
 
     def _end(self, words: str) -> None:
-        self._say(words)
+        say(self._world.rank, words, THREAD_NAME)
         os._exit(EXIT_STATUS)
 
-    def _say(self, words: str, on_stderr: bool = True) -> None:
-        """On stderr, where no lock of Python's can hold it up, and in this rank's log."""
-        if on_stderr:
-            _within(2.0, lambda: os.write(2, f"rank {self._world.rank}: {words}\n".encode()))
-        for handler in _log.handlers:
-            if not isinstance(handler, logging.FileHandler):
-                continue  # a terminal, which stderr is
-            record = _log.makeRecord(_log.name, logging.CRITICAL, __file__, 0, words, (), None)
-            _within(2.0, partial(handler.handle, record))
+
+def last_words(error: BaseException) -> None:
+    """Tells the other ranks why this process is about to end: for programs that catch the error, print it and end by
+    os._exit, so that Python's own end does not tell. Without a world that is watched: nothing."""
+    for watch in list(_open_watches):
+        watch.close(f"it failed; {_in_one_line(error)}")
+
+
+def _in_one_line(error: BaseException) -> str:
+    return " ".join("".join(traceback.format_exception_only(error)).split())[:1000]
 
 
 def _say_if_it_failed(task: asyncio.Task[None]) -> None:
@@ -304,10 +330,3 @@ def _is_done(done: Callable[[], bool]) -> bool:
         return done()
     except RuntimeError:  # of the device; the main thread meets it too, and raises it
         return True
-
-
-def _within(seconds: float, act: Callable[[], Any]) -> None:
-    """Does not wait longer than that: a full pipe or a file system that hangs must not keep a process from ending."""
-    thread = threading.Thread(target=act, name=THREAD_NAME, daemon=True)
-    thread.start()
-    thread.join(seconds)

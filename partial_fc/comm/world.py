@@ -115,8 +115,8 @@ class World(ABC):
         board = Board(self.size, self.local_size == self.size, network_interface) if self.rank == 0 else None
         invitation = torch.zeros(_INVITATION_BYTES, dtype=torch.uint8)
         if board:
-            data = board.invitation.to_bytes().ljust(_INVITATION_BYTES)
-            invitation = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            data = bytearray(board.invitation.to_bytes(_INVITATION_BYTES))
+            invitation = torch.frombuffer(data, dtype=torch.uint8)
         arrived = self._broadcast(invitation, 0, "comm/status_board")()
         self._watch = Watch(self, timeout_s, Invitation.from_bytes(bytes(arrived.tolist())), board)
 

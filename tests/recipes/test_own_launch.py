@@ -215,6 +215,22 @@ def test_signals_reach_the_ranks(capfd, once_all_listen, number):
 # ---- how the ranks meet
 
 
+def test_a_master_address_without_a_port_is_where_rank_0_is_reached(monkeypatch):
+    with own_launch._listen("127.0.0.2") as listening:
+        port = listening.getsockname()[1]
+        monkeypatch.setenv(rendezvous.LISTENING_SOCKET, str(os.dup(listening.fileno())))
+        store = rendezvous.meet(launch(0, 1, port, "127.0.0.2"), 20)
+    assert store.get("verdict") == b"all here"
+
+
+@pytest.mark.parametrize("address", ["192.0.2.77", "no-such-host.invalid"])
+def test_a_master_address_that_is_not_of_the_only_host_is_refused(address):
+    with pytest.raises(
+        ValueError, match=rf"--master-addr {address}: .* cannot listen there \(.*leave it away"
+    ):
+        own_launch.run(["true"], nodes=1, gpus=2, nr=0, master_addr=address, master_port=None)
+
+
 @pytest.fixture(autouse=True)
 def _no_stores(monkeypatch):
     monkeypatch.setattr(rendezvous, "_stores", {})
@@ -227,13 +243,13 @@ def launch(rank: int, size: int, port: int, address: str = "127.0.0.1") -> Launc
     return Launch("torch", rank, size, 0, 1, "torchrun", address, port)
 
 
-def outcomes(launches: list[Launch], timeout_s: float) -> list[str]:
+def outcomes(launches: list[Launch], timeout_s: float, on_gpu: tuple[int, ...] = ()) -> list[str]:
     """What each rank, a process of its own, hears; "" where all is well. They start in the order given."""
     context = multiprocessing.get_context("fork")  # torch is there already
 
     def meet(one: Launch, to_us) -> None:
         try:
-            rendezvous.meet(one, timeout_s)
+            rendezvous.meet(one, timeout_s, "cuda" if one.rank in on_gpu else "cpu")
             to_us.send("")
         except StartError as error:
             to_us.send(str(error))
@@ -255,6 +271,15 @@ def outcomes(launches: list[Launch], timeout_s: float) -> list[str]:
 def test_ranks_meet():
     port = free_port()
     assert outcomes([launch(rank, 3, port) for rank in (2, 0, 1)], 20) == ["", "", ""]
+
+
+def test_ranks_without_a_gpu_among_others_are_named():
+    port = free_port()
+    for heard in outcomes([launch(rank, 3, port) for rank in range(3)], 20, on_gpu=(0,)):
+        assert "ranks 1-2 of 3 would compute on the CPU, the others on GPUs" in heard
+        assert "or give --device cpu to all" in heard
+    port = free_port()
+    assert outcomes([launch(rank, 2, port) for rank in range(2)], 20, on_gpu=(0, 1)) == ["", ""]
 
 
 def test_a_master_that_is_not_there_is_an_error_in_time():

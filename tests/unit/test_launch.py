@@ -1,10 +1,13 @@
 """How we were launched, read from the environment."""
 
+import socket
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from partial_fc.comm import Launch, detect, interface
+from partial_fc.comm.launch import devices_differ
 from recipes import machine
 from recipes.launch_flags import LaunchFlags
 
@@ -176,13 +179,75 @@ def test_the_patterns_of_nccl(said, agrees):
             interface.choose("lo", environ)
 
 
-@pytest.mark.parametrize(("given", "local_size", "expected"), [(None, 2, [4]), (None, 16, [1]), ("3", 2, [])])
-def test_processes_of_a_host_share_its_cores_unless_told_otherwise(monkeypatch, given, local_size, expected):
+def test_a_network_interface_without_an_ipv4_address_is_refused(monkeypatch):
+    only_ipv6 = [SimpleNamespace(family=socket.AF_INET6, address="fe80::1")]
+    some = {"ib0": only_ipv6, "lo": [*only_ipv6, SimpleNamespace(family=socket.AF_INET, address="127.0.0.1")]}
+    monkeypatch.setattr(interface.psutil, "net_if_addrs", lambda: some)
+    with pytest.raises(ValueError, match=r"ib0: has no IPv4 address on .*; there are lo \(127\.0\.0\.1\)$"):
+        interface.choose("ib0", {})
+    interface.choose("lo", {})
+
+
+@pytest.mark.parametrize(
+    ("devices", "says"),
+    [
+        (["cuda", "cpu", "cuda", "cpu"], "ranks 1, 3 of 4 would compute on the CPU"),
+        (["cpu", "cuda"], "rank 0 of 2 would"),
+        (["cpu", "cpu"], ""),
+        (["cuda", "cuda"], ""),
+    ],
+)
+def test_ranks_on_different_kinds_of_devices(devices, says):
+    problem = devices_differ(devices)
+    assert problem.startswith(says)
+    assert bool(problem) == bool(says)
+
+
+class Cores:
+    """A world of which this process is rank 0; the others have said which cores they may use."""
+
+    def __init__(self, others: list[tuple[str, set[int]]]):
+        self.others = others
+
+    def all_gather(self, t: torch.Tensor, *, name: str) -> torch.Tensor:
+        return torch.cat([t, *(torch.tensor(machine.cores(host, used)) for host, used in self.others)])
+
+
+def all_of(num: int) -> tuple[str, set[int]]:
+    return "here", set(range(num))
+
+
+@pytest.mark.parametrize(
+    ("given", "others", "expected"),
+    [
+        (None, [], [8]),
+        (None, [all_of(8)], [4]),
+        (None, [all_of(8)] * 2, [2]),
+        (None, [all_of(8)] * 15, [1]),
+        (None, [("elsewhere", set(range(8)))], [8]),
+        (None, [("here", set(range(8, 16)))], [8]),  # bound by the launcher: each has its own
+        (None, [("here", {6, 7, 8, 9})], [7]),
+        ("3", [all_of(8)], []),
+    ],
+)
+def test_processes_share_the_cores_that_they_have_in_common(monkeypatch, given, others, expected):
     asked: list[int] = []
     monkeypatch.setattr(machine.torch, "set_num_threads", asked.append)
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(machine.socket, "gethostname", lambda: "here")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    machine.share_cores(SimpleNamespace(local_size=local_size))
+    machine.share_cores(Cores(others))
     assert asked == expected
+
+
+def test_a_recipe_joins_or_ends_with_the_status_of_those_it_started(environ, monkeypatch):
+    environ.setenv("OMP_NUM_THREADS", "1")
+    config = SimpleNamespace(launch=LaunchFlags(), device="cpu", deterministic=False)
+    world, device = machine.join(config)
+    assert (world.backend, world.size, device) == ("single", 1, torch.device("cpu"))
+    monkeypatch.setattr(LaunchFlags, "start", lambda _: 3)
+    with pytest.raises(SystemExit) as end:
+        machine.join(config)
+    assert end.value.code == 3

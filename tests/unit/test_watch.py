@@ -1,6 +1,7 @@
 """The words of a report from made-up boards; the board with several ranks in one process. (Launches that really hang:
 tests/recipes/test_hang_report.py.)"""
 
+import json
 import logging
 import socket
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from partial_fc import comm
-from partial_fc.comm.board import Board, own_addresses
+from partial_fc.comm.board import Board, Invitation, own_addresses
 from partial_fc.comm.journal import Journal
 from partial_fc.comm.report import MOST_LINES, Place, Question, Seen, failure_report, hang_report
 from partial_fc.comm.watch import Watch
@@ -113,6 +114,17 @@ def test_hang_without_an_answer_from_the_board_blames_rank_0():
     assert "missing: rank 0, whose process keeps the status board" in text
 
 
+def test_what_rank_0_said_when_it_left_is_passed_on():
+    for report in (
+        hang_report(QUESTION, None, "it failed; OSError: disk full"),
+        failure_report(QUESTION, None, "Connection closed", "it failed; OSError: disk full"),
+    ):
+        assert (
+            "rank 0, whose process keeps the status board and has left (it failed; OSError: disk full)"
+            in report
+        )
+
+
 def test_a_thousand_missing_ranks_do_not_make_a_thousand_lines():
     text = hang_report(QUESTION, [waiting(0), *(silent(rank) for rank in range(1, 1000))])
     assert f"... and {999 - MOST_LINES} more ranks" in text
@@ -200,6 +212,48 @@ def test_a_stranger_is_not_let_in():
     watch.close()
 
 
+def test_a_fault_of_the_board_is_told_and_not_taken_for_a_stranger(monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
+    board = Board(2, one_host=True)
+    watch = Watch(a_world(0, 2), 600.0, board.invitation, board)
+    look_until(watch, ["open", "never"])
+    hello = {"hello": board.invitation.token, "place": {"rank": 1}}
+    with socket.create_connection(("127.0.0.1", board.invitation.port), 5.0) as guest:
+        guest.sendall(json.dumps(hello).encode() + b'\n{"ask": {"without": "hangs"}}\n[17\n')
+        while guest.recv(1000):  # until the board hangs up
+            pass
+    look_until(watch, ["open", "lost"])
+    watch.close()
+    assert "lets rank 1 go by a fault of its own" in caplog.text
+    assert "JSONDecodeError" in caplog.text
+    assert "did not answer a question by a fault of its own" in caplog.text
+    assert "KeyError: 'hangs'" in caplog.text
+
+
+def test_a_watch_that_does_not_start_is_an_error(monkeypatch):
+    async def fails(*_, **__):
+        raise OSError(24, "Too many open files")
+
+    board = Board(2, one_host=True)
+    monkeypatch.setattr("asyncio.start_server", fails)
+    with pytest.raises(
+        comm.StartError, match=r"watch over collectives does not start: .*Too many open files"
+    ):
+        Watch(a_world(0, 2), 600.0, board.invitation, board)
+
+
+def test_last_words_reach_the_board_and_those_of_rank_0_the_others(watches, monkeypatch):
+    look_until(watches[2], ["open", "open", "open", "never"])
+    monkeypatch.setattr("partial_fc.comm.watch._open_watches", {watches[1]})
+    comm.last_words(ValueError("record 17\nis damaged"))
+    seen = look_until(watches[2], ["open", "left", "open", "never"])
+    assert seen[1].farewell == "it failed; ValueError: record 17 is damaged"
+    monkeypatch.setattr("partial_fc.comm.watch._open_watches", {watches[0]})
+    comm.last_words(KeyboardInterrupt())
+    look_until(watches[2], ["left", "left", "open", "never"])
+    assert watches[2]._why_rank_0_left == "it failed; KeyboardInterrupt"
+
+
 def test_time_counts_from_the_second_look_and_a_gpu_that_is_done_waits_no_longer(watches):
     journal = watches[0]._journal
     call, on_gpu = journal.begin("t/a"), journal.begin("t/on_gpu")
@@ -239,6 +293,22 @@ def test_journal_numbers_calls_by_name_and_in_all():
     assert journal.oldest_held_up() is calls[0]
     journal.held_up.discard(calls[0])
     assert journal.oldest_held_up() is calls[1]
+
+
+@pytest.mark.parametrize("num", [1, 20, 50, 500])
+def test_an_invitation_has_one_size_whatever_the_number_of_addresses(num):
+    addresses = [f"172.17.{i // 256}.{i % 256}" for i in range(num)]
+    data = Invitation(12345, "0" * 32, addresses).to_bytes(1024)
+    assert len(data) == 1024
+    found = Invitation.from_bytes(data)
+    assert (found.port, found.token) == (12345, "0" * 32)
+    assert found.addresses == addresses[: len(found.addresses)]
+    assert len(found.addresses) >= min(num, 40)
+
+
+def test_an_invitation_that_does_not_fit_is_an_error():
+    with pytest.raises(ValueError, match="not one address fits into 64 bytes"):
+        Invitation(12345, "0" * 32, ["10.0.0.1"]).to_bytes(64)
 
 
 def test_addresses_of_an_interface():
