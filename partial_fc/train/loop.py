@@ -53,6 +53,12 @@ def train(job: Job) -> Outcome:
         job.position = batches[-1].position
         curve.add(job.step, loss_value, lr)
         progress.advance()
+        if job.step == first_step + 1 and job.world.size > 1:
+            exchanged = job.sync.step_bytes()
+            job.logger.info(
+                f"the backbone's gradient is {exchanged.gradient:,} bytes a step; {exchanged.handed_in:,.0f} are "
+                "handed in to be exchanged"
+            )
 
         # ---- say, evaluate, save
         if report:
@@ -76,14 +82,8 @@ def train(job: Job) -> Outcome:
         save(job)
     progress.close()
     curve.close()
-    exchanged = job.sync.step_bytes()
-    if job.world.size > 1:
-        job.logger.info(
-            f"the backbone's gradient is {exchanged.gradient:,} bytes a step; {exchanged.handed_in:,.0f} were handed "
-            "in to be exchanged"
-        )
     traffic = job.world.traffic.per_step(max(1, job.step - first_step))
-    return Outcome(loss_value, progress.images_per_s, evaluations, traffic, exchanged)
+    return Outcome(loss_value, progress.images_per_s, evaluations, traffic, job.sync.step_bytes())
 
 
 def look_at_rows(job: Job, progress: Progress) -> None:

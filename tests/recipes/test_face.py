@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.recipes.conftest import LAUNCHERS, ROOT, losses, result, run, train
+from tests.recipes.conftest import LAUNCHERS, ROOT, SMALL, losses, result, run, train
 
 FIFTY = "--max-steps 50 --batch-size 16 --val-targets"
 
@@ -18,11 +18,14 @@ FIFTY = "--max-steps 50 --batch-size 16 --val-targets"
 def curves(glyphs, tmp_path_factory):
     """The first 50 losses of every launcher with two processes, and what they printed."""
     found = {}
-    for launcher in [*(name for name in LAUNCHERS if name != "one process"), "own launch"]:
+    for launcher in [*(name for name in LAUNCHERS if name != "one process"), "own launch", "run.sh"]:
         models_root = tmp_path_factory.mktemp("curve")
         flags = f"--dataset glyphs --rec {glyphs} {FIFTY}"
         if launcher == "own launch":
             printed = train(models_root, flags + " --gpus 2")
+        elif launcher == "run.sh":
+            words = ["--models-root", str(models_root), *SMALL, *shlex.split(flags)]
+            printed = run(["bash", "run.sh", *words])
         else:
             printed = train(models_root, flags, launcher=launcher)
         found[launcher] = losses(models_root), printed

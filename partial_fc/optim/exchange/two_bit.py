@@ -4,6 +4,7 @@ MXNet's gradient is the sum over images, not their mean, and so is the unit of t
 """
 
 import math
+from functools import cache
 from typing import Literal
 
 import torch
@@ -35,17 +36,21 @@ def _encode_part_(owed_N: Tensor, threshold: float) -> Tensor:
     if owed_N.device.type != "cpu" or not owed_N.sum().isfinite():
         code_N.masked_fill_(~owed_N.isfinite(), _NOT_FINITE)
     owed_N.sub_(up - down, alpha=threshold)
-    # A 32-bit number has its first byte lowest (on every machine that torch runs on).
+    # A 32-bit number has its first byte lowest (little-endian machines).
     return (code_N.view(torch.int32) * _TO_TOP_BYTE).bitwise_right_shift_(24).to(torch.uint8)
 
 
 def decode(code: Tensor, threshold: float, dtype: torch.dtype = torch.float32) -> Tensor:
     """uint8 (N / 4,) -> (N,): threshold, -threshold, 0, or NaN where the sender's value was not finite."""
-    meaning = torch.tensor((0.0, math.nan, -threshold, threshold), dtype=dtype, device=code.device)
-    byte = torch.arange(256, device=code.device)[:, None]
-    shift = torch.tensor((6, 4, 2, 0), device=code.device)
-    table_256x4 = meaning[(byte >> shift) & 3]
-    return table_256x4.index_select(0, code.int()).view(-1)
+    return _meaning(threshold, dtype, code.device).index_select(0, code.int()).view(-1)
+
+
+@cache
+def _meaning(threshold: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What each byte of codes says: (256, 4)."""
+    meaning = torch.tensor((0.0, math.nan, -threshold, threshold), dtype=dtype)
+    byte, shift = torch.arange(256)[:, None], torch.tensor((6, 4, 2, 0))
+    return meaning[(byte >> shift) & 3].to(device)
 
 
 class TwoBit(Exchange):
