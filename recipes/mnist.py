@@ -215,8 +215,8 @@ def make_update(
         raise FloatingPointError(
             f"step {run.position.step + 1}: the loss is {total_loss}, the gradient {'not ' if num_overflowed else ''}"
             "finite; nothing was updated in this step, and the last checkpoint stands. The usual cause is a learning "
-            f"rate that is too high: try less than --lr {run.config.lr}; with --gradient-compression fp16 also a sum of "
-            "gradients beyond 65,504: try bf16"
+            f"rate that is too high: try less than --lr {run.config.lr}; with --gradient-compression fp16 also a sum "
+            "of gradients beyond 65,504: try bf16"
         )
     if precision.scaler:
         precision.scaler.update(overflowed)
