@@ -7,6 +7,7 @@ python train.py face --rec DIR                                     one process
 """
 
 import difflib
+import errno
 import importlib
 import logging
 import os
@@ -16,6 +17,20 @@ from pathlib import Path
 RECIPES = {
     "face": "very many classes: backbone, Partial FC, verification (InsightFace records, image folders, synthetic)",
     "mnist": "the PyTorch tutorial's job: ConvNet on MNIST files, data parallel, mixed precision",
+}
+
+_NOT_ALLOWED = "`ls -ld` shows to whom it belongs, `mount` whether it is read-only; or take another folder"
+TO_DO = {
+    errno.ENOENT: "is the path right, and is it there on this host?",
+    errno.ENOTDIR: "a part of that path is a file, where a folder is expected",
+    errno.ENOSPC: "`df -h` and `df -i` show which disk is full; make room or give another --models-root, then go on "
+    "from the last checkpoint",
+    errno.EDQUOT: "`quota` shows what you may use; make room or give another --models-root, then go on from the last "
+    "checkpoint",
+    errno.EACCES: _NOT_ALLOWED,
+    errno.EPERM: _NOT_ALLOWED,
+    errno.EROFS: _NOT_ALLOWED,
+    errno.EMFILE: "`ulimit -n` shows how many files a process may open; allow more, or give fewer --num-workers",
 }
 
 
@@ -38,20 +53,33 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
+    from safetensors import SafetensorError
+
     from partial_fc import comm
 
     try:
         return importlib.import_module(f"recipes.{name}").main(arguments[1:]) or 0
-    except (ValueError, FloatingPointError, comm.StartError, comm.CollectiveError) as error:
-        # The user's mistake, the data's or the network's: the message says what, where and what to do; a trace would
-        # bury it.
+    except (ValueError, FloatingPointError, OSError, SafetensorError, comm.CollectiveError) as error:
+        # The user's mistake, the data's, the disk's or the network's: the message says what, where and what to do; a
+        # trace would bury it.
         if os.environ.get("PARTIAL_FC_TRACE"):
             raise
-        print(f"train.py {name}: {error}", file=sys.stderr)
+        print(f"train.py {name}: {in_words(error)}", file=sys.stderr, flush=True)
+        comm.last_words(error)
         return 1
-    except KeyboardInterrupt:
-        print(f"train.py {name}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"train.py {name}: interrupted", file=sys.stderr, flush=True)
+        comm.last_words(error)
         return 130
+
+
+def in_words(error: Exception) -> str:
+    """What the user reads. The operating system's errors say what failed, not what to do."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    where = f": {error.filename}" if error.filename else ""
+    to_do = TO_DO.get(error.errno or 0, "see whether the path is right, and its host and disk in order")
+    return f"{error.strerror}{where}; {to_do}. (PARTIAL_FC_TRACE=1 shows where this happened)"
 
 
 if __name__ == "__main__":

@@ -51,6 +51,9 @@ def misbehave(way: str, world: comm.World, timeout_s: float) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "raises":
             raise ValueError("record 17 is damaged")
+        case "fails":  # as train.py does
+            comm.last_words(ValueError("record 18 is damaged"))
+            os._exit(1)
         case "is elsewhere":
             world.broadcast(torch.ones(2), name="t/elsewhere")
         case "is late":

@@ -16,6 +16,8 @@ WAYS = (
     "is stopped",
     "is killed",
     "raises",
+    "fails",
+    "rank 0 fails",
     "is elsewhere",
     "is late",
     "rank 0 sleeps",
@@ -114,6 +116,15 @@ def test_what_ended_a_rank_is_passed_on(started):
     statuses, outputs = outcome(started, "raises")
     assert statuses == [1, 1, 1]
     assert any("ValueError: record 17 is damaged)" in text for text in outputs[:2])
+
+
+@pytest.mark.parametrize(("way", "bad"), [("fails", 2), ("rank 0 fails", 0)])
+def test_what_a_program_caught_is_passed_on(started, way, bad):
+    statuses, outputs = outcome(started, way)
+    assert statuses == [1, 1, 1]
+    told = [text for rank, text in enumerate(outputs) if rank != bad and f"missing: rank {bad}" in text]
+    assert told, outputs
+    assert any("(it failed; ValueError: record 18 is damaged)" in text for text in told)
 
 
 def test_ranks_in_different_collectives_are_told_apart(started):

@@ -1,0 +1,135 @@
+"""How train.py ends when something fails: one line for the user, and the reason for the other ranks."""
+
+import errno
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from safetensors import SafetensorError
+
+import train
+from tests.recipes.conftest import ROOT, SMALL, environment
+from tests.recipes.hang import free_port
+
+SYNTHETIC = (
+    "--dataset synthetic --num-classes 20 --num-images 64 --image-size 24 --batch-size 4 --max-steps 4000"
+)
+
+
+def ranks(folder: Path, flags: list[str]) -> list[subprocess.CompletedProcess[str]]:
+    """As torchrun would start them; a launcher ends the others before they can say anything."""
+    port = free_port()
+    started = [
+        subprocess.Popen(
+            [sys.executable, "train.py", "face", "--models-root", str(folder), *SMALL, *shlex.split(own)],
+            cwd=ROOT,
+            env=environment()
+            | {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
+            | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(len(flags))),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, own in enumerate(flags)
+    ]
+    try:
+        outputs = [process.communicate(timeout=170) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [
+        subprocess.CompletedProcess(process.args, process.returncode, *output)
+        for process, output in zip(started, outputs, strict=True)
+    ]
+
+
+def test_the_others_read_why_a_rank_failed(tmp_path):
+    """(Rank 0, whose end is also that of the status board: test_hang_report.py.)"""
+    good, bad = ranks(tmp_path, [SYNTHETIC, f"{SYNTHETIC} --dataset custom --rec /nowhere/faces"])
+    assert (good.returncode, bad.returncode) == (1, 1)
+    words = re.search(r"train.py face: (.*/nowhere/faces.*)", bad.stderr)
+    assert words, bad.stderr
+    assert "missing: rank 1" in good.stderr
+    assert f"(it failed; ValueError: {words[1]})" in good.stderr
+
+
+@pytest.fixture
+def failing(monkeypatch, capsys):
+    """Runs train.py with a recipe that raises: (exit status, stderr)."""
+    monkeypatch.delenv("PARTIAL_FC_TRACE", raising=False)
+
+    def run(error: BaseException) -> tuple[int, str]:
+        def main(_: list[str]) -> None:
+            raise error
+
+        monkeypatch.setitem(sys.modules, "recipes.face", SimpleNamespace(main=main))
+        monkeypatch.setattr(sys, "argv", ["train.py", "face"])
+        return train.main(), capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("number", "to_do"),
+    [
+        (errno.ENOSPC, "make room"),
+        (errno.ENOENT, "is the path right"),
+        (errno.EACCES, "ls -ld"),
+        (errno.EIO, "disk in order"),
+    ],
+)
+def test_what_the_system_refuses_is_told_with_what_to_do(failing, number, to_do):
+    status, words = failing(OSError(number, os.strerror(number), "/data/run/loss.csv"))
+    assert status == 1
+    assert words.startswith(f"train.py face: {os.strerror(number)}: /data/run/loss.csv; ")
+    assert to_do in words
+    assert words.count("\n") == 1
+
+
+def test_a_full_disk_that_names_no_file(failing):
+    with pytest.raises(OSError) as full, Path("/dev/full").open("w") as file:
+        file.write("step,loss\n")
+    status, words = failing(full.value)
+    assert status == 1
+    assert words.startswith("train.py face: No space left on device; `df -h`")
+
+
+def test_errors_with_words_of_their_own_are_told_as_they_are(failing):
+    for error in (
+        ValueError("key 17"),
+        ConnectionError("rank 3 did not come"),
+        SafetensorError("I/O error: No space left on device"),
+    ):
+        assert failing(error) == (1, f"train.py face: {error}\n")
+    assert failing(KeyboardInterrupt()) == (130, "train.py face: interrupted\n")
+
+
+def test_the_trace_is_there_when_asked_for(failing, monkeypatch):
+    monkeypatch.setenv("PARTIAL_FC_TRACE", "1")
+    with pytest.raises(FileNotFoundError):
+        failing(FileNotFoundError(errno.ENOENT, "No such file or directory", "/data"))
+
+
+def test_a_fault_of_the_program_keeps_its_trace(failing):
+    with pytest.raises(KeyError):
+        failing(KeyError("thing"))
+
+
+def test_a_models_root_that_cannot_be_made(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    root = tmp_path / "file" / "run"
+    monkeypatch.setattr(
+        sys, "argv", ["train.py", "face", "--models-root", str(root), *SMALL, *SYNTHETIC.split()]
+    )
+    assert train.main() == 1
+    assert f"train.py face: Not a directory: {root}" in capsys.readouterr().err
