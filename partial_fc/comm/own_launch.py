@@ -101,9 +101,10 @@ def _listen(address: str) -> socket.socket:
     try:
         return socket.create_server((address, 0))
     except OSError as error:  # of the name, too
+        reason = (error.strerror or str(error)).partition(" (")[0]
         raise ValueError(
             f"--master-addr {address}: {socket.gethostname()}, the only host of this run, cannot listen there "
-            f"({error.strerror}). With --nodes 1 leave it away, or give an IPv4 address of this host (see `ip addr`)"
+            f"({reason}). With --nodes 1 leave it away, or give an IPv4 address of this host (see `ip addr`)"
         ) from None
 
 
