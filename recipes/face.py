@@ -38,15 +38,7 @@ from recipes.face_run import State, resume, write_results
 def main(arguments: list[str]) -> None:
     """Parse, put the parts together, train, write what came out."""
     config, notes = parse(arguments)
-    started = config.launch.start()
-    if started is not None:
-        raise SystemExit(started)
-    if config.deterministic:
-        machine.repeat_bit_by_bit()
-    kind = machine.device_type(config.device)
-    world = config.launch.join(kind)
-    device = machine.own_device(kind, world)
-    machine.share_cores(world)
+    world, device = machine.join(config)
     logger = open_files(config.models_root, world)
     versions = machine.versions()
     logger.info(f"{world} on {device}; {json.dumps(versions)}")

@@ -26,9 +26,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partial_fc import checkpoint
+from partial_fc.checkpoint.agree import check_replicas
 from partial_fc.comm import World
 from partial_fc.data.idx import ImageSet, Split, read_set
 from partial_fc.models.convnet import NUM_CLASSES, SIDE, ConvNet
+from partial_fc.optim.backbone import named_state
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
 from partial_fc.train.log import LossCurve, Progress, open_files
 from partial_fc.train.precision import Precision, RunningStatistics, Weights, choose
@@ -60,15 +62,7 @@ class Run:
 def main(arguments: list[str]) -> int:
     """Parse, put the parts together, train, write what came out. Returns the exit status."""
     config = parse(arguments)
-    started = config.launch.start()
-    if started is not None:
-        return started
-    if config.deterministic:
-        machine.repeat_bit_by_bit()
-    kind = machine.device_type(config.device)
-    world = config.launch.join(kind)
-    device = machine.own_device(kind, world)
-    machine.share_cores(world)
+    world, device = machine.join(config)
     logger = open_files(config.models_root, world, bare=True)
     versions = machine.versions()
     logger.info(f"{world} on {device}; {json.dumps(versions)}")
@@ -102,7 +96,8 @@ def main(arguments: list[str]) -> int:
         mnist_checkpoint.Position(),
     )  # fmt: skip
     run.position = mnist_checkpoint.resume(run, num_updates)
-    mnist_checkpoint.check_replicas(run)
+    own = (p for _, p in weights.named_parameters())
+    check_replicas((*own, *named_state(optimizer, weights).values()), world)
     if _over(run) and (config.models_root / "result.json").exists():
         logger.info(
             f"{config.models_root} is finished, see result.json; to go on give more --epochs or --max-steps, to start "

@@ -11,17 +11,16 @@ models_root/checkpoints/step-00000600/
 
 import dataclasses
 import shutil
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint import apex
+from partial_fc.checkpoint.agree import open_checkpoint
 from partial_fc.checkpoint.files import save_tensors, write_json
 from partial_fc.checkpoint.write import FORMAT, MARKER, complete, folder_name
 from partial_fc.optim.backbone import load_named_state, named_state
@@ -114,9 +113,8 @@ def resume(run: "Run", num_updates: int) -> Position:
     config = run.config
     newest = checkpoint.newest(config.models_root / "checkpoints")
     folder = {"never": None, "auto": newest}.get(config.resume, Path(config.resume))
-    found = checkpoint.Checkpoint(folder) if folder else None
+    found = open_checkpoint(folder, run.world)
     step = found.step if found else 0
-    _same_everywhere(run, step)
     if newest and step < checkpoint.Checkpoint(newest).step:
         # Checkpoints are kept and found by their step: those of the other run would count as the newest.
         raise ValueError(
@@ -132,33 +130,6 @@ def resume(run: "Run", num_updates: int) -> Position:
     if config.load_amp:
         _load_amp(run, config.load_amp)
     return Position()
-
-
-def check_replicas(run: "Run") -> None:
-    """Raises ValueError, on all ranks, where they do not start from the same weights and momentum: files of one name
-    on several hosts need not be the same. A collective."""
-    digest = 0
-    for t in (
-        *(p for _, p in run.weights.named_parameters()),
-        *named_state(run.optimizer, run.weights).values(),
-    ):
-        digest = zlib.crc32(t.detach().cpu().contiguous().numpy().tobytes(), digest)
-    digest_W = run.world.all_gather(torch.tensor([digest]), name="mnist/replicas").tolist()
-    if len(set(digest_W)) > 1:
-        others = [rank for rank, other in enumerate(digest_W) if other != digest_W[0]]
-        raise ValueError(
-            f"rank(s) {', '.join(map(str, others))} start from other weights or momentum than rank 0: the file of "
-            "--resume or --load-amp is not the same on all hosts"
-        )
-
-
-def _same_everywhere(run: "Run", step: int) -> None:
-    step_W = run.world.all_gather(torch.tensor([step]), name="mnist/resume").tolist()
-    if len(set(step_W)) > 1:
-        raise ValueError(
-            f"{run.world}: this process would go on from step {step}, those of rank 0, 1, ... from {step_W}; "
-            "checkpoints must lie where all hosts see them. Give a --models-root that they share, or a new one"
-        )
 
 
 def _load(run: "Run", found: checkpoint.Checkpoint, num_updates: int) -> Position:
