@@ -111,7 +111,7 @@ def give_optimizer(found: ApexCheckpoint, optimizer: torch.optim.Optimizer) -> l
         raise ValueError(
             f"{found.path}: its optimizer has {len(numbers)} parameters, this one {len(parameters)}: another model"
         )
-    own_names = {name for p in parameters for name in optimizer.state.get(p, {})}
+    own_names = _state_names(optimizer)
     buffers = [_buffers(found, number, p, own_names) for number, p in zip(numbers, parameters, strict=True)]
     for p, of_parameter in zip(parameters, buffers, strict=True):
         optimizer.state[p] = of_parameter
@@ -122,10 +122,21 @@ def give_optimizer(found: ApexCheckpoint, optimizer: torch.optim.Optimizer) -> l
     ]
 
 
+def _state_names(optimizer: torch.optim.Optimizer) -> set[str]:
+    """What it keeps for a parameter, also before its first step."""
+    if isinstance(optimizer, torch.optim.SGD):
+        return {"momentum_buffer"} if any(g["momentum"] for g in optimizer.param_groups) else set()
+    if isinstance(optimizer, torch.optim.AdamW):
+        return {"step", "exp_avg", "exp_avg_sq"}
+    raise ValueError(
+        f"what {type(optimizer).__name__} keeps of its steps is not known here; expected SGD or AdamW"
+    )
+
+
 def _buffers(found: ApexCheckpoint, number: int, p: Tensor, own_names: set[str]) -> dict[str, Any]:
     """The file's state of parameter `number`, as that of p."""
     given = {k: v for k, v in found.optimizer["state"].get(number, {}).items() if v is not None}
-    if own_names and given.keys() != own_names:
+    if given and given.keys() - own_names:
         raise ValueError(
             f"{found.path}: parameter {number} has {sorted(given)}, this optimiser keeps {sorted(own_names)}: another "
             "optimiser"

@@ -197,3 +197,13 @@ def test_another_model(tmp_path):
     content["model"]["module.head.bias"] = torch.zeros(1)
     with pytest.raises(ValueError, match=r"lacks \['fc.bias'\] and has \['head.bias'\] besides"):
         apex.give_model(saved(tmp_path, content), net.state_dict())
+
+
+def test_another_optimisers_buffers_are_refused_before_the_first_step(tmp_path):
+    net, optimizer = trained(kind=torch.optim.AdamW)
+    apex.write(tmp_path / "a.pt", net.state_dict(), optimizer, 1.0, 0)
+    own = torch.optim.SGD(ConvNet().parameters(), lr=0.1, momentum=0.9)
+    with pytest.raises(
+        ValueError, match=r"\['exp_avg', 'exp_avg_sq', 'step'\], this optimiser keeps \['momentum"
+    ):
+        apex.give_optimizer(apex.read(tmp_path / "a.pt"), own)
