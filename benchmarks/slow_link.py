@@ -7,7 +7,6 @@ rate and compression runs in turn, so often as there are rounds, since a machine
 The data is the demo's where it is there (`make demo`), else made-up images of the same size and number of classes.
 """
 
-import dataclasses
 import json
 import os
 import re
@@ -25,8 +24,8 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
+from benchmarks.demo_job import DEMO, demo_job
 from benchmarks.two_hosts import ADDRESSES, TwoHosts, Unavailable, two_hosts
-from recipes import presets
 
 ROOT = Path(__file__).parents[1]
 HOSTS = ",".join(f"{address}:1" for address in ADDRESSES)
@@ -103,7 +102,7 @@ def main() -> int:
     _print_table(rows)
     line = {
         **asdict(options),
-        "data": "demo/glyphs" if _demo().exists() else "synthetic",
+        "data": "demo/glyphs" if DEMO.exists() else "synthetic",
         "rows": rows,
         "failed": [_named(pair) for pair in failures],
         "cores": len(os.sched_getaffinity(0)),
@@ -118,7 +117,7 @@ def _train(hosts: TwoHosts, options: Options, rate: str, compression: str) -> Me
     """ValueError with the end of what was printed, where the run fails."""
     hosts.limit(None if rate == "unlimited" else rate)
     with tempfile.TemporaryDirectory(prefix="slow-link-") as folder:
-        flags = [*_job(options), *options.flags]
+        flags = [*demo_job(options.steps, REPORT_EVERY), *options.flags]
         if compression != "none":
             flags += ["--gradient-compression", compression]
         lines: list[str] = []
@@ -179,29 +178,6 @@ def _launched(hosts: TwoHosts, options: Options, flags: list[str]) -> Iterator[s
     yield processes[0]
     for process in processes:
         process.wait()
-
-
-def _job(options: Options) -> list[str]:
-    """The demo's flags, cut short: no verification, no checkpoint on the way, no warm-up longer than all of it."""
-    short = ["--max-steps", str(options.steps), "--frequent", str(REPORT_EVERY), "--warmup-epochs", "0"]
-    short += ["--verbose", "0", "--checkpoint-every", "0", "--val-targets"]
-    if _demo().exists():
-        return short
-    preset = presets.get("glyphs")
-    made_up = ["--dataset", "synthetic", "--num-classes", "4000", "--num-images", "56000", "--no-mirror"]
-    of_demo = {
-        field.name: getattr(preset, field.name)
-        for field in dataclasses.fields(preset)
-        if field.name in ("image_size", "lr", "base_batch_size", "lr_scheduler", "augment")
-    }
-    more = {"backbone" if name == "network" else name: value for name, value in preset.more.items()}
-    for name, value in {**of_demo, **more}.items():
-        made_up += [f"--{name}", *(str(v) for v in (value if isinstance(value, tuple) else (value,)))]
-    return [*made_up, *short]
-
-
-def _demo() -> Path:
-    return ROOT / "demo" / "glyphs"
 
 
 def _row(pair: tuple[str, str], found: dict[tuple[str, str], list[Measured]]) -> dict[str, str | float]:

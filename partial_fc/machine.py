@@ -47,6 +47,13 @@ class PeakMemory:
         return 0 if self._device.type == "cuda" else _status_bytes("RssFile") - self._idle_file
 
 
+def peak_bytes(device: torch.device) -> int:
+    """The most memory that this process (cuda: its tensors on the GPU) ever held."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return _status_bytes("VmHWM")
+
+
 def _status_bytes(name: str) -> int:
     found = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
     if found is None:

@@ -11,6 +11,7 @@ import torch
 from partial_fc import checkpoint
 from partial_fc.checkpoint.agree import check_replicas, open_checkpoint
 from partial_fc.head import PartialFC
+from partial_fc.machine import peak_bytes
 from partial_fc.optim.backbone import load_named_state, named_state
 from partial_fc.optim.gradient_sync import GradientSync
 from partial_fc.train.job import Job, Outcome
@@ -118,6 +119,7 @@ def write_results(
             "evaluations": outcome.evaluations,
             "best": job.best,
             "images_per_s": outcome.images_per_s,
+            "peak_memory_bytes": peak_bytes(job.device),
             "steps": job.step,
             "world_size": job.world.size,
             "backend": job.world.backend,

@@ -89,6 +89,7 @@ def test_learns_to_tell_unseen_characters_apart(glyphs, tmp_path):
     assert found["steps"] == 200
     assert found["world_size"] == 2
     assert found["images_per_s"] > 0
+    assert found["peak_memory_bytes"] > 100 << 20
     for name in ("roc.png", "model.safetensors", "logs/rank-0001.log"):
         assert (tmp_path / name).stat().st_size > 0
     assert list((tmp_path / "tensorboard").iterdir())
