@@ -7,6 +7,7 @@ from partial_fc.comm import SingleWorld
 from partial_fc.head import PartialFC
 from partial_fc.head.margin import CombinedMargin, SphereFace
 from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
+from partial_fc.train.precision import Precision
 from recipes.face_config import Config, parse
 from recipes.face_head import build_head
 
@@ -17,7 +18,7 @@ def config(flags: str) -> Config:
 
 def head_of(flags: str) -> PartialFC:
     given = f"--embedding-size 8 --head-impl plain --precision fp32 {flags}"
-    return build_head(config(given), 50, SingleWorld(), torch.device("cpu"), torch.float32)
+    return build_head(config(given), 50, SingleWorld(), Precision("fp32", torch.device("cpu")))
 
 
 @pytest.mark.parametrize(
