@@ -37,7 +37,8 @@ def check_replicas(tensors: Iterable[Tensor], world: World) -> None:
     """Raises ValueError, on all ranks, where these (weights, optimiser state) differ between them. A collective."""
     digest = 0
     for t in tensors:
-        digest = zlib.crc32(t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), digest)
+        as_bytes = t.detach().cpu().flatten().view(torch.uint8)
+        digest = zlib.crc32(as_bytes.numpy().tobytes(), digest)
     digest_W = world.all_gather(torch.tensor([digest]), name="checkpoint/replicas").tolist()
     others = [str(rank) for rank, other in enumerate(digest_W) if other != digest_W[0]]
     if others:

@@ -40,7 +40,7 @@ def test_a_checkpoint_that_one_rank_cannot_read_is_an_error_on_all(world, tmp_pa
 
 def test_other_weights_on_one_rank_are_an_error_on_all(world):
     t = torch.arange(6.0).view(2, 3)
-    check_replicas([t, t.half()], world)
+    check_replicas([t, t.half(), torch.tensor(7), t.bfloat16().T], world)
     if world.size == 1:
         return
     with pytest.raises(ValueError, match=f"rank\\(s\\) {world.size - 1} start from other weights"):
