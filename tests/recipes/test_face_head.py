@@ -152,10 +152,12 @@ def test_what_compression_owes_goes_to_another_number_of_ranks(resumed, glyphs, 
 
 
 def test_the_plain_kernel_and_the_fast_one_agree_to_rounding(glyphs, tmp_path):
-    common = f"{data(glyphs)} --max-steps 8 --sample-rate 0.3 --head-impl"
+    """For a few steps: then AdamW has magnified what rounding leaves, by how much depends on the processor."""
+    common = f"{data(glyphs)} --max-steps 3 --sample-rate 0.3 --head-impl"
     plain, fast = (in_process(tmp_path / impl, f"{common} {impl}") for impl in ("plain", "cpu"))
     assert plain != fast
-    assert max(abs(a - b) for a, b in zip(plain, fast, strict=True)) < 1e-3
+    assert max(abs(a - b) for a, b in zip(plain[:2], fast[:2], strict=True)) < 1e-4
+    assert plain[2] == pytest.approx(fast[2], rel=1e-3)
 
 
 def test_a_run_that_fails_closes_its_files(glyphs, tmp_path):

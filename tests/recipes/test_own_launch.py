@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -201,15 +202,16 @@ def test_a_rank_that_does_not_listen_is_killed(capfd, monkeypatch, once_all_list
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_reach_the_ranks(capfd, once_all_listen, number):
-    before = signal.getsignal(number)
+def test_signals_reach_the_ranks(capfd, once_all_listen, number, request):
+    before = signal.SIG_DFL  # not what a shell that runs the tests in the background makes of SIGINT: ignored
+    request.addfinalizer(partial(signal.signal, number, signal.signal(number, before)))
     name = signal.Signals(number).name.removeprefix("SIG")
     # Bash runs a trap once `wait` returns.
     listen = f"trap 'echo $RANK got it; exit 0' {name}; listens; sleep 300 & wait"
     send = f"(once '0 1' kill -{name} $PARTIAL_FC_PARENT) &"
     assert shell(f"{once_all_listen} [ $RANK = 0 ] && {send} {listen}") == 128 + number
     assert sorted(capfd.readouterr().out.splitlines()) == ["0 got it", "1 got it"]
-    assert signal.getsignal(number) is before
+    assert signal.getsignal(number) == before
 
 
 # ---- how the ranks meet
