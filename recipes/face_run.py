@@ -70,7 +70,8 @@ def resume(
             "more --epochs"
         )
     for name in _SAME_RUN:
-        then, now = found.manifest["configuration"][name], getattr(config, name)
+        now = getattr(config, name)
+        then = found.manifest["configuration"].get(name, now)  # older runs did not have every flag
         now = list(now) if isinstance(now, tuple) else now  # as JSON has it
         if str(then) != str(now):
             logger.info(
