@@ -4,8 +4,9 @@ The operating system closes the connections of a process that dies, so the board
 process, or a host whose cable was pulled, does not answer. Messages are JSON, one a line.
 
     rank -> board   {"hello": token, "place": {...}}   {"place": {...}}   {"ask": {...}}   {"told": ""}   {"bye": why}
-    board -> rank   {"welcome": token}   {"question": {...}}   {"found": [...]}   {"asked_by": r}   {"end": r}
-                    {"rank_0_leaves": why}
+                    {"answer": n, "place": {...}}
+    board -> rank   {"welcome": token}   {"question": {...}, "answer": n}   {"found": [...]}   {"asked_by": r}
+                    {"end": r}   {"rank_0_leaves": why}
 """
 
 import asyncio
@@ -60,13 +61,14 @@ class _Guest:
     writer: asyncio.StreamWriter | None = None
     heard: float = field(default_factory=time.monotonic)
     newest: bytes = b""  # its place, not read before somebody asks
-    answered: bool = False
+    answer: bytes = b""  # its place with what it says to the question that is being asked
     farewell: str = ""
 
     def seen(self) -> Seen:
-        place = Place(**json.loads(self.newest)["place"]) if self.newest else None
+        line = self.answer or self.newest
+        place = Place(**json.loads(line)["place"]) if line else None
         age_s = time.monotonic() - self.heard
-        return Seen(self.rank, self.link, age_s, self.answered, place, self.farewell)  # type: ignore[arg-type]
+        return Seen(self.rank, self.link, age_s, bool(self.answer), place, self.farewell)  # type: ignore[arg-type]
 
 
 class Board:
@@ -76,6 +78,7 @@ class Board:
         self._guests = [_Guest(rank) for rank in range(size)]
         self._hanging: int | None = None  # the rank that reports a hang, which ends the job
         self._asking = asyncio.Lock()  # questions follow one another
+        self._num_asked = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._awaited: set[int] = set()  # ranks that have not answered the question yet
         self._all_answered = asyncio.Event()
@@ -128,12 +131,13 @@ class Board:
     async def _take(self, guest: _Guest, line: bytes) -> None:
         if line.startswith(b'{"place"'):  # nearly all of them
             guest.newest = line
-            if b'"has_started": null' not in line:
-                guest.answered = True
-                self._no_longer_awaited(guest)
             return
         message: dict[str, Any] = json.loads(line)
-        if "ask" in message:
+        if "answer" in message:
+            if message["answer"] == self._num_asked:  # else a late one, to a question before
+                guest.answer = line
+                self._no_longer_awaited(guest)
+        elif "ask" in message:
             # In a task of its own: this guest's answer to its own question comes over the same connection.
             task = asyncio.get_running_loop().create_task(self._ask(guest, message["ask"]))
             self._tasks.add(task)  # the loop alone would not keep it alive
@@ -168,9 +172,10 @@ class Board:
                 return
             self._hanging = guest.rank
         async with self._asking:
+            self._num_asked += 1
             for other in self._guests:
-                other.answered = False
-                send(other.writer, {"question": question})
+                other.answer = b""
+                send(other.writer, {"question": question, "answer": self._num_asked})
             self._awaited = {g.rank for g in self._guests if g.link == "open"}
             self._all_answered.clear()
             with contextlib.suppress(TimeoutError):  # who is silent is shown as silent

@@ -192,7 +192,7 @@ class Watch:
     def _take(self, message: dict[str, Any]) -> None:
         if "question" in message:
             question = Question(**message["question"])
-            send(self._writer, {"place": asdict(self._place(question))})
+            send(self._writer, {"answer": message["answer"], "place": asdict(self._place(question))})
             if question.hangs:
                 self._prepare_to_end(question)
         elif "end" in message:

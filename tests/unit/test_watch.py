@@ -4,7 +4,9 @@ tests/recipes/test_hang_report.py.)"""
 import json
 import logging
 import socket
+import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -186,6 +188,26 @@ def test_every_rank_is_asked_for_its_place(watches):
     assert [s.place.has_started for s in seen[:3]] == [True, True, False]
     assert [s.place.waits_in_it for s in seen[:3]] == [True, False, False]
     assert [s.place.waits_for for s in seen[:3]] == ["t/a", "", "t/b"]
+
+
+def test_what_a_rank_says_later_does_not_cover_its_answer(watches):
+    look_until(watches[0], ["open", "open", "open", "never"])
+    hello = {"hello": watches[0]._invitation.token, "place": asdict(Place(3))}
+    with socket.create_connection(("127.0.0.1", watches[0]._invitation.port), 5.0) as guest:
+        lines = guest.makefile("rwb", buffering=0)
+        lines.write(json.dumps(hello).encode() + b"\n")
+        assert "welcome" in json.loads(lines.readline())
+        found: list[list[Seen] | None] = []
+        asks = threading.Thread(target=lambda: found.append(watches[0].look(watches[0]._journal.begin("t/b"))))
+        asks.start()
+        number = json.loads(lines.readline())["answer"]
+        late, answer = ({"answer": n, "place": asdict(Place(3, step=n, has_started=True))} for n in (-1, number))
+        for message in (answer, {"place": asdict(Place(3))}, late):
+            lines.write(json.dumps(message).encode() + b"\n")
+        asks.join()
+    assert found[0][3].answered
+    assert found[0][3].place.has_started
+    assert found[0][3].place.step == number
 
 
 def test_any_rank_may_ask_and_reads_who_has_left(watches):
