@@ -1,0 +1,77 @@
+"""Loss spikes: a step whose loss stands far above those before it is told once, with the records of its batch.
+
+"Far" is measured with the median and the median absolute deviation of the last losses: a few spikes among them move
+neither. (Iglewicz and Hoaglin, 1993, "How to Detect and Handle Outliers", with a wider limit than theirs: a loss is
+not normally distributed, and a false alarm costs trust.)
+"""
+
+import json
+import math
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+
+from partial_fc.data import Batch
+from partial_fc.train.job import Job
+
+WINDOW = 200  # losses that are looked back at
+LEAST = 50  # before there are so many, nothing is called far
+FAR = 8.0  # standard deviations, of a normal distribution with the same median absolute deviation
+SMALLEST_RISE = 0.25  # of the median: losses that hardly differ at all make a spread of nothing
+
+
+@dataclass(frozen=True)
+class Spike:
+    """loss: of the step; usual: the median of the losses before it; spread: in the unit of a standard deviation."""
+
+    loss: float
+    usual: float
+    spread: float
+
+
+class Losses:
+    """The last losses of a run."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=WINDOW)
+        self._high = False
+
+    def add(self, loss: float) -> Spike | None:
+        """Takes the next loss; says so where it is the first of a spike. The loss has to come down before another
+        spike is told. A loss that is not finite is left out: it is somebody else's business."""
+        if not math.isfinite(loss):
+            return None
+        spike = None
+        if len(self._last) >= LEAST:
+            usual = median(self._last)
+            spread = 1.4826 * median(abs(other - usual) for other in self._last)
+            is_high = loss - usual > max(FAR * spread, SMALLEST_RISE * abs(usual))
+            if is_high and not self._high:
+                spike = Spike(loss, usual, spread)
+            self._high = is_high
+        self._last.append(loss)
+        return spike
+
+
+def note(job: Job, spike: Spike, batches: list[Batch], lr: float) -> None:
+    """After update job.step: a line in the log, and this rank's records of it in models_root/spikes/rank-R.jsonl.
+    Without a collective: a loss that is another one on another kind of processor must not make a rank wait."""
+    path = job.models_root / "spikes" / f"rank-{job.world.rank:05d}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    row = {
+        "step": job.step,
+        "loss": spike.loss,
+        "median": spike.usual,
+        "spread": spike.spread,
+        "lr": lr,
+        "position": job.position,
+        "keys": [key for batch in batches for key in batch.key_B.tolist()],
+        "labels": [label for batch in batches for label in batch.label_B.tolist()],
+    }
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    job.logger.info(
+        f"step {job.step}: the loss is {spike.loss:.4f}, far above the median {spike.usual:.4f} of the last {WINDOW} "
+        f"(spread {spike.spread:.4f}); the keys of its records are in {path.parent}. Once is nothing; if it comes "
+        "again with the same records look at those, if it grows lower --lr or set --clip"
+    )
