@@ -60,6 +60,10 @@ class ImageFolder:
     def labels(self) -> NDArray[np.int64]:
         return self._labels
 
+    def class_names(self) -> list[str] | None:
+        """The names of the folders; a list has none."""
+        return self.classes or None
+
 
 def _scan(root: Path) -> tuple[list[str], list[str], NDArray[np.int64]]:
     if not root.is_dir():

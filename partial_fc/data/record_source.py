@@ -81,6 +81,21 @@ class RecordSource:
             raise BadRecord(f"{self.where(index)}: label {label[index]}, expected a whole number")
         return label.astype(np.int64)
 
+    def class_names(self) -> list[str] | None:
+        """What classes.txt beside the .rec says, one name a line (`partial-fc data pack` writes it); None: it is not
+        there. Raises ValueError where it names more classes than there are."""
+        path = self.reader.rec_path.with_name("classes.txt")
+        if not path.exists():
+            return None
+        names = path.read_bytes().decode("utf-8", "surrogateescape").split("\n")
+        names = names[:-1] if names[-1] == "" else names
+        if len(names) > self._num_classes:
+            raise ValueError(
+                f"{path} names {len(names)} classes, {self.reader.rec_path} has {self._num_classes}: is it the list of "
+                "another set? Remove it, or bring the right one"
+            )
+        return names
+
     def close(self) -> None:
         self.reader.close()
 

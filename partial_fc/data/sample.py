@@ -44,6 +44,11 @@ class Source(Protocol):
         """The labels of all samples, without reading images."""
         ...
 
+    def class_names(self) -> list[str] | None:
+        """What the classes are called, by label; None: they have no names but their numbers. There may be fewer names
+        than classes."""
+        ...
+
 
 @contextmanager
 def naming(source: Source, index: int) -> Iterator[None]:

@@ -1,0 +1,50 @@
+"""Names of classes, by which people and data sets know them, where the head knows numbers."""
+
+import os
+from typing import TYPE_CHECKING
+
+from partial_fc.checkpoint.read import Checkpoint
+
+if TYPE_CHECKING:
+    from partial_fc.data import Source
+
+
+def names_of(source: "Source", num_classes: int) -> list[str] | None:
+    """One name for each class of a head that learns from this source; None: the source knows none. Classes beyond the
+    source's are called by their number. What a line of UTF-8 cannot hold is escaped."""
+    names = source.class_names()
+    if names is None:
+        return None
+    return [_line(name) for name in names[:num_classes]] + [str(i) for i in range(len(names), num_classes)]
+
+
+def _line(name: str) -> str:
+    as_bytes = os.fsencode(name)  # a file's name need not be UTF-8
+    return as_bytes.decode("utf-8", "backslashreplace").replace("\n", "\\n").replace("\r", "\\r")
+
+
+def check_class_names(found: Checkpoint, source: "Source") -> list[str]:
+    """Whether the class numbers of a checkpoint mean the same as those of the data that training goes on with. Returns
+    notes where that cannot be told. Raises ValueError, with the first difference, where they do not."""
+    stored = found.class_names
+    if stored is None:
+        return []
+    names = source.class_names()
+    if names is None:
+        return [
+            f"{found.folder} has names for its classes, the data set has none: whether class numbers mean the same "
+            "cannot be checked"
+        ]
+    now = names_of(source, max(len(stored), len(names)))
+    assert now is not None
+    if now == stored:
+        return []
+    number = next(
+        (i for i, (then, name) in enumerate(zip(stored, now, strict=False)) if then != name), len(stored)
+    )
+    then = repr(stored[number]) if number < len(stored) else "not there"
+    raise ValueError(
+        f"{found.folder}: class {number} is {then}; it is {now[number]!r} in the data set, which has {len(names)} "
+        f"classes, the checkpoint {len(stored)}. To make the checkpoint's classes those of the data: `partial-fc "
+        f"checkpoint classes match {found.folder} --data DATA --out NEW`, then --resume NEW"
+    )
