@@ -1,0 +1,92 @@
+"""The check that the replicas are one: a single bit on one rank is found and named, on all ranks alike."""
+
+import pytest
+import torch
+from torch import nn
+
+from partial_fc.optim import backbone as backbone_optimizer
+from partial_fc.optim.gradient_sync import GradientSync
+from partial_fc.train import replicas
+from partial_fc.train.precision import Precision
+
+
+class Model:
+    """A small one that has made an update, equal on all ranks."""
+
+    def __init__(self, world, mode="fp32", kind="sgd"):
+        torch.manual_seed(3)
+        self.world = world
+        self.module = nn.Sequential(
+            nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(5 * 36, 7, bias=False)
+        ).to(memory_format=torch.channels_last)
+        precision = Precision(mode, torch.device("cpu"))
+        self.weights, _ = precision.prepare(self.module)
+        sync = GradientSync(self.module, world)
+        self.weights.bind_gradients(sync.gradient_of)
+        self.optimizer = backbone_optimizer.build(kind, self.weights, 0.9, 0.0)
+        backbone_optimizer.set_lr(self.optimizer, 0.1)
+        image = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(world.rank))
+        sync.zero()
+        self.module(precision.as_input(image)).float().square().sum().backward()
+        sync.wait()
+        self.optimizer.step()
+        self.weights.publish()
+
+    def check(self, **facts) -> None:
+        replicas.check(self.weights, self.optimizer, {"scale": 2.0, **facts}, 70, 60, self.world)
+
+
+def flip_a_bit(t: torch.Tensor) -> None:
+    """The lowest of its last value."""
+    t.data.view(-1)[-1:].view(torch.int32).bitwise_xor_(1)
+
+
+@pytest.mark.parametrize("mode", ["fp32", "fp16-o2"])
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_equal_replicas_pass_with_one_small_message(world, mode, kind):
+    """Running statistics differ: they are each rank's own."""
+    model = Model(world, mode, kind)
+    with world.counted() as traffic:
+        model.check()
+    assert dict(traffic.calls) == {"train/replicas": 1}
+    assert traffic.num_bytes["train/replicas"] == 8
+
+
+@pytest.mark.parametrize("where", ["weight", "state", "fact"])
+def test_a_single_bit_of_the_last_rank_is_found(world, where):
+    model = Model(world)
+    scale = 2.0
+    parameter = dict(model.weights.named_parameters())["3.weight"]
+    if world.rank == world.size - 1:
+        if where == "weight":
+            flip_a_bit(parameter)
+        elif where == "state":
+            flip_a_bit(model.optimizer.state[parameter]["momentum_buffer"])
+        else:
+            scale = 4.0
+    if world.size == 1:
+        model.check(scale=scale)
+        return
+    name = {"weight": "weight 3.weight", "state": "optimiser state 3.weight/momentum_buffer", "fact": "scale"}
+    who = (
+        "rank 0 and rank 1 differ, and neither is what most ranks have"
+        if world.size == 2
+        else f"rank {world.size - 1} differs from the other {world.size - 1}"
+    )
+    with pytest.raises(ValueError) as error:
+        model.check(scale=scale)
+    assert str(error.value).startswith(
+        f"step 70: the replicas have parted: {who}, in 1 of 11 parts of the state, the first of them {name[where]}. "
+    )
+    assert "since some step after 60, where they were equal" in str(error.value)
+
+
+def test_a_rank_without_optimiser_state_is_found(world):
+    model = Model(world)
+    if world.rank == 0 and world.size > 1:
+        model.optimizer.state.clear()
+    if world.size == 1:
+        model.check()
+        return
+    with pytest.raises(ValueError, match="do not even hold tensors of the same names"):
+        model.check()
