@@ -65,7 +65,7 @@ def check(
 
 def _digest(t: Tensor) -> int:
     # As bytes: numpy does not know bfloat16.
-    return zlib.crc32(memoryview(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
+    return zlib.crc32(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def _many(values: Iterable[Any]) -> bool:

@@ -1,0 +1,65 @@
+"""SIGTERM and SIGUSR1 while training: the machine is wanted by somebody else, or the time is up.
+
+The step is finished, a checkpoint written, and all ranks end with PREEMPTED: "start me again". Only some of them may
+get the signal; the others are told in the step (train/agreement.py).
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+PREEMPTED = 75  # exit status: EX_TEMPFAIL of sysexits.h, "temporary failure; the user is invited to retry"
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# Within so many seconds further signals belong to the first: a launcher passes one on that the process has got as well.
+TOGETHER_S = 1.0
+
+
+class StopSignals:
+    """Notes the signals instead of ending; for `with`, around training. Afterwards they mean what they meant before.
+
+    A second signal ends the process at once, as it would have ended without us. Handlers can only be set in Python's
+    main thread: elsewhere nothing is changed, and nothing noted.
+    """
+
+    def __init__(self, rank: int = 0, clock: Callable[[], float] = time.monotonic):
+        self._rank = rank
+        self._clock = clock
+        self._before: dict[int, Any] = {}
+        self._first_at = 0.0
+        self.received: signal.Signals | None = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            # None: set by something that is not Python, which Python cannot set again.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before = {}
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if self.received is None:
+            self.received = signal.Signals(number)
+            self._first_at = self._clock()
+            self._say("finishing this step, then a checkpoint; a second signal ends at once")
+        elif self._clock() - self._first_at > TOGETHER_S:
+            self._say("the second one, ending at once; the last complete checkpoint stands")
+            self._restore()
+            os.kill(os.getpid(), number)
+
+    def _say(self, words: str) -> None:
+        # Not through `logging`: the signal may have come while it holds its lock.
+        name = self.received.name if self.received else ""
+        os.write(2, f"rank {self._rank}: {name}: {words}\n".encode())

@@ -1,0 +1,83 @@
+"""SIGTERM and SIGUSR1 are noted while training, and only then."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from partial_fc.train.signals import SIGNALS, TOGETHER_S, StopSignals
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_is_noted_and_handlers_come_back(number, capfd):
+    seen = []
+    before = {n: signal.signal(n, lambda n, _: seen.append(n)) for n in SIGNALS}
+    try:
+        own = [signal.getsignal(n) for n in SIGNALS]
+        with StopSignals(rank=3) as signals:
+            assert signals.received is None
+            os.kill(os.getpid(), number)
+            assert signals.received == number
+        assert [signal.getsignal(n) for n in SIGNALS] == own
+        assert seen == []
+        os.kill(os.getpid(), number)
+        assert seen == [number]
+    finally:
+        for n, handler in before.items():
+            signal.signal(n, handler)
+    assert f"rank 3: {number.name}: finishing this step" in capfd.readouterr().err
+
+
+def test_what_comes_with_the_first_signal_is_no_second_one():
+    """... but what comes later is: it then means what it meant before."""
+    seen = []
+    before = {n: signal.signal(n, lambda n, _: seen.append(n)) for n in SIGNALS}
+    now = 100.0
+    try:
+        with StopSignals(clock=lambda: now) as signals:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            now += 0.9 * TOGETHER_S
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert seen == []
+            now += 0.2 * TOGETHER_S
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert seen == [signal.SIGTERM]
+            assert signals.received == signal.SIGUSR1
+    finally:
+        for n, handler in before.items():
+            signal.signal(n, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_second_signal_ends_the_process_with_it(number):
+    program = f"""
+import os
+from partial_fc.train.signals import StopSignals
+now = 0.0
+with StopSignals(clock=lambda: now):
+    os.kill(os.getpid(), {int(number)})
+    now = 10.0
+    os.kill(os.getpid(), {int(number)})
+    print("still there")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -number
+    assert "still there" not in done.stdout
+    assert "ending at once" in done.stderr
+
+
+def test_in_another_thread_nothing_is_changed():
+    found = []
+
+    def there() -> None:
+        before = [signal.getsignal(n) for n in SIGNALS]
+        with StopSignals() as signals:
+            found.append([signal.getsignal(n) for n in SIGNALS] == before and signals.received is None)
+
+    thread = threading.Thread(target=there)
+    thread.start()
+    thread.join()
+    assert found == [True]
