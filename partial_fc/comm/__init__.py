@@ -42,8 +42,8 @@ def init(
     device: "cpu" or "cuda": where the tensors that will be exchanged live (torch.distributed picks gloo or NCCL
     by it; Horovod decides by each tensor). Equal on all ranks.
     comm_timeout_s: seconds that a collective may take before it counts as hung; 0: for ever.
-    start_timeout_s: seconds in which all ranks must have come together, over torch.distributed. (horovodrun has its
-    own --start-timeout.)
+    start_timeout_s: seconds in which all ranks must have come together, over torch.distributed and where horovodrun
+    lets them come and go. (Else horovodrun has its own --start-timeout.)
     network_interface: where hosts have several networks, the name of the one to use.
 
     Raises ValueError for a launch that is only half set up, StartError where the ranks do not find each other or were
@@ -60,7 +60,7 @@ def init(
     if launch.backend == "horovod":
         from partial_fc.comm.horovod import HorovodWorld
 
-        world = HorovodWorld(launch, device, comm_timeout_s)
+        world = HorovodWorld(launch, device, comm_timeout_s, start_timeout_s)
     elif launch.backend == "torch":
         from partial_fc.comm.torch_dist import TorchWorld
 

@@ -13,6 +13,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor
 
+from partial_fc.comm import elastic
 from partial_fc.comm.launch import Launch, StartError, devices_differ
 from partial_fc.comm.world import Op, World, pad_rows
 
@@ -22,12 +23,20 @@ class HorovodWorld(World):
 
     backend = "horovod"
 
-    def __init__(self, launch: Launch, device: str = "cpu", comm_timeout_s: float = 0.0):
-        """Raises ValueError where launcher and Horovod do not agree, StartError where some ranks would compute on GPUs
-        and some on the CPU."""
+    def __init__(
+        self, launch: Launch, device: str = "cpu", comm_timeout_s: float = 0.0, start_timeout_s: float = 120.0
+    ):
+        """start_timeout_s: in which all ranks must have come, where horovodrun lets them come and go.
+
+        Raises ValueError where launcher and Horovod do not agree, StartError where some ranks would compute on GPUs
+        and some on the CPU, elastic.Removed where this process is not part of the job any more."""
         if comm_timeout_s and not any(name.startswith("HOROVOD_STALL_") for name in os.environ):
             # Horovod's own warning, which knows no steps, as a hint half-way to the end that the watch makes.
             os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = str(max(60, math.ceil(comm_timeout_s / 2)))
+        if elastic.active():
+            member = elastic.member()
+            member.meet(start_timeout_s)
+            launch = member.launch
         hvd.init()
         if (hvd.rank(), hvd.size()) != (launch.rank, launch.size):
             raise ValueError(
@@ -39,6 +48,8 @@ class HorovodWorld(World):
         if problem:
             raise StartError(f"rank {launch.rank} of {launch.size} on {socket.gethostname()}: {problem}")
         super().__init__(launch)
+        if elastic.active():
+            elastic.member().world = self
 
     def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]:
         handle = hvd.allreduce_async_(t, name=name, op=hvd.Sum if op == "sum" else hvd.Max)
@@ -52,8 +63,11 @@ class HorovodWorld(World):
         handle = hvd.reducescatter_async(pad_rows(t, rows), name=name, op=hvd.Sum)
         return lambda: hvd.synchronize(handle)[: rows[self.rank]]
 
-    def _all_to_all(self, t: Tensor, name: str) -> Callable[[], Tensor]:
-        handle = hvd.alltoall_async(t, name=name)
+    def _all_to_all(
+        self, t: Tensor, rows: Sequence[int] | None, arriving: Sequence[int] | None, name: str
+    ) -> Callable[[], Tensor]:
+        splits = None if rows is None else torch.tensor(rows, dtype=torch.int32)
+        handle = hvd.alltoall_async(t, splits, name=name)
         return lambda: hvd.synchronize(handle)[0]  # [1]: how many rows each rank sent
 
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:
@@ -62,3 +76,6 @@ class HorovodWorld(World):
 
     def _leave(self) -> None:
         hvd.shutdown()
+        if elastic.active():
+            # Tensors of collectives that failed and nobody waited for: of a world that is gone.
+            hvd.mpi_ops._handle_map.clear()

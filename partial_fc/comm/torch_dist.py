@@ -88,9 +88,13 @@ class TorchWorld(World):
         work = dist.reduce_scatter_single(result, padded, dist.ReduceOp.SUM, async_op=True)
         return lambda: _finish(work, result)[: rows[self.rank]]
 
-    def _all_to_all(self, t: Tensor, name: str) -> Callable[[], Tensor]:
-        result = torch.empty_like(t)
-        work = dist.all_to_all_single(result, t, async_op=True)
+    def _all_to_all(
+        self, t: Tensor, rows: Sequence[int] | None, arriving: Sequence[int] | None, name: str
+    ) -> Callable[[], Tensor]:
+        result = torch.empty_like(t) if arriving is None else t.new_empty(sum(arriving), *t.shape[1:])
+        come = None if arriving is None else list(arriving)
+        go = None if rows is None else list(rows)
+        work = dist.all_to_all_single(result, t, come, go, async_op=True)
         return lambda: _finish(work, result)
 
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:

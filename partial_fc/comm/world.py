@@ -198,16 +198,36 @@ class World(ABC):
         parts = t.contiguous()
         return self._start(name, lambda: self._reduce_scatter(parts, rows, name))
 
-    def start_all_to_all(self, t: Tensor, *, name: str) -> Pending:
-        """Block r of this rank's t goes to rank r, in the background: t (W * n, ...), of equal shape on all ranks,
-        becomes (W * n, ...), the blocks that the ranks had for this one, in rank order."""
-        if t.dim() == 0 or t.shape[0] % self.size:
+    def start_all_to_all(
+        self,
+        t: Tensor,
+        rows: Sequence[int] | None = None,
+        arriving: Sequence[int] | None = None,
+        *,
+        name: str,
+    ) -> Pending:
+        """Block r of this rank's t goes to rank r, in the background; the result is the blocks that the ranks had for
+        this one, in rank order.
+
+        rows: of each block, and arriving: of each block of the result, which is the block that rank r sends here; both
+        have W numbers, of which any may be 0. Without them t is (W * n, ...), of equal shape on all ranks.
+        """
+        if (rows is None) != (arriving is None):
+            raise ValueError(f"{name}: give both the rows that go and those that arrive, or neither")
+        if rows is None and (t.dim() == 0 or t.shape[0] % self.size):
             raise ValueError(
                 f"{name}: {tuple(t.shape)} cannot be cut into {self.size} equal blocks of rows, one for each rank"
             )
+        if rows is not None and arriving is not None:
+            fit = len(rows) == len(arriving) == self.size and sum(rows) == t.shape[0]
+            if not fit or rows[self.rank] != arriving[self.rank]:
+                raise ValueError(
+                    f"{name}: rows {list(rows)} and arriving {list(arriving)} must name {self.size} ranks, add up to "
+                    f"{t.shape[0]} rows that go, and agree on rank {self.rank}'s own"
+                )
         self._count(name, t)
         wire, restore = _as_sent(t)
-        return self._start(name, lambda: self._all_to_all(wire, name), restore)
+        return self._start(name, lambda: self._all_to_all(wire, rows, arriving, name), restore)
 
     @contextmanager
     def counted(self) -> Iterator[Traffic]:
@@ -253,7 +273,9 @@ class World(ABC):
     def _reduce_scatter(self, t: Tensor, rows: Sequence[int], name: str) -> Callable[[], Tensor]: ...
 
     @abstractmethod
-    def _all_to_all(self, t: Tensor, name: str) -> Callable[[], Tensor]: ...
+    def _all_to_all(
+        self, t: Tensor, rows: Sequence[int] | None, arriving: Sequence[int] | None, name: str
+    ) -> Callable[[], Tensor]: ...
 
     @abstractmethod
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]: ...

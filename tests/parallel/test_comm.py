@@ -84,6 +84,25 @@ def test_all_to_all_gives_each_rank_its_block_of_everyone(world, dtype):
     assert got.tolist() == want[:, None].expand(-1, 2).tolist()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+def test_all_to_all_of_uneven_blocks(world, dtype):
+    """Rank a has (a + 2 b) % 3 rows for rank b: some have none for themselves, some pairs none at all."""
+    size, me = world.size, world.rank
+    rows = [(me + 2 * to) % 3 for to in range(size)]
+    arriving = [(of + 2 * me) % 3 for of in range(size)]
+    t = torch.tensor([10 * me + to for to in range(size) for _ in range(rows[to])])[:, None].to(dtype)
+    got = world.start_all_to_all(t, rows, arriving, name=f"t/to_all_uneven{dtype}").wait()
+    assert got.dtype == dtype
+    assert got.tolist() == [[10 * of + me] for of in range(size) for _ in range(arriving[of])]
+
+
+def test_all_to_all_refuses_rows_that_do_not_add_up(world):
+    with pytest.raises(ValueError, match="add up"):
+        world.start_all_to_all(torch.ones(3, 1), [2] * world.size, [2] * world.size, name="t/to_all_wrong")
+    with pytest.raises(ValueError, match="neither"):
+        world.start_all_to_all(torch.ones(world.size, 1), [1] * world.size, name="t/to_all_half")
+
+
 def test_all_to_all_refuses_what_does_not_divide(world):
     with pytest.raises(ValueError, match="equal blocks"):
         world.start_all_to_all(torch.ones(()), name="t/to_all_scalar")

@@ -1,0 +1,312 @@
+"""Ranks that come and go under `horovodrun --min-np N --host-discovery-script FILE`: leave, meet again, go on.
+
+horovodrun's driver starts the processes, sees them end, and looks for hosts once a second. When a rank is lost, the
+collectives of all others fail (CollectiveError); when hosts come or go, rank 0 is told. Then every process leaves the
+world that it is in and asks the driver for its new place. The driver answers when all processes of the old world have
+asked or ended, and has then started those of new hosts.
+
+Two things are done here that Horovod 0.28 does not. Before hvd.init the new ranks call the roll: those of a new host
+still load their libraries, or do not come at all, and an hvd.init that waits for them in vain ends the process
+(an exception that its thread does not catch). So the time in which a silent peer counts as lost may be short
+(SILENT_S), though the time to start is long. And Horovod asks the driver itself, which would count a process twice:
+it is given a store on this host that answers with the place already known, and passes everything else on.
+"""
+
+import gc
+import http.client
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, TypeVar
+
+from partial_fc.comm.launch import Launch, StartError
+
+if TYPE_CHECKING:
+    from partial_fc.comm.world import World
+
+SILENT_S = 10  # a peer whose process or host says nothing for so long is lost
+MOST_IN_VAIN = 5  # new worlds, one after the other, in which not one step is done
+_ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
+_PLACE = (
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "HOROVOD_LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE",
+    "HOROVOD_CROSS_RANK",
+    "HOROVOD_CROSS_SIZE",
+)
+_ASK, _ROLL = "rank_and_size", "roll_call"  # scopes of the driver's store
+_ALL = "all"
+_POLL_S = 0.1
+_REMIND_S = 30.0
+_log = logging.getLogger("partial_fc")
+T = TypeVar("T")
+
+
+class HostsChanged(RuntimeError):
+    """Hosts have come or are to go. All ranks raise it after the same step."""
+
+
+class Removed(RuntimeError):
+    """This process is not part of the job any more."""
+
+
+def active(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether horovodrun started this process as one of those that may come and go."""
+    return environ.get("HOROVOD_ELASTIC") == "1"
+
+
+@dataclass
+class Recovery:
+    """One change of the world, as this process saw it. Times by time.monotonic."""
+
+    why: str
+    last_step: float  # when the last step was done
+    noticed: float
+    met: float = 0.0
+
+    def in_words(self) -> str:
+        """When all is restored."""
+        now = time.monotonic()
+        detect, rejoin, restore = self.noticed - self.last_step, self.met - self.noticed, now - self.met
+        return (
+            f"recovered in {now - self.last_step:.1f} s: detect {detect:.1f}, rejoin {rejoin:.1f}, "
+            f"restore {restore:.1f}"
+        )
+
+
+@dataclass
+class Member:
+    """This process among those that the driver counts; there is one, `member()`."""
+
+    host: str
+    local_rank: int
+    address: str  # of the driver's store
+    port: int
+    place: tuple[int, ...]  # as _PLACE
+    store: "_Store"
+    asked: bool = False  # the driver for a place; the first one came with the environment
+    world: "World | None" = None
+    recovery: Recovery | None = None  # until all is restored
+    last_step: float = field(default_factory=time.monotonic)
+    num_in_vain: int = 0
+    hosts_changed: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def launch(self) -> Launch:
+        rank, size, local_rank, local_size = self.place[:4]
+        return Launch("horovod", rank, size, local_rank, local_size, "horovodrun (elastic)")
+
+    def on_hosts_updated(self, timestamp: int, result: int) -> None:
+        """Horovod's notification service calls this, on rank 0."""
+        self.hosts_changed.set()
+
+    def step_done(self) -> None:
+        """After every step: the world works."""
+        self.last_step = time.monotonic()
+        self.num_in_vain = 0
+
+    def restored(self) -> str:
+        """All is as it was at the last commit: what to tell the user; nothing at the first start."""
+        recovery, self.recovery = self.recovery, None
+        return f"{recovery.why}; {recovery.in_words()}" if recovery else ""
+
+    def meet(self, start_timeout_s: float) -> None:
+        """Returns when all ranks of the new world are at the door: hvd.init then takes no longer than a moment.
+
+        Raises Removed where the driver has no place for this process, StartError where the driver is gone."""
+        while True:
+            if self.asked:
+                self.place = self._ask()
+            self.asked = True
+            if self.place[0] < 0:
+                raise Removed(f"{self.host}, process {self.local_rank}: not part of the job any more")
+            if self._call_the_roll(start_timeout_s):
+                break
+            _log.warning(
+                f"not all of {self.place[1]} processes have come within {start_timeout_s:.0f} s (--start-timeout); "
+                "asking horovodrun who is left"
+            )
+        self.hosts_changed.clear()
+        self.store.place = ",".join(map(str, self.place)).encode()
+        for name, value in zip(_PLACE, self.place, strict=True):
+            os.environ[name] = str(value)
+
+    def leave(self, why: str) -> None:
+        """The world does not work any more, or is to change."""
+        self.recovery = self.recovery or Recovery(why, self.last_step, time.monotonic())
+        world, self.world = self.world, None
+        if world is not None:
+            world.close()
+        else:  # it failed before it was whole
+            import horovod.torch as hvd
+
+            hvd.shutdown()
+
+    def _ask(self) -> tuple[int, ...]:
+        """The driver answers when all others have asked or ended, so this may take long."""
+        answers: list[bytes | Exception] = []
+
+        def ask() -> None:
+            try:
+                answers.append(self._request("GET", _ASK, f"{self.host}:{self.local_rank}"))
+            except (OSError, http.client.HTTPException) as error:
+                answers.append(error)
+
+        asking = threading.Thread(target=ask, name="elastic-ask", daemon=True)
+        asking.start()
+        waited_s = 0.0
+        while asking.is_alive():
+            asking.join(_REMIND_S)
+            waited_s += _REMIND_S
+            if asking.is_alive():
+                _log.warning(
+                    f"horovodrun has given no new place for {waited_s:.0f} s: it waits until each process of the old "
+                    "world has asked, or has ended. One that is stopped (ps shows T) must be continued or killed; one "
+                    "on a host that is gone has ended when its ssh has (ServerAliveInterval in ~/.ssh/config), and "
+                    "fewer than --min-np processes wait for more hosts until --elastic-timeout"
+                )
+        (answer,) = answers
+        if isinstance(answer, Exception):
+            raise StartError(
+                f"horovodrun at {self.address}, port {self.port}, gives no new place ({answer}): has it ended? Start "
+                "the job again; it goes on from its newest checkpoint"
+            ) from answer
+        return tuple(int(number) for number in answer.split(b","))
+
+    def _call_the_roll(self, timeout_s: float) -> bool:
+        """Rank 0 waits for all, the others for its word. False: somebody has not come; nobody goes in."""
+        rank, size = self.place[:2]
+        self._request("PUT", _ROLL, str(rank), b"here")
+        deadline = time.monotonic() + timeout_s + (rank > 0) * 2.0
+        while True:
+            if rank == 0 and all(self._request("GET", _ROLL, str(r)) == b"here" for r in range(size)):
+                self._request("PUT", _ROLL, _ALL, b"here")
+                return True
+            if rank > 0 and self._request("GET", _ROLL, _ALL) == b"here":
+                return True
+            if time.monotonic() > deadline:
+                self._request("PUT", _ROLL, str(rank), b"gone")
+                return False
+            time.sleep(_POLL_S)
+
+    def _request(self, method: str, scope: str, key: str, body: bytes | None = None) -> bytes:
+        return _request(self.address, self.port, method, f"/{scope}/{key}", body)[1]
+
+
+_member: Member | None = None
+
+
+def member() -> Member:
+    """Of this process; made when first asked for. Only where `active`."""
+    global _member
+    if _member is None:
+        e = os.environ
+        missing = [name for name in (_ADDRESS, _PORT, "HOROVOD_HOSTNAME", *_PLACE) if not e.get(name)]
+        if missing:
+            raise StartError(f"HOROVOD_ELASTIC=1, but {', '.join(missing)} not set: start through horovodrun")
+        place = tuple(int(e[name]) for name in _PLACE)
+        address, port = e[_ADDRESS], int(e[_PORT])
+        _member = Member(e["HOROVOD_HOSTNAME"], place[2], address, port, place, _Store(address, port))
+        e[_ADDRESS], e[_PORT] = "127.0.0.1", str(_member.store.server_port)
+        e.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(SILENT_S))
+        _listen(_member)
+    return _member
+
+
+def _listen(mine: Member) -> None:
+    """From now on the driver tells this process of hosts that come and go, while it is rank 0."""
+    from horovod.common.elastic import notification_manager
+
+    notification_manager.init(mine.address, mine.port)
+    notification_manager.register_listener(mine)
+
+
+def run(train: Callable[[], T]) -> T | None:
+    """train(), and again in each new world: it joins (comm.init), restores what there is, and goes on from there.
+
+    Without horovodrun's elastic mode: train() once. None where this process is not part of the job any more. Raises
+    what train raises, where that is no loss of a rank.
+    """
+    if not active():
+        return train()
+    from horovod.common.exceptions import HorovodInternalError
+
+    from partial_fc.comm.world import CollectiveError
+
+    while True:
+        try:
+            return train()
+        except Removed as error:
+            _log.warning(f"{error}; this process ends, the others go on")
+            return None
+        except HostsChanged as error:
+            why = str(error)
+        except (CollectiveError, HorovodInternalError) as error:
+            why = f"lost a rank: {str(error).splitlines()[0]}"
+            _log.warning(f"{error}\nleaving, to meet the ranks that are left")
+            mine = member()
+            mine.num_in_vain += 1
+            if mine.num_in_vain > MOST_IN_VAIN:
+                raise
+        member().leave(why)
+        gc.collect()  # what the old world trained with must be gone before it is built anew
+
+
+class _Store(ThreadingHTTPServer):
+    """The driver's store, as Horovod's own code of this process sees it."""
+
+    daemon_threads = True
+
+    def __init__(self, address: str, port: int):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.behind = address, port
+        self.place = b""
+        threading.Thread(target=self.serve_forever, name="elastic-store", daemon=True).start()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Store
+
+    def do_GET(self) -> None:
+        if self.path.startswith(f"/{_ASK}/"):
+            self._answer(200, self.server.place)
+        else:
+            self._pass_on()
+
+    def do_PUT(self) -> None:
+        self._pass_on(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def do_DELETE(self) -> None:
+        self._pass_on()
+
+    def _pass_on(self, body: bytes | None = None) -> None:
+        try:
+            status, answer = _request(*self.server.behind, self.command, self.path, body)
+        except (OSError, http.client.HTTPException) as error:
+            _log.error(f"horovodrun's store does not answer: {error}")
+            status, answer = 502, b""
+        self._answer(status, answer)
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def _request(address: str, port: int, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(address, port)
+    try:
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
