@@ -8,12 +8,12 @@ from typing import Any
 import tyro
 
 from benchmarks.head import HeadOptions, bench_head
-from partial_fc.data.check import CheckOptions, check
 from partial_fc.data.digits import DigitsOptions, write_digits
 from partial_fc.data.draw_pairs import PairsOptions, make_pairs
 from partial_fc.data.glyphs import GlyphOptions, build
 from partial_fc.data.glyphs_sheet import SheetOptions, contact_sheet
 from partial_fc.data.pack import IndexOptions, PackOptions, make_index, pack_images
+from partial_fc.doctor.data import DataOptions, doctor_data
 from partial_fc.plan_report import PlanOptions, report
 
 Command = tuple[type, Callable, str]
@@ -24,10 +24,12 @@ COMMANDS: dict[str, dict[str, Command]] = {
         "pack": (PackOptions, pack_images, "a folder or list of images -> train.rec"),
         "pairs": (PairsOptions, make_pairs, "a list of pairs, or images to draw them from -> NAME.bin"),
         "index": (IndexOptions, make_index, "train.idx is lost: make it anew from train.rec"),
-        "check": (CheckOptions, check, "what is wrong with a training set, before training finds out"),
         "glyphs": (GlyphOptions, build, "the demo's data: characters across typefaces, from Debian's fonts"),
         "digits": (DigitsOptions, write_digits, "real handwritten digits as MNIST's files, for recipe mnist"),
         "sheet": (SheetOptions, contact_sheet, "a picture of a glyph set: characters, typefaces, pairs"),
+    },
+    "doctor": {
+        "data": (DataOptions, doctor_data, "what is wrong with a training set, before training finds out"),
     },
     "bench": {
         "head": (HeadOptions, bench_head, "time and memory of the head, alone or against the textbook one"),

@@ -1,4 +1,4 @@
-"""Packing folders into .rec, read back by us and by mxnet; the data checker."""
+"""Packing folders into .rec, read back by us and by mxnet."""
 
 from pathlib import Path
 
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from partial_fc.data import ImageFolder, RecordSource, open_source
-from partial_fc.data.check import CheckOptions, check
 from partial_fc.data.decode import decode
 from partial_fc.data.pack import IndexOptions, PackOptions, make_index, pack_images
 from partial_fc.data.recordio import RecordReader, unpack
@@ -127,20 +126,3 @@ def test_bad_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert RecordSource(tmp_path / "out").labels().tolist() == [0, 0, 2, 2, 3]
     with pytest.raises(ValueError, match="exists; remove it"):
         pack_images(PackOptions(tmp_path / "in", tmp_path / "out"))
-
-
-def test_check_finds_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_images(tmp_path / "in", [3, 0, 3, 1])
-    assert check(CheckOptions(tmp_path / "in")) == 0
-    cv2.imwrite(str(tmp_path / "in/class2/1.png"), np.zeros((12, 12, 3), np.uint8))  # = class0/0.png
-    cv2.imwrite(str(tmp_path / "in/class0/2.png"), np.zeros((12, 12, 3), np.uint8))  # = class0/0.png
-    (tmp_path / "in/class2/2.png").write_bytes(b"rubbish")
-    capsys.readouterr()
-    assert check(CheckOptions(tmp_path / "in", num_classes=3)) == 1
-    report = capsys.readouterr().out
-    assert "labels outside [0, num_classes): 1\n  " + str(tmp_path / "in/class3/0.png") + ": 3" in report
-    assert "classes without images: 1\n  1\n" in report
-    assert "images that cannot be used: 1\n" in report
-    assert "repeat another of their class: 1" in report
-    assert "repeat one of another class: 1" in report
-    assert f"{tmp_path}/in/class0/2.png (class 0) = {tmp_path}/in/class2/1.png (class 2)" in report

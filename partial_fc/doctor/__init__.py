@@ -1,0 +1,1 @@
+"""`partial-fc doctor`: looks at training data and at hosts before a run finds out what is wrong with them."""
