@@ -121,6 +121,13 @@ class Loader:
         self.position = batch.position
         return batch
 
+    def go_to(self, position: int) -> None:
+        """The next batch begins at this position. Batches that were under way are given up."""
+        for future in self._pending:
+            future.cancel()
+        self._pending.clear()
+        self.position = self._next_position = position
+
     def close(self) -> None:
         """Stops the threads and waits for them: at most the time of one image each."""
         self._stop.set()
