@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from partial_fc.data.sample import BadRecord, Sample
 
+MAX_LABEL = 2**53  # labels are read as floats, exact up to here
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
@@ -65,6 +66,11 @@ class ImageFolder:
         return self.classes or None
 
 
+def image_names(folder: Path) -> list[str]:
+    """The image files of a folder, sorted."""
+    return sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(_SUFFIXES))
+
+
 def _scan(root: Path) -> tuple[list[str], list[str], NDArray[np.int64]]:
     if not root.is_dir():
         raise ValueError(f"{root} is not a folder; expected one with a sub-folder of images for each class")
@@ -72,9 +78,7 @@ def _scan(root: Path) -> tuple[list[str], list[str], NDArray[np.int64]]:
     names: list[str] = []
     counts = []
     for name in classes:
-        files = sorted(
-            entry.name for entry in os.scandir(root / name) if entry.name.lower().endswith(_SUFFIXES)
-        )
+        files = image_names(root / name)
         names.extend(f"{name}/{file}" for file in files)
         counts.append(len(files))
     if not names:
@@ -88,7 +92,8 @@ def _scan(root: Path) -> tuple[list[str], list[str], NDArray[np.int64]]:
 def _read_list(path: Path) -> tuple[list[str], NDArray[np.int64]]:
     names = []
     labels = []
-    with open(path) as file:
+    # A path is bytes to Linux: what is not UTF-8 comes back as it was.
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -101,10 +106,11 @@ def _read_list(path: Path) -> tuple[list[str], NDArray[np.int64]]:
                 value = float(label)
             except ValueError:
                 value = -1.0
-            if value < 0 or not value.is_integer() or not name.strip():
+            good = 0 <= value <= MAX_LABEL and value.is_integer()
+            if not good or not name.strip() or "\0" in name:
                 form = "index<TAB>label<TAB>path" if path.suffix == ".lst" else "path label"
                 raise ValueError(
-                    f"{path}, line {number}: expected `{form}`, label 0, 1, 2, ..., got {line.strip()!r}"
+                    f"{path}, line {number}: expected `{form}`, label 0, 1, 2, ..., got {line.strip()[:200]!r}"
                 )
             names.append(name.strip())
             labels.append(int(value))

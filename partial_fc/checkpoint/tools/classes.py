@@ -1,0 +1,315 @@
+"""`partial-fc checkpoint classes`: a trained head gets, loses and joins classes, by name."""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from partial_fc.checkpoint.class_names import names_of
+from partial_fc.checkpoint.tools import imprint, rearrange
+from partial_fc.checkpoint.tools.rearrange import Plan
+from partial_fc.checkpoint.tools.stored import Stored
+from partial_fc.data import ImageFolder, open_source
+
+Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME...")]
+Order = Literal["auto", "sorted", "append"]
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """Prints number, name and last step of each class, tabs between them; - : no step has touched it."""
+
+    folder: Folder
+    """A checkpoint, or a folder whose newest counts."""
+
+
+@dataclass(frozen=True)
+class AddOptions:
+    """New classes. One with images starts at their mean direction, as the checkpoint's network sees them, with the
+    length of trained centres; one without starts like any untrained class. All other rows stay as they are."""
+
+    folder: Folder
+    """A checkpoint, or a folder whose newest counts."""
+    out: Path
+    """The new checkpoint's folder; --resume takes it."""
+    names: Names = ()
+    """NAME, NAME=FOLDER of its images, or NAME=FILE.npy with embeddings of it, (N, D)."""
+    names_file: Path | None = None
+    """More of them, one a line."""
+    images: Path | None = None
+    """A folder with a sub-folder of images for each new class, which gives its name."""
+    order: Order = "auto"
+    """Where new classes go: sorted by name, as a folder of class folders has them; or after all others. auto: sorted
+    where the names are so far."""
+    max_bad_records: int = 0
+    """Images that cannot be read are named and left out, at most so many."""
+
+
+@dataclass(frozen=True)
+class RemoveOptions:
+    """Classes go; the numbers of those after them move up."""
+
+    folder: Folder
+    """A checkpoint, or a folder whose newest counts."""
+    out: Path
+    """The new checkpoint's folder; --resume takes it."""
+    names: Names = ()
+    """Which."""
+    names_file: Path | None = None
+    """More of them, one a line."""
+
+
+@dataclass(frozen=True)
+class MergeClassesOptions:
+    """Several classes turn out to be one. It gets the mean of their directions, and keeps its own length and
+    optimiser's state."""
+
+    folder: Folder
+    """A checkpoint, or a folder whose newest counts."""
+    into: str
+    """The class that stays."""
+    out: Path
+    """The new checkpoint's folder; --resume takes it."""
+    names: Names = ()
+    """Those that become part of it."""
+
+
+@dataclass(frozen=True)
+class RenameOptions:
+    """Other names; nothing else changes."""
+
+    folder: Folder
+    """A checkpoint, or a folder whose newest counts."""
+    out: Path
+    """The new checkpoint's folder; --resume takes it."""
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="OLD=NEW...")] = ()
+    """Which."""
+    names_file: Path | None = None
+    """More of them, one a line; or one NEW name for each class, by number."""
+
+
+@dataclass(frozen=True)
+class MatchOptions:
+    """Makes the classes those of a data set, in its order: new ones start from their images there, those that it lacks
+    go."""
+
+    folder: Folder
+    """A checkpoint, or a folder whose newest counts."""
+    data: Path
+    """The data set that training will go on with; its classes have names."""
+    out: Path
+    """The new checkpoint's folder; --resume takes it."""
+    max_bad_records: int = 0
+    """Images that cannot be read are named and left out, at most so many."""
+
+
+def list_classes(options: ListOptions) -> None:
+    stored = Stored([options.folder])
+    names, rows, size = stored.names(), stored.rows, 1 << 16
+    for start in range(0, len(names), size):
+        stop = min(start + size, len(names))
+        step_L = torch.zeros(stop - start, dtype=torch.int64)
+        class_M = rows.made(start, stop).nonzero().squeeze(1) + start
+        if "touched" in rows.columns:
+            step_L[class_M - start] = rows.take(class_M, ["touched"])["touched"].flatten(1).amax(dim=1).long()
+        for number, step in enumerate(step_L.tolist(), start):
+            print(f"{number}\t{names[number]}\t{step or '-'}")
+
+
+def add(options: AddOptions) -> None:
+    stored = Stored([options.folder])
+    sources: dict[str, Path | None] = {}  # name -> what it starts from
+    for word in _words(options.names, options.names_file):
+        name, _, start = word.partition("=")
+        _new_name(name, sources, stored)
+        sources[name] = Path(start) if start else None
+    folder = ImageFolder(options.images) if options.images else None
+    for name in folder.classes if folder else ():
+        _new_name(name, sources, stored)
+    found: dict[str, Tensor] = {}
+    for name, path in sources.items():
+        if path is not None:
+            found[name] = _direction(stored, path, options.max_bad_records)
+    if folder:
+        by_label = imprint.directions(stored, folder, range(folder.num_classes), options.max_bad_records)
+        found |= {folder.classes[label]: direction_D for label, direction_D in by_label.items()}
+    new = [*sources, *(folder.classes if folder else ())]
+    if not new:
+        raise ValueError("no class to add: give NAME, --names-file or --images")
+    plan = _with_new(stored, new, found, options.order)
+    rearrange.write(stored, plan, options.out, f"{len(new)} classes added to {stored.where}: {_some(new)}")
+
+
+def remove(options: RemoveOptions) -> None:
+    stored = Stored([options.folder])
+    gone = _numbers(stored, _words(options.names, options.names_file))
+    names = stored.names()
+    kept = [number for number in range(len(names)) if number not in gone]
+    if not gone or not kept:
+        raise ValueError(f"{len(gone)} of {len(names)} classes would go; name at least one, and not all")
+    plan = Plan([names[number] for number in kept], kept)
+    rearrange.write(
+        stored,
+        plan,
+        options.out,
+        f"{len(gone)} classes removed from {stored.where}: {_some(names[n] for n in gone)}",
+    )
+
+
+def merge_classes(options: MergeClassesOptions) -> None:
+    stored = Stored([options.folder])
+    (into,) = _numbers(stored, [options.into])
+    parts = _numbers(stored, options.names)
+    if not parts or into in parts:
+        raise ValueError(
+            f"name the classes that become part of {options.into!r}: at least one, and not itself"
+        )
+    names = stored.names()
+    kept = [number for number in range(len(names)) if number not in parts]
+    now = kept.index(into)
+    plan = Plan([names[number] for number in kept], kept, joined=dict.fromkeys(parts, now))
+    made = [number for number in (into, *parts) if bool(stored.rows.made(number, number + 1))]
+    if made:
+        centres = stored.rows.take(torch.tensor(sorted(made)), ["centres"])["centres"].double()
+        first_MD = centres if centres.dim() == 2 else centres[:, 0]
+        plan.directions[now] = normalize(normalize(first_MD).mean(dim=0), dim=0).float()
+    rearrange.write(
+        stored,
+        plan,
+        options.out,
+        f"classes {_some(names[n] for n in parts)} of {stored.where} joined with {names[into]}",
+    )
+
+
+def rename(options: RenameOptions) -> None:
+    stored = Stored([options.folder])
+    names = stored.names()
+    words = _words(options.names, options.names_file)
+    if (
+        options.names_file
+        and len(words) == len(names)
+        and not options.names
+        and not any("=" in w for w in words)
+    ):
+        renamed = words
+    else:
+        renamed = list(names)
+        known = {name: number for number, name in enumerate(names)}
+        for word in words:
+            # Names may hold = themselves.
+            cuts = [i for i, letter in enumerate(word) if letter == "=" and word[:i] in known]
+            if len(cuts) != 1 or not word[cuts[0] + 1 :]:
+                raise ValueError(f"{word!r}: expected OLD=NEW, with the name of one class of {stored.where}")
+            renamed[known[word[: cuts[0]]]] = word[cuts[0] + 1 :]
+    first = {name: number for number, name in reversed(list(enumerate(renamed)))}
+    twice = [(first[name], number) for number, name in enumerate(renamed) if first[name] != number]
+    if twice:
+        raise ValueError(
+            f"classes {twice[0][0]} and {twice[0][1]} would both be called {renamed[twice[0][1]]!r}"
+        )
+    if renamed == names:
+        raise ValueError("no class gets another name: give OLD=NEW, or --names-file")
+    plan = Plan(renamed, list(range(len(names))))
+    rearrange.write(stored, plan, options.out, f"classes of {stored.where} renamed")
+
+
+def match(options: MatchOptions) -> None:
+    stored = Stored([options.folder])
+    source = open_source(options.data)
+    wanted = names_of(source, source.num_classes)
+    if wanted is None:
+        raise ValueError(
+            f"{options.data} has no names for its classes: expected a folder of class folders, or classes.txt (one "
+            "name a line) beside the .rec"
+        )
+    known = _known(stored)
+    old = [known.get(name, -1) for name in wanted]
+    new = [number for number, before in enumerate(old) if before < 0]
+    plan = Plan(wanted, old, imprint.directions(stored, source, new, options.max_bad_records))
+    gone = len(known) - (len(old) - len(new))
+    rearrange.write(
+        stored,
+        plan,
+        options.out,
+        f"classes of {stored.where} made those of {options.data}: {len(new)} new, {gone} gone",
+    )
+
+
+# ---- names
+
+
+def _words(words: Iterable[str], file: Path | None) -> list[str]:
+    found = list(words)
+    if file is not None:
+        found += [line for line in file.read_text("utf-8").splitlines() if line]
+    return found
+
+
+def _new_name(name: str, taken: Iterable[str], stored: Stored) -> None:
+    """Raises ValueError where a class cannot be called so."""
+    if not name or "\n" in name or "\r" in name:
+        raise ValueError(f"a class cannot be called {name!r}")
+    if name in taken or name in stored.names():
+        raise ValueError(f"class {name!r} is there already: {stored.where} would have two of that name")
+
+
+def _known(stored: Stored) -> dict[str, int]:
+    """Name -> number. Raises ValueError where two classes have one name."""
+    known: dict[str, int] = {}
+    for number, name in enumerate(stored.names()):
+        if name in known:
+            raise ValueError(
+                f"{stored.where}: classes {known[name]} and {number} are both called {name!r}; give each a name of its "
+                "own first: `partial-fc checkpoint classes rename --names-file`"
+            )
+        known[name] = number
+    return known
+
+
+def _numbers(stored: Stored, names: Iterable[str]) -> list[int]:
+    """Of classes by name, ascending. Raises ValueError for a name that is unknown, or named twice."""
+    known = _known(stored)
+    found = []
+    for name in names:
+        if name not in known:
+            near = ", ".join(difflib.get_close_matches(name, known, 3))
+            raise ValueError(f"{stored.where} has no class {name!r}{f'; there is {near}' if near else ''}")
+        found.append(known[name])
+    if len(set(found)) < len(found):
+        raise ValueError("a class is named twice")
+    return sorted(found)
+
+
+def _with_new(stored: Stored, new: list[str], found: dict[str, Tensor], order: Order) -> Plan:
+    names = stored.names()
+    if order == "auto":
+        order = "sorted" if stored.class_names and names == sorted(names) else "append"
+    pairs = [*zip(names, range(len(names)), strict=True), *((name, -1) for name in new)]
+    if order == "sorted":
+        if names != sorted(names):
+            raise ValueError(f"--order sorted: the classes of {stored.where} are not sorted by name so far")
+        pairs.sort(key=lambda pair: pair[0])
+    plan = Plan([name for name, _ in pairs], [old for _, old in pairs])
+    plan.directions = {number: found[name] for number, name in enumerate(plan.names) if name in found}
+    return plan
+
+
+def _direction(stored: Stored, path: Path, max_bad: int) -> Tensor:
+    """Of one class: from its embeddings, or from a folder of its images."""
+    if path.suffix == ".npy":
+        return imprint.from_file(path, stored.manifest["embedding_size"])
+    if not path.is_dir():
+        raise ValueError(f"{path}: expected a folder of images, or embeddings in a .npy file")
+    return imprint.directions(stored, imprint.OneClass(path), (0,), max_bad)[0]
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:10]) + (", ..." if len(listed) > 10 else "")

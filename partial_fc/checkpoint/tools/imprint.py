@@ -1,0 +1,118 @@
+"""Where new classes belong: the mean direction of their images, as the checkpoint's own network sees them.
+
+(Imprinting: Qi, Brown and Lowe, "Low-Shot Learning with Imprinted Weights", https://arxiv.org/abs/1712.07136.)
+
+N images, B of a batch, D feature width.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from tqdm import tqdm
+
+from partial_fc import models
+from partial_fc.checkpoint.tools.stored import Stored
+from partial_fc.data import ImageFolder, Source
+from partial_fc.data.decode import decode, fit
+from partial_fc.data.image_folder import image_names
+from partial_fc.data.sample import BadRecord, naming
+
+_BATCH = 64
+
+
+class OneClass(ImageFolder):
+    """The images of one folder, all of class 0."""
+
+    def __init__(self, folder: Path):
+        self.root, self.classes, self.names = folder, [folder.name], image_names(folder)
+        if not self.names:
+            raise ValueError(f"{folder}: no image in it")
+        self._labels = np.zeros(len(self.names), np.int64)
+        self._num_classes = 1
+
+
+def network(stored: Stored) -> nn.Module:
+    """The checkpoint's backbone in evaluation mode, fp32. Raises ValueError where there is none."""
+    configuration = stored.manifest.get("configuration", {})
+    weights = stored.load("backbone.safetensors")
+    missing = [key for key in ("network", "embedding_size", "image_size") if not configuration.get(key)]
+    if missing or not weights:
+        raise ValueError(
+            f"{stored.where} does not say which network it has ({', '.join(missing) or 'no weights'}): images cannot "
+            "be looked at with it; give embeddings (NAME=FILE.npy)"
+        )
+    name, width, size = (configuration[key] for key in ("network", "embedding_size", "image_size"))
+    backbone = models.build(name, width, size)
+    try:
+        backbone.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ValueError(f"{stored.where}: the weights do not fit network {name}: {error}") from error
+    return backbone.eval()
+
+
+def directions(stored: Stored, source: Source, labels: Iterable[int], max_bad: int) -> dict[int, Tensor]:
+    """Label -> mean direction (D,), float32, length 1, of its images; without classes that have none. Where training
+    mirrors images, each counts with its mirror image. Raises ValueError where more than max_bad are damaged."""
+    wanted = set(labels)
+    index_N = [i for i, label in enumerate(source.labels().tolist()) if label in wanted]
+    if not index_N:
+        return {}
+    backbone, configuration = network(stored), stored.manifest["configuration"]
+    size, mirror = configuration["image_size"], configuration.get("mirror", True)
+    total: dict[int, Tensor] = {}
+    images = _read(source, index_N, size, max_bad)
+    with tqdm(total=len(index_N), unit="image", desc="embed", leave=False, disable=None) as bar:
+        while batch := list(islice(images, _BATCH)):
+            image_B3HW = torch.from_numpy(np.stack([image for image, _ in batch])).permute(0, 3, 1, 2)
+            feat_BD = _embed(backbone, image_B3HW, mirror)
+            for (_, label), feat_D in zip(batch, feat_BD, strict=True):
+                total[label] = total.get(label, torch.zeros(())) + feat_D
+            bar.update(len(batch))
+    return {label: normalize(feat_D, dim=0).float() for label, feat_D in total.items()}
+
+
+@torch.no_grad()
+def _embed(backbone: nn.Module, image_B3HW: Tensor, mirror: bool) -> Tensor:
+    """Directions, float64 (B, D)."""
+    images = [image_B3HW, image_B3HW.flip(3)] if mirror else [image_B3HW]
+    return sum((normalize(backbone(models.normalise(x)).double()) for x in images), torch.zeros(()))
+
+
+def _read(source: Source, index_N: list[int], size: int, max_bad: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Pixels and label of each that is good."""
+    num_bad = 0
+    for index in index_N:
+        try:
+            sample = source.read(index)
+            with naming(source, index):
+                image = decode(sample.image) if isinstance(sample.image, bytes) else sample.image
+                yield fit(image, size), sample.label
+        except BadRecord as error:
+            num_bad += 1
+            print(f"left out: {error}")
+            if num_bad > max_bad:
+                raise ValueError(
+                    f"{error} (bad image {num_bad}, at most {max_bad} are left out: --max-bad-records)"
+                ) from error
+
+
+def from_file(path: Path, width: int) -> Tensor:
+    """The mean direction of embeddings in a .npy file, (D,) or (N, D) of any floating type. Raises ValueError for
+    anything else."""
+    try:
+        feat_ND = np.atleast_2d(np.load(path, allow_pickle=False))
+    except (ValueError, OSError, EOFError) as error:
+        raise ValueError(f"{path}: no .npy file of numbers: {error}") from error
+    if feat_ND.ndim != 2 or feat_ND.shape[1] != width or not len(feat_ND) or feat_ND.dtype.kind != "f":
+        raise ValueError(f"{path} holds {feat_ND.dtype} {feat_ND.shape}; expected floating (N, {width})")
+    feat_D = normalize(torch.from_numpy(feat_ND.astype(np.float64))).sum(dim=0)
+    if not bool(torch.isfinite(feat_D).all()) or not feat_D.norm() > 0:
+        raise ValueError(
+            f"{path}: the embeddings have no mean direction: they are not finite, or add up to nothing"
+        )
+    return normalize(feat_D, dim=0).float()

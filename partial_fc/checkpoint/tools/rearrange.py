@@ -1,0 +1,141 @@
+"""A head with other classes: some gone, some new, some in another place; all other rows as they were, bit for bit.
+
+M classes asked for, D feature width.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from partial_fc.checkpoint.tools.output import Output, say
+from partial_fc.checkpoint.tools.reshard import copy, own_files
+from partial_fc.checkpoint.tools.rows import Column, StoredRows
+from partial_fc.checkpoint.tools.stored import Stored
+from partial_fc.head.centres import initial_centres
+
+MAP_NAME = "class-map.tsv"
+
+
+@dataclass
+class Plan:
+    """Classes of the new checkpoint, by number."""
+
+    names: list[str]
+    old: list[int]  # the number of each in the old checkpoint; -1: it is new
+    directions: dict[int, Tensor] = field(
+        default_factory=dict
+    )  # (D,) of those that get a new centre, by new number
+    joined: dict[int, int] = field(
+        default_factory=dict
+    )  # old number of a class that is part of another -> its new one
+
+
+class Rearranged:
+    """The rows of a plan. A new class with a direction has the length of centres that were trained, and no optimiser's
+    state, like a row that starts; an old one that gets another direction keeps its length and state. A new class
+    without a direction is not made: whoever trains starts it as any other."""
+
+    def __init__(self, stored: StoredRows, plan: Plan, num_steps: int, row_seed: int):
+        self.num_classes = len(plan.old)
+        self._stored, self._directions, self._num_steps, self._row_seed = (
+            stored,
+            plan.directions,
+            num_steps,
+            row_seed,
+        )
+        self._old_C = torch.tensor(plan.old, dtype=torch.int64)
+        self._made_C = stored.made(0, stored.num_classes)[self._old_C.clamp(min=0)] & (self._old_C >= 0)
+        self._length = typical_length(stored) if plan.directions else 0.0
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        return self._stored.columns
+
+    def made(self, start: int, stop: int) -> Tensor:
+        made_L = self._made_C[start:stop].clone()
+        for number in self._directions:
+            if start <= number < stop:
+                made_L[number - start] = True
+        return made_L
+
+    def take(self, class_M: Tensor) -> dict[str, Tensor]:
+        there_M = self._made_C[class_M]
+        at_K = there_M.nonzero().squeeze(1)
+        rows = {name: torch.zeros(len(class_M), *c.shape, dtype=c.dtype) for name, c in self.columns.items()}
+        for name, kept in self._stored.take(self._old_C[class_M[at_K]]).items():
+            rows[name].index_copy_(0, at_K, kept)
+        for at, (number, there) in enumerate(zip(class_M.tolist(), there_M.tolist(), strict=True)):
+            direction_D = self._directions.get(number)
+            if direction_D is not None:
+                rows["centres"][at] = self._centre(
+                    number, direction_D, rows["centres"][at] if there else None
+                )
+                if not there and "touched" in rows:
+                    rows["touched"][at] = self._num_steps  # its value stands for all steps so far
+        return rows
+
+    def _centre(self, number: int, direction_D: Tensor, old: Tensor | None) -> Tensor:
+        """One class's (D,) or (sub_centres, D). All sub-centres on one spot would never part: the others of a new class
+        are start values, those of an old one stay."""
+        length = self._length if old is None else old.reshape(-1, len(direction_D))[0].float().norm()
+        centre_D = direction_D / direction_D.norm() * length
+        shape = self.columns["centres"].shape
+        if len(shape) == 1:
+            return centre_D
+        subs, width = shape
+        if old is None:
+            row_R = torch.arange(number * subs, (number + 1) * subs)
+            centres = initial_centres(row_R, width, self._row_seed)
+        else:
+            centres = old.clone()
+        centres[0] = centre_D
+        return centres
+
+
+def typical_length(stored: StoredRows) -> float:
+    """The median length of centres that a step has moved; of start values where there are none."""
+    lengths = []
+    for file in stored.files:
+        for low in range(0, file.num_rows, 1 << 14):
+            part = slice(low, low + (1 << 14))
+            centres = file.tensors["centres"][part].float()
+            length = centres.norm(dim=-1).flatten()
+            touched = (
+                file.tensors["touched"][part] if "touched" in file.tensors else torch.ones(len(centres), 1)
+            )
+            moved = (touched > 0).reshape(len(centres), -1)
+            lengths.append(length[moved.expand(-1, length.numel() // len(centres)).flatten()])
+    length_N = torch.cat(lengths) if lengths else torch.empty(0)
+    if not len(length_N):
+        return 0.01 * stored.columns["centres"].shape[-1] ** 0.5
+    return length_N.median().item()
+
+
+def write(stored: Stored, plan: Plan, out: Path, made_by: str) -> None:
+    """The new checkpoint, for as many ranks as before, with a map of the numbers beside it."""
+    head = stored.manifest["head"]
+    rows = Rearranged(stored.rows, plan, head["num_steps"], head["row_seed"])
+    manifest = {**stored.manifest, "num_classes": len(plan.names)}
+    with Output(out, manifest, plan.names, made_by) as output:
+        output.rows(rows)
+        for name in ("backbone.safetensors", "optimizer.safetensors"):
+            copy(stored, name, output)
+        say(own_files(stored, output, stored.world_size, lists=False))
+        output.text(MAP_NAME, _map(plan, stored.names()))
+    new = sum(old < 0 for old in plan.old)
+    print(
+        f"{out}: {len(plan.names)} classes, {new} of them new, {len(plan.directions)} with a new centre; "
+        f"{stored.num_classes} before. Their numbers then and now: {out / MAP_NAME}"
+    )
+
+
+def _map(plan: Plan, before: Sequence[str]) -> list[str]:
+    """Old number, new number, name, a line for each class of either; - where there is none."""
+    now: Mapping[int, int] = {old: number for number, old in enumerate(plan.old) if old >= 0} | plan.joined
+    lines = ["old\tnew\tname"]
+    lines += [f"{old}\t{now.get(old, '-')}\t{name}" for old, name in enumerate(before)]
+    lines += [f"-\t{number}\t{plan.names[number]}" for number, old in enumerate(plan.old) if old < 0]
+    return lines

@@ -1,0 +1,215 @@
+"""`partial-fc checkpoint verify`: is everything there, and as it was written?"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+from safetensors import SafetensorError, safe_open
+from tqdm import tqdm
+
+from partial_fc.checkpoint.files import sha256
+from partial_fc.checkpoint.folders import MARKER
+from partial_fc.checkpoint.read import Checkpoint
+from partial_fc.checkpoint.sums import read_sums, sums_name
+from partial_fc.checkpoint.tools.rows import PartFile, gaps, mismatch
+from partial_fc.checkpoint.tools.stored import is_step, part_files, steps_below
+from partial_fc.head.shard import Shard
+
+_NO_SUMS = "no checksums (format 3): only names, shapes and class ranges were checked"
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Checks that a checkpoint is whole: every file there and as its checksum says, every class held once, shapes and
+    dtypes in agreement. Exit status 1 where anything is wrong; each problem names its file."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR...")]
+    """One checkpoint, or several folders of one, where each host has its own; or one folder of checkpoints, of which
+    all are checked."""
+    finite: bool = False
+    """Also look for numbers that are not finite."""
+
+
+def verify(options: VerifyOptions) -> int:
+    """Prints what it finds; returns the exit status."""
+    if len(options.folders) > 1 or is_step(options.folders[0]):
+        groups: list[Sequence[Path]] = [options.folders]
+    else:
+        groups = [(folder,) for folder in steps_below(options.folders[0])]
+    num_bad = 0
+    for group in groups:
+        where = ", ".join(map(str, group))
+        problems = []
+        for kind, text in findings(group, options.finite):
+            print(f"{kind}: {text}")
+            problems += [text] if kind == "bad" else []
+        print(f"{where}: {f'{len(problems)} problem(s)' if problems else 'whole'}")
+        num_bad += bool(problems)
+    return int(num_bad > 0)
+
+
+def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]:
+    """("bad" or "note", what), of the folders of one checkpoint."""
+    manifests, ranks = [], set()
+    for folder in folders:
+        try:
+            # Not complete, no manifest, or one that is damaged: nothing else can be said of the folder then.
+            manifests.append(Checkpoint(folder).manifest)
+            ranks |= set(marked_ranks(folder, manifests[-1]))
+        except (ValueError, OSError) as error:
+            yield "bad", str(error)
+            return
+    manifest = manifests[0]
+    for folder, other in zip(folders[1:], manifests[1:], strict=True):
+        if other["step"] != manifest["step"] or other["world_size"] != manifest["world_size"]:
+            yield "bad", f"{folder} is of another checkpoint than {folders[0]}"
+            return
+    if manifest["format"] == 3:
+        yield "note", _NO_SUMS
+    else:
+        yield from _check_sums(folders, manifest, ranks)
+    size = manifest["world_size"]
+    if len(ranks) < size:
+        yield (
+            "note",
+            f"these folders hold the files of ranks {sorted(ranks)} of {size}: the others' were not checked",
+        )
+    if "num_classes" in manifest:
+        yield from _check_head(folders, manifest, ranks)
+    if finite:
+        yield from _check_finite(folders)
+
+
+def marked_ranks(folder: Path, manifest: dict[str, Any]) -> list[int]:
+    """Those whose files are in the folder, as its marker says. Raises ValueError for another file."""
+    text = (folder / MARKER).read_text()
+    size = manifest["world_size"]
+    if manifest["format"] == 3 and not text:
+        return list(range(size))
+    try:
+        marker = json.loads(text)
+        ranks, step = marker["ranks"], marker["step"]
+        good = step == manifest["step"] and all(isinstance(r, int) and 0 <= r < size for r in ranks)
+    except (ValueError, KeyError, TypeError):
+        good = False
+    if not good:
+        raise ValueError(
+            f"{folder / MARKER} says {text[:80]!r}; expected step {manifest['step']} and ranks below {size}"
+        )
+    return ranks
+
+
+def _check_sums(
+    folders: Sequence[Path], manifest: dict[str, Any], ranks: set[int]
+) -> Iterator[tuple[str, str]]:
+    """Every file that a rank wrote, against what it wrote."""
+    size = manifest["world_size"]
+    listed: dict[Path, str] = {}
+    for folder in folders:
+        here: dict[str, str] = {}
+        for rank in marked_ranks(folder, manifest):
+            path = folder / sums_name(rank, size)
+            try:
+                here |= read_sums(path)
+            except (ValueError, OSError) as error:
+                yield "bad", f"{error}" if isinstance(error, ValueError) else f"{path}: {error.strerror}"
+        listed |= {folder / name: digest for name, digest in here.items()}
+        for path in sorted(folder.iterdir()):
+            known = path.name in here or path.name == MARKER or path.suffix == ".sha256"
+            if not known:
+                # Whoever loads takes head files by their names.
+                kind = (
+                    "bad" if path.name.startswith("head-") and not path.name.endswith(".partial") else "note"
+                )
+                yield kind, f"{path} is in no list of checksums: no file of this checkpoint"
+    num_bytes = sum(path.stat().st_size for path in listed if path.exists())
+    with tqdm(total=num_bytes, unit="B", unit_scale=True, desc="checksums", leave=False, disable=None) as bar:
+        for path, digest in listed.items():
+            if not path.exists():
+                yield "bad", f"{path} is missing"
+                continue
+            found = sha256(path)
+            if found != digest:
+                yield "bad", f"{path} is damaged: its SHA-256 is {found[:16]}..., expected {digest[:16]}..."
+            bar.update(path.stat().st_size)
+
+
+def _check_head(
+    folders: Sequence[Path], manifest: dict[str, Any], ranks: set[int]
+) -> Iterator[tuple[str, str]]:
+    """Class ranges, shapes, dtypes, and how often rows moved."""
+    num_classes, size = manifest["num_classes"], manifest["world_size"]
+    by_name = {file.path.name: file for folder in folders for file in part_files(folder, size)}
+    files = sorted(by_name.values(), key=lambda file: file.start)
+    if len(ranks) == size:
+        yield from (("bad", f"{folders[0]}: {problem}") for problem in gaps(files, num_classes))
+    else:
+        yield from _check_ranges(files, num_classes, size, ranks)
+    names = folders[0] / "class-names.txt"
+    if names.exists():
+        num_names = names.read_bytes().count(b"\n")
+        if num_names != num_classes:
+            yield "bad", f"{names} has {num_names} names for {num_classes} classes"
+    good: list[PartFile] = []
+    for file in tqdm(files, desc="head", unit="file", leave=False, disable=None):
+        try:
+            problem = file.problem() or _against_manifest(file, manifest)
+            problem = problem or (mismatch(good[0], file) if good else None)
+        except ValueError as error:
+            yield "bad", str(error)
+            continue
+        if problem:
+            yield "bad", f"{file.path}: {problem}"
+        else:
+            good.append(file)
+
+
+def _check_ranges(
+    files: list[PartFile], num_classes: int, size: int, ranks: set[int]
+) -> Iterator[tuple[str, str]]:
+    """Of the ranks whose files are here."""
+    for rank in sorted(ranks):
+        shard = Shard.of(num_classes, rank, size)
+        reached = shard.start
+        for file in (file for file in files if file.rank == rank):
+            if file.start != reached:
+                yield "bad", f"{file.path} holds classes from {file.start}; expected from {reached}"
+            reached = file.stop
+        if reached != shard.stop:
+            yield "bad", f"rank {rank}'s files end before class {reached}; expected {shard.stop}"
+
+
+def _against_manifest(file: PartFile, manifest: dict[str, Any]) -> str | None:
+    width, subs = manifest["embedding_size"], manifest["sub_centres"]
+    shape = (width,) if subs == 1 else (subs, width)
+    found = file.columns["centres"].shape
+    if found != shape:
+        return f"centres have shape {found} a class; the manifest says {shape}"
+    touched = file.tensors.get("touched")
+    num_steps = manifest["head"]["num_steps"]
+    if touched is not None and touched.numel():
+        low, high = touched.min().item(), touched.max().item()
+        if low < 0 or high > num_steps:
+            return f"rows were touched in steps {low} to {high}; the head has made {num_steps}"
+    return None
+
+
+def _check_finite(folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    paths = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
+    for path in tqdm(paths, desc="finite", unit="file", leave=False, disable=None):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    tensor = file.get_tensor(name)
+                    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                        bad = int((~torch.isfinite(tensor)).sum())
+                        yield (
+                            "bad",
+                            f"{path}: {name} has {bad} of {tensor.numel()} numbers that are not finite",
+                        )
+        except (SafetensorError, OSError) as error:
+            yield "bad", f"{path} is no safetensors file, or cut short: {error}"
