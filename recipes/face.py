@@ -19,6 +19,7 @@ from partial_fc import keyed, models
 from partial_fc.comm import World
 from partial_fc.data import Loader, Source, Synthetic, open_source
 from partial_fc.data.augment import glyph, mirror
+from partial_fc.doctor.at_start import open_on_all
 from partial_fc.evaluate import Verification
 from partial_fc.optim import backbone as backbone_optimizer
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
@@ -47,7 +48,7 @@ def main(arguments: list[str]) -> None:
         logger.info(f"note: {note}")
 
     # ---- data
-    source = _source(config)
+    source = open_on_all(lambda: _source(config), world)
     num_classes = config.num_classes or source.num_classes
     global_batch = config.batch_size * world.size * config.accumulate
     steps_per_epoch = len(source) / global_batch
@@ -57,6 +58,8 @@ def main(arguments: list[str]) -> None:
         f"{f' x {config.accumulate}' if config.accumulate > 1 else ''} = {global_batch}; {steps_per_epoch:.1f} steps "
         f"an epoch, {total_steps} steps in all"
     )
+    for line in face_checks.look_at_data(config, source, num_classes, world):
+        logger.info(line)
     verifications = [
         Verification(path, config.image_size, config.batch_size * 2, flip=config.mirror)
         for path in _verification_paths(config)

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from partial_fc.comm import World
+from partial_fc.data import Source
+from partial_fc.doctor.at_start import check_data
 from partial_fc.head import PartialFC
 from partial_fc.optim.rows import RowAdagrad
 
@@ -23,6 +26,21 @@ def check_head(config: "Config") -> None:
     _check_centres(config)
     _check_loss(config)
     _check_accumulation(config)
+
+
+def look_at_data(config: "Config", source: Source, num_classes: int, world: World) -> list[str]:
+    """What --check-data has to say; raises ValueError, on all ranks, for data that is not fit to train on."""
+    if config.synthetic:
+        return []
+    return check_data(
+        source,
+        num_classes,
+        config.check_data,
+        world,
+        max_bad_records=config.max_bad_records,
+        seed=config.seed,
+        num_threads=config.num_workers,
+    )
 
 
 def row_optimizer_name(config: "Config") -> str:
@@ -136,6 +154,8 @@ def notes(config: "Config", head: PartialFC) -> Iterator[str]:
         yield "--hard-negatives with --accumulate: a class of several micro-batches keeps the list of the last"
     if config.lr_steps and config.lr_scheduler != "step":
         yield f"--lr-steps go with --lr-scheduler step; this run's is {config.lr_scheduler} and has none"
+    if config.synthetic and config.check_data != _default(config, "check_data"):
+        yield f"--check-data {config.check_data}: synthetic data has nothing to check"
     if config.num_images is not None and not config.synthetic:
         yield "--num-images is about synthetic data; this run has images"
     if config.head_catch_up == "exact":

@@ -42,6 +42,9 @@ class Config:
     """Decoding threads of each process."""
     max_bad_records: int = 100
     """Damaged records that are replaced by others (each is named in the log) before training stops."""
+    check_data: Literal["quick", "full", "off"] = "quick"
+    """What is looked at before the first step, by all ranks together; data that is not fit to train on is refused.
+    quick: some hundred images and, where they are cheap to read, all labels. full: every image."""
 
     # ---- model
     network: Annotated[

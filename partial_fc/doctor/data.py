@@ -171,9 +171,13 @@ def _of_records(examination: _Examination, rec_path: Path) -> None:
     if options.images:
         # In the file's order, so that a disk reads it once from start to end.
         order = records.in_file_order()
+
+        def read_in_order(place: int) -> bytes:
+            return records.read(int(order[place]))
+
         looks = examine(
-            records.read,
-            order,
+            read_in_order,
+            len(records),
             options.num_workers,
             hear_decoder=True,
             bar=rec_path.name if options.bar else "",
@@ -184,7 +188,7 @@ def _of_records(examination: _Examination, rec_path: Path) -> None:
 
         about_images = judge_images(looks, label_N[order], describe, file, size)
         examination.found += about_images
-        examination.sheet.add(about_images, lambda place: records.read(int(order[place])))
+        examination.sheet.add(about_images, read_in_order)
         examination.hash_N, examination.looked = looks.hash_N, len(records)
 
 
@@ -213,7 +217,7 @@ def _of_files(examination: _Examination, source: Path) -> None:
     if options.images:
         looks: Looks = examine(
             read,
-            np.arange(len(files)),
+            len(files),
             options.num_workers,
             hear_decoder=True,
             bar=source.name if options.bar else "",

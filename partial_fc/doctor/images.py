@@ -31,8 +31,9 @@ _GREY = (125, 131)  # libjpeg's filling decodes to 128, give or take
 
 @dataclass
 class Looks:
-    """code_N: uint8, one of the above. hash_N: uint64, of the file, 0: not read. height_N, width_N: uint16 pixels, 0:
-    not decoded. coloured_N: bool. messages: what was wrong with the first bad ones, by place in these arrays."""
+    """code_N: uint8, one of the above. hash_N: uint64, of the file, 0: not decoded. height_N, width_N: uint16
+    pixels, 0: not decoded. coloured_N: bool. messages: what was wrong with the first bad ones, by place in
+    these arrays."""
 
     code_N: NDArray[np.uint8]
     hash_N: NDArray[np.uint64]
@@ -59,24 +60,24 @@ class Looks:
 
 def examine(
     read: Callable[[int], bytes],
-    index_N: Sequence[int] | NDArray[np.int64],
+    num_images: int,
     num_threads: int,
     *,
     hear_decoder: bool = False,
     bar: str = "",
 ) -> Looks:
-    """Looks at the images index_N[0], index_N[1] ...; read(index) gives the file or raises BadRecord.
+    """Looks at images 0 to num_images - 1, about in this order; read(i) gives the file of one or raises BadRecord.
 
     hear_decoder: also find what the decoder only writes to stderr, which is then redirected. bar: the name of a
     progress bar; none without it.
     """
-    looks = Looks.of(len(index_N))
+    looks = Looks.of(num_images)
 
     def look_at(place: int) -> None:
-        _look(looks, place, lambda: read(int(index_N[place])))
+        _look(looks, place, lambda: read(place))
 
     def look_at_block(start: int) -> None:
-        for place in range(start, min(start + _BLOCK, len(index_N))):
+        for place in range(start, min(start + _BLOCK, num_images)):
             look_at(place)
 
     complaints = Complaints() if hear_decoder else None
@@ -84,15 +85,15 @@ def examine(
         complaints or nullcontext(),
         ThreadPoolExecutor(num_threads, thread_name_prefix="doctor") as pool,
         tqdm(
-            total=len(index_N),
+            total=num_images,
             unit="image",
             desc=bar,
             disable=not bar,
             file=complaints.terminal if complaints else None,
         ) as progress,
     ):
-        for start in range(0, len(index_N), _WINDOW):
-            stop = min(start + _WINDOW, len(index_N))
+        for start in range(0, num_images, _WINDOW):
+            stop = min(start + _WINDOW, num_images)
             list(pool.map(look_at_block, range(start, stop, _BLOCK)))
             if complaints and complaints.take():
                 _look_again(looks, range(start, stop), look_at, complaints)
@@ -119,7 +120,6 @@ def _look(looks: Looks, place: int, read: Callable[[], bytes]) -> None:
     except (BadRecord, OSError) as error:
         looks.note(place, NOT_READ, str(error))
         return
-    looks.hash_N[place] = max(1, int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"))
     try:
         image = decode(content)
     except BadRecord as error:
@@ -127,6 +127,7 @@ def _look(looks: Looks, place: int, read: Callable[[], bytes]) -> None:
         looks.note(place, CUT if cut else NOT_AN_IMAGE, str(error))
         return
     looks.height_N[place], looks.width_N[place] = (min(side, 65535) for side in image.shape[:2])
+    looks.hash_N[place] = max(1, int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"))
     few = image[::4, ::4].astype(np.int16)
     looks.coloured_N[place] = (np.abs(few[..., 0] - few[..., 1]) > _FLAT).any()
     code, message = _seen(image)

@@ -32,7 +32,7 @@ def judge_pairs(
         return found, 0
     looks = examine(
         pairs.images.__getitem__,
-        np.arange(len(pairs.images)),
+        len(pairs.images),
         num_threads,
         hear_decoder=True,
         bar=path.name if bar else "",

@@ -1,0 +1,231 @@
+"""Before a run trains: is this data what it should be, and the same on all ranks?
+
+The ranks share the work; what they see is gathered, so that every one of them comes to the same verdict from the same
+numbers. N samples of the set, n of them looked at.
+"""
+
+import json
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from partial_fc.comm import World
+from partial_fc.data import RecordSource, Source
+from partial_fc.data.sample import BadRecord
+from partial_fc.doctor.findings import Finding, count, lines
+from partial_fc.doctor.images import CONSTANT, CUT, Looks, examine, repeated
+from partial_fc.doctor.judge import REPLACED, judge_images
+from partial_fc.doctor.labels import judge_labels
+
+Mode = Literal["quick", "full", "off"]
+
+_SAMPLE = 512
+_FEW = 16  # of fewer images nothing is said about what all of them have in common
+_CHEAP_BYTES = 1 << 30  # of a .rec, in which the labels lie beside the images
+_MESSAGES = 20  # of each rank
+_SHOWN = 3
+_UNREAD = -(2**62)  # in place of a label
+
+# Errors that training survives, or that do not make it nonsense.
+_TOLERATED = (*REPLACED, "image-damaged", "repeated-other-class")
+
+
+def open_on_all(make: Callable[[], Source], world: World) -> Source:
+    """make() on every rank. Raises ValueError on all ranks where one cannot open it, or sees another number of images,
+    of classes, or other names of classes. A collective."""
+    source, problem = None, None
+    mine = (-1, -1, -1)
+    try:
+        source = make()
+        names = "\n".join(source.class_names() or [])
+        mine = (len(source), source.num_classes, zlib.crc32(names.encode()))
+    except (ValueError, OSError) as error:
+        problem = error
+    seen_W3 = world.all_gather(torch.tensor([mine]), name="data/opened").tolist()
+    if problem:
+        raise ValueError(str(problem)) from problem
+    assert source is not None
+    if any(seen != seen_W3[0] for seen in seen_W3):
+        each = ", ".join(f"rank {rank} {_in_words(*seen)}" for rank, seen in enumerate(seen_W3))
+        raise ValueError(f"{world}: the training data is not the same on all ranks: {each}")
+    return source
+
+
+def _in_words(images: int, classes: int, names: int) -> str:
+    return "cannot open it" if images < 0 else f"{images:,} images, {classes:,} classes (names {names:08x})"
+
+
+def check_data(
+    source: Source,
+    num_classes: int,
+    mode: Mode,
+    world: World,
+    *,
+    max_bad_records: int,
+    seed: int = 0,
+    num_threads: int = 2,
+) -> list[str]:
+    """What is to be said about the data. Raises ValueError, on all ranks alike, where training on it would be nonsense
+    or would be given up. A collective.
+
+    quick: some hundred images spread over the set, and all labels where reading them costs nothing to speak of. full:
+    every image. max_bad_records: what the loader replaces on each rank.
+    """
+    if mode == "off":
+        return []
+    started = time.perf_counter()
+    index_n = _chosen(len(source), mode, seed)
+    mine = index_n[world.rank :: world.size]
+    looks, label_n = _look(source, mine, num_threads)
+    looks, label_n = _gather(looks, label_n, world)
+    index_n = np.concatenate([index_n[rank :: world.size] for rank in range(world.size)])
+    label_N = _all_labels(source, mode, world)
+
+    def describe(place: int) -> Mapping[str, Any]:
+        label = int(label_n[place])
+        return {"file": source.where(int(index_n[place])), **({} if label == _UNREAD else {"class": label})}
+
+    def describe_all(index: int) -> Mapping[str, Any]:
+        assert label_N is not None
+        return {"file": source.where(index), "class": int(label_N[index])}
+
+    read = label_n != _UNREAD
+    found = judge_images(looks, label_n, describe)
+    if label_N is not None:
+        found += judge_labels(label_N, num_classes, describe_all)
+    elif mode == "full":
+        found += judge_labels(label_n[read], num_classes, lambda i: describe(int(np.flatnonzero(read)[i])))
+    else:
+        found += _judge_sample(label_n, num_classes, describe)
+    found += _judge_whole(looks, len(source), max_bad_records)
+    errors = [finding for finding in found if finding.severity == "error" and finding.key not in _TOLERATED]
+    what = (
+        f"{len(index_n):,} of {len(source):,} images and {'all' if label_N is not None else 'their'} labels"
+    )
+    if errors:
+        listed = "\n".join(f"  {line}" for finding in errors for line in lines(finding, _SHOWN))
+        raise ValueError(
+            f"the training data is not fit to train on (--check-data {mode} looked at {what}):\n{listed}\n"
+            "`partial-fc doctor data` lists everything; --check-data off trains all the same"
+        )
+    rest = [finding for finding in found if finding.severity != "info"]
+    told = [line for finding in rest for line in lines(finding, _SHOWN)]
+    verdict = f"{count(rest, 'error') + count(rest, 'warning')} finding(s)" if rest else "nothing wrong"
+    return [f"--check-data {mode}: {what} in {time.perf_counter() - started:.1f} s: {verdict}", *told]
+
+
+def _chosen(num_samples: int, mode: Mode, seed: int) -> NDArray[np.int64]:
+    """One of each of n equal stretches of the set, or all; equal on all ranks."""
+    if mode == "full" or num_samples <= _SAMPLE:
+        return np.arange(num_samples)
+    edges = np.linspace(0, num_samples, _SAMPLE + 1).astype(np.int64)
+    return np.random.default_rng(seed).integers(edges[:-1], edges[1:])
+
+
+def _look(source: Source, index_n: NDArray[np.int64], num_threads: int) -> tuple[Looks, NDArray[np.int64]]:
+    label_n = np.full(len(index_n), _UNREAD)
+
+    def read(place: int) -> bytes:
+        sample = source.read(int(index_n[place]))
+        label_n[place] = sample.label
+        assert isinstance(sample.image, bytes), "files and records give encoded images"
+        return sample.image
+
+    source.will_need(index_n[:_SAMPLE].tolist())
+    return examine(read, len(index_n), num_threads), label_n
+
+
+def _gather(looks: Looks, label_n: NDArray[np.int64], world: World) -> tuple[Looks, NDArray[np.int64]]:
+    """Of all ranks, one after the other."""
+
+    def all_of(array: NDArray, name: str) -> NDArray:
+        return world.all_gather(torch.from_numpy(array), name=f"data/{name}").numpy()
+
+    first = dict(sorted(looks.messages.items())[:_MESSAGES])
+    words = np.frombuffer((json.dumps([len(looks.code_N), first]) + "\n").encode(), np.uint8).copy()
+    gathered = Looks(
+        all_of(looks.code_N, "codes"),
+        all_of(looks.hash_N.view(np.int64), "hashes").view(np.uint64),
+        all_of(looks.height_N.astype(np.int32), "heights").astype(np.uint16),
+        all_of(looks.width_N.astype(np.int32), "widths").astype(np.uint16),
+        all_of(looks.coloured_N.view(np.uint8), "colours").view(np.bool_),
+    )
+    start = 0
+    for line in all_of(words, "words").tobytes().decode().splitlines():
+        num_images, messages = json.loads(line)
+        gathered.messages |= {start + int(place): message for place, message in messages.items()}
+        start += num_images
+    return gathered, all_of(label_n, "labels")
+
+
+def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] | None:
+    """None where they are not cheap to read, or one of them cannot be read. Raises ValueError where they differ between
+    ranks: each host may have a copy of its own."""
+    label_N = None
+    if mode == "quick" and _labels_are_cheap(source):
+        with suppress(BadRecord):  # the loader will name that record, and replace it
+            label_N = np.ascontiguousarray(source.labels())
+    digest = -1 if label_N is None else zlib.crc32(label_N.tobytes())
+    digest_W = world.all_gather(torch.tensor([digest]), name="data/digest").tolist()
+    if -1 in digest_W:
+        return None
+    others = [str(rank) for rank, other in enumerate(digest_W) if other != digest_W[0]]
+    if others:
+        raise ValueError(
+            f"{world}: rank(s) {', '.join(others)} read other labels than rank 0: the training data "
+            "is not the same on all hosts"
+        )
+    return label_N
+
+
+def _labels_are_cheap(source: Source) -> bool:
+    return not isinstance(source, RecordSource) or source.reader.rec_path.stat().st_size <= _CHEAP_BYTES
+
+
+def _judge_sample(label_n: NDArray[np.int64], num_classes: int, describe) -> list[Finding]:
+    """Of a sample one cannot say which classes are missing."""
+    found = []
+    outside = np.flatnonzero((label_n != _UNREAD) & ((label_n < 0) | (label_n >= num_classes)))
+    if len(outside):
+        what = f"labels outside 0 to {num_classes - 1}: is the number of classes that of another set?"
+        found.append(Finding("error", "label-range", what, len(outside), outside, describe))
+    values = np.unique(label_n[label_n != _UNREAD])
+    if len(values) == 1 and num_classes > 1 and len(label_n) >= _FEW:
+        what = f"all labels are {values[0]}: were they lost?"
+        found.append(Finding("error", "label-constant", what))
+    return found
+
+
+def _judge_whole(looks: Looks, num_samples: int, max_bad_records: int) -> list[Finding]:
+    looked = len(looks.code_N)
+    found = []
+    bad = int((looks.code_N >= CUT).sum())
+    expected = bad * num_samples / max(1, looked)
+    # A single one in a sample tells little about how many there are.
+    if expected > max_bad_records and (bad > 1 or looked == num_samples or not max_bad_records):
+        about = "" if looked == num_samples else f", which makes about {expected:,.0f} of {num_samples:,}"
+        what = (
+            f"of {looked:,} images cannot be used{about}; more than {max_bad_records} on a rank end the training "
+            "(--max-bad-records)"
+        )
+        places = np.flatnonzero(looks.code_N >= CUT)
+        found.append(
+            Finding(
+                "error", "images-bad", what, bad, places, lambda i: {"problem": looks.messages.get(i, "")}
+            )
+        )
+    if looked < _FEW:
+        return found
+    constant = int((looks.code_N == CONSTANT).sum())
+    if constant > looked / 2:
+        what = f"of {looked:,} images show one colour and nothing else"
+        found.append(Finding("error", "images-constant", what, constant))
+    elif len(repeated(looks.hash_N)) == looked - 1:
+        found.append(Finding("error", "images-equal", f"of {looked:,} images are one and the same", looked))
+    return found

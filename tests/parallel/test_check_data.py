@@ -1,0 +1,123 @@
+"""What --check-data makes of good and bad data: the same on all ranks, whoever sees it."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from partial_fc.data import ImageFolder, RecordSource
+from partial_fc.data.recordio import RecordWriter, pack
+from partial_fc.doctor.at_start import check_data, open_on_all
+
+NUM_CLASSES = 7
+N = 61  # no multiple of any number of ranks
+
+
+def picture(seed: int) -> bytes:
+    image = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)
+    return cv2.imencode(".png", image)[1].tobytes()
+
+
+def source(folder: Path, contents: dict[int, bytes] | None = None, labels: dict[int, float] | None = None):
+    """N records; contents and labels are those that differ from a good set's."""
+    with RecordWriter(folder / "train.rec") as writer:
+        for key in range(N):
+            label = (labels or {}).get(key, key % NUM_CLASSES)
+            writer.write(key, pack(label, (contents or {}).get(key, picture(key)), id=key))
+    return RecordSource(folder, NUM_CLASSES)
+
+
+def check(source, world, mode="quick", max_bad_records=100) -> list[str]:
+    return check_data(source, NUM_CLASSES, mode, world, max_bad_records=max_bad_records)
+
+
+@pytest.mark.parametrize("mode", ["quick", "full"])
+def test_good_data(world, tmp_path, mode):
+    (line,) = check(source(tmp_path), world, mode)
+    assert f"{mode}: {N} of {N} images" in line
+    assert line.endswith("nothing wrong")
+
+
+def test_off_looks_at_nothing(world, tmp_path):
+    assert check(source(tmp_path, {key: b"rubbish" for key in range(N)}), world, "off") == []
+
+
+@pytest.mark.parametrize("mode", ["quick", "full"])
+@pytest.mark.parametrize("labels", [{5: 7}, {0: -1}, dict.fromkeys(range(N), 3), {60: 1e6}])
+def test_labels_of_another_number_of_classes_or_of_one(world, tmp_path, mode, labels):
+    with pytest.raises(ValueError, match="not fit to train on") as error:
+        check(source(tmp_path, labels=labels), world, mode)
+    key, label = next(iter(labels.items()))
+    assert f"key {key}, class {label:.0f}" in str(error.value) or f"class {label}, images {N}" in str(
+        error.value
+    )
+
+
+def test_labels_where_they_are_not_cheap(world, tmp_path, monkeypatch):
+    monkeypatch.setattr("partial_fc.doctor.at_start._CHEAP_BYTES", 0)
+    (line,) = check(source(tmp_path), world)
+    assert "their labels" in line
+    with pytest.raises(ValueError, match=r"label-range: 1 .*\n.*key 5, class 7"):
+        check(source(tmp_path, labels={5: 7}), world)
+    with pytest.raises(ValueError, match="all labels are 3"):
+        check(source(tmp_path, labels=dict.fromkeys(range(N), 3)), world)
+
+
+def test_damaged_records_up_to_what_the_loader_replaces(world, tmp_path):
+    bad = {key: b"rubbish" for key in (3, 20, 40)}
+    said = check(source(tmp_path, bad), world, max_bad_records=3)
+    assert "1 finding(s)" in said[0]
+    assert sorted(line.split(", ")[1] for line in said[2:]) == ["key 20", "key 3", "key 40"]
+    assert "no image that OpenCV can read" in said[2]
+    with pytest.raises(ValueError, match="images-bad: 3 of 61 images cannot be used; more than 2"):
+        check(source(tmp_path, bad), world, max_bad_records=2)
+
+
+def test_a_label_that_cannot_be_read_is_a_damaged_record(world, tmp_path):
+    said = check(source(tmp_path, labels={4: 0.5}), world)
+    assert "image-unreadable: 1" in said[1]
+    assert "key 4: label 0.5" in said[2]
+
+
+def test_images_that_show_nothing(world, tmp_path):
+    grey = [cv2.imencode(".png", np.full((8, 8, 3), key, np.uint8))[1].tobytes() for key in range(N)]
+    with pytest.raises(ValueError, match=f"images-constant: {N - 20} of {N}"):
+        check(source(tmp_path, {key: grey[key] for key in range(20, N)}), world)
+    with pytest.raises(ValueError, match="one and the same"):
+        check(source(tmp_path, dict.fromkeys(range(N), picture(0))), world)
+
+
+def test_a_sample_of_a_large_set(world, tmp_path, monkeypatch):
+    """Of 61 images 13: two bad ones stand for nine; where they lie does not depend on the number of ranks."""
+    monkeypatch.setattr("partial_fc.doctor.at_start._SAMPLE", 13)
+    (line,) = check(source(tmp_path), world)
+    assert f"13 of {N} images and all labels" in line
+    bad = source(tmp_path, {key: b"rubbish" for key in range(0, 15)})
+    with pytest.raises(
+        ValueError, match="images-bad: 3 of 13 images cannot be used, which makes about 14 of 61"
+    ):
+        check(bad, world, max_bad_records=5)
+    assert "1 finding(s)" in check(bad, world, max_bad_records=20)[0]
+
+
+def test_data_that_differs_between_ranks(world, tmp_path):
+    if world.size == 1:
+        pytest.skip("needs two ranks")
+    last = world.rank == world.size - 1
+    with pytest.raises(ValueError, match=r"other labels.*not the same on all hosts"):
+        check(source(tmp_path, labels={5: 6} if last else None), world)
+
+    def opened():
+        return ImageFolder(tmp_path) if last else RecordSource(tmp_path, NUM_CLASSES)
+
+    expected = "no image in them" if last else f"rank {world.size - 1} cannot open it"
+    with pytest.raises(ValueError, match=expected):
+        open_on_all(opened, world)
+    with pytest.raises(ValueError, match=f"rank {world.size - 1} 61 images, 8 classes"):
+        open_on_all(lambda: RecordSource(tmp_path, NUM_CLASSES + last), world)
+
+
+def test_data_that_opens_everywhere(world, tmp_path):
+    made = source(tmp_path)
+    assert open_on_all(lambda: made, world) is made
