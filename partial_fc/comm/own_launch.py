@@ -24,9 +24,11 @@ from partial_fc.comm.rendezvous import LISTENING_SOCKET
 
 _POLL_S = 0.1
 _FAILURE_GRACE_S = 5.0  # from SIGTERM to SIGKILL when another rank has failed: there is nothing left to save
-_SIGNAL_GRACE_S = (
-    30.0  # when the user or a scheduler ends the run, which may still want to write a checkpoint
-)
+# When the user or a scheduler ends the run; a second signal ends it at once. After these two it writes a checkpoint.
+_SIGNAL_GRACE_S = {signal.SIGTERM: 600.0, signal.SIGUSR1: math.inf}
+_OTHER_SIGNAL_GRACE_S = 30.0
+_LEAVING_GRACE_S = 30.0  # from the first rank that says it was pre-empted to the last: they leave together
+PREEMPTED = os.EX_TEMPFAIL  # exit status of a rank that was asked to end, and has written a checkpoint
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -53,8 +55,8 @@ def run(
 
     master_port: none: a free one of this host, which is then the only node; raises ValueError where master_addr is no
     IPv4 address of it. Returns 0, or the status of the rank that failed first (128 + n for signal n, as a shell has
-    it); the others are then ended. Signals are passed on; when this process is killed, `stay_with_parent` ends the
-    others.
+    it); the others are then ended. Signals are passed on; PREEMPTED where all ranks that did not end with 0 answer them
+    so. When this process is killed, `stay_with_parent` ends the others.
     """
     listening = None if master_port else _listen(master_addr)
     port = master_port or listening.getsockname()[1]  # type: ignore[union-attr]
@@ -66,7 +68,7 @@ def run(
     # What is ignored stays so: nohup ignores SIGHUP, a shell's background job SIGINT.
     before = {
         number: signal.signal(number, note)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     ranks: list[_Rank] = []
@@ -138,7 +140,8 @@ def stay_with_parent(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def _supervise(ranks: list[_Rank], received: list[int]) -> int:
-    status = 0
+    status, asked = 0, 0
+    expected = {0, PREEMPTED}  # ways to end that are no failure
     kill_at = math.inf
     running = list(ranks)
     with selectors.DefaultSelector() as selector:
@@ -151,7 +154,9 @@ def _supervise(ranks: list[_Rank], received: list[int]) -> int:
             _pass_on(selector, _POLL_S)
             ended = [rank for rank in running if rank.process.poll() is not None]
             running = [rank for rank in running if rank not in ended]
-            failed = [rank for rank in ended if rank.process.returncode != 0]
+            failed = [rank for rank in ended if rank.process.returncode not in expected]
+            if any(rank.process.returncode == PREEMPTED for rank in ended):
+                kill_at = min(kill_at, time.monotonic() + _LEAVING_GRACE_S)
             if failed and not status:
                 _pass_on_all(selector)  # their last words come before ours
                 _say(failed, running)
@@ -159,18 +164,27 @@ def _supervise(ranks: list[_Rank], received: list[int]) -> int:
                 kill_at = time.monotonic() + _FAILURE_GRACE_S
                 _signal_all(running, signal.SIGTERM)
             for number in received:
+                grace_s = _SIGNAL_GRACE_S.get(signal.Signals(number), _OTHER_SIGNAL_GRACE_S)
                 # A second one: whoever sends it does not want to wait.
-                kill_at = time.monotonic() + (_SIGNAL_GRACE_S if kill_at == math.inf else 0.0)
-                status = status or 128 + number
-                _signal_all(running, number)
+                kill_at = time.monotonic() + (0.0 if asked else grace_s)
+                asked = asked or 128 + number
+                expected |= {-number, asked}
+                for rank in running:
+                    _pass_signal_on(rank, number)
             received.clear()
             if time.monotonic() > kill_at:
+                expected |= {-signal.SIGKILL}
                 _signal_all(running, signal.SIGKILL)
         _pass_on_all(selector)
     for rank in ranks:
         for ours, rest in rank.rest.items():
             _write(ours, rest + b"\n" if rest else b"")
-    return status
+    statuses = {rank.process.returncode for rank in ranks} - {0}
+    return (
+        PREEMPTED
+        if statuses == {PREEMPTED}
+        else status or asked or max(map(_shell_status, statuses), default=0)
+    )
 
 
 def _pass_on_all(selector: selectors.BaseSelector) -> None:
@@ -218,6 +232,15 @@ def _shell_status(returncode: int) -> int:
 
 def _signal_all(ranks: list[_Rank], number: int) -> None:
     for rank in ranks:
+        _signal(rank, number)
+
+
+def _pass_signal_on(rank: _Rank, number: int) -> None:
+    """To the rank. Those after which it still has something to do are not for what it has started: it needs it."""
+    if number in _SIGNAL_GRACE_S:
+        with suppress(ProcessLookupError):
+            rank.process.send_signal(number)
+    else:
         _signal(rank, number)
 
 

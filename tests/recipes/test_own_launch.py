@@ -201,7 +201,7 @@ def test_a_rank_that_does_not_listen_is_killed(capfd, monkeypatch, once_all_list
     wait_for_end([int(capfd.readouterr().out)])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_signals_reach_the_ranks(capfd, once_all_listen, number, request):
     before = signal.SIG_DFL  # not what a shell that runs the tests in the background makes of SIGINT: ignored
     request.addfinalizer(partial(signal.signal, number, signal.signal(number, before)))
@@ -212,6 +212,18 @@ def test_signals_reach_the_ranks(capfd, once_all_listen, number, request):
     assert shell(f"{once_all_listen} [ $RANK = 0 ] && {send} {listen}") == 128 + number
     assert sorted(capfd.readouterr().out.splitlines()) == ["0 got it", "1 got it"]
     assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize(
+    ("last", "status"), [("exit 75", 75), ("exit 0", 75), ("exit 4", 4), ("kill -KILL $$", 137)]
+)
+def test_ranks_that_were_pre_empted_end_in_peace(capfd, once_all_listen, last, status):
+    """The first one that is through does not end the others, and what they started gets no signal of its own."""
+    helper = "(trap 'echo helper hit' USR1; sleep 1) & trap 'asked=1' USR1; listens; wait"
+    leave = f'[ "$asked" ] || exit 9; if [ $RANK = 1 ]; then sleep 0.5; echo late; {last}; fi; exit 75'
+    send = "(once '0 1' kill -USR1 $PARTIAL_FC_PARENT) &"
+    assert shell(f"{once_all_listen} [ $RANK = 0 ] && {send} {helper}; {leave}") == status
+    assert capfd.readouterr().out.splitlines() == ["late"]
 
 
 # ---- how the ranks meet
