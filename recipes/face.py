@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from partial_fc import keyed, models
+from partial_fc import checkpoint, keyed, models
 from partial_fc.comm import World
 from partial_fc.data import Loader, Source, Synthetic, open_source
 from partial_fc.data.augment import glyph, mirror
@@ -25,7 +25,7 @@ from partial_fc.optim import backbone as backbone_optimizer
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
 from partial_fc.optim.schedule import Schedule, linear_scaling
 from partial_fc.train import activation_checkpointing
-from partial_fc.train.job import Job
+from partial_fc.train.job import EXIT_PREEMPTED, Job
 from partial_fc.train.log import open_files
 from partial_fc.train.loop import train
 from partial_fc.train.precision import Precision, choose
@@ -36,10 +36,15 @@ from recipes.face_head import build_head, head_lr_ratio
 from recipes.face_run import State, resume, write_results
 
 
-def main(arguments: list[str]) -> None:
-    """Parse, put the parts together, train, write what came out."""
+def main(arguments: list[str]) -> int:
+    """Parse, join the others, run; returns the exit status."""
     config, notes = parse(arguments)
     world, device = machine.join(config)
+    return run(config, notes, world, device)
+
+
+def run(config: Config, notes: list[str], world: World, device: torch.device) -> int:
+    """Puts the parts together, trains, writes what came out."""
     logger = open_files(config.models_root, world)
     versions = machine.versions()
     logger.info(f"{world} on {device}; {json.dumps(versions)}")
@@ -85,17 +90,19 @@ def main(arguments: list[str]) -> None:
 
         # ---- start: a given checkpoint, else the newest of this run, else --pretrained, else from scratch
         state = State(weights, optimizer, head, sync, precision)
-        step, position, best = resume(config, state, total_steps, logger)
-        if step == total_steps and (config.models_root / "result.json").exists():
+        saver = checkpoint.Saver(config.checkpoints, world, config.keep_checkpoints)
+        start = resume(config, state, total_steps, logger)
+        if start.step == total_steps and (config.models_root / "result.json").exists():
             logger.info(
                 f"{config.models_root} is finished, see result.json; to go on give more --max-steps or --epochs, to "
                 "start anew another --models-root"
             )
+            saver.close()
             world.close()
-            return
+            return 0
 
         # ---- train
-        with _loader(config, source, position, world, device) as loader:
+        with _loader(config, source, start.position, world, device) as loader:
             job = Job(
                 world=world,
                 device=device,
@@ -119,18 +126,27 @@ def main(arguments: list[str]) -> None:
                 frequent=config.frequent,
                 telemetry_every=config.telemetry_every,
                 checkpoint_every=config.checkpoint_every,
-                keep_checkpoints=config.keep_checkpoints,
-                configuration=dataclasses.asdict(config),
-                step=step,
-                position=position,
-                best=best,
+                saver=saver,
+                save_best=config.save_best,
+                class_names=None,
+                facts={"configuration": dataclasses.asdict(config), "versions": versions},
+                **dataclasses.asdict(start),
             )
             outcome = train(job)
-        if world.rank == 0:
-            write_results(config, job, outcome, num_classes, versions)
-        world.barrier(name="end")
-        logger.info(f"Training is over! {config.models_root / 'result.json'}")
+        saver.close()
+        if outcome.stopped:
+            logger.info(f"stopped at step {job.step}, as asked; the same command goes on from there")
+        else:
+            if world.rank == 0:
+                write_results(config, job, outcome, num_classes, versions)
+            world.barrier(name="end")
+            logger.info(f"Training is over! {config.models_root / 'result.json'}")
+        if not outcome.saved:
+            raise OSError(
+                f"the last state, of step {job.step}, is in no checkpoint below {config.checkpoints}: see above"
+            )
         world.close()
+        return EXIT_PREEMPTED if outcome.stopped else 0
 
 
 def _source(config: Config) -> Source:

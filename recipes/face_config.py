@@ -191,12 +191,18 @@ class Config:
     lengths, classes that look like one identity; 0: never."""
     verbose: int = 2000
     """Steps between two verifications; 0: only at the end."""
+    checkpoint_dir: Path | None = None
+    """Where checkpoints are written: a folder that all hosts see, or one of its own on each. none: checkpoints in
+    --models-root."""
     checkpoint_every: int = 2000
-    """Steps between two checkpoints; 0: only at the end."""
+    """Steps between two checkpoints, which are written while training goes on; 0: only at the end."""
     keep_checkpoints: int = 3
     """Older ones are removed."""
+    save_best: bool = True
+    """A checkpoint also whenever a verification was the best so far (mean accuracy of all sets); the best one is kept
+    besides --keep-checkpoints."""
     resume: str = "auto"
-    """auto: go on from the newest checkpoint in --models-root, if any; never; or the DIR of a checkpoint."""
+    """auto: go on from the newest checkpoint of --checkpoint-dir, if any; never; or the DIR of a checkpoint."""
     models_root: Path = Path("runs/face")
     """Where everything is written: model, checkpoints, logs, TensorBoard, result.json, roc.png."""
 
@@ -246,6 +252,11 @@ class Config:
             )
         if self.batch_size == 1 and not self.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder that they are in."""
+        return self.checkpoint_dir or self.models_root / "checkpoints"
 
     @property
     def synthetic(self) -> bool:

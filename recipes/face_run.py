@@ -2,14 +2,15 @@
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import Logger
 from pathlib import Path
 
 import torch
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint.agree import check_replicas, open_checkpoint
+from partial_fc.checkpoint.agree import check_replicas, newest_common, open_checkpoint
+from partial_fc.checkpoint.folders import step_of
 from partial_fc.head import PartialFC
 from partial_fc.machine import peak_bytes
 from partial_fc.optim.backbone import load_named_state, named_state
@@ -48,22 +49,30 @@ class State:
     precision: Precision
 
 
-def resume(
-    config: Config, state: State, total_steps: int, logger: Logger
-) -> tuple[int, int, dict[str, float]]:
-    """(step, position in the data, best scores) to start from; loads the state."""
-    newest = checkpoint.newest(config.models_root / "checkpoints")
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins."""
+
+    step: int = 0
+    position: int = 0  # in the data
+    best: dict[str, float] = field(default_factory=dict)
+    best_score: float = 0.0
+
+
+def resume(config: Config, state: State, total_steps: int, logger: Logger) -> Start:
+    """Gives the run the state that it starts from: that of --resume, else none. A collective."""
+    world = state.head.world
+    newest = newest_common(config.checkpoints, world)
     folder = {"never": None, "auto": newest}.get(config.resume, Path(config.resume))
-    found = open_checkpoint(folder, state.head.world)
-    start_step = found.step if found else -1
-    if newest and start_step < checkpoint.Checkpoint(newest).step:
+    found = open_checkpoint(folder, world)
+    if newest and (found.step if found else -1) < step_of(newest):
         # Checkpoints are kept and found by their step: those of the other run would count as the newest.
         raise ValueError(
             f"{newest} is ahead of where this run would start (--resume {config.resume}); use another --models-root, "
             "or remove the checkpoints that are not wanted"
         )
     if found is None:
-        return 0, 0, {}
+        return Start()
     if found.step > total_steps:
         raise ValueError(
             f"{folder} is at step {found.step}, beyond this run's {total_steps}; use another --models-root or "
@@ -84,12 +93,16 @@ def resume(
         (*state.weights.state_dict().values(), *named_state(state.optimizer, state.weights).values()),
         state.head.world,
     )
+    buffers = dict(state.weights.module.named_buffers())
+    for name, buffer in found.buffers(world).items():
+        buffers[name].copy_(buffer)
     for note in (*found.load_head(state.head), *_load_exchange(found, state)):
         logger.info(f"note: {note}")
     if state.precision.scaler and "loss_scaler" in found.manifest:
         state.precision.scaler.load_state(found.manifest["loss_scaler"])
     logger.info(f"resumed from {folder}")
-    return found.step, found.manifest["position"], found.manifest["best"]
+    manifest = found.manifest
+    return Start(found.step, manifest["position"], manifest["best"], manifest.get("best_score") or 0.0)
 
 
 def _load_exchange(found: checkpoint.Checkpoint, state: State) -> Iterator[str]:

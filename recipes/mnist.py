@@ -33,7 +33,8 @@ from partial_fc.models.convnet import NUM_CLASSES, SIDE, ConvNet
 from partial_fc.optim.backbone import named_state
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
 from partial_fc.train.log import LossCurve, Progress, open_files
-from partial_fc.train.precision import Precision, RunningStatistics, Weights, choose
+from partial_fc.train.precision import Precision, Weights, choose
+from partial_fc.train.running_statistics import RunningStatistics
 from partial_fc.train.sync_batch_norm import convert
 from recipes import compression, machine, mnist_checkpoint
 from recipes.mnist_config import Config, parse
@@ -56,6 +57,7 @@ class Run:
     weights: Weights
     optimizer: torch.optim.Optimizer
     sync: GradientSync
+    saver: checkpoint.Saver
     position: mnist_checkpoint.Position
 
 
@@ -93,6 +95,7 @@ def main(arguments: list[str]) -> int:
     # ---- start: a given checkpoint, else the newest of this run, else --load-amp, else from scratch
     run = Run(
         config, world, device, logger, Images(train_set), Images(test_set), model, precision, weights, optimizer, sync,
+        checkpoint.Saver(config.models_root / "checkpoints", world, config.keep_checkpoints, keep_best=False),
         mnist_checkpoint.Position(),
     )  # fmt: skip
     run.position = mnist_checkpoint.resume(run, num_updates)
@@ -105,6 +108,11 @@ def main(arguments: list[str]) -> int:
         )
     else:
         _train_and_report(run, num_updates, versions)
+    run.saver.close()
+    if run.saver.last_failed:
+        raise OSError(
+            f"the last state, of step {run.position.step}, is in no checkpoint below {run.saver.root}: see above"
+        )
     world.close()
     return 0
 

@@ -1,32 +1,24 @@
 """Where a run of recipe `mnist` stands: written after each epoch, found again, and taken from Apex's files.
 
-models_root/checkpoints/step-00000600/
-    backbone.safetensors     the whole ConvNet: fp32 weights, batch-norm statistics of all ranks together; rank 0
-    optimizer.safetensors    momentum, by parameter name; rank 0
-    rank-00000-of-00002.safetensors
-                             what that rank has for itself: its own batch-norm statistics, and what gradient compression
-                             still owes
-    manifest.json, COMPLETE  as in `partial_fc.checkpoint`
+A checkpoint is that of `partial_fc.checkpoint` without a head: the ConvNet with the batch-norm statistics of all ranks
+together, momentum, and what each rank has for itself.
 """
 
 import dataclasses
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint import apex
-from partial_fc.checkpoint.agree import open_checkpoint
-from partial_fc.checkpoint.files import save_tensors, write_json
-from partial_fc.checkpoint.write import FORMAT, MARKER, complete, folder_name
+from partial_fc.checkpoint.agree import newest_common, open_checkpoint
+from partial_fc.checkpoint.folders import step_of
+from partial_fc.checkpoint.snapshot import FORMAT
 from partial_fc.optim.backbone import load_named_state, named_state
-from partial_fc.optim.exchange import joined
 from partial_fc.train.precision import LossScaler
-from recipes.mnist_evaluation import joined_statistics
+from partial_fc.train.running_statistics import joined_statistics
 
 if TYPE_CHECKING:
     from recipes.mnist import Run
@@ -58,36 +50,25 @@ class Position:
 
 
 def save(run: "Run") -> None:
-    """All ranks write where the run stands; all but the newest --keep-checkpoints go. A collective."""
-    root = run.config.models_root / "checkpoints"
-    folder = root / folder_name(run.position.step)
-    folder.mkdir(parents=True, exist_ok=True)
-    model = model_state(run)
-    if run.world.rank == 0:
-        (folder / MARKER).unlink(missing_ok=True)  # of an earlier try at this step
-        save_tensors(model, folder / "backbone.safetensors")
-        save_tensors(named_state(run.optimizer, run.weights), folder / "optimizer.safetensors")
-        write_json(_manifest(run), folder / "manifest.json")
+    """All ranks write where the run stands, and return when it is on the disk. A collective."""
     own = {f"buffer/{name}": t for name, t in run.model.named_buffers()}
     own |= {f"exchange/{name}": t for name, t in run.sync.state().items()}
-    save_tensors(own, _rank_file(folder, run.world.rank, run.world.size))
-    run.world.barrier(name="checkpoint/written")
-    if run.world.rank == 0:
-        (folder / MARKER).write_text("")
-        for old in sorted(complete(root))[: -run.config.keep_checkpoints]:
-            (old / MARKER).unlink()  # first, so that half a folder never looks whole
-            shutil.rmtree(old)
-        if run.config.save_amp:
-            scaler = run.precision.scaler
-            state = (scaler.scale, scaler.clean_steps) if scaler else (1.0, 0)
-            apex.write(run.config.save_amp, model, run.optimizer, *state)
-    run.world.barrier(name="checkpoint/complete")
-    run.logger.info(f"checkpoint {folder}")
+    model = model_state(run)
+    optimizer = named_state(run.optimizer, run.weights)
+    world = run.world
+    run.saver.begin(
+        checkpoint.Snapshot(world.rank, world.size, run.position.step, _manifest(run), model, optimizer, own)
+    )
+    run.saver.finish()
+    if world.rank == 0 and run.config.save_amp:
+        scaler = run.precision.scaler
+        state = (scaler.scale, scaler.clean_steps) if scaler else (1.0, 0)
+        apex.write(run.config.save_amp, model, run.optimizer, *state)
 
 
 def model_state(run: "Run") -> dict[str, Tensor]:
     """fp32 weights, and the batch-norm statistics of all ranks together. A collective."""
-    with joined_statistics(run):
+    with joined_statistics(run.model, run.world):
         return {name: t.detach().clone() for name, t in run.weights.state_dict().items()}
 
 
@@ -103,19 +84,14 @@ def _manifest(run: "Run") -> dict:
     }
 
 
-def _rank_file(folder: Path, rank: int, size: int) -> Path:
-    return folder / f"rank-{rank:05d}-of-{size:05d}.safetensors"
-
-
 def resume(run: "Run", num_updates: int) -> Position:
     """Gives the run the state that it starts from: a given checkpoint, else the newest of this run, else --load-amp,
     else none. A collective. Raises ValueError, on all ranks, where they find different ones."""
     config = run.config
-    newest = checkpoint.newest(config.models_root / "checkpoints")
+    newest = newest_common(run.saver.root, run.world)
     folder = {"never": None, "auto": newest}.get(config.resume, Path(config.resume))
     found = open_checkpoint(folder, run.world)
-    step = found.step if found else 0
-    if newest and step < checkpoint.Checkpoint(newest).step:
+    if newest and (found.step if found else -1) < step_of(newest):
         # Checkpoints are kept and found by their step: those of the other run would count as the newest.
         raise ValueError(
             f"{newest} is ahead of where this run would start (--resume {config.resume}); use another --models-root, "
@@ -149,7 +125,7 @@ def _load(run: "Run", found: checkpoint.Checkpoint, num_updates: int) -> Positio
     load_named_state(run.optimizer, run.weights, found.optimizer())
     if run.precision.scaler and manifest["scaler"]:
         run.precision.scaler.load_state(manifest["scaler"])
-    _load_own(run, found.folder, manifest["world_size"], manifest["configuration"]["gradient_compression"])
+    _load_own(run, found)
     world.barrier(name="mnist/resumed")
     run.logger.info(f"resumed from {found.folder}")
     return position
@@ -173,28 +149,15 @@ def _check_position(run: "Run", found: checkpoint.Checkpoint, position: Position
     assert position.update < num_updates or changed
 
 
-def _load_own(run: "Run", folder: Path, num_ranks: int, compression: str) -> None:
+def _load_own(run: "Run", found: checkpoint.Checkpoint) -> None:
     """What each rank has for itself. Of another number of ranks: batch norms go on with the joined statistics, and what
     compression owes is shared out."""
-    paths = [_rank_file(folder, rank, num_ranks) for rank in range(num_ranks)]
-    same = num_ranks == run.world.size
-    wanted = [paths[run.world.rank]] if same else paths
-    missing = [path for path in wanted if not path.exists()]
-    if missing:
-        raise ValueError(f"{missing[0]} is missing. Copy the rank files of all hosts into {folder}")
-    if same:
-        own = load_file(wanted[0])
-        buffers = dict(run.model.named_buffers())
-        for name, t in _below("buffer/", own).items():
-            buffers[name].copy_(t)
-    if compression != run.config.gradient_compression:
-        return  # another compression owes nothing; the flags' difference has been noted
-    states = (_below("exchange/", load_file(path)) for path in wanted)
-    run.sync.load_state(next(states) if same else joined(states, run.world.size))
-
-
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    buffers = dict(run.model.named_buffers())
+    for name, t in found.buffers(run.world).items():
+        buffers[name].copy_(t)
+    if found.manifest["configuration"]["gradient_compression"] == run.config.gradient_compression:
+        run.sync.load_state(found.exchange(run.world))
+    # else: another compression owes nothing; the flags' difference has been noted
 
 
 def _load_amp(run: "Run", path: Path) -> None:

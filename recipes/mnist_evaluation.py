@@ -3,8 +3,6 @@
 M mistakes, N test images, C classes.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,8 +12,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.models.convnet import NUM_CLASSES
-from partial_fc.optim.gradient_sync import average_batch_norm
-from partial_fc.train.precision import RunningStatistics
+from partial_fc.train.running_statistics import joined_statistics
 from recipes.mnist_data import Images, pixels
 
 if TYPE_CHECKING:
@@ -52,18 +49,6 @@ class Evaluation(NamedTuple):
         )
 
 
-@contextmanager
-def joined_statistics(run: "Run") -> Iterator[None]:
-    """Inside, the batch norms have the running statistics of all ranks together; afterwards their own again, so that
-    training does not depend on when it was looked at. A collective."""
-    own = RunningStatistics(run.model)
-    average_batch_norm(run.model, run.world)
-    try:
-        yield
-    finally:
-        own.restore()
-
-
 @torch.no_grad()
 def evaluate(run: "Run") -> Evaluation:
     """The test set, each image on one rank: rank r has r, r + W, r + 2W, ..., so nothing is padded. Two collectives and
@@ -72,7 +57,7 @@ def evaluate(run: "Run") -> Evaluation:
     test = run.test_images
     counts = torch.zeros(NUM_CLASSES**2 + 1, dtype=torch.int64)
     mistakes = []
-    with joined_statistics(run):
+    with joined_statistics(run.model, run.world):
         for index_B in torch.arange(run.world.rank, len(test), run.world.size).split(_BATCH):
             image_B1HW, label_B = test.image_N1HW[index_B], test.label_N[index_B]
             with run.precision.autocast():

@@ -1,19 +1,38 @@
 """Checkpoints that any number of ranks can load.
 
 models_root/checkpoints/step-00001000/
-    backbone.safetensors             parameters and buffers; rank 0
-    optimizer.safetensors            the backbone optimiser's state by parameter name; rank 0
+    manifest.json                    step, position in the data, class ranges, scores, configuration, versions
+    backbone.safetensors             parameters; running statistics of all ranks together
+    optimizer.safetensors            the backbone optimiser's state by parameter name
+    class-names.txt                  one a line, by class number, where classes have names
     head-00000-of-00002-classes-<start>-<stop>.safetensors
                                      made rows of classes [start, stop): centres, and one tensor per row state;
                                      each rank has as many of these as its rows need
     head-00000-of-00002-hard-negatives.safetensors
                                      that rank's lists, if there are any
-    manifest.json                    step, position in the data, class ranges, best scores, configuration, versions
+    rank-00000-of-00002.safetensors  what only that rank has: its running statistics, residuals of a compression
+    rank-00000-of-00002.sha256       the checksums of what that rank wrote: `sha256sum -c rank-*.sha256`
     COMPLETE                         written last; a folder without it does not count
+
+A rank's share is taken at once (snapshot.py), written in the background (write.py) and found again (folders.py,
+agree.py, read.py). What is equal on all ranks is written by one rank of each folder, so that it is on every host where
+hosts do not share one.
 """
 
 from partial_fc.checkpoint.files import write_json
-from partial_fc.checkpoint.read import Checkpoint, newest
-from partial_fc.checkpoint.write import save, save_model
+from partial_fc.checkpoint.folders import best, complete, newest
+from partial_fc.checkpoint.read import Checkpoint
+from partial_fc.checkpoint.snapshot import Snapshot, take
+from partial_fc.checkpoint.write import Saver, save_model
 
-__all__ = ["Checkpoint", "newest", "save", "save_model", "write_json"]
+__all__ = [
+    "Checkpoint",
+    "Saver",
+    "Snapshot",
+    "best",
+    "complete",
+    "newest",
+    "save_model",
+    "take",
+    "write_json",
+]

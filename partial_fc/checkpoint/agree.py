@@ -7,8 +7,32 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from partial_fc.checkpoint.folders import complete, step_of
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.comm import World
+
+
+def newest_common(root: Path, world: World) -> Path | None:
+    """The newest checkpoint below root that counts for all ranks, where each host has a root of its own, too; None: no
+    rank has any. A collective. Raises ValueError, on all ranks, where some have checkpoints and there is none that all
+    have."""
+    here = [step_of(folder) for folder in complete(root)]
+    count_W = world.all_gather(torch.tensor([len(here)]), name="checkpoint/num_found").tolist()
+    found = world.all_gather(torch.tensor(here, dtype=torch.int64), name="checkpoint/found")
+    steps_W = [set(steps.tolist()) for steps in found.split(count_W)]
+    common = set.intersection(*steps_W)
+    if common:
+        return next(folder for folder in complete(root) if step_of(folder) == max(common))
+    if not any(count_W):
+        return None
+    each = ", ".join(
+        f"rank {rank} {'none' if not steps else 'step ' + ' '.join(map(str, sorted(steps)))}"
+        for rank, steps in enumerate(steps_W)
+    )
+    raise ValueError(
+        f"{world}: no checkpoint below {root} is there for all ranks: {each}. Give a --checkpoint-dir that all hosts "
+        "see, bring the folders of the hosts that wrote them, or start anew with another --models-root"
+    )
 
 
 def open_checkpoint(folder: Path | None, world: World) -> Checkpoint | None:
@@ -28,7 +52,8 @@ def open_checkpoint(folder: Path | None, world: World) -> Checkpoint | None:
         each = ", ".join(f"rank {rank} {seen.get(s, f'step {s}')}" for rank, s in enumerate(step_W))
         raise ValueError(
             f"{world}: the ranks would not go on from the same checkpoint: {each}. Checkpoints must lie where all "
-            "hosts see them: give a --models-root that they share, or a new one"
+            "hosts see them, or on each host: give another --checkpoint-dir or --resume, or start anew with another "
+            "--models-root"
         )
     return found
 

@@ -1,27 +1,96 @@
-"""Files that take the place of older ones at once, or not at all."""
+"""Files that take the place of older ones at once, or not at all; on the disk when a call returns; with checksums."""
 
+import hashlib
 import json
 import math
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+import torch
 from torch import Tensor
 
+# As the safetensors format spells them: https://github.com/huggingface/safetensors#format
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_PIECE_BYTES = 8 << 20
 
-def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Into a new file that takes the old one's place at once."""
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> str:
+    """Writes a safetensors file; returns its SHA-256 in hex. Tensors on the CPU are not copied, and most of the work
+    is done without holding up other threads. Raises OSError with the path."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    # The widest first, so that all of them are aligned.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    for name, t in ordered:
+        begin, end = end, end + t.numel() * t.element_size()
+        header[name] = {"dtype": _DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    pieces = (memoryview(_bytes(t)) for _, t in ordered)
+    return write(path, (memoryview(len(text).to_bytes(8, "little") + text), *pieces))
+
+
+def _bytes(t: Tensor) -> Any:
+    return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def write(path: Path, contents: Iterable[memoryview | bytes]) -> str:
+    """Writes a file and returns its SHA-256 in hex. It has its name only when it is whole and on the disk; the folder
+    must be synced (`sync_folder`) before the name can be relied on. Raises OSError with the path."""
     partial = path.with_name(path.name + ".partial")
-    save_file({name: t.detach().contiguous() for name, t in tensors.items()}, partial, metadata)
-    os.replace(partial, path)
+    digest = hashlib.sha256()
+    try:
+        with partial.open("wb", buffering=0) as file:
+            for content in contents:
+                for begin in range(0, len(content), _PIECE_BYTES):
+                    piece = memoryview(content)[begin : begin + _PIECE_BYTES]
+                    digest.update(piece)
+                    while piece:
+                        piece = piece[file.write(piece) :]
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)  # what a full disk needs most is room
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    return digest.hexdigest()
 
 
-def write_json(value: Any, path: Path) -> None:
-    """JSON, for people and scripts to read. NaN and infinity, which JSON does not have, become null."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(_finite(value), indent=2, default=str, allow_nan=False) + "\n")
-    os.replace(partial, path)
+def write_json(value: Any, path: Path) -> str:
+    """JSON, for people and scripts to read; returns its SHA-256. NaN and infinity, which JSON lacks, become null."""
+    return write(path, (as_json(value).encode(),))
+
+
+def as_json(value: Any) -> str:
+    """What `write_json` writes."""
+    return json.dumps(_finite(value), indent=2, default=str, allow_nan=False) + "\n"
+
+
+def sync_folder(path: Path) -> None:
+    """Names given and taken in this folder are on the disk when this returns."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def sha256(path: Path) -> str:
+    """Of a file's contents, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _finite(value: Any) -> Any:

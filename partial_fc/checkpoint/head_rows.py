@@ -11,19 +11,32 @@ only.
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
-from partial_fc.checkpoint.files import save_tensors
+from partial_fc.checkpoint.sums import Sums
 from partial_fc.head import PartialFC
 
 PART_BYTES = 256 << 20
 _RANGE = re.compile(r"-classes-(\d+)-(\d+)\.safetensors$")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of classes [start, stop): what one file holds."""
+
+    start: int
+    stop: int
+    rows: dict[str, Tensor]  # and "class", where some of the range were never made
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.rows.values())
 
 
 def facts(head: PartialFC) -> dict[str, Any]:
@@ -38,27 +51,44 @@ def facts(head: PartialFC) -> dict[str, Any]:
     }
 
 
-def save(head: PartialFC, folder: Path) -> None:
-    """This rank's files."""
-    name = f"head-{head.world.rank:05d}-of-{head.world.size:05d}"
-    for old in folder.glob(f"{name}-*"):  # of an earlier try at this step, which may have cut other ranges
-        old.unlink()
+def file_name(rank: int, world_size: int, start: int, stop: int) -> str:
+    return f"{_prefix(rank, world_size)}-classes-{start:012d}-{stop:012d}.safetensors"
+
+
+def hard_negatives_name(rank: int, world_size: int) -> str:
+    return f"{_prefix(rank, world_size)}-hard-negatives.safetensors"
+
+
+def _prefix(rank: int, world_size: int) -> str:
+    return f"head-{rank:05d}-of-{world_size:05d}"
+
+
+def class_bytes(head: PartialFC) -> int:
+    """Of one class's rows."""
+    return sum(t[:1].numel() * t.element_size() for t in head.row_state().values())
+
+
+def parts(head: PartialFC, copy: bool) -> Iterator[Part]:
+    """The made classes of this rank, file by file. copy: into memory of their own, on the CPU; else a part may be a
+    view, and is to be done with before the head moves on."""
     rows, made_L = head.row_state(), head.made_classes()
-    class_bytes = sum(t[:1].numel() * t.element_size() for t in rows.values())
-    for begin, end in _parts(made_L, max(1, PART_BYTES // max(1, class_bytes))):
+    for begin, end in _ranges(made_L, max(1, PART_BYTES // max(1, class_bytes(head)))):
         at_M = made_L[begin:end].nonzero().squeeze(1) + begin
         if len(at_M) == end - begin:
             part = {name: tensor[begin:end] for name, tensor in rows.items()}
+            if copy:
+                part = {name: _copied(tensor) for name, tensor in part.items()}
         else:
-            part = {name: tensor.index_select(0, at_M) for name, tensor in rows.items()}
-            part["class"] = at_M + head.shard.start
-        start, stop = head.shard.start + begin, head.shard.start + end
-        save_tensors(part, folder / f"{name}-classes-{start:012d}-{stop:012d}.safetensors")
-    if head.hard_negatives is not None:
-        save_tensors(head.hard_negatives.state(), folder / f"{name}-hard-negatives.safetensors")
+            part = {name: tensor.index_select(0, at_M).cpu() for name, tensor in rows.items()}
+            part["class"] = at_M.cpu() + head.shard.start
+        yield Part(head.shard.start + begin, head.shard.start + end, part)
 
 
-def _parts(made_L: Tensor, most: int) -> Iterator[tuple[int, int]]:
+def _copied(t: Tensor) -> Tensor:
+    return t.clone() if t.device.type == "cpu" else t.cpu()
+
+
+def _ranges(made_L: Tensor, most: int) -> Iterator[tuple[int, int]]:
     """Consecutive ranges with at most `most` made classes each; none of no classes."""
     size = min(most, 4096)
     begin = held = 0
@@ -72,9 +102,9 @@ def _parts(made_L: Tensor, most: int) -> Iterator[tuple[int, int]]:
         yield begin, len(made_L)
 
 
-def load(folder: Path, manifest: dict[str, Any], head: PartialFC) -> list[str]:
+def load(folder: Path, manifest: dict[str, Any], sums: Sums, head: PartialFC) -> list[str]:
     """Gives the head the rows of its class range. Returns what a user should know. Raises ValueError where the
-    checkpoint is of another head, or a file is missing."""
+    checkpoint is of another head, or a file is missing or damaged."""
     now = facts(head)
     for fact in ("num_classes", "embedding_size", "sub_centres"):
         if manifest[fact] != now[fact]:
@@ -85,8 +115,9 @@ def load(folder: Path, manifest: dict[str, Any], head: PartialFC) -> list[str]:
         notes.append(f"{folder} was trained with another margin: what this one remembers starts anew")
     head.load_facts(manifest["head"])
     for path, start, low, high in files:
+        sums.check(path)
         _load_part(path, start, low, high, head)
-    return notes + _load_hard_negatives(folder, manifest, now, head)
+    return notes + _load_hard_negatives(folder, manifest, sums, now, head)
 
 
 def _files_for(folder: Path, world_size: int, head: PartialFC) -> list[tuple[Path, int, int, int]]:
@@ -123,7 +154,7 @@ def _load_part(path: Path, start: int, low: int, high: int, head: PartialFC) -> 
 
 
 def _load_hard_negatives(
-    folder: Path, manifest: dict[str, Any], now: dict[str, Any], head: PartialFC
+    folder: Path, manifest: dict[str, Any], sums: Sums, now: dict[str, Any], head: PartialFC
 ) -> list[str]:
     if head.hard_negatives is None:
         return []
@@ -133,8 +164,5 @@ def _load_hard_negatives(
                 f"the lists of hard negatives start empty: {folder} has {manifest[fact]} {what}, this run {now[fact]}"
             ]
     world = head.world
-    path = folder / f"head-{world.rank:05d}-of-{world.size:05d}-hard-negatives.safetensors"
-    if not path.exists():
-        raise ValueError(f"{path} is missing. Copy the head files of all hosts into this folder")
-    head.hard_negatives.load_state(load_file(path))
+    head.hard_negatives.load_state(sums.load(folder / hard_negatives_name(world.rank, world.size)))
     return []

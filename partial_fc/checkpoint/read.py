@@ -4,58 +4,101 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from partial_fc.checkpoint import head_rows
-from partial_fc.checkpoint.write import FORMAT, MARKER, complete, exchange_name
+from partial_fc.checkpoint.folders import MARKER
+from partial_fc.checkpoint.snapshot import FORMAT, own_name
+from partial_fc.checkpoint.sums import Sums
 from partial_fc.comm import World
 from partial_fc.head import PartialFC
 from partial_fc.optim.exchange import joined
 
-
-def newest(root: Path) -> Path | None:
-    """The complete checkpoint with the most steps below root."""
-    return max(complete(root), default=None)
+_READABLE = (3, FORMAT)  # 3: without checksums and running statistics of the ranks
 
 
 class Checkpoint:
-    """One complete checkpoint folder. Raises ValueError for one that is not."""
+    """One complete checkpoint folder. Raises ValueError for one that is not. What is read from it is compared with its
+    checksums first."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         if not (folder / MARKER).exists():
             raise ValueError(f"{folder} is no complete checkpoint: it has no file {MARKER}")
-        self.manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-        if self.manifest["format"] != FORMAT:
-            raise ValueError(f"{folder} has format {self.manifest['format']}; this version reads {FORMAT}")
+        self.manifest = _manifest(folder)
+        self.sums = Sums(folder, self.manifest["world_size"])
+        self.sums.check(folder / "manifest.json")
 
     @property
     def step(self) -> int:
         return self.manifest["step"]
 
+    @property
+    def class_names(self) -> list[str] | None:
+        """By class number; None: the classes have none but their numbers."""
+        path = self.folder / "class-names.txt"
+        if not path.exists():
+            return None
+        self.sums.check(path)
+        return path.read_text("utf-8").split("\n")[:-1]
+
     def backbone(self) -> dict[str, Tensor]:
-        return load_file(self.folder / "backbone.safetensors")
+        return self.sums.load(self.folder / "backbone.safetensors")
 
     def optimizer(self) -> dict[str, Tensor]:
-        return load_file(self.folder / "optimizer.safetensors")
+        return self.sums.load(self.folder / "optimizer.safetensors")
 
     def exchange(self, world: World) -> dict[str, Tensor]:
         """What this rank's gradient compression remembers. On another number of ranks each takes an equal part of what
         all of them owed. Empty: the run had none."""
-        size = self.manifest["world_size"]
-        paths = [self.folder / exchange_name(rank, size) for rank in range(size)]
-        there = [path for path in paths if path.exists()]
-        if not there:
+        if self.manifest["world_size"] == world.size:
+            return _below("exchange/", self._own(world.rank))
+        owed = [_below("exchange/", self._own(rank)) for rank in range(self.manifest["world_size"])]
+        return joined(owed, world.size) if all(owed) else {}
+
+    def buffers(self, world: World) -> dict[str, Tensor]:
+        """The running statistics that this rank had; those of all ranks together are in the backbone, and are what
+        another number of ranks goes on with (empty here)."""
+        if self.manifest["world_size"] != world.size:
             return {}
-        if len(there) < size:
-            missing = next(path for path in paths if not path.exists())
-            raise ValueError(f"{missing} is missing. Copy the exchange files of all hosts into this folder")
-        if size == world.size:
-            return load_file(paths[world.rank])
-        return joined((load_file(path) for path in paths), world.size)
+        return _below("buffer/", self._own(world.rank))
 
     def load_head(self, head: PartialFC) -> list[str]:
         """Gives the head the rows of its class range, from as many files as they lie in, of which one at a time is in
         memory. Returns what the user should know: what could not be taken over."""
-        return head_rows.load(self.folder, self.manifest, head)
+        return head_rows.load(self.folder, self.manifest, self.sums, head)
+
+    def _own(self, rank: int) -> dict[str, Tensor]:
+        size = self.manifest["world_size"]
+        if self.manifest["format"] == 3:
+            path = self.folder / f"exchange-{rank:05d}-of-{size:05d}.safetensors"
+            return (
+                {f"exchange/{name}": t for name, t in self.sums.load(path).items()} if path.exists() else {}
+            )
+        path = self.folder / own_name(rank, size)
+        return self.sums.load(path) if path.exists() or self.sums[path.name] else {}
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """Raises ValueError for one that this version cannot read."""
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text())
+        form, facts = manifest["format"], (manifest["step"], manifest["world_size"])
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing: go on from another checkpoint (--resume DIR)") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is damaged: {error!r}; go on from another checkpoint (--resume DIR)"
+        ) from error
+    if form not in _READABLE:
+        raise ValueError(
+            f"{folder} has format {form!r}; this version reads {' and '.join(map(str, _READABLE))}"
+        )
+    if not all(isinstance(fact, int) and not isinstance(fact, bool) and fact >= 0 for fact in facts):
+        raise ValueError(f"{path} is damaged: step and world_size are {facts}, expected whole numbers")
+    return manifest
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

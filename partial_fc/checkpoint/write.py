@@ -1,73 +1,206 @@
-"""Writes checkpoints and the final model."""
+"""Writes checkpoints in the background, and the final model.
 
-import shutil
+A checkpoint goes through two jobs, each done by all ranks in threads of their own while training goes on:
+
+    writing   every rank writes its files, with checksums, and has them on the disk
+    marking   one rank of each folder writes COMPLETE there; older checkpoints may go once all have
+
+No thread speaks to another rank. Whether all ranks have done a job, and whether it failed on any, is told to the saver
+by the training thread, which finds out with the others (train/agreement.py). So where ranks see folders of their own
+instead of a shared one, a checkpoint is either whole in all of them or older ones are still there.
+"""
+
+import logging
+import secrets
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
+import psutil
+import torch
 from torch import Tensor
 
 from partial_fc.checkpoint import head_rows
-from partial_fc.checkpoint.files import save_tensors, write_json
+from partial_fc.checkpoint.files import save_tensors
+from partial_fc.checkpoint.folders import folder_name, mark, newest, prune, unmark
+from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import World
 from partial_fc.head import PartialFC
 
-FORMAT = 3
-MARKER = "COMPLETE"
+_log = logging.getLogger("partial_fc")
+_COPY_SHARE = 0.5  # of the memory that is free now
 
 
-def folder_name(step: int) -> str:
-    return f"step-{step:08d}"
+class Saver:
+    """Of one run, below `root`. All ranks call its methods at the same steps.
 
+        saver.begin(snapshot)                       # training goes on
+        saver.settle(any_busy, any_failed)          # after every step, with what all ranks say of busy and failed
+        saver.finish()                              # waits; a collective
 
-def save(
-    root: Path,
-    step: int,
-    backbone: dict[str, Tensor],
-    optimizer: dict[str, Tensor],
-    head: PartialFC,
-    exchange: dict[str, Tensor],
-    facts: dict[str, Any],
-    world: World,
-    keep: int,
-) -> Path:
-    """All ranks write the state after `step` updates to root/step-N, and remove all but the newest `keep`.
-
-    exchange: what this rank's gradient compression remembers (GradientSync.state). facts: what else is to be found
-    again, as JSON (position, best scores, configuration). A collective.
+    What cannot be written is said in the log of the rank, its files are removed, and the checkpoint does not count;
+    those before it stand.
     """
-    folder = root / folder_name(step)
-    folder.mkdir(parents=True, exist_ok=True)
-    if world.rank == 0:
-        (folder / MARKER).unlink(missing_ok=True)  # of an earlier try at this step
-        save_tensors(backbone, folder / "backbone.safetensors")
-        save_tensors(optimizer, folder / "optimizer.safetensors")
-        manifest = {"format": FORMAT, "step": step, **head_rows.facts(head), **facts}
-        write_json(manifest, folder / "manifest.json")
-    head_rows.save(head, folder)
-    name = exchange_name(world.rank, world.size)
-    (folder / name).unlink(missing_ok=True)  # of an earlier try at this step
-    if exchange:
-        save_tensors(exchange, folder / name)
-    world.barrier(name="checkpoint/written")
-    if world.rank == 0:
-        (folder / MARKER).write_text("")
-        for old in sorted(complete(root))[:-keep]:
-            (old / MARKER).unlink()  # first, so that half a folder never looks whole
-            shutil.rmtree(old)
-    world.barrier(name="checkpoint/complete")
-    return folder
+
+    def __init__(self, root: Path, world: World, keep: int, keep_best: bool = True):
+        """Raises ValueError, on all ranks, where one of them cannot write below root. A collective."""
+        self.root = root
+        self._world = world
+        self._keep, self._keep_best = keep, keep_best
+        self._beside = ranks_beside(root, world)
+        self._leads = world.rank == self._beside[0]
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._job: Future[tuple[int, float]] | None = None
+        self._marking = False
+        self._folder = root  # of the checkpoint under way
+        self._step = 0
+        self._began = self._pause_s = 0.0
+        self._told_of_memory = False
+        self.last_failed = False  # whether the last one that was begun could not be written, on any rank
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a checkpoint has been begun and is neither whole nor given up; alike on all ranks."""
+        return self._job is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether this rank's job is still being done."""
+        return self._job is not None and not self._job.done()
+
+    @property
+    def failed(self) -> bool:
+        """Whether this rank's job could not be done."""
+        return self._job is not None and self._job.done() and self._job.exception() is not None
+
+    def can_copy(self, head: PartialFC) -> bool:
+        """Whether this rank's rows fit into memory once more beside the training: then they can be written in the
+        background."""
+        if head.store.storage.place == "disk":
+            return False
+        num_bytes = int(head.made_classes().sum()) * head_rows.class_bytes(head)
+        fits = num_bytes * self._world.local_size < _COPY_SHARE * psutil.virtual_memory().available
+        if not fits and not self._told_of_memory:
+            self._told_of_memory = True
+            _log.warning(
+                f"checkpoints are written while training stands still: a copy of {num_bytes / 1e9:.1f} GB of centres "
+                f"and their state, by each of this host's {self._world.local_size} processes, would take more than "
+                f"{_COPY_SHARE:.0%} of the memory that is free"
+            )
+        return fits
+
+    def begin(self, snapshot: Snapshot, since: float | None = None) -> None:
+        """Starts to write; a snapshot that is no copy is written before this returns. since: when (perf_counter)
+        training was interrupted for it. A collective."""
+        if self.under_way:
+            raise ValueError(f"the checkpoint of step {self._step} is still under way; finish() first")
+        self._step, self._folder = snapshot.step, self.root / folder_name(snapshot.step)
+        self._marking, self.last_failed = False, False
+        self._began = time.perf_counter() if since is None else since
+        if self._leads:
+            unmark(self._folder)  # of an earlier try at this step
+        self._world.barrier(name="checkpoint/begin")  # nobody writes into a folder that still counts
+        self._job = self._thread.submit(self._write, snapshot)
+        if not snapshot.is_copy:
+            self._wait()
+        self._pause_s = time.perf_counter() - self._began
+
+    def settle(self, any_busy: bool, any_failed: bool) -> None:
+        """any_busy, any_failed: what the ranks said of `busy` and `failed`, equal on all of them."""
+        if self._job is None or any_busy:
+            return
+        error = self._job.exception()
+        if any_failed:
+            self._give_up(error)
+        elif self._marking:
+            self._job = None
+            if self._leads:
+                self._thread.submit(_prune, self.root, self._keep, self._keep_best)
+        else:
+            num_bytes, seconds = self._job.result()
+            _log.info(
+                f"checkpoint {self._folder}: {num_bytes / 1e6:.1f} MB of this rank; training paused for "
+                f"{self._pause_s:.3f} s, all was on the disk after {seconds:.2f} s"
+            )
+            self._marking = True
+            self._job = self._thread.submit(self._mark)
+
+    def finish(self) -> None:
+        """Returns when the checkpoint under way is whole or given up. A collective."""
+        while self.under_way:
+            self._wait()
+            failed = torch.tensor([float(self.failed)])
+            self.settle(False, bool(self._world.all_reduce(failed, "max", name="checkpoint/failed").item()))
+
+    def close(self) -> None:
+        """Waits for the thread; a checkpoint under way stays without its mark."""
+        self._thread.shutdown()
+
+    def _wait(self) -> None:
+        if self._job is not None:
+            self._job.exception()
+
+    # ---- in the thread
+
+    def _write(self, snapshot: Snapshot) -> tuple[int, float]:
+        num_bytes = snapshot.write(self._folder, self._leads)
+        return num_bytes, time.perf_counter() - self._began
+
+    def _mark(self) -> tuple[int, float]:
+        if self._leads:
+            mark(self._folder, self._step, self._beside)
+        return 0, 0.0
+
+    # ---- after it
+
+    def _give_up(self, error: BaseException | None) -> None:
+        self._job, self.last_failed = None, True
+        if error is not None and not isinstance(error, OSError):
+            raise error
+        if self._leads:
+            # Without the marker it does not count; what other ranks have written there is of no use.
+            unmark(self._folder)
+        stands = newest(self.root)
+        why = f"{error.strerror}: {error.filename}" if error else "another rank could not write"
+        say = _log.error if error or self._world.rank == 0 else _log.info
+        say(
+            f"the checkpoint of step {self._step} was not written on rank {self._world.rank}: {why}. Training goes on; "
+            f"{stands or 'no checkpoint'} stands. Make room (`df -h`, `df -i`), or stop and give another "
+            "--checkpoint-dir"
+        )
 
 
-def exchange_name(rank: int, world_size: int) -> str:
-    """The file of what this rank's gradient compression remembers."""
-    return f"exchange-{rank:05d}-of-{world_size:05d}.safetensors"
+def _prune(root: Path, keep: int, keep_best: bool) -> None:
+    try:
+        prune(root, keep, keep_best)
+    except (OSError, ValueError) as error:
+        _log.error(f"older checkpoints below {root} cannot be removed: {error}; remove them by hand")
+
+
+def ranks_beside(root: Path, world: World) -> list[int]:
+    """The ranks whose `root` is the same folder as this rank's, by rising number. A collective. Raises ValueError, on
+    all ranks, where one cannot write there."""
+    token = torch.tensor([secrets.randbits(62) if world.rank == 0 else 0])
+    word = f".seen-by-{int(world.broadcast(token, name='checkpoint/token').item()):016x}"
+    mine = root / f"{word}-{world.rank}"
+    problem = None
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        mine.write_text("")
+    except OSError as error:
+        problem = error
+    bad = world.all_gather(torch.tensor([int(problem is not None)]), name="checkpoint/writable").nonzero()
+    if problem:
+        raise ValueError(f"rank {world.rank} cannot write checkpoints to {root}: {problem}") from problem
+    if len(bad):
+        mine.unlink()
+        raise ValueError(f"rank {int(bad[0])} cannot write checkpoints to {root}: its output says why")
+    seen = sorted(int(path.name.rpartition("-")[2]) for path in root.glob(f"{word}-*"))
+    world.barrier(name="checkpoint/seen")
+    mine.unlink()
+    return seen
 
 
 def save_model(path: Path, backbone: dict[str, Tensor], contract: dict[str, str]) -> None:
     """The backbone alone, for whoever uses the model; contract (strings) says what it expects and returns."""
     save_tensors(backbone, path, contract)
-
-
-def complete(root: Path) -> list[Path]:
-    """The folders below root that hold a whole checkpoint, in no order."""
-    return [marker.parent for marker in root.glob(f"step-*/{MARKER}")]

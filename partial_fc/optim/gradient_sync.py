@@ -147,7 +147,11 @@ class GradientSync:
         return self._exchange.kind == "fp16"
 
     def finite(self) -> Tensor:
-        """Whether all summed gradients are finite: bool scalar. Equal on all ranks where the sums are."""
+        """Whether all summed gradients are finite: bool scalar. Equal on all ranks where the sums are. One pass of a
+        sum, in which neither NaN nor infinity vanishes; only where that is not finite every value is looked at."""
+        total = torch.stack([bucket.summed.sum() for bucket in self._buckets]).isfinite().all()
+        if total:
+            return total
         return torch.stack([bucket.summed.isfinite().all() for bucket in self._buckets]).all()
 
     def square_sum(self) -> Tensor:
@@ -215,21 +219,3 @@ def broadcast_module(module: nn.Module, world: World) -> None:
     arrived = world.broadcast(torch.cat(parts), name="backbone/start")
     for tensor, part in zip(tensors, arrived.split([len(part) for part in parts]), strict=True):
         tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
-
-
-@torch.no_grad()
-def average_batch_norm(module: nn.Module, world: World) -> None:
-    """Running statistics of all ranks joined into those of the whole: the mean of means, and the mean variance plus
-    the variance of the means. Each rank has seen other images; evaluation and checkpoints want one model."""
-    if world.size == 1:
-        return
-    for name, layer in module.named_modules():
-        if not isinstance(layer, nn.modules.batchnorm._BatchNorm) or not layer.track_running_stats:
-            continue
-        assert layer.running_mean is not None
-        assert layer.running_var is not None
-        mean, var = layer.running_mean.double(), layer.running_var.double()
-        both = torch.stack((mean, var + mean.square()))
-        mean, square = world.all_reduce(both, name=f"backbone/batch_norm/{name}") / world.size
-        layer.running_mean.copy_(mean)
-        layer.running_var.copy_(square - mean.square())

@@ -8,13 +8,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from partial_fc.checkpoint import Saver
 from partial_fc.comm import World
 from partial_fc.data import Loader
 from partial_fc.evaluate import Verification
 from partial_fc.head import PartialFC
 from partial_fc.optim.gradient_sync import GradientSync, StepBytes
 from partial_fc.optim.schedule import Schedule
+from partial_fc.train.guards import Guards
 from partial_fc.train.precision import Precision, Weights
+
+EXIT_PREEMPTED = 75  # asked to stop, and saved: start it again (EX_TEMPFAIL of sysexits.h)
 
 
 @dataclass
@@ -46,13 +50,17 @@ class Job:
     verbose: int  # steps between evaluations; 0: only at the end
     frequent: int  # steps between lines
     telemetry_every: int  # steps between looks at the head's rows; 0: never
+    saver: Saver
     checkpoint_every: int  # steps; 0: only at the end
-    keep_checkpoints: int
-    configuration: dict[str, Any]
+    save_best: bool  # also when an evaluation was the best so far
+    class_names: list[str] | None
+    facts: dict[str, Any]  # for checkpoints: configuration, versions
+    guards: Guards = field(default_factory=Guards)
     # where it stands
     step: int = 0
     position: int = 0  # in the data: samples consumed by all ranks
-    best: dict[str, float] = field(default_factory=dict)
+    best: dict[str, float] = field(default_factory=dict)  # accuracy by verification set
+    best_score: float = 0.0  # mean accuracy over all of them
 
 
 @dataclass
@@ -62,6 +70,8 @@ class Outcome:
     loss: float
     images_per_s: float
     evaluations: dict[str, float]
+    stopped: bool  # before the last step, because a rank was asked to
+    saved: bool  # whether the state at the end is in a checkpoint
     traffic: dict[
         str, dict[str, float]
     ]  # of this rank, by collective: calls and bytes a step, evaluations included

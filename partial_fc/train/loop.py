@@ -11,16 +11,17 @@ from partial_fc.evaluate import plot as plot_roc
 from partial_fc.head import telemetry
 from partial_fc.models import normalise
 from partial_fc.optim.backbone import named_state
-from partial_fc.optim.gradient_sync import average_batch_norm
+from partial_fc.train.agreement import Agreement
 from partial_fc.train.job import Job, Outcome
 from partial_fc.train.log import LossCurve, Progress
-from partial_fc.train.precision import RunningStatistics
+from partial_fc.train.running_statistics import RunningStatistics, joined_statistics
 from partial_fc.train.stopwatch import Stopwatch
 from partial_fc.train.update import update
 
 
 def train(job: Job) -> Outcome:
-    """Runs job's steps from where it stands to the schedule's end, evaluates, and writes the last checkpoint."""
+    """Runs job's steps from where it stands to the schedule's end, evaluates, and writes the last checkpoint; ends
+    early, with a checkpoint, where any rank was asked to."""
     total_steps = job.schedule.total_steps
     global_batch = job.loader.global_batch_size * job.accumulate
     watch = Stopwatch(job.world, job.device)
@@ -28,20 +29,22 @@ def train(job: Job) -> Outcome:
         job.logger, job.models_root, job.world, job.frequent, job.step, total_steps, global_batch
     )
     curve = LossCurve(job.models_root, job.world, job.step)
+    agreement = Agreement(job.world)
     before = RunningStatistics(job.backbone if job.precision.scaler else nn.Identity())
     evaluations: dict[str, float] = {}
     evaluated = saved = job.step if job.step == total_steps else -1
-    loss_value = math.nan
+    loss_value, stopped = math.nan, False
     first_step = job.step
     job.backbone.train()
 
-    while job.step < total_steps:
+    while job.step < total_steps and not stopped:
         # Whatever draws random numbers in a step (dropout) draws them by (seed, step, rank): resuming is exact.
         torch.manual_seed(keyed.fold(job.seed, job.step, job.world.rank))
         job.world.step = job.step + 1
         lr = job.schedule.lr(job.step)
         report = progress.due(job.step + 1)
         watch.begin(exact=report)
+        agreement.begin(False, job.saver)
 
         # ---- data: the micro-batches of this update
         batches = [next(job.loader) for _ in range(job.accumulate)]
@@ -51,6 +54,9 @@ def train(job: Job) -> Outcome:
         loss_value = update(job, batches, lr, before, watch)
         job.step += 1
         job.position = batches[-1].position
+        agreed = agreement.end()
+        job.saver.settle(agreed.busy, agreed.failed)
+        stopped = agreed.stop
         curve.add(job.step, loss_value, lr)
         progress.advance()
         if job.step == first_step + 1 and job.world.size > 1:
@@ -68,22 +74,35 @@ def train(job: Job) -> Outcome:
         if job.telemetry_every and job.step % job.telemetry_every == 0:
             look_at_rows(job, progress)
         paused = time.perf_counter()
-        if job.verbose and job.step % job.verbose == 0:
+        score, is_best = None, False
+        if job.verbose and job.step % job.verbose == 0 and not stopped:
             evaluations = evaluate(job, progress)
             evaluated = job.step
-        if job.checkpoint_every and job.step % job.checkpoint_every == 0:
-            save(job)
+            score, is_best = rate(job, evaluations)
+        due = job.checkpoint_every and job.step % job.checkpoint_every == 0
+        if due or stopped or (is_best and job.save_best):
+            save(job, score)
             saved = job.step
         progress.pause(time.perf_counter() - paused)
 
-    if evaluated != total_steps or not evaluations:
-        evaluations = evaluate(job, progress)
-    if saved != total_steps:
-        save(job)
+    if not stopped:
+        if evaluated != total_steps or not evaluations:
+            evaluations = evaluate(job, progress)
+        if saved != total_steps:
+            save(job, rate(job, evaluations)[0])
+    job.saver.finish()
     progress.close()
     curve.close()
     traffic = job.world.traffic.per_step(max(1, job.step - first_step))
-    return Outcome(loss_value, progress.images_per_s, evaluations, traffic, job.sync.step_bytes())
+    return Outcome(
+        loss_value,
+        progress.images_per_s,
+        evaluations,
+        stopped,
+        not job.saver.last_failed,
+        traffic,
+        job.sync.step_bytes(),
+    )
 
 
 def look_at_rows(job: Job, progress: Progress) -> None:
@@ -102,7 +121,6 @@ def look_at_rows(job: Job, progress: Progress) -> None:
 
 def evaluate(job: Job, progress: Progress) -> dict[str, float]:
     """All verification sets, on all ranks; remembers the best accuracies."""
-    average_batch_norm(job.backbone, job.world)
     job.backbone.eval()
 
     def embed(image_N3HW: Tensor) -> Tensor:
@@ -110,18 +128,19 @@ def evaluate(job: Job, progress: Progress) -> dict[str, float]:
             return job.backbone(job.precision.as_input(normalise(image_N3HW.to(job.device)))).float()
 
     values: dict[str, float] = {}
-    for verification in job.verifications:
-        found = dict(verification.run(embed, job.world))
-        name = verification.name
-        accuracy = found[f"{name}/accuracy"]
-        job.best[name] = max(accuracy, job.best.get(name, 0.0))
-        job.logger.info(
-            f"[{name}][{job.step}] accuracy {accuracy:.5f}+-{found[f'{name}/accuracy_std']:.5f} "
-            f"highest {job.best[name]:.5f} tar@far=1e-3 {found[f'{name}/tar@far=1e-3']:.5f} "
-            f"xnorm {found[f'{name}/xnorm']:.3f}"
-        )
-        progress.scalars(job.step, {f"verification/{key}": value for key, value in found.items()})
-        values.update(found)
+    with joined_statistics(job.backbone, job.world):
+        for verification in job.verifications:
+            found = dict(verification.run(embed, job.world))
+            name = verification.name
+            accuracy = found[f"{name}/accuracy"]
+            job.best[name] = max(accuracy, job.best.get(name, 0.0))
+            job.logger.info(
+                f"[{name}][{job.step}] accuracy {accuracy:.5f}+-{found[f'{name}/accuracy_std']:.5f} "
+                f"highest {job.best[name]:.5f} tar@far=1e-3 {found[f'{name}/tar@far=1e-3']:.5f} "
+                f"xnorm {found[f'{name}/xnorm']:.3f}"
+            )
+            progress.scalars(job.step, {f"verification/{key}": value for key, value in found.items()})
+            values.update(found)
     if job.verifications and job.world.rank == 0:
         curves = {v.name: v.roc for v in job.verifications if v.roc is not None}
         plot_roc(curves, job.models_root / "roc.png")
@@ -129,21 +148,47 @@ def evaluate(job: Job, progress: Progress) -> dict[str, float]:
     return values
 
 
-def save(job: Job) -> None:
-    """A checkpoint of everything that the next step depends on."""
-    average_batch_norm(job.backbone, job.world)
-    facts = {"position": job.position, "best": job.best, "configuration": job.configuration}
+def rate(job: Job, evaluations: dict[str, float]) -> tuple[float | None, bool]:
+    """(the mean accuracy over all verification sets, None where there are none; whether it is the best so far)."""
+    accuracies = [value for name, value in evaluations.items() if name.endswith("/accuracy")]
+    if not accuracies:
+        return None, False
+    score = sum(accuracies) / len(accuracies)
+    is_best = score > job.best_score
+    job.best_score = max(score, job.best_score)
+    return score, is_best
+
+
+def save(job: Job, score: float | None = None) -> None:
+    """Takes everything that the next step depends on, and begins to write it. score: of the evaluation after this step,
+    if there was one."""
+    began = time.perf_counter()
+    if job.saver.under_way:
+        job.saver.finish()
+        job.logger.info(
+            f"step {job.step}: waited {time.perf_counter() - began:.2f} s for the checkpoint before to be written; the "
+            "disk is slower than --checkpoint-every asks for"
+        )
+    facts = {
+        "position": job.position,
+        "best": job.best,
+        "best_score": job.best_score,
+        "score": score,
+        **job.facts,
+    }
     if job.precision.scaler:
         facts["loss_scaler"] = job.precision.scaler.state()
-    folder = checkpoint.save(
-        job.models_root / "checkpoints",
-        job.step,
-        job.weights.state_dict(),
-        named_state(job.optimizer, job.weights),
-        job.head,
-        job.sync.state(),
-        facts,
-        job.world,
-        job.keep_checkpoints,
-    )
-    job.logger.info(f"checkpoint {folder}")
+    own = {f"buffer/{name}": t.clone() for name, t in job.backbone.named_buffers()}
+    own |= {f"exchange/{name}": t for name, t in job.sync.state().items()}
+    with joined_statistics(job.backbone, job.world):
+        snapshot = checkpoint.take(
+            job.step,
+            job.weights.state_dict(),
+            named_state(job.optimizer, job.weights),
+            own,
+            job.head,
+            facts,
+            class_names=job.class_names,
+            copy=job.saver.can_copy(job.head),
+        )
+    job.saver.begin(snapshot, began)

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from partial_fc.comm import World
 from partial_fc.machine import has_bf16
@@ -91,10 +90,9 @@ class LossScaler:
     LARGEST = 2.0**24
 
     def update(self, overflowed: bool) -> None:
-        """Raises FloatingPointError where halving cannot help any more: below a scale of 1 it is not the scale that
-        makes numbers too large."""
+        """Raises FloatingPointError where halving cannot help any more."""
         if overflowed:
-            if self.scale <= 1.0:
+            if self.is_smallest:
                 raise FloatingPointError(
                     "the gradient is not finite at loss scale 1, after one halving an update: it is not the scale. "
                     "Usual causes: a learning rate that is too high (--lr, --warmup-steps), activations beyond what "
@@ -105,6 +103,11 @@ class LossScaler:
         self.clean_steps += 1
         if self.clean_steps == self.GROWTH_INTERVAL:
             self.scale, self.clean_steps = min(self.scale * 2, self.LARGEST), 0
+
+    @property
+    def is_smallest(self) -> bool:
+        """Below a scale of 1 it is not the scale that makes numbers too large."""
+        return self.scale <= 1.0
 
     def state(self) -> dict[str, Any]:
         return {"scale": self.scale, "clean_steps": self.clean_steps}
@@ -156,25 +159,6 @@ class Weights:
         self.module.load_state_dict(state)
         for name, master in self._masters.items():
             master.copy_(state[name])
-
-
-class RunningStatistics:
-    """The batch norms' running statistics, kept aside: a forward pass whose numbers overflow would leave NaN in them
-    for ever, also where its update is not made."""
-
-    def __init__(self, module: nn.Module):
-        self._buffers = [b for m in module.modules() if isinstance(m, _BatchNorm) for b in m.buffers()]
-        self._kept = [b.clone() for b in self._buffers]
-
-    @torch.no_grad()
-    def keep(self) -> None:
-        for kept, buffer in zip(self._kept, self._buffers, strict=True):
-            kept.copy_(buffer)
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        for kept, buffer in zip(self._kept, self._buffers, strict=True):
-            buffer.copy_(kept)
 
 
 def _cpu_convolves(dtype: torch.dtype) -> bool:

@@ -10,7 +10,7 @@ from partial_fc.checkpoint.agree import check_replicas, open_checkpoint
 
 def checkpoint(folder, step: int):
     folder.mkdir()
-    (folder / "manifest.json").write_text(json.dumps({"format": 3, "step": step}))
+    (folder / "manifest.json").write_text(json.dumps({"format": 4, "step": step, "world_size": 1}))
     (folder / "COMPLETE").write_text("")
     return folder
 

@@ -8,7 +8,8 @@ from torch import nn
 
 from partial_fc import comm
 from partial_fc.head import CosFace, PartialFC
-from partial_fc.optim.gradient_sync import GradientSync, average_batch_norm, broadcast_module
+from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
+from partial_fc.train.running_statistics import average_batch_norm
 
 
 def network(seed: int = 0) -> nn.Module:

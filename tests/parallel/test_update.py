@@ -16,7 +16,8 @@ from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
 from partial_fc.optim.rows import RowSGD
 from partial_fc.optim.schedule import Schedule
 from partial_fc.train.job import Job
-from partial_fc.train.precision import Precision, RunningStatistics
+from partial_fc.train.precision import Precision
+from partial_fc.train.running_statistics import RunningStatistics
 from partial_fc.train.stopwatch import Stopwatch
 from partial_fc.train.update import update
 
@@ -63,9 +64,11 @@ def job_of(world, mode="fp32", compression="none", sample_rate=0.3, clip=0.0, de
         verbose=0,
         frequent=1,
         telemetry_every=0,
+        saver=NotImplemented,
         checkpoint_every=0,
-        keep_checkpoints=1,
-        configuration={},
+        save_best=False,
+        class_names=None,
+        facts={},
     )
 
 

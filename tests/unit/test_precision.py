@@ -11,11 +11,11 @@ from partial_fc.machine import has_bf16
 from partial_fc.train.precision import (
     LossScaler,
     Precision,
-    RunningStatistics,
     Weights,
     add_up_convolutions_in_fp32,
     choose,
 )
+from partial_fc.train.running_statistics import RunningStatistics
 
 CPU = torch.device("cpu")
 

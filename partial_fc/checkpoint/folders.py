@@ -1,0 +1,69 @@
+"""The folders of checkpoints below a root: which are whole, which one to go on from, which may go."""
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from partial_fc.checkpoint.files import sync_folder, write_json
+
+MARKER = "COMPLETE"
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def complete(root: Path) -> list[Path]:
+    """The folders below root that hold a whole checkpoint, by rising step."""
+    return sorted((marker.parent for marker in root.glob(f"step-*/{MARKER}")), key=step_of)
+
+
+def newest(root: Path) -> Path | None:
+    """The complete checkpoint with the most steps below root."""
+    return max(complete(root), key=step_of, default=None)
+
+
+def step_of(folder: Path) -> int:
+    """By its name. Raises ValueError for another folder."""
+    return int(folder.name.removeprefix("step-"))
+
+
+def mark(folder: Path, step: int, ranks: Iterable[int]) -> None:
+    """From now on the folder counts: all that these ranks have written there is on the disk."""
+    sync_folder(folder)
+    write_json({"step": step, "ranks": list(ranks)}, folder / MARKER)
+    sync_folder(folder)
+    sync_folder(folder.parent)
+
+
+def unmark(folder: Path) -> None:
+    """From now on the folder does not count."""
+    if (folder / MARKER).exists():
+        (folder / MARKER).unlink()
+        sync_folder(folder)
+
+
+def best(root: Path) -> Path | None:
+    """The complete checkpoint with the highest score, the newest of equals; None where none was scored."""
+    scored = [
+        (score, step_of(folder), folder) for folder in complete(root) if (score := _score(folder)) is not None
+    ]
+    return max(scored)[2] if scored else None
+
+
+def _score(folder: Path) -> float | None:
+    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    return manifest.get("score")
+
+
+def prune(root: Path, keep: int, keep_best: bool) -> None:
+    """Removes all but the newest `keep` complete checkpoints and, with keep_best, the one with the highest score."""
+    kept = set(complete(root)[-keep:])
+    if keep_best:
+        kept |= {folder for folder in (best(root),) if folder is not None}
+    for folder in complete(root):
+        if folder not in kept:
+            unmark(folder)  # first, so that half a folder never looks whole
+            shutil.rmtree(folder)

@@ -1,0 +1,35 @@
+"""What all ranks decide together in a step, in one small all-reduce that hides behind it."""
+
+from dataclasses import dataclass
+
+import torch
+
+from partial_fc.checkpoint import Saver
+from partial_fc.comm import Pending, World
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """Equal on all ranks: whether any of them wants to stop, is busy with a checkpoint, could not write it."""
+
+    stop: bool
+    busy: bool
+    failed: bool
+
+
+class Agreement:
+    """begin() where a step begins, end() where it ends: by then every rank has said its part long ago, as the step's
+    other collectives needed it, so nobody waits."""
+
+    def __init__(self, world: World):
+        self._world = world
+        self._pending: Pending | None = None
+
+    def begin(self, stop: bool, saver: Saver) -> None:
+        said = torch.tensor([stop, saver.busy, saver.failed], dtype=torch.int32)
+        self._pending = self._world.start_all_reduce(said, "max", name="train/agreement")
+
+    def end(self) -> Agreed:
+        assert self._pending is not None, "begin() comes first"
+        said, self._pending = self._pending.wait(), None
+        return Agreed(*map(bool, said.tolist()))
