@@ -1,7 +1,7 @@
 """SIGTERM and SIGUSR1 while training: the machine is wanted by somebody else, or the time is up.
 
-The step is finished, a checkpoint written, and all ranks end with PREEMPTED: "start me again". Only some of them may
-get the signal; the others are told in the step (train/agreement.py).
+The step is finished, a checkpoint written, and all ranks end with EXIT_PREEMPTED, "start me again". Only some of them
+may get the signal; the others are told in the step (train/agreement.py).
 """
 
 import os
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-PREEMPTED = 75  # exit status: EX_TEMPFAIL of sysexits.h, "temporary failure; the user is invited to retry"
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 # Within so many seconds further signals belong to the first: a launcher passes one on that the process has got as well.
 TOGETHER_S = 1.0

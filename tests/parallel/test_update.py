@@ -184,8 +184,9 @@ def test_an_overflow_in_the_head_skips_the_backbone_too(world):
         assert torch.equal(a, b)
 
 
-def test_without_a_loss_scale_a_loss_that_is_not_finite_is_an_error_on_all_ranks(world):
+def test_without_a_loss_scale_a_loss_that_is_not_finite_is_an_error_on_all_ranks(world, tmp_path):
     job = job_of(world)
+    job.models_root = tmp_path / str(world.rank)
     before = everything(job)
     job.backbone[4].register_forward_hook(
         lambda _module, _input, output: output * (torch.nan if world.rank == 0 else 1.0)
@@ -196,8 +197,9 @@ def test_without_a_loss_scale_a_loss_that_is_not_finite_is_an_error_on_all_ranks
         assert torch.equal(a, b) or "running" in name or "tracked" in name
 
 
-def test_a_sum_that_float16_cannot_hold_ends_the_run_before_anything_moves(world):
+def test_a_sum_that_float16_cannot_hold_ends_the_run_before_anything_moves(world, tmp_path):
     job = job_of(world, compression="fp16")
+    job.models_root = tmp_path / str(world.rank)
     before = everything(job)
     job.backbone[4].register_full_backward_pre_hook(lambda _module, gradient: (gradient[0] * 1e9,))
     with pytest.raises(FloatingPointError, match="exceeds what float16 holds at step 1"):
