@@ -1,0 +1,198 @@
+"""Checkpoints on their way to the disk: what counts when, what is left after a failure, what is kept."""
+
+import json
+import logging
+import resource
+import signal
+import subprocess
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from partial_fc import checkpoint
+from partial_fc.checkpoint.files import save_tensors, sha256
+from partial_fc.checkpoint.folders import prune
+from partial_fc.comm import SingleWorld
+from partial_fc.head import CosFace, PartialFC, Storage
+
+
+@pytest.fixture
+def head() -> PartialFC:
+    made = PartialFC(11, 6, CosFace())
+    assert len(made.centres) == 11
+    return made
+
+
+@pytest.fixture
+def saver(tmp_path):
+    made = checkpoint.Saver(tmp_path / "checkpoints", SingleWorld(), keep=2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def small_files():
+    """No file can be written beyond 1,000 bytes: what a full disk does, in any place."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def snapshot(head: PartialFC, step: int, score: float | None = None, **more) -> checkpoint.Snapshot:
+    return checkpoint.take(step, {"w": torch.ones(1000)}, {}, {}, head, {"score": score}, **more)
+
+
+def save(saver: checkpoint.Saver, head: PartialFC, step: int, **more) -> None:
+    saver.begin(snapshot(head, step, **more))
+    saver.finish()
+
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_our_files_are_read_by_the_library(tmp_path, dtype):
+    odd = torch.arange(15).view(3, 5).to(dtype)
+    tensors = {"odd": odd, "turned": odd.T, "none": odd[:0], "scalar": odd[2, 2], "b": torch.tensor([True])}
+    digest = save_tensors(tensors, tmp_path / "x.safetensors", {"what": "ü"})
+    assert digest == sha256(tmp_path / "x.safetensors")
+    found = load_file(tmp_path / "x.safetensors")
+    assert found.keys() == tensors.keys()
+    for name, t in tensors.items():
+        assert found[name].dtype == t.dtype
+        assert torch.equal(found[name], t)
+
+
+def test_checksums_are_those_of_coreutils_and_cover_every_file(saver, head):
+    save(saver, head, 7, class_names=[f"person {i}" for i in range(11)])
+    folder = saver.root / "step-00000007"
+    subprocess.run(["sha256sum", "--strict", "-c", "rank-00000-of-00001.sha256"], cwd=folder, check=True)
+    listed = {line.split()[1] for line in (folder / "rank-00000-of-00001.sha256").read_text().splitlines()}
+    assert {path.name for path in folder.iterdir()} == listed | {"COMPLETE", "rank-00000-of-00001.sha256"}
+    assert json.loads((folder / "COMPLETE").read_text()) == {"step": 7, "ranks": [0]}
+    assert checkpoint.Checkpoint(folder).class_names == [f"person {i}" for i in range(11)]
+
+
+def test_a_copy_is_of_its_moment(saver, head):
+    taken = snapshot(head, 3)
+    before = head.centres.clone()
+    head.centres.zero_()
+    saver.begin(taken)
+    saver.finish()
+    again = PartialFC(11, 6, CosFace())
+    checkpoint.Checkpoint(saver.root / "step-00000003").load_head(again)
+    assert torch.equal(again.centres, before)
+
+
+def test_it_counts_when_all_have_written_and_is_marked_once(saver, head):
+    saver.begin(snapshot(head, 3))
+    saver.settle(any_busy=True, any_failed=False)
+    saver._wait()
+    assert saver.under_way
+    assert checkpoint.newest(saver.root) is None  # others may still write
+    saver.settle(any_busy=False, any_failed=False)
+    saver._wait()
+    assert checkpoint.newest(saver.root) == saver.root / "step-00000003"
+    assert saver.under_way  # until all have marked it
+    with pytest.raises(ValueError, match="step 3 is still under way"):
+        saver.begin(snapshot(head, 4))
+    saver.settle(any_busy=False, any_failed=False)
+    assert not saver.under_way
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_what_cannot_be_written_is_said_and_removed_and_the_one_before_stands(
+    saver, head, copy, request, caplog, monkeypatch
+):
+    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
+    save(saver, head, 3)
+    request.getfixturevalue("small_files")
+    save(saver, head, 4, copy=copy)
+    assert saver.last_failed
+    assert "the checkpoint of step 4 was not written on rank 0: File too large" in caplog.text
+    assert "backbone.safetensors" in caplog.text
+    assert "step-00000003 stands" in caplog.text
+    assert list((saver.root / "step-00000004").iterdir()) == []
+    assert checkpoint.newest(saver.root) == saver.root / "step-00000003"
+    assert torch.equal(checkpoint.Checkpoint(saver.root / "step-00000003").backbone()["w"], torch.ones(1000))
+
+
+def test_a_later_one_succeeds(saver, head, small_files):
+    save(saver, head, 4)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    save(saver, head, 5)
+    assert not saver.last_failed
+    assert checkpoint.newest(saver.root) == saver.root / "step-00000005"
+
+
+def test_what_another_rank_cannot_write_does_not_count(saver, head):
+    saver.begin(snapshot(head, 3))
+    saver._wait()
+    saver.settle(any_busy=False, any_failed=True)
+    assert saver.last_failed
+    assert checkpoint.newest(saver.root) is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_at_the_start(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"rank 0 cannot write checkpoints to .*file/below"):
+        checkpoint.Saver(tmp_path / "file/below", SingleWorld(), keep=1)
+
+
+def test_the_newest_and_the_best_are_kept(saver, head):
+    for step, score in ((1, 0.5), (2, 0.9), (3, None), (4, 0.7), (5, None), (6, 0.9)):
+        save(saver, head, step, score=score)
+        saver._thread.submit(int).result()  # older ones have been removed
+        kept = {2: [1, 2], 3: [2, 3], 4: [2, 3, 4], 5: [2, 4, 5], 6: [5, 6]}.get(step)
+        assert kept is None or [int(f.name[5:]) for f in checkpoint.complete(saver.root)] == kept
+    assert checkpoint.best(saver.root) == saver.root / "step-00000006"
+    prune(saver.root, 1, keep_best=False)
+    assert [f.name for f in saver.root.iterdir()] == ["step-00000006"]
+
+
+def test_the_newest_is_that_of_the_most_steps_also_beyond_eight_digits(saver, head):
+    for step in (99_999_999, 100_000_000):
+        save(saver, head, step)
+    assert checkpoint.newest(saver.root) == saver.root / "step-100000000"
+
+
+def test_a_damaged_file_is_named(saver, head):
+    save(saver, head, 3)
+    path = saver.root / "step-00000003/backbone.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    found = checkpoint.Checkpoint(path.parent)
+    with pytest.raises(ValueError, match=r"backbone\.safetensors is damaged: its SHA-256"):
+        found.backbone()
+    (path.parent / "manifest.json").write_text((path.parent / "manifest.json").read_text() + " ")
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
+        checkpoint.Checkpoint(path.parent)
+
+
+def test_centres_in_files_are_not_copied(saver, tmp_path):
+    on_disk = PartialFC(11, 6, CosFace(), storage=Storage(place="disk", path=tmp_path / "rows"))
+    assert not saver.can_copy(on_disk)
+    on_disk.close()
+
+
+def test_a_copy_that_does_not_fit_is_not_made_and_that_is_said_once(saver, head, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
+    assert saver.can_copy(head)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 100}))
+    assert not saver.can_copy(head)
+    assert not saver.can_copy(head)
+    assert caplog.text.count("written while training stands still") == 1
