@@ -8,6 +8,11 @@ from typing import Any
 import tyro
 
 from benchmarks.head import HeadOptions, bench_head
+from partial_fc.checkpoint.tools import classes
+from partial_fc.checkpoint.tools.diff import DiffOptions, diff
+from partial_fc.checkpoint.tools.inspect import InspectOptions, inspect
+from partial_fc.checkpoint.tools.reshard import MergeOptions, ReshardOptions, merge, reshard
+from partial_fc.checkpoint.tools.verify import VerifyOptions, verify
 from partial_fc.data.digits import DigitsOptions, write_digits
 from partial_fc.data.draw_pairs import PairsOptions, make_pairs
 from partial_fc.data.glyphs import GlyphOptions, build
@@ -28,6 +33,25 @@ COMMANDS: dict[str, dict[str, Command]] = {
         "digits": (DigitsOptions, write_digits, "real handwritten digits as MNIST's files, for recipe mnist"),
         "sheet": (SheetOptions, contact_sheet, "a picture of a glyph set: characters, typefaces, pairs"),
     },
+    "checkpoint": {
+        "inspect": (InspectOptions, inspect, "what a checkpoint holds, or which there are"),
+        "verify": (VerifyOptions, verify, "is everything there, and as it was written?"),
+        "merge": (MergeOptions, merge, "the files of all ranks, and of all hosts' folders -> one rank's"),
+        "reshard": (ReshardOptions, reshard, "the files of W ranks -> those of another number"),
+        "diff": (DiffOptions, diff, "in what two checkpoints differ"),
+    },
+    "checkpoint classes": {
+        "list": (classes.ListOptions, classes.list_classes, "number, name and last step of each class"),
+        "add": (classes.AddOptions, classes.add, "new classes, which start where their images lie"),
+        "remove": (classes.RemoveOptions, classes.remove, "classes go, by name"),
+        "merge": (classes.MergeClassesOptions, classes.merge_classes, "several classes become one"),
+        "rename": (classes.RenameOptions, classes.rename, "other names"),
+        "match": (
+            classes.MatchOptions,
+            classes.match,
+            "the classes of a data set: new ones added, others gone",
+        ),
+    },
     "doctor": {
         "data": (DataOptions, doctor_data, "what is wrong with a training set, before training finds out"),
     },
@@ -41,18 +65,21 @@ COMMANDS: dict[str, dict[str, Command]] = {
 
 
 def usage() -> str:
-    lines = [
-        f"  partial-fc {f'{group} {name}'.strip():12} {summary}"
+    summaries = {
+        f"{group} {name}".strip(): summary
         for group, commands in COMMANDS.items()
         for name, (_, _, summary) in commands.items()
-    ]
+    }
+    width = max(map(len, summaries))
+    lines = [f"  partial-fc {name:{width}}  {summary}" for name, summary in summaries.items()]
     return "usage: partial-fc [GROUP] COMMAND [--help]\n\n" + "\n".join(lines)
 
 
 def find(arguments: list[str]) -> tuple[str, Command, list[str]] | None:
     """The command that a command line names: (its name, what it is, its own arguments)."""
-    group = arguments[0] if arguments and arguments[0] in COMMANDS else ""
-    words = arguments[1:] if group else arguments
+    # The longest group that the words begin with; one without a name is always there.
+    group = max((g for g in COMMANDS if arguments[: len(g.split())] == g.split()), key=len)
+    words = arguments[len(group.split()) :]
     if not words or words[0] not in COMMANDS[group]:
         return None
     return f"{group} {words[0]}".strip(), COMMANDS[group][words[0]], words[1:]
