@@ -25,6 +25,7 @@ from partial_fc.optim import backbone as backbone_optimizer
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
 from partial_fc.optim.schedule import Schedule, linear_scaling
 from partial_fc.train import activation_checkpointing
+from partial_fc.train.guards import Guards
 from partial_fc.train.job import EXIT_PREEMPTED, Job
 from partial_fc.train.log import open_files
 from partial_fc.train.loop import train
@@ -33,7 +34,7 @@ from partial_fc.train.sync_batch_norm import convert
 from recipes import compression, face_checks, machine
 from recipes.face_config import Config, parse
 from recipes.face_head import build_head, head_lr_ratio
-from recipes.face_run import State, resume, write_results
+from recipes.face_run import State, restore, resume, write_results
 
 
 def main(arguments: list[str]) -> int:
@@ -126,6 +127,13 @@ def run(config: Config, notes: list[str], world: World, device: torch.device) ->
                 frequent=config.frequent,
                 telemetry_every=config.telemetry_every,
                 checkpoint_every=config.checkpoint_every,
+                guards=Guards(
+                    config.on_nan,
+                    config.max_skips,
+                    config.max_rollbacks,
+                    config.desync_every,
+                    restore=lambda: restore(config, state, saver, logger),
+                ),
                 saver=saver,
                 save_best=config.save_best,
                 class_names=None,

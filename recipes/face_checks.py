@@ -156,6 +156,17 @@ def notes(config: "Config", head: PartialFC) -> Iterator[str]:
         yield f"--lr-steps go with --lr-scheduler step; this run's is {config.lr_scheduler} and has none"
     if config.synthetic and config.check_data != _default(config, "check_data"):
         yield f"--check-data {config.check_data}: synthetic data has nothing to check"
+    for name, needed in (("max_skips", "skip"), ("max_rollbacks", "rollback")):
+        if getattr(config, name) != _default(config, name) and config.on_nan != needed:
+            yield f"{_flag(name)} goes with --on-nan {needed}; this run's is {config.on_nan}"
+    if (
+        config.on_nan == "rollback"
+        and not config.checkpoint_every
+        and not (config.save_best and config.verbose)
+    ):
+        yield "--on-nan rollback without --checkpoint-every: there will be no checkpoint to go back to before the end"
+    if config.desync_every != _default(config, "desync_every") and head.world.size == 1:
+        yield "--desync-every: one process has no others to compare itself with"
     if config.num_images is not None and not config.synthetic:
         yield "--num-images is about synthetic data; this run has images"
     if config.head_catch_up == "exact":

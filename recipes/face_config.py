@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from partial_fc.train.guards import OnNan
 from recipes import arcface_torch_config, compression, face_checks, presets
 from recipes.launch_flags import LaunchFlags
 
@@ -201,6 +202,17 @@ class Config:
     save_best: bool = True
     """A checkpoint also whenever a verification was the best so far (mean accuracy of all sets); the best one is kept
     besides --keep-checkpoints."""
+    on_nan: OnNan = "stop"
+    """Where the loss or a gradient is not finite; the first such tensor is named, and the batch written down below
+    --models-root. stop: the run ends, the last checkpoint stands. skip: the update is made on no rank, and the run goes
+    on; the centres then wait for the backbone's gradient in every step. rollback: back to the last checkpoint, and on
+    with the data after the bad batch."""
+    max_skips: int = 10
+    """For skip: so many in a row, then it ends."""
+    max_rollbacks: int = 3
+    """For rollback: so many, then it ends."""
+    desync_every: int = 500
+    """Steps between two checks that the backbone and its optimiser are the same bits on all ranks; 0: never."""
     resume: str = "auto"
     """auto: go on from the newest checkpoint of --checkpoint-dir, if any; never; or the DIR of a checkpoint."""
     models_root: Path = Path("runs/face")
@@ -220,6 +232,8 @@ class Config:
             "base_batch_size",
             "frequent",
             "keep_checkpoints",
+            "max_skips",
+            "max_rollbacks",
             "num_workers",
         ):
             if getattr(self, name) < 1:
@@ -228,6 +242,7 @@ class Config:
             "verbose",
             "telemetry_every",
             "checkpoint_every",
+            "desync_every",
             "clip",
             "head_clip",
             "warmup_steps",

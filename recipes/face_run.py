@@ -57,6 +57,7 @@ class Start:
     position: int = 0  # in the data
     best: dict[str, float] = field(default_factory=dict)
     best_score: float = 0.0
+    left_out: list[tuple[int, int]] = field(default_factory=list)  # of the data, by rollbacks
 
 
 def resume(config: Config, state: State, total_steps: int, logger: Logger) -> Start:
@@ -87,6 +88,29 @@ def resume(config: Config, state: State, total_steps: int, logger: Logger) -> St
                 f"note: {folder} was trained with --{name.replace('_', '-')} {then}, this run has {now}: not the same "
                 "run"
             )
+    _load(found, state, logger)
+    logger.info(f"resumed from {folder}")
+    manifest = found.manifest
+    left_out = [(begin, end) for begin, end in manifest.get("left_out", [])]
+    return Start(
+        found.step, manifest["position"], manifest["best"], manifest.get("best_score") or 0.0, left_out
+    )
+
+
+def restore(config: Config, state: State, saver: checkpoint.Saver, logger: Logger) -> tuple[int, int] | None:
+    """Brings back the newest complete checkpoint of this run, or the one that it started from, while it runs. (Step,
+    position in the data); none where there is neither. A collective."""
+    world = state.head.world
+    saver.finish()
+    given = None if config.resume in ("auto", "never") else Path(config.resume)
+    found = open_checkpoint(newest_common(config.checkpoints, world) or given, world)
+    if found is None:
+        return None
+    _load(found, state, logger)
+    return found.step, found.manifest["position"]
+
+
+def _load(found: checkpoint.Checkpoint, state: State, logger: Logger) -> None:
     state.weights.load_state_dict(found.backbone())
     load_named_state(state.optimizer, state.weights, found.optimizer())
     check_replicas(
@@ -94,15 +118,12 @@ def resume(config: Config, state: State, total_steps: int, logger: Logger) -> St
         state.head.world,
     )
     buffers = dict(state.weights.module.named_buffers())
-    for name, buffer in found.buffers(world).items():
+    for name, buffer in found.buffers(state.head.world).items():
         buffers[name].copy_(buffer)
     for note in (*found.load_head(state.head), *_load_exchange(found, state)):
         logger.info(f"note: {note}")
     if state.precision.scaler and "loss_scaler" in found.manifest:
         state.precision.scaler.load_state(found.manifest["loss_scaler"])
-    logger.info(f"resumed from {folder}")
-    manifest = found.manifest
-    return Start(found.step, manifest["position"], manifest["best"], manifest.get("best_score") or 0.0)
 
 
 def _load_exchange(found: checkpoint.Checkpoint, state: State) -> Iterator[str]:

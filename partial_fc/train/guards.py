@@ -1,7 +1,7 @@
 """What a run does if its numbers are not finite or its replicas part: what was asked for, and what came of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 OnNan = Literal["stop", "skip", "rollback"]
@@ -21,6 +21,4 @@ class Guards:
     # where it stands
     num_skips: int = 0  # in a row
     num_rollbacks: int = 0
-    # Positions in the data, [from, to), that rollbacks have left out.
-    left_out: list[tuple[int, int]] = field(default_factory=list)
     last_equal: int = 0  # the step of the last look at the replicas

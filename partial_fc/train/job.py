@@ -59,6 +59,9 @@ class Job:
     # where it stands
     step: int = 0
     position: int = 0  # in the data: samples consumed by all ranks
+    left_out: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # positions [from, to): what rollbacks went round
     best: dict[str, float] = field(default_factory=dict)  # accuracy by verification set
     best_score: float = 0.0  # mean accuracy over all of them
 

@@ -113,6 +113,12 @@ class Progress:
         """One step is done: moves the bar."""
         self._bar.update()
 
+    def go_back(self, step: int) -> None:
+        """This step is the last one that is done."""
+        self._bar.n = step
+        self._bar.refresh()
+        self._restart(step)
+
     def due(self, step: int) -> bool:
         """Whether `report` is to be called after this step."""
         return step % self._frequent == 0 or step == self._total_steps

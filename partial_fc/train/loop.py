@@ -11,17 +11,25 @@ from partial_fc.evaluate import plot as plot_roc
 from partial_fc.head import telemetry
 from partial_fc.models import normalise
 from partial_fc.optim.backbone import named_state
+from partial_fc.train import replicas, spikes
 from partial_fc.train.agreement import Agreement
 from partial_fc.train.job import Job, Outcome
 from partial_fc.train.log import LossCurve, Progress
+from partial_fc.train.non_finite import NonFinite, roll_back
 from partial_fc.train.running_statistics import RunningStatistics, joined_statistics
+from partial_fc.train.signals import StopSignals
 from partial_fc.train.stopwatch import Stopwatch
 from partial_fc.train.update import update
 
 
 def train(job: Job) -> Outcome:
     """Runs job's steps from where it stands to the schedule's end, evaluates, and writes the last checkpoint; ends
-    early, with a checkpoint, where any rank was asked to."""
+    early, with a checkpoint, where any rank was asked to by SIGTERM or SIGUSR1."""
+    with StopSignals(job.world.rank) as signals:
+        return _train(job, signals)
+
+
+def _train(job: Job, signals: StopSignals) -> Outcome:
     total_steps = job.schedule.total_steps
     global_batch = job.loader.global_batch_size * job.accumulate
     watch = Stopwatch(job.world, job.device)
@@ -30,7 +38,10 @@ def train(job: Job) -> Outcome:
     )
     curve = LossCurve(job.models_root, job.world, job.step)
     agreement = Agreement(job.world)
-    before = RunningStatistics(job.backbone if job.precision.scaler else nn.Identity())
+    goes_back = job.precision.scaler or job.guards.on_nan == "skip"
+    before = RunningStatistics(job.backbone if goes_back else nn.Identity())
+    losses = spikes.Losses()
+    job.guards.last_equal = job.step
     evaluations: dict[str, float] = {}
     evaluated = saved = job.step if job.step == total_steps else -1
     loss_value, stopped = math.nan, False
@@ -44,14 +55,22 @@ def train(job: Job) -> Outcome:
         lr = job.schedule.lr(job.step)
         report = progress.due(job.step + 1)
         watch.begin(exact=report)
-        agreement.begin(False, job.saver)
+        agreement.begin(signals.received is not None, job.saver)
 
         # ---- data: the micro-batches of this update
         batches = [next(job.loader) for _ in range(job.accumulate)]
         watch.lap("data")
 
         # ---- forward, backward, update
-        loss_value = update(job, batches, lr, before, watch)
+        try:
+            loss_value = update(job, batches, lr, before, watch)
+        except NonFinite as fault:
+            agreement.end()
+            roll_back(job, fault, batches[-1].position)
+            curve.close()
+            curve = LossCurve(job.models_root, job.world, job.step)
+            progress.go_back(job.step)
+            continue
         job.step += 1
         job.position = batches[-1].position
         agreed = agreement.end()
@@ -59,6 +78,9 @@ def train(job: Job) -> Outcome:
         stopped = agreed.stop
         curve.add(job.step, loss_value, lr)
         progress.advance()
+        if spike := losses.add(loss_value):
+            spikes.note(job, spike, batches, lr)
+            progress.scalars(job.step, {"train/loss_spike": loss_value})
         if job.step == first_step + 1 and job.world.size > 1:
             exchanged = job.sync.step_bytes()
             job.logger.info(
@@ -73,6 +95,8 @@ def train(job: Job) -> Outcome:
                 progress.scalars(job.step, {"train/loss_scale": job.precision.scaler.scale})
         if job.telemetry_every and job.step % job.telemetry_every == 0:
             look_at_rows(job, progress)
+        if job.guards.desync_every and job.step % job.guards.desync_every == 0:
+            compare_replicas(job)
         paused = time.perf_counter()
         score, is_best = None, False
         if job.verbose and job.step % job.verbose == 0 and not stopped:
@@ -103,6 +127,15 @@ def train(job: Job) -> Outcome:
         traffic,
         job.sync.step_bytes(),
     )
+
+
+def compare_replicas(job: Job) -> None:
+    """An error, on all ranks, where they do not hold the same backbone any more."""
+    scaler, head = job.precision.scaler, job.head.facts()
+    facts = {"loss scale": scaler.state() if scaler else 1.0}
+    facts |= {f"the head's {name}": head[name] for name in ("num_steps", "margin")}
+    replicas.check(job.weights, job.optimizer, facts, job.step, job.guards.last_equal, job.world)
+    job.guards.last_equal = job.step
 
 
 def look_at_rows(job: Job, progress: Progress) -> None:
@@ -171,6 +204,7 @@ def save(job: Job, score: float | None = None) -> None:
         )
     facts = {
         "position": job.position,
+        "left_out": job.left_out,
         "best": job.best,
         "best_score": job.best_score,
         "score": score,

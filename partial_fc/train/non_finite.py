@@ -90,7 +90,7 @@ def roll_back(job: Job, fault: NonFinite, position: int) -> None:
     job.backbone.train()
     guards.num_rollbacks += 1
     guards.num_skips = 0
-    guards.left_out.append((checkpoint_position, position))
+    job.left_out.append((checkpoint_position, position))
     job.logger.warning(
         f"{fault} Back from step {bad_step} to the checkpoint of step {job.step}; the "
         f"{position - checkpoint_position:,} samples since then, the bad batch the last of them, are left out. "

@@ -246,6 +246,6 @@ def test_what_a_rollback_needs(world, folder):
         non_finite.roll_back(job, fault, 200)
     job.guards.restore = lambda: (4, 80)
     non_finite.roll_back(job, fault, 200)
-    assert (job.step, job.position, went, job.guards.left_out) == (4, 200, [200], [(80, 200)])
+    assert (job.step, job.position, went, job.left_out) == (4, 200, [200], [(80, 200)])
     with pytest.raises(NonFinite, match=r"gone back 1 times already.*--max-rollbacks"):
         non_finite.roll_back(job, fault, 300)
