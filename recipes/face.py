@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from partial_fc import checkpoint, keyed, models
+from partial_fc.checkpoint.class_names import names_of
 from partial_fc.comm import World
 from partial_fc.data import Loader, Source, Synthetic, open_source
 from partial_fc.data.augment import glyph, mirror
@@ -89,10 +90,10 @@ def run(config: Config, notes: list[str], world: World, device: torch.device) ->
         for note in filter(None, (slow, *face_checks.notes(config, head))):
             logger.info(f"note: {note}")
 
-        # ---- start: a given checkpoint, else the newest of this run, else --pretrained, else from scratch
+        # ---- start: a given checkpoint, else the newest of this run, else --pretrained and --head-centres, else anew
         state = State(weights, optimizer, head, sync, precision)
         saver = checkpoint.Saver(config.checkpoints, world, config.keep_checkpoints)
-        start = resume(config, state, total_steps, logger)
+        start = resume(config, state, total_steps, source, logger)
         if start.step == total_steps and (config.models_root / "result.json").exists():
             logger.info(
                 f"{config.models_root} is finished, see result.json; to go on give more --max-steps or --epochs, to "
@@ -136,7 +137,7 @@ def run(config: Config, notes: list[str], world: World, device: torch.device) ->
                 ),
                 saver=saver,
                 save_best=config.save_best,
-                class_names=None,
+                class_names=names_of(source, num_classes),
                 facts={"configuration": dataclasses.asdict(config), "versions": versions},
                 **dataclasses.asdict(start),
             )

@@ -61,6 +61,9 @@ class Config:
     """Batch-norm statistics over all ranks: W ranks then do what one process does with the whole batch."""
     pretrained: Path | None = None
     """Start from the backbone in this file of arcface_torch (model.pt)."""
+    head_centres: Path | None = None
+    """Start from the class centres of this checkpoint, their optimiser anew. `partial-fc checkpoint import` makes one
+    of InsightFace's centre files."""
 
     # ---- loss
     loss: Literal[

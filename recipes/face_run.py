@@ -10,7 +10,10 @@ import torch
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.agree import check_replicas, newest_common, open_checkpoint
+from partial_fc.checkpoint.class_names import check_class_names
 from partial_fc.checkpoint.folders import step_of
+from partial_fc.checkpoint.start import check_whole, load_centres, open_centres
+from partial_fc.data import Source
 from partial_fc.head import PartialFC
 from partial_fc.machine import peak_bytes
 from partial_fc.optim.backbone import load_named_state, named_state
@@ -60,8 +63,9 @@ class Start:
     left_out: list[tuple[int, int]] = field(default_factory=list)  # of the data, by rollbacks
 
 
-def resume(config: Config, state: State, total_steps: int, logger: Logger) -> Start:
-    """Gives the run the state that it starts from: that of --resume, else none. A collective."""
+def resume(config: Config, state: State, total_steps: int, source: Source, logger: Logger) -> Start:
+    """Gives the run the state that it starts from: that of --resume, else the centres of --head-centres. A collective.
+    Raises ValueError where the source's classes have other names."""
     world = state.head.world
     newest = newest_common(config.checkpoints, world)
     folder = {"never": None, "auto": newest}.get(config.resume, Path(config.resume))
@@ -73,7 +77,16 @@ def resume(config: Config, state: State, total_steps: int, logger: Logger) -> St
             "or remove the checkpoints that are not wanted"
         )
     if found is None:
+        if config.head_centres:
+            centres = open_centres(config.head_centres)
+            for note in check_class_names(centres, source):
+                logger.info(f"note: {note}")
+            load_centres(centres, state.head)
+            logger.info(f"class centres from {centres.folder}")
         return Start()
+    check_whole(found)
+    for note in check_class_names(found, source):
+        logger.info(f"note: {note}")
     if found.step > total_steps:
         raise ValueError(
             f"{folder} is at step {found.step}, beyond this run's {total_steps}; use another --models-root or "

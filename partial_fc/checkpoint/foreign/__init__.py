@@ -1,0 +1,1 @@
+"""Class centres that other trainers wrote."""

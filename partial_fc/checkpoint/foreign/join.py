@@ -1,0 +1,163 @@
+"""`partial-fc checkpoint import`: centre files of other trainers, of any number of ranks, into a checkpoint."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from torch import Tensor
+
+from partial_fc import models
+from partial_fc.checkpoint.foreign import arcface_torch
+from partial_fc.checkpoint.foreign.files import KINDS, ForeignRows, Found, find
+from partial_fc.checkpoint.tools.output import Output, say
+from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
+
+_OPTIMIZERS: dict[str, RowOptimizer] = {
+    "sgd": RowSGD(),
+    "adamw": RowAdamW(),
+    "adam": RowAdam(),
+    "adagrad": RowAdagrad(),
+}
+_NETWORK = Literal["r18", "r34", "r50", "r100", "r200", "mbf"]
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Joins class centres that InsightFace's trainers wrote, a file for each rank, into a checkpoint that any number of
+    ranks loads. With the backbone (--network), --resume OUT goes on from it; without, train.py face takes the centres
+    with --head-centres OUT, and the backbone with --pretrained."""
+
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")]
+    """Those of all ranks, or the folder that they are in: R_centers.param and R_centers_mom.param (MXNet);
+    checkpoint_gpu_R.pt, softmax_fc_gpu_R.pt, or rank_R_softmax_weight.pt and rank_R_softmax_weight_mom.pt
+    (arcface_torch)."""
+    out: Path
+    """The new checkpoint's folder."""
+    num_classes: int | None = None
+    """For MXNet's files, whose last ones may end with padding."""
+    names_file: Path | None = None
+    """What the classes are called, one name a line."""
+    network: _NETWORK | None = None
+    """Which network checkpoint_gpu_0.pt, or --backbone, holds; none: the backbone is left out."""
+    backbone: Path | None = None
+    """Its weights, where they are in a file of their own (model.pt, backbone.pth)."""
+    image_size: int = 112
+    """That it was trained with."""
+    optimizer: Literal["auto", "sgd", "adamw", "adam", "adagrad"] = "auto"
+    """Of the centres, in the training that goes on. auto: what the files have the state of, else sgd."""
+    momentum_lr: float | None = None
+    """For R_centers_mom.param: the learning rate of the last steps."""
+    step: int = 0
+    """Where training goes on with --resume: so many updates are made."""
+    position: int = 0
+    """And so many samples were seen."""
+
+
+def import_centres(options: ImportOptions) -> None:
+    """Raises ValueError where the files do not fit together, or hold something else."""
+    _check(options)
+    found = find(options.files)
+    optimizer_name, rows = _rows(found, options)
+    notes = rows.notes
+    weights, state, facts = _backbone(found, options, rows.width)
+    if facts:
+        notes.append(
+            f"{found.files[0]} is of "
+            + ", ".join(f"{key} {value}" for key, value in facts.items())
+            + "; to go on from "
+            "there, say --step and --position; otherwise training starts at step 0 of its own schedule"
+        )
+    if optimizer_name == "sgd" and "momentum" not in rows.file_states:
+        notes.append("the files have no momentum for the centres: it starts at zero")
+    names = options.names_file.read_text("utf-8").splitlines() if options.names_file else None
+    if names is not None and len(names) != rows.num_classes:
+        raise ValueError(f"{options.names_file} has {len(names)} names for {rows.num_classes} classes")
+    made_by = f"imported from {len(found.files)} file(s), {KINDS[found.kind].what}: {found.files[0]} ..."
+    with Output(options.out, _manifest(options, rows), names, made_by) as output:
+        output.rows(rows)
+        if weights is not None:
+            output.tensors("backbone.safetensors", weights)
+            output.tensors("optimizer.safetensors", state)
+    say(notes)
+    start = "--resume" if weights is not None else "--head-centres"
+    print(
+        f"{options.out}: {rows.num_classes} classes of {rows.width} features, for {optimizer_name}; start with {start} "
+        f"{options.out}"
+    )
+
+
+def _check(options: ImportOptions) -> None:
+    if options.backbone and not options.network:
+        raise ValueError("--backbone needs --network: which network it is of")
+    if options.step < 0 or options.position < 0:
+        raise ValueError(f"--step {options.step}, --position {options.position}; expected 0 or more")
+    if (options.step or options.position) and not options.network:
+        raise ValueError("--step and --position are for a checkpoint with its backbone; give --network")
+    if options.momentum_lr is not None and not options.momentum_lr > 0:
+        raise ValueError(f"--momentum-lr is {options.momentum_lr}; expected more than 0")
+    if options.num_classes is not None and options.num_classes < 1:
+        raise ValueError(f"--num-classes is {options.num_classes}; expected at least 1")
+
+
+def _rows(found: Found, options: ImportOptions) -> tuple[str, ForeignRows]:
+    """(the optimiser that the rows are for, they)."""
+
+    def rows_for(name: str) -> ForeignRows:
+        state = {state: width == "row" for state, width in _OPTIMIZERS[name].state_widths().items()}
+        return ForeignRows(found, options.num_classes, state, options.step, options.momentum_lr)
+
+    name = "sgd" if options.optimizer == "auto" else options.optimizer
+    rows = rows_for(name)
+    if options.optimizer == "auto" and "first_moment" in rows.file_states:
+        name, rows = "adamw", rows_for("adamw")
+    unused = rows.file_states - set(rows.columns)
+    if unused:
+        rows.notes.append(f"{', '.join(sorted(unused))}: {name} has no use for it; left out")
+    if options.momentum_lr is not None and (found.kind != "mxnet" or not found.momentum):
+        raise ValueError("--momentum-lr goes with R_centers_mom.param; none is given")
+    return name, rows
+
+
+def _backbone(
+    found: Found, options: ImportOptions, width: int
+) -> tuple[dict[str, Tensor] | None, dict[str, Tensor], dict[str, int]]:
+    """(weights, the optimiser's state by name, where the training stood)."""
+    if options.network is None:
+        return None, {}, {}
+    model = models.build(options.network, width, options.image_size)
+    if options.backbone is not None:
+        models.load_arcface_torch(model, options.backbone)
+        return model.state_dict(), {}, {}
+    path = found.files[0]
+    if found.kind != "checkpoint":
+        raise ValueError(f"--network {options.network}: {path} holds no backbone; give --backbone model.pt")
+    weights, optimizer, facts = arcface_torch.backbone_of(path)
+    models.load_state(model, weights, path)
+    parameters = {name for name, _ in model.named_parameters()}
+    return model.state_dict(), arcface_torch.named_state(optimizer, weights, parameters, path), facts
+
+
+def _manifest(options: ImportOptions, rows: ForeignRows) -> dict[str, Any]:
+    configuration = {}
+    if options.network:
+        configuration = {
+            "network": options.network,
+            "embedding_size": rows.width,
+            "image_size": options.image_size,
+            "mirror": True,
+        }
+    return {
+        "step": options.step,
+        "world_size": 1,
+        "num_classes": rows.num_classes,
+        "embedding_size": rows.width,
+        "sub_centres": 1,
+        "hard_negatives": 0,
+        "head": {"num_steps": options.step, "row_seed": 0, "margin": {}, "schedule": {}},
+        "position": options.position,
+        "best": {},
+        "configuration": configuration,
+        "versions": {"torch": torch.__version__},
+    }

@@ -1,0 +1,104 @@
+"""Reads what mxnet.nd.save writes, without MXNet, which is retired: lists of dense arrays, with names or without.
+
+    u64 0x112, u64 0, u64 number of arrays; then each:
+        u32 magic (0xF993FAC9; 0xF993FACA under numpy semantics), i32 storage type (0 dense), i32 dimensions, i64 each,
+        i32 device type, i32 device number, i32 dtype, the numbers; little-endian throughout, nothing aligned
+    u64 number of names (0 or as many as arrays), each u64 length and bytes
+
+(The order of fields is that of NDArray::Save in MXNet 1.9.1's src/ndarray/ndarray.cc.)
+"""
+
+import mmap
+import struct
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_LIST, _DENSE = 0x112, 0
+_MAGICS = (0xF993FAC9, 0xF993FACA)
+# By MXNet's number; those that torch has.
+_DTYPES = {0: "<f4", 1: "<f8", 2: "<f2", 3: "<u1", 4: "<i4", 5: "<i1", 6: "<i8"}
+_MAX_DIMENSIONS = 32
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The arrays by name, or by "0", "1", ... where they have none; mapped from the file, so that a number is read when
+    it is used. Raises ValueError, with the place, for anything else."""
+    if not path.stat().st_size:
+        raise ValueError(f"{path} is empty; expected a file of mxnet.nd.save")
+    with path.open("rb") as file:
+        # Private: torch has no tensors that must not be written to.
+        content = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    return _Reader(path, content).arrays()
+
+
+class _Reader:
+    """Goes through a file once; asks for nothing beyond its end."""
+
+    def __init__(self, path: Path, content: mmap.mmap):
+        self._path, self._content, self._at = path, content, 0
+
+    def arrays(self) -> dict[str, Tensor]:
+        magic, _, count = self._numbers("QQQ", "the head of a list of arrays")
+        if magic != _LIST:
+            raise self._bad(f"the file begins with {magic:#x}; expected {_LIST:#x}, a file of mxnet.nd.save")
+        if count > len(self._content):
+            raise self._bad(f"{count} arrays in a file of {len(self._content)} bytes")
+        arrays = [self._array(i) for i in range(count)]
+        (num_names,) = self._numbers("Q", "the number of names")
+        if num_names not in (0, count):
+            raise self._bad(f"{num_names} names for {count} arrays")
+        names = [self._name() for _ in range(num_names)] or [str(i) for i in range(count)]
+        if len(set(names)) < count:
+            raise self._bad("two arrays have one name")
+        if self._at != len(self._content):
+            raise self._bad(f"{len(self._content) - self._at} bytes are left over")
+        return dict(zip(names, arrays, strict=True))
+
+    def _array(self, number: int) -> Tensor:
+        what = f"array {number}"
+        (magic,) = self._numbers("I", what)
+        if magic not in _MAGICS:
+            raise self._bad(
+                f"{what} begins with {magic:#x}; expected {_MAGICS[0]:#x}, as MXNet 1.x writes it"
+            )
+        storage, ndim = self._numbers("ii", what)
+        if storage != _DENSE:
+            raise self._bad(f"{what} is sparse (storage type {storage}); expected a dense one")
+        if not 1 <= ndim <= _MAX_DIMENSIONS:
+            raise self._bad(f"{what} has {ndim} dimensions; expected 1 to {_MAX_DIMENSIONS}")
+        shape = self._numbers(f"{ndim}q", what)
+        _, _, code = self._numbers("iii", what)
+        if code not in _DTYPES:
+            raise self._bad(f"{what} has dtype number {code}; expected one of {sorted(_DTYPES)}")
+        dtype = np.dtype(_DTYPES[code])
+        num_bytes = dtype.itemsize
+        for size in shape:
+            # Python's integers: a product of absurd sizes is too large, not a small number again.
+            num_bytes *= size
+        if any(size < 0 for size in shape) or num_bytes > len(self._content) - self._at:
+            raise self._bad(
+                f"{what} of shape {tuple(shape)} needs {num_bytes} bytes; {len(self._content) - self._at} are left"
+            )
+        values = np.frombuffer(self._content, dtype, num_bytes // dtype.itemsize, self._at).reshape(shape)
+        self._at += num_bytes
+        return torch.from_numpy(values if values.flags.aligned else values.copy())
+
+    def _name(self) -> str:
+        (length,) = self._numbers("Q", "the length of a name")
+        if length > len(self._content) - self._at:
+            raise self._bad(f"a name of {length} bytes; {len(self._content) - self._at} are left")
+        self._at += length
+        return self._content[self._at - length : self._at].decode("utf-8", "backslashreplace")
+
+    def _numbers(self, kinds: str, what: str) -> tuple[int, ...]:
+        size = struct.calcsize(f"<{kinds}")
+        if self._at + size > len(self._content):
+            raise self._bad(f"cut short in {what}")
+        self._at += size
+        return struct.unpack_from(f"<{kinds}", self._content, self._at - size)
+
+    def _bad(self, message: str) -> ValueError:
+        return ValueError(f"{self._path}, byte {self._at}: {message}")
