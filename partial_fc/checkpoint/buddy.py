@@ -1,0 +1,196 @@
+"""Every rank's share of the state in the memory of another host, too: a host may be lost.
+
+At a commit each rank takes a snapshot and keeps it. What only this rank has (its rows of the head and their state, its
+running statistics, what its gradient compression owes) also goes to its buddy, a rank of the next host: a piece in each
+step, by an all-to-all that is started where the step begins and waited for where it ends, so that it travels while the
+step is computed. A commit is whole when all ranks have all of it; the one before is kept until then.
+
+After the loss of a host the others have every class range among them: their own, and their buddies' (recover.py). Two
+neighbouring hosts lost at once, or the second one before the next commit is whole: then the newest checkpoint on disk
+is what is left. With one host the buddy is the next rank, and the copy survives the loss of a process, not the host's.
+
+    bytes kept by a rank     twice its own snapshot (backbone, optimiser, its share), twice the shares of its buddies
+    bytes sent by a rank     its share, once a commit, at most PIECE_BYTES a step
+"""
+
+import logging
+import math
+import socket
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import psutil
+import torch
+
+from partial_fc.checkpoint import head_rows
+from partial_fc.checkpoint.shares import PIECE_BYTES, Stream, blank, num_bytes, outline, tell, tensors_of
+from partial_fc.checkpoint.snapshot import Snapshot
+from partial_fc.comm import Pending, World
+from partial_fc.head import PartialFC
+
+_SMALL_BYTES = 1 << 20  # less in a step is not worth a message
+_MEMORY_SHARE = 0.5  # of what is free when the first commit is taken
+_log = logging.getLogger("partial_fc")
+
+
+@dataclass
+class Commit:
+    """The state after `step` updates, as far as this process has it."""
+
+    step: int
+    age: int  # of the world that took it; ranks are numbered as there
+    own: Snapshot
+    shares: dict[int, Snapshot]  # by rank: its own, and those of the ranks whose buddy it is that have come
+
+
+@dataclass
+class Memory:
+    """What a process keeps from one world to the next. A new process has none of it."""
+
+    commits: list[Commit] = field(default_factory=list)  # by rising step: the last whole one, and newer ones
+    age: int = 0  # worlds that the run has had before
+
+
+def buddies(host_W: Sequence[int]) -> list[int]:
+    """The rank that keeps the share of each rank: on the next host, in the order of their first ranks, whose ranks
+    take turns. One host: the next rank; one rank: itself, for nothing."""
+    hosts = list(dict.fromkeys(host_W))
+    ranks = {host: [rank for rank, h in enumerate(host_W) if h == host] for host in hosts}
+    if len(hosts) == 1:
+        return [(rank + 1) % len(host_W) for rank in range(len(host_W))]
+    found = [0] * len(host_W)
+    for host, following in zip(hosts, hosts[1:] + hosts[:1], strict=True):
+        for place, rank in enumerate(ranks[host]):
+            found[rank] = ranks[following][place % len(ranks[following])]
+    return found
+
+
+class Buddy:
+    """The commits of one world. All ranks call its methods at the same steps.
+
+    buddy.start_step()               # where a step begins
+    buddy.end_step()                 # where it ends, after a collective that all ranks started in this step
+    if buddy.due(step):
+        buddy.begin(snapshot)
+    """
+
+    def __init__(self, memory: Memory, world: World, every: int):
+        """every: steps from one commit to the next. A collective."""
+        self._memory, self._world, self._every = memory, world, every
+        host = zlib.crc32(socket.gethostname().encode())
+        host_W = world.all_gather(torch.tensor([host]), name="buddy/hosts").tolist()
+        self._buddy_W = buddies(host_W)
+        self._keeps = [r for r, b in enumerate(self._buddy_W) if b == world.rank and r != world.rank]
+        self._one_host = len(set(host_W)) == 1
+        self._commit: Commit | None = None  # under way
+        self._began = False  # any commit, in this world
+        self._told = False
+        self._outgoing = Stream([])
+        self._incoming: dict[int, tuple[Snapshot, Stream]] = {}
+        self._left_W: list[int] = []  # bytes that each rank has still to send
+        self._piece_W: list[int] = []  # of each rank, in a step
+        self._pending: Pending | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a commit is not whole yet; alike on all ranks."""
+        return self._commit is not None
+
+    def due(self, step: int) -> bool:
+        """Whether to take a commit after so many updates: every so often, and in a new world at once, since fewer than
+        before have what there is."""
+        return not self.under_way and (not self._began or step % self._every == 0)
+
+    def check_memory(self, head: PartialFC) -> None:
+        """Raises ValueError, on all ranks, where some of them have too little for two commits. A collective."""
+        share = head_rows.class_bytes(head) * int(head.made_classes().sum())
+        need_W = self._world.all_gather(torch.tensor([share]), name="buddy/bytes").tolist()
+        need = 2 * (share + sum(need_W[rank] for rank in self._keeps)) * self._world.local_size
+        free = psutil.virtual_memory().available
+        short = torch.tensor([int(need > _MEMORY_SHARE * free)])
+        short_W = self._world.all_gather(short, name="buddy/short").tolist()
+        if any(short_W):
+            raise ValueError(
+                f"rank {short_W.index(1)} has too little memory for commits (here, on rank {self._world.rank}, "
+                f"{need / 1e9:.1f} GB are needed beside the training, for all processes of the host, and "
+                f"{free / 1e9:.1f} GB are free, of which half may be used): --buddy-every 0 goes without them, and a "
+                "lost host then costs the steps since the last checkpoint"
+            )
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """Starts to send; snapshot is a copy. A collective."""
+        assert snapshot.is_copy
+        assert not self.under_way
+        self._began = True
+        rank = self._world.rank
+        self._commit = Commit(snapshot.step, self._memory.age, snapshot, {rank: snapshot})
+        self._memory.commits.append(self._commit)
+        outlined_W = tell(outline(snapshot), self._world, "buddy/outline")
+        self._outgoing = Stream(tensors_of(snapshot) if self._buddy_W[rank] != rank else [])
+        for other in self._keeps:
+            share = blank(outlined_W[other])
+            self._incoming[other] = share, Stream(tensors_of(share))
+        size_W = self._world.all_gather(torch.tensor([self._outgoing.num_bytes]), name="buddy/size").tolist()
+        # Done after half of the steps to the next commit, but for what is very large or not worth a message.
+        num_pieces = max(1, min(max(1, self._every // 2), math.ceil(max(size_W) / _SMALL_BYTES)))
+        self._left_W = size_W
+        self._piece_W = [min(PIECE_BYTES, math.ceil(size / num_pieces)) for size in size_W]
+        self._tell(snapshot)
+
+    def start_step(self) -> None:
+        """Sends a piece, if there is any left."""
+        if not any(self._left_W):
+            return
+        size_W = [min(left, piece) for left, piece in zip(self._left_W, self._piece_W, strict=True)]
+        rank, ranks = self._world.rank, range(self._world.size)
+        go_W = [size_W[rank] if to == self._buddy_W[rank] and to != rank else 0 for to in ranks]
+        come_W = [size_W[of] if of in self._incoming else 0 for of in ranks]
+        self._left_W = [left - size for left, size in zip(self._left_W, size_W, strict=True)]
+        piece = self._outgoing.take(size_W[rank])
+        self._coming = come_W
+        self._pending = self._world.start_all_to_all(piece, go_W, come_W, name="buddy/share")
+
+    def end_step(self) -> None:
+        """Takes in the pieces for this rank. What was whole when this step began, is so on all ranks."""
+        if self._commit is None:
+            return
+        if self._pending is None:
+            self._is_whole(self._commit)
+            return
+        pieces = self._pending.wait().split(self._coming)
+        self._pending = None
+        for other, (_, stream) in self._incoming.items():
+            stream.put(pieces[other])
+        if not any(self._left_W):
+            for other, (share, _) in self._incoming.items():
+                self._commit.shares[other] = share
+
+    def finish(self) -> None:
+        """Returns when the commit under way is whole. A collective."""
+        while self.under_way:
+            self.start_step()
+            self._world.barrier(name="buddy/finish")
+            self.end_step()
+
+    def _is_whole(self, commit: Commit) -> None:
+        self._memory.commits = [commit]
+        self._commit = None
+        self._incoming = {}
+        self._outgoing = Stream([])
+
+    def _tell(self, snapshot: Snapshot) -> None:
+        if self._told:
+            return
+        self._told = True
+        kept = sum(stream.num_bytes for _, stream in self._incoming.values())
+        survives = "the loss of a process, not of the host" if self._one_host else "the loss of a host"
+        if self._world.size == 1:
+            survives = "a change of hosts; nothing else, as there is no other rank"
+        mine, each = num_bytes(snapshot) / 1e6, self._piece_W[self._world.rank] / 1e6
+        _log.info(
+            f"commits every {self._every} steps survive {survives}: this rank's own take "
+            f"{snapshot.num_bytes / 1e6:.1f} MB, of which {mine:.1f} MB go to rank {self._buddy_W[snapshot.rank]}, "
+            f"{each:.2f} MB a step; it keeps {kept / 1e6:.1f} MB for ranks "
+            f"{', '.join(map(str, self._keeps)) or 'none'}; twice that while a commit is under way"
+        )

@@ -1,0 +1,246 @@
+"""Commits in the memory of several hosts: whichever host is lost, the others have all of the state, bit by bit."""
+
+import pytest
+import torch
+
+from partial_fc import checkpoint
+from partial_fc.checkpoint import buddy as buddy_module
+from partial_fc.checkpoint import folders
+from partial_fc.checkpoint import recover as recover_module
+from partial_fc.checkpoint import shares as shares_module
+from partial_fc.checkpoint.buddy import Buddy, Memory, buddies
+from partial_fc.checkpoint.head_rows import Part
+from partial_fc.checkpoint.recover import choose, cut, recover
+from partial_fc.head import CosFace, HardNegatives, PartialFC
+from partial_fc.optim.rows import RowAdamW
+from tests.unit.thread_world import in_world
+
+C, D, G = 53, 6, 12
+EVERY = 4
+
+
+def head_of(world) -> PartialFC:
+    """Of most classes only some have been made after a few steps; rows have moments and ages."""
+    return PartialFC(
+        C,
+        D,
+        CosFace(scale=8.0, margin=0.1),
+        sample_rate=0.1,
+        world=world,
+        optimizer=RowAdamW(),
+        hard_negatives=HardNegatives(C, k=2, every=1),
+    )
+
+
+def one_step(head, world) -> float:
+    """The batch is a function of the step, whatever the number of ranks."""
+    made = torch.Generator().manual_seed(head.num_steps)
+    feat_GD, label_G = torch.randn(G, D, generator=made), torch.randint(0, C, (G,), generator=made)
+    mine = slice(world.rank, None, world.size)
+    feat_BD = feat_GD[mine].clone().requires_grad_()
+    loss = head(feat_BD, label_G[mine])
+    loss.backward()
+    head.step(0.05)
+    return loss.item()
+
+
+def snapshot_of(head, world) -> checkpoint.Snapshot:
+    step = head.num_steps
+    return checkpoint.take(
+        step,
+        {"w": torch.full((3, 2), float(step)), "count": torch.tensor(step)},
+        {"momentum_buffer/w": torch.arange(6.0).view(3, 2) * step},
+        {
+            "buffer/mean": torch.full((4,), world.rank + 0.1),
+            "exchange/residual/w": torch.tensor([0.3, 7.0]) + world.rank,
+        },
+        head,
+        {"position": step * G, "best": {"lfw": 0.1 + 0.2}},
+    )
+
+
+def commit(memory, head, world) -> checkpoint.Snapshot:
+    """Trains on while the copies travel; returns what was committed."""
+    buddy = Buddy(memory, world, EVERY)
+    assert buddy.due(head.num_steps)
+    snapshot = snapshot_of(head, world)
+    buddy.begin(snapshot)
+    for _ in range(EVERY + 1):
+        assert not buddy.due(EVERY) or not buddy.under_way
+        buddy.start_step()
+        one_step(head, world)
+        buddy.end_step()
+    assert not buddy.under_way
+    return snapshot
+
+
+def same(one: dict, other: dict) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(t, other[name]) for name, t in one.items())
+
+
+def hosts(monkeypatch, *host_W: str) -> None:
+    """The ranks of the next worlds are on these hosts."""
+    monkeypatch.setattr(buddy_module, "buddies", lambda _: buddies(host_W))
+
+
+def test_the_buddy_is_on_the_next_host():
+    assert buddies("aabb") == [2, 3, 0, 1]
+    assert buddies("aab") == [2, 2, 0]
+    assert buddies("abac") == [1, 3, 1, 0]
+    assert buddies("aaa") == [1, 2, 0]
+    assert buddies("a") == [0]
+
+
+@pytest.mark.parametrize(
+    ("host_W", "lost", "size"),
+    [
+        ("aab", "b", 2),
+        ("aab", "a", 1),
+        ("aab", "a", 3),  # others have come at once
+        ("abc", "b", 2),
+        ("aabb", "a", 2),
+        ("a", "", 3),
+        ("ab", "", 2),  # a false alarm: all are there again
+    ],
+)
+def test_what_the_others_have_is_what_a_checkpoint_of_that_step_has(
+    tmp_path, monkeypatch, host_W, lost, size
+):
+    """... and they go on alike: rows, moments, ages, lists, running statistics, what a compression owes."""
+    hosts(monkeypatch, *host_W)
+    for module in (buddy_module, recover_module, shares_module):
+        monkeypatch.setattr(module, "PIECE_BYTES", 700)
+    monkeypatch.setattr(buddy_module, "_SMALL_BYTES", 100)
+    folder = tmp_path / folders.folder_name(3)
+
+    def before(world):
+        head, memory = head_of(world), Memory()
+        for _ in range(3):
+            one_step(head, world)
+        snapshot = commit(memory, head, world)
+        snapshot.write(folder, leads=world.rank == 0)
+        return memory
+
+    memories = in_world(len(host_W), before)
+    folders.mark(folder, 3, range(len(host_W)))
+    left = [memory for host, memory in zip(host_W, memories, strict=True) if host not in lost]
+    left = (left + [Memory() for _ in range(size)])[:size]
+
+    def after(world):
+        recovered, found = recover(left[world.rank], world, tmp_path / "none"), checkpoint.Checkpoint(folder)
+        assert recovered is not None
+        assert recovered.step == 3
+        assert recovered.manifest == found.manifest
+        assert same(recovered.backbone(), found.backbone())
+        assert same(recovered.optimizer(), found.optimizer())
+        assert same(recovered.buffers(world), found.buffers(world))
+        assert same(recovered.exchange(world), found.exchange(world))
+        heads = head_of(world), head_of(world)
+        notes, notes_found = recovered.load_head(heads[0]), found.load_head(heads[1])
+        assert len(notes) == len(notes_found)
+        for _ in range(3):
+            assert same(heads[0].row_state(), heads[1].row_state())
+            assert torch.equal(heads[0].made_classes(), heads[1].made_classes())
+            assert same(heads[0].hard_negatives.state(), heads[1].hard_negatives.state())
+            assert heads[0].facts() == heads[1].facts()
+            assert one_step(heads[0], world) == one_step(heads[1], world)
+        assert 0 < int(heads[0].made_classes().sum()) < C
+        return len(left[world.rank].commits)
+
+    assert max(in_world(size, after)) == 1
+
+
+def test_hosts_go_and_come_and_go(tmp_path):
+    """3 -> 2 -> 3 -> 2: each world begins where the last commit of the one before stood."""
+
+    def act(memories):
+        def train(world):
+            memory, head = memories[world.rank], head_of(world)
+            recovered = recover(memory, world, tmp_path)
+            if recovered is None:
+                one_step(head, world)
+            else:
+                recovered.load_head(head)
+            begun = head.num_steps, {name: t.clone() for name, t in head.row_state().items()}
+            for _ in range(2):
+                committed = commit(memory, head, world)
+            return *begun, committed
+
+        return in_world(len(memories), train)
+
+    memories = [Memory() for _ in range(3)]
+    found = act(memories)
+    for age, (kept, new) in enumerate((((0, 1), 0), ((1,), 2), ((0, 2), 0)), start=2):
+        committed = [snapshot for _, _, snapshot in found]
+        memories = [memories[rank] for rank in kept] + [Memory() for _ in range(new)]
+        found = act(memories)
+        assert {step for step, _, _ in found} == {committed[0].step}
+        assert {memory.age for memory in memories} == {age}
+        whole = {name: torch.cat([rows[name] for _, rows, _ in found]) for name in found[0][1]}
+        for part in (part for snapshot in committed for part in snapshot.parts):
+            at_M = part.rows.get("class", torch.arange(part.start, part.stop))
+            for name in whole:
+                assert torch.equal(whole[name][at_M], part.rows[name])
+
+
+def test_the_newest_commit_that_is_whole_somewhere_counts():
+    def held(step, age, size, *ranks):
+        return {"step": step, "age": age, "world_size": size, "ranks": list(ranks)}
+
+    first = held(100, 0, 3, 0, 2), held(100, 0, 3, 1, 0)
+    assert choose([[first[0]], [first[1]]]).holder_W == [0, 1, 0]
+    newer = held(200, 0, 3, 0), held(200, 0, 3, 1)  # rank 2 was lost before its copy had come
+    assert choose([[first[0], newer[0]], [first[1], newer[1]]]).step == 100
+    assert choose([[first[0], newer[0]], [first[1], newer[1]], [held(200, 0, 3, 2)]]).step == 200
+    assert choose([[first[0]], []]) is None
+    assert choose([[], []]) is None
+    again = held(100, 1, 2, 0), held(100, 1, 2, 1)
+    found = choose([[], [first[0], again[0]], [first[1], again[1]]])
+    assert (found.age, found.holder_W, found.root) == (1, [1, 2], 1)
+
+
+def test_a_newer_checkpoint_on_disk_counts_more_than_memory(tmp_path):
+    for step in (2, 4):
+        folder = tmp_path / folders.folder_name(step)
+        folder.mkdir()
+        folders.mark(folder, step, [0])
+
+    def act(world):
+        head, memory = head_of(world), Memory()
+        for _ in range(3):
+            one_step(head, world)
+        commit(memory, head, world)
+        old = tmp_path / "old"
+        return recover(memory, world, tmp_path) is None, recover(memory, world, old) is not None
+
+    assert in_world(2, act) == [(True, True)] * 2
+
+
+@pytest.mark.parametrize("made", [None, [10, 11, 15, 19], []])
+def test_frames_name_every_class_once(monkeypatch, made):
+    monkeypatch.setattr(recover_module, "PIECE_BYTES", 3 * 8)
+    num = 10 if made is None else len(made)
+    rows = {"centres": torch.arange(2.0 * num).view(num, 2)}
+    if made is not None:
+        rows["class"] = torch.tensor(made, dtype=torch.int64)
+    frames = list(cut(Part(10, 20, rows), 11, 18))
+    ranges = [frame["range"].tolist() for frame in frames]
+    assert [low for low, _ in ranges] == [11, *(high for _, high in ranges[:-1])]
+    assert ranges[-1][1] == 18
+    assert all(len(frame["centres"]) * 8 <= 24 for frame in frames)
+    got = torch.cat([frame["centres"] for frame in frames])[:, 0].tolist()
+    assert got == [
+        float(2 * i) for i, c in enumerate(range(10, 20) if made is None else made) if 11 <= c < 18
+    ]
+
+
+def test_too_little_memory_is_an_error_on_all_ranks(monkeypatch):
+    monkeypatch.setattr(buddy_module, "_MEMORY_SHARE", 0.0)
+
+    def act(world):
+        head = head_of(world)
+        one_step(head, world)
+        with pytest.raises(ValueError, match="--buddy-every 0 goes without"):
+            Buddy(Memory(), world, EVERY).check_memory(head)
+
+    in_world(2, act)
