@@ -19,6 +19,7 @@ from partial_fc.data.glyphs import GlyphOptions, build
 from partial_fc.data.glyphs_sheet import SheetOptions, contact_sheet
 from partial_fc.data.pack import IndexOptions, PackOptions, make_index, pack_images
 from partial_fc.doctor.data import DataOptions, doctor_data
+from partial_fc.doctor.env import EnvOptions, doctor_env
 from partial_fc.plan_report import PlanOptions, report
 
 Command = tuple[type, Callable, str]
@@ -54,6 +55,7 @@ COMMANDS: dict[str, dict[str, Command]] = {
     },
     "doctor": {
         "data": (DataOptions, doctor_data, "what is wrong with a training set, before training finds out"),
+        "env": (EnvOptions, doctor_env, "what is wrong with this machine, or with the hosts of a run"),
     },
     "bench": {
         "head": (HeadOptions, bench_head, "time and memory of the head, alone or against the textbook one"),

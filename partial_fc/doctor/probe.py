@@ -1,0 +1,280 @@
+"""What a host says about itself, and how fast two hosts talk. Runs on any host that has a Python: this file alone is
+sent there (hosts.py), so it imports nothing of ours, and others only to see whether they are there.
+
+    python -I - facts '{"checkout": ..., "models_root": ..., "peers": [...]}'   prints a line of JSON
+    python -I - serve '{"seconds": 30}'                                         prints its port, answers one `connect`
+    python -I - connect '{"address": ..., "port": ...}'                         prints a line of JSON
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import resource
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+# Before the line that is meant: what login scripts print comes first.
+MARK = "partial-fc doctor: "
+
+_PACKAGES = ("torch", "numpy", "horovod", "mxnet", "opencv-python-headless", "safetensors")
+_SIOCGIFADDR = 0x8915  # netdevice(7)
+_PINGS = 50
+_FIRST_BYTES, _MOST_BYTES, _ENOUGH_S = 1 << 20, 1 << 30, 0.3
+_BLOCK = bytes(1 << 18)
+
+
+def facts(checkout: str, models_root: str, peers: list[str]) -> dict[str, Any]:
+    """Of this host. peers: names of the others, as they are given to the launchers."""
+    shm = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
+    return {
+        "name": socket.gethostname(),
+        "time": time.time(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "checkout": _digest(Path(checkout)),
+        "horovod": _horovod(),
+        "torch": _torch(),
+        "gpus": _output(["nvidia-smi", "--list-gpus"]).splitlines(),
+        "mpirun": _output(["mpirun", "--version"]).partition("\n")[0],
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": _available_bytes(),
+        "shm_bytes": shm.free if shm else 0,
+        "disk": _disk(Path(models_root)),
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE),
+        "interfaces": _interfaces(),
+        "own_address": _address(socket.gethostname()),
+        "routes": {peer: _route(peer) for peer in peers},
+        "environment": {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(("HOROVOD_", "NCCL_", "GLOO_", "OMPI_MCA_")) or name == "CUDA_VISIBLE_DEVICES"
+        },
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _digest(checkout: Path) -> str:
+    """Of the sources that a run consists of; nothing where they are not there."""
+    files = [checkout / "train.py", checkout / "config.sh"]
+    files += [p for folder in ("partial_fc", "recipes") for p in (checkout / folder).rglob("*.py")]
+    found = sorted((str(path.relative_to(checkout)), path) for path in files if path.is_file())
+    digest = hashlib.sha256()
+    for name, path in found:
+        digest.update(f"{name}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()[:12] if found else ""
+
+
+def _horovod() -> dict[str, Any]:
+    """What it was built with. `frameworks`: by the files, since to load one takes seconds."""
+    spec = util.find_spec("horovod")
+    if spec is None or not spec.origin:
+        return {"error": "not installed"}
+    folder = Path(spec.origin).parent
+    frameworks = [name for name in ("torch", "mxnet") if any((folder / name).glob("mpi_lib*.so"))]
+    try:
+        import horovod.torch as hvd
+    except (
+        Exception
+    ) as error:  # a library that is missing, of another version ...: whatever it says is the finding
+        return {"error": f"{type(error).__name__}: {error}", "frameworks": frameworks}
+    built = {"gloo": hvd.gloo_built(), "mpi": hvd.mpi_built(), "nccl": hvd.nccl_built()}
+    return {"frameworks": frameworks, "built": [name for name, there in built.items() if there]}
+
+
+def _torch() -> dict[str, Any]:
+    try:
+        import torch
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    there = torch.cuda.is_available()
+    return {
+        "cuda": torch.version.cuda or "",
+        "gpus": torch.cuda.device_count() if there else 0,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if there else "",
+    }
+
+
+def _output(command: list[str]) -> str:
+    """What it prints; nothing where it is missing or fails."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _disk(path: Path) -> dict[str, Any]:
+    """Of the folder, or of the nearest above it that is there."""
+    there = next(p for p in (path, *path.absolute().parents) if p.exists())
+    return {
+        "path": str(there),
+        "free_bytes": shutil.disk_usage(there).free,
+        "writable": os.access(there, os.W_OK | os.X_OK),
+    }
+
+
+def _interfaces() -> dict[str, dict[str, Any]]:
+    """Those that are up and have an IPv4 address. mbps: what the link says of itself, or -1."""
+    found = {}
+    for _, name in socket.if_nameindex():
+        address = _interface_address(name)
+        if address:
+            found[name] = {"address": address, "mbps": _link_mbps(name)}
+    return found
+
+
+def _interface_address(name: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        try:
+            answer = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            return ""  # none
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _link_mbps(name: str) -> int:
+    try:
+        return int(Path(f"/sys/class/net/{name}/speed").read_text())
+    except (OSError, ValueError):
+        return -1  # virtual ones have none
+
+
+def _address(name: str) -> str:
+    try:
+        return socket.gethostbyname(name)
+    except OSError:
+        return ""
+
+
+def _route(peer: str) -> dict[str, str]:
+    """By which interface packets to that host leave; nothing is sent."""
+    address = _address(peer)
+    if not address:
+        return {"error": f"cannot resolve {peer}"}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        try:
+            s.connect((address, 9))
+        except OSError as error:
+            return {"address": address, "error": error.strerror or str(error)}
+        own = s.getsockname()[0]
+    names = [name for _, name in socket.if_nameindex() if _interface_address(name) == own]
+    return {"address": address, "source": own, "interface": names[0] if names else ""}
+
+
+# ---- how fast two hosts talk: after a letter and a number of bytes one of them sends those
+
+
+def serve(seconds: float) -> None:
+    with socket.create_server(("", 0)) as listening:
+        listening.settimeout(seconds)
+        print(f"{MARK}{listening.getsockname()[1]}", flush=True)
+        connection, _ = listening.accept()
+        with connection:
+            connection.settimeout(seconds)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while order := _receive(connection, 9):
+                kind, num_bytes = order[:1], int.from_bytes(order[1:], "big")
+                if kind == b"P":
+                    connection.sendall(struct.pack("!d", time.time()))
+                elif kind == b"U":
+                    _skip(connection, num_bytes)
+                    connection.sendall(b"!")
+                else:
+                    _send(connection, num_bytes)
+
+
+def connect(address: str, port: int) -> dict[str, float]:
+    """latency_ms: there and back. clock_s: how far that host's clock is ahead of ours. up, down: Gbit/s."""
+    with socket.create_connection((address, port), timeout=5) as connection:
+        connection.settimeout(20)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        pings = []
+        for _ in range(_PINGS):
+            started, before = time.perf_counter(), time.time()
+            connection.sendall(b"P" + bytes(8))
+            (theirs,) = struct.unpack("!d", _receive(connection, 8))
+            seconds = time.perf_counter() - started
+            pings.append((seconds, theirs - (before + seconds / 2)))
+        latency, clock = min(pings)
+
+        def up(num_bytes: int) -> None:
+            connection.sendall(b"U" + num_bytes.to_bytes(8, "big"))
+            _send(connection, num_bytes)
+            _receive(connection, 1)
+
+        def down(num_bytes: int) -> None:
+            connection.sendall(b"D" + num_bytes.to_bytes(8, "big"))
+            _skip(connection, num_bytes)
+
+        return {"latency_ms": 1e3 * latency, "clock_s": clock, "up": _gbps(up), "down": _gbps(down)}
+
+
+def _gbps(transfer) -> float:
+    """With twice as many bytes until it takes long enough to be measured."""
+    num_bytes = _FIRST_BYTES
+    while True:
+        started = time.perf_counter()
+        transfer(num_bytes)
+        seconds = time.perf_counter() - started
+        if seconds > _ENOUGH_S or num_bytes >= _MOST_BYTES:
+            return 8e-9 * num_bytes / seconds
+        num_bytes *= 2
+
+
+def _send(connection: socket.socket, num_bytes: int) -> None:
+    for start in range(0, num_bytes, len(_BLOCK)):
+        connection.sendall(memoryview(_BLOCK)[: num_bytes - start])
+
+
+def _receive(connection: socket.socket, num_bytes: int) -> bytes:
+    """So many bytes; fewer where the other side has ended."""
+    content = b""
+    while len(content) < num_bytes and (part := connection.recv(num_bytes - len(content))):
+        content += part
+    return content
+
+
+def _skip(connection: socket.socket, num_bytes: int) -> None:
+    buffer = bytearray(len(_BLOCK))
+    while num_bytes:
+        got = connection.recv_into(buffer, min(num_bytes, len(buffer)))
+        if not got:
+            raise ConnectionError("the other host ended the connection")
+        num_bytes -= got
+
+
+def main() -> None:
+    what, values = sys.argv[1], json.loads(sys.argv[2])
+    if what == "serve":
+        serve(**values)
+        return
+    result = facts(**values) if what == "facts" else connect(**values)
+    print(MARK + json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)  # libraries that were loaded for a look need no tidying up, and some of them fail at it

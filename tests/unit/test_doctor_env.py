@@ -1,0 +1,237 @@
+"""`partial-fc doctor env`: what hosts may say, and what is made of it; the transfer between two of them."""
+
+import copy
+import json
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from partial_fc.doctor import probe
+from partial_fc.doctor.env import EnvOptions, doctor_env
+from partial_fc.doctor.hosts import Failed, Host, parse
+from partial_fc.doctor.judge_host import judge_host, judge_hosts
+
+GOOD = {
+    "name": "node1",
+    "time": 0.0,
+    "python": "3.11.7",
+    "packages": {"torch": "2.13.0", "numpy": "1.23.5", "horovod": "0.28.1", "mxnet": ""},
+    "checkout": "abcdef",
+    "horovod": {"frameworks": ["torch"], "built": ["gloo", "mpi", "nccl"]},
+    "torch": {"cuda": "12.8", "gpus": 8, "nccl": "2.27.3"},
+    "gpus": [f"GPU {i}" for i in range(8)],
+    "mpirun": "mpirun (Open MPI) 4.1.4",
+    "cores": 64,
+    "memory_bytes": 1 << 38,
+    "shm_bytes": 1 << 35,
+    "disk": {"path": "/data", "free_bytes": 1 << 40, "writable": True},
+    "open_files": [65536, 65536],
+    "interfaces": {
+        "lo": {"address": "127.0.0.1", "mbps": -1},
+        "eth0": {"address": "10.0.0.1", "mbps": 100000},
+    },
+    "own_address": "10.0.0.1",
+    "routes": {"10.0.0.2": {"address": "10.0.0.2", "source": "10.0.0.1", "interface": "eth0"}},
+    "environment": {"NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0"},
+}
+
+
+def with_values(**values) -> dict:
+    """GOOD, changed at "a__b": its ["a"]["b"]."""
+    facts = copy.deepcopy(GOOD)
+    for path, value in values.items():
+        *outer, last = path.split("__")
+        at = facts
+        for name in outer:
+            at = at[name]
+        at[last] = value
+    return facts
+
+
+def lines(facts: dict, num_hosts: int = 2) -> list[tuple[str, str, str]]:
+    """Those that are not ok."""
+    judged = judge_host(Host("10.0.0.1", 8), facts, num_hosts)
+    return [(line.status, line.what, f"{line.found}: {line.to_do}") for line in judged if line.status != "ok"]
+
+
+def test_a_good_host_has_nothing_to_do():
+    assert lines(GOOD) == []
+    assert lines(GOOD, num_hosts=1) == []
+
+
+# what a host says -> (status, what, words)
+WRONG = {
+    "horovod is missing": ({"horovod": {"error": "not installed"}}, "warning", "Horovod", "make setup"),
+    "horovod is broken": ({"horovod": {"error": "ImportError: x"}}, "fault", "Horovod", "ImportError: x"),
+    "no controller": ({"horovod__built": []}, "fault", "Horovod", "built with nothing"),
+    "no NCCL": ({"horovod__built": ["mpi"]}, "warning", "Horovod", "HOROVOD_GPU_OPERATIONS=NCCL"),
+    "no mpirun": ({"mpirun": ""}, "warning", "MPI", "no mpirun"),
+    "torch is broken": ({"torch": {"error": "OSError: y"}}, "fault", "torch", "OSError: y"),
+    "torch without CUDA": ({"torch__gpus": 0}, "fault", "GPUs", "none of the 8 GPU(s)"),
+    "fewer GPUs than processes": ({"torch__gpus": 4}, "fault", "GPUs", "8 processes"),
+    "fewer cores": ({"gpus": [], "torch__gpus": 0, "cores": 4}, "warning", "cores", "4 for 8 processes"),
+    "little memory": ({"memory_bytes": 1 << 30}, "warning", "memory", "1.0 GiB free"),
+    "little shm": ({"shm_bytes": 1 << 26}, "warning", "/dev/shm", "--shm-size"),
+    "disk full": ({"disk__free_bytes": 1 << 30}, "warning", "models root", "1.0 GiB free"),
+    "disk read-only": ({"disk__writable": False}, "fault", "models root", "not writable"),
+    "few files": ({"open_files": [1024, 65536]}, "warning", "open files", "ulimit -n 65536"),
+    "own name is loopback": ({"own_address": "127.0.1.1"}, "fault", "name", "/etc/hosts"),
+    "own name is unknown": ({"own_address": ""}, "fault", "name", "not known"),
+    "no route": ({"routes__10.0.0.2": {"error": "Network is unreachable"}}, "fault", "route", "unreachable"),
+    "route to itself": (
+        {"routes__10.0.0.2": {"address": "127.0.0.1", "interface": "lo"}}, "fault", "route", "127.0.0.1 by lo",
+    ),
+    "several networks": (
+        {"interfaces__docker0": {"address": "172.17.0.1", "mbps": -1}},
+        "warning", "interface", "also docker0 (172.17.0.1): name one",
+    ),
+    "a variable names another": (
+        {"environment__NCCL_SOCKET_IFNAME": "ib0"}, "fault", "interface", "NCCL_SOCKET_IFNAME=ib0, there are lo, eth0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_with_a_host_is_said(name):
+    values, status, what, words = WRONG[name]
+    found = lines(with_values(**values))
+    assert [line[:2] for line in found] == [(status, what)]
+    assert words in found[0][2]
+
+
+def test_one_host_needs_no_network():
+    assert lines(with_values(own_address="127.0.1.1", routes={}), num_hosts=1) == []
+
+
+def test_what_must_be_the_same_everywhere():
+    first = (Host("a"), GOOD)
+    same = [line for line in judge_hosts([first, (Host("b"), GOOD)])]
+    assert {line.status for line in same} == {"ok"}
+    other = with_values(packages__torch="2.12.0", checkout="", python="3.11.2", gpus=[], mpirun="")
+    other["routes"]["10.0.0.2"]["interface"] = "ens3"
+    found = {line.what: line for line in judge_hosts([first, (Host("b"), other)])}
+    assert {what: line.status for what, line in found.items()} == {
+        "checkout": "fault", "python": "fault", "packages": "fault", "MPI": "fault", "GPUs": "fault",
+        "interface": "warning",
+    }  # fmt: skip
+    assert found["packages"].found == "torch 2.12.0, not torch 2.13.0 as on a"
+    assert list(judge_hosts([first])) == []
+
+
+def test_hosts_as_launchers_take_them(tmp_path):
+    assert parse("a:8,b") == [Host("a", 8), Host("b")]
+    (tmp_path / "hosts").write_text("# both\n10.0.0.1 slots=8\n\n10.0.0.2 slots=4\n")
+    assert parse(str(tmp_path / "hosts"), 2222) == [Host("10.0.0.1", 8, 2222), Host("10.0.0.2", 4, 2222)]
+    for wrong in ("a:b", "", "a,a", ":3"):
+        with pytest.raises(ValueError, match="expected"):
+            parse(wrong)
+        assert doctor_env(EnvOptions(hosts=wrong or ",")) == 2
+
+
+def test_this_machine_needs_no_ssh():
+    assert Host("localhost").is_here
+    assert Host("127.0.0.1").is_here
+    assert Host(socket.gethostname()).is_here
+    assert not Host("192.0.2.77").is_here  # RFC 5737: nobody's
+    command = Host("192.0.2.77", ssh_port=2222).command(["echo", "two words"], 5)
+    assert command[0] == "ssh"
+    assert command[-3:] == ["2222", "192.0.2.77", "echo 'two words'"]
+    assert "BatchMode=yes" in command
+
+
+def test_two_ends_of_a_transfer(monkeypatch):
+    monkeypatch.setattr(probe, "_MOST_BYTES", probe._FIRST_BYTES)
+    with Host("localhost").serving(20) as port:
+        link = probe.connect("127.0.0.1", port)
+    assert abs(link["clock_s"]) < 5  # one clock
+    assert link["latency_ms"] > 0
+    assert link["up"] > 0
+    assert link["down"] > 0
+
+
+def test_an_end_that_hangs_up_is_an_error(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=lambda: listening.accept()[0].close())
+        thread.start()
+        with pytest.raises((OSError, probe.struct.error)):
+            probe.connect("127.0.0.1", listening.getsockname()[1])
+        thread.join()
+
+
+def test_answers_are_found_among_what_shells_print_and_failures_are_told(tmp_path):
+    said = Host("localhost").ask
+    # A Python that greets, as a login script would; then one that fails.
+    for body, expected in (
+        ("echo welcome; exec", None),
+        ("echo no such module >&2; exit 3 #", "no such module"),
+    ):
+        python = tmp_path / "python"
+        python.write_text(f'#!/bin/sh\n{body} {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "executable", str(python))
+            if expected:
+                with pytest.raises(Failed, match=expected):
+                    said("connect", {"address": "127.0.0.1", "port": 1}, 20)
+            else:
+                with Host("localhost").serving(20) as port:
+                    assert port > 0
+                with pytest.raises(Failed, match="refused"):
+                    said("connect", {"address": "127.0.0.1", "port": 1}, 20)
+
+
+SSH = {
+    "Permission denied (publickey).": "ssh-copy-id 192.0.2.77",
+    "Host key verification failed.": "ssh-keyscan 192.0.2.77",
+    "ssh: Could not resolve hostname x": "/etc/hosts",
+    "ssh: connect to host x port 22: Connection timed out": "ssh 192.0.2.77 hostname",
+}
+
+
+@pytest.mark.parametrize("words", SSH)
+def test_ssh_that_does_not_answer(tmp_path, monkeypatch, capsys, words):
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 255\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert doctor_env(EnvOptions(hosts="192.0.2.77:8")) == 1
+    printed = capsys.readouterr().out
+    assert f"fault     192.0.2.77: ssh: {words}\n" in printed
+    assert SSH[words] in printed
+
+
+def test_ssh_that_hangs(tmp_path, monkeypatch, capsys):
+    (tmp_path / "ssh").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(Failed, match=r"no answer within 0\.2 s"):
+        Host("192.0.2.77")._run(["true"], "", 0.2)
+
+
+def test_this_machine(tmp_path, capsys):
+    """All of it, as a user calls it."""
+    report = tmp_path / "report.json"
+    options = EnvOptions(models_root=tmp_path / "not" / "there", report=report)
+    status = doctor_env(options)
+    printed = capsys.readouterr().out
+    assert "localhost: Horovod: 0." in printed
+    assert f"models root: {tmp_path}" in printed
+    written = json.loads(report.read_text())
+    facts = written["hosts"]["localhost"]
+    assert facts["name"] == socket.gethostname()
+    assert facts["interfaces"]["lo"]["address"] == "127.0.0.1"
+    assert facts["checkout"]
+    assert status == int("fault" in {line["status"] for line in written["lines"]})
+
+
+def test_the_probe_runs_alone():
+    """On a host with nothing but Python's own modules."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-", "serve", '{"seconds": 0.01}'],
+        input=Path(probe.__file__).read_text(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.startswith(probe.MARK)
+    assert "TimeoutError" in done.stderr  # nobody came
