@@ -1,0 +1,97 @@
+"""How long a checkpoint holds training up, and what it costs while it is written.
+
+    python -m benchmarks.checkpoint_pause --classes 500000 --dir DIR
+
+One process with a head whose rows were all made, SGD with momentum, no backbone. In turn: steps alone; a checkpoint as
+training takes it (a copy, written in the background) and the steps beside it until it is on the disk; a checkpoint that
+is written before the next step. Printed: medians over the rounds, one JSON line.
+"""
+
+import json
+import shutil
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+import tyro
+
+from partial_fc import checkpoint
+from partial_fc.comm import SingleWorld
+from partial_fc.head import CosFace, PartialFC
+
+
+@dataclass(frozen=True)
+class Options:
+    """Times checkpoints of a head in the background and in the foreground."""
+
+    classes: int = 500_000
+    """Classes of the process."""
+    dim: int = 512
+    """Width of a centre."""
+    batch: int = 128
+    """Images of a step."""
+    sample_rate: float = 0.1
+    """Share of the classes that are negatives in a step."""
+    rounds: int = 5
+    """Of each kind."""
+    dir: Path | None = None
+    """Folder on the disk that is to be measured; none: a temporary one."""
+
+
+def measure(options: Options, root: Path) -> dict[str, float]:
+    """Medians: seconds of a step alone and beside the writing, of the pauses, of the writing; bytes."""
+    head = PartialFC(options.classes, options.dim, CosFace(), options.sample_rate)
+    head.centres  # noqa: B018 - makes all rows
+    head.row_state()["momentum"].normal_()
+    generator = torch.Generator().manual_seed(0)
+    times: dict[str, list[float]] = {}
+
+    def step(kind: str) -> None:
+        feat = torch.randn(options.batch, options.dim, generator=generator).requires_grad_()
+        label = torch.randint(options.classes, (options.batch,), generator=generator)
+        began = time.perf_counter()
+        head(feat, label).backward()
+        head.step(0.1)
+        times.setdefault(kind, []).append(time.perf_counter() - began)
+
+    def save(kind: str, copy: bool) -> None:
+        began = time.perf_counter()
+        taken = checkpoint.take(head.num_steps, {}, {}, {}, head, {}, copy=copy)
+        saver.begin(taken, began)
+        times.setdefault(f"pause_{kind}_s", []).append(time.perf_counter() - began)
+        while saver.busy:
+            step("step_beside_s")
+        times.setdefault(f"written_{kind}_s", []).append(time.perf_counter() - began)
+        saver.finish()
+
+    saver = checkpoint.Saver(root, SingleWorld(), keep=1)
+    for kind in ("warm-up", *["step_s"] * 5 * options.rounds):
+        step(kind)
+    for _ in range(options.rounds):
+        save("background", copy=True)
+        step("step_s")
+        save("foreground", copy=False)
+        step("step_s")
+    times.pop("warm-up")
+    saver.close()
+    files = checkpoint.newest(root)
+    assert files is not None
+    size = sum(path.stat().st_size for path in files.iterdir())
+    return {name: round(median(seconds), 4) for name, seconds in times.items()} | {"bytes": size}
+
+
+def main(options: Options) -> None:
+    """Prints what was measured."""
+    root = Path(tempfile.mkdtemp(prefix="checkpoint-pause-", dir=options.dir))
+    try:
+        found = measure(options, root)
+    finally:
+        shutil.rmtree(root)
+    print(json.dumps({**asdict(options), **found}, default=str))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
