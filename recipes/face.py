@@ -10,14 +10,16 @@ Results: see the table in README.md.
 import dataclasses
 import json
 import math
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from partial_fc import checkpoint, keyed, models
+from partial_fc.checkpoint.buddy import Memory
 from partial_fc.checkpoint.class_names import names_of
-from partial_fc.comm import World
+from partial_fc.comm import World, elastic
 from partial_fc.data import Loader, Source, Synthetic, open_source
 from partial_fc.data.augment import glyph, mirror
 from partial_fc.doctor.at_start import open_on_all
@@ -26,6 +28,7 @@ from partial_fc.optim import backbone as backbone_optimizer
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
 from partial_fc.optim.schedule import Schedule, linear_scaling
 from partial_fc.train import activation_checkpointing
+from partial_fc.train.commits import Commits
 from partial_fc.train.guards import Guards
 from partial_fc.train.job import EXIT_PREEMPTED, Job
 from partial_fc.train.log import open_files
@@ -35,18 +38,23 @@ from partial_fc.train.sync_batch_norm import convert
 from recipes import compression, face_checks, machine
 from recipes.face_config import Config, parse
 from recipes.face_head import build_head, head_lr_ratio
-from recipes.face_run import State, restore, resume, write_results
+from recipes.face_run import State, buddy_every, go_on, restore, resume, write_results
 
 
 def main(arguments: list[str]) -> int:
-    """Parse, join the others, run; returns the exit status."""
+    """Parse, join the others, run; returns the exit status. Where hosts come and go, anew in each world."""
     config, notes = parse(arguments)
-    world, device = machine.join(config)
-    return run(config, notes, world, device)
+    memory = Memory()
+
+    def in_this_world() -> int:
+        world, device = machine.join(config)
+        return run(config, notes, world, device, memory)
+
+    return elastic.run(in_this_world) or 0
 
 
-def run(config: Config, notes: list[str], world: World, device: torch.device) -> int:
-    """Puts the parts together, trains, writes what came out."""
+def run(config: Config, notes: list[str], world: World, device: torch.device, memory: Memory) -> int:
+    """Puts the parts together, trains, writes what came out. memory: from the worlds before."""
     logger = open_files(config.models_root, world)
     versions = machine.versions()
     logger.info(f"{world} on {device}; {json.dumps(versions)}")
@@ -72,13 +80,14 @@ def run(config: Config, notes: list[str], world: World, device: torch.device) ->
         for path in _verification_paths(config)
     ]
 
-    schedule = _schedule(config, global_batch, steps_per_epoch, total_steps, logger)
+    course = _schedule(config, global_batch, steps_per_epoch, total_steps, logger)
 
     # ---- model
     precision = Precision(choose(config.precision, device, world), device)
     backbone = _backbone(config, device, precision.parameter_dtype, world)
     weights, slow = precision.prepare(backbone)
-    with build_head(config, num_classes, world, precision) as head:
+    with ExitStack() as parts:
+        head = parts.enter_context(build_head(config, num_classes, world, precision))
         optimizer = backbone_optimizer.build(config.optimizer, weights, config.momentum, config.weight_decay)
         sync = GradientSync(backbone, world, exchange=compression.build(config))
         weights.bind_gradients(sync.gradient_of)
@@ -92,14 +101,16 @@ def run(config: Config, notes: list[str], world: World, device: torch.device) ->
 
         # ---- start: a given checkpoint, else the newest of this run, else --pretrained and --head-centres, else anew
         state = State(weights, optimizer, head, sync, precision)
-        saver = checkpoint.Saver(config.checkpoints, world, config.keep_checkpoints)
-        start = resume(config, state, total_steps, source, logger)
-        if start.step == total_steps and (config.models_root / "result.json").exists():
+        saver = parts.enter_context(
+            closing(checkpoint.Saver(config.checkpoints, world, config.keep_checkpoints))
+        )
+        start = resume(config, state, memory, source, logger)
+        schedule = go_on(config, course, start, len(source), global_batch, logger)
+        if start.step == schedule.total_steps and (config.models_root / "result.json").exists():
             logger.info(
                 f"{config.models_root} is finished, see result.json; to go on give more --max-steps or --epochs, to "
                 "start anew another --models-root"
             )
-            saver.close()
             world.close()
             return 0
 
@@ -136,13 +147,13 @@ def run(config: Config, notes: list[str], world: World, device: torch.device) ->
                     restore=lambda: restore(config, state, saver, logger),
                 ),
                 saver=saver,
+                commits=Commits(memory, world, buddy_every(config)),
                 save_best=config.save_best,
                 class_names=names_of(source, num_classes),
                 facts={"configuration": dataclasses.asdict(config), "versions": versions},
                 **dataclasses.asdict(start),
             )
             outcome = train(job)
-        saver.close()
         if outcome.stopped:
             logger.info(f"stopped at step {job.step}, as asked; the same command goes on from there")
         else:

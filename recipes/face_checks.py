@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from partial_fc.comm import World
+from partial_fc.comm import World, elastic
 from partial_fc.data import Source
 from partial_fc.doctor.at_start import check_data
 from partial_fc.head import PartialFC
@@ -137,6 +137,11 @@ def _check_accumulation(config: "Config") -> None:
 
 def notes(config: "Config", head: PartialFC) -> Iterator[str]:
     """What was asked for and makes no difference here."""
+    if config.buddy_every and not elastic.active():
+        yield (
+            "--buddy-every: nothing goes on from these copies here; they are for horovodrun with --min-np and "
+            "--host-discovery-script"
+        )
     if config.centre_place == "host" and head.store.device == torch.device("cpu"):
         yield "--centre-place host: the device that computes is the CPU, whose memory is the host's"
     if config.precision in ("bf16", "fp16", "fp16-o2") and config.head_impl == "plain":

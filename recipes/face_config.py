@@ -200,6 +200,10 @@ class Config:
     --models-root."""
     checkpoint_every: int = 2000
     """Steps between two checkpoints, which are written while training goes on; 0: only at the end."""
+    buddy_every: int | None = None
+    """Steps between two copies of each process's share of the state in the memory of another host, from which a run
+    goes on that loses a host (horovodrun --min-np ... --host-discovery-script ...); 0: it goes on from its last
+    checkpoint. none: 100 where horovodrun runs so, else 0."""
     keep_checkpoints: int = 3
     """Older ones are removed."""
     save_best: bool = True
@@ -254,6 +258,8 @@ class Config:
         ):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}; expected 0 or more")
+        if self.buddy_every is not None and self.buddy_every < 0:
+            raise ValueError(f"--buddy-every is {self.buddy_every}; expected 0 or more")
         if self.max_steps is not None and self.max_steps < 1:
             raise ValueError(f"--max-steps is {self.max_steps}; expected at least 1")
         if self.loss == "combined" and self.margins is None:

@@ -10,14 +10,18 @@ import torch
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.agree import check_replicas, newest_common, open_checkpoint
+from partial_fc.checkpoint.buddy import Memory
 from partial_fc.checkpoint.class_names import check_class_names
 from partial_fc.checkpoint.folders import step_of
+from partial_fc.checkpoint.recover import Recovered, recover
 from partial_fc.checkpoint.start import check_whole, load_centres, open_centres
+from partial_fc.comm import elastic
 from partial_fc.data import Source
 from partial_fc.head import PartialFC
 from partial_fc.machine import peak_bytes
 from partial_fc.optim.backbone import load_named_state, named_state
 from partial_fc.optim.gradient_sync import GradientSync
+from partial_fc.optim.schedule import Continued, Schedule, continued
 from partial_fc.train.job import Job, Outcome
 from partial_fc.train.precision import Precision, Weights
 from recipes.face_config import Config
@@ -63,51 +67,92 @@ class Start:
     left_out: list[tuple[int, int]] = field(default_factory=list)  # of the data, by rollbacks
 
 
-def resume(config: Config, state: State, total_steps: int, source: Source, logger: Logger) -> Start:
-    """Gives the run the state that it starts from: that of --resume, else the centres of --head-centres. A collective.
-    Raises ValueError where the source's classes have other names."""
+def resume(config: Config, state: State, memory: Memory, source: Source, logger: Logger) -> Start:
+    """Gives the run the state that it starts from: what the ranks of the world before have kept, else that of --resume,
+    else the centres of --head-centres. A collective. Raises ValueError where the source's classes have other names."""
     world = state.head.world
-    newest = newest_common(config.checkpoints, world)
-    folder = {"never": None, "auto": newest}.get(config.resume, Path(config.resume))
-    found = open_checkpoint(folder, world)
-    if newest and (found.step if found else -1) < step_of(newest):
-        # Checkpoints are kept and found by their step: those of the other run would count as the newest.
-        raise ValueError(
-            f"{newest} is ahead of where this run would start (--resume {config.resume}); use another --models-root, "
-            "or remove the checkpoints that are not wanted"
-        )
+    found: checkpoint.Checkpoint | Recovered | None = None
+    if elastic.active():
+        found = recover(memory, world, config.checkpoints)
     if found is None:
-        if config.head_centres:
-            centres = open_centres(config.head_centres)
-            for note in check_class_names(centres, source):
-                logger.info(f"note: {note}")
-            load_centres(centres, state.head)
-            logger.info(f"class centres from {centres.folder}")
+        # In a world after the first, --resume has been gone on from already.
+        found = _checkpoint(config, state, "auto" if memory.age > 1 else config.resume, source, logger)
+    if found is None:
         return Start()
-    check_whole(found)
-    for note in check_class_names(found, source):
-        logger.info(f"note: {note}")
-    if found.step > total_steps:
-        raise ValueError(
-            f"{folder} is at step {found.step}, beyond this run's {total_steps}; use another --models-root or "
-            "more --epochs"
-        )
     for name in _SAME_RUN:
         now = getattr(config, name)
         then = found.manifest["configuration"].get(name, now)  # older runs did not have every flag
         now = list(now) if isinstance(now, tuple) else now  # as JSON has it
         if str(then) != str(now):
             logger.info(
-                f"note: {folder} was trained with --{name.replace('_', '-')} {then}, this run has {now}: not the same "
-                "run"
+                f"note: {found.folder} was trained with --{name.replace('_', '-')} {then}, this run has {now}: not the "
+                "same run"
             )
     _load(found, state, logger)
-    logger.info(f"resumed from {folder}")
+    logger.info(f"resumed from {found.folder}")
     manifest = found.manifest
     left_out = [(begin, end) for begin, end in manifest.get("left_out", [])]
     return Start(
         found.step, manifest["position"], manifest["best"], manifest.get("best_score") or 0.0, left_out
     )
+
+
+def _checkpoint(
+    config: Config, state: State, asked: str, source: Source, logger: Logger
+) -> checkpoint.Checkpoint | None:
+    """The one to start from, whole and with the classes of this source. None: there is none to be gone on from, and
+    the centres are those of --head-centres, if given. A collective."""
+    newest = newest_common(config.checkpoints, state.head.world)
+    folder = {"never": None, "auto": newest}.get(asked, Path(asked))
+    found = open_checkpoint(folder, state.head.world)
+    if newest and (found.step if found else -1) < step_of(newest):
+        # Checkpoints are kept and found by their step: those of the other run would count as the newest.
+        raise ValueError(
+            f"{newest} is ahead of where this run would start (--resume {asked}); use another --models-root, or "
+            "remove the checkpoints that are not wanted"
+        )
+    centres = open_centres(config.head_centres) if config.head_centres and found is None else None
+    for given in filter(None, (found, centres)):
+        for note in check_class_names(given, source):
+            logger.info(f"note: {note}")
+    if found is not None:
+        check_whole(found)
+    elif centres is not None:
+        load_centres(centres, state.head)
+        logger.info(f"class centres from {centres.folder}")
+    return found
+
+
+def go_on(
+    config: Config, course: Schedule, start: Start, num_samples: int, global_batch: int, logger: Logger
+) -> Schedule | Continued:
+    """The schedule of a run that has come to `start`, maybe by steps of other sizes: --epochs count samples, so what is
+    left of them decides how many steps are left. --max-steps count updates, whatever these see. Raises ValueError where
+    the start is beyond the end."""
+    seen = start.position - sum(end - begin for begin, end in start.left_out)
+    if config.max_steps or seen == start.step * global_batch:
+        if start.step > course.total_steps:
+            raise ValueError(
+                f"the checkpoint to go on from is at step {start.step}, beyond this run's {course.total_steps}; use "
+                "another --models-root or more --epochs"
+            )
+        return course
+    total = config.epochs * num_samples
+    schedule = continued(course, start.step, seen, total, global_batch)
+    left, like = schedule.total_steps - start.step, start.step + schedule.shift
+    logger.info(
+        f"{seen:,} of {total:,.0f} images have been seen in {start.step} steps; with {global_batch} a step {left} more "
+        f"steps remain, {schedule.total_steps} in all; learning rate {schedule.lr(start.step):g}, as in step "
+        f"{like:.1f} of {course.total_steps} of this size"
+    )
+    return schedule
+
+
+def buddy_every(config: Config) -> int:
+    """Steps between commits; 0: none."""
+    if config.buddy_every is None:
+        return 100 if elastic.active() else 0
+    return config.buddy_every
 
 
 def restore(config: Config, state: State, saver: checkpoint.Saver, logger: Logger) -> tuple[int, int] | None:
@@ -123,7 +168,7 @@ def restore(config: Config, state: State, saver: checkpoint.Saver, logger: Logge
     return found.step, found.manifest["position"]
 
 
-def _load(found: checkpoint.Checkpoint, state: State, logger: Logger) -> None:
+def _load(found: checkpoint.Checkpoint | Recovered, state: State, logger: Logger) -> None:
     state.weights.load_state_dict(found.backbone())
     load_named_state(state.optimizer, state.weights, found.optimizer())
     check_replicas(
@@ -139,7 +184,7 @@ def _load(found: checkpoint.Checkpoint, state: State, logger: Logger) -> None:
         state.precision.scaler.load_state(found.manifest["loss_scaler"])
 
 
-def _load_exchange(found: checkpoint.Checkpoint, state: State) -> Iterator[str]:
+def _load_exchange(found: checkpoint.Checkpoint | Recovered, state: State) -> Iterator[str]:
     """What the gradient compression remembers. Another compression starts anew."""
     remembered = found.exchange(state.head.world)
     if remembered.keys() == state.sync.state().keys():

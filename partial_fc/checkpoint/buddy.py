@@ -173,6 +173,15 @@ class Buddy:
             self._world.barrier(name="buddy/finish")
             self.end_step()
 
+    def go_back(self, snapshot: Snapshot) -> None:
+        """Inside a step: forgets all commits, and starts one of where the run stands now. A collective."""
+        if self._pending is not None:
+            self._pending.wait()
+        self._pending = self._commit = None
+        self._incoming, self._left_W = {}, []
+        self._memory.commits = []
+        self.begin(snapshot)
+
     def _is_whole(self, commit: Commit) -> None:
         self._memory.commits = [commit]
         self._commit = None

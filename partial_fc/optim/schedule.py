@@ -68,7 +68,7 @@ class Schedule:
         if not (math.isfinite(self.power) and self.power > 0):
             raise ValueError(f"power is {self.power}, expected a positive number")
 
-    def lr(self, step: int) -> float:
+    def lr(self, step: float) -> float:
         """The rate of update `step`, counted from 0. total_steps is legal too: where the course would end."""
         if not 0 <= step <= self.total_steps:
             raise ValueError(f"step is {step}, expected 0 to total_steps, {self.total_steps}")
@@ -82,6 +82,29 @@ class Schedule:
         if self.kind == "polynomial":
             return self.base_lr * (1 - done) ** self.power
         return self.base_lr * (1 + math.cos(math.pi * done)) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continued:
+    """A schedule for a run whose steps saw more or fewer samples before: update s has the rate of the course's update
+    s + shift, at which a run with steps as they are now would have seen as many samples."""
+
+    course: Schedule
+    total_steps: int
+    shift: float
+
+    def lr(self, step: int) -> float:
+        """The rate of update `step`, counted from 0, those before included."""
+        return self.course.lr(min(step + self.shift, self.course.total_steps))
+
+
+def continued(course: Schedule, step: int, position: int, num_samples: float, global_batch: int) -> Continued:
+    """After `step` updates that have seen `position` of num_samples samples (passes over the data included), with
+    global_batch a step from now on: what is left of the samples decides how many steps are left. The decays of schedule
+    'step' count updates, as ever."""
+    left = max(0, math.ceil((num_samples - position) / global_batch))
+    shift = 0.0 if course.kind == "step" else position / global_batch - step
+    return Continued(course=course, total_steps=step + left, shift=shift)
 
 
 def linear_scaling(base_lr: float, base_batch: int, global_batch: int) -> tuple[float, str]:

@@ -10,11 +10,13 @@ from partial_fc.comm import Pending, World
 
 @dataclass(frozen=True)
 class Agreed:
-    """Equal on all ranks: whether any of them wants to stop, is busy with a checkpoint, could not write it."""
+    """Equal on all ranks: whether any of them wants to stop, is busy with a checkpoint, could not write it, was told of
+    hosts that come or go."""
 
     stop: bool
     busy: bool
     failed: bool
+    hosts_changed: bool = False
 
 
 class Agreement:
@@ -25,8 +27,8 @@ class Agreement:
         self._world = world
         self._pending: Pending | None = None
 
-    def begin(self, stop: bool, saver: Saver) -> None:
-        said = torch.tensor([stop, saver.busy, saver.failed], dtype=torch.int32)
+    def begin(self, stop: bool, saver: Saver, hosts_changed: bool = False) -> None:
+        said = torch.tensor([stop, saver.busy, saver.failed, hosts_changed], dtype=torch.int32)
         self._pending = self._world.start_all_reduce(said, "max", name="train/agreement")
 
     def end(self) -> Agreed:

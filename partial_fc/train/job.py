@@ -14,7 +14,8 @@ from partial_fc.data import Loader
 from partial_fc.evaluate import Verification
 from partial_fc.head import PartialFC
 from partial_fc.optim.gradient_sync import GradientSync, StepBytes
-from partial_fc.optim.schedule import Schedule
+from partial_fc.optim.schedule import Continued, Schedule
+from partial_fc.train.commits import Commits
 from partial_fc.train.guards import Guards
 from partial_fc.train.precision import Precision, Weights
 
@@ -36,7 +37,7 @@ class Job:
     # how
     optimizer: torch.optim.Optimizer
     sync: GradientSync
-    schedule: Schedule
+    schedule: Schedule | Continued
     precision: Precision
     weights: Weights  # of the backbone, as the optimiser has them
     accumulate: int  # micro-batches of one update
@@ -53,6 +54,7 @@ class Job:
     saver: Saver
     checkpoint_every: int  # steps; 0: only at the end
     save_best: bool  # also when an evaluation was the best so far
+    commits: Commits
     class_names: list[str] | None
     facts: dict[str, Any]  # for checkpoints: configuration, versions
     guards: Guards = field(default_factory=Guards)

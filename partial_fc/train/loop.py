@@ -2,6 +2,7 @@
 
 import math
 import time
+from contextlib import closing
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +25,17 @@ from partial_fc.train.update import update
 
 def train(job: Job) -> Outcome:
     """Runs job's steps from where it stands to the schedule's end, evaluates, and writes the last checkpoint; ends
-    early, with a checkpoint, where any rank was asked to by SIGTERM or SIGUSR1."""
-    with StopSignals(job.world.rank) as signals:
-        return _train(job, signals)
+    early, with a checkpoint, where any rank was asked to by SIGTERM or SIGUSR1. Raises elastic.HostsChanged, on all
+    ranks, where these are to meet in another world."""
+    steps, global_batch = job.schedule.total_steps, job.loader.global_batch_size * job.accumulate
+    progress = Progress(job.logger, job.models_root, job.world, job.frequent, job.step, steps, global_batch)
+    with StopSignals(job.world.rank) as signals, closing(progress):
+        return _train(job, signals, progress)
 
 
-def _train(job: Job, signals: StopSignals) -> Outcome:
+def _train(job: Job, signals: StopSignals, progress: Progress) -> Outcome:
     total_steps = job.schedule.total_steps
-    global_batch = job.loader.global_batch_size * job.accumulate
     watch = Stopwatch(job.world, job.device)
-    progress = Progress(
-        job.logger, job.models_root, job.world, job.frequent, job.step, total_steps, global_batch
-    )
     curve = LossCurve(job.models_root, job.world, job.step)
     agreement = Agreement(job.world)
     goes_back = job.precision.scaler or job.guards.on_nan == "skip"
@@ -47,6 +47,7 @@ def _train(job: Job, signals: StopSignals) -> Outcome:
     loss_value, stopped = math.nan, False
     first_step = job.step
     job.backbone.train()
+    job.commits.begin(job.head, lambda: take(job))
 
     while job.step < total_steps and not stopped:
         # Whatever draws random numbers in a step (dropout) draws them by (seed, step, rank): resuming is exact.
@@ -55,7 +56,8 @@ def _train(job: Job, signals: StopSignals) -> Outcome:
         lr = job.schedule.lr(job.step)
         report = progress.due(job.step + 1)
         watch.begin(exact=report)
-        agreement.begin(signals.received is not None, job.saver)
+        agreement.begin(signals.received is not None, job.saver, job.commits.hosts_changed)
+        job.commits.start_step()
 
         # ---- data: the micro-batches of this update
         batches = [next(job.loader) for _ in range(job.accumulate)]
@@ -67,6 +69,7 @@ def _train(job: Job, signals: StopSignals) -> Outcome:
         except NonFinite as fault:
             agreement.end()
             roll_back(job, fault, batches[-1].position)
+            job.commits.go_back(lambda: take(job))
             curve.close()
             curve = LossCurve(job.models_root, job.world, job.step)
             progress.go_back(job.step)
@@ -107,6 +110,10 @@ def _train(job: Job, signals: StopSignals) -> Outcome:
         if due or stopped or (is_best and job.save_best):
             save(job, score)
             saved = job.step
+        job.commits.end_step(job.step, lambda: take(job))
+        if agreed.hosts_changed and job.step < total_steps and not stopped:
+            job.saver.finish()
+            job.commits.leave(job.step, lambda: take(job), lambda: save_and_wait(job))
         progress.pause(time.perf_counter() - paused)
 
     if not stopped:
@@ -115,7 +122,6 @@ def _train(job: Job, signals: StopSignals) -> Outcome:
         if saved != total_steps:
             save(job, rate(job, evaluations)[0])
     job.saver.finish()
-    progress.close()
     curve.close()
     traffic = job.world.traffic.per_step(max(1, job.step - first_step))
     return Outcome(
@@ -202,6 +208,17 @@ def save(job: Job, score: float | None = None) -> None:
             f"step {job.step}: waited {time.perf_counter() - began:.2f} s for the checkpoint before to be written; the "
             "disk is slower than --checkpoint-every asks for"
         )
+    job.saver.begin(take(job, score, job.saver.can_copy(job.head)), began)
+
+
+def save_and_wait(job: Job) -> None:
+    """`save`, all of it, now."""
+    save(job)
+    job.saver.finish()
+
+
+def take(job: Job, score: float | None = None, copy: bool = True) -> checkpoint.Snapshot:
+    """Everything that the next step depends on. A collective."""
     facts = {
         "position": job.position,
         "left_out": job.left_out,
@@ -215,7 +232,7 @@ def save(job: Job, score: float | None = None) -> None:
     own = {f"buffer/{name}": t.clone() for name, t in job.backbone.named_buffers()}
     own |= {f"exchange/{name}": t for name, t in job.sync.state().items()}
     with joined_statistics(job.backbone, job.world):
-        snapshot = checkpoint.take(
+        return checkpoint.take(
             job.step,
             job.weights.state_dict(),
             named_state(job.optimizer, job.weights),
@@ -223,6 +240,5 @@ def save(job: Job, score: float | None = None) -> None:
             job.head,
             facts,
             class_names=job.class_names,
-            copy=job.saver.can_copy(job.head),
+            copy=copy,
         )
-    job.saver.begin(snapshot, began)

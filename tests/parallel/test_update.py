@@ -65,6 +65,7 @@ def job_of(world, mode="fp32", compression="none", sample_rate=0.3, clip=0.0, de
         frequent=1,
         telemetry_every=0,
         saver=NotImplemented,
+        commits=NotImplemented,
         checkpoint_every=0,
         save_best=False,
         class_names=None,

@@ -1,0 +1,70 @@
+"""What the training loop does for hosts that come and go: commits, and leaving the world together."""
+
+import logging
+from collections.abc import Callable
+
+from partial_fc.checkpoint import Snapshot
+from partial_fc.checkpoint.buddy import Buddy, Memory
+from partial_fc.comm import World, elastic
+from partial_fc.head import PartialFC
+
+_log = logging.getLogger("partial_fc")
+
+
+class Commits:
+    """Of one world. Where hosts do not come and go, its methods do nothing.
+
+    take: makes a snapshot of everything, a copy; a collective. save: writes a checkpoint and waits for it, where there
+    are no commits; a collective.
+    """
+
+    def __init__(self, memory: Memory, world: World, every: int):
+        """every: steps from one commit to the next; 0: none. A collective."""
+        self._member = elastic.member() if elastic.active() else None
+        self._buddy = Buddy(memory, world, every) if every else None
+
+    @property
+    def hosts_changed(self) -> bool:
+        """Whether this rank was told of hosts that have come, or are to go."""
+        return self._member is not None and self._member.hosts_changed.is_set()
+
+    def begin(self, head: PartialFC, take: Callable[[], Snapshot]) -> None:
+        """Before the first step of a world: fewer ranks than before have what there is."""
+        if self._member:
+            told = self._member.restored()
+            if told:
+                _log.info(told)
+        if self._buddy:
+            self._buddy.check_memory(head)
+            self._buddy.begin(take())
+
+    def start_step(self) -> None:
+        """Where a step begins."""
+        if self._buddy:
+            self._buddy.start_step()
+
+    def end_step(self, step: int, take: Callable[[], Snapshot]) -> None:
+        """Where it ends, after a collective that all ranks started in it."""
+        if self._member:
+            self._member.step_done()
+        if self._buddy:
+            self._buddy.end_step()
+            if self._buddy.due(step):
+                self._buddy.begin(take())
+
+    def go_back(self, take: Callable[[], Snapshot]) -> None:
+        """Inside a step: the run has gone back to a checkpoint; commits after that are of no use. A collective."""
+        if self._buddy:
+            self._buddy.go_back(take())
+
+    def leave(self, step: int, take: Callable[[], Snapshot], save: Callable[[], None]) -> None:
+        """Raises elastic.HostsChanged, with nothing lost. A collective."""
+        if self._buddy:
+            self._buddy.finish()
+            self._buddy.begin(take())
+            self._buddy.finish()
+        else:
+            save()
+        raise elastic.HostsChanged(
+            f"hosts have come or are to go: all ranks leave after step {step}, to meet anew"
+        )
