@@ -1,24 +1,37 @@
 #!/usr/bin/env bash
-# Trains through mpirun over the hosts of a file:  bash run.sh [HOSTFILE] [--flag value ...]
+# Trains through mpirun over the hosts of a file:  bash run.sh [--restarts N] [HOSTFILE] [--flag value ...]
 #
+#   --restarts N        where the run fails (a host or a process dies, an exchange hangs), it is started again from the
+#                       newest checkpoint, at most N times; not where it got no further than the time before
 #   HOSTFILE            or HOSTS in the environment; hosts/localhost_2 without either. Lines "HOST slots=N", nothing else
 #                       (horovodrun --hostfile, which takes them too, stumbles over comments and empty lines).
 #   NETWORK_INTERFACE   where hosts have several networks, the one between them (ip addr), for example eth0
 #
 # The flags go to config.sh, which every process runs. Settings of Open MPI go through the environment, for example
 # OMPI_MCA_plm_rsh_args="-p 2222" for another ssh port.
+#
+# kill -TERM or -USR1 to this script: the run finishes its step, writes a checkpoint and ends with status 75, "start me
+# again", which is passed on and never restarted: somebody wants the machines. A second -TERM ends it at once.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+say() { echo "run.sh: $*" >&2; }
 
+restarts=0
+if [[ ${1:-} == --restarts || ${1:-} == --restarts=* ]]; then
+    [[ $1 == *=* ]] || { set -- "$1=${2:-}" "${@:3}"; }
+    restarts=${1#*=}
+    [[ $restarts =~ ^[0-9]+$ ]] || { say "--restarts is '$restarts'; expected a number, 0 or more"; exit 1; }
+    shift
+fi
 hosts=${HOSTS:-$here/hosts/localhost_2}
 if [ $# -gt 0 ] && [[ $1 != -* ]]; then
     hosts=$1
     shift
 fi
-[ -r "$hosts" ] || { echo "run.sh: cannot read the host file $hosts" >&2; exit 1; }
+[ -r "$hosts" ] || { say "cannot read the host file $hosts"; exit 1; }
 processes=$(awk '{ slots = 1; for (i = 2; i <= NF; i++) if ($i ~ /^slots=[0-9]+$/) slots = substr($i, 7) }
     !/^[ \t]*(#|$)/ { sum += slots } END { print sum + 0 }' "$hosts")
-[ "$processes" -gt 0 ] || { echo "run.sh: no line \"HOST slots=N\" in $hosts" >&2; exit 1; }
+[ "$processes" -gt 0 ] || { say "no line \"HOST slots=N\" in $hosts"; exit 1; }
 
 # mpirun starts remote processes with a bare environment: what matters is named. An unset variable would be a warning.
 pass=()
@@ -33,8 +46,78 @@ if [ -n "${NETWORK_INTERFACE:-}" ]; then
     interface=(-mca btl_tcp_if_include "$NETWORK_INTERFACE" -mca oob_tcp_if_include "$NETWORK_INTERFACE")
 fi
 
-# No binding: each process needs the cores of its threads, not one core. TCP (pml ob1) rather than whatever else the
-# library finds: NCCL carries what is large, and MPI's other transports differ between hosts.
-exec mpirun -np "$processes" -hostfile "$hosts" --allow-run-as-root -bind-to none -map-by slot \
-    -mca pml ob1 -mca btl ^openib "${interface[@]}" "${pass[@]}" \
-    bash "$here/config.sh" "$@"
+# ---- signals: mpirun passes SIGUSR1 on to every process, but kills them a second after SIGTERM or Ctrl-C
+job='' asked='' interrupted=''
+stop() {
+    [ -z "$asked" ] && signal=USR1 || signal=$1 # a second one: whoever sends it does not want to wait
+    asked=yes
+    if [ -n "$job" ]; then kill -"$signal" "$job" 2>/dev/null || true; fi
+}
+interrupt() {
+    interrupted=yes
+    if [ -n "$job" ]; then kill -INT "$job" 2>/dev/null || true; fi
+}
+trap 'stop TERM' TERM
+trap 'stop USR1' USR1
+trap interrupt INT
+
+# Runs the job once; its status is in $status.
+run() {
+    # No binding: each process needs the cores of its threads, not one core. TCP (pml ob1) rather than whatever else the
+    # library finds: NCCL carries what is large, and MPI's other transports differ between hosts.
+    set -m # a process group of its own: Ctrl-C in a terminal reaches us alone, and mpirun from us, once
+    mpirun -np "$processes" -hostfile "$hosts" --allow-run-as-root -bind-to none -map-by slot \
+        -mca pml ob1 -mca btl ^openib "${interface[@]}" "${pass[@]}" \
+        bash "$here/config.sh" "$@" </dev/null &
+    job=$!
+    set +m
+    if [ -n "$asked" ]; then kill -USR1 "$job"; elif [ -n "$interrupted" ]; then kill -INT "$job"; fi
+    while kill -0 "$job" 2>/dev/null; do wait "$job" || true; done # `wait` also returns for a signal
+    status=0
+    wait "$job" || status=$? # again: bash keeps it
+    job=''
+}
+
+# The newest complete checkpoint that this host sees.
+newest() {
+    local folder='' root=${MODELS_ROOT:-$here/runs/face} words=("$@") i name value
+    for ((i = 0; i < ${#words[@]}; i++)); do
+        name=${words[i]%%=*} value=${words[i]#*=}
+        [[ ${words[i]} == *=* ]] || value=${words[i + 1]:-}
+        case ${name//_/-} in
+            --models-root) root=$value ;;
+            --checkpoint-dir) folder=$value ;;
+        esac
+    done
+    ls -d "${folder:-$root/checkpoints}"/step-*/COMPLETE 2>/dev/null | sort | tail -n 1 || true
+}
+
+# ---- the run, and again
+flags=("$@")
+without_progress=0
+for ((try = 0; ; try++)); do
+    before=$(newest "$@")
+    run "${flags[@]}"
+    [ -z "$interrupted" ] || exit 130
+    # 2: the command line was not understood.
+    if [ "$restarts" = 0 ] || [[ $status =~ ^(0|2|75|130)$ ]] || [ -n "$asked" ]; then exit "$status"; fi
+    after=$(newest "$@")
+    if [ "$after" = "$before" ]; then without_progress=$((without_progress + 1)); else without_progress=0; fi
+    if [ "$without_progress" = 2 ]; then
+        say "status $status, and no newer checkpoint than ${after:-none} in two tries: it would fail again, no restart"
+        exit "$status"
+    fi
+    if [ "$try" = "$restarts" ]; then
+        say "status $status after $restarts restart(s), as many as --restarts allows"
+        exit "$status"
+    fi
+    [ -z "$after" ] || flags=("$@" --resume auto) # also where the run began from another checkpoint, or from none
+    pause=${RESTART_PAUSE_S:-10}
+    say "status $status; restart $((try + 1)) of at most $restarts in $pause s, from ${after:-the beginning}"
+    for ((i = 0; i < 5 * pause; i++)); do
+        [ -z "$interrupted$asked" ] || break
+        sleep 0.2
+    done
+    [ -z "$interrupted" ] || exit 130
+    [ -z "$asked" ] || exit 75
+done

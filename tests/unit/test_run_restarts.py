@@ -1,0 +1,175 @@
+"""`bash run.sh --restarts N` with an mpirun that fails as each test wants: what is started again, from where, and what
+is not. (tests/recipes/test_preemption.py has real ones.)"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Try number n does line n of the plan: STEP of the checkpoint that it writes (0: none), then a command that ends it.
+MPIRUN = """#!/bin/bash
+here=$(dirname "$0")
+echo "$@" >> "$here/calls"
+read -r step end < <(sed -n "$(wc -l < "$here/calls")p" "$here/plan")
+if [ "$step" != 0 ]; then
+    mkdir -p "$CHECKPOINTS/step-$step"
+    touch "$CHECKPOINTS/step-$step/COMPLETE"
+fi
+eval "$end"
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts run.sh, whose mpirun follows the plan."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/mpirun").write_text(MPIRUN)
+    (tmp_path / "bin/mpirun").chmod(0o755)
+    shutil.copy(ROOT / "run.sh", tmp_path)
+    shutil.copytree(ROOT / "hosts", tmp_path / "hosts")
+    started = []
+
+    def start(
+        plan: str, *words: str, checkpoints: str = "runs/face/checkpoints", pause_s: str = "0"
+    ) -> subprocess.Popen:
+        (tmp_path / "bin/plan").write_text(plan)
+        environ = {
+            **os.environ,
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            "CHECKPOINTS": str(tmp_path / checkpoints),
+            "RESTART_PAUSE_S": pause_s,
+        }
+        environ.pop("MODELS_ROOT", None)
+        started.append(
+            subprocess.Popen(
+                ["bash", "run.sh", *words],
+                cwd=tmp_path,
+                env=environ,
+                stderr=subprocess.PIPE,
+                text=True,
+                # Of the tests themselves, where they run in a shell's background: SIGINT would stay ignored.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def outcome(process: subprocess.Popen, tmp_path: Path) -> tuple[int, str, list[str]]:
+    """(exit status, what it said, the command lines that mpirun got)."""
+    _, said = process.communicate(timeout=60)
+    return process.returncode, said, (tmp_path / "bin/calls").read_text().splitlines()
+
+
+def test_a_failed_run_goes_on_from_its_newest_checkpoint(start, tmp_path):
+    plan = "00000100 exit 1\n00000200 kill -KILL $$\n00000300 exit 0\n"
+    status, said, calls = outcome(start(plan, "--restarts", "3", "hosts/localhost_2", "--lr", "1"), tmp_path)
+    assert (status, len(calls)) == (0, 3)
+    assert calls[0].endswith("config.sh --lr 1")
+    assert calls[2].endswith("config.sh --lr 1 --resume auto")
+    assert all("-np 2 -hostfile hosts/localhost_2" in call for call in calls)
+    assert "status 1; restart 1 of at most 3 in 0 s, from" in said
+    assert "status 137; restart 2 of at most 3" in said
+    assert "step-00000200/COMPLETE" in said
+
+
+def test_an_error_that_comes_again_before_a_checkpoint_is_not_tried_for_ever(start, tmp_path):
+    status, said, calls = outcome(start("0 exit 1\n" * 9, "--restarts=8"), tmp_path)
+    assert (status, len(calls)) == (1, 2)
+    assert calls[1].endswith("config.sh"), "there is nothing to go on from"
+    assert "no newer checkpoint than none in two tries" in said
+    plan = "0 exit 1\n00000001 exit 1\n0 exit 1\n0 exit 9\n0 exit 0\n"
+    (tmp_path / "bin/calls").unlink()
+    status, said, calls = outcome(start(plan, "--restarts=8"), tmp_path)
+    assert (status, len(calls)) == (9, 4), "progress between two failures makes the count begin anew"
+
+
+def test_restarts_end(start, tmp_path):
+    plan = "".join(f"{n:08d} exit {n}\n" for n in range(3, 9))
+    status, said, calls = outcome(start(plan, "--restarts", "2"), tmp_path)
+    assert (status, len(calls)) == (5, 3)
+    assert "status 5 after 2 restart(s), as many as --restarts allows" in said
+
+
+@pytest.mark.parametrize("status", [0, 2, 75, 130])
+def test_what_is_no_failure_is_passed_on(start, tmp_path, status):
+    found = outcome(start(f"00000001 exit {status}\n", "--restarts", "2"), tmp_path)
+    assert (found[0], len(found[2])) == (status, 1)
+    assert found[1] == ""
+
+
+def test_without_the_flag_nothing_is_started_again(start, tmp_path):
+    status, said, calls = outcome(start("00000001 exit 1\n"), tmp_path)
+    assert (status, said, len(calls)) == (1, "", 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "folder"),
+    [
+        (["--models-root", "a b"], "a b/checkpoints"),
+        (["--models_root=c"], "c/checkpoints"),
+        (["--checkpoint-dir", "d", "--models-root", "c"], "d"),
+    ],
+)
+def test_the_flags_say_where_checkpoints_are(start, tmp_path, flags, folder):
+    plan = "00000001 exit 1\n00000002 exit 1\n00000003 exit 0\n"
+    status, said, _ = outcome(start(plan, "--restarts", "5", *flags, checkpoints=folder), tmp_path)
+    assert status == 0
+    assert f"from {folder}/step-00000001/COMPLETE" in said
+
+
+def test_a_bad_number_is_refused(start, tmp_path):
+    process = start("0 exit 0\n", "--restarts", "many")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "--restarts is 'many'; expected a number" in said
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_is_passed_on_as_one_that_leaves_time_for_a_checkpoint(start, tmp_path, number):
+    plan = "0 trap 'touch $here/got; exit 75' USR1; touch $here/up; while :; do sleep 0.02; done\n"
+    process = start(plan, "--restarts", "3")
+    wait_for(tmp_path / "bin/up")
+    process.send_signal(number)
+    status, _, calls = outcome(process, tmp_path)
+    assert (status, len(calls)) == (75, 1)
+    assert (tmp_path / "bin/got").exists()
+
+
+def test_a_second_sigterm_does_not_wait(start, tmp_path):
+    plan = (
+        "0 trap 'touch $here/got' USR1; trap 'exit 143' TERM; touch $here/up; while :; do sleep 0.02; done\n"
+    )
+    process = start(plan, "--restarts", "3")
+    wait_for(tmp_path / "bin/up")
+    process.terminate()
+    wait_for(tmp_path / "bin/got")
+    process.terminate()
+    status, _, calls = outcome(process, tmp_path)
+    assert (status, len(calls)) == (143, 1)
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_in_the_pause_ends_it_with_nothing_running(start, tmp_path, number, expected):
+    process = start("00000001 exit 1\n00000002 exit 0\n", "--restarts", "3", pause_s="100")
+    assert "restart 1 of at most 3 in 100 s" in process.stderr.readline()
+    process.send_signal(number)
+    status, _, calls = outcome(process, tmp_path)
+    assert (status, len(calls)) == (expected, 1)
