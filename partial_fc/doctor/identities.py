@@ -69,9 +69,9 @@ def _judge_record_0(records: Records, key_I: NDArray[np.int64]) -> list[Finding]
         found.append(Finding("error", "identity-record-0", what, file=file))
     elif end - 1 > _EXACT:
         what = (
-            f"record 0's numbers are rounded: identity records are [{first}, {end}), float32 says [{said[0]:.0f}, "
-            f"{said[1]:.0f}). This trainer looks at the records themselves; readers that trust the number may take an "
-            "identity record for an image"
+            f"record 0 and the identity records name keys above {_EXACT:,}, which float32 rounds to even numbers. This "
+            "trainer looks at the records themselves; readers that trust the numbers may take an identity record for "
+            "an image"
         )
         found.append(Finding("info", "identity-rounded", what, file=file))
     late = np.flatnonzero(records.key_N >= first)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from partial_fc.data.record_source import MAX_CLASSES
 from partial_fc.doctor.findings import Describe, Finding
 
+_MOST_CLASSES = 1 << 27  # counted one by one
 _MANY_TIMES = 100  # a class of more times as many images as the median class is reported
 
 
@@ -34,6 +35,10 @@ def judge_labels(
                 file,
             )
         )
+    if num_classes > _MOST_CLASSES:
+        largest = int(label_N.argmax())
+        what = f"{num_classes:,} classes for {len(label_N):,} images: is the largest label wrong?"
+        return [*found, Finding("error", "class-number", what, 1, [largest], describe, file)]
     count_C = np.bincount(label_N[(label_N >= 0) & (label_N < num_classes)], minlength=num_classes)
     return found + judge_classes(count_C, file)
 

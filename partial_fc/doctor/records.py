@@ -1,7 +1,6 @@
 """A .rec file as it is, whatever is wrong with it: what the reader that trains would refuse is listed here.
 
-Everything about frames and headers is computed on arrays: 17 million records take some seconds and 1.5 GB once their
-pages are in memory.
+Everything about frames and headers is computed on arrays: 17 million records take some seconds and 3 GB of memory.
 
 R records that the index names and that are whole, in order of their keys; N of them have an image.
 """

@@ -1,0 +1,241 @@
+"""`partial-fc doctor data` on a .rec: each thing that can be wrong is found, where it is, and nothing else is."""
+
+import random
+
+import cv2
+import numpy as np
+import pytest
+
+from partial_fc.data.recordio import RecordReader, pack
+from partial_fc.doctor.records import Records
+from tests.unit.doctor_sets import changed, examine, picture, records, write
+
+MAGIC = (0xCED7230A).to_bytes(4, "little")
+
+
+def test_a_good_set_has_nothing_but_information(tmp_path, capsys):
+    assert examine(write(tmp_path / "set", records())) == (0, {})
+    printed = capsys.readouterr().out
+    assert "RecordIO, 14 images, 4 classes" in printed
+    assert "class after class" in printed
+    assert "24 x 24: 14" in printed
+
+
+def cut(content: bytes) -> bytes:
+    return content[:-60]
+
+
+# what is wrong -> (records, the only finding, its places' keys, exit status)
+WRONG = {
+    "cut short": (changed(k2=pack([0, 1.0], cut(picture(2)), id=2)), "image-cut", [2], 1),
+    "cut, with an end marker": (
+        changed(k2=pack([0, 1.0], cut(picture(2)) + b"\xff\xd9", id=2)),
+        "image-damaged",
+        [2],
+        1,
+    ),
+    "no image": (changed(k9=pack([2, 1.0], b"<html>", id=9)), "image-undecodable", [9], 1),
+    "one colour": (
+        changed(k3=pack([0, 1.0], cv2.imencode(".png", np.full((24, 24, 3), 7, np.uint8))[1].tobytes(), id=3)),
+        "image-constant",
+        [3],
+        0,
+    ),
+    "another size": (changed(k3=pack([0, 1.0], picture(3, 30), id=3)), "image-other-size", [3], 0),
+    "again in its class": (changed(k3=pack([0, 1.0], picture(2), id=3)), "repeated-same-class", [3], 0),
+    "again in another class": (changed(k6=pack([1, 1.0], picture(2), id=6)), "repeated-other-class", [6], 1),
+    "fraction": (changed(k2=pack([0.5, 1.0], picture(2), id=2)), "label-fraction", [2], 1),
+    "id": (changed(k2=pack([0, 1.0], picture(2), id=5)), "record-id", [2], 0),
+    "header of 3 bytes": (changed(k2=b"abc"), "record-header", [2], 1),
+    "no image file": (changed(k2=pack([0, 1.0], b"", id=2)), "record-no-image", [2], 1),
+    "range of an identity": (changed(k16=pack([4, 8], b"", id=16)), "identity-gap", [16], 1),
+    "range backwards": (changed(k18=pack([15, 13], b"", id=18)), "identity-range", [18], 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_with_a_record_is_found(tmp_path, name):
+    wrong, key, places, expected = WRONG[name]
+    status, found = examine(write(tmp_path / "set", wrong))
+    also = {"fraction": {"label-range", "identity-mixed"}, "range of an identity": {"identity-mixed"}}
+    assert set(found) == {key} | also.get(name, set())
+    assert [place["key"] for place in found[key]["places"]] == places
+    assert found[key]["count"] == len(places)
+    assert status == expected
+
+
+def test_grey_rows_at_the_end_of_a_good_file(tmp_path):
+    image = cv2.imdecode(np.frombuffer(picture(2), np.uint8), cv2.IMREAD_COLOR)
+    image[16:] = 128
+    grey = cv2.imencode(".png", image)[1].tobytes()
+    status, found = examine(write(tmp_path / "set", changed(k2=pack([0, 1.0], grey, id=2))))
+    assert (status, set(found)) == (0, {"image-grey-rest"})
+    assert found["image-grey-rest"]["places"] == [
+        {"key": 2, "class": 0, "problem": "the last 8 of 24 rows are grey"}
+    ]
+
+
+def test_labels_of_another_identity(tmp_path):
+    mixed = changed(k2=pack([1, 1.0], picture(2), id=2))
+    _, found = examine(write(tmp_path / "mixed", mixed))
+    assert set(found) == {"identity-mixed"}
+    shifted = {**records(), **{key: pack([3, 1.0], picture(key), id=key) for key in (5, 6, 7)}}
+    _, found = examine(write(tmp_path / "shifted", shifted))
+    assert {key: f["count"] for key, f in found.items()} == {"identity-number": 1, "class-gap": 1}
+    assert found["class-gap"]["places"] == [{"class": 1, "images": 0}]
+
+
+def test_labels_out_of_range_and_from_1(tmp_path):
+    _, found = examine(write(tmp_path / "set", records()), num_classes=3)
+    assert set(found) == {"label-range"}
+    assert [place["key"] for place in found["label-range"]["places"]] == [13, 14]
+    plain = {key: pack(key, picture(key), id=key) for key in (1, 2, 3)}
+    _, found = examine(write(tmp_path / "one", {**plain, 4: pack(3, picture(4), id=4)}, "3,24,24\n"))
+    assert "Do they count from 1?" in found["label-range"]["what"]
+
+
+def test_classes_without_one_and_nearly_all_images(tmp_path):
+    counts = {0: 1, 2: 2, 3: 250, 4: 2}
+    labels = [label for label, count in counts.items() for _ in range(count)]
+    plain = {key: pack(label, picture(key, 8), id=key) for key, label in enumerate(labels)}
+    status, found = examine(write(tmp_path / "set", plain, "7,8,8\n"), images=False)
+    assert status == 0
+    classes = {key: [place["class"] for place in f["places"]] for key, f in found.items()}
+    assert classes == {"class-gap": [1], "class-unused": [5, 6], "class-one-image": [0], "class-huge": [3]}
+
+
+def test_a_label_without_measure_is_an_error_and_allocates_nothing(tmp_path):
+    folder = write(tmp_path / "set", {**records(), 2: pack([2.0**60, 1.0], picture(2), id=2)})
+    status, found = examine(folder, images=False)
+    assert (status, set(found)) == (1, {"label-range", "label-float32", "identity-mixed"})
+    (tmp_path / "list").write_text(f"a.jpg 0\nb.jpg {10**15}\n")
+    status, found = examine(tmp_path / "list", images=False)
+    assert (status, set(found)) == (1, {"class-number"})
+    assert found["class-number"]["places"][0]["file"].endswith("b.jpg")
+
+
+def test_one_label_for_all_is_an_error(tmp_path):
+    lost = {key: pack(0, picture(key), id=key) for key in range(1, 5)}
+    status, found = examine(write(tmp_path / "set", lost))
+    assert status == 1
+    assert found["label-constant"]["places"] == [{"class": 0, "images": 4}]
+
+
+def test_the_index_against_the_file(tmp_path):
+    """A record is not named, an offset points nowhere, one to no frame, one into a record's middle; one is cut off."""
+    folder = write(tmp_path / "set", {**records(), 2: pack([0, 1.0], b"x" * 4 + MAGIC + b"y" * 8, id=2)})
+    lines = dict(line.split("\t") for line in (folder / "train.idx").read_text().splitlines())
+    offset_2 = int(lines["2"])
+    lines["2"] = str(offset_2 + 8 + 24 + 8 + 4)  # the second part of the split record
+    lines["5"] = str(int(lines["5"]) + 4)
+    lines["6"] = "123456788"
+    del lines["7"]
+    (folder / "train.idx").write_text("".join(f"{key}\t{offset}\n" for key, offset in lines.items()))
+    status, found = examine(folder, images=False)
+    assert status == 1
+    places = {key: f["places"] for key, f in found.items()}
+    assert places["index-part"] == [{"key": 2, "offset": int(lines["2"])}]
+    assert places["index-frame"] == [{"key": 5, "offset": int(lines["5"])}]
+    assert places["index-offset"] == [{"key": 6, "offset": 123456788}]
+    # Nobody names the records of 2, 5, 6 and 7 any more.
+    assert found["index-nameless"]["count"] == 4
+    assert places["index-nameless"][0] == {"offset": offset_2}
+
+    folder = write(tmp_path / "cut", records())
+    size = (folder / "train.rec").stat().st_size
+    with open(folder / "train.rec", "r+b") as file:
+        file.truncate(size - 12)
+    _, found = examine(folder, images=False)
+    assert [place["key"] for place in found["record-cut"]["places"]] == [18]
+
+
+def test_rubbish_between_records_and_a_damaged_length(tmp_path):
+    folder = write(tmp_path / "set", records())
+    lines = dict(line.split("\t") for line in (folder / "train.idx").read_text().splitlines())
+    with open(folder / "train.rec", "ab") as file:
+        file.write(b"rubbish!")
+    _, found = examine(folder, images=False)
+    assert set(found) == {"file-waste"}
+    with open(folder / "train.rec", "r+b") as file:
+        file.seek(int(lines["3"]) + 4)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(int(lines["3"]) + 4)
+        file.write((length + 400).to_bytes(4, "little"))
+    status, found = examine(folder, images=False)
+    assert status == 1
+    assert [place["key"] for place in found["record-overlap"]["places"]] == [3]
+
+
+def test_split_records_are_read_whole(tmp_path):
+    content = b"x" * 8 + MAGIC + b"y" * 8 + MAGIC + MAGIC + b"z"
+    folder = write(tmp_path / "set", {0: pack(0, content), 1: pack(0, picture(1))})
+    ours = Records(folder / "train.rec")
+    assert [ours.read(0), ours.read(1)] == [content, picture(1)]
+    with RecordReader(folder / "train.rec") as reader:
+        assert reader.read(0).endswith(content)
+    assert not ours.findings
+
+
+@pytest.mark.parametrize("text", [None, "0\tx\n", "", "1\t0\n1\t0\n"])
+def test_an_index_that_is_missing_or_none_is_an_error(tmp_path, text):
+    folder = write(tmp_path / "set", records())
+    (folder / "train.idx").unlink()
+    if text is not None:
+        (folder / "train.idx").write_text(text)
+    status, found = examine(folder)
+    assert (status, set(found)) == (1, {"set-unreadable"})
+    assert "partial-fc data index" in found["set-unreadable"]["what"]
+
+
+def test_property_against_the_records(tmp_path):
+    _, found = examine(write(tmp_path / "a", records(), "5,24,24,15\n"))
+    assert set(found) == {"property-classes", "property-images", "class-unused"}
+    _, found = examine(write(tmp_path / "b", records(), "four\n"))
+    assert set(found) == {"property"}
+
+
+def test_record_0_that_lies(tmp_path):
+    _, found = examine(write(tmp_path / "set", changed(k0=pack([14, 19], b""))))
+    assert set(found) == {"identity-record-0"}
+    late = {**records(), 19: pack([0, 1.0], picture(19), id=19)}
+    _, found = examine(write(tmp_path / "late", late))
+    assert [place["key"] for place in found["identity-late-image"]["places"]] == [19]
+
+
+def test_more_places_than_are_shown(tmp_path, capsys):
+    wrong = {key: pack(0, picture(key), id=key) for key in range(1, 9)}
+    folder = write(tmp_path / "set", {**wrong, 9: pack(1, picture(9), id=9)}, "2,24,24\n")
+    assert examine(folder, num_classes=1, show=1)[1]["label-range"]["count"] == 1
+    capsys.readouterr()
+    _, found = examine(write(tmp_path / "b", {k: pack(9, picture(k), id=k) for k in range(1, 9)}), show=2)
+    assert len(found["label-range"]["places"]) == 8  # all of them, for a program
+    assert "    key 2, class 9\n    ... and 6 more\n" in capsys.readouterr().out
+
+
+def damaged(content: bytes, rng: random.Random) -> bytes:
+    """With a bit turned over, four bytes written over, some taken out or put in, or the end missing."""
+    out, at = bytearray(content), rng.randrange(len(content))
+    kind = rng.randrange(5)
+    if kind == 0:
+        out[at] ^= 1 << rng.randrange(8)
+    elif kind == 1:
+        out[at : at + 4] = rng.choice([b"\xff" * 4, bytes(4), MAGIC, rng.randbytes(4)])
+    elif kind == 2:
+        del out[at : at + rng.randrange(1, 60)]
+    elif kind == 3:
+        out[at:at] = rng.choice([rng.randbytes(7), b"-1", b"9" * 25, b"\n", b"\t", b"5\t5\n"])
+    else:
+        del out[at:]
+    return bytes(out)
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.filterwarnings("error")
+def test_whatever_is_damaged_the_doctor_comes_to_an_end(tmp_path, seed):
+    rng = random.Random(seed)
+    folder = write(tmp_path / "set", records())
+    for name in rng.choices(["train.rec", "train.idx", "property"], [6, 3, 1], k=2):
+        content = (folder / name).read_bytes()
+        if content:
+            (folder / name).write_bytes(damaged(content, rng))
+    examine(folder, images=seed % 4 == 0)
