@@ -17,13 +17,14 @@ import gc
 import http.client
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, TypeVar
 
+from partial_fc.comm.elastic_store import ASK, Store, request
 from partial_fc.comm.launch import Launch, StartError
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ _PLACE = (
     "HOROVOD_CROSS_SIZE",
 )
 _CRASHES = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")
-_ASK, _ROLL = "rank_and_size", "roll_call"  # scopes of the driver's store
-_ALL = "all"
+_ROLL = "roll_call"  # a scope of the driver's store
+_ALL, _GONE = "all", b" gone"
 _POLL_S = 0.1
 _REMIND_S = 30.0
 _log = logging.getLogger("partial_fc")
@@ -90,7 +91,8 @@ class Member:
     address: str  # of the driver's store
     port: int
     place: tuple[int, ...]  # as _PLACE
-    store: "_Store"
+    store: Store
+    name: bytes = field(default_factory=lambda: secrets.token_hex(8).encode())  # at the roll call
     asked: bool = False  # the driver for a place; the first one came with the environment
     world: "World | None" = None
     recovery: Recovery | None = None  # until all is restored
@@ -121,24 +123,35 @@ class Member:
         """Returns when all ranks of the new world are at the door: hvd.init then takes no longer than a moment.
 
         Raises Removed where the driver has no place for this process, StartError where the driver is gone."""
-        while True:
-            if self.asked:
-                self.place = self._ask()
-            self.asked = True
-            if self.place[0] < 0:
-                raise Removed(f"{self.host}, process {self.local_rank}: not part of the job any more")
-            if self._call_the_roll(start_timeout_s):
-                break
-            _log.warning(
-                f"not all of {self.place[1]} processes have come within {start_timeout_s:.0f} s (--start-timeout); "
-                "asking horovodrun who is left"
-            )
-        self.hosts_changed.clear()
+        try:
+            self._meet(start_timeout_s)
+        except (OSError, http.client.HTTPException) as error:
+            raise StartError(
+                f"horovodrun at {self.address}, port {self.port}, does not answer ({error}): it has ended, or its host "
+                "cannot be reached from here. The others go on if it can be from theirs; else start the job again, it "
+                "goes on from its newest checkpoint"
+            ) from error
         self.store.place = ",".join(map(str, self.place)).encode()
         for name, value in zip(_PLACE, self.place, strict=True):
             os.environ[name] = str(value)
         if self.recovery:
             self.recovery.met = time.monotonic()
+
+    def _meet(self, start_timeout_s: float) -> None:
+        while True:
+            if self.asked:
+                self._check_that_nobody_took_the_place()
+                self.hosts_changed.clear()  # what the driver has told so far is in its answer
+                self.place = self._ask()
+            self.asked = True
+            if self.place[0] < 0:
+                raise Removed(f"{self.host}, process {self.local_rank}: not part of the job any more")
+            if self._call_the_roll(start_timeout_s):
+                return
+            _log.warning(
+                f"not all of {self.place[1]} processes have come within {start_timeout_s:.0f} s (--start-timeout); "
+                "asking horovodrun who is left"
+            )
 
     def leave(self, why: str) -> None:
         """The world does not work any more, or is to change."""
@@ -151,13 +164,24 @@ class Member:
 
             hvd.shutdown()
 
+    def _check_that_nobody_took_the_place(self) -> None:
+        """The driver empties its store when it makes a new world, and that waits for all of the old one. So if the name
+        given at the roll call is not there, the driver holds this process for dead (its host could not be reached for
+        a while), and has started another in its place or is about to; asking would mix the two up."""
+        if not self._request("GET", _ROLL, str(self.place[0])).startswith(self.name):
+            raise Removed(
+                f"{self.host}, process {self.local_rank}: the others have gone on without this process, which could "
+                "not be reached"
+            )
+
     def _ask(self) -> tuple[int, ...]:
         """The driver answers when all others have asked or ended, so this may take long."""
         answers: list[bytes | Exception] = []
 
         def ask() -> None:
             try:
-                answers.append(self._request("GET", _ASK, f"{self.host}:{self.local_rank}"))
+                path = f"/{ASK}/{self.host}:{self.local_rank}"
+                answers.append(request(self.address, self.port, "GET", path, None, waits=True)[1])
             except (OSError, http.client.HTTPException) as error:
                 answers.append(error)
 
@@ -176,30 +200,31 @@ class Member:
                 )
         (answer,) = answers
         if isinstance(answer, Exception):
-            raise StartError(
-                f"horovodrun at {self.address}, port {self.port}, gives no new place ({answer}): has it ended? Start "
-                "the job again; it goes on from its newest checkpoint"
-            ) from answer
+            raise answer
         return tuple(int(number) for number in answer.split(b","))
 
     def _call_the_roll(self, timeout_s: float) -> bool:
         """Rank 0 waits for all, the others for its word. False: somebody has not come; nobody goes in."""
         rank, size = self.place[:2]
-        self._request("PUT", _ROLL, str(rank), b"here")
+        self._request("PUT", _ROLL, str(rank), self.name)
         deadline = time.monotonic() + timeout_s + (rank > 0) * 2.0
         while True:
-            if rank == 0 and all(self._request("GET", _ROLL, str(r)) == b"here" for r in range(size)):
+            if rank == 0 and all(self._is_here(r) for r in range(size)):
                 self._request("PUT", _ROLL, _ALL, b"here")
                 return True
             if rank > 0 and self._request("GET", _ROLL, _ALL) == b"here":
                 return True
             if time.monotonic() > deadline:
-                self._request("PUT", _ROLL, str(rank), b"gone")
+                self._request("PUT", _ROLL, str(rank), self.name + _GONE)
                 return False
             time.sleep(_POLL_S)
 
+    def _is_here(self, rank: int) -> bool:
+        said = self._request("GET", _ROLL, str(rank))
+        return bool(said) and not said.endswith(_GONE)
+
     def _request(self, method: str, scope: str, key: str, body: bytes | None = None) -> bytes:
-        return _request(self.address, self.port, method, f"/{scope}/{key}", body)[1]
+        return request(self.address, self.port, method, f"/{scope}/{key}", body)[1]
 
 
 _member: Member | None = None
@@ -215,7 +240,7 @@ def member() -> Member:
             raise StartError(f"HOROVOD_ELASTIC=1, but {', '.join(missing)} not set: start through horovodrun")
         place = tuple(int(e[name]) for name in _PLACE)
         address, port = e[_ADDRESS], int(e[_PORT])
-        _member = Member(e["HOROVOD_HOSTNAME"], place[2], address, port, place, _Store(address, port))
+        _member = Member(e["HOROVOD_HOSTNAME"], place[2], address, port, place, Store(address, port))
         e[_ADDRESS], e[_PORT] = "127.0.0.1", str(_member.store.server_port)
         left_out = [f"{name}={e.pop(name)}" for name in _CRASHES if name in e]
         if left_out and place[0] == 0:
@@ -265,58 +290,3 @@ def run(train: Callable[[], T]) -> T | None:
                 raise
         member().leave(why)
         gc.collect()  # what the old world trained with must be gone before it is built anew
-
-
-class _Store(ThreadingHTTPServer):
-    """The driver's store, as Horovod's own code of this process sees it."""
-
-    daemon_threads = True
-
-    def __init__(self, address: str, port: int):
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.behind = address, port
-        self.place = b""
-        threading.Thread(target=self.serve_forever, name="elastic-store", daemon=True).start()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Store
-
-    def do_GET(self) -> None:
-        if self.path.startswith(f"/{_ASK}/"):
-            self._answer(200, self.server.place)
-        else:
-            self._pass_on()
-
-    def do_PUT(self) -> None:
-        self._pass_on(self.rfile.read(int(self.headers["Content-Length"])))
-
-    def do_DELETE(self) -> None:
-        self._pass_on()
-
-    def _pass_on(self, body: bytes | None = None) -> None:
-        try:
-            status, answer = _request(*self.server.behind, self.command, self.path, body)
-        except (OSError, http.client.HTTPException) as error:
-            _log.error(f"horovodrun's store does not answer: {error}")
-            status, answer = 502, b""
-        self._answer(status, answer)
-
-    def _answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-def _request(address: str, port: int, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(address, port)
-    try:
-        connection.request(method, path, body)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()

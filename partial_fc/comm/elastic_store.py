@@ -1,0 +1,80 @@
+"""What horovodrun's elastic driver stores: asked here, and passed on to Horovod's own code in this process."""
+
+import http.client
+import logging
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+ASK = "rank_and_size"  # the scope in which the driver answers with a process's place
+ANSWER_S = 10.0  # in which the driver answers where it need not wait for others
+_log = logging.getLogger("partial_fc")
+
+
+class Store(ThreadingHTTPServer):
+    """The driver's store, as Horovod's own code of this process sees it."""
+
+    daemon_threads = True
+
+    def __init__(self, address: str, port: int):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.behind = address, port
+        self.place = b""
+        threading.Thread(target=self.serve_forever, name="elastic-store", daemon=True).start()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Store
+
+    def do_GET(self) -> None:
+        if self.path.startswith(f"/{ASK}/"):
+            self._answer(200, self.server.place)
+        else:
+            self._pass_on()
+
+    def do_PUT(self) -> None:
+        self._pass_on(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def do_DELETE(self) -> None:
+        self._pass_on()
+
+    def _pass_on(self, body: bytes | None = None) -> None:
+        try:
+            status, answer = request(*self.server.behind, self.command, self.path, body)
+        except (OSError, http.client.HTTPException) as error:
+            _log.error(f"horovodrun's store does not answer: {error}")
+            status, answer = 502, b""
+        self._answer(status, answer)
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def request(
+    address: str, port: int, method: str, path: str, body: bytes | None, waits: bool = False
+) -> tuple[int, bytes]:
+    """Status and body of the answer; nothing where the store has no such key. waits: for however long the answer takes,
+    while the host that is asked can be reached."""
+    connection = http.client.HTTPConnection(address, port, timeout=ANSWER_S)
+    try:
+        connection.connect()
+        if waits:
+            connection.sock.settimeout(None)
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in (
+                (socket.TCP_KEEPIDLE, 10),
+                (socket.TCP_KEEPINTVL, 5),
+                (socket.TCP_KEEPCNT, 4),
+            ):
+                connection.sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()

@@ -1,0 +1,115 @@
+"""A small job under `horovodrun --min-np 1 --host-discovery-script`, on two hosts that are lost and come back."""
+
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.two_hosts import ADDRESSES, TwoHosts
+from tests.cluster.conftest import JOB
+
+EVERY = 10  # steps between commits
+_STARTS_S = 90.0  # a process, on a machine that has much else to do
+
+
+@dataclass
+class Job:
+    """One that is running, and what it has printed so far."""
+
+    root: Path
+    process: subprocess.Popen
+    limit_s: float = 2 * _STARTS_S
+
+    @property
+    def printed(self) -> str:
+        return (self.root / "out").read_text(errors="replace")
+
+    def wait_for(self, pattern: str, nth: int = 1) -> re.Match[str]:
+        """The nth place where the pattern is in what was printed; raises AssertionError where it does not come."""
+        deadline = time.monotonic() + self.limit_s
+        while len(found := list(re.finditer(pattern, self.printed))) < nth:
+            assert self.process.poll() is None, (
+                f"ended with {self.process.returncode}:\n{self.printed[-6000:]}"
+            )
+            assert time.monotonic() < deadline, f"no {pattern!r} number {nth}:\n{self.printed[-6000:]}"
+            time.sleep(0.1)
+        return found[nth - 1]
+
+    def recovered(self, nth: int = 1) -> tuple[int, float]:
+        """(step from which it went on for the nth time, seconds since the step before)."""
+        seconds = self.wait_for(r"recovered in ([\d.]+) s: .*\n", nth)
+        step = self.wait_for(r"resumed from the commit of step (\d+)", nth)
+        return int(step[1]), float(seconds[1])
+
+
+@contextmanager
+def running(
+    hosts: TwoHosts, env: Mapping[str, str], root: Path, flags: list[str], slots: tuple[int, int] = (1, 1)
+) -> Iterator[Job]:
+    """Endless; what runs is ended at the end. slots: processes of each host."""
+    root.mkdir(parents=True, exist_ok=True)
+    host_file = root / "hosts"
+    host_file.write_text("".join(f"{a} slots={n}\n" for a, n in zip(ADDRESSES, slots, strict=True)))
+    notices_soon(hosts)
+    launch = ["timeout", "--kill-after=5", "900", "horovodrun", "-np", str(sum(slots)), "--min-np", "1"]
+    launch += ["--host-discovery-script", "hosts/discover.sh", "--blacklist-cooldown-range", "3", "5"]
+    launch += [
+        "--network-interfaces",
+        "eth0",
+        "--disable-cache",
+        "bash",
+        "config.sh",
+        "--models-root",
+        str(root),
+    ]
+    constant = ["--lr-scheduler", "constant", "--max-steps", "1000000", "--frequent", "4"]
+    with (
+        (root / "out").open("w") as out,
+        hosts.start(
+            0,
+            [*launch, *JOB, *constant, "--buddy-every", str(EVERY), *flags],
+            env={**env, "HOST_FILE": str(host_file)},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
+        try:
+            yield Job(root, process)
+        finally:
+            for host in (0, 1):
+                kill_all(hosts, host)
+
+
+def notices_soon(hosts: TwoHosts) -> None:
+    """What docs/reliability.md has users write into ~/.ssh/config: a connection to a host that is gone ends."""
+    config = hosts.folder / "ssh_config"
+    if "ServerAliveInterval" not in config.read_text():
+        config.write_text(f"{config.read_text()}ServerAliveInterval 2\nServerAliveCountMax 3\n")
+
+
+def kill_all(hosts: TwoHosts, host: int) -> None:
+    """Every process of the host but its first, the sshd that waits for new connections."""
+    with suppress(ProcessLookupError):
+        hosts.start(host, ["sh", "-c", "kill -9 -1"], stderr=subprocess.DEVNULL).wait(30)
+
+
+def stop(hosts: TwoHosts, host: int, job: Job) -> None:
+    """Asks the trainers of a host to write a checkpoint and end; all others do so, too."""
+    hosts.start(host, ["pkill", "-USR1", "-f", f"train.py face.*{job.root}"]).wait(30)
+    job.process.wait(_STARTS_S)
+
+
+def lose_and_take_back(hosts: TwoHosts, job: Job, how: str, nth: int) -> tuple[float, float]:
+    """The second host is lost ("kill": all its processes; "cut": the cable, for so long that the first goes on alone)
+    and comes back: the job's recoveries number nth and nth + 1. Their seconds."""
+    if how == "kill":
+        kill_all(hosts, 1)
+        lost = job.recovered(nth)
+    else:
+        with hosts.cut():
+            lost = job.recovered(nth)
+    return lost[1], job.recovered(nth + 1)[1]

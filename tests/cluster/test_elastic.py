@@ -1,0 +1,66 @@
+"""A host is lost, the other goes on from the last commit; it comes back, and takes its classes again."""
+
+import shlex
+import subprocess
+import sys
+
+from tests.cluster.conftest import JOB
+from tests.cluster.elastic_job import EVERY, kill_all, running, stop
+from tests.recipes.conftest import run
+
+LIMIT_S = 30.0
+
+
+def rows(root) -> list[str]:
+    found = (root / "loss.csv").read_text().splitlines()[1:]
+    assert [int(row.partition(",")[0]) for row in found] == list(range(1, len(found) + 1))
+    return found
+
+
+def test_a_host_is_lost_and_comes_back(hosts, env, tmp_path):
+    """On one host, what follows is what a run does that resumes from the checkpoint of that step."""
+    root = tmp_path / "run"
+    flags = shlex.split(f"--checkpoint-every {EVERY} --keep-checkpoints 1000 --sample-rate 0.5")
+    with running(hosts, env, root, flags) as job:
+        job.wait_for("step 36/")
+        kill_all(hosts, 1)
+        step, seconds = job.recovered()
+        assert step >= 30
+        assert step % EVERY == 0
+        assert seconds < LIMIT_S
+        again, _ = job.recovered(2)
+        job.wait_for(rf"step {again + 20 - again % 4}/")
+        stop(hosts, 1, job)
+        printed = job.printed
+    assert "rank 0 of 1 (horovod)" in printed
+    assert printed.count("rank 0 of 2 (horovod)") == 2
+    trained = rows(root)
+    assert len(trained) >= again + 16
+    assert (root / "checkpoints" / f"step-{len(trained):08d}" / "COMPLETE").exists()
+
+    resumed = tmp_path / "resumed"
+    resumed.mkdir()
+    (resumed / "loss.csv").write_text((root / "loss.csv").read_text())
+    more = shlex.split(
+        f"--lr-scheduler constant --sample-rate 0.5 --max-steps {again} --models-root {resumed} "
+        f"--resume {root}/checkpoints/step-{step:08d}"
+    )
+    run([sys.executable, "train.py", "face", *JOB, *more])
+    assert rows(resumed) == trained[:again]
+
+
+def test_a_host_whose_cable_breaks_is_given_up(hosts, env, tmp_path):
+    """Nothing arrives any more, and nobody is told; its processes, which still run, do not come back."""
+    with running(hosts, env, tmp_path, ["--checkpoint-every", "0"]) as job:
+        job.wait_for("step 24/")
+        with hosts.cut():
+            step, seconds = job.recovered()
+            assert step >= 10
+            assert seconds < LIMIT_S
+            job.wait_for(rf"step {step + 20 - step % 4}/")
+        job.recovered(2)
+        assert job.process.poll() is None
+        left = hosts.start(
+            1, ["pgrep", "-cf", f"train.py face.*{tmp_path}"], stdout=subprocess.PIPE, text=True
+        )
+        assert int(left.communicate()[0]) == 1
