@@ -23,6 +23,9 @@ ALLOWED = (
     "of numbers, another `config.name`, or `edict()` or `edict({...})`"
 )
 
+_TOO_DEEP = (RecursionError, MemoryError)
+_MAX_INT = 2**63  # a few powers of powers fill any memory
+
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -54,10 +57,18 @@ def read(path: Path) -> dict[str, Any]:
         with tokenize.open(path) as file:
             source = file.read()
         module = ast.parse(source, filename=str(path))
-    except (SyntaxError, ValueError) as error:
+    except (
+        SyntaxError,
+        ValueError,
+        LookupError,
+        *_TOO_DEEP,
+    ) as error:  # LookupError: a coding that is none of text
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise ValueError(f"{path}{line}: not readable as a Python file: {error}") from error
-    return _Reader(path, source).read(module)
+    try:
+        return _Reader(path, source).read(module)
+    except _TOO_DEEP as error:
+        raise ValueError(f"{path}: values within values, too deep: {error}") from error
 
 
 class _Reader:
@@ -113,6 +124,8 @@ class _Reader:
 
     def value(self, node: ast.expr) -> Any:
         match node:
+            case ast.Constant(value=int() as value) if abs(value) > _MAX_INT:
+                raise self.error(node, "a number above 2^63")
             case ast.Constant(value=value) if value is None or isinstance(value, bool | int | float | str):
                 return value
             case ast.List(elts=items):
@@ -158,6 +171,8 @@ class _Reader:
             raise self.error(node, str(error)) from error
         if isinstance(result, complex):
             raise self.error(node, "not a real number")
+        if isinstance(result, int) and abs(result) > _MAX_INT:
+            raise self.error(node, "a number above 2^63")
         return result
 
     def number(self, node: ast.expr) -> int | float:
@@ -167,7 +182,7 @@ class _Reader:
         return value
 
     def error(self, node: ast.stmt | ast.expr, what: str) -> ValueError:
-        text = (ast.get_source_segment(self.source, node) or "").splitlines()[0]
+        text = (ast.get_source_segment(self.source, node) or "").partition("\n")[0][:200]
         return ValueError(f"{self.path}:{node.lineno}: `{text}`: {what}; {ALLOWED}")
 
 

@@ -7,12 +7,11 @@ changed; without loss scaling x is 1. The model's tensors are fp32 under every o
 float16 weights for the file; what is written here are the fp32 masters, of which those are the rounding. Models that
 were wrapped in DistributedDataParallel have "module." before each name.
 
-Files are read as tensors and plain values only (torch.load's weights_only), so a foreign one cannot run code.
+Files are read as tensors and plain values only (`partial_fc.torch_file`), so a foreign one cannot run code.
 """
 
 import math
 import os
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from partial_fc import torch_file
 
 _PARTS = ("model", "optimizer", "amp")
 _PREFIX = "module."
@@ -76,11 +77,25 @@ def read(path: Path) -> ApexCheckpoint:
         raise ValueError(f"{path}: expected Apex's three parts {', '.join(_PARTS)}; got {got}")
     loss_scale, unskipped = _scaler(path, content["amp"])
     optimizer = content["optimizer"]
-    if not isinstance(optimizer, dict) or not {"state", "param_groups"} <= optimizer.keys():
+    if not _is_optimizer(optimizer):
         raise ValueError(
             f"{path}: its optimizer is no torch state dict (expected 'state' and 'param_groups')"
         )
     return ApexCheckpoint(path, _model(path, content["model"]), optimizer, loss_scale, unskipped)
+
+
+def _is_optimizer(value: Any) -> bool:
+    """Buffers by name for each numbered parameter, and groups that list those numbers."""
+    if not isinstance(value, dict) or not {"state", "param_groups"} <= value.keys():
+        return False
+    state, groups = value["state"], value["param_groups"]
+    if not isinstance(state, dict) or not isinstance(groups, list):
+        return False
+    of_parameters = all(
+        isinstance(s, dict) and all(isinstance(name, str) for name in s) for s in state.values()
+    )
+    lists = [group.get("params") if isinstance(group, dict) else None for group in groups]
+    return of_parameters and all(isinstance(p, list) and all(type(n) is int for n in p) for p in lists)
 
 
 def give_model(found: ApexCheckpoint, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -118,7 +133,7 @@ def give_optimizer(found: ApexCheckpoint, optimizer: torch.optim.Optimizer) -> l
     return [
         f"{found.path} was written with {name} {groups[0][name]}; this run's {own_groups[0][name]} holds"
         for name in _HYPERPARAMETERS
-        if name in groups[0] and groups[0][name] != own_groups[0].get(name)
+        if isinstance(groups[0].get(name), (int, float)) and groups[0][name] != own_groups[0].get(name)
     ]
 
 
@@ -142,13 +157,17 @@ def _buffers(found: ApexCheckpoint, number: int, p: Tensor, own_names: set[str])
             "optimiser"
         )
     for name, value in given.items():
-        if isinstance(value, Tensor) and value.dim():  # without dimensions: AdamW's count of steps
-            if value.shape != p.shape:
-                raise ValueError(
-                    f"{found.path}: {name} of parameter {number} has shape {tuple(value.shape)}, the parameter "
-                    f"{tuple(p.shape)}: another model, or another order of its parameters"
-                )
-            given[name] = value.to(p.device, p.dtype, copy=True)
+        if name == "step":
+            if not isinstance(value, (int, float)) and not (isinstance(value, Tensor) and value.numel() == 1):
+                raise ValueError(f"{found.path}: step of parameter {number} is no number")
+            continue
+        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if shape != tuple(p.shape):
+            raise ValueError(
+                f"{found.path}: {name} of parameter {number} has shape {shape}, the parameter {tuple(p.shape)}: "
+                "another model, or another order of its parameters"
+            )
+        given[name] = value.to(p.device, p.dtype, copy=True)
     return given
 
 
@@ -157,18 +176,14 @@ def _load(path: Path) -> Any:
         raise ValueError(
             f"{path} not found; expected a file that torch.save wrote, as Apex's documentation shows"
         )
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(
-            f"{path} cannot be read as tensors and plain values: {reason} (save state dicts, not whole models)"
-        ) from error
+    return torch_file.load(path)
 
 
 def _model(path: Path, model: Any) -> dict[str, Tensor]:
     if not isinstance(model, dict) or not model or not all(isinstance(t, Tensor) for t in model.values()):
         raise ValueError(f"{path}: its model is no state dict (expected names and tensors)")
+    if not all(isinstance(name, str) for name in model):
+        raise ValueError(f"{path}: its model has names that are no text")
     if all(name.startswith(_PREFIX) for name in model):
         model = {name.removeprefix(_PREFIX): t for name, t in model.items()}
     return {name: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for name, t in model.items()}

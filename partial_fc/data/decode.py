@@ -1,12 +1,20 @@
 """Image files to RGB pixels of one size, with OpenCV."""
 
+import os
 from typing import Any
 
-import cv2
-import numpy as np
-from numpy.typing import NDArray
+# A file of some bytes can announce any number of pixels. OpenCV reads its limit when it is imported.
+MAX_PIXELS = int(os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**26)))
 
-from partial_fc.data.sample import BadRecord
+import cv2  # noqa: E402
+import numpy as np  # noqa: E402
+from numpy.typing import NDArray  # noqa: E402
+
+from partial_fc.data.sample import BadRecord  # noqa: E402
+
+MAX_ASPECT = 64  # of an image that is made square
+# Those of OpenCV's formats that images come in. Each decoder more is one more that reads what strangers wrote.
+_SIGNATURES = {b"\xff\xd8": "JPEG", b"\x89PNG": "PNG", b"BM": "BMP", b"RIFF": "WebP"}
 
 # The loader has its own threads, one image each; OpenCV's own pool on top of them would fight for the same
 # cores.
@@ -14,11 +22,25 @@ cv2.setNumThreads(0)
 
 
 def decode(content: bytes) -> NDArray[np.uint8]:
-    """JPEG, PNG, BMP, WebP ... -> uint8 (H, W, 3) RGB; grey is expanded, alpha dropped, 16 bits become 8."""
+    """JPEG, PNG, BMP or WebP -> uint8 (H, W, 3) RGB; grey is expanded, alpha dropped, 16 bits become 8.
+
+    BadRecord: another format, damaged, or of more than MAX_PIXELS pixels.
+    """
+    if not content.startswith(tuple(_SIGNATURES)):
+        raise BadRecord(
+            f"no image that OpenCV can read: {len(content)} bytes, starting {content[:8].hex(' ')}; expected "
+            f"{', '.join(_SIGNATURES.values())}"
+        )
     if content[:2] == b"\xff\xd8" and content.rfind(b"\xff\xd9") < 0:
         # libjpeg would fill the missing part with grey and say nothing.
         raise BadRecord(f"JPEG of {len(content)} bytes has no end marker (ff d9): it is cut short")
-    image: Any = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR_RGB) if content else None
+    try:
+        image: Any = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR_RGB)
+    except cv2.error as error:
+        raise BadRecord(
+            f"no image that OpenCV can read: {error.err or error}; at most {MAX_PIXELS} pixels are allowed "
+            "(the environment's OPENCV_IO_MAX_IMAGE_PIXELS)"
+        ) from None
     if image is None:
         raise BadRecord(
             f"no image that OpenCV can read: {len(content)} bytes, starting {content[:8].hex(' ')}"
@@ -29,11 +51,16 @@ def decode(content: bytes) -> NDArray[np.uint8]:
 def fit(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     """Resizes the shorter side to `size` and crops the middle: (H, W, 3) -> (size, size, 3).
 
-    An image that has this size is returned as it is. Non-square images keep their proportions.
+    An image that has this size is returned as it is. Non-square images keep their proportions. BadRecord: one side is
+    more than MAX_ASPECT times the other.
     """
     height, width = image.shape[:2]
     if (height, width) == (size, size):
         return image
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise BadRecord(
+            f"image of {width} x {height} pixels; one side is more than {MAX_ASPECT} times the other"
+        )
     scale = size / min(height, width)
     height, width = max(size, round(height * scale)), max(size, round(width * scale))
     # Averaging over areas avoids aliasing; for enlarging it would give blocks.

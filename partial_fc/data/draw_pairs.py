@@ -125,12 +125,13 @@ def _two_classes(images: list[list[int]], count: int, fold: int, rng: random.Ran
 def _read_pair_list(path: Path) -> tuple[list[str], NDArray[np.bool_]]:
     names: list[str] = []
     same = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    text = path.read_text(encoding="utf-8", errors="surrogateescape")  # as in lists of images
+    for number, line in enumerate(text.splitlines(), start=1):
         fields = line.split("\t") if "\t" in line else line.split()
         if not fields:
             continue
-        if len(fields) != 3 or fields[2].strip() not in ("0", "1"):
-            raise ValueError(f"{path}, line {number}: expected `path1 path2 0|1`, got {line!r}")
+        if len(fields) != 3 or fields[2].strip() not in ("0", "1") or "\0" in line:
+            raise ValueError(f"{path}, line {number}: expected `path1 path2 0|1`, got {line[:200]!r}")
         names += fields[:2]
         same.append(fields[2].strip() == "1")
     if not same:

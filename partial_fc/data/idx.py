@@ -24,6 +24,7 @@ Split = Literal["train", "t10k"]
 _IMAGES, _LABELS = 0x00000803, 0x00000801
 _KINDS = {_IMAGES: "images", _LABELS: "labels"}
 _GZIP = b"\x1f\x8b"
+_CHUNK_BYTES = 2**20
 
 
 class ImageSet(NamedTuple):
@@ -106,11 +107,16 @@ def read_idx(path: Path, expect: Literal["images", "labels"]) -> NDArray[np.uint
     shape = struct.unpack(f">{num_sizes}I", content[4:header])
     wanted_bytes, num_bytes = math.prod(shape), len(content) - header
     if num_bytes != wanted_bytes:
+        follow = f"{num_bytes} follow; the file is cut off"
+        if num_bytes > wanted_bytes:
+            follow = f"at least {num_bytes} follow; the file is too long"
         raise ValueError(
-            f"{path}: its header says {' x '.join(map(str, shape))} = {wanted_bytes} bytes, {num_bytes} follow; the "
-            f"file is {'cut off' if num_bytes < wanted_bytes else 'too long'}: copy it again"
+            f"{path}: its header says {' x '.join(map(str, shape))} = {wanted_bytes} bytes, {follow}: copy it again"
         )
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+    try:
+        return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+    except ValueError as error:  # 0 images of more pixels than NumPy counts
+        raise ValueError(f"{path}: its header says {' x '.join(map(str, shape))}: {error}") from None
 
 
 def _content(path: Path) -> bytes:
@@ -118,9 +124,25 @@ def _content(path: Path) -> bytes:
     if not content.startswith(_GZIP):
         return content
     try:
-        return gzip.decompress(content)
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            return _as_announced(file)
     except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{path}: damaged or cut off ({error}); copy it again") from error
+
+
+def _as_announced(file: gzip.GzipFile) -> bytes:
+    """What the header announces and one byte more, if there is one: some bytes can be the beginning of terabytes."""
+    content = file.read(4)
+    num_sizes = min(content[3], 3) if len(content) == 4 else 0
+    content += file.read(4 * num_sizes)
+    if len(content) < 4 + 4 * num_sizes:
+        return content
+    left = math.prod(struct.unpack(f">{num_sizes}I", content[4:])) + 1
+    pieces = [content]
+    while left and (piece := file.read(min(left, _CHUNK_BYTES))):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)
 
 
 def _strange(content: bytes) -> str:

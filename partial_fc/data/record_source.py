@@ -12,6 +12,7 @@ from partial_fc.data.recordio import Header, RecordReader, unpack
 from partial_fc.data.sample import BadRecord, Sample, naming
 
 MAX_CLASSES = 2**24  # labels are stored as float32, exact up to here
+_EXPECTED = f"expected a whole number of at most {MAX_CLASSES}"
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ class RecordSource:
                 rec_path.with_name("property"), said, rec_path, num_identities,
             )  # fmt: skip
         self._num_classes = num_classes or said or num_identities or int(self.labels().max()) + 1
+        if self._num_classes < 1:
+            raise ValueError(f"{rec_path}: no label is 0 or more; give the number of classes")
         if self._num_classes > MAX_CLASSES:
             raise ValueError(
                 f"{rec_path}: {self._num_classes} classes; float32 labels are exact only up to {MAX_CLASSES}"
@@ -60,8 +63,8 @@ class RecordSource:
         with naming(self, index):
             header, content = unpack(record)
         label = float(header.label[0])
-        if not label.is_integer():
-            raise BadRecord(f"{self.where(index)}: label {label}, expected a whole number")
+        if not label.is_integer() or abs(label) > MAX_CLASSES:
+            raise BadRecord(f"{self.where(index)}: label {label}, {_EXPECTED}")
         if not content:
             raise BadRecord(f"{self.where(index)}: a label but no image")
         return Sample(content, int(label), key)
@@ -75,10 +78,10 @@ class RecordSource:
 
     def labels(self) -> NDArray[np.int64]:
         label = self.reader.first_labels(np.asarray(self._keys))
-        whole = np.isfinite(label) & (label == np.trunc(label))
+        whole = (np.abs(label) <= MAX_CLASSES) & (label == np.trunc(label))
         if not whole.all():
             index = int(whole.argmin())
-            raise BadRecord(f"{self.where(index)}: label {label[index]}, expected a whole number")
+            raise BadRecord(f"{self.where(index)}: label {label[index]}, {_EXPECTED}")
         return label.astype(np.int64)
 
     def class_names(self) -> list[str] | None:
@@ -104,11 +107,12 @@ def _read_property(path: Path) -> int | None:
     """The class count; the rest of the line (image size, in shuffled sets also a count) is not needed."""
     if not path.exists():
         return None
-    text = path.read_text().strip()
-    try:
-        return int(text.split("\n")[0].split(",")[0])
-    except ValueError:
-        raise ValueError(f"{path}: expected `num_classes,height,width`, got {text[:80]!r}") from None
+    text = path.read_bytes().strip()
+    first = text.split(b"\n")[0].split(b",")[0].strip()
+    shown = text[:80].decode("utf-8", "replace")
+    if not first.isdigit() or len(first) > 18 or int(first) < 1:
+        raise ValueError(f"{path}: expected `num_classes,height,width`, got {shown!r}")
+    return int(first)
 
 
 def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64] | range, int | None]:
@@ -127,14 +131,14 @@ def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64] | range, int | 
     end = int(keys[-1]) + 1
     if header.flag < 2 or np.float32(end) != header.label[1]:
         raise ValueError(
-            f"{reader.rec_path}, key 0: header {header.label.tolist()}, but {reader.idx_path} ends with key "
+            f"{reader.rec_path}, key 0: header {header.label[:2].tolist()}, but {reader.idx_path} ends with key "
             f"{end - 1}; expected [first identity key, {end}]. Is this the index of another file?"
         )
     first = _first_identity(reader, float(header.label[0]))
     last_header, _ = _unpack(reader, end - 1)
     if last_header.flag < 2 or last_header.label[1] != header.label[0]:
         raise ValueError(
-            f"{reader.rec_path}, key {end - 1}: got {last_header.label.tolist()} as the last identity's "
+            f"{reader.rec_path}, key {end - 1}: got {last_header.label[:2].tolist()} as the last identity's "
             f"images, expected [start, {header.label[0]:.0f}): there, says record 0, identity records start"
         )
     if isinstance(keys, range):
@@ -149,9 +153,12 @@ def _first_identity(reader: RecordReader, rounded: float) -> int:
     float32 stores it exactly only up to 2^24 (glint360k has 17.1 million images), so the stored number is
     taken for a neighbourhood: in it, the first key without an image that follows a key with one.
     """
-    spread = int(np.spacing(np.float32(rounded))) if rounded >= 2**24 else 0
     known = reader.keys
-    for key in range(int(rounded) - spread, int(rounded) + spread + 1):
+    near: range | tuple[int, ...] = ()
+    if 1 <= rounded <= 2 * known[-1]:
+        spread = int(np.spacing(np.float32(rounded))) if rounded >= 2**24 else 0
+        near = range(int(rounded) - spread, int(rounded) + spread + 1)
+    for key in near:
         at = key if isinstance(known, range) else int(np.searchsorted(known, key))
         if at == 0 or at >= len(known) or known[at] != key or np.float32(key) != np.float32(rounded):
             continue

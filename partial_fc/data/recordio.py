@@ -152,7 +152,7 @@ class RecordReader:
             self.keys = range(len(keys))
 
     def _check_offsets(self, keys: NDArray[np.int64]) -> None:
-        bad = (self._offsets < 0) | (self._offsets % 4 != 0) | (self._offsets + _FRAME.size > self._size)
+        bad = (self._offsets < 0) | (self._offsets % 4 != 0) | (self._offsets > self._size - _FRAME.size)
         if bad.any():
             row = int(bad.argmax())
             raise ValueError(
@@ -179,7 +179,7 @@ class RecordReader:
     def first_labels(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
         """The first label of each record, float32 (len(keys),), from the headers and without a Python loop.
 
-        Raises BadRecord for the first record whose frame or header is not whole.
+        Raises BadRecord for the first record whose frame or header is not whole, as far as the first label.
         """
         offset = self._offsets[self._rows_of(keys)]
         word = np.frombuffer(self._map, "<u4", self._size // 4)
@@ -187,10 +187,23 @@ class RecordReader:
         whole = first + (_FRAME.size + _HEADER.size) // 4 <= len(word)
         whole[whole] = word[first[whole]] == MAGIC
         if not whole.all():
-            self.read(int(keys[int(whole.argmin())]))  # names what is wrong
+            self._first_label(int(keys[int(whole.argmin())]))  # names what is wrong
         flag = word[first + 2]
         at = np.where(flag == 0, first + 3, first + 8)
-        return word[np.minimum(at, len(word) - 1)].view("<f4")
+        label = word[np.minimum(at, len(word) - 1)].view("<f4")
+        length = word[first + 1] & MAX_RECORD_BYTES
+        # Short ones are damaged, or split within their header, where a number happens to be the magic one.
+        for row in np.flatnonzero(length < np.where(flag == 0, _HEADER.size, _HEADER.size + 4)).tolist():
+            label[row] = self._first_label(int(keys[row]))
+        return label
+
+    def _first_label(self, key: int) -> float:
+        try:
+            return float(unpack(self.read(key))[0].label[0])
+        except BadRecord as error:
+            if str(self.rec_path) in str(error):
+                raise
+            raise BadRecord(f"{self.rec_path}, key {key}: {error}") from None
 
     def close(self) -> None:
         self._map.close()
@@ -265,21 +278,25 @@ def write_index(rec_path: str | os.PathLike[str]) -> int:
     """Makes the .idx of a .rec that has none; returns the number of records.
 
     The keys are the ids of the label headers, where im2rec and InsightFace store them; if those are not all
-    different, the keys are 0, 1, 2, ... in file order.
+    different or not below 2^63, the keys are 0, 1, 2, ... in file order. BadRecord: where a frame is damaged.
     """
     rec_path = Path(rec_path)
     offsets: list[int] = []
     ids: list[int] = []
     with open(rec_path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
+        if size == 0:
+            raise ValueError(f"{rec_path} is empty")
         offset, part = 0, _WHOLE
         while offset < size or part in (_FIRST, _MIDDLE):
             file.seek(offset)
             start = file.read(_FRAME.size + _HEADER.size)
             magic, word = _FRAME.unpack_from(start) if len(start) >= _FRAME.size else (0, 0)
+            inside = part in (_FIRST, _MIDDLE)
             part, length = word >> 29, word & MAX_RECORD_BYTES
             end = offset + _FRAME.size + length
-            if magic != MAGIC or end > size:
+            fits = part in ((_MIDDLE, _LAST) if inside else (_WHOLE, _FIRST))
+            if magic != MAGIC or end > size or not fits:
                 raise BadRecord(
                     f"{rec_path}, offset {offset}, after {len(offsets)} records: no whole frame here"
                 )
@@ -288,7 +305,7 @@ def write_index(rec_path: str | os.PathLike[str]) -> int:
                 if length >= _HEADER.size:
                     ids.append(_HEADER.unpack_from(start, _FRAME.size)[2])
             offset = end + -end % 4
-    keys = ids if len(set(ids)) == len(offsets) else range(len(offsets))
+    keys = ids if len(set(ids)) == len(offsets) and max(ids) < 2**63 else range(len(offsets))
     idx_path = rec_path.with_suffix(".idx")
     with open(_unfinished(idx_path), "w", newline="\n") as out:
         out.writelines(f"{key}\t{offset}\n" for key, offset in zip(keys, offsets, strict=True))

@@ -1,10 +1,10 @@
 """Backbone weights that other trainers wrote."""
 
-import pickle
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
+
+from partial_fc import torch_file
 
 _SHOWN = 8
 
@@ -15,28 +15,30 @@ def load_arcface_torch(model: nn.Module, path: str | Path) -> None:
     Names and shapes must be equal one to one; ValueError lists what is missing, unexpected or of another
     shape, and then nothing has been loaded. Read with weights_only, so a file cannot run code.
     """
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
-        raise ValueError(
-            f"{path}: not a file of plain tensors (a state dict saved by torch.save): {error}"
-        ) from error
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        keys = ", ".join(map(str, found)) if isinstance(found, dict) else type(found).__name__
+    found = torch_file.load(path)
+    if not isinstance(found, dict) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in found.items()
+    ):
+        keys = ", ".join(map(str, found))[:200] if isinstance(found, dict) else type(found).__name__
         raise ValueError(
             f"{path}: expected a state dict (name -> tensor), got: {keys}. A whole training checkpoint must "
             "be reduced to its backbone first: torch.save(checkpoint['state_dict_backbone'], 'model.pt')."
         )
+    load_state(model, found, path)
+
+
+def load_state(model: nn.Module, found: dict[str, Tensor], path: str | Path) -> None:
+    """Loads arcface_torch's state dict, which came from `path`, as `load_arcface_torch` does."""
     wanted = model.state_dict()
     reshaped = [
-        f"{name} is {tuple(found[name].shape)}, expected {tuple(wanted[name].shape)}"
+        f"{name} is {_kind(found[name])}, expected {_kind(wanted[name])}"
         for name in wanted
-        if name in found and found[name].shape != wanted[name].shape
+        if name in found and _kind(found[name]) != _kind(wanted[name])
     ]
     complaints = [
         _list("missing", [name for name in wanted if name not in found]),
         _list("unexpected", [name for name in found if name not in wanted]),
-        _list("of another shape", reshaped),
+        _list("of another shape or kind", reshaped),
     ]
     if any(complaints):
         raise ValueError(
@@ -45,6 +47,13 @@ def load_arcface_torch(model: nn.Module, path: str | Path) -> None:
             + ". Is it the same network, embedding size and image size?"
         )
     model.load_state_dict(found)
+
+
+def _kind(t: Tensor) -> str:
+    """Shape, and whether it holds real numbers, as weights do, or others; any width of them will do."""
+    return (
+        f"{tuple(t.shape)}{'' if t.is_floating_point() else ' complex' if t.is_complex() else ' of integers'}"
+    )
 
 
 def _list(what: str, names: list[str]) -> str:
