@@ -1,0 +1,138 @@
+"""What runs do about NaN, loss spikes and replicas that part: --on-nan, --desync-every."""
+
+import hashlib
+import json
+import math
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.recipes.conftest import LAUNCHERS, SMALL, run, train
+
+FLAGS = "--max-steps 14 --batch-size 8 --checkpoint-every 5 --val-targets --dropout 0.1"
+RUNS = {  # name -> faults, flags
+    "stop": ("nan@9", ""),
+    "skip": ("nan@9 nan@10", "--on-nan skip --max-skips 2"),
+    "too many skips": ("nan@9 nan@10 nan@11", "--on-nan skip --max-skips 2"),
+    "rollback": ("nan@9", "--on-nan rollback --sample-rate 0.5"),
+    "too many rollbacks": ("nan@9,9", "--on-nan rollback --max-rollbacks 2"),
+    "nowhere to go back to": ("nan@3", "--on-nan rollback"),
+    "desync": ("bit@6", "--desync-every 4"),
+    "spike": ("spike@12", ""),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(glyphs, tmp_path_factory):
+    """name -> (models_root, how rank 0 and rank 1 ended). All in one launch of two processes."""
+    root = tmp_path_factory.mktemp("guards")
+    roots = {name: root / name.replace(" ", "-") for name in RUNS}
+    words = []
+    for name, (faults, flags) in RUNS.items():
+        given = ["--models-root", str(roots[name]), "--dataset", "glyphs", "--rec", str(glyphs)]
+        words.append(f"{faults} | {shlex.join([*given, *SMALL, *shlex.split(FLAGS), *shlex.split(flags)])}")
+    printed = run([*LAUNCHERS["torchrun"], sys.executable, "-m", "tests.recipes.faulty", *words])
+    ended = [
+        [
+            line.partition(": ")[2]
+            for line in printed.splitlines()
+            if line.startswith(f"rank {rank} ended with: ")
+        ]
+        for rank in (0, 1)
+    ]
+    return {name: (roots[name], (ended[0][i], ended[1][i])) for i, name in enumerate(RUNS)}
+
+
+def rows(models_root: Path) -> list[tuple[int, float]]:
+    lines = (models_root / "loss.csv").read_text().splitlines()[1:]
+    return [(int(step), float(loss)) for step, loss, _ in (line.split(",") for line in lines)]
+
+
+def log(models_root: Path, rank: int = 0) -> str:
+    return (models_root / f"logs/rank-{rank:04d}.log").read_text()
+
+
+def test_stop_names_the_tensor_and_the_records(runs):
+    root, ended = runs["stop"]
+    assert ended[0] == ended[1]
+    assert ended[0].startswith("NonFinite: the loss is nan at step 9 (usual causes: ")
+    assert "The first tensor that is not finite, on rank 1: the features of record " in ended[0]
+    assert rows(root)[-1][0] == 8
+    for rank in (0, 1):
+        found = json.loads((root / f"non-finite/step-00000009-rank-{rank:05d}.json").read_text())
+        assert len(found["micro_batches"][0]["keys"]) == 8
+    assert (root / "checkpoints/step-00000005/COMPLETE").exists()
+
+
+def test_skip_goes_on_and_counts(runs):
+    root, ended = runs["skip"]
+    assert ended == ("0", "0")
+    assert [step for step, _ in rows(root)] == list(range(1, 15))
+    assert [step for step, loss in rows(root) if math.isnan(loss)] == [9, 10]
+    assert "The update is made on no rank; number 2 in a row, of at most 2" in log(root)
+    _, ended = runs["too many skips"]
+    assert "the loss is nan at step 11" in ended[0]
+    assert "2 updates before it were left out as well" in ended[0]
+
+
+def test_rollback_goes_on_from_the_checkpoint_with_the_data_after_the_bad_batch(runs, glyphs, tmp_path):
+    """... bit by bit as a run does that is started there by hand."""
+    root, ended = runs["rollback"]
+    assert ended == ("0", "0")
+    assert [step for step, _ in rows(root)] == list(range(1, 15))
+    assert "Back from step 9 to the checkpoint of step 5; the 64 samples since then" in log(root)
+    manifest = json.loads((root / "checkpoints/step-00000010/manifest.json").read_text())
+    assert (manifest["step"], manifest["position"], manifest["left_out"]) == (10, 16 * 14, [[16 * 5, 16 * 9]])
+
+    by_hand = tmp_path / "by-hand"
+    shutil.copytree(root / "checkpoints/step-00000005", by_hand / "checkpoints/step-00000005")
+    shutil.copy(root / "loss.csv", by_hand)
+    change_position(by_hand / "checkpoints/step-00000005", 16 * 9)
+    flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --sample-rate 0.5"
+    train(by_hand, flags, launcher="torchrun")
+    assert rows(by_hand) == rows(root)
+    again = json.loads((by_hand / "checkpoints/step-00000014/manifest.json").read_text())
+    assert again["position"] == 16 * 18
+    for path in sorted((root / "checkpoints/step-00000014").glob("*.safetensors")):
+        assert path.read_bytes() == (by_hand / "checkpoints/step-00000014" / path.name).read_bytes(), (
+            path.name
+        )
+
+
+def change_position(folder: Path, position: int) -> None:
+    path = folder / "manifest.json"
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.write_text(json.dumps({**json.loads(path.read_text()), "position": position}))
+    after = hashlib.sha256(path.read_bytes()).hexdigest()
+    for sums in folder.glob("*.sha256"):
+        sums.write_text(sums.read_text().replace(before, after))
+
+
+def test_rollbacks_end(runs):
+    root, ended = runs["too many rollbacks"]
+    assert "the loss is nan at step 9" in ended[0]
+    assert "The run has gone back 2 times already" in ended[0]
+    assert log(root).count("Back from step 9 to the checkpoint of step 5") == 2
+    _, ended = runs["nowhere to go back to"]
+    assert "the loss is nan at step 3" in ended[1]
+    assert "--on-nan rollback: there is no checkpoint yet to go back to" in ended[1]
+
+
+def test_replicas_that_part_end_the_run_on_all_ranks(runs):
+    root, ended = runs["desync"]
+    assert ended[0] == ended[1]
+    assert ended[0].startswith("ValueError: step 8: the replicas have parted: rank 0 and rank 1 differ")
+    assert "go on from a checkpoint of step 4 or before" in ended[0]
+    assert rows(root)[-1][0] == 8
+
+
+def test_a_spike_is_told_and_its_records_written_down(runs):
+    root, ended = runs["spike"]
+    assert ended == ("0", "0")
+    assert log(root).count("far above the median") == 1
+    for rank in (0, 1):
+        (line,) = (root / f"spikes/rank-{rank:05d}.jsonl").read_text().splitlines()
+        assert json.loads(line)["step"] == 12
