@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from logging import Logger
 from typing import Any
@@ -32,9 +32,12 @@ from partial_fc.data.idx import ImageSet, Split, read_set
 from partial_fc.models.convnet import NUM_CLASSES, SIDE, ConvNet
 from partial_fc.optim.backbone import named_state
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
+from partial_fc.train import replicas
+from partial_fc.train.job import EXIT_PREEMPTED
 from partial_fc.train.log import LossCurve, Progress, open_files
 from partial_fc.train.precision import Precision, Weights, choose
 from partial_fc.train.running_statistics import RunningStatistics
+from partial_fc.train.signals import StopSignals
 from partial_fc.train.sync_batch_norm import convert
 from recipes import compression, machine, mnist_checkpoint
 from recipes.mnist_config import Config, parse
@@ -59,6 +62,9 @@ class Run:
     sync: GradientSync
     saver: checkpoint.Saver
     position: mnist_checkpoint.Position
+    signals: StopSignals = field(default_factory=StopSignals)
+    stopped: bool = False  # any process was asked to, by SIGTERM or SIGUSR1
+    last_equal: int = 0  # the step of the last look at the replicas
 
 
 def main(arguments: list[str]) -> int:
@@ -114,7 +120,7 @@ def main(arguments: list[str]) -> int:
             f"the last state, of step {run.position.step}, is in no checkpoint below {run.saver.root}: see above"
         )
     world.close()
-    return 0
+    return EXIT_PREEMPTED if run.stopped else 0
 
 
 def train(run: Run, num_updates: int) -> dict[str, Any]:
@@ -134,6 +140,8 @@ def train(run: Run, num_updates: int) -> dict[str, Any]:
         updates = updates_of_epoch(config, len(run.train_images), world, position.epoch)[position.update :]
         loaded = batches(run.train_images, updates, config.n_workers, run.device)
         for update in updates:
+            if run.stopped:
+                break
             began = time.perf_counter()
             world.step = position.step + 1
             loss = make_update(run, update, loaded, statistics)
@@ -151,9 +159,13 @@ def train(run: Run, num_updates: int) -> dict[str, Any]:
                 progress.scalars(
                     position.step, {"train/loss": loss, "train/loss_scale": run.precision.loss_scale}
                 )
+            if config.desync_every and position.step % config.desync_every == 0:
+                compare_replicas(run)
             if position.step == config.max_steps:
                 break
 
+        if run.stopped:
+            break
         # ---- after an epoch, or where --max-steps ends it: evaluate, save
         evaluation = evaluate(run)
         run.logger.info(f"Epoch [{position.epoch + 1}/{config.epochs}], {evaluation}")
@@ -164,6 +176,11 @@ def train(run: Run, num_updates: int) -> dict[str, Any]:
         mnist_checkpoint.save(run)
     progress.close()
     curve.close()
+    if run.stopped:
+        if position.update == num_updates:
+            position.epoch, position.update = position.epoch + 1, 0
+        mnist_checkpoint.save(run)
+        return {}
     assert evaluation is not None
     if world.rank == 0:
         drawn = draw_mistakes(evaluation, run.test_images, config.models_root / "mistakes.png")
@@ -211,8 +228,10 @@ def make_update(
     sync.wait()
 
     # One verdict for all ranks: replicas of which only some made an update would part for ever.
-    local = torch.stack((local_loss, (~sync.finite()).double()))
-    total_loss, num_overflowed = world.all_reduce(local, name="mnist/verdict").tolist()
+    asked = local_loss.new_tensor(run.signals.received is not None)
+    local = torch.stack((local_loss, (~sync.finite()).double(), asked))
+    total_loss, num_overflowed, num_asked = world.all_reduce(local, name="mnist/verdict").tolist()
+    run.stopped = num_asked > 0
     overflowed = num_overflowed > 0 or not math.isfinite(total_loss)
     if overflowed and not precision.scaler:
         raise FloatingPointError(
@@ -236,6 +255,14 @@ def make_update(
     run.optimizer.step()
     run.weights.publish()
     return total_loss
+
+
+def compare_replicas(run: Run) -> None:
+    """An error, on all ranks, where they do not hold the same model any more."""
+    scaler, step = run.precision.scaler, run.position.step
+    facts = {"loss scale": scaler.state() if scaler else 1.0}
+    replicas.check(run.weights, run.optimizer, facts, step, run.last_equal, run.world)
+    run.last_equal = step
 
 
 def _read(config: Config, split: Split) -> ImageSet:
@@ -271,7 +298,12 @@ def _over(run: Run) -> bool:
 
 def _train_and_report(run: Run, num_updates: int, versions: dict[str, str]) -> None:
     began, first_step = time.perf_counter(), run.position.step
-    found = train(run, num_updates)
+    run.last_equal = first_step
+    with StopSignals(run.world.rank) as run.signals:
+        found = train(run, num_updates)
+    if run.stopped:
+        run.logger.info(f"stopped at step {run.position.step}, as asked; the same command goes on from there")
+        return
     took = timedelta(seconds=time.perf_counter() - began)
     run.logger.info(f"Training complete in: {took}")
     contract = {

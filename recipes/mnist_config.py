@@ -62,6 +62,8 @@ class Config:
     """Updates between two lines, counted in each epoch."""
     resume: str = "auto"
     """auto: go on from the newest checkpoint in --models-root, if any; never; or the DIR of a checkpoint."""
+    desync_every: int = 500
+    """Updates between two checks that all processes have the same weights, bit by bit; 0: never."""
     keep_checkpoints: int = 2
     """There is one after each epoch and at the end; older ones are removed."""
     load_amp: Path | None = None
@@ -85,6 +87,7 @@ class Config:
             ("frequent", 1),
             ("keep_checkpoints", 1),
             ("n_workers", 0),
+            ("desync_every", 0),
             ("lr", 0),
         ):
             if not getattr(self, name) >= least:

@@ -5,6 +5,7 @@ ranks have equally many, dealt out in turn. An epoch has ceil(ceil(N / W) / batc
 much on every rank.
 """
 
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from partial_fc.comm import World
 from partial_fc.data.idx import ImageSet
+from partial_fc.train.signals import SIGNALS
 
 if TYPE_CHECKING:
     from recipes.mnist_config import Config
@@ -61,9 +63,16 @@ def batches(
         num_workers=n_workers,
         collate_fn=_as_it_is,  # type: ignore[arg-type]  # `__getitems__` has made a batch of them
         pin_memory=device.type == "cuda",
+        worker_init_fn=_leave_signals_alone,
     )
     for image_B1HW, label_B in loader:
         yield image_B1HW.to(device, non_blocking=True), label_B.to(device, non_blocking=True)
+
+
+def _leave_signals_alone(_worker: int) -> None:
+    """A launcher sends SIGTERM and SIGUSR1 to whole process groups; the process that trains still needs its readers."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def pixels(image_B1HW: Tensor) -> Tensor:
