@@ -109,8 +109,8 @@ def _of_the_head(job: Job, attempt: Attempt) -> Find | None:
         for i in (~one.feat_BD.detach().isfinite().all(dim=1)).nonzero().flatten().tolist():
             return Find(
                 (3, i),
-                f"the features of record {key_B[i]}, while a second forward of the same batch gives finite ones: a "
-                "memory or a processor that makes mistakes?",
+                f"the features of record {key_B[i]}, while a second forward of the same batch gives finite ones (a "
+                "memory or a processor that makes mistakes?)",
             )
         begin = job.world.rank * len(key_B)  # all ranks' batches are of one size
         loss_G = one.seen["denominator"].log() - one.seen["own_logit"]
@@ -216,7 +216,7 @@ def _in_words(finds: list[Find | None]) -> str:
     """All ranks say the same."""
     there = [(find.order, rank, find.what) for rank, find in enumerate(finds) if find]
     if not there:
-        return "A second look at the same batch finds all numbers finite: a memory or a processor that makes mistakes?"
+        return "A second look at the same batch finds all finite (a memory or a processor that makes mistakes?)."
     order, rank, what = min(there)
     others = [str(other) for other_order, other, _ in there if other_order == order and other != rank]
     also = f" (and on {len(others)} other{'s' if len(others) > 1 else ''})" if others else ""

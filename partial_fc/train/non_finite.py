@@ -61,8 +61,9 @@ def skip(job: Job, attempt: Attempt, before: RunningStatistics, fault: NonFinite
             f"{fault} {guards.max_skips} updates before it were left out as well, one after the other: more "
             "than --max-skips allows"
         ) from None
-    job.logger.warning(
-        f"{fault} The update is made on no rank; number {guards.num_skips} in a row, of at most {guards.max_skips}"
+    _say(
+        job,
+        f"{fault} The update is made on no rank; number {guards.num_skips} in a row, of at most {guards.max_skips}",
     )
 
 
@@ -91,11 +92,17 @@ def roll_back(job: Job, fault: NonFinite, position: int) -> None:
     guards.num_rollbacks += 1
     guards.num_skips = 0
     job.left_out.append((checkpoint_position, position))
-    job.logger.warning(
+    _say(
+        job,
         f"{fault} Back from step {bad_step} to the checkpoint of step {job.step}; the "
         f"{position - checkpoint_position:,} samples since then, the bad batch the last of them, are left out. "
-        f"Rollback {guards.num_rollbacks} of at most {guards.max_rollbacks}"
+        f"Rollback {guards.num_rollbacks} of at most {guards.max_rollbacks}",
     )
+
+
+def _say(job: Job, words: str) -> None:
+    """All ranks know it; warnings of all of them show on the terminal."""
+    (job.logger.warning if job.world.rank == 0 else job.logger.info)(words)
 
 
 def weights_are_finite(job: Job) -> bool:
