@@ -203,7 +203,7 @@ class Config:
     buddy_every: int | None = None
     """Steps between two copies of each process's share of the state in the memory of another host, from which a run
     goes on that loses a host (horovodrun --min-np ... --host-discovery-script ...); 0: it goes on from its last
-    checkpoint. none: 100 where horovodrun runs so, else 0."""
+    checkpoint. none: 100 where horovodrun runs so and the centres are in memory, else 0."""
     keep_checkpoints: int = 3
     """Older ones are removed."""
     save_best: bool = True

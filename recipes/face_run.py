@@ -149,9 +149,9 @@ def go_on(
 
 
 def buddy_every(config: Config) -> int:
-    """Steps between commits; 0: none."""
+    """Steps between commits; 0: none. Centres in files are more than fit into memory."""
     if config.buddy_every is None:
-        return 100 if elastic.active() else 0
+        return 100 if elastic.active() and config.centre_place != "disk" else 0
     return config.buddy_every
 
 

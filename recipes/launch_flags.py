@@ -10,7 +10,7 @@ import torch
 import tyro
 
 from partial_fc import comm
-from partial_fc.comm import World, own_launch
+from partial_fc.comm import World, elastic, own_launch
 
 _TRAIN = Path(__file__).parents[1] / "train.py"
 
@@ -37,7 +37,8 @@ class LaunchFlags:
     """Seconds that an exchange between the processes may take before it is reported as hung and the run ends; 0: for
     ever."""
     start_timeout: float = 120.0
-    """Seconds in which all processes must have found each other. (horovodrun has a --start-timeout of its own.)"""
+    """Seconds in which all processes must have found each other. (horovodrun has a --start-timeout of its own, but where
+    hosts come and go this is the one.)"""
 
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus"):
@@ -117,7 +118,7 @@ class LaunchFlags:
             print(f"no GPU here: {world.size} processes on the CPU, over gloo", flush=True)
         vain = {
             "single": ("network_interface", "comm_timeout", "start_timeout"),
-            "horovod": ("start_timeout",),
+            "horovod": () if elastic.active() else ("start_timeout",),
         }
         for name in vain.get(world.backend, ()):
             if self._is_given(name):

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import torch
 
 from partial_fc import __version__
-from partial_fc.comm import World
+from partial_fc.comm import World, elastic
 from recipes.launch_flags import LaunchFlags
 
 _PACKAGES = ("torch", "horovod", "numpy", "opencv-python-headless", "safetensors")
@@ -37,6 +37,12 @@ def join(config: Startable) -> tuple[World, torch.device]:
     if status is not None:
         raise SystemExit(status)
     if config.deterministic:
+        if elastic.active():
+            raise ValueError(
+                "--deterministic under horovodrun with --host-discovery-script: the number of processes may change, "
+                "and Horovod 0.28 crashes when ranks meet again with the HOROVOD_FUSION_THRESHOLD that this needs; "
+                "leave one of the two out"
+            )
         repeat_bit_by_bit()
     kind = device_type(config.device)
     world = config.launch.join(kind)

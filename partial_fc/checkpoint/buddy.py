@@ -104,7 +104,7 @@ class Buddy:
 
     def check_memory(self, head: PartialFC) -> None:
         """Raises ValueError, on all ranks, where some of them have too little for two commits. A collective."""
-        share = head_rows.class_bytes(head) * int(head.made_classes().sum())
+        share = head_rows.class_bytes(head) * len(head.shard)  # once all classes have been met
         need_W = self._world.all_gather(torch.tensor([share]), name="buddy/bytes").tolist()
         need = 2 * (share + sum(need_W[rank] for rank in self._keeps)) * self._world.local_size
         free = psutil.virtual_memory().available

@@ -1,6 +1,7 @@
 """What the training loop does for hosts that come and go: commits, and leaving the world together."""
 
 import logging
+import socket
 from collections.abc import Callable
 
 from partial_fc.checkpoint import Snapshot
@@ -20,6 +21,7 @@ class Commits:
 
     def __init__(self, memory: Memory, world: World, every: int):
         """every: steps from one commit to the next; 0: none. A collective."""
+        self._world = world
         self._member = elastic.member() if elastic.active() else None
         self._buddy = Buddy(memory, world, every) if every else None
 
@@ -34,6 +36,11 @@ class Commits:
             told = self._member.restored()
             if told:
                 _log.info(told)
+            if told and self._world.rank == 0:
+                _log.info(
+                    f"rank 0 is on {socket.gethostname()}: what it writes (log, loss.csv, TensorBoard, results) goes on "
+                    "below its --models-root"
+                )
         if self._buddy:
             self._buddy.check_memory(head)
             self._buddy.begin(take())
