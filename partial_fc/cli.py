@@ -8,6 +8,7 @@ from typing import Any
 import tyro
 
 from benchmarks.head import HeadOptions, bench_head
+from partial_fc.checkpoint.foreign.join import ImportOptions, import_centres
 from partial_fc.checkpoint.tools import classes
 from partial_fc.checkpoint.tools.diff import DiffOptions, diff
 from partial_fc.checkpoint.tools.inspect import InspectOptions, inspect
@@ -39,6 +40,7 @@ COMMANDS: dict[str, dict[str, Command]] = {
         "verify": (VerifyOptions, verify, "is everything there, and as it was written?"),
         "merge": (MergeOptions, merge, "the files of all ranks, and of all hosts' folders -> one rank's"),
         "reshard": (ReshardOptions, reshard, "the files of W ranks -> those of another number"),
+        "import": (ImportOptions, import_centres, "InsightFace's centre files of all ranks -> a checkpoint"),
         "diff": (DiffOptions, diff, "in what two checkpoints differ"),
     },
     "checkpoint classes": {

@@ -5,10 +5,19 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from partial_fc.models import iresnet
-from partial_fc.models.foreign import load_arcface_torch
+from partial_fc.models.foreign import load_arcface_torch, load_state
 from partial_fc.models.mobilefacenet import Bottleneck, MobileFaceNet
 
-__all__ = ["BLOCKS", "NAMES", "SMALLEST_IMAGE", "build", "keeps_fp32", "load_arcface_torch", "normalise"]
+__all__ = [
+    "BLOCKS",
+    "NAMES",
+    "SMALLEST_IMAGE",
+    "build",
+    "keeps_fp32",
+    "load_arcface_torch",
+    "load_state",
+    "normalise",
+]
 
 NAMES = (*iresnet.DEPTHS, "mbf", "tiny")
 SMALLEST_IMAGE = 16  # pixels: halved four times, one is left
