@@ -37,7 +37,7 @@ class LaunchFlags:
     """Seconds that an exchange between the processes may take before it is reported as hung and the run ends; 0: for
     ever."""
     start_timeout: float = 120.0
-    """Seconds in which all processes must have found each other. (horovodrun has a --start-timeout of its own, but where
+    """Seconds in which all processes must have found each other. (horovodrun has a --start-timeout of its own; where
     hosts come and go this is the one.)"""
 
     def __post_init__(self) -> None:

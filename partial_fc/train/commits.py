@@ -38,8 +38,8 @@ class Commits:
                 _log.info(told)
             if told and self._world.rank == 0:
                 _log.info(
-                    f"rank 0 is on {socket.gethostname()}: what it writes (log, loss.csv, TensorBoard, results) goes on "
-                    "below its --models-root"
+                    f"rank 0 is on {socket.gethostname()}: what it writes (log, loss.csv, TensorBoard, results) goes "
+                    "on below its --models-root"
                 )
         if self._buddy:
             self._buddy.check_memory(head)
