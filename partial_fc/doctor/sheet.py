@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.sample import BadRecord
+from partial_fc.doctor.complaints import Complaints
 from partial_fc.doctor.findings import Finding
 
 _SIDE, _A_ROW, _TITLE = 112, 10, 22  # pixels, images, pixels
@@ -29,7 +30,8 @@ class Sheet:
         """Says what was written. ValueError where the file cannot be."""
         if not self.rows:
             return f"{path}: not written, no image is suspicious"
-        picture = np.concatenate([_row(finding, read) for finding, read in self.rows])
+        with Complaints():  # the decoder has said it all before
+            picture = np.concatenate([_row(finding, read) for finding, read in self.rows])
         if not cv2.imwrite(str(path), picture):
             raise ValueError(
                 f"{path}: cannot be written; expected a file name like sheet.png in a folder that is there"
