@@ -4,14 +4,14 @@ from pathlib import Path
 
 from partial_fc.checkpoint import head_rows
 from partial_fc.checkpoint.read import Checkpoint
-from partial_fc.checkpoint.tools.stored import part_files, step_folder
+from partial_fc.checkpoint.tools.stored import has_head, part_files, step_folder
 from partial_fc.head import PartialFC
 
 
 def open_centres(folder: Path) -> Checkpoint:
     """folder: a checkpoint, or one whose newest counts. Raises ValueError where there is none with a head."""
     found = Checkpoint(step_folder(folder))
-    if "num_classes" not in found.manifest:
+    if not has_head(found.manifest, str(found.folder)):
         raise ValueError(f"{found.folder} has no class centres: it is not of recipe face")
     return found
 

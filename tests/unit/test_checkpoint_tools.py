@@ -1,16 +1,20 @@
 """`partial-fc checkpoint inspect | verify | merge | reshard | diff`."""
 
+import contextlib
 import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from partial_fc import checkpoint, cli
 from partial_fc.checkpoint import head_rows
 from partial_fc.checkpoint.tools.diff import DiffOptions, diff
 from partial_fc.checkpoint.tools.inspect import InspectOptions, inspect
+from partial_fc.checkpoint.tools.output import Output
 from partial_fc.checkpoint.tools.reshard import MergeOptions, ReshardOptions, merge, reshard
 from partial_fc.checkpoint.tools.verify import VerifyOptions, verify
 from partial_fc.head import HardNegatives, PartialFC, Storage
@@ -116,10 +120,10 @@ def test_lists_of_hard_negatives_stay_with_as_many_ranks(tmp_path, capsys):
 
 
 def test_memory_of_resharding_is_that_of_a_file(tmp_path, monkeypatch):
-    """200 MB of rows, in files of 4 MB."""
-    monkeypatch.setattr(head_rows, "PART_BYTES", 4 << 20)
-    head = PartialFC(100_000, 256, heads_of(1)[0].margin)
-    for class_M in torch.arange(100_000).split(10_000):
+    """100 MB of rows, in files of 2 MB."""
+    monkeypatch.setattr(head_rows, "PART_BYTES", 2 << 20)
+    head = PartialFC(50_000, 256, heads_of(1)[0].margin)
+    for class_M in torch.arange(50_000).split(10_000):
         rows = {name: torch.ones(len(class_M), t.shape[1]) for name, t in head.row_state().items()}
         head.load_classes(int(class_M[0]), int(class_M[-1]) + 1, class_M, rows)
     save(tmp_path / "a", [head], step=1)
@@ -333,6 +337,64 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path):
         inspect(InspectOptions(tmp_path))
     with pytest.raises(ValueError, match="holds no complete checkpoint"):
         merge(MergeOptions((tmp_path,), tmp_path / "b"))
+
+
+def test_checkpoints_without_a_head_are_looked_at_too(tmp_path, capsys):
+    """Those of recipe mnist."""
+    manifest = {"step": 3, "world_size": 1, "best": 0.97, "position": {"epoch": 1}}
+    with Output(tmp_path / "a", manifest, None, "made by hand") as output:
+        for name in ("backbone.safetensors", "optimizer.safetensors"):
+            output.tensors(name, {"w": torch.ones(3)})
+    assert verify(VerifyOptions((tmp_path / "a",), finite=True)) == 0
+    assert inspect(InspectOptions(tmp_path / "a")) == 0
+    assert "best          0.97" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="has no head: it is not of recipe face"):
+        merge(MergeOptions((tmp_path / "a",), tmp_path / "b"))
+
+
+ANYTHING = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 1 << 70),
+    st.floats(),
+    st.text(max_size=3),
+    st.just([]),
+    st.just({}),
+)
+
+
+@pytest.fixture(scope="module")
+def whole_folder(tmp_path_factory) -> tuple[Path, str]:
+    """A checkpoint, and its manifest."""
+    (folder,) = save(tmp_path_factory.mktemp("manifest") / "a", heads_of(2), score=0.5)
+    return folder, (folder / "manifest.json").read_text()
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_whatever_a_manifest_or_marker_says_errors_are_named(whole_folder, data):
+    """Any value in any place, with its right checksum."""
+    folder, text = whole_folder
+    manifest = json.loads(text)
+    places = [(manifest, key) for key in manifest] + [(manifest["head"], key) for key in manifest["head"]]
+    into, key = data.draw(st.sampled_from(places))
+    value = data.draw(ANYTHING)
+    if data.draw(st.booleans()):
+        into[key] = value
+    else:
+        del into[key]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    rewritten(folder, folder / "manifest.json")
+    ranks = value if data.draw(st.booleans()) else [0, 1]
+    (folder / "COMPLETE").write_text(json.dumps({"step": 7, "ranks": ranks}))
+    for command in (
+        lambda: verify(VerifyOptions((folder,), finite=True)),
+        lambda: inspect(InspectOptions(folder)),
+        lambda: inspect(InspectOptions(folder, json=True)),
+        lambda: diff(DiffOptions(folder, folder)),
+    ):
+        with contextlib.suppress(ValueError):
+            command()
 
 
 def test_from_the_command_line(tmp_path, monkeypatch, capsys):

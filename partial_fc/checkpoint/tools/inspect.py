@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import tyro
 from safetensors import SafetensorError, safe_open
 
-from partial_fc.checkpoint.folders import MARKER, best, newest
+from partial_fc.checkpoint.folders import MARKER
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.tools.rows import gaps
-from partial_fc.checkpoint.tools.stored import is_step, part_files, steps_below
+from partial_fc.checkpoint.tools.stored import has_head, is_step, part_files, steps_below
 from partial_fc.checkpoint.tools.verify import marked_ranks
 
 _HIGHLIGHTS = (
@@ -46,9 +46,9 @@ def inspect(options: InspectOptions) -> int:
     alone = is_step(options.folder)
     folders = [options.folder] if alone else steps_below(options.folder)
     seen = [look(folder) for folder in folders]
-    marks = {} if alone else _marks(folders[0].parent)
+    marks = {} if alone else _marks(seen)
     for found in seen:
-        found["marks"] = [mark for mark, folder in marks.items() if folder == Path(found["folder"])]
+        found["marks"] = [mark for mark, folder in marks.items() if folder == found["folder"]]
     if options.json:
         print(json.dumps(seen, indent=2, default=str))
     elif alone:
@@ -58,11 +58,16 @@ def inspect(options: InspectOptions) -> int:
     return int(alone and "problem" in seen[0])
 
 
-def _marks(root: Path) -> dict[str, Path | None]:
-    try:
-        return {"newest": newest(root), "best": best(root)}
-    except (ValueError, OSError):  # of a damaged one among them; its own line says so
-        return {"newest": newest(root)}
+def _marks(seen: list[dict[str, Any]]) -> dict[str, str]:
+    """Which folder is the newest, and which has the highest score (checkpoint/folders.py)."""
+    good = [found for found in seen if "problem" not in found]
+    scored = [found for found in good if isinstance(found.get("score"), int | float)]
+    marks = {}
+    if good:
+        marks["newest"] = max(good, key=lambda found: found["step"])["folder"]
+    if scored:
+        marks["best"] = max(scored, key=lambda found: (found["score"], found["step"]))["folder"]
+    return marks
 
 
 def look(folder: Path) -> dict[str, Any]:
@@ -89,11 +94,13 @@ def look(folder: Path) -> dict[str, Any]:
         }
         found["ranks_here"] = marked_ranks(folder, manifest)
         found["configuration"] = manifest.get("configuration", {})
+        if not isinstance(found["configuration"], dict):
+            raise ValueError(f"{folder}: manifest.json says configuration is {found['configuration']!r}")
         names = checkpoint.class_names
         found["class_names"] = len(names) if names is not None else None
         found["backbone"] = _tensors(folder / "backbone.safetensors")
         found["optimizer"] = _tensors(folder / "optimizer.safetensors")
-        if "num_classes" in manifest:
+        if has_head(manifest, str(folder)):
             found["head"] = _head(folder, manifest)
     except (ValueError, OSError) as error:
         found["problem"] = str(error)
@@ -120,10 +127,15 @@ def _tensors(path: Path) -> dict[str, Any]:
 def _head(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     files = sorted(part_files(folder, manifest["world_size"]), key=lambda file: file.start)
     made = sum(file.num_rows for file in files)
-    touched = sum(int((file.tensors["touched"] > 0).flatten(1).any(1).sum()) for file in files)
+    for file in files:
+        problem = file.problem()
+        if problem:
+            raise ValueError(f"{file.path}: {problem}")
+    moved = [file.tensors["touched"].flatten(1) > 0 for file in files if "touched" in file.tensors]
+    touched = sum(int(rows.any(dim=1).sum()) for rows in moved)
     facts = manifest["head"]
     found = {
-        key: manifest[key] for key in ("num_classes", "embedding_size", "sub_centres", "hard_negatives")
+        key: manifest.get(key) for key in ("num_classes", "embedding_size", "sub_centres", "hard_negatives")
     } | {
         "classes_made": made,
         "classes_touched": touched,
@@ -152,7 +164,7 @@ def _line(found: dict[str, Any]) -> str:
     words = [
         f"{name}  {_bytes(found['bytes']):>9}  {_age(found['age_s']):>8} old  {found['world_size']} rank(s)",
         f"{head['num_classes']} classes" if head else "",
-        f"score {found['score']:.5f}" if found.get("score") is not None else "",
+        f"score {found['score']:.5f}" if isinstance(found.get("score"), int | float) else "",
         *found["marks"],
     ]
     return "  ".join(word for word in words if word)
@@ -161,28 +173,43 @@ def _line(found: dict[str, Any]) -> str:
 def _details(found: dict[str, Any]) -> list[str]:
     """One, line by line."""
     lines = [("folder", found["folder"])]
-    if "step" in found:
-        size, here = found["world_size"], found["ranks_here"]
-        lines += [
-            ("step", f"{found['step']}, after {found.get('position', '?')} samples"),
-            ("written", f"{_age(found['age_s'])} ago by {size} rank(s), format {found['format']}"),
-            ("size", _bytes(found["bytes"])),
-        ]
-        if len(here) < size:
-            lines.append(("holds", f"the files of ranks {', '.join(map(str, here))} only"))
-        lines += [(name, _counts(found[name])) for name in ("backbone", "optimizer") if name in found]
-        if "head" in found:
-            lines += _head_lines(found["head"], found["class_names"])
-        scores = ", ".join(f"{name} {value}" for name, value in (found.get("best") or {}).items())
-        lines += [("best", scores)] if scores else []
-        lines += [("score", str(found["score"]))] if found.get("score") is not None else []
-        chosen = {key: found["configuration"][key] for key in _HIGHLIGHTS if key in found["configuration"]}
-        lines.append(("trained with", ", ".join(f"{k} {v}" for k, v in chosen.items() if v is not None)))
-        lines.append(("versions", ", ".join(f"{k} {v}" for k, v in (found.get("versions") or {}).items())))
-        lines += [("history", line) for line in found.get("history", ())]
     if "problem" in found:
         lines.append(("problem", found["problem"]))
+    else:
+        lines += _facts(found)
     return [f"{name:14}{value}" for name, value in lines if value]
+
+
+def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
+    size, here = found["world_size"], found["ranks_here"]
+    lines = [
+        ("step", f"{found['step']}, after {found.get('position', '?')} samples"),
+        ("written", f"{_age(found['age_s'])} ago by {size} rank(s), format {found['format']}"),
+        ("size", _bytes(found["bytes"])),
+        (
+            "holds",
+            f"the files of ranks {', '.join(map(str, here)) or 'none'} only" if len(here) < size else "",
+        ),
+        ("backbone", _counts(found["backbone"])),
+        ("optimizer", _counts(found["optimizer"])),
+    ]
+    if "head" in found:
+        lines += _head_lines(found["head"], found["class_names"])
+    return [
+        *lines,
+        ("best", _pairs(found.get("best"))),
+        ("score", str(found["score"]) if found.get("score") is not None else ""),
+        ("trained with", _pairs({key: found["configuration"].get(key) for key in _HIGHLIGHTS})),
+        ("versions", _pairs(found.get("versions"))),
+        *(("history", str(line)) for line in found.get("history", ())),
+    ]
+
+
+def _pairs(values: Any) -> str:
+    """Recipe mnist has one number where face has several by name."""
+    if isinstance(values, dict):
+        return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
+    return str(values or "")
 
 
 def _head_lines(head: dict[str, Any], num_names: int | None) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """A checkpoint as it lies on disk: in one folder, or spread over the folders of several hosts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
-from partial_fc.checkpoint.folders import MARKER, complete, newest
+from partial_fc.checkpoint.folders import MARKER, newest
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.tools.rows import PartFile, StoredRows
 
@@ -61,7 +61,7 @@ class Stored:
                     )
         self.folder, self.manifest = first.folder, first.manifest
         self.where = ", ".join(str(part.folder) for part in self.parts)
-        if "num_classes" not in self.manifest:
+        if not has_head(self.manifest, self.where):
             raise ValueError(f"{self.where} has no head: it is not of recipe face")
 
     @property
@@ -117,8 +117,39 @@ def part_files(folder: Path, world_size: int) -> list[PartFile]:
     return [file for file in found if file is not None]
 
 
-def complete_below(folder: Path) -> Iterable[Path]:
-    return complete(folder) or complete(folder / "checkpoints")
+def has_head(manifest: dict[str, Any], where: str) -> bool:
+    """Whether it is of a run with class centres. Raises ValueError where what it says of them cannot be."""
+    if "num_classes" not in manifest:
+        return False
+    head = manifest.get("head")
+    facts = {
+        name: manifest.get(name) for name in ("world_size", "num_classes", "embedding_size", "sub_centres")
+    }
+    counts = {**facts, "head.num_steps": head.get("num_steps") if isinstance(head, dict) else None}
+    for name, value in counts.items():
+        least = int(name in facts)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 62:
+            raise ValueError(
+                f"{where}: {MANIFEST} says {name} is {value!r}; expected a whole number from {least}"
+            )
+    inner: tuple[tuple[str, Any], ...] = (("row_seed", 0), ("margin", {}), ("schedule", {}))
+    for name, empty in inner:
+        value = head.get(name) if isinstance(head, dict) else None
+        if not isinstance(value, type(empty)):
+            raise ValueError(
+                f"{where}: {MANIFEST} says head.{name} is {value!r}; expected {type(empty).__name__}"
+            )
+    outer: tuple[tuple[str, Any], ...] = (
+        ("configuration", {}),
+        ("history", []),
+        ("best", {}),
+        ("versions", {}),
+    )
+    for name, empty in outer:
+        value = manifest.get(name, empty)
+        if not isinstance(value, type(empty)):
+            raise ValueError(f"{where}: {MANIFEST} says {name} is {value!r}; expected {type(empty).__name__}")
+    return True
 
 
 def describe(manifest: dict[str, Any]) -> str:

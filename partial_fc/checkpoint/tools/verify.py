@@ -16,7 +16,7 @@ from partial_fc.checkpoint.folders import MARKER
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.sums import read_sums, sums_name
 from partial_fc.checkpoint.tools.rows import PartFile, gaps, mismatch
-from partial_fc.checkpoint.tools.stored import is_step, part_files, steps_below
+from partial_fc.checkpoint.tools.stored import has_head, is_step, part_files, steps_below
 from partial_fc.head.shard import Shard
 
 _NO_SUMS = "no checksums (format 3): only names, shapes and class ranges were checked"
@@ -78,7 +78,12 @@ def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]
             "note",
             f"these folders hold the files of ranks {sorted(ranks)} of {size}: the others' were not checked",
         )
-    if "num_classes" in manifest:
+    try:
+        with_head = has_head(manifest, str(folders[0]))
+    except ValueError as error:
+        yield "bad", str(error)
+        return
+    if with_head:
         yield from _check_head(folders, manifest, ranks)
     if finite:
         yield from _check_finite(folders)
