@@ -1,0 +1,145 @@
+"""SIGTERM and SIGUSR1 in real launches: the step is finished, a checkpoint written, all processes leave; started again,
+the run goes on as if nothing had been. All launches at once, as they mostly wait."""
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from partial_fc.data.digits import DigitsOptions, write_digits
+from tests.recipes.conftest import LAUNCHERS, ROOT, SMALL, environment, losses, train
+
+# name -> (launcher, the signal, who gets it, the status that the launch then ends with). horovodrun and torchrun end
+# with 1 whatever their processes end with.
+LAUNCHES = {
+    "horovodrun, one rank": ("horovodrun --gloo", signal.SIGUSR1, "rank", 1),
+    "torchrun": ("torchrun", signal.SIGTERM, "launcher", 1),
+    "own launch": ("one process", signal.SIGUSR1, "launcher", 75),
+    "run.sh": ("run.sh", signal.SIGTERM, "launcher", 75),
+    "mnist": ("one process", signal.SIGTERM, "rank", 75),
+}
+# A constant rate: other courses depend on where a run ends.
+FLAGS = "--lr-scheduler constant --batch-size 8 --val-targets"
+LONG = 100_000  # steps: it does not come to its end by itself
+
+
+def command(name: str, root: Path, glyphs: Path, digits: Path) -> list[str]:
+    launcher = LAUNCHES[name][0]
+    if name == "mnist":
+        words = ["mnist", "--gpus", "2", "--data-dir", str(digits), "--batch-size", "10", "--n-workers", "1"]
+        return [sys.executable, "train.py", *words, "--epochs", str(LONG), "--models-root", str(root)]
+    flags = [
+        *SMALL,
+        "--dataset",
+        "glyphs",
+        "--rec",
+        str(glyphs),
+        *shlex.split(FLAGS),
+        "--max-steps",
+        str(LONG),
+    ]
+    flags += ["--models-root", str(root)]
+    if name == "own launch":
+        flags += ["--gpus", "2"]
+    if launcher == "run.sh":
+        return ["bash", "run.sh", "--restarts", "3", *flags]
+    return [*LAUNCHERS[launcher], sys.executable, "train.py", "face", *flags]
+
+
+@pytest.fixture(scope="module")
+def stopped(glyphs, tmp_path_factory):
+    """name -> (models_root, exit status, output)."""
+    digits = tmp_path_factory.mktemp("digits")
+    write_digits(DigitsOptions(out=digits))
+    roots = {name: tmp_path_factory.mktemp("stopped") for name in LAUNCHES}
+    started = {
+        name: subprocess.Popen(
+            command(name, root, glyphs, digits),
+            cwd=ROOT,
+            env={**environment(), "OMPI_MCA_mpi_yield_when_idle": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=(root / "output").open("w"),
+            stderr=subprocess.STDOUT,
+        )
+        for name, root in roots.items()
+    }
+    outcomes = {}
+    try:
+        waiting, deadline = dict(started), time.monotonic() + 170
+        while waiting:  # each as soon as it trains: those that train on take the others' time
+            for name in [name for name in waiting if trains(roots[name])]:
+                _, number, whom, _ = LAUNCHES[name]
+                process = waiting.pop(name)
+                psutil.Process(process.pid if whom == "launcher" else a_rank_of(process.pid)).send_signal(
+                    number
+                )
+            for name, process in waiting.items():
+                said = (roots[name] / "output").read_text()
+                assert process.poll() is None, said
+                assert time.monotonic() < deadline, said
+            time.sleep(0.1)
+        for name, process in started.items():
+            status = process.wait(timeout=170)
+            outcomes[name] = roots[name], status, (roots[name] / "output").read_text()
+    finally:
+        for process in started.values():
+            kill_all(process)
+    return outcomes
+
+
+def trains(root: Path) -> bool:
+    path = root / "loss.csv"
+    return path.exists() and len(path.read_text().splitlines()) > 3
+
+
+def a_rank_of(pid: int) -> int:
+    """The last process that trains, below this one; what such a process has started itself is none."""
+    family = psutil.Process(pid).children(recursive=True)
+    ranks = {p.pid: p for p in family if "train.py" in p.cmdline() and "RANK" in " ".join(p.environ())}
+    return [pid for pid, p in ranks.items() if p.ppid() not in ranks][-1]
+
+
+def kill_all(process: subprocess.Popen) -> None:
+    if process.poll() is None:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_a_signal_ends_the_run_with_a_checkpoint(stopped, name):
+    root, status, output = stopped[name]
+    assert status == LAUNCHES[name][3], output
+    (step,) = {int(found) for found in re.findall(r"stopped at step (\d+), as asked", output)}
+    last = int((root / "loss.csv").read_text().splitlines()[-1].partition(",")[0])
+    assert step == last
+    assert (root / f"checkpoints/step-{step:08d}/COMPLETE").exists()
+    assert not (root / "result.json").exists()
+    assert "finishing this step, then a checkpoint" in output
+    assert "restart" not in output
+    assert not [p for p in psutil.process_iter() if str(root) in " ".join(_words(p))], "nothing is left"
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_what_was_stopped_goes_on_as_if_nothing_had_been(stopped, glyphs, tmp_path):
+    """Bit by bit."""
+    root, _, output = stopped["own launch"]
+    (step,) = map(int, re.findall(r"stopped at step (\d+), as asked", output))
+    flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --max-steps {step + 4} --gpus 2"
+    train(root, flags)
+    train(tmp_path, flags)
+    assert losses(root) == losses(tmp_path)
+    assert len(losses(root)) == step + 4
