@@ -103,7 +103,7 @@ def main() -> None:
     try:
         options: Any = tyro.cli(options_type, args=rest, prog=f"partial-fc {name}")
         sys.exit(command(options))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"partial-fc {name}: {error}")
 
 

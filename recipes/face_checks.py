@@ -78,6 +78,11 @@ def _check_kernel(config: "Config") -> None:
 
 
 def _check_centres(config: "Config") -> None:
+    if config.head_centres is not None and config.resume not in ("auto", "never"):
+        raise ValueError(
+            f"--head-centres with --resume {config.resume}: that checkpoint brings its own centres; leave one "
+            "of the two out"
+        )
     if (config.centre_place == "disk") != (config.centre_path is not None):
         raise ValueError("--centre-place disk and --centre-path DIR go together: give both, or none")
     if config.centre_path is not None and config.centre_path.exists() and not config.centre_path.is_dir():

@@ -1,6 +1,7 @@
 """Names of classes, by which people and data sets know them, where the head knows numbers."""
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partial_fc.checkpoint.read import Checkpoint
@@ -26,14 +27,13 @@ def _line(name: str) -> str:
 def check_class_names(found: Checkpoint, source: "Source") -> list[str]:
     """Whether the class numbers of a checkpoint mean the same as those of the data that training goes on with. Returns
     notes where that cannot be told. Raises ValueError, with the first difference, where they do not."""
-    stored = found.class_names
-    if stored is None:
+    stored, names = found.class_names, source.class_names()
+    if stored is None and names is None:
         return []
-    names = source.class_names()
-    if names is None:
+    if stored is None or names is None:
+        has, lacks = (found.folder, "the data set") if stored else ("the data set", found.folder)
         return [
-            f"{found.folder} has names for its classes, the data set has none: whether class numbers mean the same "
-            "cannot be checked"
+            f"{has} has names for its classes, {lacks} has none: whether class numbers mean the same cannot be checked"
         ]
     now = names_of(source, max(len(stored), len(names)))
     assert now is not None
@@ -48,3 +48,14 @@ def check_class_names(found: Checkpoint, source: "Source") -> list[str]:
         f"classes, the checkpoint {len(stored)}. To make the checkpoint's classes those of the data: `partial-fc "
         f"checkpoint classes match {found.folder} --data DATA --out NEW`, then --resume NEW"
     )
+
+
+def read_names(path: Path) -> list[str]:
+    """One a line. Raises ValueError where the file cannot be read as that."""
+    try:
+        lines = path.read_bytes().decode().replace("\r\n", "\n").split("\n")
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}; expected a name a line") from error
+    return lines[:-1] if lines[-1] == "" else lines

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from partial_fc.checkpoint.class_names import check_class_names, names_of
+from partial_fc.checkpoint.class_names import check_class_names, names_of, read_names
 from partial_fc.data import ImageFolder, Synthetic, open_source
 from partial_fc.data.pack import PackOptions, pack_images
 from tests.unit.test_pack import make_images
@@ -57,13 +57,25 @@ def test_what_a_line_cannot_hold_is_escaped():
 def test_equal_names_pass():
     assert check_class_names(found("a", "b"), Named("a", "b")) == []
     assert check_class_names(found("a", "b", "2"), Named("a", "b")) == []
-    assert check_class_names(found(), Named("a", "b")) == []
     assert check_class_names(found(), Named()) == []
 
 
-def test_data_without_names_is_told():
+def test_names_on_one_side_only_are_told():
     (note,) = check_class_names(found("a"), Named())
-    assert "cannot be checked" in note
+    assert note.startswith("step-1 has names for its classes, the data set has none")
+    (note,) = check_class_names(found(), Named("a"))
+    assert note.startswith("the data set has names for its classes, step-1 has none")
+
+
+def test_names_are_read_line_by_line(tmp_path):
+    path = tmp_path / "names.txt"
+    path.write_bytes("a\r\nb\u2028c\nd e".encode())
+    assert read_names(path) == ["a", "b\u2028c", "d e"]
+    path.write_bytes(b"\xff\n")
+    with pytest.raises(ValueError, match=r"names.txt is not UTF-8"):
+        read_names(path)
+    with pytest.raises(ValueError, match=r"nothing: No such file"):
+        read_names(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize(

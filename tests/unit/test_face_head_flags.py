@@ -77,6 +77,7 @@ def test_hard_negatives_are_off_unless_asked_for():
         ("--precision fp64 --head-impl cpu", "--head-impl cpu computes in fp32"),
         ("--head-impl triton --device cpu", "--head-impl triton with --device cpu"),
         ("--head-impl cpu --device cuda", "--head-impl cpu with --device cuda"),
+        ("--head-centres a --resume b", "--head-centres with --resume b"),
     ],
 )
 def test_refused_at_the_start_by_the_names_of_the_flags(flags, message, capsys):

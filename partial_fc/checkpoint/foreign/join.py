@@ -9,6 +9,7 @@ import tyro
 from torch import Tensor
 
 from partial_fc import models
+from partial_fc.checkpoint.class_names import read_names
 from partial_fc.checkpoint.foreign import arcface_torch
 from partial_fc.checkpoint.foreign.files import KINDS, ForeignRows, Found, find
 from partial_fc.checkpoint.tools.output import Output, say
@@ -71,7 +72,7 @@ def import_centres(options: ImportOptions) -> None:
         )
     if optimizer_name == "sgd" and "momentum" not in rows.file_states:
         notes.append("the files have no momentum for the centres: it starts at zero")
-    names = options.names_file.read_text("utf-8").splitlines() if options.names_file else None
+    names = read_names(options.names_file) if options.names_file else None
     if names is not None and len(names) != rows.num_classes:
         raise ValueError(f"{options.names_file} has {len(names)} names for {rows.num_classes} classes")
     made_by = f"imported from {len(found.files)} file(s), {KINDS[found.kind].what}: {found.files[0]} ..."

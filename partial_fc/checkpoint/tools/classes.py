@@ -11,7 +11,7 @@ import tyro
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from partial_fc.checkpoint.class_names import names_of
+from partial_fc.checkpoint.class_names import names_of, read_names
 from partial_fc.checkpoint.tools import imprint, rearrange
 from partial_fc.checkpoint.tools.rearrange import Plan
 from partial_fc.checkpoint.tools.stored import Stored
@@ -248,7 +248,7 @@ def match(options: MatchOptions) -> None:
 def _words(words: Iterable[str], file: Path | None) -> list[str]:
     found = list(words)
     if file is not None:
-        found += [line for line in file.read_text("utf-8").splitlines() if line]
+        found += [line for line in read_names(file) if line]
     return found
 
 

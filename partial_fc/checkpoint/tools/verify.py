@@ -91,7 +91,7 @@ def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]
 
 def marked_ranks(folder: Path, manifest: dict[str, Any]) -> list[int]:
     """Those whose files are in the folder, as its marker says. Raises ValueError for another file."""
-    text = (folder / MARKER).read_text()
+    text = (folder / MARKER).read_text(errors="replace")
     size = manifest["world_size"]
     if manifest["format"] == 3 and not text:
         return list(range(size))
