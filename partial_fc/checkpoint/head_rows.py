@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from partial_fc.checkpoint.sums import Sums
@@ -106,6 +106,8 @@ def load(folder: Path, manifest: dict[str, Any], sums: Sums, head: PartialFC) ->
     """Gives the head the rows of its class range. Returns what a user should know. Raises ValueError where the
     checkpoint is of another head, or a file is missing or damaged."""
     now = facts(head)
+    if not _describes_a_head(manifest):
+        raise ValueError(f"{folder / 'manifest.json'} is damaged, or of a run without class centres")
     for fact in ("num_classes", "embedding_size", "sub_centres"):
         if manifest[fact] != now[fact]:
             raise ValueError(f"{folder} has {fact} {manifest[fact]}; this run has {now[fact]}")
@@ -118,6 +120,17 @@ def load(folder: Path, manifest: dict[str, Any], sums: Sums, head: PartialFC) ->
         sums.check(path)
         _load_part(path, start, low, high, head)
     return notes + _load_hard_negatives(folder, manifest, sums, now, head)
+
+
+def _describes_a_head(manifest: dict[str, Any]) -> bool:
+    """Whether it has what `facts` says, each of its kind."""
+    head = manifest.get("head")
+    counts = [
+        manifest.get(name) for name in ("num_classes", "embedding_size", "sub_centres", "hard_negatives")
+    ]
+    if not isinstance(head, dict) or not all(type(head.get(name)) is dict for name in ("margin", "schedule")):
+        return False
+    return all(type(number) is int for number in (*counts, head.get("num_steps"), head.get("row_seed")))
 
 
 def _files_for(folder: Path, world_size: int, head: PartialFC) -> list[tuple[Path, int, int, int]]:
@@ -142,6 +155,14 @@ def _files_for(folder: Path, world_size: int, head: PartialFC) -> list[tuple[Pat
 
 
 def _load_part(path: Path, start: int, low: int, high: int, head: PartialFC) -> None:
+    """Raises ValueError for a file that is damaged, or not of this head."""
+    try:
+        _take_rows(path, start, low, high, head)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no safetensors file, or cut short: {error}") from error
+
+
+def _take_rows(path: Path, start: int, low: int, high: int, head: PartialFC) -> None:
     with safe_open(path, framework="pt") as file:
         names = set(file.keys())
         begin, end, class_M = low - start, high - start, torch.arange(low, high)

@@ -40,7 +40,12 @@ class Checkpoint:
         if not path.exists():
             return None
         self.sums.check(path)
-        return path.read_text("utf-8").split("\n")[:-1]
+        try:
+            return (
+                path.read_bytes().decode("utf-8").split("\n")[:-1]
+            )  # read_text would also split at a name's \r
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
 
     def backbone(self) -> dict[str, Tensor]:
         return self.sums.load(self.folder / "backbone.safetensors")

@@ -1,0 +1,90 @@
+"""The files of our own checkpoints."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from partial_fc import checkpoint
+from partial_fc.checkpoint.folders import mark
+from partial_fc.checkpoint.tools.inspect import look
+from partial_fc.checkpoint.tools.verify import findings
+from partial_fc.comm import SingleWorld
+from partial_fc.head import CosFace, PartialFC
+from tests.faults.mutations import in_json, in_safetensors_header
+from tests.faults.reader import Files, Reader, written
+
+
+@cache
+def checkpoint_files() -> list[Files]:
+    """One of the format without checksums, so that what is changed is read at all, and one with them."""
+
+    def write(folder: Path) -> None:
+        head = _head()
+        assert len(head.centres) == 5
+        backbone, momentum = {"w": torch.ones(2)}, {"w/momentum_buffer": torch.ones(2)}
+        names = ["a", "b", "c", "d", "é"]
+        checkpoint.take(3, backbone, momentum, {}, head, {"score": 0.5}, class_names=names).write(
+            folder, leads=True
+        )
+        mark(folder, 3, [0])
+
+    whole = written(write)
+    old = {name: content for name, content in whole.items() if not name.endswith(".sha256")}
+    old["manifest.json"] = json.dumps({**json.loads(old["manifest.json"]), "format": 3}).encode()
+    return [old, whole]
+
+
+def _head() -> PartialFC:
+    return PartialFC(5, 2, CosFace(), seed=1)
+
+
+def read_checkpoint(folder: Path) -> None:
+    """As a run goes on from it, then as the tools look at it."""
+    bad = [text for kind, text in findings([folder], finite=True) if kind == "bad"]
+    look(folder)
+    found = checkpoint.Checkpoint(folder)
+    assert found.step >= 0
+    found.optimizer()
+    found.backbone()
+    assert found.class_names is None or len(found.class_names) == 5 or bad
+    found.buffers(SingleWorld())
+    found.load_head(_head())
+    if bad:
+        raise ValueError(bad[0])
+
+
+_HEAD = "head-00000-of-00001-classes-000000000000-000000000005.safetensors"
+_JSON = (
+    b"null",
+    b"{}",
+    b"[]",
+    b'"x"',
+    b"1e999",
+    b"NaN",
+    b"-1",
+    b"[" * 5000,
+    b"BF16",
+    b"F64",
+    b'"shape":[9223372036854775807,4]',
+)
+_SUMS = (b"  ", b"manifest.json", b"/", b"\n")
+
+
+def _reader(name: str, file: str, *words: bytes, is_json: bool = False) -> Reader:
+    inside = (
+        (in_json, in_json) if is_json else (in_safetensors_header,) if file.endswith(".safetensors") else ()
+    )
+    return Reader(name, file, checkpoint_files, read_checkpoint, words, inside)
+
+
+READERS = (
+    _reader("manifest", "manifest.json", *_JSON, is_json=True),
+    _reader("marker", "COMPLETE", *_JSON, is_json=True),
+    _reader("sums", "rank-00000-of-00001.sha256", *_SUMS),
+    _reader("class-names", "class-names.txt"),
+    _reader("backbone", "backbone.safetensors", *_JSON),
+    _reader("optimizer", "optimizer.safetensors", *_JSON),
+    _reader("head", _HEAD, *_JSON),
+)

@@ -1,0 +1,109 @@
+"""What other trainers wrote: configurations, weights, Apex's checkpoints."""
+
+import io
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from partial_fc import models
+from partial_fc.checkpoint import apex
+from recipes import arcface_torch_config
+from tests.faults.mutations import PICKLE_WORDS, any_bytes, in_pickle, in_zip
+from tests.faults.reader import Files, Reader, written
+
+CONFIG = b"""from easydict import EasyDict as edict
+config = edict()
+config.margin_list = (1.0, 0.5, 0.0)
+config.network = "r50"
+config.sample_rate = 1.0
+config.fp16 = True
+config.weight_decay = 5e-4
+config.batch_size = 2 ** 7 * 3 // 3
+config.num_epoch = 20
+config.warmup_epoch = config.num_epoch // 10
+config.val_targets = ['lfw', "cfp_fp"]
+config.rec = "/train_tmp/ms1m"
+config.lr = -(-0.1)
+"""
+
+
+def read_config(folder: Path) -> None:
+    arcface_torch_config.load(folder / "config.py")
+
+
+def model() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+
+
+@cache
+def apex_files() -> list[Files]:
+    def write(folder: Path) -> None:
+        small = model()
+        optimizer = torch.optim.SGD(small.parameters(), lr=0.1, momentum=0.9)
+        small(torch.ones(2, 2)).sum().backward()
+        optimizer.step()
+        apex.write(folder / "amp.pt", small.state_dict(), optimizer, 2.0**16, 3)
+
+    wrapped = io.BytesIO()
+    state = {f"module.{name}": t.half() for name, t in model().state_dict().items()}
+    optimizer = torch.optim.SGD(model().parameters(), lr=0.1)
+    amp = {"loss_scaler0": {"loss_scale": 1.0, "unskipped": 0}}
+    torch.save({"model": state, "optimizer": optimizer.state_dict(), "amp": amp}, wrapped)
+    return [written(write), {"amp.pt": wrapped.getvalue()}]
+
+
+@cache
+def old_weight_files() -> list[Files]:
+    """As torch wrote before 1.6."""
+    old = io.BytesIO()
+    torch.save(model().state_dict(), old, _use_new_zipfile_serialization=False)
+    return [{"model.pt": old.getvalue()}]
+
+
+def read_apex(folder: Path) -> None:
+    found = apex.read(folder / "amp.pt")
+    small = model()
+    small.load_state_dict(apex.give_model(found, small.state_dict()))
+    apex.give_optimizer(found, torch.optim.SGD(small.parameters(), lr=0.1, momentum=0.9))
+
+
+@cache
+def weight_files() -> list[Files]:
+    new = io.BytesIO()
+    torch.save(model().state_dict(), new)
+    return [{"model.pt": new.getvalue()}]
+
+
+def read_weights(folder: Path) -> None:
+    models.load_arcface_torch(model(), folder / "model.pt")
+
+
+_CODE = (
+    *(
+        b"**",
+        b"**64",
+        b"//0",
+        b"%",
+        b"-",
+        b"(" * 90,
+        b"[" * 90,
+        b"9" * 400,
+        b"1e308",
+        b"{1: 2}",
+        b"**{}",
+        b"f'{1}'",
+    ),
+    *(b"# coding: " + name + b"\n" for name in (b"rot13", b"utf-7", b"idna", b"undefined")),
+    *(b"__import__('os').mkdir('pwned')", b"lambda: 0", b"edict({})", b"config.", b"config = edict()\n"),
+    *(b"\\N{BEL}", b"'\\ud800'", b"1j", b"...", b"config.network", b"10**64*10**64"),
+)
+_CALLS = tuple(PICKLE_WORDS)
+_TORCH = (in_zip(in_pickle), in_zip(in_pickle), in_zip(any_bytes), in_pickle)
+
+READERS = (
+    Reader("config", "config.py", lambda: [{"config.py": CONFIG}], read_config, _CODE),
+    Reader("apex", "amp.pt", apex_files, read_apex, _CALLS, _TORCH),
+    Reader("weights", "model.pt", weight_files, read_weights, _CALLS, _TORCH),
+    Reader("weights-old", "model.pt", old_weight_files, read_weights, _CALLS, (in_pickle,), more_bytes=None),
+)

@@ -1,0 +1,93 @@
+"""Any bytes give a value or an error that names the file: no other exception, no code that runs, no hang, and no more
+memory than the file is worth. `make torture` does so for far longer, guided by coverage (tests/faults/fuzz.py)."""
+
+import logging
+import os
+import pickle
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.faults.mutations import mutate
+from tests.faults.readers import READERS
+from tests.faults.trial import Trial
+from tests.faults.watching import Fault, read_watched
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory):
+    """A folder for each reader, made once: hypothesis calls a test many times."""
+    logging.disable(logging.CRITICAL)
+    made: dict[str, Trial] = {}
+
+    def trial(name: str) -> Trial:
+        if name not in made:
+            made[name] = Trial(READERS[name], tmp_path_factory.mktemp(name))
+        return made[name]
+
+    yield trial
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_changed_files(trials, name):
+    trial = trials(name)
+    outcomes = set()
+
+    @settings(max_examples=60)
+    @given(st.randoms(use_true_random=False))
+    def any_change(random: Random) -> None:
+        seed = random.choice(trial.seeds)[trial.reader.changed]
+        outcomes.add(trial.read(mutate(seed, random, trial.reader.words, trial.reader.inside)))
+
+    any_change()
+    assert len(outcomes) > 1  # values and errors: the changes are neither harmless nor all too crude
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_cut_off_files(trials, name):
+    trial = trials(name)
+    for files in trial.seeds:
+        whole = files[trial.reader.changed]
+        for end in sorted({*range(0, len(whole), len(whole) // 12 + 1), len(whole) - 1}):
+            trial.read(whole[:end])
+
+
+# What a fault looks like to the watch: without these the tests above could pass for nothing.
+
+
+@pytest.mark.parametrize(
+    ("read", "told"),
+    [
+        (lambda folder: {}["x"], "KeyError"),
+        (lambda folder: int("x"), "names no file"),
+        (lambda folder: bytes(1 << 40), "MemoryError"),
+        (lambda folder: os.system("true"), "os.system"),
+        (lambda folder: pickle.loads(b"cbuiltins\nlen\n."), "find_class"),
+        (lambda folder: exec("1"), "exec"),
+        (lambda folder: (folder.parent / "pwned").mkdir(), "os.mkdir"),
+        (lambda folder: (folder.parent / "written").write_text(""), "open"),
+        (lambda folder: [None for _ in iter(int, 1)], "still reading"),
+    ],
+)
+def test_the_watch_sees(tmp_path, monkeypatch, read, told):
+    monkeypatch.setattr("tests.faults.watching.SECONDS", 0.2)
+    folder = tmp_path / "files"
+    folder.mkdir()
+    with pytest.raises(Fault, match=told):
+        read_watched(read, folder, 64 << 20)
+
+
+def test_the_watch_lets_pass(tmp_path):
+    def names_it(folder: Path) -> None:
+        raise ValueError(f"{folder}/a: damaged")
+
+    assert read_watched(names_it, tmp_path, 64 << 20) == "ValueError"
+    assert (
+        read_watched(lambda folder: (folder / "nothing").read_bytes(), tmp_path, 64 << 20)
+        == "FileNotFoundError"
+    )
+    assert read_watched(lambda folder: (folder / "own").write_text(""), tmp_path, 64 << 20) == "value"
