@@ -30,7 +30,7 @@ from partial_fc.comm.launch import Launch, StartError
 if TYPE_CHECKING:
     from partial_fc.comm.world import World
 
-SILENT_S = 10  # a peer whose process or host says nothing for so long is lost
+SILENT_S = 8  # a peer whose process or host says nothing for so long is lost
 MOST_IN_VAIN = 5  # new worlds, one after the other, in which not one step is done
 _ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 _PLACE = (

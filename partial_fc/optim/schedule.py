@@ -4,7 +4,7 @@ A step is one update of the parameters; the first one is step 0.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Kind = Literal["constant", "step", "polynomial", "cosine"]
@@ -103,8 +103,10 @@ def continued(course: Schedule, step: int, position: int, num_samples: float, gl
     global_batch a step from now on: what is left of the samples decides how many steps are left. The decays of schedule
     'step' count updates, as ever."""
     left = max(0, math.ceil((num_samples - position) / global_batch))
-    shift = 0.0 if course.kind == "step" else position / global_batch - step
-    return Continued(course=course, total_steps=step + left, shift=shift)
+    if course.kind == "step":
+        course = replace(course, total_steps=max(course.total_steps, step + left))
+        return Continued(course=course, total_steps=step + left, shift=0.0)
+    return Continued(course=course, total_steps=step + left, shift=position / global_batch - step)
 
 
 def linear_scaling(base_lr: float, base_batch: int, global_batch: int) -> tuple[float, str]:

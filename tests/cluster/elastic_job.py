@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -47,9 +48,15 @@ class Job:
 
 @contextmanager
 def running(
-    hosts: TwoHosts, env: Mapping[str, str], root: Path, flags: list[str], slots: tuple[int, int] = (1, 1)
+    hosts: TwoHosts,
+    env: Mapping[str, str],
+    root: Path,
+    flags: list[str],
+    slots: tuple[int, int] = (1, 1),
+    rank_0: int | None = None,
 ) -> Iterator[Job]:
-    """Endless; what runs is ended at the end. slots: processes of each host."""
+    """Endless; what runs is ended at the end. horovodrun itself is on the first host. slots: processes of each host.
+    rank_0: the host that has it at the start; none: by chance."""
     root.mkdir(parents=True, exist_ok=True)
     host_file = root / "hosts"
     host_file.write_text("".join(f"{a} slots={n}\n" for a, n in zip(ADDRESSES, slots, strict=True)))
@@ -71,7 +78,7 @@ def running(
         hosts.start(
             0,
             [*launch, *JOB, *constant, "--buddy-every", str(EVERY), *flags],
-            env={**env, "HOST_FILE": str(host_file)},
+            env={**env, "HOST_FILE": str(host_file), **first(rank_0)},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -82,6 +89,21 @@ def running(
         finally:
             for host in (0, 1):
                 kill_all(hosts, host)
+
+
+def first(host: int | None) -> dict[str, str]:
+    """horovodrun numbers its hosts as they lie in a set: by the hashes of their names."""
+    if host is None:
+        return {}
+    order = "import sys; print(list(set(sys.argv[1:]))[0])"
+    for seed in map(str, range(100)):
+        env = {"PYTHONHASHSEED": seed}
+        found = subprocess.run(
+            [sys.executable, "-c", order, *ADDRESSES], env=env, capture_output=True, text=True
+        )
+        if found.stdout.strip() == ADDRESSES[host]:
+            return env
+    raise AssertionError(f"no order of {ADDRESSES} begins with host {host}")
 
 
 def notices_soon(hosts: TwoHosts) -> None:

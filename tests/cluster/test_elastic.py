@@ -18,10 +18,11 @@ def rows(root) -> list[str]:
 
 
 def test_a_host_is_lost_and_comes_back(hosts, env, tmp_path):
-    """On one host, what follows is what a run does that resumes from the checkpoint of that step."""
+    """The one with rank 0, the status board and the log. On one host, what follows is what a run does that resumes from
+    the checkpoint of that step."""
     root = tmp_path / "run"
     flags = shlex.split(f"--checkpoint-every {EVERY} --keep-checkpoints 1000 --sample-rate 0.5")
-    with running(hosts, env, root, flags) as job:
+    with running(hosts, env, root, flags, rank_0=1) as job:
         job.wait_for("step 36/")
         kill_all(hosts, 1)
         step, seconds = job.recovered()
@@ -32,6 +33,7 @@ def test_a_host_is_lost_and_comes_back(hosts, env, tmp_path):
         job.wait_for(rf"step {again + 20 - again % 4}/")
         stop(hosts, 1, job)
         printed = job.printed
+    assert "missing: rank 0" in printed
     assert "rank 0 of 1 (horovod)" in printed
     assert printed.count("rank 0 of 2 (horovod)") == 2
     trained = rows(root)
@@ -51,7 +53,7 @@ def test_a_host_is_lost_and_comes_back(hosts, env, tmp_path):
 
 def test_a_host_whose_cable_breaks_is_given_up(hosts, env, tmp_path):
     """Nothing arrives any more, and nobody is told; its processes, which still run, do not come back."""
-    with running(hosts, env, tmp_path, ["--checkpoint-every", "0"]) as job:
+    with running(hosts, env, tmp_path, ["--checkpoint-every", "0"], rank_0=0) as job:
         job.wait_for("step 24/")
         with hosts.cut():
             step, seconds = job.recovered()

@@ -1,8 +1,11 @@
+import logging
 import math
+from types import SimpleNamespace
 
 import pytest
 
-from partial_fc.optim.schedule import Schedule, linear_scaling
+from partial_fc.optim.schedule import Schedule, continued, linear_scaling
+from recipes.face_run import Start, go_on
 
 
 def test_constant():
@@ -89,3 +92,51 @@ def test_linear_scaling_shows_its_arithmetic():
     assert linear_scaling(0.1, 512, 512)[0] == 0.1
     with pytest.raises(ValueError, match="base batch 0"):
         linear_scaling(0.1, 0, 128)
+
+
+def test_a_course_goes_on_at_the_same_share_of_the_data_with_steps_of_another_size():
+    """1,000 samples, of which 400 were seen by steps of 20; then 50 a step."""
+    course = Schedule(kind="polynomial", base_lr=1.0, total_steps=20, power=1.0)  # of steps of 50
+    schedule = continued(course, step=20, position=400, num_samples=1000, global_batch=50)
+    assert schedule.total_steps == 20 + 12
+    assert schedule.lr(20) == pytest.approx(0.6)  # of a run that always had steps of 50, the 9th
+    assert schedule.lr(31) == pytest.approx(1 / 20)
+    assert schedule.lr(32) == 0.0
+    # and back again, in the midst of it
+    course = Schedule(kind="polynomial", base_lr=1.0, total_steps=50, power=1.0)
+    again = continued(course, step=22, position=510, num_samples=1000, global_batch=20)
+    assert again.total_steps == 22 + 25
+    assert again.lr(22) == pytest.approx(0.49)
+    assert again.lr(46) == pytest.approx(0.01)
+
+
+def test_decays_of_a_continued_course_count_updates():
+    course = Schedule(kind="step", base_lr=1.0, total_steps=20, decay_steps=(25,))
+    schedule = continued(course, step=20, position=400, num_samples=1000, global_batch=50)
+    assert schedule.total_steps == 32
+    assert [schedule.lr(step) for step in (20, 24, 25, 31)] == pytest.approx([1.0, 1.0, 0.1, 0.1])
+
+
+def test_nothing_is_left_of_data_that_all_have_seen():
+    course = Schedule(kind="constant", base_lr=1.0, total_steps=10)
+    assert continued(course, step=30, position=1000, num_samples=990.0, global_batch=100).total_steps == 30
+
+
+def test_a_run_of_epochs_goes_on_by_the_data_that_is_left(caplog):
+    """Data left out by a rollback was not seen; with --max-steps, and with steps as before, nothing changes."""
+    log = logging.getLogger("test")
+    course = Schedule(kind="constant", base_lr=1.0, total_steps=100)
+    epochs, updates = SimpleNamespace(epochs=2.0, max_steps=None), SimpleNamespace(epochs=2.0, max_steps=100)
+    same = Start(step=30, position=300)
+    rolled_back = Start(step=30, position=340, left_out=[(290, 330)])
+    for config, start in ((epochs, same), (epochs, rolled_back), (updates, same), (updates, rolled_back)):
+        assert go_on(config, course, start, num_samples=500, global_batch=10, logger=log) is course
+    caplog.set_level("INFO")
+    assert go_on(epochs, course, rolled_back, 500, 20, log).total_steps == 30 + 35
+    assert (
+        "300 of 1,000 images have been seen in 30 steps; with 20 a step 35 more steps remain, 65 in all"
+        in caplog.text
+    )
+    assert go_on(updates, course, rolled_back, 500, 20, log) is course
+    with pytest.raises(ValueError, match="step 101, beyond this run's 100"):
+        go_on(updates, course, Start(step=101, position=1), 500, 20, log)

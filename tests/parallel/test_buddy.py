@@ -1,0 +1,65 @@
+"""Commits over real collectives; one rank then has forgotten all, as a new process has. (Worlds of other sizes:
+tests/unit/test_buddy.py.)"""
+
+import pytest
+import torch
+
+from partial_fc import checkpoint
+from partial_fc.checkpoint.buddy import Buddy, Memory
+from partial_fc.checkpoint.recover import recover
+from partial_fc.head import CosFace, PartialFC
+
+C, D = 1000, 16
+
+
+def head_of(world, seed: int) -> PartialFC:
+    return PartialFC(C, D, CosFace(), sample_rate=0.2, world=world, seed=seed)
+
+
+def step(head, world) -> None:
+    made = torch.Generator().manual_seed(100 * head.num_steps + world.rank)
+    feat_BD = torch.randn(4, D, generator=made).requires_grad_()
+    head(feat_BD, torch.randint(0, C, (4,), generator=made)).backward()
+    head.step(0.1)
+
+
+def test_a_rank_that_has_forgotten_all_gets_it_from_the_others(world, tmp_path):
+    if world.size == 1:
+        pytest.skip("needs two ranks")
+    head, memory = head_of(world, seed=0), Memory()
+    step(head, world)
+    own = {"exchange/residual/w": torch.full((3,), 0.1 + world.rank), "buffer/n": torch.tensor(world.rank)}
+    taken = checkpoint.take(
+        1, {"w": torch.arange(4.0)}, {"m/w": torch.ones(4).bfloat16()}, own, head, {"position": 8}
+    )
+    buddy = Buddy(memory, world, every=6)
+    buddy.check_memory(head)
+    buddy.begin(taken)
+    steps = 0
+    while buddy.under_way:
+        buddy.start_step()
+        step(head, world)
+        buddy.end_step()
+        steps += 1
+    assert steps >= 2
+    if world.rank == world.size - 1:
+        memory = Memory()
+
+    recovered = recover(memory, world, tmp_path)
+    assert recovered is not None
+    assert recovered.manifest["position"] == 8
+    assert torch.equal(recovered.backbone()["w"], torch.arange(4.0))
+    momentum = recovered.optimizer()["m/w"]
+    assert momentum.dtype == torch.bfloat16
+    assert momentum.tolist() == [1.0] * 4
+    assert torch.equal(recovered.exchange(world)["residual/w"], torch.full((3,), 0.1 + world.rank))
+    assert recovered.buffers(world)["n"].item() == world.rank
+    again = head_of(world, seed=5)
+    assert recovered.load_head(again) == []
+    assert again.num_steps == 1
+    rows = again.row_state()
+    for part in taken.parts:
+        at_M = part.rows.get("class", torch.arange(part.start, part.stop)) - again.shard.start
+        for name in rows:
+            assert torch.equal(rows[name][at_M], part.rows[name])
+    assert int(again.made_classes().sum()) == sum(len(part.rows["centres"]) for part in taken.parts)

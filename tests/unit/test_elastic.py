@@ -1,0 +1,195 @@
+"""How processes find their places under horovodrun's elastic driver, of which a small double stands here."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from partial_fc.comm import elastic
+from partial_fc.comm.elastic import HostsChanged, Member, Removed
+from partial_fc.comm.elastic_store import Store, request
+from partial_fc.comm.launch import StartError
+
+
+class Driver(ThreadingHTTPServer):
+    """Keeps what is put, and answers the question for a place with `places` (by host), once it is `open`."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.kept: dict[str, bytes] = {}
+        self.places: dict[str, str] = {}
+        self.open = threading.Event()
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    def new_world(self, **places: str) -> None:
+        self.kept.clear()
+        self.places = places
+        self.open.set()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Driver
+
+    def do_GET(self):
+        _, scope, key = self.path.split("/")
+        if scope == "rank_and_size":
+            self.server.open.wait(20)
+            return self.answer(self.server.places[key.partition(":")[0]].encode())
+        return self.answer(self.server.kept.get(self.path))
+
+    def do_PUT(self):
+        self.server.kept[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(b"")
+
+    def answer(self, body: bytes | None) -> None:
+        self.send_response(404 if body is None else 200)
+        self.send_header("Content-Length", str(len(body or b"")))
+        self.end_headers()
+        self.wfile.write(body or b"")
+
+    def log_message(self, format, *args):
+        pass
+
+
+@pytest.fixture
+def driver():
+    made = Driver()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+@pytest.fixture(autouse=True)
+def _place(monkeypatch):
+    """`meet` writes these for Horovod's C++."""
+    for name in elastic._PLACE:
+        monkeypatch.setenv(name, "0")
+
+
+def member(driver, host: str, *place: int) -> Member:
+    return Member(host, 0, *driver.server_address, place, Store(*driver.server_address))
+
+
+def meet_all(*members: Member, timeout_s: float = 10.0) -> None:
+    with ThreadPoolExecutor(len(members)) as pool:
+        for done in [pool.submit(m.meet, timeout_s) for m in members]:
+            done.result()
+
+
+def test_nobody_goes_in_before_all_are_there(driver):
+    first, second = member(driver, "a", 0, 2, 0, 1, 0, 2), member(driver, "b", 1, 2, 0, 1, 1, 2)
+    went_in = []
+    waiting = threading.Thread(target=lambda: went_in.append(first.meet(20)))
+    waiting.start()
+    time.sleep(0.3)
+    assert not went_in
+    second.meet(20)
+    waiting.join(20)
+    assert went_in == [None]
+    assert (second.launch.rank, second.launch.size) == (1, 2)
+
+
+def test_those_that_are_left_meet_in_a_new_world(driver):
+    first, second, third = (member(driver, host, rank, 3, 0, 1, rank, 3) for rank, host in enumerate("abc"))
+    meet_all(first, second, third)
+    second.hosts_changed.set()  # told before it asks: the answer knows of it
+    threading.Timer(0.2, lambda: driver.new_world(b="0,2,0,1,0,2", c="1,2,0,1,1,2")).start()
+    meet_all(second, third)
+    assert (second.launch.rank, third.launch.rank, third.launch.size) == (0, 1, 2)
+    assert not second.hosts_changed.is_set()
+    # What Horovod's own code is answered, without asking the driver again; all else goes on to the driver.
+    port = third.store.server_port
+    driver.open.clear()
+    assert request("127.0.0.1", port, "GET", "/rank_and_size/c:0", None) == (200, b"1,2,0,1,1,2")
+    request("127.0.0.1", port, "PUT", "/global/1", b"x")
+    assert driver.kept["/global/1"] == b"x"
+    assert request("127.0.0.1", port, "GET", "/global/2", None)[0] == 404
+
+
+def test_who_does_not_come_is_asked_about(driver):
+    """The first waits for the second in vain, and the driver then has one place only."""
+    first = member(driver, "a", 0, 2, 0, 1, 0, 2)
+    threading.Timer(0.6, lambda: driver.new_world(a="0,1,0,1,0,1")).start()
+    first.meet(0.2)
+    assert first.launch.size == 1
+
+
+def test_who_comes_too_late_does_not_go_in_alone(driver):
+    first = member(driver, "a", 0, 2, 0, 1, 0, 2)
+    assert not first._call_the_roll(0.1)
+    late = member(driver, "b", 1, 2, 0, 1, 1, 2)
+    assert not late._call_the_roll(-1.9)
+    assert driver.kept["/roll_call/0"].startswith(first.name)  # still known as one of this world
+
+
+def test_a_process_without_a_place_is_removed(driver):
+    only = member(driver, "a", 0, 1, 0, 1, 0, 1)
+    only.meet(5)
+    driver.places = {"a": "-1,-1,-1,-1,-1,-1"}
+    driver.open.set()
+    with pytest.raises(Removed, match="not part of the job"):
+        only.meet(5)
+
+
+def test_a_process_that_was_given_up_does_not_ask_for_the_place_of_its_successor(driver):
+    old = member(driver, "a", 0, 1, 0, 1, 0, 1)
+    old.meet(5)
+    driver.new_world(a="0,1,0,1,0,1")  # without having been asked by it
+    member(driver, "a", 0, 1, 0, 1, 0, 1).meet(5)
+    with pytest.raises(Removed, match="gone on without this process"):
+        old.meet(5)
+
+
+def test_a_driver_that_is_gone_is_an_error_with_what_to_do(driver):
+    only = member(driver, "a", 0, 1, 0, 1, 0, 1)
+    only.meet(5)
+    driver.shutdown()
+    driver.server_close()
+    with pytest.raises(StartError, match="newest checkpoint"):
+        only.meet(5)
+
+
+def test_run_goes_on_until_training_is_done(driver, monkeypatch):
+    only = member(driver, "a", 0, 1, 0, 1, 0, 1)
+    monkeypatch.setattr(elastic, "_member", only)
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    left = []
+    monkeypatch.setattr(only, "leave", lambda why: left.append(why))
+    tries = iter([HostsChanged("one has come"), None])
+
+    def train() -> str:
+        error = next(tries)
+        if error is not None:
+            raise error
+        return "done"
+
+    assert elastic.run(train) == "done"
+    assert left == ["one has come"]
+
+
+def test_a_world_that_never_works_is_given_up(driver, monkeypatch):
+    """What fails in each new world is no lost rank."""
+    from partial_fc.comm import CollectiveError
+
+    only = member(driver, "a", 0, 1, 0, 1, 0, 1)
+    monkeypatch.setattr(elastic, "_member", only)
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    left = []
+    monkeypatch.setattr(only, "leave", lambda why: left.append(why))
+
+    def train() -> None:
+        raise CollectiveError("collective t/x failed on rank 0: tensors of two shapes")
+
+    with pytest.raises(CollectiveError, match="two shapes"):
+        elastic.run(train)
+    assert left == ["a rank was lost (collective t/x failed on rank 0)"] * elastic.MOST_IN_VAIN
+
+
+def test_without_elastic_mode_training_runs_once(monkeypatch):
+    monkeypatch.delenv("HOROVOD_ELASTIC", raising=False)
+    with pytest.raises(HostsChanged):
+        elastic.run(lambda: (_ for _ in ()).throw(HostsChanged("x")))
