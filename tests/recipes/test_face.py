@@ -207,7 +207,7 @@ def test_a_million_classes_without_data(tmp_path):
         ("--dataset glyphs --rec GLYPHS --loss arcface", "add --margins None"),
         ("--dataset 100w --num-classes 3 --image-size 4", "image size 4 is too small"),
         ("--dataset glyphs --rec GLYPHS --val-targets lfw", "lfw.bin"),
-        ("--dataset glyphs --rec GLYPHS --val-targets --num-classes 79", "label 79"),
+        ("--dataset glyphs --rec GLYPHS --val-targets --num-classes 79", "names 80 classes"),
     ],
 )
 def test_mistakes_are_named_without_a_trace(glyphs, tmp_path, flags, message):
