@@ -169,7 +169,9 @@ def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] |
     ranks: each host may have a copy of its own."""
     label_N = None
     if mode == "quick" and _labels_are_cheap(source):
-        source.will_need(range(len(source)))  # a disk then reads them together, and training has them in memory
+        source.will_need(
+            range(len(source))
+        )  # a disk then reads them together, and training has them in memory
         with suppress(BadRecord):  # the loader will name that record, and replace it
             label_N = np.ascontiguousarray(source.labels())
     digest = -1 if label_N is None else zlib.crc32(label_N.tobytes())
