@@ -178,7 +178,7 @@ def test_run_with_a_bad_host_file(mpirun, content, message):
     assert str(hosts) in done.stderr
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "hosts").iterdir()))
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "hosts").iterdir() if not path.suffix))
 def test_host_files_suit_horovodrun_too(name):
     """Its reader takes the first word of every line and what follows "=", also of comments and empty lines."""
     for line in (ROOT / "hosts" / name).read_text().splitlines():
