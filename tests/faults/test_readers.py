@@ -44,7 +44,7 @@ def test_changed_files(trials, name):
         outcomes.add(trial.read(mutate(seed, random, trial.reader.words, trial.reader.inside)))
 
     any_change()
-    assert len(outcomes) > 1  # values and errors: the changes are neither harmless nor all too crude
+    assert outcomes - {"value"}  # the changes are not harmless; that unchanged files are read, Trial has seen
 
 
 @pytest.mark.parametrize("name", READERS)
