@@ -18,6 +18,10 @@ RUNS = {  # name -> faults, flags
     "skip": ("nan@9 nan@10", "--on-nan skip --max-skips 2"),
     "too many skips": ("nan@9 nan@10 nan@11", "--on-nan skip --max-skips 2"),
     "rollback": ("nan@9", "--on-nan rollback --sample-rate 0.5"),
+    "rollback of files": (
+        "nan@9",
+        "--on-nan rollback --sample-rate 0.5 --centre-place disk --centre-path ROWS",
+    ),
     "too many rollbacks": ("nan@9,9", "--on-nan rollback --max-rollbacks 2"),
     "nowhere to go back to": ("nan@3", "--on-nan rollback"),
     "desync": ("bit@6", "--desync-every 4"),
@@ -33,6 +37,7 @@ def runs(glyphs, tmp_path_factory):
     words = []
     for name, (faults, flags) in RUNS.items():
         given = ["--models-root", str(roots[name]), "--dataset", "glyphs", "--rec", str(glyphs)]
+        flags = flags.replace("ROWS", str(root / "rows"))
         words.append(f"{faults} | {shlex.join([*given, *SMALL, *shlex.split(FLAGS), *shlex.split(flags)])}")
     printed = run([*LAUNCHERS["torchrun"], sys.executable, "-m", "tests.recipes.faulty", *words])
     ended = [
@@ -100,6 +105,10 @@ def test_rollback_goes_on_from_the_checkpoint_with_the_data_after_the_bad_batch(
         assert path.read_bytes() == (by_hand / "checkpoints/step-00000014" / path.name).read_bytes(), (
             path.name
         )
+
+
+def test_centres_in_files_go_back_like_others(runs):
+    assert rows(runs["rollback of files"][0]) == rows(runs["rollback"][0])
 
 
 def change_position(folder: Path, position: int) -> None:

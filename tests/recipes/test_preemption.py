@@ -1,5 +1,5 @@
 """SIGTERM and SIGUSR1 in real launches: the step is finished, a checkpoint written, all processes leave; started again,
-the run goes on as if nothing had been. All launches at once, as they mostly wait."""
+the run goes on as if nothing had been."""
 
 import re
 import shlex
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -58,39 +59,36 @@ def stopped(glyphs, tmp_path_factory):
     digits = tmp_path_factory.mktemp("digits")
     write_digits(DigitsOptions(out=digits))
     roots = {name: tmp_path_factory.mktemp("stopped") for name in LAUNCHES}
-    started = {
-        name: subprocess.Popen(
+    with ThreadPoolExecutor(2) as pool:
+        ended = {name: pool.submit(stop, name, root, glyphs, digits) for name, root in roots.items()}
+    return {name: (roots[name], *future.result()) for name, future in ended.items()}
+
+
+def stop(name: str, root: Path, glyphs: Path, digits: Path) -> tuple[int, str]:
+    """A launch that gets its signal once it trains."""
+    _, number, whom, _ = LAUNCHES[name]
+    with (root / "output").open("w") as output:
+        process = subprocess.Popen(
             command(name, root, glyphs, digits),
             cwd=ROOT,
             env={**environment(), "OMPI_MCA_mpi_yield_when_idle": "1"},
             stdin=subprocess.DEVNULL,
-            stdout=(root / "output").open("w"),
+            stdout=output,
             stderr=subprocess.STDOUT,
         )
-        for name, root in roots.items()
-    }
-    outcomes = {}
     try:
-        waiting, deadline = dict(started), time.monotonic() + 170
-        while waiting:  # each as soon as it trains: those that train on take the others' time
-            for name in [name for name in waiting if trains(roots[name])]:
-                _, number, whom, _ = LAUNCHES[name]
-                process = waiting.pop(name)
-                psutil.Process(process.pid if whom == "launcher" else a_rank_of(process.pid)).send_signal(
-                    number
-                )
-            for name, process in waiting.items():
-                said = (roots[name] / "output").read_text()
-                assert process.poll() is None, said
-                assert time.monotonic() < deadline, said
+        deadline = time.monotonic() + 250
+        while not trains(root):
+            said = (root / "output").read_text()
+            assert process.poll() is None, said
+            assert time.monotonic() < deadline, said
             time.sleep(0.1)
-        for name, process in started.items():
-            status = process.wait(timeout=170)
-            outcomes[name] = roots[name], status, (roots[name] / "output").read_text()
+        target = process.pid if whom == "launcher" else a_rank_of(process.pid)
+        psutil.Process(target).send_signal(number)
+        status = process.wait(timeout=250)
     finally:
-        for process in started.values():
-            kill_all(process)
-    return outcomes
+        kill_all(process)
+    return status, (root / "output").read_text()
 
 
 def trains(root: Path) -> bool:
