@@ -12,7 +12,7 @@ import torch
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.tools import classes
-from partial_fc.checkpoint.tools.classes import AddOptions, MatchOptions
+from partial_fc.checkpoint.tools.class_flags import AddOptions, MatchOptions
 from recipes import face
 from tests.recipes.conftest import SMALL
 

@@ -1,5 +1,6 @@
 """`partial-fc checkpoint classes`: who stays, stays bit for bit; who is new, starts where its images lie."""
 
+import dataclasses
 from pathlib import Path
 
 import cv2
@@ -11,7 +12,7 @@ from torch.nn.functional import normalize
 from partial_fc import checkpoint, models
 from partial_fc.checkpoint.class_names import check_class_names
 from partial_fc.checkpoint.tools import classes
-from partial_fc.checkpoint.tools.classes import (
+from partial_fc.checkpoint.tools.class_flags import (
     AddOptions,
     ListOptions,
     MatchOptions,
@@ -171,6 +172,20 @@ def test_classes_that_become_one_share_a_direction(tmp_path):
     torch.testing.assert_close(after["centres"], expected_D, rtol=1e-5, atol=1e-6)
     assert torch.equal(after["momentum"], rows["momentum"][4])
     assert torch.equal(after["touched"], rows["touched"][4])
+
+
+def test_directions_count_by_images(tmp_path):
+    rows = whole(saved(tmp_path / "a", 2))
+    options = MergeClassesOptions(tmp_path / "a", "eve", tmp_path / "b", ("kim", "bob"), images=(1, 5, 3))
+    classes.merge_classes(options)
+    parts = normalize(rows["centres"][[4, 10, 1]]) * torch.tensor([[1.0], [5.0], [3.0]])
+    expected_D = normalize(parts.sum(dim=0), dim=0) * rows["centres"][4].norm()
+    torch.testing.assert_close(
+        rows_by_name(tmp_path / "b", 2)["eve"]["centres"], expected_D, rtol=1e-5, atol=1e-6
+    )
+    for wrong in ((1, 5), (1, 5, 0), (1, 5, float("nan"))):
+        with pytest.raises(ValueError, match="expected a number above 0 for each of eve, kim, bob"):
+            classes.merge_classes(dataclasses.replace(options, out=tmp_path / "c", images=wrong))
 
 
 def test_training_goes_on_with_dense_catch_up(tmp_path):

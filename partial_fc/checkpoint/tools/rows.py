@@ -162,10 +162,17 @@ class StoredRows:
         for number in file_M.unique().tolist():
             file = self.files[number]
             at_K = (file_M == number).nonzero().squeeze(1)
-            place_K = file.places(class_M[at_K])
+            at, place = _range(at_K), _range(file.places(class_M[at_K]))
             for name, rows in taken.items():
-                rows.index_copy_(0, at_K, file.tensors[name].index_select(0, place_K))
+                rows[at] = file.tensors[name][place]
         return taken
+
+
+def _range(index_K: Tensor) -> Tensor | slice:
+    """The same numbers as a slice, where they are consecutive: what is taken by a slice is not copied on the way."""
+    first, count = int(index_K[0]), len(index_K)
+    consecutive = int(index_K[-1]) - first == count - 1 and bool((index_K[1:] > index_K[:-1]).all())
+    return slice(first, first + count) if consecutive else index_K
 
 
 def gaps(files: list[PartFile], num_classes: int) -> Iterator[str]:
