@@ -16,6 +16,7 @@ is what is left. With one host the buddy is the next rank, and the copy survives
 import logging
 import math
 import socket
+import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -85,7 +86,9 @@ class Buddy:
         self._one_host = len(set(host_W)) == 1
         self._commit: Commit | None = None  # under way
         self._began = False  # any commit, in this world
-        self._told = False
+        self._num_told = 0
+        self._paused_s = self._waited_s = 0.0  # of the commit under way: for its snapshot, for its pieces
+        self._num_steps = 0
         self._outgoing = Stream([])
         self._incoming: dict[int, tuple[Snapshot, Stream]] = {}
         self._left_W: list[int] = []  # bytes that each rank has still to send
@@ -118,8 +121,9 @@ class Buddy:
                 "lost host then costs the steps since the last checkpoint"
             )
 
-    def begin(self, snapshot: Snapshot) -> None:
-        """Starts to send; snapshot is a copy. A collective."""
+    def begin(self, snapshot: Snapshot, took_s: float = 0.0) -> None:
+        """Starts to send; snapshot is a copy, which took so long to make. A collective."""
+        began = time.perf_counter()
         assert snapshot.is_copy
         assert not self.under_way
         self._began = True
@@ -136,7 +140,10 @@ class Buddy:
         num_pieces = max(1, min(max(1, self._every // 2), math.ceil(max(size_W) / _SMALL_BYTES)))
         self._left_W = size_W
         self._piece_W = [min(PIECE_BYTES, math.ceil(size / num_pieces)) for size in size_W]
-        self._tell(snapshot)
+        self._paused_s, self._waited_s = took_s + time.perf_counter() - began, 0.0
+        self._num_steps = 0
+        if not self._num_told:
+            self._tell_what_is_kept()
 
     def start_step(self) -> None:
         """Sends a piece, if there is any left."""
@@ -158,6 +165,7 @@ class Buddy:
         if self._pending is None:
             self._is_whole(self._commit)
             return
+        began = time.perf_counter()
         pieces = self._pending.wait().split(self._coming)
         self._pending = None
         for other, (_, stream) in self._incoming.items():
@@ -165,6 +173,8 @@ class Buddy:
         if not any(self._left_W):
             for other, (share, _) in self._incoming.items():
                 self._commit.shares[other] = share
+        self._waited_s += time.perf_counter() - began
+        self._num_steps += 1
 
     def finish(self) -> None:
         """Returns when the commit under way is whole. A collective."""
@@ -187,19 +197,21 @@ class Buddy:
         self._commit = None
         self._incoming = {}
         self._outgoing = Stream([])
+        if self._num_told < 3:  # the first one of a world, and the first ones of its usual size
+            self._num_told += 1
+            kept = [num_bytes(share) for rank, share in commit.shares.items() if rank != commit.own.rank]
+            _log.info(
+                f"the commit of step {commit.step} is whole: {commit.own.num_bytes / 1e6:.1f} MB here, of which "
+                f"{num_bytes(commit.own) / 1e6:.1f} MB have gone to the buddy, and {sum(kept) / 1e6:.1f} MB kept for "
+                f"others. Its snapshot paused training for {self._paused_s:.3f} s, its copies, on their way in "
+                f"{self._num_steps} steps, for {self._waited_s:.3f} s"
+            )
 
-    def _tell(self, snapshot: Snapshot) -> None:
-        if self._told:
-            return
-        self._told = True
-        kept = sum(stream.num_bytes for _, stream in self._incoming.values())
+    def _tell_what_is_kept(self) -> None:
         survives = "the loss of a process, not of the host" if self._one_host else "the loss of a host"
         if self._world.size == 1:
             survives = "a change of hosts; nothing else, as there is no other rank"
-        mine, each = num_bytes(snapshot) / 1e6, self._piece_W[self._world.rank] / 1e6
         _log.info(
-            f"commits every {self._every} steps survive {survives}: this rank's own take "
-            f"{snapshot.num_bytes / 1e6:.1f} MB, of which {mine:.1f} MB go to rank {self._buddy_W[snapshot.rank]}, "
-            f"{each:.2f} MB a step; it keeps {kept / 1e6:.1f} MB for ranks "
-            f"{', '.join(map(str, self._keeps)) or 'none'}; twice that while a commit is under way"
+            f"commits every {self._every} steps survive {survives}. This rank's buddy is rank "
+            f"{self._buddy_W[self._world.rank]}; it keeps copies for ranks {', '.join(map(str, self._keeps)) or 'none'}"
         )

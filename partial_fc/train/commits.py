@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import time
 from collections.abc import Callable
 
 from partial_fc.checkpoint import Snapshot
@@ -43,7 +44,7 @@ class Commits:
                 )
         if self._buddy:
             self._buddy.check_memory(head)
-            self._buddy.begin(take())
+            self._begin(take)
 
     def start_step(self) -> None:
         """Where a step begins."""
@@ -57,7 +58,13 @@ class Commits:
         if self._buddy:
             self._buddy.end_step()
             if self._buddy.due(step):
-                self._buddy.begin(take())
+                self._begin(take)
+
+    def _begin(self, take: Callable[[], Snapshot]) -> None:
+        assert self._buddy is not None
+        began = time.perf_counter()
+        snapshot = take()
+        self._buddy.begin(snapshot, time.perf_counter() - began)
 
     def go_back(self, take: Callable[[], Snapshot]) -> None:
         """Inside a step: the run has gone back to a checkpoint; commits after that are of no use. A collective."""
@@ -68,7 +75,7 @@ class Commits:
         """Raises elastic.HostsChanged, with nothing lost. A collective."""
         if self._buddy:
             self._buddy.finish()
-            self._buddy.begin(take())
+            self._begin(take)
             self._buddy.finish()
         else:
             save()
