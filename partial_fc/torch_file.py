@@ -7,6 +7,7 @@ the time before torch 1.6 may make torch ask for more memory than they have byte
 
 import io
 import mmap
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 _ZIP = b"PK\x03\x04"
+_BOLD = re.compile(r"\x1b\[\d*m")  # in messages of torch
 
 
 def load(path: str | Path) -> Any:
@@ -32,7 +34,8 @@ def load(path: str | Path) -> Any:
         except OSError:
             raise
         except Exception as error:  # damaged files make torch's unpickler raise nearly anything
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+            words = _BOLD.sub("", str(error)).strip() or type(error).__name__
+            reason = words.splitlines()[0][:300]
             raise ValueError(
                 f"{path} cannot be read as tensors and plain values: {reason} (save state dicts, not whole models)"
             ) from error
