@@ -1,5 +1,5 @@
 # Each target is a line or two that could be typed by hand.
-.PHONY: help setup demo test lint bench test-gpu bench-gpu clean
+.PHONY: help setup demo test torture lint bench test-gpu bench-gpu clean
 help:   ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:[^#]*##/\t/'
 
@@ -11,6 +11,9 @@ demo: setup  ## build the demo data, train on it with two processes, show what w
 
 test: setup  ## all tests: one process, then horovodrun with 2 and 3 (Gloo, MPI), torchrun, then the recipes
 	@bash scripts/test.sh
+
+torture: setup  ## for hours: fuzzing of every reader, 50 kills, full disks, lost packets; `scripts/torture.sh bin` one reader
+	@bash scripts/torture.sh
 
 lint: setup  ## ruff and mypy
 	.venv/bin/ruff check .

@@ -96,6 +96,21 @@ class TwoHosts:
         finally:
             self.limit(None)
 
+    @contextmanager
+    def lossy(self, rate: str = "200mbit") -> Iterator[None]:
+        """Of more than two or three packets in a row the others are lost, each way, as in a switch without buffers:
+        about four of ten in a training. (The kernel's netem, which loses at random, is not everywhere.)"""
+        self._queue(["tbf", "rate", rate, "burst", "4kb", "limit", "5kb"])
+        try:
+            yield
+        finally:
+            self.limit(None)
+
+    def lost_packets(self, host: int) -> int:
+        """Of those that this host sent since the cable last got other properties."""
+        shown = _checked([*_entered(self.pids[host]), "tc", "-s", "qdisc", "show", "dev", "eth0"])
+        return int(shown.partition("(dropped ")[2].partition(",")[0])
+
     def _queue(self, discipline: list[str]) -> None:
         for pid in self.pids:
             _checked([*_entered(pid), "tc", "qdisc", "replace", "dev", "eth0", "root", *discipline])

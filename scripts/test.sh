@@ -46,6 +46,7 @@ stage "Triton, one process" run "${triton[@]}"
 stage "Triton, horovodrun Gloo, 2 ranks" run horovodrun -np 2 -H localhost:2 --gloo "${triton[@]}"
 stage "Triton, horovodrun Gloo, 3 ranks" run horovodrun -np 3 -H localhost:3 --gloo "${triton[@]}"
 stage "recipes" python -m pytest tests/recipes -n 2 --dist loadfile "$@"
+stage "faults" python -m pytest tests/faults -rs "$@"
 stage "cluster, two hosts" python -m pytest tests/cluster -rs "$@" # -rs: why, where it is skipped
 
 if [ ${#failed[@]} -gt 0 ]; then

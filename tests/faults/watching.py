@@ -188,8 +188,8 @@ def _is_forbidden(event: str, args: tuple[Any, ...]) -> bool:
     match event:
         case "exec" | "marshal.loads":
             return not _importing()
-        case "import":  # a module of a library that is not in use at all
-            return args[0].partition(".")[0] not in sys.modules
+        case "import":  # neither Python's own, as codecs are, nor of a library that is in use
+            return args[0].partition(".")[0] not in {*sys.modules, *sys.stdlib_module_names}
         case "open" if not (isinstance(args[2], int) and args[2] & _WRITES):
             return False
     if event in _CHANGES_FILES or event == "open":

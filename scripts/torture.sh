@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# What tests/faults does in minutes, for hours: 100,000 inputs for every reader of files, guided by coverage, then 50 kills
+# of a training, full disks and lost packets. Names of readers as arguments: only those are fuzzed, and nothing else is
+# done. INPUTS, ROUNDS and SEED in the environment say how much, and which. What is found lies in build/fuzz/READER/found.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+inputs=${INPUTS:-100000} rounds=${ROUNDS:-50} seed=${SEED:-1}
+
+failed=()
+check() {
+    local name=$1
+    shift
+    "$@" || failed+=("$name: status $?")
+}
+
+if ! python -c "import atheris" 2>/dev/null; then
+    python -m pip install --quiet -c constraints.txt atheris || exit 1 # the extra "torture" of setup.cfg
+fi
+readers=("$@")
+if [ $# = 0 ]; then
+    mapfile -t readers < <(python -c "from tests.faults.readers import READERS; print(*READERS, sep='\n')")
+fi
+for reader in "${readers[@]}"; do
+    check "fuzz $reader" timeout 3600 python -m tests.faults.fuzz "$reader" --inputs "$inputs" --seed "$seed"
+done
+if [ $# = 0 ]; then
+    folder=$(mktemp -d)
+    trap 'rm -rf "$folder"' EXIT
+    check "kills" timeout 7200 python -m tests.faults.kills "$folder/kills" --rounds "$rounds" --seed "$seed"
+    check "disks" timeout 600 python -m tests.faults.disks "$folder/disks"
+    check "network" timeout 600 python -m pytest tests/faults/test_network.py
+    # A host that dies and one that comes: the scenarios of elastic runs.
+    check "hosts" timeout 1200 python -m pytest tests/cluster/test_elastic.py
+fi
+if [ ${#failed[@]} -gt 0 ]; then
+    printf 'FAILED: %s\n' "${failed[@]}"
+    exit 1
+fi
+echo "nothing was found"

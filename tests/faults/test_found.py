@@ -1,0 +1,153 @@
+"""Files that once crashed a reader, hung it, filled the memory, or gave an error without a name; now it has words."""
+
+import gzip
+import io
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from partial_fc.data.decode import fit
+from partial_fc.data.recordio import MAGIC, RecordReader, pack, write_index
+from partial_fc.data.sample import BadRecord
+from tests.faults.data_readers import record_files
+from tests.faults.foreign_readers import CONFIG, model
+from tests.faults.readers import READERS
+from tests.faults.watching import read_watched
+
+
+def frame(content: bytes, part: int = 0) -> bytes:
+    return struct.pack("<II", MAGIC, part << 29 | len(content)) + content + bytes(-len(content) % 4)
+
+
+def bmp(width: int, height: int) -> bytes:
+    sizes = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
+    return b"BM" + struct.pack("<IHHI", 54, 0, 0, 54) + sizes + bytes(64)
+
+
+def saved(value: object) -> bytes:
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
+
+
+def record_zero(first: float, stop: float) -> bytes:
+    """InsightFace's layout with another record 0."""
+    return frame(pack([first, stop], b"")) + record_files()[1]["train.rec"][40:]
+
+
+def apex_with(**parts: object) -> bytes:
+    optimizer = torch.optim.SGD(model().parameters(), lr=0.1).state_dict()
+    amp = {"loss_scaler0": {"loss_scale": 1.0, "unskipped": 0}}
+    return saved({"model": model().state_dict(), "optimizer": optimizer, "amp": amp, **parts})
+
+
+UNFOLDED = {**model().state_dict(), "0.weight": torch.zeros(1, dtype=torch.float16).expand(1 << 20, 1 << 20)}
+NO_PARAMS = {"state": {}, "param_groups": [{"lr": 0.1}]}
+ASSIGNED = b"config = edict()\n"
+
+FOUND: dict[str, tuple[str, Callable[[], bytes], str]] = {
+    # name: (reader, content of its file, what it says now)
+    "bin: a size of 4 GB": ("bin", lambda: b"\x8e" + b"\xff" * 4 + bytes(4) + b".", "4294967295 bytes are announced"),
+    "bin: a frame of 2^63": ("bin", lambda: b"\x95" + b"\xff" * 8 + b"N.", "got a NoneType"),
+    "bin: an array of 2 GB": ("bin", lambda: b"cnumpy\nndarray\nJ\xff\xff\xff\x7f\x85\x85R.", "ndarray with arguments"),
+    "bin: bytes(2 GB)": ("bin", lambda: b"cbuiltins\nbytes\nJ\xff\xff\xff\x7f\x85R.", "bytes with arguments"),
+    # With other values NumPy's own function for this read and wrote where it should not: a segmentation fault.
+    "bin: a dtype's state": (
+        "bin",
+        lambda: b"cnumpy\ndtype\n(X\x02\x00\x00\x00b1I00\nI01\ntR(K\x03NNNNK\x01K\x01K\x00tb.",
+        "dtype whose state",
+    ),
+    "bin: a list in itself": ("bin", lambda: b"]q\x00(h\x00h\x00e]h\x00a\x86.", r"issame holds \[list\]"),
+    "rec: identities from 1e30 on": ("rec", lambda: record_zero(1e30, 6.0), "records start at 1000000015"),
+    "rec: identities from nan on": ("rec", lambda: record_zero(float("nan"), 6.0), "key "),
+    "rec: an offset that wraps around": (
+        "rec-idx", lambda: b"0\t0\n1\t9223372036854775804\n", "key 1 has offset 9223372036854775804",
+    ),
+    "rec: property of no text": ("rec-property", lambda: b"\xff\xfe2,8,8", "expected `num_classes"),
+    "rec: property below 1": ("rec-property", lambda: b"-2,8,8", "expected `num_classes"),
+    "list: no UTF-8": ("list", lambda: b"\xff.png 0\n", "not found"),
+    "list: a label beyond int64": ("list", lambda: b"a.png 1e30\n", "line 1: expected"),
+    "list: a name with 0": ("list", lambda: b"a\x00.png 1\n", "line 1: expected"),
+    "pairs: no UTF-8": ("pair-list", lambda: b"\xff.png a 2\n", "line 1: expected"),
+    "image: 1.6 gigapixels": ("image", lambda: bmp(40000, 40000), "at most 67108864 pixels"),
+    "image: another format": ("image", lambda: b"#?RADIANCE\n", "expected JPEG, PNG, BMP, WebP"),
+    "idx: none of 2^64 pixels": (
+        "idx-images", lambda: struct.pack(">IIII", 0x803, 0, 2**32 - 1, 2**32 - 1), "0 x 4294967295 x 4294967295",
+    ),
+    "idx: 200 MB in 200 kB": (
+        "idx-images",
+        lambda: gzip.compress(struct.pack(">IIII", 0x803, 1, 2, 2) + bytes(200 << 20)),
+        "at least 5 follow",
+    ),
+    "config: powers of powers": ("config", lambda: CONFIG + b"config.lr = ((10**64)**64)**64\n", "a number above"),
+    "config: 5,000 signs": ("config", lambda: CONFIG + b"config.lr = " + b"-" * 5000 + b"1\n", "not readable"),
+    "config: a coding of no text": ("config", lambda: b"# coding: rot13\n" + CONFIG, "not a text encoding"),
+    "apex: a tensor of one number": ("apex", lambda: apex_with(model=UNFOLDED), "repeats few stored numbers"),
+    "apex: groups without parameters": ("apex", lambda: apex_with(optimizer=NO_PARAMS), "no torch state dict"),
+    "apex: a bytearray": ("apex", lambda: apex_with(more=bytearray(3)), "bytearray"),
+    "names: no UTF-8": ("class-names", lambda: b"\xff\n", "names"),
+    "marker: no UTF-8": ("marker", lambda: b"\xff", "COMPLETE says"),
+    "manifest: no head": ("manifest", lambda: b'{"format": 3, "step": 3, "world_size": 1}', "or of a run without"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_it_has_its_words(tmp_path, name):
+    reader_name, content, words = FOUND[name]
+    reader = READERS[reader_name]
+    files = next(
+        files for files in reader.seeds()[:: -1 if reader_name == "rec" else 1] if reader.changed in files
+    )
+    if reader_name == "rec":
+        files = record_files()[1]
+    for file, data in {**files, reader.changed: content()}.items():
+        (tmp_path / file).write_bytes(data)
+
+    def read(folder) -> None:
+        with pytest.raises((ValueError, OSError), match=words) as raised:
+            reader.read(folder)
+        raise raised.value
+
+    assert read_watched(read, tmp_path, reader.more_bytes) in ("ValueError", "BadRecord")
+
+
+def test_a_label_that_its_record_does_not_hold(tmp_path):
+    """A record of 8 bytes: its label was taken from the record behind it."""
+    path = tmp_path / "train.rec"
+    path.write_bytes(frame(struct.pack("<If", 0, 3.0)) + frame(pack(5.0, b"image")))
+    path.with_suffix(".idx").write_text("0\t0\n1\t16\n")
+    with RecordReader(path) as reader:
+        assert reader.first_labels(np.array([1])).tolist() == [5.0]
+        with pytest.raises(BadRecord, match=r"train\.rec, key 0: label header cut off: got 8 bytes"):
+            reader.first_labels(np.array([0, 1]))
+
+
+def test_a_label_behind_a_magic_number(tmp_path):
+    """The header's id is the magic number, so the record is split within its header, before its one label."""
+    head, tail = struct.pack("<If", 1, 0.0), struct.pack("<If", 0, 7.0)
+    path = tmp_path / "train.rec"
+    path.write_bytes(frame(head, 1) + frame(tail, 3))
+    path.with_suffix(".idx").write_text("0\t0\n")
+    with RecordReader(path) as reader, pytest.raises(BadRecord, match="label header cut off"):
+        reader.first_labels(np.array([0]))
+    path.write_bytes(frame(head, 1) + frame(bytes(12) + struct.pack("<f", 7.0), 3))
+    with RecordReader(path) as reader:
+        assert reader.first_labels(np.array([0])).tolist() == [7.0]
+
+
+@pytest.mark.parametrize("parts", [(2,), (3,), (0, 3), (1, 1, 3), (1, 0), (5,)])
+def test_parts_that_do_not_follow_each_other_get_no_index(tmp_path, parts):
+    path = tmp_path / "train.rec"
+    path.write_bytes(b"".join(frame(bytes(32), part) for part in parts))
+    with pytest.raises(BadRecord, match="no whole frame here"):
+        write_index(path)
+    assert not path.with_suffix(".idx").exists()
+
+
+def test_an_image_of_one_line_is_not_enlarged(tmp_path):
+    """Its short side made 112 pixels, the long one would be 112 times as long: gigabytes."""
+    with pytest.raises(BadRecord, match="image of 100000 x 1 pixels"):
+        fit(np.zeros((1, 100_000, 3), np.uint8), 112)
