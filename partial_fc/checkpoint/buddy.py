@@ -102,8 +102,8 @@ class Buddy:
 
     def due(self, step: int) -> bool:
         """Whether to take a commit after so many updates: every so often, and in a new world at once, since fewer than
-        before have what there is."""
-        return not self.under_way and (not self._began or step % self._every == 0)
+        before have what there is. A single rank has nobody to send to, and commits only before it leaves."""
+        return self._world.size > 1 and not self.under_way and (not self._began or step % self._every == 0)
 
     def check_memory(self, head: PartialFC) -> None:
         """Raises ValueError, on all ranks, where some of them have too little for two commits. A collective."""
@@ -199,18 +199,22 @@ class Buddy:
         self._outgoing = Stream([])
         if self._num_told < 3:  # the first one of a world, and the first ones of its usual size
             self._num_told += 1
-            kept = [num_bytes(share) for rank, share in commit.shares.items() if rank != commit.own.rank]
+            kept = (
+                sum(num_bytes(share) for rank, share in commit.shares.items() if rank != commit.own.rank)
+                / 1e6
+            )
+            sent = 0.0 if self._world.size == 1 else num_bytes(commit.own) / 1e6
             _log.info(
                 f"the commit of step {commit.step} is whole: {commit.own.num_bytes / 1e6:.1f} MB here, of which "
-                f"{num_bytes(commit.own) / 1e6:.1f} MB have gone to the buddy, and {sum(kept) / 1e6:.1f} MB kept for "
-                f"others. Its snapshot paused training for {self._paused_s:.3f} s, its copies, on their way in "
-                f"{self._num_steps} steps, for {self._waited_s:.3f} s"
+                f"{sent:.1f} MB have gone to the buddy, and {kept:.1f} MB kept for others. Its snapshot paused training "
+                f"for {self._paused_s:.3f} s, its copies, on their way in {self._num_steps} steps, for "
+                f"{self._waited_s:.3f} s"
             )
 
     def _tell_what_is_kept(self) -> None:
         survives = "the loss of a process, not of the host" if self._one_host else "the loss of a host"
         if self._world.size == 1:
-            survives = "a change of hosts; nothing else, as there is no other rank"
+            survives = "nothing: there is no other rank, and none is made before hosts come"
         _log.info(
             f"commits every {self._every} steps survive {survives}. This rank's buddy is rank "
             f"{self._buddy_W[self._world.rank]}; it keeps copies for ranks {', '.join(map(str, self._keeps)) or 'none'}"

@@ -31,7 +31,7 @@ class Commits:
         """Whether this rank was told of hosts that have come, or are to go."""
         return self._member is not None and self._member.hosts_changed.is_set()
 
-    def begin(self, head: PartialFC, take: Callable[[], Snapshot]) -> None:
+    def begin(self, step: int, head: PartialFC, take: Callable[[], Snapshot]) -> None:
         """Before the first step of a world: fewer ranks than before have what there is."""
         if self._member:
             told = self._member.restored()
@@ -44,7 +44,8 @@ class Commits:
                 )
         if self._buddy:
             self._buddy.check_memory(head)
-            self._begin(take)
+            if self._buddy.due(step):
+                self._begin(take)
 
     def start_step(self) -> None:
         """Where a step begins."""

@@ -47,7 +47,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress) -> Outcome:
     loss_value, stopped = math.nan, False
     first_step = job.step
     job.backbone.train()
-    job.commits.begin(job.head, lambda: take(job))
+    job.commits.begin(job.step, job.head, lambda: take(job))
 
     while job.step < total_steps and not stopped:
         # Whatever draws random numbers in a step (dropout) draws them by (seed, step, rank): resuming is exact.

@@ -1,6 +1,12 @@
-"""A small job under `horovodrun --min-np 1 --host-discovery-script`, on two hosts that are lost and come back."""
+"""A small job under `horovodrun --min-np 1 --host-discovery-script`, on two hosts that are lost and come back.
 
+python -m tests.cluster.elastic_job FOLDER --rounds 20 --seed 1      again and again, three processes, as root
+"""
+
+import argparse
+import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -9,10 +15,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.two_hosts import ADDRESSES, TwoHosts
+from benchmarks.two_hosts import ADDRESSES, TwoHosts, two_hosts
 from tests.cluster.conftest import JOB
+from tests.recipes.conftest import environment
 
 EVERY = 10  # steps between commits
+# In a host's own process numbers. (sys.argv: the job's folder, the signal.)
+_SIGNAL = """
+import psutil, sys
+root, number = sys.argv[1], int(sys.argv[2])
+found = [p for p in psutil.process_iter(["cmdline"]) if root in (words := p.info["cmdline"] or [])
+         and any(word.endswith("train.py") for word in words)]
+for p in found if number else []:
+    p.send_signal(number)
+print(len(found))
+"""
 _STARTS_S = 90.0  # a process, on a machine that has much else to do
 
 
@@ -121,8 +138,15 @@ def kill_all(hosts: TwoHosts, host: int) -> None:
 
 def stop(hosts: TwoHosts, host: int, job: Job) -> None:
     """Asks the trainers of a host to write a checkpoint and end; all others do so, too."""
-    hosts.start(host, ["pkill", "-USR1", "-f", f"train.py face.*{job.root}"]).wait(30)
+    assert trainers(hosts, host, job.root, signal.SIGUSR1)
     job.process.wait(_STARTS_S)
+
+
+def trainers(hosts: TwoHosts, host: int, root: Path, send: int = 0) -> int:
+    """How many processes of the job run on a host; each is sent the signal, if one is given."""
+    command = [sys.executable, "-c", _SIGNAL, str(root), str(int(send))]
+    with hosts.start(host, command, stdout=subprocess.PIPE, text=True) as process:
+        return int(process.communicate(timeout=30)[0])
 
 
 def lose_and_take_back(hosts: TwoHosts, job: Job, how: str, nth: int) -> tuple[float, float]:
@@ -135,3 +159,36 @@ def lose_and_take_back(hosts: TwoHosts, job: Job, how: str, nth: int) -> tuple[f
         with hosts.cut():
             lost = job.recovered(nth)
     return lost[1], job.recovered(nth + 1)[1]
+
+
+def many_times(root: Path, rounds: int, seed: int, limit_s: float = 30.0) -> None:
+    """The second host is lost in one way or the other, at any moment, and comes back, again and again; raises
+    AssertionError where the first one does not go on within limit_s, or a step is missing at the end."""
+    chance = random.Random(seed)
+    with (
+        two_hosts() as hosts,
+        running(hosts, environment(), root, ["--checkpoint-every", "50"], (2, 1)) as job,
+    ):
+        job.wait_for("step 20/")
+        for number in range(rounds):
+            time.sleep(chance.uniform(0, 5))
+            how = chance.choice(("kill", "cut"))
+            lost_s, back_s = lose_and_take_back(hosts, job, how, 2 * number + 1)
+            print(
+                f"round {number + 1}, {how}: went on within {lost_s} s, all together again within {back_s} s",
+                flush=True,
+            )
+            assert lost_s < limit_s
+        stop(hosts, 1, job)
+    steps = [int(row.partition(",")[0]) for row in (root / "loss.csv").read_text().splitlines()[1:]]
+    assert steps == list(range(1, len(steps) + 1))
+    print(f"{len(steps)} steps, none missing")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("root", type=Path)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    many_times(given.root, given.rounds, given.seed)

@@ -1,11 +1,10 @@
 """A host is lost, the other goes on from the last commit; it comes back, and takes its classes again."""
 
 import shlex
-import subprocess
 import sys
 
 from tests.cluster.conftest import JOB
-from tests.cluster.elastic_job import EVERY, kill_all, running, stop
+from tests.cluster.elastic_job import EVERY, kill_all, running, stop, trainers
 from tests.recipes.conftest import run
 
 LIMIT_S = 30.0
@@ -62,7 +61,4 @@ def test_a_host_whose_cable_breaks_is_given_up(hosts, env, tmp_path):
             job.wait_for(rf"step {step + 20 - step % 4}/")
         job.recovered(2)
         assert job.process.poll() is None
-        left = hosts.start(
-            1, ["pgrep", "-cf", f"train.py face.*{tmp_path}"], stdout=subprocess.PIPE, text=True
-        )
-        assert int(left.communicate()[0]) == 1
+        assert trainers(hosts, 1, tmp_path) == 1
