@@ -1,13 +1,16 @@
 """What other trainers wrote: configurations, weights, Apex's checkpoints."""
 
 import io
+import struct
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from partial_fc import models
 from partial_fc.checkpoint import apex
+from partial_fc.checkpoint.foreign import arcface_torch, mxnet_ndarray
 from recipes import arcface_torch_config
 from tests.faults.mutations import PICKLE_WORDS, any_bytes, in_pickle, in_zip
 from tests.faults.reader import Files, Reader, written
@@ -79,6 +82,40 @@ def read_weights(folder: Path) -> None:
     models.load_arcface_torch(model(), folder / "model.pt")
 
 
+@cache
+def mxnet_files() -> list[Files]:
+    """Two arrays, with names and without, as MXNet 1.9.1 writes them."""
+    array = struct.pack("<Iii2qiii", 0xF993FAC9, 0, 2, 3, 2, 1, 0, 0) + np.arange(6, dtype="<f4").tobytes()
+    arrays = struct.pack("<QQQ", 0x112, 0, 2) + 2 * array
+    names = b"".join(struct.pack("<Q", len(name)) + name for name in (b"one", b"two"))
+    ends = (struct.pack("<Q", 0), struct.pack("<Q", 2) + names)
+    return [{"0_centers.param": arrays + end} for end in ends]
+
+
+def read_mxnet(folder: Path) -> None:
+    for values in mxnet_ndarray.read(folder / "0_centers.param").values():
+        values.double().sum()
+
+
+@cache
+def torch_centre_files() -> list[Files]:
+    centres = torch.nn.Parameter(torch.ones(3, 2))
+    groups = [{"params": [torch.nn.Parameter(torch.ones(1))]}, {"params": [centres]}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    centres.sum().backward()
+    optimizer.step()
+    parts = {"state_dict_softmax_fc": {"weight": centres.detach()}, "state_optimizer": optimizer.state_dict()}
+    out = io.BytesIO()
+    torch.save({"epoch": 1, "global_step": 5, "state_dict_backbone": {}, **parts}, out)
+    return [{"checkpoint_gpu_0.pt": out.getvalue()}]
+
+
+def read_torch_centres(folder: Path) -> None:
+    arcface_torch.from_checkpoint(folder / "checkpoint_gpu_0.pt")
+    arcface_torch.backbone_of(folder / "checkpoint_gpu_0.pt")
+
+
+_SIZES = tuple(struct.pack("<q", size) for size in (0, -1, 2**62, 2**63 - 1))
 _CODE = (
     *(
         b"**",
@@ -102,6 +139,8 @@ _CALLS = tuple(PICKLE_WORDS)
 _TORCH = (in_zip(in_pickle), in_zip(in_pickle), in_zip(any_bytes), in_pickle)
 
 READERS = (
+    Reader("mxnet-centres", "0_centers.param", mxnet_files, read_mxnet, _SIZES),
+    Reader("torch-centres", "checkpoint_gpu_0.pt", torch_centre_files, read_torch_centres, _CALLS, _TORCH),
     Reader("config", "config.py", lambda: [{"config.py": CONFIG}], read_config, _CODE),
     Reader("apex", "amp.pt", apex_files, read_apex, _CALLS, _TORCH),
     Reader("weights", "model.pt", weight_files, read_weights, _CALLS, _TORCH),

@@ -78,7 +78,7 @@ class _Reader:
         for size in shape:
             # Python's integers: a product of absurd sizes is too large, not a small number again.
             num_bytes *= size
-        if any(size < 0 for size in shape) or num_bytes > len(self._content) - self._at:
+        if any(size < 1 for size in shape) or num_bytes > len(self._content) - self._at:
             raise self._bad(
                 f"{what} of shape {tuple(shape)} needs {num_bytes} bytes; {len(self._content) - self._at} are left"
             )
