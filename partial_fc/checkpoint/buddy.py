@@ -206,8 +206,8 @@ class Buddy:
             sent = 0.0 if self._world.size == 1 else num_bytes(commit.own) / 1e6
             _log.info(
                 f"the commit of step {commit.step} is whole: {commit.own.num_bytes / 1e6:.1f} MB here, of which "
-                f"{sent:.1f} MB have gone to the buddy, and {kept:.1f} MB kept for others. Its snapshot paused training "
-                f"for {self._paused_s:.3f} s, its copies, on their way in {self._num_steps} steps, for "
+                f"{sent:.1f} MB have gone to the buddy, and {kept:.1f} MB kept for others. Its snapshot paused "
+                f"training for {self._paused_s:.3f} s, its copies, on their way in {self._num_steps} steps, for "
                 f"{self._waited_s:.3f} s"
             )
 
