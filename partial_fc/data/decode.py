@@ -1,6 +1,7 @@
 """Image files to RGB pixels of one size, with OpenCV."""
 
 import os
+import zlib
 from typing import Any
 
 # A file of some bytes can announce any number of pixels. OpenCV reads its limit when it is imported.
@@ -14,7 +15,8 @@ from partial_fc.data.sample import BadRecord  # noqa: E402
 
 MAX_ASPECT = 64  # of an image that is made square
 # Those of OpenCV's formats that images come in. Each decoder more is one more that reads what strangers wrote.
-_SIGNATURES = {b"\xff\xd8": "JPEG", b"\x89PNG": "PNG", b"BM": "BMP", b"RIFF": "WebP"}
+_PNG = b"\x89PNG\r\n\x1a\n"
+_SIGNATURES = {b"\xff\xd8": "JPEG", _PNG: "PNG", b"BM": "BMP", b"RIFF": "WebP"}
 
 # The loader has its own threads, one image each; OpenCV's own pool on top of them would fight for the same
 # cores.
@@ -34,6 +36,8 @@ def decode(content: bytes) -> NDArray[np.uint8]:
     if content[:2] == b"\xff\xd8" and content.rfind(b"\xff\xd9") < 0:
         # libjpeg would fill the missing part with grey and say nothing.
         raise BadRecord(f"JPEG of {len(content)} bytes has no end marker (ff d9): it is cut short")
+    if content.startswith(_PNG):
+        _check_png(content)
     try:
         image: Any = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR_RGB)
     except cv2.error as error:
@@ -46,6 +50,30 @@ def decode(content: bytes) -> NDArray[np.uint8]:
             f"no image that OpenCV can read: {len(content)} bytes, starting {content[:8].hex(' ')}"
         )
     return image
+
+
+def _check_png(content: bytes) -> None:
+    """Raises BadRecord for one that OpenCV must not see: its decoder (4.11) ends the process with a segmentation fault
+    for some damaged headers, and reads animations too."""
+    at, first = len(_PNG), True
+    while at < len(content):
+        length, kind = int.from_bytes(content[at : at + 4], "big"), content[at + 4 : at + 8]
+        end = at + 12 + length
+        whole = end <= len(content) and zlib.crc32(content[at + 4 : end - 4]) == int.from_bytes(
+            content[end - 4 : end], "big"
+        )
+        if not whole or first != (kind == b"IHDR") or kind in (b"acTL", b"fcTL", b"fdAT"):
+            raise BadRecord(
+                f"PNG of {len(content)} bytes: chunk {kind!r} at byte {at} is damaged, or of an animation"
+            )
+        if first:
+            width, height = (int.from_bytes(content[at + 8 + 4 * i : at + 12 + 4 * i], "big") for i in (0, 1))
+            if not 0 < width * height <= MAX_PIXELS:
+                raise BadRecord(f"PNG of {width} x {height} pixels; expected 1 to {MAX_PIXELS} in all")
+        if kind == b"IEND":
+            return
+        at, first = end, False
+    raise BadRecord(f"PNG of {len(content)} bytes has no end (IEND): it is cut short")
 
 
 def fit(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:

@@ -15,7 +15,7 @@ from partial_fc.data.pairs import read_pairs, write_pairs
 from partial_fc.data.record_source import RecordSource
 from partial_fc.data.recordio import MAGIC, RecordWriter, pack, write_index
 from partial_fc.data.sample import BadRecord, Source
-from tests.faults.mutations import PICKLE_WORDS, in_gzip, in_pickle
+from tests.faults.mutations import PICKLE_WORDS, in_gzip, in_pickle, in_png
 from tests.faults.reader import Files, Reader, written
 
 # ---- RecordIO ----
@@ -131,7 +131,9 @@ def read_list(folder: Path) -> None:
 def image_files() -> list[Files]:
     pixels = np.random.default_rng(0).integers(0, 255, (9, 7, 3), np.uint8)
     suffixes = (".jpg", ".png", ".bmp", ".webp")
-    return [{"image": cv2.imencode(suffix, pixels)[1].tobytes()} for suffix in suffixes]
+    files = [cv2.imencode(suffix, pixels)[1].tobytes() for suffix in suffixes]
+    files.append(cv2.imencode(".png", pixels[:, :, 0])[1].tobytes())
+    return [{"image": content} for content in files]
 
 
 def read_image(folder: Path) -> None:
@@ -185,5 +187,5 @@ READERS = (
     Reader("list", "list", lambda: [_LIST], read_list, _LISTED),
     Reader("lst", "list.lst", lambda: [_LST], read_list, _LISTED),
     Reader("pair-list", "pairs.txt", lambda: [_PAIRS], read_pair_list, _LISTED),
-    Reader("image", "image", image_files, read_image, more_bytes=768 << 20),
+    Reader("image", "image", image_files, read_image, inside=(in_png,), more_bytes=768 << 20),
 )

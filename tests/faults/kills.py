@@ -46,7 +46,7 @@ def attack(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
     random = Random(seed)
     num_steps = 8 * rounds + 16
     whole, killed = folder / "whole", folder / "killed"
-    assert Ranks(folder / "output-whole", flags(whole, num_steps)).wait() == [0, 0]
+    assert Ranks(folder / "output-whole", flags(whole, num_steps)).wait(num_steps) == [0, 0]
     counts = dict.fromkeys(MOMENTS, 0)
     lost: list[int] = []
     for number in range(rounds):
@@ -70,7 +70,7 @@ def attack(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
         )
     before = complete(killed)
     last = Ranks(folder / "output-killed", flags(killed, num_steps))
-    assert last.wait() == [0, 0], last.output()
+    assert last.wait(num_steps) == [0, 0], last.output()
     _check_resumed(last, before)
     _check_equal(whole, killed, num_steps)
     return {

@@ -152,6 +152,23 @@ def in_gzip(data: bytes, random: Random) -> bytes:
         return data
 
 
+def in_png(data: bytes, random: Random) -> bytes:
+    """One chunk's content, with the checksum as it then is."""
+    at, chunks = 8, []
+    while at + 12 <= len(data):
+        end = at + 12 + int.from_bytes(data[at : at + 4], "big")
+        chunks.append((at, end))
+        at = end
+    if not chunks or not data.startswith(b"\x89PNG"):
+        return data
+    begin, end = random.choice(chunks)
+    content = _change(
+        data[begin + 4 : end - 4], random, (b"acTL", b"fcTL", b"PLTE", b"tRNS", b"eXIf", b"iCCP")
+    )
+    chunk = struct.pack(">I", max(0, len(content) - 4)) + content + struct.pack(">I", zlib.crc32(content))
+    return data[:begin] + chunk + data[end:]
+
+
 def in_json(data: bytes, random: Random) -> bytes:
     """Another value, or none, in place of one of a JSON text."""
     try:

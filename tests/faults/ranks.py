@@ -74,13 +74,14 @@ class Ranks:
                     self.statuses[rank] = os.waitstatus_to_exitcode(status)
         return len(self.statuses) == len(self.pids)
 
-    def wait(self) -> list[int]:
-        """The statuses of all. AssertionError: one does not end, and is killed."""
-        if not self.until(lambda: False, PATIENCE_S):
+    def wait(self, num_steps: int = 0) -> list[int]:
+        """The statuses of all, which have so many steps to go. AssertionError: one does not end, and is killed."""
+        seconds = PATIENCE_S + 2 * num_steps
+        if not self.until(lambda: False, seconds):
             left = [rank for rank in range(len(self.pids)) if rank not in self.statuses]
             for rank in left:
                 self.kill(rank)
-            raise AssertionError(f"rank(s) {left} have not ended after {PATIENCE_S} s\n{self.output()}")
+            raise AssertionError(f"rank(s) {left} have not ended after {seconds} s\n{self.output()}")
         return [self.statuses[rank] for rank in range(len(self.pids))]
 
     def until(self, happened: Callable[[], bool], seconds: float = PATIENCE_S) -> bool:

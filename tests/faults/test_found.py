@@ -12,7 +12,7 @@ import torch
 from partial_fc.data.decode import fit
 from partial_fc.data.recordio import MAGIC, RecordReader, pack, write_index
 from partial_fc.data.sample import BadRecord
-from tests.faults.data_readers import record_files
+from tests.faults.data_readers import image_files, record_files
 from tests.faults.foreign_readers import CONFIG, model
 from tests.faults.readers import READERS
 from tests.faults.watching import read_watched
@@ -73,6 +73,12 @@ FOUND: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "list: a name with 0": ("list", lambda: b"a\x00.png 1\n", "line 1: expected"),
     "pairs: no UTF-8": ("pair-list", lambda: b"\xff.png a 2\n", "line 1: expected"),
     "image: 1.6 gigapixels": ("image", lambda: bmp(40000, 40000), "at most 67108864 pixels"),
+    # OpenCV's own decoder ends the process.
+    "image: a damaged header of 5.8 gigapixels": (
+        "image",
+        lambda: image_files()[1]["image"][:20] + b"1e30" + image_files()[1]["image"][24:],
+        "chunk b'IHDR' at byte 8 is damaged",
+    ),
     "image: another format": ("image", lambda: b"#?RADIANCE\n", "expected JPEG, PNG, BMP, WebP"),
     "idx: none of 2^64 pixels": (
         "idx-images", lambda: struct.pack(">IIII", 0x803, 0, 2**32 - 1, 2**32 - 1), "0 x 4294967295 x 4294967295",
