@@ -160,6 +160,12 @@ def _load_part(path: Path, start: int, low: int, high: int, head: PartialFC) -> 
         _take_rows(path, start, low, high, head)
     except SafetensorError as error:
         raise ValueError(f"{path} is no safetensors file, or cut short: {error}") from error
+    except (
+        ValueError,
+        IndexError,
+        RuntimeError,
+    ) as error:  # other names, shapes or dtypes than the head's rows have
+        raise ValueError(f"{path} is not of this head: {error}") from error
 
 
 def _take_rows(path: Path, start: int, low: int, high: int, head: PartialFC) -> None:

@@ -1,6 +1,7 @@
 """What a run says: lines for people, scalars for TensorBoard, a file for each rank."""
 
 import logging
+import os
 import sys
 import time
 from datetime import timedelta
@@ -65,8 +66,11 @@ class LossCurve:
             return
         path = models_root / "loss.csv"
         rows = path.read_text().splitlines(keepends=True)[1:] if first_step and path.exists() else []
-        kept = [row for row in rows if int(row.partition(",")[0]) <= first_step]
-        path.write_text(self.HEADER + "".join(kept))
+        whole = [row for row in rows if row.endswith("\n")]  # a full disk can cut the last one
+        kept = [row for row in whole if int(row.partition(",")[0]) <= first_step]
+        partial = path.with_name(path.name + ".partial")  # a run killed here must not lose the rows
+        partial.write_text(self.HEADER + "".join(kept))
+        os.replace(partial, path)
         self._file = path.open("a", buffering=1)
 
     def add(self, step: int, loss: float, lr: float) -> None:

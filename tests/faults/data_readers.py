@@ -124,7 +124,11 @@ def pair_files() -> list[Files]:
 
 def read_list(folder: Path) -> None:
     for path in sorted(folder.glob("list*")):
-        _read_all(ImageFolder(list_file=path))
+        source = ImageFolder(list_file=path)
+        try:
+            _read_all(source)
+        except BadRecord as error:  # it names the image, which can be anywhere
+            raise BadRecord(f"{path}: {error}") from error
 
 
 @cache

@@ -131,8 +131,10 @@ def _head(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
         problem = file.problem()
         if problem:
             raise ValueError(f"{file.path}: {problem}")
-    moved = [file.tensors["touched"].flatten(1) > 0 for file in files if "touched" in file.tensors]
-    touched = sum(int(rows.any(dim=1).sum()) for rows in moved)
+    moved = [file.tensors["touched"] > 0 for file in files if "touched" in file.tensors]
+    touched = sum(
+        int(rows.flatten(1).any(dim=1).sum()) if rows.dim() > 1 else int(rows.sum()) for rows in moved
+    )
     facts = manifest["head"]
     found = {
         key: manifest.get(key) for key in ("num_classes", "embedding_size", "sub_centres", "hard_negatives")

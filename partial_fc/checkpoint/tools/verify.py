@@ -99,7 +99,7 @@ def marked_ranks(folder: Path, manifest: dict[str, Any]) -> list[int]:
         marker = json.loads(text)
         ranks, step = marker["ranks"], marker["step"]
         good = step == manifest["step"] and all(isinstance(r, int) and 0 <= r < size for r in ranks)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         good = False
     if not good:
         raise ValueError(
