@@ -59,11 +59,17 @@ def _score(folder: Path) -> float | None:
 
 
 def prune(root: Path, keep: int, keep_best: bool) -> None:
-    """Removes all but the newest `keep` complete checkpoints and, with keep_best, the one with the highest score."""
+    """Removes all but the newest `keep` complete checkpoints and, with keep_best, the one with the highest score; also
+    what a killed run has left of checkpoints before the newest complete one."""
     kept = set(complete(root)[-keep:])
     if keep_best:
         kept |= {folder for folder in (best(root),) if folder is not None}
     for folder in complete(root):
         if folder not in kept:
             unmark(folder)  # first, so that half a folder never looks whole
+            shutil.rmtree(folder)
+    last = newest(root)
+    for folder in root.glob("step-*"):
+        number = folder.name.removeprefix("step-")
+        if last and number.isdecimal() and int(number) < step_of(last) and not (folder / MARKER).exists():
             shutil.rmtree(folder)

@@ -159,14 +159,18 @@ def test_only_a_complete_folder_counts(tmp_path):
         checkpoint.Checkpoint(second)
 
 
-def test_older_ones_are_removed_and_incomplete_ones_left_alone(tmp_path):
-    (tmp_path / "step-00000001").mkdir()
+def test_older_ones_are_removed_and_what_a_killed_run_left_of_them(tmp_path):
+    """A later one that is not complete stays: somebody may be writing it."""
+    for name in ("step-00000001", "step-00000031", "step-of-mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "backbone.safetensors").write_text("")
     for step in (10, 20, 9, 30):
         save(tmp_path, step, [head_of(0, 1)], keep=2)
     assert sorted(folder.name for folder in tmp_path.iterdir()) == [
-        "step-00000001",
         "step-00000020",
         "step-00000030",
+        "step-00000031",
+        "step-of-mine",
     ]
 
 
