@@ -216,7 +216,9 @@ def _in_words(finds: list[Find | None]) -> str:
     """All ranks say the same."""
     there = [(find.order, rank, find.what) for rank, find in enumerate(finds) if find]
     if not there:
-        return "A second look at the same batch finds all finite (a memory or a processor that makes mistakes?)."
+        return (
+            "A second look at the same batch finds all finite (a memory or a processor that makes mistakes?)."
+        )
     order, rank, what = min(there)
     others = [str(other) for other_order, other, _ in there if other_order == order and other != rank]
     also = f" (and on {len(others)} other{'s' if len(others) > 1 else ''})" if others else ""

@@ -198,10 +198,14 @@ def test_what_a_rank_says_later_does_not_cover_its_answer(watches):
         lines.write(json.dumps(hello).encode() + b"\n")
         assert "welcome" in json.loads(lines.readline())
         found: list[list[Seen] | None] = []
-        asks = threading.Thread(target=lambda: found.append(watches[0].look(watches[0]._journal.begin("t/b"))))
+        asks = threading.Thread(
+            target=lambda: found.append(watches[0].look(watches[0]._journal.begin("t/b")))
+        )
         asks.start()
         number = json.loads(lines.readline())["answer"]
-        late, answer = ({"answer": n, "place": asdict(Place(3, step=n, has_started=True))} for n in (-1, number))
+        late, answer = (
+            {"answer": n, "place": asdict(Place(3, step=n, has_started=True))} for n in (-1, number)
+        )
         for message in (answer, {"place": asdict(Place(3))}, late):
             lines.write(json.dumps(message).encode() + b"\n")
         asks.join()
