@@ -55,12 +55,14 @@ def ranks(folder: Path, flags: list[str]) -> list[subprocess.CompletedProcess[st
 
 def test_the_others_read_why_a_rank_failed(tmp_path):
     """(Rank 0, whose end is also that of the status board: test_hang_report.py.)"""
-    good, bad = ranks(tmp_path, [SYNTHETIC, f"{SYNTHETIC} --dataset custom --rec /nowhere/faces"])
+    damaged = tmp_path / "damaged.pt"
+    damaged.write_text("no tensors")
+    good, bad = ranks(tmp_path, [SYNTHETIC, f"{SYNTHETIC} --pretrained {damaged}"])
     assert (good.returncode, bad.returncode) == (1, 1)
-    words = re.search(r"train.py face: (.*/nowhere/faces.*)", bad.stderr)
+    words = re.search(r"train.py face: (.*damaged\.pt.*)", bad.stderr)
     assert words, bad.stderr
     assert "missing: rank 1" in good.stderr
-    assert f"(it failed; ValueError: {words[1]})" in good.stderr
+    assert f"(it failed; ValueError: {' '.join(words[1].split())})" in good.stderr
 
 
 @pytest.fixture
