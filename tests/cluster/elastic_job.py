@@ -131,9 +131,11 @@ def notices_soon(hosts: TwoHosts) -> None:
 
 
 def kill_all(hosts: TwoHosts, host: int) -> None:
-    """Every process of the host but its first, the sshd that waits for new connections."""
+    """Every process of the host but its first, the sshd that waits for new connections; returns when they are gone."""
     with suppress(ProcessLookupError):
         hosts.start(host, ["sh", "-c", "kill -9 -1"], stderr=subprocess.DEVNULL).wait(30)
+    while "python" in hosts.run(host, ["ps", "-e", "-o", "comm="], timeout_s=10)[1]:
+        time.sleep(0.05)  # the system takes back what they had
 
 
 def stop(hosts: TwoHosts, host: int, job: Job) -> None:
