@@ -68,6 +68,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress) -> Outcome:
             loss_value = update(job, batches, lr, before, watch)
         except NonFinite as fault:
             agreement.end()
+            job.saver.finish()  # a checkpoint under way is of before, and is to count whatever follows
             roll_back(job, fault, batches[-1].position)
             job.commits.go_back(lambda: take(job))
             curve.close()

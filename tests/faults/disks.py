@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.faults.kills import complete
-from tests.faults.ranks import JOB, Ranks, preload, steps_done
+from tests.faults.ranks import Ranks, flags, preload, steps_done
 
 CANNOT_MOUNT = 3
 
@@ -32,18 +32,6 @@ def mounted(folder: Path, options: str) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def flags(models_root: Path, num_steps: int, every: int) -> list[str]:
-    return [
-        *JOB,
-        "--models-root",
-        str(models_root),
-        "--max-steps",
-        str(num_steps),
-        "--checkpoint-every",
-        str(every),
-    ]
 
 
 def disk_fills_up(folder: Path) -> None:

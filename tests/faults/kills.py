@@ -14,25 +14,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.faults.ranks import JOB, Ranks, preload, steps_done
+from tests.faults.ranks import Ranks, flags, preload, steps_done
 
 EVERY = 2  # steps between two checkpoints
 # When a rank is killed: before the first step, between steps, while files are written, when a folder got its marker.
 MOMENTS = ("starts", "steps", "writes", "marks")
 # What may differ: where it runs and when.
 _OTHER = ("models_root", "checkpoint_dir", "time", "seconds", "written", "hosts")
-
-
-def flags(models_root: Path, num_steps: int) -> list[str]:
-    return [
-        *JOB,
-        "--models-root",
-        str(models_root),
-        "--max-steps",
-        str(num_steps),
-        "--checkpoint-every",
-        str(EVERY),
-    ]
 
 
 def complete(models_root: Path) -> list[Path]:
@@ -46,13 +34,13 @@ def attack(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
     random = Random(seed)
     num_steps = 8 * rounds + 16
     whole, killed = folder / "whole", folder / "killed"
-    assert Ranks(folder / "output-whole", flags(whole, num_steps)).wait(num_steps) == [0, 0]
+    assert Ranks(folder / "output-whole", flags(whole, num_steps, EVERY)).wait(num_steps) == [0, 0]
     counts = dict.fromkeys(MOMENTS, 0)
     lost: list[int] = []
     for number in range(rounds):
         before = complete(killed)
         moment = MOMENTS[number % len(MOMENTS)]
-        running = Ranks(folder / "output-killed", flags(killed, num_steps))
+        running = Ranks(folder / "output-killed", flags(killed, num_steps, EVERY))
         had_ended = _wait_for(moment, running, killed, random)
         victims = random.choice(([0], [1], [0, 1]))
         for rank in victims:
@@ -69,7 +57,7 @@ def attack(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
             f"round {number}: a complete checkpoint is gone"
         )
     before = complete(killed)
-    last = Ranks(folder / "output-killed", flags(killed, num_steps))
+    last = Ranks(folder / "output-killed", flags(killed, num_steps, EVERY))
     assert last.wait(num_steps) == [0, 0], last.output()
     _check_resumed(last, before)
     _check_equal(whole, killed, num_steps)

@@ -18,6 +18,12 @@ JOB = shlex.split(
 PATIENCE_S = 120.0
 
 
+def flags(models_root: Path, num_steps: int, every: int) -> list[str]:
+    """Of the job: how long it is, steps from one checkpoint to the next."""
+    words = f"--max-steps {num_steps} --checkpoint-every {every}"
+    return [*JOB, "--models-root", str(models_root), *words.split()]
+
+
 def preload() -> None:
     """Before the first `Ranks`."""
     import train  # noqa: F401

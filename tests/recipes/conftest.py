@@ -36,6 +36,14 @@ def glyphs(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory) -> Path:
+    """Some of scikit-learn's, as MNIST's files."""
+    from tests.recipes.mnist_job import some_digits  # which needs `run`
+
+    return some_digits(tmp_path_factory.mktemp("mnist"))
+
+
 def environment() -> dict[str, str]:
     scripts = str(Path(sys.executable).parent)
     return {

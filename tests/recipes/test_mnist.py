@@ -1,10 +1,7 @@
-"""Recipe `mnist` as its users start it, on some of scikit-learn's digits."""
+"""Recipe `mnist` as its users start it, in one process, on some of scikit-learn's digits."""
 
 import json
 import re
-import shlex
-import sys
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -16,113 +13,19 @@ from torch.utils.data import DistributedSampler
 
 from partial_fc.checkpoint import apex
 from partial_fc.data.digits import load
-from partial_fc.data.idx import names, read_set, write_idx
+from partial_fc.data.idx import read_set
 from partial_fc.models.convnet import ConvNet
-from recipes import mnist
-from recipes.mnist_config import parse
-from tests.recipes.conftest import LAUNCHERS, losses, result, run
-
-NUM_TRAIN, NUM_TEST = 151, 101  # no number of processes divides them
-# An epoch has 7 updates: 6 of 24 images, and one of the 7 that are left.
-GLOBAL_BATCH = 24
-
-
-def write_set(folder: Path, **arrays) -> Path:
-    folder.mkdir()
-    for split in ("train", "t10k"):
-        for name, array in zip(names(split), arrays[split], strict=True):
-            write_idx(folder / name, array)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def digits(tmp_path_factory) -> Path:
-    """Some of the digits, as files in MNIST/raw."""
-    folder = tmp_path_factory.mktemp("mnist") / "MNIST"
-    folder.mkdir()
-    sets = {
-        split: (found.image_NHW[:number], found.label_N[:number].astype(np.uint8))
-        for (split, found), number in zip(load().items(), (NUM_TRAIN, NUM_TEST), strict=True)
-    }
-    write_set(folder / "raw", **sets)
-    return folder.parent
-
-
-def train_here(data: Path, models_root: Path, flags: str = "") -> None:
-    """In this process, which saves the seconds that torch takes to be imported."""
-    words = f"--data-dir {data} --models-root {models_root} --batch-size {GLOBAL_BATCH} --lr 0.05 --precision fp32"
-    assert mnist.main(shlex.split(f"{words} {flags}")) == 0
-
-
-def train_several(data: Path, runs: list[tuple[Path, str]], num_ranks: int, **environ: str) -> None:
-    """One after the other, in one launch."""
-    words = [f"--data-dir {data} --models-root {root} --lr 0.05 {flags}" for root, flags in runs]
-    launcher = ["torchrun", "--standalone", f"--nproc_per_node={num_ranks}", "--no-python"]
-    more = ["env", *(f"{name}={value}" for name, value in environ.items())]
-    run([*more, *launcher, sys.executable, "-m", "tests.recipes.mnist_several", *words])
-
-
-def reference(
-    data: Path, num_ranks: int, epochs: int, lr: float, dtype: torch.dtype
-) -> tuple[list[float], dict]:
-    """The tutorial's loop, written anew for one process: a replica for each rank, whose gradients are averaged. Returns
-    the losses, averaged over the ranks, and the weights."""
-    image_NHW, label_N = (torch.tensor(t) for t in read_set(data, "train"))
-    image_N1HW = (image_NHW / 255).unsqueeze(1).to(dtype)
-    replicas = []
-    for _ in range(num_ranks):
-        torch.manual_seed(0)
-        replicas.append(ConvNet().to(dtype))
-    samplers = [DistributedSampler(range(len(label_N)), num_ranks, r) for r in range(num_ranks)]  # type: ignore[arg-type]
-    curve, batch_size = [], GLOBAL_BATCH // num_ranks
-    for epoch in range(epochs):
-        for sampler in samplers:
-            sampler.set_epoch(epoch)
-        orders = [torch.tensor(list(sampler)).split(batch_size) for sampler in samplers]
-        for batch_of_rank in zip(*orders, strict=True):
-            each = [
-                F.cross_entropy(net(image_N1HW[batch]), label_N[batch])
-                for net, batch in zip(replicas, batch_of_rank, strict=True)
-            ]
-            loss = torch.stack(each).mean()
-            gradients = [
-                torch.autograd.grad(loss, list(net.parameters()), retain_graph=True) for net in replicas
-            ]
-            with torch.no_grad():
-                for parts in zip(*(net.parameters() for net in replicas), *gradients, strict=True):
-                    step = sum(parts[num_ranks:])
-                    for p in parts[:num_ranks]:
-                        p -= lr * step
-            curve.append(loss.item())
-    return curve, dict(replicas[0].named_parameters())
-
-
-def assert_same_weights(root: Path, expected: dict[str, torch.Tensor], tolerance: float) -> None:
-    found = load_file(root / "model.safetensors")
-    for name, t in expected.items():
-        torch.testing.assert_close(found[name], t.detach(), rtol=tolerance, atol=tolerance)
-
-
-def assert_same_files(one: Path, other: Path, step: int) -> None:
-    """Two checkpoints, tensor by tensor and bit by bit."""
-    folders = [root / "checkpoints" / f"step-{step:08d}" for root in (one, other)]
-    files = sorted(path.name for path in folders[0].glob("*.safetensors"))
-    assert len(files) >= 3
-    for name in files:
-        a, b = (load_file(folder / name) for folder in folders)
-        assert a.keys() == b.keys()
-        assert all(torch.equal(a[key], b[key]) for key in a), name
-    manifests = [json.loads((folder / "manifest.json").read_text()) for folder in folders]
-    for key in (
-        "epoch",
-        "update",
-        "step",
-    ):  # not the best accuracy: an interrupted run is looked at more often
-        assert manifests[0]["position"][key] == manifests[1]["position"][key]
-    assert manifests[0]["scaler"] == manifests[1]["scaler"]
-
-
-# ---- one process
+from tests.recipes.conftest import losses, result
+from tests.recipes.mnist_job import (
+    GLOBAL_BATCH,
+    NUM_TEST,
+    NUM_TRAIN,
+    assert_same_files,
+    assert_same_weights,
+    reference,
+    train_here,
+    write_set,
+)
 
 
 def test_equals_the_tutorials_loop(digits, tmp_path):
@@ -311,168 +214,3 @@ def test_loss_scale_of_apexs_file_falls_until_gradients_fit(digits, tmp_path, ca
 
     train_here(digits, tmp_path / "fp32", f"--load-amp {file}")
     assert "has loss scale 1.67772e+07; this run, --precision fp32, has none" in capfd.readouterr().out
-
-
-# ---- several processes
-
-PLAIN = f"--precision fp32 --lr 0.05 --epochs 1 --batch-size {GLOBAL_BATCH // 2}"
-OWING = f"--batch-size {GLOBAL_BATCH // 2} --momentum 0.9 --gradient-compression 2bit --compression-threshold 0.01"
-HALVES = f"--batch-size {GLOBAL_BATCH // 2} --momentum 0.9 --precision fp16-o2"
-
-
-@pytest.fixture(scope="module")
-def two(digits, tmp_path_factory) -> Path:
-    """What two processes leave behind, torchrun's."""
-    root = tmp_path_factory.mktemp("two")
-    runs = [
-        (root / "torchrun", PLAIN),
-        *exact_runs(root, 2),
-        (root / "whole", OWING),
-        (root / "parts", f"{OWING} --max-steps 4"),
-        (root / "parts", OWING),
-        (root / "halves", f"{HALVES} --max-steps 10"),
-    ]
-    train_several(digits, runs, num_ranks=2, OVERFLOW_AT="6")
-    return root
-
-
-def exact_runs(root: Path, num_ranks: int) -> list[tuple[Path, str]]:
-    flags = f"--precision fp64 --batch-size {GLOBAL_BATCH // num_ranks}"
-    return [(root / "plain", flags), (root / "shared", f"{flags} --sync-bn")]
-
-
-def test_launchers_agree(digits, two, tmp_path):
-    """Two processes with a batch norm each, fp32. (That the curve is the tutorial's is seen in fp64, below.)"""
-    expected = losses(two / "torchrun")
-    assert len(expected) == 7
-    for name in ("horovodrun --gloo", "horovodrun --mpi", "--gpus 2"):
-        root = tmp_path / name.replace(" ", "")
-        words = f"--data-dir {digits} --models-root {root} {PLAIN} {'' if name in LAUNCHERS else name}"
-        printed = run([*LAUNCHERS.get(name, []), sys.executable, "train.py", "mnist", *shlex.split(words)])
-        assert len(re.findall(r"Training complete in: \d+:\d\d:\d\d\.\d{6}", printed)) == 1
-        assert losses(root) == pytest.approx(expected, abs=1e-6), name
-        assert result(root)["world_size"] == 2
-
-
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_several_processes_give_the_curve_of_one(digits, tmp_path, num_ranks, request):
-    if num_ranks == 2:
-        root = request.getfixturevalue("two")
-    else:
-        root = tmp_path
-        train_several(digits, exact_runs(root, num_ranks), num_ranks)
-
-    # As the tutorial has it, with a batch norm in each process.
-    curve, weights = reference(digits, num_ranks, epochs=2, lr=0.05, dtype=torch.float64)
-    assert losses(root / "plain") == pytest.approx(curve, rel=1e-8)
-    assert_same_weights(root / "plain", weights, 1e-8)
-
-    # With batch norm over all processes: one process, whole batch. (The last update of an epoch repeats images, as many
-    # as the number of processes wants.)
-    train_here(digits, tmp_path / "one", f"--sync-bn --precision fp64 --batch-size {GLOBAL_BATCH}")
-    several, one = losses(root / "shared"), losses(tmp_path / "one")
-    assert len(several) == len(one) == 14
-    assert several[:6] == pytest.approx(one[:6], rel=1e-8)
-    for name in ("plain", "shared"):
-        assert np.sum(result(root / name)["confusion"]) == NUM_TEST
-
-
-def test_two_processes_resume_and_agree_on_what_overflows(digits, two):
-    whole, parts, halves = (two / name for name in ("whole", "parts", "halves"))
-
-    # Interrupted and resumed, with what each rank has for itself: its batch norms, what its gradients still owe.
-    assert losses(parts) == losses(whole)
-    assert_same_files(whole, parts, 14)
-
-    # In step 6 the numbers of rank 1 alone overflowed: nobody made that update (mnist_several compares the replicas).
-    assert "step 6: the gradient overflowed, no update" in (halves / "logs/rank-0000.log").read_text()
-    found = result(halves)
-    assert found["loss_scale"] == 2.0 ** (16 - found["skipped_updates"])
-    weights = load_file(halves / "model.safetensors")
-    assert all(t.isfinite().all() for t in weights.values())
-
-    # One process takes over what two owed, from the end of an epoch; within one, only two can finish it.
-    train_here(digits, parts, f"{OWING} --epochs 3")
-    assert result(parts)["steps"] == 14 + 13
-    with pytest.raises(
-        ValueError, match=r"in the midst of epoch 2, and this run's number of processes would"
-    ):
-        train_here(digits, halves, HALVES)
-
-
-# ---- what is refused
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--engine mxnet", "--engine mxnet is not there yet"),
-        ("--epochs 0", "--epochs is 0; expected at least 1"),
-        ("--batch_size 0", "--batch-size is 0"),
-        ("--accumulate 0", "--accumulate is 0"),
-        ("--lr -1", "--lr is -1.0; expected at least 0"),
-        ("--lr nan", "--lr is nan"),
-        ("--momentum 1", "--momentum is 1.0"),
-        ("--n_workers -1", "--n-workers is -1"),
-        ("--max-steps 0", "--max-steps is 0"),
-        (
-            "--compression-rank 2",
-            "--compression-rank goes with --gradient-compression powersgd; this run's is none",
-        ),
-        ("--gradient-compression 2bit --compression-threshold 0", "--compression-threshold is 0.0"),
-        ("--load-amp a.pt --resume b", "--load-amp a.pt and --resume b both say where to start"),
-        ("--gpus 0", "--gpus is 0"),
-        ("--save-amp a.pt --precision fp64", "Apex's files hold fp32 weights"),
-    ],
-)
-def test_flags_that_make_no_sense(flags, message, capsys):
-    with pytest.raises(SystemExit) as ended:
-        parse(shlex.split(flags))
-    assert ended.value.code == 2
-    assert message in " ".join(
-        capsys.readouterr().err.replace("│", " ").split()
-    )  # tyro draws a box around it
-
-
-def test_the_tutorials_command_line():
-    config = parse(shlex.split("-n 2 -g 2 -nr 1 --epochs 5 --batch_size 64 --master-addr ip1"))
-    assert (config.launch.nodes, config.launch.gpus, config.launch.nr) == (2, 2, 1)
-    assert (config.epochs, config.batch_size) == (5, 64)
-    config = parse([])
-    assert (config.epochs, config.lr, config.batch_size, config.n_workers) == (2, 1e-4, 100, 0)
-
-
-def test_data_that_cannot_be_used(digits, tmp_path):
-    with pytest.raises(ValueError, match=r"no MNIST files in .*`partial-fc data digits"):
-        train_here(tmp_path / "nothing", tmp_path / "run")
-    large = np.zeros((4, 32, 32), np.uint8), np.zeros(4, np.uint8)
-    data = write_set(tmp_path / "large", train=large, t10k=large)
-    with pytest.raises(
-        ValueError, match=r"the train images have 32 x 32 pixels; the ConvNet takes 28 x 28 only"
-    ):
-        train_here(data, tmp_path / "run")
-
-
-def test_a_rate_that_is_too_high_ends_the_run(digits, tmp_path):
-    with pytest.raises(
-        FloatingPointError, match=r"nothing was updated in this step.*try less than --lr 1e\+30"
-    ):
-        train_here(digits, tmp_path, "--lr 1e30")
-
-
-def test_checkpoints_of_other_runs(digits, tmp_path, capfd):
-    train_here(digits, tmp_path, "--epochs 1")
-    with pytest.raises(ValueError, match="is ahead of where this run would start"):
-        train_here(digits, tmp_path, "--resume never")
-    with pytest.raises(ValueError, match="is beyond this run's end"):
-        train_here(digits, tmp_path, "--max-steps 5")
-    with pytest.raises(ValueError, match="is no complete checkpoint"):
-        train_here(digits, tmp_path, f"--resume {tmp_path / 'elsewhere'}")
-    capfd.readouterr()
-    train_here(digits, tmp_path, "--lr 0.01 --gradient-compression 2bit")
-    printed = capfd.readouterr().out
-    assert "was trained with --lr 0.05, this run has 0.01: not the same run" in printed
-    assert "--gradient-compression none, this run has 2bit" in printed
-    (tmp_path / "checkpoints/step-00000014/rank-00000-of-00001.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"rank-00000-of-00001.safetensors is missing"):
-        train_here(digits, tmp_path, "--epochs 3")

@@ -1,0 +1,115 @@
+"""What the tests of recipe `mnist` run, and what they compare it with."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch.utils.data import DistributedSampler
+
+from partial_fc.data.digits import load
+from partial_fc.data.idx import names, read_set, write_idx
+from partial_fc.models.convnet import ConvNet
+from recipes import mnist
+from tests.recipes.conftest import run
+
+NUM_TRAIN, NUM_TEST = 151, 101  # no number of processes divides them
+# An epoch has 7 updates: 6 of 24 images, and one of the 7 that are left.
+GLOBAL_BATCH = 24
+
+
+def write_set(folder: Path, **arrays) -> Path:
+    folder.mkdir()
+    for split in ("train", "t10k"):
+        for name, array in zip(names(split), arrays[split], strict=True):
+            write_idx(folder / name, array)
+    return folder
+
+
+def some_digits(folder: Path) -> Path:
+    """Some of scikit-learn's digits, as files in folder/MNIST/raw; returns the folder."""
+    (folder / "MNIST").mkdir(parents=True)
+    sets = {
+        split: (found.image_NHW[:number], found.label_N[:number].astype(np.uint8))
+        for (split, found), number in zip(load().items(), (NUM_TRAIN, NUM_TEST), strict=True)
+    }
+    write_set(folder / "MNIST" / "raw", **sets)
+    return folder
+
+
+def train_here(data: Path, models_root: Path, flags: str = "") -> None:
+    """In this process, which saves the seconds that torch takes to be imported."""
+    words = f"--data-dir {data} --models-root {models_root} --batch-size {GLOBAL_BATCH} --lr 0.05 --precision fp32"
+    assert mnist.main(shlex.split(f"{words} {flags}")) == 0
+
+
+def train_several(data: Path, runs: list[tuple[Path, str]], num_ranks: int, **environ: str) -> None:
+    """One after the other, in one launch."""
+    words = [f"--data-dir {data} --models-root {root} --lr 0.05 {flags}" for root, flags in runs]
+    launcher = ["torchrun", "--standalone", f"--nproc_per_node={num_ranks}", "--no-python"]
+    more = ["env", *(f"{name}={value}" for name, value in environ.items())]
+    run([*more, *launcher, sys.executable, "-m", "tests.recipes.mnist_several", *words])
+
+
+def reference(
+    data: Path, num_ranks: int, epochs: int, lr: float, dtype: torch.dtype
+) -> tuple[list[float], dict]:
+    """The tutorial's loop, written anew for one process: a replica for each rank, whose gradients are averaged. Returns
+    the losses, averaged over the ranks, and the weights."""
+    image_NHW, label_N = (torch.tensor(t) for t in read_set(data, "train"))
+    image_N1HW = (image_NHW / 255).unsqueeze(1).to(dtype)
+    replicas = []
+    for _ in range(num_ranks):
+        torch.manual_seed(0)
+        replicas.append(ConvNet().to(dtype))
+    samplers = [DistributedSampler(range(len(label_N)), num_ranks, r) for r in range(num_ranks)]  # type: ignore[arg-type]
+    curve, batch_size = [], GLOBAL_BATCH // num_ranks
+    for epoch in range(epochs):
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        orders = [torch.tensor(list(sampler)).split(batch_size) for sampler in samplers]
+        for batch_of_rank in zip(*orders, strict=True):
+            each = [
+                F.cross_entropy(net(image_N1HW[batch]), label_N[batch])
+                for net, batch in zip(replicas, batch_of_rank, strict=True)
+            ]
+            loss = torch.stack(each).mean()
+            gradients = [
+                torch.autograd.grad(loss, list(net.parameters()), retain_graph=True) for net in replicas
+            ]
+            with torch.no_grad():
+                for parts in zip(*(net.parameters() for net in replicas), *gradients, strict=True):
+                    step = sum(parts[num_ranks:])
+                    for p in parts[:num_ranks]:
+                        p -= lr * step
+            curve.append(loss.item())
+    return curve, dict(replicas[0].named_parameters())
+
+
+def assert_same_weights(root: Path, expected: dict[str, torch.Tensor], tolerance: float) -> None:
+    found = load_file(root / "model.safetensors")
+    for name, t in expected.items():
+        torch.testing.assert_close(found[name], t.detach(), rtol=tolerance, atol=tolerance)
+
+
+def assert_same_files(one: Path, other: Path, step: int) -> None:
+    """Two checkpoints, tensor by tensor and bit by bit."""
+    folders = [root / "checkpoints" / f"step-{step:08d}" for root in (one, other)]
+    files = sorted(path.name for path in folders[0].glob("*.safetensors"))
+    assert len(files) >= 3
+    for name in files:
+        a, b = (load_file(folder / name) for folder in folders)
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) for key in a), name
+    manifests = [json.loads((folder / "manifest.json").read_text()) for folder in folders]
+    for key in (
+        "epoch",
+        "update",
+        "step",
+    ):  # not the best accuracy: an interrupted run is looked at more often
+        assert manifests[0]["position"][key] == manifests[1]["position"][key]
+    assert manifests[0]["scaler"] == manifests[1]["scaler"]
