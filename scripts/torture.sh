@@ -21,9 +21,11 @@ readers=("$@")
 if [ $# = 0 ]; then
     mapfile -t readers < <(python -c "from tests.faults.readers import READERS; print(*READERS, sep='\n')")
 fi
-for reader in "${readers[@]}"; do
-    check "fuzz $reader" timeout 3600 python -m tests.faults.fuzz "$reader" --inputs "$inputs" --seed "$seed"
-done
+# As many at a time as there are cores.
+fuzz() { timeout 14400 python -m tests.faults.fuzz "$1" --inputs "$inputs" --seed "$seed" || { echo "fuzz $1: status $?"; false; }; }
+export -f fuzz
+export inputs seed
+check "fuzzing" xargs -P "$(nproc)" -I{} bash -c 'fuzz {}' <<<"$(printf '%s\n' "${readers[@]}")"
 if [ $# = 0 ]; then
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
