@@ -25,7 +25,7 @@ fi
 fuzz() { timeout 14400 python -m tests.faults.fuzz "$1" --inputs "$inputs" --seed "$seed" || { echo "fuzz $1: status $?"; false; }; }
 export -f fuzz
 export inputs seed
-check "fuzzing" xargs -P "$(nproc)" -I{} bash -c 'fuzz {}' <<<"$(printf '%s\n' "${readers[@]}")"
+check "fuzzing" xargs -P "$(env -u OMP_NUM_THREADS nproc)" -I{} bash -c 'fuzz {}' <<<"$(printf '%s\n' "${readers[@]}")"
 if [ $# = 0 ]; then
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
