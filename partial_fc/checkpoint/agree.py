@@ -15,14 +15,29 @@ from partial_fc.comm import World
 def newest_common(root: Path, world: World) -> Path | None:
     """The newest checkpoint below root that counts for all ranks, where each host has a root of its own, too; None: no
     rank has any. A collective. Raises ValueError, on all ranks, where some have checkpoints and there is none that all
-    have."""
-    here = [step_of(folder) for folder in complete(root)]
-    count_W = world.all_gather(torch.tensor([len(here)]), name="checkpoint/num_found").tolist()
-    found = world.all_gather(torch.tensor(here, dtype=torch.int64), name="checkpoint/found")
+    have, or where one cannot look there."""
+    here: dict[int, Path] = {}
+    problem = None
+    try:
+        here = {step_of(folder): folder for folder in complete(root)}
+    except OSError as error:
+        problem = error
+    count_W = world.all_gather(
+        torch.tensor([-1 if problem else len(here)]), name="checkpoint/num_found"
+    ).tolist()
+    if problem:
+        raise ValueError(
+            f"rank {world.rank} cannot look for checkpoints below {root}: {problem}"
+        ) from problem
+    if -1 in count_W:
+        raise ValueError(
+            f"rank {count_W.index(-1)} cannot look for checkpoints below {root}: its output says why"
+        )
+    found = world.all_gather(torch.tensor(list(here), dtype=torch.int64), name="checkpoint/found")
     steps_W = [set(steps.tolist()) for steps in found.split(count_W)]
     common = set.intersection(*steps_W)
     if common:
-        return next(folder for folder in complete(root) if step_of(folder) == max(common))
+        return here[max(common)]
     if not any(count_W):
         return None
     each = ", ".join(

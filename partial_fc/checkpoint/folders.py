@@ -1,14 +1,15 @@
 """The folders of checkpoints below a root: which are whole, which one to go on from, which may go."""
 
 import json
+import logging
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from partial_fc.checkpoint.files import sync_folder, write_json
 
 MARKER = "COMPLETE"
+_log = logging.getLogger("partial_fc")
 
 
 def folder_name(step: int) -> str:
@@ -16,8 +17,10 @@ def folder_name(step: int) -> str:
 
 
 def complete(root: Path) -> list[Path]:
-    """The folders below root that hold a whole checkpoint, by rising step."""
-    return sorted((marker.parent for marker in root.glob(f"step-*/{MARKER}")), key=step_of)
+    """The folders below root that hold a whole checkpoint, by rising step. Those of other names (a copy,
+    step-00000100.bak) are not ours."""
+    found = (marker.parent for marker in root.glob(f"step-*/{MARKER}"))
+    return sorted((folder for folder in found if _is_ours(folder)), key=step_of)
 
 
 def newest(root: Path) -> Path | None:
@@ -28,6 +31,10 @@ def newest(root: Path) -> Path | None:
 def step_of(folder: Path) -> int:
     """By its name. Raises ValueError for another folder."""
     return int(folder.name.removeprefix("step-"))
+
+
+def _is_ours(folder: Path) -> bool:
+    return folder.name.removeprefix("step-").isdecimal()
 
 
 def mark(folder: Path, step: int, ranks: Iterable[int]) -> None:
@@ -54,8 +61,14 @@ def best(root: Path) -> Path | None:
 
 
 def _score(folder: Path) -> float | None:
-    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
-    return manifest.get("score")
+    path = folder / "manifest.json"
+    try:
+        score = json.loads(path.read_text()).get("score")
+    except (FileNotFoundError, ValueError, AttributeError, RecursionError) as error:
+        # Nothing can go on from it, so it may go. Where the disk fails (another OSError), nothing is known of it.
+        _log.warning(f"{path} is missing or damaged ({error}): its checkpoint counts as one without a score")
+        return None
+    return score if isinstance(score, int | float) else None
 
 
 def prune(root: Path, keep: int, keep_best: bool) -> None:
@@ -69,7 +82,6 @@ def prune(root: Path, keep: int, keep_best: bool) -> None:
             unmark(folder)  # first, so that half a folder never looks whole
             shutil.rmtree(folder)
     last = newest(root)
-    for folder in root.glob("step-*"):
-        number = folder.name.removeprefix("step-")
-        if last and number.isdecimal() and int(number) < step_of(last) and not (folder / MARKER).exists():
+    for folder in filter(_is_ours, root.glob("step-*")):
+        if last and step_of(folder) < step_of(last) and not (folder / MARKER).exists():
             shutil.rmtree(folder)

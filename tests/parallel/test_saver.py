@@ -1,7 +1,9 @@
 """All ranks save together, into one folder or into one each, and go on from the same checkpoint."""
 
+import errno
 import json
 import logging
+import os
 
 import pytest
 import torch
@@ -89,6 +91,18 @@ def test_only_what_all_have_is_gone_on_from(world, tmp_path):
     if world.rank == 0:
         (tmp_path / "step-00000003/COMPLETE").unlink()
     with pytest.raises(ValueError, match="rank 0 step 5, rank 1 step 3 4"):
+        newest_common(tmp_path, world)
+
+
+def test_a_disk_that_cannot_be_looked_at_is_an_error_on_all(world, tmp_path, monkeypatch):
+    last = world.size - 1
+
+    def complete(root):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(root))
+
+    if world.rank == last:
+        monkeypatch.setattr("partial_fc.checkpoint.agree.complete", complete)
+    with pytest.raises(ValueError, match=f"rank {last} cannot look for checkpoints below"):
         newest_common(tmp_path, world)
 
 

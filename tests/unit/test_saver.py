@@ -3,6 +3,7 @@
 import json
 import logging
 import resource
+import shutil
 import signal
 import subprocess
 
@@ -161,6 +162,20 @@ def test_the_newest_and_the_best_are_kept(saver, head):
     assert checkpoint.best(saver.root) == saver.root / "step-00000006"
     prune(saver.root, 1, keep_best=False)
     assert [f.name for f in saver.root.iterdir()] == ["step-00000006"]
+
+
+@pytest.mark.parametrize("manifest", [None, "{", "[]", '{"score": "high"}'])
+def test_copies_and_damaged_manifests_stand_in_nobodys_way(saver, head, manifest):
+    save(saver, head, 1, score=0.9)
+    first = saver.root / "step-00000001"
+    copy = shutil.copytree(first, saver.root / "step-00000001.bak")
+    (first / "manifest.json").unlink() if manifest is None else (first / "manifest.json").write_text(manifest)
+    for step in (2, 3):
+        save(saver, head, step, score=0.5)
+    saver._thread.submit(int).result()  # older ones have been removed
+    assert [f.name for f in checkpoint.complete(saver.root)] == ["step-00000002", "step-00000003"]
+    assert not first.exists()
+    assert (copy / "COMPLETE").exists()
 
 
 def test_the_newest_is_that_of_the_most_steps_also_beyond_eight_digits(saver, head):
