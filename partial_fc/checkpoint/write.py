@@ -91,15 +91,19 @@ class Saver:
 
     def begin(self, snapshot: Snapshot, since: float | None = None) -> None:
         """Starts to write; a snapshot that is no copy is written before this returns. since: when (perf_counter)
-        training was interrupted for it. A collective."""
+        training was interrupted for it. Gives up at once where the disk does not let a folder of an earlier try at this
+        step be unmarked. A collective."""
         if self.under_way:
             raise ValueError(f"the checkpoint of step {self._step} is still under way; finish() first")
         self._step, self._folder = snapshot.step, self.root / folder_name(snapshot.step)
         self._marking, self.last_failed = False, False
         self._began = time.perf_counter() if since is None else since
-        if self._leads:
-            unmark(self._folder)  # of an earlier try at this step
-        self._world.barrier(name="checkpoint/begin")  # nobody writes into a folder that still counts
+        problem = self._unmark()  # of an earlier try at this step
+        if self._any(
+            problem is not None, "checkpoint/begin"
+        ):  # nobody writes into a folder that still counts
+            self._give_up(problem)
+            return
         self._job = self._thread.submit(self._write, snapshot)
         if not snapshot.is_copy:
             self._wait()
@@ -129,8 +133,7 @@ class Saver:
         """Returns when the checkpoint under way is whole or given up. A collective."""
         while self.under_way:
             self._wait()
-            failed = torch.tensor([float(self.failed)])
-            self.settle(False, bool(self._world.all_reduce(failed, "max", name="checkpoint/failed").item()))
+            self.settle(False, self._any(self.failed, "checkpoint/failed"))
 
     def close(self) -> None:
         """Waits for the thread; a checkpoint under way stays without its mark."""
@@ -139,6 +142,19 @@ class Saver:
     def _wait(self) -> None:
         if self._job is not None:
             self._job.exception()
+
+    def _any(self, here: bool, name: str) -> bool:
+        """Whether it is so on any rank. A collective."""
+        return bool(self._world.all_reduce(torch.tensor([float(here)]), "max", name=name).item())
+
+    def _unmark(self) -> OSError | None:
+        """From now on the folder does not count. Returns what the disk has against that: it ends no training."""
+        try:
+            if self._leads:
+                unmark(self._folder)
+        except OSError as error:
+            return error
+        return None
 
     # ---- in the thread
 
@@ -157,17 +173,25 @@ class Saver:
         self._job, self.last_failed = None, True
         if error is not None and not isinstance(error, OSError):
             raise error
-        if self._leads:
-            # Without the marker it does not count; what other ranks have written there is of no use.
-            unmark(self._folder)
-        stands = newest(self.root)
-        why = f"{error.strerror}: {error.filename}" if error else "another rank could not write"
+        # Without the marker it does not count; what other ranks have written there is of no use.
+        unmarking = self._unmark()
+        error = error or unmarking
+        why = _told(error, self._folder) if error else "another rank could not write"
         say = _log.error if error or self._world.rank == 0 else _log.info
         say(
             f"the checkpoint of step {self._step} was not written on rank {self._world.rank}: {why}. Training goes on; "
-            f"{stands or 'no checkpoint'} stands. Make room (`df -h`, `df -i`), or stop and give another "
-            "--checkpoint-dir"
+            f"{self._what_stands()}. Make room (`df -h`, `df -i`), or stop and give another --checkpoint-dir"
         )
+
+    def _what_stands(self) -> str:
+        try:
+            return f"{newest(self.root) or 'no checkpoint'} stands"
+        except OSError as error:
+            return f"which checkpoint stands cannot be told ({_told(error, self.root)})"
+
+
+def _told(error: OSError, where: Path) -> str:
+    return f"{error.strerror}: {error.filename or where}"
 
 
 def _prune(root: Path, keep: int, keep_best: bool) -> None:

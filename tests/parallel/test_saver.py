@@ -63,20 +63,30 @@ def test_all_save_and_load(world, root):
     assert torch.equal(found.backbone()["w"], torch.ones(3))
 
 
-def test_one_that_a_rank_cannot_write_counts_nowhere(world, root, caplog, monkeypatch):
+@pytest.mark.parametrize("begins", [True, False])
+def test_one_that_a_rank_cannot_write_counts_nowhere(world, root, begins, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
     saver = checkpoint.Saver(root, world, keep=1)
     saver.begin(taken(world, 3))
     saver.finish()
     last = world.size - 1
-    if world.rank == last:  # in the way of its list of checksums
+    failing = last if begins else 0
+
+    def unmark(folder):
+        raise OSError(errno.EISDIR, "Is a directory", str(folder / "COMPLETE"))
+
+    if world.rank == failing and begins:  # in the way of its list of checksums
         (root / f"step-00000004/rank-{last:05d}-of-{world.size:05d}.sha256").mkdir(parents=True)
+    elif world.rank == failing:
+        monkeypatch.setattr("partial_fc.checkpoint.write.unmark", unmark)
     saver.begin(taken(world, 4))
+    assert saver.under_way == begins
     saver.finish()
     assert saver.last_failed
     assert newest_common(root, world) == root / "step-00000003"
-    why = "Is a directory" if world.rank == last else "another rank could not write"
-    assert world.rank not in (0, last) or f"not written on rank {world.rank}: {why}" in caplog.text
+    assert begins or not (root / "step-00000004").exists()
+    why = "Is a directory" if world.rank == failing else "another rank could not write"
+    assert world.rank not in (0, failing) or f"not written on rank {world.rank}: {why}" in caplog.text
     saver.close()
 
 

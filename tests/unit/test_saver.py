@@ -1,11 +1,13 @@
 """Checkpoints on their way to the disk: what counts when, what is left after a failure, what is kept."""
 
+import errno
 import json
 import logging
 import resource
 import shutil
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -136,6 +138,32 @@ def test_a_later_one_succeeds(saver, head, small_files):
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     save(saver, head, 5)
     assert not saver.last_failed
+    assert checkpoint.newest(saver.root) == saver.root / "step-00000005"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_disk_that_is_gone_ends_no_training(saver, head, begun, caplog, monkeypatch):
+    """A lost network mount: looking at a path raises, too."""
+    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
+
+    def gone(path: Path) -> bool:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    save(saver, head, 3)
+    if begun:
+        saver.begin(snapshot(head, 4))
+        saver._wait()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "exists", gone)
+        if begun:
+            saver.settle(any_busy=False, any_failed=True)
+        else:
+            saver.begin(snapshot(head, 4))
+    assert saver.last_failed
+    assert not saver.under_way
+    assert "the checkpoint of step 4 was not written on rank 0: Stale file handle" in caplog.text
+    assert "which checkpoint stands cannot be told" in caplog.text
+    save(saver, head, 5)
     assert checkpoint.newest(saver.root) == saver.root / "step-00000005"
 
 
