@@ -68,7 +68,7 @@ def pack_images(options: PackOptions) -> None:
     labels: list[int] = []  # of the images written, by key
     with (
         RecordWriter(options.output / "train.rec") as writer,
-        open(options.output / "train.lst", "w") as lst,
+        open(options.output / "train.lst", "w", encoding="utf-8", errors="surrogateescape") as lst,
     ):
         for index, content in _encoded_images(source, order, options):
             key, label = first_key + len(labels), int(label_N[index])
@@ -85,7 +85,8 @@ def pack_images(options: PackOptions) -> None:
     size = options.image_size or 0
     (options.output / "property").write_text(f"{source.num_classes},{size},{size}\n")
     if isinstance(source, ImageFolder) and source.classes:
-        (options.output / "classes.txt").write_text("".join(f"{name}\n" for name in source.classes))
+        names = "".join(f"{name}\n" for name in source.classes)
+        (options.output / "classes.txt").write_bytes(names.encode("utf-8", "surrogateescape"))
     _report(options.output, count_C)
 
 

@@ -44,7 +44,7 @@ def open_on_all(make: Callable[[], Source], world: World) -> Source:
     try:
         source = make()
         names = "\n".join(source.class_names() or [])
-        mine = (len(source), source.num_classes, zlib.crc32(names.encode()))
+        mine = (len(source), source.num_classes, zlib.crc32(names.encode("utf-8", "surrogateescape")))
     except (ValueError, OSError) as error:
         problem = error
     seen_W3 = world.all_gather(torch.tensor([mine]), name="data/opened").tolist()

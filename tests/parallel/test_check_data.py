@@ -119,5 +119,6 @@ def test_data_that_differs_between_ranks(world, tmp_path):
 
 
 def test_data_that_opens_everywhere(world, tmp_path):
+    (tmp_path / "classes.txt").write_bytes(b"Bj\xf6rn\n")  # no UTF-8
     made = source(tmp_path)
     assert open_on_all(lambda: made, world) is made

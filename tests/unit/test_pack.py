@@ -1,5 +1,6 @@
 """Packing folders into .rec, read back by us and by mxnet."""
 
+import os
 from pathlib import Path
 
 import cv2
@@ -112,6 +113,15 @@ def test_list_in_any_order_is_sorted_by_class(tmp_path: Path) -> None:
     (tmp_path / "list").write_text("class1/0.png 1\nclass0/0.png 0\nclass1/1.png 1\nclass0/1.png 0\n")
     pack_images(PackOptions(tmp_path / "list", tmp_path / "out", root=tmp_path / "in", image_size=12))
     assert RecordSource(tmp_path / "out").labels().tolist() == [0, 0, 1, 1]
+
+
+def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
+    make_images(tmp_path / "in", [1, 1])
+    (tmp_path / "in/class0").rename(tmp_path / "in" / os.fsdecode(b"Bj\xf6rn"))
+    pack_images(PackOptions(tmp_path / "in", tmp_path / "out"))
+    assert (tmp_path / "out/classes.txt").read_bytes() == b"Bj\xf6rn\nclass1\n"
+    assert (tmp_path / "out/train.lst").read_bytes().startswith(b"1\tBj\xf6rn/0.png\t0\n")
+    assert RecordSource(tmp_path / "out").class_names() == ImageFolder(tmp_path / "in").class_names()
 
 
 def test_bad_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
