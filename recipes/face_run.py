@@ -111,7 +111,9 @@ def _checkpoint(
             f"{newest} is ahead of where this run would start (--resume {asked}); use another --models-root, or "
             "remove the checkpoints that are not wanted"
         )
-    centres = open_centres(config.head_centres) if config.head_centres and found is None else None
+    centres = None
+    if config.head_centres and found is None:
+        centres = open_centres(config.head_centres, state.head.world)
     for given in filter(None, (found, centres)):
         for note in check_class_names(given, source):
             logger.info(f"note: {note}")

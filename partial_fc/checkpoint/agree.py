@@ -1,7 +1,7 @@
 """All ranks start from the same place, or none does: folders of one name on several hosts need not be the same."""
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -53,9 +53,19 @@ def newest_common(root: Path, world: World) -> Path | None:
 def open_checkpoint(folder: Path | None, world: World) -> Checkpoint | None:
     """The checkpoint in this rank's folder; None: it found none. Raises ValueError, on all ranks, where one cannot be
     read or their steps differ. A collective."""
+    return agreed(
+        lambda: Checkpoint(folder) if folder else None,
+        "give another --checkpoint-dir or --resume, or start anew with another --models-root",
+        world,
+    )
+
+
+def agreed(opened: Callable[[], Checkpoint | None], remedy: str, world: World) -> Checkpoint | None:
+    """What this rank opens, once all have opened one of the same step, or none. Raises ValueError, on all ranks, where
+    one cannot (ValueError, OSError) or their steps differ. A collective."""
     found, problem = None, None
     try:
-        found = Checkpoint(folder) if folder else None
+        found = opened()
     except (ValueError, OSError) as error:
         problem = error
     step = -2 if problem else found.step if found else -1
@@ -66,9 +76,8 @@ def open_checkpoint(folder: Path | None, world: World) -> Checkpoint | None:
         seen = {-2: "cannot read its checkpoint", -1: "finds none"}
         each = ", ".join(f"rank {rank} {seen.get(s, f'step {s}')}" for rank, s in enumerate(step_W))
         raise ValueError(
-            f"{world}: the ranks would not go on from the same checkpoint: {each}. Checkpoints must lie where all "
-            "hosts see them, or on each host: give another --checkpoint-dir or --resume, or start anew with another "
-            "--models-root"
+            f"{world}: the ranks would not start from the same checkpoint: {each}. Checkpoints must lie where all "
+            f"hosts see them, or on each host: {remedy}"
         )
     return found
 

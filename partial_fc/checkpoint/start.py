@@ -3,16 +3,25 @@
 from pathlib import Path
 
 from partial_fc.checkpoint import head_rows
+from partial_fc.checkpoint.agree import agreed
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.tools.stored import has_head, part_files, step_folder
+from partial_fc.comm import World
 from partial_fc.head import PartialFC
 
 
-def open_centres(folder: Path) -> Checkpoint:
-    """folder: a checkpoint, or one whose newest counts. Raises ValueError where there is none with a head."""
-    found = Checkpoint(step_folder(folder))
-    if not has_head(found.manifest, str(found.folder)):
-        raise ValueError(f"{found.folder} has no class centres: it is not of recipe face")
+def open_centres(folder: Path, world: World) -> Checkpoint:
+    """folder: a checkpoint, or one whose newest counts. Raises ValueError, on all ranks, where one finds none with a
+    head, or another step than the others. A collective."""
+
+    def opened() -> Checkpoint:
+        found = Checkpoint(step_folder(folder))
+        if not has_head(found.manifest, str(found.folder)):
+            raise ValueError(f"{found.folder} has no class centres: it is not of recipe face")
+        return found
+
+    found = agreed(opened, "give --head-centres the folder of one step", world)
+    assert found is not None
     return found
 
 

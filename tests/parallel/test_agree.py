@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from partial_fc.checkpoint.agree import check_replicas, open_checkpoint
+from partial_fc.checkpoint.start import open_centres
+from tests.unit.stored_checkpoints import heads_of, save
 
 
 def checkpoint(folder, step: int):
@@ -36,6 +38,22 @@ def test_a_checkpoint_that_one_rank_cannot_read_is_an_error_on_all(world, tmp_pa
     message = "no complete checkpoint" if world.rank == last else f"rank {last} cannot read its checkpoint"
     with pytest.raises(ValueError, match=message):
         open_checkpoint(folder, world)
+
+
+@pytest.mark.parametrize("other", [(7, 8), ()])
+def test_centres_are_of_one_step_on_all(world, tmp_path, other):
+    last = world.size - 1
+    for step in other if world.rank == last else (7,):
+        save(tmp_path / f"step-{step:08d}", heads_of(1), step=step)
+    if world.size == 1 and other:
+        assert open_centres(tmp_path, world).step == 8
+        return
+    if world.rank == last and not other:
+        message = "holds no complete checkpoint"
+    else:
+        message = f"rank {last} {'step 8' if other else 'cannot read its checkpoint'}"
+    with pytest.raises(ValueError, match=message):
+        open_centres(tmp_path, world)
 
 
 def test_other_weights_on_one_rank_are_an_error_on_all(world):

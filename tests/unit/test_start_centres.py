@@ -5,6 +5,7 @@ import torch
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.start import check_whole, load_centres, open_centres
+from partial_fc.comm import SingleWorld
 from partial_fc.head import PartialFC
 from partial_fc.optim.rows import RowAdamW
 from tests.unit.stored_checkpoints import D, OneOf, heads_of, save, whole
@@ -22,7 +23,7 @@ def test_centres_alone_whatever_the_optimiser_and_the_number_of_ranks(tmp_path, 
     save(tmp_path / "step-00000007", heads)
     started = fresh(after, optimizer=RowAdamW(), sub_centres=2)
     for head in started:
-        load_centres(open_centres(tmp_path), head)
+        load_centres(open_centres(tmp_path, SingleWorld()), head)
         assert head.num_steps == 0
     rows = whole(started)
     assert torch.equal(rows.pop("centres"), whole(heads)["centres"])
@@ -34,15 +35,17 @@ def test_centres_alone_whatever_the_optimiser_and_the_number_of_ranks(tmp_path, 
 def test_another_head_and_missing_files_are_refused(tmp_path):
     (folder,) = save(tmp_path / "a", heads_of(3))
     with pytest.raises(ValueError, match="sub_centres 1; this run has 2"):
-        load_centres(open_centres(folder), fresh(1, sub_centres=2)[0])
+        load_centres(open_centres(folder, SingleWorld()), fresh(1, sub_centres=2)[0])
     sorted(folder.glob("head-00001-*"))[0].unlink()
     with pytest.raises(ValueError, match="no file holds class 4"):
-        load_centres(open_centres(folder), fresh(1)[0])
-    load_centres(open_centres(folder), fresh(3)[2])  # whoever does not need it does not miss it
+        load_centres(open_centres(folder, SingleWorld()), fresh(1)[0])
+    load_centres(
+        open_centres(folder, SingleWorld()), fresh(3)[2]
+    )  # whoever does not need it does not miss it
     path = sorted(folder.glob("head-00002-*"))[0]
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(ValueError, match="is damaged"):
-        load_centres(open_centres(folder), fresh(3)[2])
+        load_centres(open_centres(folder, SingleWorld()), fresh(3)[2])
 
 
 def test_centres_alone_cannot_be_resumed(tmp_path):
@@ -52,7 +55,7 @@ def test_centres_alone_cannot_be_resumed(tmp_path):
     import_centres(ImportOptions((tmp_path,), tmp_path / "out"))
     with pytest.raises(ValueError, match="without a backbone: start with --head-centres"):
         check_whole(checkpoint.Checkpoint(tmp_path / "out"))
-    load_centres(open_centres(tmp_path / "out"), head := fresh(1)[0])
+    load_centres(open_centres(tmp_path / "out", SingleWorld()), head := fresh(1)[0])
     assert bool((head.centres == 1).all())
     (whole_one,) = save(tmp_path / "a", heads_of(1))
     check_whole(checkpoint.Checkpoint(whole_one))
