@@ -222,8 +222,8 @@ def take(job: Job, score: float | None = None, copy: bool = True) -> checkpoint.
     """Everything that the next step depends on. A collective."""
     facts = {
         "position": job.position,
-        "left_out": job.left_out,
-        "best": job.best,
+        "left_out": list(job.left_out),  # written while training goes on, as they are now
+        "best": dict(job.best),
         "best_score": job.best_score,
         "score": score,
         **job.facts,

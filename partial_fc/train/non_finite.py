@@ -91,7 +91,10 @@ def roll_back(job: Job, fault: NonFinite, position: int) -> None:
     job.backbone.train()
     guards.num_rollbacks += 1
     guards.num_skips = 0
-    job.left_out.append((checkpoint_position, position))
+    guards.last_equal = job.step  # `restore` has compared them
+    # A rollback before, if to the same checkpoint, is part of this one.
+    before = [(begin, end) for begin, end in job.left_out if end <= checkpoint_position]
+    job.left_out = [*before, (checkpoint_position, position)]
     _say(
         job,
         f"{fault} Back from step {bad_step} to the checkpoint of step {job.step}; the "

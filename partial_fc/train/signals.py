@@ -4,6 +4,7 @@ The step is finished, a checkpoint written, and all ranks end with EXIT_PREEMPTE
 may get the signal; the others are told in the step (train/agreement.py).
 """
 
+import contextlib
 import os
 import signal
 import threading
@@ -61,4 +62,5 @@ class StopSignals:
     def _say(self, words: str) -> None:
         # Not through `logging`: the signal may have come while it holds its lock.
         name = self.received.name if self.received else ""
-        os.write(2, f"rank {self._rank}: {name}: {words}\n".encode())
+        with contextlib.suppress(OSError):  # a terminal that is gone keeps nobody from the checkpoint
+            os.write(2, f"rank {self._rank}: {name}: {words}\n".encode())

@@ -240,12 +240,18 @@ def test_what_a_rollback_needs(world, folder):
     job.loader = SimpleNamespace(go_to=went.append)  # type: ignore[assignment]
     with pytest.raises(NonFinite, match=r"at step 10\.$"):
         non_finite.roll_back(job, fault, 200)
-    job.guards.on_nan, job.guards.max_rollbacks = "rollback", 1
+    job.guards.on_nan, job.guards.max_rollbacks = "rollback", 3
     job.guards.restore = lambda: None
     with pytest.raises(NonFinite, match="there is no checkpoint yet"):
         non_finite.roll_back(job, fault, 200)
-    job.guards.restore = lambda: (4, 80)
-    non_finite.roll_back(job, fault, 200)
-    assert (job.step, job.position, went, job.left_out) == (4, 200, [200], [(80, 200)])
-    with pytest.raises(NonFinite, match=r"gone back 1 times already.*--max-rollbacks"):
-        non_finite.roll_back(job, fault, 300)
+    for start, position, left_out in (
+        ((4, 80), 200, [(80, 200)]),
+        ((4, 80), 300, [(80, 300)]),  # the same checkpoint: no sample is left out twice
+        ((9, 400), 500, [(80, 300), (400, 500)]),
+    ):
+        job.guards.restore = lambda start=start: start
+        non_finite.roll_back(job, fault, position)
+        assert (job.step, job.position, went[-1], job.left_out) == (start[0], position, position, left_out)
+        assert job.guards.last_equal == start[0]
+    with pytest.raises(NonFinite, match=r"gone back 3 times already.*--max-rollbacks"):
+        non_finite.roll_back(job, fault, 600)

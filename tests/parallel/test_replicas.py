@@ -48,8 +48,8 @@ def test_equal_replicas_pass_with_one_small_message(world, mode, kind):
     model = Model(world, mode, kind)
     with world.counted() as traffic:
         model.check()
-    assert dict(traffic.calls) == {"train/replicas": 1}
-    assert traffic.num_bytes["train/replicas"] == 8
+    assert dict(traffic.calls) == ({"train/replicas": 1} if world.size > 1 else {})
+    assert traffic.num_bytes["train/replicas"] == (8 if world.size > 1 else 0)
 
 
 @pytest.mark.parametrize("where", ["weight", "state", "fact"])

@@ -69,6 +69,21 @@ with StopSignals(clock=lambda: now):
     assert "ending at once" in done.stderr
 
 
+def test_a_terminal_that_is_gone_keeps_nobody_from_the_checkpoint():
+    program = """
+import os
+from partial_fc.train.signals import StopSignals
+read, write = os.pipe()
+os.close(read)
+os.dup2(write, 2)
+with StopSignals() as signals:
+    os.kill(os.getpid(), 15)
+    print(signals.received.name)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "SIGTERM\n"
+
+
 def test_in_another_thread_nothing_is_changed():
     found = []
 
