@@ -76,19 +76,25 @@ def _check_png(content: bytes) -> None:
     raise BadRecord(f"PNG of {len(content)} bytes has no end (IEND): it is cut short")
 
 
-def fit(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """Resizes the shorter side to `size` and crops the middle: (H, W, 3) -> (size, size, 3).
-
-    An image that has this size is returned as it is. Non-square images keep their proportions. BadRecord: one side is
-    more than MAX_ASPECT times the other.
-    """
+def check_proportions(image: NDArray[np.uint8]) -> None:
+    """Raises BadRecord where one side is more than MAX_ASPECT times the other: such an image cannot be made square."""
     height, width = image.shape[:2]
-    if (height, width) == (size, size):
-        return image
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise BadRecord(
             f"image of {width} x {height} pixels; one side is more than {MAX_ASPECT} times the other"
         )
+
+
+def fit(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """Resizes the shorter side to `size` and crops the middle: (H, W, 3) -> (size, size, 3).
+
+    An image that has this size is returned as it is. Non-square images keep their proportions. BadRecord: as
+    check_proportions.
+    """
+    height, width = image.shape[:2]
+    if (height, width) == (size, size):
+        return image
+    check_proportions(image)
     scale = size / min(height, width)
     height, width = max(size, round(height * scale)), max(size, round(width * scale))
     # Averaging over areas avoids aliasing; for enlarging it would give blocks.
@@ -102,9 +108,10 @@ def fit(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 def encode_square(content: bytes, size: int | None, quality: int) -> bytes:
     """An image file of size x size as JPEG; the very same bytes if it has that size already or size is None.
 
-    The image is decoded in either case, so that a damaged one is found here and not in training.
+    The image is decoded in either case, so that one that cannot be used is found here and not in training.
     """
     image = decode(content)
+    check_proportions(image)
     if size is None or image.shape[:2] == (size, size):
         return content
     bgr = cv2.cvtColor(fit(image, size), cv2.COLOR_RGB2BGR)

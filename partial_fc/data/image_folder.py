@@ -48,8 +48,9 @@ class ImageFolder:
     def read(self, index: int) -> Sample:
         try:
             content = (self.root / self.names[index]).read_bytes()
-        except FileNotFoundError:
-            raise BadRecord(f"{self.where(index)}: not found") from None
+        except OSError as error:
+            what = "not found" if isinstance(error, FileNotFoundError) else error.strerror
+            raise BadRecord(f"{self.where(index)}: {what}") from None
         return Sample(content, int(self._labels[index]), index)
 
     def where(self, index: int) -> str:

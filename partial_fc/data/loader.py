@@ -174,11 +174,9 @@ class Loader:
 
     def _load(self, position: int, index: int) -> tuple[NDArray[np.uint8], int, int]:
         sample = self.source.read(index)
-        image = sample.image
-        if isinstance(image, bytes):
-            with naming(self.source, index):
-                image = decode(image)
-        image = fit(image, self.image_size)
+        with naming(self.source, index):
+            image = decode(sample.image) if isinstance(sample.image, bytes) else sample.image
+            image = fit(image, self.image_size)
         if self.augment is not None:
             image = self.augment(image, self._generator(position))
         return image, sample.label, sample.key

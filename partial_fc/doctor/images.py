@@ -4,6 +4,7 @@ N images looked at. All that is kept of one are 15 bytes.
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -14,19 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from partial_fc.data.decode import decode
+from partial_fc.data.decode import check_proportions, decode
 from partial_fc.data.sample import BadRecord
 from partial_fc.doctor.complaints import Complaints
 
-# What a look ends with. The order is that of being worse: what is above GOOD cannot be used as it is.
-GOOD, CONSTANT, GREY_REST, DAMAGED, CUT, NOT_AN_IMAGE, NOT_READ = range(7)
-CODE_NAMES = ("good", "constant", "grey rest", "damaged", "cut short", "not an image", "not read")
+# What a look ends with. The order is that of being worse: what is from CUT on cannot be used.
+GOOD, PADDED, CONSTANT, GREY_REST, DAMAGED, CUT, NARROW, NOT_AN_IMAGE, NOT_READ = range(9)
 
 _BLOCK = 64  # images that a thread looks at before it takes the next ones
 _WINDOW = 1024  # images among which one that the decoder complained about is looked for
 _MESSAGES_KEPT = 10_000
 _FLAT = 2  # grey levels by which a decoded JPEG of one colour may still vary
 _GREY = (125, 131)  # libjpeg's filling decodes to 128, give or take
+# Colour profiles and the like, which are not used. Pixels that are not whole are an error of libpng, not a warning.
+_NOT_OF_PIXELS = "libpng warning:"
+# All pixels have their value by then: a few bytes are a writer's padding, many are left over by damage before them.
+_PADDING = re.compile(r"Corrupt JPEG data: ([12]?\d|3[0-2]) extraneous bytes before marker 0xd9")
 
 
 @dataclass
@@ -95,7 +99,7 @@ def examine(
         for start in range(0, num_images, _WINDOW):
             stop = min(start + _WINDOW, num_images)
             list(pool.map(look_at_block, range(start, stop, _BLOCK)))
-            if complaints and complaints.take():
+            if complaints and _about_pixels(complaints):
                 _look_again(looks, range(start, stop), look_at, complaints)
             progress.update(stop - start)
     return looks
@@ -109,15 +113,21 @@ def _look_again(
         if looks.code_N[place] >= CUT:
             continue
         look_at(place)
-        said = [line for line in complaints.take() if line.strip()]
-        if said:
-            looks.note(place, DAMAGED, said[0].strip())
+        said = _about_pixels(complaints)
+        code = PADDED if all(map(_PADDING.fullmatch, said)) else DAMAGED
+        if said and code > looks.code_N[place]:
+            looks.note(place, code, said[0])
+
+
+def _about_pixels(complaints: Complaints) -> list[str]:
+    lines = [line.strip() for line in complaints.take()]
+    return [line for line in lines if line and not line.startswith(_NOT_OF_PIXELS)]
 
 
 def _look(looks: Looks, place: int, read: Callable[[], bytes]) -> None:
     try:
         content = read()
-    except (BadRecord, OSError) as error:
+    except BadRecord as error:
         looks.note(place, NOT_READ, str(error))
         return
     try:
@@ -125,6 +135,11 @@ def _look(looks: Looks, place: int, read: Callable[[], bytes]) -> None:
     except BadRecord as error:
         cut = content[:2] == b"\xff\xd8" and content.rfind(b"\xff\xd9") < 0
         looks.note(place, CUT if cut else NOT_AN_IMAGE, str(error))
+        return
+    try:
+        check_proportions(image)
+    except BadRecord as error:
+        looks.note(place, NARROW, str(error))
         return
     looks.height_N[place], looks.width_N[place] = (min(side, 65535) for side in image.shape[:2])
     looks.hash_N[place] = max(1, int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"))

@@ -15,8 +15,10 @@ from partial_fc.doctor.images import (
     CUT,
     DAMAGED,
     GREY_REST,
+    NARROW,
     NOT_AN_IMAGE,
     NOT_READ,
+    PADDED,
     Looks,
     described,
     repeated,
@@ -27,6 +29,7 @@ from partial_fc.doctor.images import (
 _IMAGES: dict[int, tuple[Severity, str, str]] = {
     NOT_READ: ("error", "image-unreadable", "images cannot be read: training puts others in their place"),
     NOT_AN_IMAGE: ("error", "image-undecodable", "files are no image that OpenCV can decode"),
+    NARROW: ("error", "image-narrow", "images are too long and narrow to be made square"),
     CUT: ("error", "image-cut", "JPEG files are cut short: they have no end marker"),
     DAMAGED: (
         "error",
@@ -35,10 +38,11 @@ _IMAGES: dict[int, tuple[Severity, str, str]] = {
     ),
     GREY_REST: ("warning", "image-grey-rest", "images end in grey rows: were they cut short once and saved again?"),
     CONSTANT: ("warning", "image-constant", "images show one colour and nothing else"),
+    PADDED: ("warning", "image-padded", "JPEG files hold a few bytes too many: padding, or damage in their last rows"),
 }  # fmt: skip
 
 # What the loader replaces by another image, up to --max-bad-records.
-REPLACED = ("image-unreadable", "image-undecodable", "image-cut")
+REPLACED = ("image-unreadable", "image-undecodable", "image-narrow", "image-cut")
 
 
 def judge_images(

@@ -18,7 +18,7 @@ _SIDE, _A_ROW, _TITLE = 112, 10, 22  # pixels, images, pixels
 
 @dataclass
 class Sheet:
-    """A row for each finding: its name and its first images. A black one with a cross cannot be decoded."""
+    """A row for each finding: its name and its first images. A black one with a cross cannot be used."""
 
     rows: list[tuple[Finding, Callable[[int], bytes]]] = field(default_factory=list)
 
@@ -46,7 +46,7 @@ def _row(finding: Finding, read: Callable[[int], bytes]) -> NDArray[np.uint8]:
     for column, place in enumerate(finding.places[:_A_ROW]):
         try:
             image = fit(decode(read(int(place))), _SIDE)[..., ::-1]
-        except (BadRecord, OSError):
+        except BadRecord:
             image = np.zeros((_SIDE, _SIDE, 3), np.uint8)
             for side in (0, _SIDE):
                 cv2.line(image, (side, 0), (_SIDE - side, _SIDE), (0, 0, 255), 1)

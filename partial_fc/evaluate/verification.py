@@ -76,7 +76,7 @@ class Verification:
         those NaN from below. xnorm: mean length of the embeddings before anything is added or normalised.
 
         One collective: an all-gather of 16 bytes a pair. Every rank must consume the whole iterator. Raises
-        ValueError, on all ranks alike, for an image that cannot be decoded or an embedding that is not
+        ValueError, on all ranks alike, for an image that cannot be used or an embedding that is not
         finite.
         """
         part_n2 = self._embed_own_pairs(embed, world)
@@ -149,9 +149,9 @@ class Verification:
         where = f"{self.path}: pair {pair} of {len(self.same_N)} ({len(bad)} bad in all)"
         for image in (2 * pair, 2 * pair + 1):
             try:
-                decode(self.images[image])
+                fit(decode(self.images[image]), self.image_size)
             except BadRecord as error:
-                raise ValueError(f"{where}: image {image} cannot be decoded: {error}") from error
+                raise ValueError(f"{where}: image {image} cannot be used: {error}") from error
         raise ValueError(
             f"{where}: an embedding is not finite or has length 0; the network has "
             "diverged, or `embed` returns something else"

@@ -65,11 +65,14 @@ def test_labels_where_they_are_not_cheap(world, tmp_path, monkeypatch):
 
 
 def test_damaged_records_up_to_what_the_loader_replaces(world, tmp_path):
-    bad = {key: b"rubbish" for key in (3, 20, 40)}
+    narrow = cv2.imencode(".png", np.zeros((4, 400), np.uint8))[1].tobytes()
+    bad = {3: b"rubbish", 20: narrow, 40: b"rubbish"}
     said = check(source(tmp_path, bad), world, max_bad_records=3)
-    assert "1 finding(s)" in said[0]
-    assert sorted(line.split(", ")[1] for line in said[2:]) == ["key 20", "key 3", "key 40"]
+    assert "2 finding(s)" in said[0]
+    assert sorted(line.split(", ")[1] for line in said[2:4]) == ["key 3", "key 40"]
     assert "no image that OpenCV can read" in said[2]
+    assert "image-narrow: 1" in said[4]
+    assert "key 20, class 6, problem image of 400 x 4 pixels" in said[5]
     with pytest.raises(ValueError, match="images-bad: 3 of 61 images cannot be used; more than 2"):
         check(source(tmp_path, bad), world, max_bad_records=2)
 

@@ -1,6 +1,7 @@
 """`partial-fc doctor data` on a .rec: each thing that can be wrong is found, where it is, and nothing else is."""
 
 import random
+import zlib
 
 import cv2
 import numpy as np
@@ -21,6 +22,17 @@ def test_a_good_set_has_nothing_but_information(tmp_path, capsys):
     assert "24 x 24: 14" in printed
 
 
+def chunk(kind: bytes, content: bytes) -> bytes:
+    check = zlib.crc32(kind + content).to_bytes(4, "big")
+    return len(content).to_bytes(4, "big") + kind + content + check
+
+
+def png(seed: int, **more: bytes) -> bytes:
+    """more: chunks to put behind its header."""
+    content = cv2.imencode(".png", np.random.default_rng(seed).integers(0, 256, (24, 24, 3)))[1].tobytes()
+    return content[:33] + b"".join(chunk(kind.encode(), value) for kind, value in more.items()) + content[33:]
+
+
 def cut(content: bytes) -> bytes:
     return content[:-60]
 
@@ -33,6 +45,16 @@ WRONG = {
         "image-damaged",
         [2],
         1,
+    ),
+    "padded": (
+        changed(k2=pack([0, 1.0], picture(2)[:-2] + b"\1" * 16 + b"\xff\xd9", id=2)), "image-padded", [2], 0,
+    ),
+    "left over by damage": (
+        changed(k2=pack([0, 1.0], picture(2)[:-2] + b"\1" * 60 + b"\xff\xd9", id=2)), "image-damaged", [2], 1,
+    ),
+    "too narrow": (
+        changed(k2=pack([0, 1.0], cv2.imencode(".png", np.eye(4, 400) * 255)[1].tobytes(), id=2)),
+        "image-narrow", [2], 1,
     ),
     "no image": (changed(k9=pack([2, 1.0], b"<html>", id=9)), "image-undecodable", [9], 1),
     "one colour": (
@@ -62,6 +84,12 @@ def test_what_is_wrong_with_a_record_is_found(tmp_path, name):
     assert [place["key"] for place in found[key]["places"]] == places
     assert found[key]["count"] == len(places)
     assert status == expected
+
+
+def test_remarks_about_what_no_pixel_depends_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("partial_fc.doctor.images._look_again", None)  # nor is it looked at a second time
+    good = changed(k2=pack([0, 1.0], png(2, iCCP=b"x\0\0rubbish", gAMA=bytes(4), sRGB=b"\x09"), id=2))
+    assert examine(write(tmp_path / "set", good)) == (0, {})
 
 
 def test_grey_rows_at_the_end_of_a_good_file(tmp_path):

@@ -153,15 +153,28 @@ def test_no_thread_searches_for_ever_when_all_records_are_bad() -> None:
     assert not loader_threads()
 
 
-def test_damaged_jpeg_in_a_record_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def narrow() -> bytes:
+    return cv2.imencode(".png", np.zeros((4, 400), np.uint8))[1].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"rubbish", "no image that OpenCV can read: 7 bytes"),
+        (narrow(), "image of 400 x 4 pixels; one side is more than 64 times"),
+    ],
+)
+def test_an_image_in_a_record_file_that_cannot_be_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes, words: str
+) -> None:
     with RecordWriter(tmp_path / "train.rec") as writer:
         for key in range(6):
-            writer.write(key, pack(key, b"rubbish" if key == 4 else jpeg(key * 40, 9 + key)))
+            writer.write(key, pack(key, content if key == 4 else jpeg(key * 40, 9 + key)))
     loader = Loader(RecordSource(tmp_path), image_size=9, batch_size=6)
     with caplog.at_level(logging.WARNING):
         (batch,) = take(loader, 1)
     assert loader.num_bad_records == 1
-    assert "train.rec, key 4: no image that OpenCV can read: 7 bytes" in caplog.text
+    assert f"train.rec, key 4: {words}" in caplog.text
     assert (batch.image_B3HW[:, 0, 4, 4] == batch.label_B * 40).all()
 
 

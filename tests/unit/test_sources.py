@@ -170,6 +170,13 @@ def test_folder_and_lists_agree(tmp_path: Path) -> None:
     (tmp_path / "c/1.jpeg").unlink()
     with pytest.raises(BadRecord, match=r"c/1.jpeg: not found"):
         folder.read(3)
+    (tmp_path / "c/1.jpeg").mkdir()
+    with pytest.raises(BadRecord, match=r"c/1.jpeg: Is a directory"):
+        folder.read(3)
+    for name, words in (("b/2.JPG/x", "Not a directory"), ("y" * 300, "File name too long")):
+        (tmp_path / "list.txt").write_text(f"{name} 0\n")
+        with pytest.raises(BadRecord, match=f"{name}: {words}"):
+            open_source(tmp_path / "list.txt").read(0)
 
 
 @pytest.mark.parametrize("line", ["a.jpg", "a.jpg x", "a.jpg -1", "a.jpg 0.5", "7"])

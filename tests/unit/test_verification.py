@@ -257,14 +257,21 @@ def test_bad_embedding_is_an_error_on_every_rank(tmp_path, embed, bad):
         )
 
 
-def test_broken_image_is_an_error_on_every_rank(tmp_path, embed):
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"no image", "no image that OpenCV can read"),
+        (cv2.imencode(".png", np.zeros((4, 400)))[1].tobytes(), "image of 400 x 4 pixels"),
+    ],
+)
+def test_broken_image_is_an_error_on_every_rank(tmp_path, embed, content, words):
     make_set(tmp_path / "set.bin", 30)
     encoded, same = read_pairs(tmp_path / "set.bin")
-    encoded[2 * 11] = b"no image"
+    encoded[2 * 11] = content
     write_pairs(tmp_path / "set.bin", encoded, same.tolist())
     for error in run_on_ranks(3, tmp_path / "set.bin", 8, embed):
         assert isinstance(error, ValueError)
-        assert "set.bin: pair 11 of 30 (1 bad in all): image 22 cannot be decoded" in str(error)
+        assert f"set.bin: pair 11 of 30 (1 bad in all): image 22 cannot be used: {words}" in str(error)
 
 
 def test_too_few_pairs(tmp_path):
