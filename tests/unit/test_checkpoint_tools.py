@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from partial_fc import checkpoint, cli
 from partial_fc.checkpoint import head_rows
+from partial_fc.checkpoint.files import save_tensors
 from partial_fc.checkpoint.tools.diff import DiffOptions, diff
 from partial_fc.checkpoint.tools.inspect import InspectOptions, inspect
 from partial_fc.checkpoint.tools.output import Output
@@ -113,7 +114,11 @@ def test_lists_of_hard_negatives_stay_with_as_many_ranks(tmp_path, capsys):
     for rank, head in enumerate(heads(2)):
         assert checkpoint.Checkpoint(tmp_path / "b").load_head(head) == []
         assert all(bool((t == 3 + rank).all()) for t in head.hard_negatives.state().values())
-    capsys.readouterr()
+    assert diff(DiffOptions(tmp_path / "a", tmp_path / "b")) == 0
+    saved[1].hard_negatives.state()["near"][5] = 9
+    save(tmp_path / "d", saved)
+    assert diff(DiffOptions(tmp_path / "a", tmp_path / "d")) == 1
+    assert "head-00001-of-00002-hard-negatives.safetensors: near differs in 2 of" in capsys.readouterr().out
     merge(MergeOptions((tmp_path / "a",), tmp_path / "c"))
     assert "left out, they grow anew" in capsys.readouterr().out
     assert not list((tmp_path / "c").glob("*hard-negatives*"))
@@ -191,7 +196,7 @@ def test_each_file_that_is_damaged_or_missing_is_named(tmp_path, capsys, name):
 
 def rewritten(folder: Path, path: Path, tensors=None, **manifest) -> None:
     """Another content, with its right checksum: what only a look at the content can find."""
-    from partial_fc.checkpoint.files import save_tensors, write_json
+    from partial_fc.checkpoint.files import write_json
     from partial_fc.checkpoint.sums import read_sums, write_sums
 
     if tensors is not None:
@@ -287,7 +292,9 @@ def test_what_differs_is_shown_with_class_numbers(tmp_path, capsys):
     assert "head: momentum differs in 2 of 11 classes, by at most 0.5: class 3, 7" in lines
 
 
-@pytest.mark.parametrize("change", [{"step": 8}, {"position": 71}, {"loss_scaler": {"scale": 2.0}}])
+@pytest.mark.parametrize(
+    "change", [{"step": 8}, {"position": 71}, {"loss_scaler": {"scale": 2.0}}, {"left_out": [[20, 40]]}]
+)
 def test_another_place_in_the_run_is_another_state(tmp_path, change):
     save(tmp_path / "a", heads_of(1))
     save(tmp_path / "b", heads_of(1), **change)
@@ -296,8 +303,20 @@ def test_another_place_in_the_run_is_another_state(tmp_path, change):
 
 def test_configuration_alone_does_not_count(tmp_path):
     save(tmp_path / "a", heads_of(2), configuration={"models_root": "x"}, best={"lfw": 1})
-    save(tmp_path / "b", heads_of(2), configuration={"models_root": "y"}, best={"lfw": 2})
+    save(tmp_path / "b", heads_of(2), configuration={"models_root": "y"}, best={"lfw": 2}, left_out=[])
     assert diff(DiffOptions(tmp_path / "a", tmp_path / "b")) == 0
+
+
+@pytest.mark.parametrize(("owed", "status"), [(1.0, 0), (2.0, 1)])
+def test_what_compression_owes_is_compared_in_the_format_before_too(tmp_path, owed, status):
+    for name in "ab":
+        save(tmp_path / name, heads_of(1), own=[{"exchange/w": torch.ones(3)}])
+    one(tmp_path / "b", "rank-*.safetensors").unlink()
+    one(tmp_path / "b", "rank-*.sha256").unlink()
+    save_tensors({"w": torch.full((3,), owed)}, tmp_path / "b/exchange-00000-of-00001.safetensors")
+    manifest = json.loads((tmp_path / "b/manifest.json").read_text())
+    (tmp_path / "b/manifest.json").write_text(json.dumps({**manifest, "format": 3}))
+    assert diff(DiffOptions(tmp_path / "a", tmp_path / "b")) == status
 
 
 # ---- inspect

@@ -10,7 +10,9 @@ import tyro
 from torch import Tensor
 from tqdm import tqdm
 
+from partial_fc.checkpoint.head_rows import hard_negatives_name
 from partial_fc.checkpoint.snapshot import own_name
+from partial_fc.checkpoint.tools.reshard import own_tensors
 from partial_fc.checkpoint.tools.rows import Rows, class_bytes
 from partial_fc.checkpoint.tools.stored import Stored
 
@@ -27,9 +29,11 @@ _STATE = (
         "hard_negatives",
         "head",
         "loss_scaler",
+        "left_out",
     ),
 )
 _ASIDE = ("format", "world_size", "best", "score", "configuration", "versions")
+_Table = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ def diff(options: DiffOptions) -> int:
 def differences(first: Stored, second: Stored) -> Iterator[tuple[bool, str]]:
     """(whether it counts, a line)."""
     for key in _STATE:
-        for line in _unlike(key, first.manifest.get(key), second.manifest.get(key)):
+        # What is empty, older checkpoints do not say at all.
+        for line in _unlike(key, first.manifest.get(key) or None, second.manifest.get(key) or None):
             yield True, line
     for key in _ASIDE:
         for line in _unlike(key, first.manifest.get(key), second.manifest.get(key)):
@@ -70,18 +75,27 @@ def differences(first: Stored, second: Stored) -> Iterator[tuple[bool, str]]:
             True,
             "class names: " + (f"first at class {number}" if number is not None else "different counts"),
         )
-    names = ["backbone.safetensors", "optimizer.safetensors"]
-    if first.world_size == second.world_size:
-        size = first.world_size
-        names += [own_name(rank, size) for rank in range(size)]
-    else:
-        yield False, "(aside) what each rank has for itself is not compared: other numbers of ranks"
-    for name in names:
-        lines = list(_tensors(name, first, second))
+    for name, one, two in _tables(first, second):
+        lines = list(_tensors(name, one, two))
         yield from ((True, line) for line in lines[:_SHOWN])
         if len(lines) > _SHOWN:
             yield True, f"{name}: ... and {len(lines) - _SHOWN} more"
+    if first.world_size != second.world_size:
+        yield False, "(aside) what each rank has for itself is not compared: other numbers of ranks"
     yield from ((True, line) for line in _rows(first, second))
+
+
+def _tables(first: Stored, second: Stored) -> Iterator[tuple[str, _Table, _Table]]:
+    """The tensors of each file but the head's rows."""
+    names = ["backbone.safetensors", "optimizer.safetensors"]
+    size = first.world_size
+    ranks = range(size) if size == second.world_size else ()
+    names += [hard_negatives_name(rank, size) for rank in ranks]
+    for name in names:
+        one, two = (stored.load(name) if stored.path(name) else {} for stored in (first, second))
+        yield name, one, two
+    for rank in ranks:
+        yield own_name(rank, size), own_tensors(first, rank), own_tensors(second, rank)
 
 
 def _unlike(key: str, one: Any, two: Any) -> Iterator[str]:
@@ -97,10 +111,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _tensors(name: str, first: Stored, second: Stored) -> Iterator[str]:
+def _tensors(name: str, one: _Table, two: _Table) -> Iterator[str]:
     """Lines for the tensors of a file that differ."""
-    one = first.load(name) if first.path(name) else {}
-    two = second.load(name) if second.path(name) else {}
     for key in sorted(one.keys() | two.keys()):
         if key not in one or key not in two:
             yield f"{name}: {key} is only in {'the first' if key in one else 'the second'}"

@@ -72,7 +72,7 @@ def own_files(stored: Stored, output: Output, size: int, lists: bool = True) -> 
     """What every rank has for itself, for `size` ranks; yields what is left out. lists: those of hard negatives, which
     are of use to the same ranks with the same classes only."""
     before = stored.world_size
-    states = (_own(stored, rank) for rank in range(before))
+    states = (own_tensors(stored, rank) for rank in range(before))
     if before == size:
         for rank, state in enumerate(states):
             if state:
@@ -110,7 +110,8 @@ def _joined(states: Iterator[dict[str, Tensor]], output: Output, size: int) -> I
         yield "the ranks' own running statistics are left out; the backbone holds those of all ranks together"
 
 
-def _own(stored: Stored, rank: int) -> dict[str, Tensor]:
+def own_tensors(stored: Stored, rank: int) -> dict[str, Tensor]:
+    """What a rank has for itself, in either format."""
     path = stored.path(own_name(rank, stored.world_size))
     if path is not None:
         return stored.load(path.name)
