@@ -20,6 +20,7 @@ from partial_fc.checkpoint.tools.class_flags import (
     RemoveOptions,
     RenameOptions,
 )
+from partial_fc.checkpoint.tools.stored import Stored
 from partial_fc.checkpoint.tools.verify import VerifyOptions, verify
 from partial_fc.data import open_source
 from partial_fc.data.decode import decode
@@ -243,6 +244,16 @@ def test_names_from_files_and_all_names_at_once(tmp_path):
     (tmp_path / "some.txt").write_text("ada\nkim\n")
     classes.remove(RemoveOptions(tmp_path / "b", tmp_path / "c", names_file=tmp_path / "some.txt"))
     assert checkpoint.Checkpoint(tmp_path / "c").class_names == NAMES[1:-1]
+
+
+@pytest.mark.parametrize("count", [1, 50])
+def test_names_are_read_as_often_for_many_new_classes_as_for_one(tmp_path, monkeypatch, count):
+    saved(tmp_path / "a", 1)
+    reads = []
+    names = Stored.names
+    monkeypatch.setattr(Stored, "names", lambda self: reads.append(1) or names(self))
+    classes.add(AddOptions(tmp_path / "a", tmp_path / "b", tuple(f"x{i}" for i in range(count))))
+    assert len(reads) < 10
 
 
 def test_lists_of_hard_negatives_are_left_out(tmp_path, capsys):

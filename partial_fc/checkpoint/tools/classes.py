@@ -40,13 +40,14 @@ def list_classes(options: ListOptions) -> None:
 def add(options: AddOptions) -> None:
     stored = Stored([options.folder])
     sources: dict[str, Path | None] = {}  # name -> what it starts from
+    taken = set(stored.names())
     for word in _words(options.names, options.names_file):
         name, _, start = word.partition("=")
-        _new_name(name, sources, stored)
+        _take_name(name, taken, stored)
         sources[name] = Path(start) if start else None
     folder = ImageFolder(options.images) if options.images else None
     for name in folder.classes if folder else ():
-        _new_name(name, sources, stored)
+        _take_name(name, taken, stored)
     found: dict[str, Tensor] = {}
     for name, path in sources.items():
         if path is not None:
@@ -65,7 +66,7 @@ def remove(options: RemoveOptions) -> None:
     stored = Stored([options.folder])
     gone = _numbers(stored, _words(options.names, options.names_file))
     names = stored.names()
-    kept = [number for number in range(len(names)) if number not in gone]
+    kept = _all_but(gone, len(names))
     if not gone or not kept:
         raise ValueError(f"{len(gone)} of {len(names)} classes would go; name at least one, and not all")
     plan = Plan([names[number] for number in kept], kept)
@@ -94,7 +95,7 @@ def merge_classes(options: MergeClassesOptions) -> None:
             f"--images {options.images}: expected a number above 0 for each of {', '.join(words)}"
         )
     weights = dict(zip(words, options.images or (1.0,) * len(words), strict=True))
-    kept = [number for number in range(len(names)) if number not in parts]
+    kept = _all_but(parts, len(names))
     now = kept.index(into)
     plan = Plan([names[number] for number in kept], kept, joined=dict.fromkeys(parts, now))
     made = [number for number in (into, *parts) if bool(stored.rows.made(number, number + 1))]
@@ -175,12 +176,13 @@ def _words(words: Iterable[str], file: Path | None) -> list[str]:
     return found
 
 
-def _new_name(name: str, taken: Iterable[str], stored: Stored) -> None:
-    """Raises ValueError where a class cannot be called so."""
+def _take_name(name: str, taken: set[str], stored: Stored) -> None:
+    """For a new class. Raises ValueError where it cannot be called so."""
     if not name or "\n" in name or "\r" in name:
         raise ValueError(f"a class cannot be called {name!r}")
-    if name in taken or name in stored.names():
+    if name in taken:
         raise ValueError(f"class {name!r} is there already: {stored.where} would have two of that name")
+    taken.add(name)
 
 
 def _known(stored: Stored) -> dict[str, int]:
@@ -208,6 +210,11 @@ def _numbers(stored: Stored, names: Iterable[str]) -> list[int]:
     if len(set(found)) < len(found):
         raise ValueError("a class is named twice")
     return sorted(found)
+
+
+def _all_but(gone: Iterable[int], count: int) -> list[int]:
+    left_out = set(gone)
+    return [number for number in range(count) if number not in left_out]
 
 
 def _with_new(stored: Stored, new: list[str], found: dict[str, Tensor], order: Order) -> Plan:
