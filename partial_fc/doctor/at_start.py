@@ -75,7 +75,7 @@ def check_data(
     or would be given up. A collective.
 
     quick: some hundred images spread over the set, and all labels where reading them costs nothing to speak of. full:
-    every image. max_bad_records: what the loader replaces on each rank.
+    every image and label. max_bad_records: what the loader replaces on each rank.
     """
     if mode == "off":
         return []
@@ -95,19 +95,17 @@ def check_data(
         assert label_N is not None
         return {"file": source.where(index), "class": int(label_N[index])}
 
-    read = label_n != _UNREAD
+    labels = "their labels"
     found = judge_images(looks, label_n, describe)
     if label_N is not None:
-        found += judge_labels(label_N, num_classes, describe_all)
-    elif mode == "full":
-        found += judge_labels(label_n[read], num_classes, lambda i: describe(int(np.flatnonzero(read)[i])))
+        read = np.flatnonzero(label_N != _UNREAD)
+        labels = "all labels" if len(read) == len(source) else f"{len(read):,} labels"
+        found += judge_labels(label_N[read], num_classes, lambda i: describe_all(int(read[i])))
     else:
         found += _judge_sample(label_n, num_classes, describe)
     found += _judge_whole(looks, len(source), max_bad_records)
     errors = [finding for finding in found if finding.severity == "error" and finding.key not in _TOLERATED]
-    what = (
-        f"{len(index_n):,} of {len(source):,} images and {'all' if label_N is not None else 'their'} labels"
-    )
+    what = f"{len(index_n):,} of {len(source):,} images and {labels}"
     if errors:
         listed = "\n".join(f"  {line}" for finding in errors for line in lines(finding, _SHOWN))
         raise ValueError(
@@ -165,15 +163,15 @@ def _gather(looks: Looks, label_n: NDArray[np.int64], world: World) -> tuple[Loo
 
 
 def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] | None:
-    """None where they are not cheap to read, or one of them cannot be read. Raises ValueError where they differ between
-    ranks: each host may have a copy of its own."""
+    """_UNREAD in place of those that cannot be read. None in a quick look where they are not cheap to read. Raises
+    ValueError where they differ between ranks: each host may have a copy of its own."""
     label_N = None
-    if mode == "quick" and _labels_are_cheap(source):
-        source.will_need(
-            range(len(source))
-        )  # a disk then reads them together, and training has them in memory
-        with suppress(BadRecord):  # the loader will name that record, and replace it
-            label_N = np.ascontiguousarray(source.labels())
+    cheap = _labels_are_cheap(source)
+    if mode == "quick" and cheap:
+        # A disk then reads them together, and training has them in memory.
+        source.will_need(range(len(source)))
+    if mode == "full" or cheap:
+        label_N = _labels(source)
     digest = -1 if label_N is None else zlib.crc32(label_N.tobytes())
     digest_W = world.all_gather(torch.tensor([digest]), name="data/digest").tolist()
     if -1 in digest_W:
@@ -184,6 +182,17 @@ def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] |
             f"{world}: rank(s) {', '.join(others)} read other labels than rank 0: the training data "
             "is not the same on all hosts"
         )
+    return label_N
+
+
+def _labels(source: Source) -> NDArray[np.int64]:
+    try:
+        return np.ascontiguousarray(source.labels())
+    except BadRecord:
+        label_N = np.full(len(source), _UNREAD)
+    for index in range(len(source)):
+        with suppress(BadRecord):  # the loader will name that record, and replace it
+            label_N[index] = source.read(index).label
     return label_N
 
 

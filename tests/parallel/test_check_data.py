@@ -77,10 +77,14 @@ def test_damaged_records_up_to_what_the_loader_replaces(world, tmp_path):
         check(source(tmp_path, bad), world, max_bad_records=2)
 
 
-def test_a_label_that_cannot_be_read_is_a_damaged_record(world, tmp_path):
-    said = check(source(tmp_path, labels={4: 0.5}), world)
+@pytest.mark.parametrize("mode", ["quick", "full"])
+def test_a_label_that_cannot_be_read_is_a_damaged_record(world, tmp_path, mode):
+    said = check(source(tmp_path, labels={4: 0.5}), world, mode)
+    assert f"61 of 61 images and {N - 1} labels" in said[0]
     assert "image-unreadable: 1" in said[1]
     assert "key 4: label 0.5" in said[2]
+    with pytest.raises(ValueError, match=r"label-range: 1 .*\n.*key 5, class 7"):  # the others are judged
+        check(source(tmp_path, labels={4: 0.5, 5: 7}), world, mode)
 
 
 def test_images_that_show_nothing(world, tmp_path):
@@ -104,12 +108,21 @@ def test_a_sample_of_a_large_set(world, tmp_path, monkeypatch):
     assert "1 finding(s)" in check(bad, world, max_bad_records=20)[0]
 
 
-def test_data_that_differs_between_ranks(world, tmp_path):
+@pytest.mark.parametrize(("mode", "bad"), [("quick", {}), ("quick", {4: 0.5}), ("full", {})])
+def test_labels_that_differ_between_ranks(world, tmp_path, mode, bad):
     if world.size == 1:
         pytest.skip("needs two ranks")
     last = world.rank == world.size - 1
     with pytest.raises(ValueError, match=r"other labels.*not the same on all hosts"):
-        check(source(tmp_path, labels={5: 6} if last else None), world)
+        check(source(tmp_path, labels={**bad, 5: 6} if last else bad), world, mode)
+
+
+def test_data_that_differs_between_ranks(world, tmp_path):
+    if world.size == 1:
+        pytest.skip("needs two ranks")
+    last = world.rank == world.size - 1
+    if not last:
+        source(tmp_path)
 
     def opened():
         return ImageFolder(tmp_path) if last else RecordSource(tmp_path, NUM_CLASSES)
@@ -117,6 +130,7 @@ def test_data_that_differs_between_ranks(world, tmp_path):
     expected = "no image in them" if last else f"rank {world.size - 1} cannot open it"
     with pytest.raises(ValueError, match=expected):
         open_on_all(opened, world)
+    source(tmp_path)
     with pytest.raises(ValueError, match=f"rank {world.size - 1} 61 images, 8 classes"):
         open_on_all(lambda: RecordSource(tmp_path, NUM_CLASSES + last), world)
 
