@@ -37,11 +37,11 @@ def read_pairs(path: str | os.PathLike[str]) -> Pairs:
     """Reads a .bin written by any Python. ValueError names the file and what is wrong with it."""
     try:
         content = plain_pickle.loads(Path(path).read_bytes())
+        if not (isinstance(content, (tuple, list)) and len(content) == 2):
+            raise ValueError(f"got a {type(content).__name__}, expected (list of images, list of issame)")
+        images, same = (part.value() if isinstance(part, plain_pickle.Array) else part for part in content)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read as a file of pairs: {error}") from error
-    if not (isinstance(content, (tuple, list)) and len(content) == 2):
-        raise ValueError(f"{path}: got a {type(content).__name__}, expected (list of images, list of issame)")
-    images, same = (part.value() if isinstance(part, plain_pickle.Array) else part for part in content)
     if not isinstance(images, (tuple, list, np.ndarray)) or not isinstance(same, (tuple, list, np.ndarray)):
         raise ValueError(f"{path}: got {type(images).__name__} and {type(same).__name__}, expected two lists")
     if len(images) != 2 * len(same) or len(same) == 0:

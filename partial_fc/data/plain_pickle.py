@@ -26,6 +26,7 @@ _CALLED = {
 }  # fmt: skip
 _DTYPES = {t.str[1:]: t for t in map(np.dtype, "?bBhHiIqQefd")}  # b1, i1, u1, ..., f8
 _OBJECTS = "O8"
+_FLAGS = {_OBJECTS: 63}  # of a dtype: how NumPy is to treat its objects
 
 
 class Array:
@@ -56,7 +57,10 @@ class Array:
         self.dtype, self.shape, self.content = dtype.name, shape, content
 
     def value(self) -> NDArray[Any] | list[Any]:
-        """Of the numbers a view, of objects the list."""
+        """Of the numbers a view, of objects the list. Raises ValueError for one that was never filled, or that NumPy
+        cannot hold."""
+        if not self.dtype:
+            raise ValueError("an array that was never filled")
         if isinstance(self.content, list):
             return self.content
         return np.frombuffer(self.content, _DTYPES[self.dtype]).reshape(self.shape)
@@ -203,7 +207,9 @@ class _Machine:
         match self.stack[-1], state:
             case Array() as array, (_, shape, dtype, in_columns, content) if not in_columns:
                 array.set(dtype, shape, content)
-            case _Dtype() as dtype, (_, order, None, None, None, -1, -1, 0):
+            case _Dtype(name=name), (_, order, None, None, None, -1, -1, flags) if flags == _FLAGS.get(
+                name, 0
+            ):
                 if order not in ("|", "<", b"|", b"<"):
                     raise ValueError("an array of numbers that are not little-endian")
             case _:

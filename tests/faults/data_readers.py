@@ -110,13 +110,14 @@ def mnist_files() -> list[Files]:
 
 @cache
 def pair_files() -> list[Files]:
-    """As other programs write them: every pickle protocol; bytes, arrays and NumPy's booleans."""
+    """As other programs write them: every pickle protocol; bytes, arrays, arrays of objects and NumPy's booleans."""
     images, array = (
         [b"\xff\xd8 one", b"two\x00"],
         [np.frombuffer(b"\xff\xd8 one", np.uint8), np.arange(5, dtype=np.uint8)],
     )
     contents = [pickle.dumps((images, [True]), protocol) for protocol in range(6)]
     contents += [pickle.dumps((array, np.array([True])), protocol) for protocol in (0, 2, 5)]
+    contents += [pickle.dumps((np.array(images, object), [True]), protocol) for protocol in (0, 2, 5)]
     contents.append(pickle.dumps((images, [np.bool_(False)]), 2))
     contents.append(written(lambda folder: write_pairs(folder / "a.bin", images, [False]))["a.bin"])
     return [{"a.bin": content} for content in contents]

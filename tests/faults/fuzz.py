@@ -18,7 +18,13 @@ import atheris
 
 # What is imported in here counts which of its lines are reached.
 with atheris.instrument_imports(
-    include=["partial_fc.data", "partial_fc.checkpoint", "partial_fc.models", "recipes"]
+    include=[
+        "partial_fc.data",
+        "partial_fc.checkpoint",
+        "partial_fc.models",
+        "partial_fc.torch_file",
+        "recipes",
+    ]
 ):
     from tests.faults.readers import READERS
     from tests.faults.trial import Trial

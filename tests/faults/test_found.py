@@ -48,12 +48,24 @@ UNFOLDED = {**model().state_dict(), "0.weight": torch.zeros(1, dtype=torch.float
 NO_PARAMS = {"state": {}, "param_groups": [{"lr": 0.1}]}
 ASSIGNED = b"config = edict()\n"
 
+NDARRAY = b"cnumpy\nndarray\n"
+
 FOUND: dict[str, tuple[str, Callable[[], bytes], str]] = {
     # name: (reader, content of its file, what it says now)
     "bin: a size of 4 GB": ("bin", lambda: b"\x8e" + b"\xff" * 4 + bytes(4) + b".", "4294967295 bytes are announced"),
     "bin: a frame of 2^63": ("bin", lambda: b"\x95" + b"\xff" * 8 + b"N.", "got a NoneType"),
     "bin: an array of 2 GB": ("bin", lambda: b"cnumpy\nndarray\nJ\xff\xff\xff\x7f\x85\x85R.", "ndarray with arguments"),
     "bin: bytes(2 GB)": ("bin", lambda: b"cbuiltins\nbytes\nJ\xff\xff\xff\x7f\x85R.", "bytes with arguments"),
+    "bin: an array that nothing fills": (
+        "bin", lambda: b"cnumpy._core.multiarray\n_reconstruct\n" + NDARRAY + b"K\x00\x85C\x01b\x87R\x94h\x00\x86.",
+        r"a\.bin cannot .*never filled",
+    ),
+    "bin: an array of 0 x 2^72": (
+        "bin",
+        lambda: b"cnumpy._core.numeric\n_frombuffer\n(C\x00cnumpy\ndtype\nX\x02\x00\x00\x00u1\x85R(K\x00\x8a\x0a"
+        + b"\xff" * 9 + b"\x00tX\x01\x00\x00\x00CtR\x94h\x00\x86.",
+        r"a\.bin cannot .*dimension exceeded",
+    ),
     # With other values NumPy's own function for this read and wrote where it should not: a segmentation fault.
     "bin: a dtype's state": (
         "bin",

@@ -29,6 +29,12 @@ def test_what_we_write_insightface_reads(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
 
 
+def objects(values: list[np.ndarray]) -> np.ndarray:
+    out = np.empty(len(values), object)
+    out[:] = values
+    return out
+
+
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize(
     ("images", "same"),
@@ -37,6 +43,8 @@ def test_what_we_write_insightface_reads(tmp_path: Path) -> None:
         ([bytearray(image) for image in IMAGES], (1, 0)),
         ([np.frombuffer(image, np.uint8) for image in IMAGES], [np.bool_(True), np.bool_(False)]),
         (IMAGES, np.array([True, False])),
+        (np.array(IMAGES, object), np.array([True, 0], object)),
+        (objects([np.frombuffer(image, np.uint8) for image in IMAGES]), [True, False]),
     ],
 )
 def test_what_others_write_we_read(tmp_path: Path, protocol: int, images: object, same: object) -> None:
