@@ -23,7 +23,7 @@ from partial_fc.optim.backbone import load_named_state, named_state
 from partial_fc.optim.gradient_sync import GradientSync
 from partial_fc.optim.schedule import Continued, Schedule, continued
 from partial_fc.train.job import Job, Outcome
-from partial_fc.train.precision import Precision, Weights
+from partial_fc.train.precision import LossScaler, Precision, Weights
 from recipes.face_config import Config
 
 # Flags that make another run of one that is resumed, although nothing refuses them.
@@ -171,6 +171,7 @@ def restore(config: Config, state: State, saver: checkpoint.Saver, logger: Logge
 
 
 def _load(found: checkpoint.Checkpoint | Recovered, state: State, logger: Logger) -> None:
+    """What the checkpoint does not have starts anew, whatever `state` was before."""
     state.weights.load_state_dict(found.backbone())
     load_named_state(state.optimizer, state.weights, found.optimizer())
     check_replicas(
@@ -182,8 +183,8 @@ def _load(found: checkpoint.Checkpoint | Recovered, state: State, logger: Logger
         buffers[name].copy_(buffer)
     for note in (*found.load_head(state.head), *_load_exchange(found, state)):
         logger.info(f"note: {note}")
-    if state.precision.scaler and "loss_scaler" in found.manifest:
-        state.precision.scaler.load_state(found.manifest["loss_scaler"])
+    if state.precision.scaler:
+        state.precision.scaler.load_state(found.manifest.get("loss_scaler", LossScaler().state()))
 
 
 def _load_exchange(found: checkpoint.Checkpoint | Recovered, state: State) -> Iterator[str]:
@@ -191,7 +192,9 @@ def _load_exchange(found: checkpoint.Checkpoint | Recovered, state: State) -> It
     remembered = found.exchange(state.head.world)
     if remembered.keys() == state.sync.state().keys():
         state.sync.load_state(remembered)
-    elif remembered:
+        return
+    state.sync.reset()
+    if remembered:
         yield f"{found.folder} was trained with another --gradient-compression: what that still owed is left out"
 
 

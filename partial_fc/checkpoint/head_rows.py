@@ -77,14 +77,15 @@ def parts(head: PartialFC, copy: bool) -> Iterator[Part]:
         if len(at_M) == end - begin:
             part = {name: tensor[begin:end] for name, tensor in rows.items()}
             if copy:
-                part = {name: _copied(tensor) for name, tensor in part.items()}
+                part = {name: copied(tensor) for name, tensor in part.items()}
         else:
             part = {name: tensor.index_select(0, at_M).cpu() for name, tensor in rows.items()}
             part["class"] = at_M.cpu() + head.shard.start
         yield Part(head.shard.start + begin, head.shard.start + end, part)
 
 
-def _copied(t: Tensor) -> Tensor:
+def copied(t: Tensor) -> Tensor:
+    """In memory of its own, on the CPU; copied once, as training stands still for it."""
     return t.clone() if t.device.type == "cpu" else t.cpu()
 
 
@@ -187,6 +188,7 @@ def _load_hard_negatives(
         return []
     for fact, what in (("hard_negatives", "hard negatives a class"), ("world_size", "ranks")):
         if manifest[fact] != now[fact]:
+            head.hard_negatives.clear()
             return [
                 f"the lists of hard negatives start empty: {folder} has {manifest[fact]} {what}, this run {now[fact]}"
             ]

@@ -183,6 +183,7 @@ class Recovered:
         if head.hard_negatives is None:
             return []
         if not self._same_size:
+            head.hard_negatives.clear()
             return [
                 f"the lists of hard negatives start empty: {self.folder} is of {len(self._found.holder_W)} ranks, this "
                 f"world has {self._world.size}"

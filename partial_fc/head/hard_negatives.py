@@ -46,6 +46,8 @@ class HardNegatives:
         self._hashed = num_classes > capacity
         self._owner_T = torch.full((size,), _NONE, dtype=torch.int32, device=device)  # whose list this is
         self._near_TK = torch.full((size, k), _NONE, dtype=torch.int32, device=device)
+        # (slots, owner, near) before each `learn` since `keep`
+        self._before: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def classes(self, label_G: Tensor, shard: Shard) -> Tensor:
         """The listed classes of the batch's classes that are this shard's: int64, ascending, each once."""
@@ -88,8 +90,25 @@ class HardNegatives:
             best_UK, place = torch.cat((best_UK, cos_UM), dim=1).topk(self.k)
             near_UK = torch.cat((near_UK, candidate_M.expand(len(class_U), -1)), dim=1).gather(1, place)
         near_UK.masked_fill_(best_UK == -torch.inf, _NONE)
+        self._before.append((slot_U, self._owner_T[slot_U], self._near_TK[slot_U]))
         self._owner_T[slot_U] = class_U.int()
         self._near_TK[slot_U] = near_UK
+
+    def keep(self) -> None:
+        """The step is made: what was learnt for it stays."""
+        self._before = []
+
+    def undo(self) -> None:
+        """The step is not made: the lists are again as they were when `keep` was last called."""
+        for slot_U, owner_U, near_UK in reversed(self._before):
+            self._owner_T[slot_U], self._near_TK[slot_U] = owner_U, near_UK
+        self._before = []
+
+    def clear(self) -> None:
+        """No class has a list, as at the start."""
+        self._owner_T.fill_(_NONE)
+        self._near_TK.fill_(_NONE)
+        self._before = []
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint keeps, for each rank; not copies."""
@@ -104,6 +123,7 @@ class HardNegatives:
                     "k, capacity and the number of classes must be those of the checkpoint"
                 )
             mine.copy_(state[name])
+        self._before = []
 
     def _slot(self, class_N: Tensor) -> Tensor:
         return keyed.mix(class_N) % len(self._owner_T) if self._hashed else class_N

@@ -167,11 +167,14 @@ class PartialFC:
         return torch.stack(good).all() if good else torch.ones((), dtype=torch.bool)
 
     def discard(self) -> None:
-        """The step is not made: forgets the gradients since the last one. The next step has the same negatives."""
+        """The step is not made: forgets the gradients since the last one, and what margin and lists of hard negatives
+        learnt from its batch. The next step has the same negatives."""
         self.pending = []
         self._taking_part = None
         if self._margin_before is not None:
             self.margin_state, self._margin_before = self._margin_before, None
+        if self.hard_negatives is not None:
+            self.hard_negatives.undo()
 
     def gradient_square_sum(self) -> Tensor:
         """Sum of squares of the centres' gradient over all ranks (a collective), for clipping: float64 scalar.
@@ -202,6 +205,8 @@ class PartialFC:
                 self.store.update(None, 0, 0, self.store.centre_LD[:0], lr, self.num_steps)
         self.pending = []
         self._taking_part = self._margin_before = None
+        if self.hard_negatives is not None:
+            self.hard_negatives.keep()
         self.num_steps += 1
 
     def close(self, ended_well: bool = True) -> None:
@@ -250,8 +255,8 @@ class PartialFC:
         anew."""
         self.store.seed = facts["row_seed"]  # rows that no step has touched yet are made from it
         self.store.load_schedule_state(facts["schedule"])
-        if facts["margin"].keys() == self.margin_state.keys():
-            self.margin_state = dict(facts["margin"])
+        same = facts["margin"].keys() == self.margin_state.keys()
+        self.margin_state = dict(facts["margin"]) if same else self.margin.state()
         self.num_steps = facts["num_steps"]
 
     def _by_row(self, by_class: Tensor, num_classes: int) -> Tensor:

@@ -39,7 +39,9 @@ def named_state(optimizer: torch.optim.Optimizer, module: Named) -> dict[str, Te
 
 
 def load_named_state(optimizer: torch.optim.Optimizer, module: Named, state: dict[str, Tensor]) -> None:
-    """Takes over what `named_state` gave. Raises ValueError for a parameter that this module does not have."""
+    """Takes over what `named_state` gave; what is not in it starts anew. Raises ValueError for a parameter that this
+    module does not have."""
+    optimizer.state.clear()
     parameters = dict(module.named_parameters())
     for full_name, value in state.items():
         name, _, key = full_name.rpartition("/")

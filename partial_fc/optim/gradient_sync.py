@@ -172,6 +172,11 @@ class GradientSync:
         self._exchange.load_state(state)
         self._can_undo = False
 
+    def reset(self) -> None:
+        """A compression remembers nothing, as at the start."""
+        self._exchange.reset()
+        self._can_undo = False
+
     def step_bytes(self) -> StepBytes:
         """How many bytes the updates since the start took."""
         gradient = sum(bucket.num_bytes() for bucket in self._buckets)

@@ -56,6 +56,11 @@ class Exchange:
         for name, t in own.items():
             t.copy_(state[name])
 
+    def reset(self) -> None:
+        """Nothing is owed, as before the first update."""
+        for t in self.named().values():
+            t.zero_()
+
 
 def check_names(kind: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     """Raises ValueError unless the state has the tensors of `own`, by name and shape."""

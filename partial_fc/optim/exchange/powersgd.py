@@ -57,13 +57,16 @@ class PowerSGD(Exchange):
         a, b = (p.shape[0], p[0].numel()) if p.dim() >= 2 and p.numel() else (1, 1)
         if self.rank * (a + b) >= a * b:
             return None
-        # On the CPU, so that all kinds of devices start alike.
-        guess_br = keyed.normal(
-            torch.arange(b), self.rank, keyed.fold(self.seed, *f"powersgd/{name}".encode())
-        )
-        q_br = _orthonormal(guess_br.to(bucket.summed.dtype)).to(bucket.summed.device)
         zeros_ab = bucket.summed.new_zeros(a, b)
+        q_br = self._guess(name, zeros_ab)
         return _Matrix(name, zeros_ab, q_br, zeros_ab.clone(), q_br)
+
+    def _guess(self, name: str, like_ab: Tensor) -> Tensor:
+        """The first Q."""
+        # On the CPU, so that all kinds of devices start alike.
+        key = keyed.fold(self.seed, *f"powersgd/{name}".encode())
+        guess_br = keyed.normal(torch.arange(like_ab.shape[1]), self.rank, key)
+        return _orthonormal(guess_br.to(like_ab.dtype)).to(like_ab.device)
 
     def run(self, bucket: Bucket, unit: Unit, world: World) -> Stages:
         matrices = self._matrices[bucket.number]
@@ -111,6 +114,11 @@ class PowerSGD(Exchange):
     def named(self) -> dict[str, Tensor]:
         residuals = {f"residual/{matrix.name}": matrix.residual_ab for matrix in self._compressed()}
         return residuals | {f"q/{matrix.name}": matrix.q_br for matrix in self._compressed()}
+
+    def reset(self) -> None:
+        super().reset()
+        for matrix in self._compressed():
+            matrix.q_br = self._guess(matrix.name, matrix.residual_ab)
 
     def _compressed(self) -> list[_Matrix]:
         return [matrix for bucket in self._matrices for matrix in bucket if matrix is not None]
