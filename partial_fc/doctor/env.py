@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from partial_fc.doctor.findings import check_place
 from partial_fc.doctor.hosts import Failed, Host, parse
 from partial_fc.doctor.judge_host import Line, judge_host, judge_hosts
 
@@ -52,6 +53,7 @@ class EnvOptions:
 def doctor_env(options: EnvOptions) -> int:
     """Prints a line for everything looked at and returns the exit status."""
     try:
+        check_place(options.report)
         hosts = parse(options.hosts, options.ssh_port) if options.hosts else [Host("localhost")]
     except (ValueError, OSError) as error:
         print(f"partial-fc doctor env: {error}", file=sys.stderr)

@@ -68,6 +68,12 @@ def print_all(findings: Sequence[Finding], shown: int) -> None:
             print("\n".join(lines(finding, shown)))
 
 
+def check_place(path: Path | None) -> None:
+    """Raises ValueError where no file can be written: rather before all is looked at than after."""
+    if path and (path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise ValueError(f"{path}: cannot be written; expected a file name in a folder that is there")
+
+
 def write_report(
     path: str | os.PathLike[str], summary: Mapping[str, Any], findings: Sequence[Finding]
 ) -> None:

@@ -114,19 +114,22 @@ def _marked(said: str) -> str:
 
 
 def parse(text: str, ssh_port: int | None = None) -> list[Host]:
-    """ "a:8,b:8", as horovodrun -H takes it, or a file with lines "a slots=8". Raises ValueError."""
+    """ "a:8,b:8", as horovodrun -H takes it, or a file with lines "a slots=8", in which other words like max_slots=8
+    are left aside. Raises ValueError."""
     path = Path(text)
     entries = path.read_text().splitlines() if path.is_file() else text.split(",")
     found = []
     for entry in (e.strip() for e in entries):
         if not entry or entry.startswith("#"):
             continue
-        name, _, slots = entry.replace(" slots=", ":").partition(":")
-        if not name.strip() or (slots and not slots.strip().isdecimal()):
+        first, *rest = entry.partition("#")[0].split()
+        name, _, slots = first.partition(":")
+        slots = next((word[6:] for word in rest if word.startswith("slots=")), slots)
+        if not name or (slots and not slots.isdecimal()) or not all("=" in word for word in rest):
             raise ValueError(
                 f"{text}: {entry!r} is no host; expected a:8,b:8 or a file with lines `a slots=8`"
             )
-        found.append(Host(name.strip(), int(slots or 0), ssh_port))
+        found.append(Host(name, int(slots or 0), ssh_port))
     names = [host.name for host in found]
     if not found or len(set(names)) < len(names):
         raise ValueError(f"{text}: expected hosts like a:8,b:8, each once; got {', '.join(names) or 'none'}")

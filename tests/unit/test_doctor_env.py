@@ -126,10 +126,13 @@ def test_hosts_as_launchers_take_them(tmp_path):
     assert parse("a:8,b") == [Host("a", 8), Host("b")]
     (tmp_path / "hosts").write_text("# both\n10.0.0.1 slots=8\n\n10.0.0.2 slots=4\n")
     assert parse(str(tmp_path / "hosts"), 2222) == [Host("10.0.0.1", 8, 2222), Host("10.0.0.2", 4, 2222)]
-    for wrong in ("a:b", "", "a,a", ":3"):
+    (tmp_path / "hosts").write_text("10.0.0.1\tslots=8\nb slots=4 max_slots=8  # new\nc\n")
+    assert parse(str(tmp_path / "hosts")) == [Host("10.0.0.1", 8), Host("b", 4), Host("c")]
+    for wrong in ("a:b", "", "a,a", ":3", "a 8", "a slots=x"):
         with pytest.raises(ValueError, match="expected"):
             parse(wrong)
         assert doctor_env(EnvOptions(hosts=wrong or ",")) == 2
+    assert doctor_env(EnvOptions(report=tmp_path / "no" / "report.json")) == 2
 
 
 def test_this_machine_needs_no_ssh():
