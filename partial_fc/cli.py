@@ -1,5 +1,6 @@
 """`partial-fc`: what one does before and after training, and with its data."""
 
+import io
 import signal
 import sys
 from collections.abc import Callable
@@ -91,6 +92,8 @@ def find(arguments: list[str]) -> tuple[str, Command, list[str]] | None:
 
 def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `partial-fc ... | head` ends quietly, as other tools do
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names that are no UTF-8, as stderr has them
     arguments = sys.argv[1:]
     found = find(arguments)
     if found is None:

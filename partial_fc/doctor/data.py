@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import cv2
 import numpy as np
 import tyro
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from partial_fc.doctor.images import Looks, examine
 from partial_fc.doctor.judge import judge_images
 from partial_fc.doctor.labels import judge_labels
 from partial_fc.doctor.pairs import judge_pairs
-from partial_fc.doctor.records import CannotLook, Records
+from partial_fc.doctor.records import NO_LABEL, CannotLook, Records
 from partial_fc.doctor.sheet import Sheet
 
 _COULD_NOT_LOOK = 2
@@ -64,10 +65,7 @@ class _Examination:
 
 def doctor_data(options: DataOptions) -> int:
     """Prints the findings and returns the exit status."""
-    if options.num_workers < 1 or options.show < 0:
-        raise ValueError(
-            f"--num-workers {options.num_workers}, --show {options.show}; expected at least 1 and 0"
-        )
+    _check(options)
     started = time.perf_counter()
     examination = _Examination(options)
     try:
@@ -76,17 +74,31 @@ def doctor_data(options: DataOptions) -> int:
         print(f"partial-fc doctor data: {error}")
         return _COULD_NOT_LOOK
     seconds = time.perf_counter() - started
+    if options.report:
+        report.write_report(options.report, _summary(examination, seconds), examination.found)
     report.print_all(examination.found, options.show)
     errors, warnings = (report.count(examination.found, severity) for severity in ("error", "warning"))
     looked = examination.looked
     rate = f", {looked / seconds:,.0f} images/s" if looked else ""
     print(f"\n{errors} error(s), {warnings} warning(s); {looked:,} images decoded in {seconds:.1f} s{rate}")
     if options.report:
-        report.write_report(options.report, _summary(examination, seconds), examination.found)
         print(f"all places: {options.report}")
     if options.sheet:
-        print(examination.sheet.write(options.sheet))
+        print(examination.sheet.write(options.sheet, looked))
     return report.exit_status(examination.found)
+
+
+def _check(options: DataOptions) -> None:
+    if options.num_workers < 1 or options.show < 0:
+        raise ValueError(
+            f"--num-workers {options.num_workers}, --show {options.show}; expected at least 1 and 0"
+        )
+    for path in (options.report, options.sheet):
+        report.check_place(path)
+    if options.sheet and not options.images:
+        raise ValueError(f"--sheet {options.sheet}: nothing is to be seen with --no-images")
+    if options.sheet and not cv2.haveImageWriter(str(options.sheet)):
+        raise ValueError(f"--sheet {options.sheet}: expected the name of a picture, like sheet.png")
 
 
 def _summary(examination: _Examination, seconds: float) -> dict[str, Any]:
@@ -116,7 +128,7 @@ def _examine(examination: _Examination) -> None:
         _of_records(examination, rec_path)
     elif source.is_dir() and _has_idx(source):
         examination.kind = "MNIST's idx files"
-        examination.found, examination.looked = judge_digits(source)
+        examination.found, examination.looked = judge_digits(source, examination.sheet)
         examination.num_images, examination.num_classes = examination.looked, 10
     elif source.is_file() or any(entry.is_dir() for entry in os.scandir(source)):
         bins = sorted(source.glob("*.bin")) if source.is_dir() else []
@@ -133,6 +145,7 @@ def _examine(examination: _Examination) -> None:
             examination.options.images,
             known,
             examination.options.bar,
+            examination.sheet,
         )
         examination.found += found
         examination.looked += looked
@@ -167,7 +180,10 @@ def _of_records(examination: _Examination, rec_path: Path) -> None:
     examination.num_images, examination.num_classes = len(records), num_classes
     print(f"{rec_path}: RecordIO, {len(records):,} images, {num_classes:,} classes")
     examination.found += [*records.findings, *about, *found, *judge_layout(records)]
-    examination.found += judge_labels(label_N, num_classes, records.describe, file)
+    labelled = np.flatnonzero(label_N != NO_LABEL)  # the others have had their own finding
+    examination.found += judge_labels(
+        label_N[labelled], num_classes, lambda i: records.describe(int(labelled[i])), file
+    )
     if options.images:
         # In the file's order, so that a disk reads it once from start to end.
         order = records.in_file_order()

@@ -6,6 +6,7 @@ N images of H x W pixels.
 import hashlib
 from pathlib import Path
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,12 +15,13 @@ from partial_fc.doctor.findings import Finding
 from partial_fc.doctor.images import CONSTANT, Looks
 from partial_fc.doctor.judge import judge_images
 from partial_fc.doctor.labels import judge_labels
+from partial_fc.doctor.sheet import Sheet
 
 _CLASSES = 10
 
 
-def judge_digits(folder: Path) -> tuple[list[Finding], int]:
-    """(findings about both sets, images looked at)."""
+def judge_digits(folder: Path, sheet: Sheet) -> tuple[list[Finding], int]:
+    """(findings about both sets, images looked at). sheet: is given the suspicious images."""
     found: list[Finding] = []
     hashes: dict[Split, NDArray[np.uint64]] = {}
     looked = 0
@@ -38,8 +40,13 @@ def judge_digits(folder: Path) -> tuple[list[Finding], int]:
         def describe(i: int, label_N: NDArray[np.int64] = images.label_N) -> dict[str, int]:
             return {"image": i, "class": int(label_N[i])}
 
+        def as_file(i: int, image_NHW: NDArray[np.uint8] = images.image_NHW) -> bytes:
+            return cv2.imencode(".png", image_NHW[i])[1].tobytes()
+
         found += judge_labels(images.label_N, _CLASSES, describe, file)
-        found += judge_images(looks, images.label_N, describe, file)
+        about_images = judge_images(looks, images.label_N, describe, file)
+        found += about_images
+        sheet.add(about_images, as_file)
     if len(hashes) == 2:
         both = np.flatnonzero(np.isin(hashes["t10k"], hashes["train"]))
         if len(both):

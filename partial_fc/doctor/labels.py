@@ -19,7 +19,9 @@ _MANY_TIMES = 100  # a class of more times as many images as the median class is
 def judge_labels(
     label_N: NDArray[np.int64], num_classes: int, describe: Describe, file: str = ""
 ) -> list[Finding]:
-    """label_N: of all samples. describe(i) names sample i."""
+    """label_N: of all samples that have one. describe(i) names sample i."""
+    if not len(label_N):
+        return judge_classes(np.zeros(0, np.int64), file)
     found = []
     outside = np.flatnonzero((label_N < 0) | (label_N >= num_classes))
     if len(outside):

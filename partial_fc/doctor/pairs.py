@@ -14,14 +14,16 @@ from partial_fc.data.pairs import read_pairs
 from partial_fc.doctor.findings import Finding
 from partial_fc.doctor.images import Looks, examine
 from partial_fc.doctor.judge import judge_images
+from partial_fc.doctor.sheet import Sheet
 
 _FOLDS = 10
 
 
 def judge_pairs(
-    path: Path, num_threads: int, images: bool, known_hash: NDArray[np.uint64], bar: bool
+    path: Path, num_threads: int, images: bool, known_hash: NDArray[np.uint64], bar: bool, sheet: Sheet
 ) -> tuple[list[Finding], int]:
-    """(findings, images looked at). known_hash: of the images that are trained on, sorted."""
+    """(findings, images looked at). known_hash: of the images that are trained on, sorted. sheet: is given the
+    suspicious images."""
     file = str(path)
     try:
         pairs = read_pairs(path)
@@ -44,7 +46,9 @@ def judge_pairs(
     # Lists of pairs name an image many times: repetitions are judged by pairs only.
     alone = Looks(looks.code_N, np.zeros_like(looks.hash_N), looks.height_N, looks.width_N, looks.coloured_N)
     alone.messages = looks.messages
-    found += judge_images(alone, np.zeros(len(pairs.images), np.int64), describe, file)
+    about_images = judge_images(alone, np.zeros(len(pairs.images), np.int64), describe, file)
+    found += about_images
+    sheet.add(about_images, pairs.images.__getitem__)
     found += _judge_hashes(looks.hash_N, pairs.same, describe, file)
     at = np.searchsorted(known_hash, looks.hash_N)
     trained = np.zeros(len(looks.hash_N), np.bool_)

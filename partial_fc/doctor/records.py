@@ -20,7 +20,8 @@ from partial_fc.doctor.findings import Finding, Severity
 
 _FRAME, _HEADER = 8, 24  # bytes
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
-_NO_LABEL = -(2**62)
+NO_LABEL = -(2**62)
+_FAR = 2.0**61
 
 
 class CannotLook(ValueError):
@@ -62,10 +63,11 @@ class Records:
 
     @property
     def label_N(self) -> NDArray[np.int64]:
-        """Of the images; _NO_LABEL where it is no whole number."""
+        """Of the images; NO_LABEL where it is no whole number."""
         raw = self.raw_label_R[self.image_N].astype(np.float64)
         whole = np.isfinite(raw) & (raw == np.trunc(raw))
-        return np.where(whole, raw, _NO_LABEL).astype(np.int64)
+        # int64 has no place for all that float32 can be.
+        return np.where(whole, np.clip(raw, -_FAR, _FAR), NO_LABEL).astype(np.int64)
 
     def describe(self, i: int) -> Mapping[str, Any]:
         """Image i."""
@@ -242,7 +244,7 @@ def _mapped(path: Path) -> tuple[mmap.mmap, int]:
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if size < _FRAME:
+            if size < _FRAME + _HEADER:
                 raise CannotLook(f"{path} has {size} bytes; expected records")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), size
     except OSError as error:

@@ -26,10 +26,10 @@ class Sheet:
         """read(place) gives the file at a place of these findings that are about images."""
         self.rows += [(f, read) for f in found if len(f.places) and f.key.startswith("image-")]
 
-    def write(self, path: Path) -> str:
-        """Says what was written. ValueError where the file cannot be."""
+    def write(self, path: Path, looked: int) -> str:
+        """Says what was written; looked: of how many images. ValueError where the file cannot be."""
         if not self.rows:
-            return f"{path}: not written, no image is suspicious"
+            return f"{path}: not written, none of {looked:,} images is suspicious"
         with Complaints():  # the decoder has said it all before
             picture = np.concatenate([_row(finding, read) for finding, read in self.rows])
         if not cv2.imwrite(str(path), picture):

@@ -1,5 +1,9 @@
 """`partial-fc doctor data` on folders, lists, .bin pairs and MNIST's files."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,8 +104,10 @@ PAIRS = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs(tmp_path, name):
     write_to, expected, exit_status = PAIRS[name]
-    status, found = examine(write_to(tmp_path / "test.bin"))
+    sheet = tmp_path / "sheet.png"
+    status, found = examine(write_to(tmp_path / "test.bin"), sheet=sheet)
     assert ({key: f["count"] for key, f in found.items()}, status) == (expected, exit_status)
+    assert sheet.exists() == any(key.startswith("image-") for key in found)
 
 
 def test_pairs_beside_a_set_that_holds_their_images(tmp_path):
@@ -126,11 +132,41 @@ def test_idx_files(tmp_path):
     image_NHW[3] = 0
     image_NHW[5] = image_NHW[4]
     write_idx(tmp_path / "train-images-idx3-ubyte", image_NHW)
-    status, found = examine(tmp_path)
+    status, found = examine(tmp_path, sheet=tmp_path / "sheet.png")
     assert (status, set(found)) == (1, {"image-constant", "repeated-other-class"})
+    assert cv2.imread(str(tmp_path / "sheet.png")).shape[0] < 2 * 112  # one row
     write_idx(tmp_path / "t10k-labels-idx1-ubyte", label_N[1:])
     _, found = examine(tmp_path)
     assert "20 images" in found["idx-unreadable"]["what"]
+
+
+def test_a_name_that_is_no_utf_8_where_output_must_be(tmp_path):
+    folder = tmp_path / os.fsdecode(b"Bj\xf6rn")
+    folder.mkdir()
+    (folder / "0.jpg").write_bytes(b"no image")
+    done = subprocess.run(
+        [sys.executable, "-m", "partial_fc.cli", "doctor", "data", tmp_path, "--report", tmp_path / "r.json"],
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "/Bj\\udcf6rn/0.jpg, class 0" in done.stdout
+    assert json.loads((tmp_path / "r.json").read_text())["errors"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"report": "no/such/x.json"}, "x.json: cannot be written"),
+        ({"sheet": "no/such/x.png"}, "x.png: cannot be written"),
+        ({"sheet": "."}, "cannot be written"),
+        ({"sheet": "sheet"}, "the name of a picture"),
+        ({"sheet": "sheet.png", "images": False}, "nothing is to be seen"),
+    ],
+)
+def test_what_could_not_be_written_is_refused_at_once(tmp_path, options, words):
+    placed = {name: tmp_path / value if isinstance(value, str) else value for name, value in options.items()}
+    with pytest.raises(ValueError, match=words):
+        doctor_data(DataOptions(tmp_path / "missing", bar=False, **placed))
 
 
 def test_nothing_to_look_at(tmp_path, capsys):

@@ -79,7 +79,7 @@ WRONG = {
 def test_what_is_wrong_with_a_record_is_found(tmp_path, name):
     wrong, key, places, expected = WRONG[name]
     status, found = examine(write(tmp_path / "set", wrong))
-    also = {"fraction": {"label-range", "identity-mixed"}, "range of an identity": {"identity-mixed"}}
+    also = {"fraction": {"identity-mixed"}, "range of an identity": {"identity-mixed"}}
     assert set(found) == {key} | also.get(name, set())
     assert [place["key"] for place in found[key]["places"]] == places
     assert found[key]["count"] == len(places)
@@ -133,9 +133,14 @@ def test_classes_without_one_and_nearly_all_images(tmp_path):
 
 
 def test_a_label_without_measure_is_an_error_and_allocates_nothing(tmp_path):
-    folder = write(tmp_path / "set", {**records(), 2: pack([2.0**60, 1.0], picture(2), id=2)})
-    status, found = examine(folder, images=False)
-    assert (status, set(found)) == (1, {"label-range", "label-float32", "identity-mixed"})
+    for label in (2.0**60, 1e30):
+        folder = write(tmp_path / "set", {**records(), 2: pack([label, 1.0], picture(2), id=2)})
+        status, found = examine(folder, images=False)
+        assert (status, set(found)) == (1, {"label-range", "label-float32", "identity-mixed"})
+        assert "(smallest 0, largest " in found["label-range"]["what"]
+    folder = write(tmp_path / "set", {key: pack(0.5, picture(key), id=key) for key in (1, 2)})
+    status, found = examine(folder, images=False, num_classes=10**15)
+    assert (status, set(found)) == (1, {"label-fraction", "label-none"})
     (tmp_path / "list").write_text(f"a.jpg 0\nb.jpg {10**15}\n")
     status, found = examine(tmp_path / "list", images=False)
     assert (status, set(found)) == (1, {"class-number"})
@@ -202,6 +207,15 @@ def test_split_records_are_read_whole(tmp_path):
     with RecordReader(folder / "train.rec") as reader:
         assert reader.read(0).endswith(content)
     assert not ours.findings
+
+
+@pytest.mark.parametrize("num_bytes", [0, 8, 31])
+def test_a_file_too_short_for_a_record_is_an_error(tmp_path, num_bytes):
+    folder = write(tmp_path / "set", records())
+    (folder / "train.rec").write_bytes((folder / "train.rec").read_bytes()[:num_bytes])
+    status, found = examine(folder)
+    assert (status, set(found)) == (1, {"set-unreadable"})
+    assert f"has {num_bytes} bytes" in found["set-unreadable"]["what"]
 
 
 @pytest.mark.parametrize("text", [None, "0\tx\n", "", "1\t0\n1\t0\n"])
