@@ -22,7 +22,7 @@ hosts do not share one.
 from partial_fc.checkpoint.files import write_json
 from partial_fc.checkpoint.folders import best, complete, newest
 from partial_fc.checkpoint.read import Checkpoint
-from partial_fc.checkpoint.snapshot import Snapshot, take
+from partial_fc.checkpoint.snapshot import Snapshot, copied, take
 from partial_fc.checkpoint.write import Saver, save_model
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Snapshot",
     "best",
     "complete",
+    "copied",
     "newest",
     "save_model",
     "take",

@@ -93,35 +93,36 @@ def take(
     step: int,
     backbone: Mapping[str, Tensor],
     optimizer: Mapping[str, Tensor],
-    own: Mapping[str, Tensor],
+    own: dict[str, Tensor],
     head: PartialFC,
     facts: Mapping[str, Any],
     *,
     class_names: list[str] | None = None,
     copy: bool = True,
 ) -> Snapshot:
-    """The state as it is. facts: what else is to be found again, as JSON (position, best scores, configuration).
-    copy: also the head's rows into memory of their own, so that training may go on; else to be written before it
-    does."""
+    """The state as it is. own: `copied` already. facts: what else is to be found again, as JSON (position, best scores,
+    configuration). copy: also the head's rows into memory of their own, so that training may go on; else to be written
+    before it does."""
     world = head.world
-
-    def kept(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: t.detach().cpu().clone() for name, t in tensors.items()}
-
     parts = head_rows.parts(head, copy)
     return Snapshot(
         world.rank,
         world.size,
         step,
         {"format": FORMAT, "step": step, **head_rows.facts(head), **facts},
-        kept(backbone),
-        kept(optimizer),
-        kept(own),
+        copied(backbone),
+        copied(optimizer),
+        own,
         list(parts) if copy else parts,
-        kept(head.hard_negatives.state()) if head.hard_negatives else {},
+        copied(head.hard_negatives.state()) if head.hard_negatives else {},
         class_names,
         copy,
     )
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In memory of their own, on the CPU."""
+    return {name: head_rows.copied(t.detach()) for name, t in tensors.items()}
 
 
 def own_name(rank: int, world_size: int) -> str:

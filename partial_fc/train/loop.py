@@ -230,8 +230,9 @@ def take(job: Job, score: float | None = None, copy: bool = True) -> checkpoint.
     }
     if job.precision.scaler:
         facts["loss_scaler"] = job.precision.scaler.state()
-    own = {f"buffer/{name}": t.clone() for name, t in job.backbone.named_buffers()}
+    own = {f"buffer/{name}": t for name, t in job.backbone.named_buffers()}
     own |= {f"exchange/{name}": t for name, t in job.sync.state().items()}
+    own = checkpoint.copied(own)  # before the ranks' statistics are joined
     with joined_statistics(job.backbone, job.world):
         return checkpoint.take(
             job.step,

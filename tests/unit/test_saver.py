@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.files import save_tensors, sha256
@@ -98,6 +99,26 @@ def test_a_copy_is_of_its_moment(saver, head):
     again = PartialFC(11, 6, CosFace())
     checkpoint.Checkpoint(saver.root / "step-00000003").load_head(again)
     assert torch.equal(again.centres, before)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])  # meta: stands in for any other than the CPU
+def test_a_copy_is_made_once(device):
+    class Copies(TorchDispatchMode):
+        num = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.num += func in (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
+            if func is torch.ops.aten._to_copy.default:
+                return torch.ones(args[0].shape)
+            return func(*args, **(kwargs or {}))
+
+    weight = torch.ones(3, device=device, requires_grad=True)
+    with Copies() as copies:
+        copy = checkpoint.copied({"w": weight})["w"]
+    assert copies.num == 1
+    assert not copy.requires_grad
+    assert copy.data_ptr() != weight.data_ptr()
+    assert torch.equal(copy, torch.ones(3))
 
 
 def test_it_counts_when_all_have_written_and_is_marked_once(saver, head):
