@@ -105,21 +105,28 @@ class Buddy:
         before have what there is. A single rank has nobody to send to, and commits only before it leaves."""
         return self._world.size > 1 and not self.under_way and (not self._began or step % self._every == 0)
 
-    def check_memory(self, head: PartialFC) -> None:
-        """Raises ValueError, on all ranks, where some of them have too little for two commits. A collective."""
-        share = head_rows.class_bytes(head) * len(head.shard)  # once all classes have been met
-        need_W = self._world.all_gather(torch.tensor([share]), name="buddy/bytes").tolist()
-        need = 2 * (share + sum(need_W[rank] for rank in self._keeps)) * self._world.local_size
+    def too_little_memory(self, head: PartialFC) -> str:
+        """Which rank has too little memory for two commits; "": none. Alike on all ranks, but for the numbers of the
+        own one. A collective."""
+        if self._world.size == 1:  # commits only before it leaves, and keeps nobody else's share
+            return ""
+        own = head_rows.class_bytes(head) * len(head.shard)  # once all classes have been met
+        own_W = self._world.all_gather(torch.tensor([own]), name="buddy/bytes").tolist()
+        commit = (own + sum(own_W[rank] for rank in self._keeps)) * self._world.local_size
+        # What is held from the world before goes when the first commit is whole.
+        shares = [share for before in self._memory.commits for share in before.shares.values()]
+        held = sum(part.num_bytes for share in shares for part in share.parts) * self._world.local_size
+        need = 2 * commit - min(commit, held)
         free = psutil.virtual_memory().available
         short = torch.tensor([int(need > _MEMORY_SHARE * free)])
         short_W = self._world.all_gather(short, name="buddy/short").tolist()
-        if any(short_W):
-            raise ValueError(
-                f"rank {short_W.index(1)} has too little memory for commits (here, on rank {self._world.rank}, "
-                f"{need / 1e9:.1f} GB are needed beside the training, for all processes of the host, and "
-                f"{free / 1e9:.1f} GB are free, of which half may be used): --buddy-every 0 goes without them, and a "
-                "lost host then costs the steps since the last checkpoint"
-            )
+        if not any(short_W):
+            return ""
+        return (
+            f"rank {short_W.index(1)} has too little memory for commits (here, on rank {self._world.rank}, "
+            f"{need / 1e9:.1f} GB are needed beside the training, for all processes of the host, and {free / 1e9:.1f} "
+            "GB are free, of which half may be used)"
+        )
 
     def begin(self, snapshot: Snapshot, took_s: float = 0.0) -> None:
         """Starts to send; snapshot is a copy, which took so long to make. A collective."""

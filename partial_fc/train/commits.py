@@ -22,7 +22,7 @@ class Commits:
 
     def __init__(self, memory: Memory, world: World, every: int):
         """every: steps from one commit to the next; 0: none. A collective."""
-        self._world = world
+        self._world, self._memory = world, memory
         self._member = elastic.member() if elastic.active() else None
         self._buddy = Buddy(memory, world, every) if every else None
 
@@ -32,7 +32,8 @@ class Commits:
         return self._member is not None and self._member.hosts_changed.is_set()
 
     def begin(self, step: int, head: PartialFC, take: Callable[[], Snapshot]) -> None:
-        """Before the first step of a world: fewer ranks than before have what there is."""
+        """Before the first step of a world: fewer ranks than before have what there is. Where one has too little memory,
+        the first world of a run raises ValueError, on all ranks, and later ones go on without commits."""
         if self._member:
             told = self._member.restored()
             if told:
@@ -42,10 +43,23 @@ class Commits:
                     f"rank 0 is on {socket.gethostname()}: what it writes (log, loss.csv, TensorBoard, results) goes "
                     "on below its --models-root"
                 )
-        if self._buddy:
-            self._buddy.check_memory(head)
-            if self._buddy.due(step):
-                self._begin(take)
+        self._check_memory(head)
+        if self._buddy and self._buddy.due(step):
+            self._begin(take)
+
+    def _check_memory(self, head: PartialFC) -> None:
+        short = self._buddy.too_little_memory(head) if self._buddy else ""
+        if short and self._memory.age <= 1:
+            raise ValueError(
+                f"{short}: --buddy-every 0 goes without them, and a lost host then costs the steps since the last "
+                "checkpoint"
+            )
+        if short:  # fewer hosts have larger shares: the loss that commits are for must not end the run
+            _log.warning(
+                f"{short}: going on without commits; a host that is lost from now on costs the steps since the last "
+                "checkpoint"
+            )
+            self._memory.commits, self._buddy = [], None
 
     def start_step(self) -> None:
         """Where a step begins."""

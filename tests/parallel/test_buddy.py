@@ -33,7 +33,7 @@ def test_a_rank_that_has_forgotten_all_gets_it_from_the_others(world, tmp_path):
         1, {"w": torch.arange(4.0)}, {"m/w": torch.ones(4).bfloat16()}, own, head, {"position": 8}
     )
     buddy = Buddy(memory, world, every=6)
-    buddy.check_memory(head)
+    assert not buddy.too_little_memory(head)
     buddy.begin(taken)
     steps = 0
     while buddy.under_way:

@@ -1,5 +1,8 @@
 """Commits in the memory of several hosts: whichever host is lost, the others have all of the state, bit by bit."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -8,11 +11,12 @@ from partial_fc.checkpoint import buddy as buddy_module
 from partial_fc.checkpoint import folders
 from partial_fc.checkpoint import recover as recover_module
 from partial_fc.checkpoint import shares as shares_module
-from partial_fc.checkpoint.buddy import Buddy, Memory, buddies
-from partial_fc.checkpoint.head_rows import Part
+from partial_fc.checkpoint.buddy import Buddy, Commit, Memory, buddies
+from partial_fc.checkpoint.head_rows import Part, class_bytes
 from partial_fc.checkpoint.recover import choose, cut, recover
 from partial_fc.head import CosFace, HardNegatives, PartialFC
 from partial_fc.optim.rows import RowAdamW
+from partial_fc.train.commits import Commits
 from tests.unit.thread_world import in_world
 
 C, D, G = 53, 6, 12
@@ -234,13 +238,44 @@ def test_frames_name_every_class_once(monkeypatch, made):
     ]
 
 
-def test_too_little_memory_is_an_error_on_all_ranks(monkeypatch):
+@pytest.mark.parametrize("size", [1, 2])
+def test_too_little_memory_is_an_error_at_the_start_and_later_goes_without(monkeypatch, caplog, size):
+    """... on all ranks alike. A single rank takes no commits that it could be short of memory for."""
     monkeypatch.setattr(buddy_module, "_MEMORY_SHARE", 0.0)
 
     def act(world):
-        head = head_of(world)
+        head, memory = head_of(world), Memory(age=1)
         one_step(head, world)
-        with pytest.raises(ValueError, match="--buddy-every 0 goes without"):
-            Buddy(Memory(), world, EVERY).check_memory(head)
+        first, later = (Commits(memory, world, EVERY) for _ in range(2))
+        with pytest.raises(ValueError, match="--buddy-every 0 goes without") if size > 1 else nullcontext():
+            first.begin(1, head, lambda: snapshot_of(head, world))
+        memory.age, memory.commits = 2, [Commit(0, 1, snapshot_of(head, world), {})]
+        later.begin(1, head, lambda: snapshot_of(head, world))
+        for step in range(EVERY):
+            later.start_step()
+            later.end_step(step, lambda: snapshot_of(head, world))
+        return len(memory.commits)
 
-    in_world(2, act)
+    assert in_world(size, act) == [2 - size] * size
+    told = [f"rank {rank} has too little" in caplog.text for rank in range(size)]
+    assert any(told) == (size > 1)
+    assert ("going on without commits" in caplog.text) == (size > 1)
+
+
+def test_a_commit_that_is_held_makes_room_for_the_next(monkeypatch):
+    """Of the two that have to fit into memory, the one of the world before is there already."""
+    free = SimpleNamespace()
+    monkeypatch.setattr(buddy_module.psutil, "virtual_memory", lambda: free)
+    monkeypatch.setattr(buddy_module, "_MEMORY_SHARE", 1.0)
+
+    def act(world):
+        head, memory = head_of(world), Memory()
+        assert len(head.centres) == len(head.shard)
+        free.available = 1.5 * C * class_bytes(head) * world.local_size  # each rank keeps the shares of both
+        short = [Buddy(memory, world, EVERY).too_little_memory(head)]
+        commit(memory, head, world)
+        return [*short, Buddy(memory, world, EVERY).too_little_memory(head)]
+
+    for before, after in in_world(2, act):
+        assert before.startswith("rank 0 has too little memory for commits")
+        assert after == ""
