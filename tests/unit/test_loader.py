@@ -163,6 +163,7 @@ def narrow() -> bytes:
         (b"rubbish", "no image that OpenCV can read: 7 bytes"),
         (narrow(), "image of 400 x 4 pixels; one side is more than 64 times"),
     ],
+    ids=["rubbish", "narrow"],
 )
 def test_an_image_in_a_record_file_that_cannot_be_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes, words: str

@@ -263,6 +263,7 @@ def test_bad_embedding_is_an_error_on_every_rank(tmp_path, embed, bad):
         (b"no image", "no image that OpenCV can read"),
         (cv2.imencode(".png", np.zeros((4, 400)))[1].tobytes(), "image of 400 x 4 pixels"),
     ],
+    ids=["rubbish", "narrow"],
 )
 def test_broken_image_is_an_error_on_every_rank(tmp_path, embed, content, words):
     make_set(tmp_path / "set.bin", 30)
