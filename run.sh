@@ -2,7 +2,8 @@
 # Trains through mpirun over the hosts of a file:  bash run.sh [--restarts N] [HOSTFILE] [--flag value ...]
 #
 #   --restarts N        where the run fails (a host or a process dies, an exchange hangs), it is started again from the
-#                       newest checkpoint, at most N times; not where it got no further than the time before
+#                       newest checkpoint, at most N times; not where it got no further than the time before. This host
+#                       must see the checkpoints
 #   HOSTFILE            or HOSTS in the environment; hosts/localhost_2 without either. Lines "HOST slots=N", nothing else
 #                       (horovodrun --hostfile, which takes them too, stumbles over comments and empty lines).
 #   NETWORK_INTERFACE   where hosts have several networks, the one between them (ip addr), for example eth0
@@ -11,7 +12,8 @@
 # OMPI_MCA_plm_rsh_args="-p 2222" for another ssh port.
 #
 # kill -TERM or -USR1 to this script: the run finishes its step, writes a checkpoint and ends with status 75, "start me
-# again", which is passed on and never restarted: somebody wants the machines. A second -TERM ends it at once.
+# again", which is passed on and never restarted: somebody wants the machines. A second -TERM ends it at once. A terminal
+# that is closed counts as one -USR1, unless under nohup.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 say() { echo "run.sh: $*" >&2; }
@@ -59,6 +61,7 @@ interrupt() {
 }
 trap 'stop TERM' TERM
 trap 'stop USR1' USR1
+trap '[ -n "$asked" ] || stop USR1' HUP # one closed terminal sends several; what nohup ignores stays ignored
 trap interrupt INT
 
 # Runs the job once; its status is in $status.
@@ -78,8 +81,8 @@ run() {
     job=''
 }
 
-# The newest complete checkpoint that this host sees.
-newest() {
+# Where the checkpoints are.
+folder_of() {
     local folder='' root=${MODELS_ROOT:-$here/runs/face} words=("$@") i name value
     for ((i = 0; i < ${#words[@]}; i++)); do
         name=${words[i]%%=*} value=${words[i]#*=}
@@ -89,22 +92,26 @@ newest() {
             --checkpoint-dir) folder=$value ;;
         esac
     done
-    ls -d "${folder:-$root/checkpoints}"/step-*/COMPLETE 2>/dev/null | sort | tail -n 1 || true
+    echo "${folder:-$root/checkpoints}"
 }
+# The newest complete one that this host sees.
+newest() { ls -d "$checkpoints"/step-*/COMPLETE 2>/dev/null | sort | tail -n 1 || true; }
 
 # ---- the run, and again
 flags=("$@")
+checkpoints=$(folder_of "$@")
 without_progress=0
 for ((try = 0; ; try++)); do
-    before=$(newest "$@")
+    before=$(newest)
     run "${flags[@]}"
     [ -z "$interrupted" ] || exit 130
     # 2: the command line was not understood.
     if [ "$restarts" = 0 ] || [[ $status =~ ^(0|2|75|130)$ ]] || [ -n "$asked" ]; then exit "$status"; fi
-    after=$(newest "$@")
+    after=$(newest)
     if [ "$after" = "$before" ]; then without_progress=$((without_progress + 1)); else without_progress=0; fi
     if [ "$without_progress" = 2 ]; then
         say "status $status, and no newer checkpoint than ${after:-none} in two tries: it would fail again, no restart"
+        [ -n "$after" ] || say "(looked for in $checkpoints on $(hostname): this host must see what the ranks write)"
         exit "$status"
     fi
     if [ "$try" = "$restarts" ]; then

@@ -13,7 +13,7 @@ answers() { # NAME: its sshd takes connections
     [[ $own == *" $1 "* ]] || timeout 2 bash -c "exec 3<>/dev/tcp/$1/${SSH_PORT:-22}" 2>/dev/null
 }
 
-while read -r name rest; do
+while read -r name rest || [[ -n $name ]]; do # also a last line without its end
     [[ -n $name && $name != \#* ]] || continue
     slots=1
     [[ $rest =~ slots=([0-9]+) ]] && slots=${BASH_REMATCH[1]}

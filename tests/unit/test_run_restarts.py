@@ -4,6 +4,7 @@ is not. (tests/recipes/test_preemption.py has real ones.)"""
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -53,8 +54,8 @@ def start(tmp_path):
                 env=environ,
                 stderr=subprocess.PIPE,
                 text=True,
-                # Of the tests themselves, where they run in a shell's background: SIGINT would stay ignored.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+                # Of the tests themselves, where they run in a shell's background or under nohup: the signals would stay ignored.
+                preexec_fn=lambda: [signal.signal(n, signal.SIG_DFL) for n in (signal.SIGINT, signal.SIGHUP)],
             )
         )
         return started[-1]
@@ -88,6 +89,10 @@ def test_an_error_that_comes_again_before_a_checkpoint_is_not_tried_for_ever(sta
     assert (status, len(calls)) == (1, 2)
     assert calls[1].endswith("config.sh"), "there is nothing to go on from"
     assert "no newer checkpoint than none in two tries" in said
+    assert (
+        f"(looked for in {tmp_path}/runs/face/checkpoints on {socket.gethostname()}: this host must see"
+        in said
+    )
     plan = "0 exit 1\n00000001 exit 1\n0 exit 1\n0 exit 9\n0 exit 0\n"
     (tmp_path / "bin/calls").unlink()
     status, said, calls = outcome(start(plan, "--restarts=8"), tmp_path)
@@ -135,14 +140,14 @@ def test_a_bad_number_is_refused(start, tmp_path):
     assert "--restarts is 'many'; expected a number" in said
 
 
-def wait_for(path: Path) -> None:
+def wait_for(path: Path, num_lines: int = 0) -> None:
     deadline = time.monotonic() + 30
-    while not path.exists():
+    while not path.exists() or path.read_text().count("\n") < num_lines:
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_is_passed_on_as_one_that_leaves_time_for_a_checkpoint(start, tmp_path, number):
     plan = "0 trap 'touch $here/got; exit 75' USR1; touch $here/up; while :; do sleep 0.02; done\n"
     process = start(plan, "--restarts", "3")
@@ -166,6 +171,22 @@ def test_a_second_sigterm_does_not_wait(start, tmp_path):
     assert (status, len(calls)) == (143, 1)
 
 
+def test_a_closed_terminal_which_may_tell_it_twice_leaves_time_for_a_checkpoint(start, tmp_path):
+    plan = (
+        "0 for s in USR1 TERM; do trap \"echo $s >> $here/got\" $s; done; trap 'over=1' INT; touch $here/up; "
+    )
+    process = start(plan + 'until [ "$over" ]; do sleep 0.02; done\n', "--restarts", "3")
+    wait_for(tmp_path / "bin/up")
+    process.send_signal(signal.SIGHUP)
+    wait_for(tmp_path / "bin/got")
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGUSR1)  # handled after the other
+    wait_for(tmp_path / "bin/got", num_lines=2)
+    process.send_signal(signal.SIGINT)
+    assert outcome(process, tmp_path)[0] == 130
+    assert (tmp_path / "bin/got").read_text() == "USR1\n" * 2
+
+
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_in_the_pause_ends_it_with_nothing_running(start, tmp_path, number, expected):
     process = start("00000001 exit 1\n00000002 exit 0\n", "--restarts", "3", pause_s="100")
@@ -173,3 +194,18 @@ def test_a_signal_in_the_pause_ends_it_with_nothing_running(start, tmp_path, num
     process.send_signal(number)
     status, _, calls = outcome(process, tmp_path)
     assert (status, len(calls)) == (expected, 1)
+
+
+def test_the_last_host_of_a_file_counts_also_without_a_line_end(tmp_path):
+    """For horovodrun's elastic mode."""
+    (tmp_path / "hosts").write_text("# ours\nlocalhost slots=2\n\n127.0.0.1 slots=3")
+    found = subprocess.run(
+        ["bash", "hosts/discover.sh"],
+        cwd=ROOT,
+        env={**os.environ, "HOST_FILE": str(tmp_path / "hosts")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert sorted(found.stdout.split()) == ["127.0.0.1:3", "localhost:2"]
