@@ -180,6 +180,8 @@ def _supervise(ranks: list[_Rank], received: list[int]) -> int:
         for ours, rest in rank.rest.items():
             _write(ours, rest + b"\n" if rest else b"")
     statuses = {rank.process.returncode for rank in ranks} - {0}
+    if not statuses and asked - 128 in _SIGNAL_GRACE_S:
+        return 0  # asked when there was nothing left to stop
     return (
         PREEMPTED
         if statuses == {PREEMPTED}

@@ -54,7 +54,7 @@ def start(tmp_path):
                 env=environ,
                 stderr=subprocess.PIPE,
                 text=True,
-                # Of the tests themselves, where they run in a shell's background or under nohup: the signals would stay ignored.
+                # Of the tests themselves in a shell's background, or under nohup: they would stay ignored.
                 preexec_fn=lambda: [signal.signal(n, signal.SIG_DFL) for n in (signal.SIGINT, signal.SIGHUP)],
             )
         )
