@@ -8,6 +8,7 @@ the time before torch 1.6 may make torch ask for more memory than they have byte
 import io
 import mmap
 import re
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def load(path: str | Path) -> Any:
                 _check_sizes(file)
                 found = torch.load(path, map_location="cpu", weights_only=True)
             else:  # as torch wrote before version 1.6
+                _check_no_tar(file)
                 found = torch.load(file, map_location="cpu", weights_only=True)
         except OSError:
             raise
@@ -60,6 +62,16 @@ def _check_calls(file: _BoundedFile) -> None:
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content.find(b"\nbytearray\n") >= 0:
             raise ValueError("a bytearray, which is no part of a state dict")
+
+
+def _check_no_tar(file: _BoundedFile) -> None:
+    """Of the time before torch 0.1.10; for such a file torch makes a folder, and advises to load it as a program."""
+    try:
+        tarfile.open(fileobj=file, mode="r:").close()
+    except tarfile.TarError:
+        file.seek(0)
+        return
+    raise ValueError("a tar file, as torch wrote before version 0.1.10; save it again with a later one")
 
 
 def _check_sizes(file: _BoundedFile) -> None:

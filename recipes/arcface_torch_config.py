@@ -57,12 +57,9 @@ def read(path: Path) -> dict[str, Any]:
         with tokenize.open(path) as file:
             source = file.read()
         module = ast.parse(source, filename=str(path))
-    except (
-        SyntaxError,
-        ValueError,
-        LookupError,
-        *_TOO_DEEP,
-    ) as error:  # LookupError: a coding that is none of text
+    except _TOO_DEEP as error:  # as the parser says, too
+        raise ValueError(f"{path}: brackets or operators within each other, too deep") from error
+    except (SyntaxError, ValueError, LookupError) as error:  # LookupError: a coding that is none of text
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise ValueError(f"{path}{line}: not readable as a Python file: {error}") from error
     try:

@@ -3,6 +3,7 @@
 import gzip
 import io
 import struct
+import tarfile
 from collections.abc import Callable
 
 import numpy as np
@@ -13,7 +14,7 @@ from partial_fc.data.decode import fit
 from partial_fc.data.recordio import MAGIC, RecordReader, pack, write_index
 from partial_fc.data.sample import BadRecord
 from tests.faults.data_readers import image_files, record_files
-from tests.faults.foreign_readers import CONFIG, model
+from tests.faults.foreign_readers import CONFIG, model, torch_centre_files
 from tests.faults.readers import READERS
 from tests.faults.watching import read_watched
 
@@ -36,6 +37,19 @@ def saved(value: object) -> bytes:
 def record_zero(first: float, stop: float) -> bytes:
     """InsightFace's layout with another record 0."""
     return frame(pack([first, stop], b"")) + record_files()[1]["train.rec"][40:]
+
+
+def tar() -> bytes:
+    out = io.BytesIO()
+    tarfile.open(fileobj=out, mode="w").close()
+    return out.getvalue()
+
+
+def torch_centres_with_a_list() -> bytes:
+    (files,) = torch_centre_files()
+    found = torch.load(io.BytesIO(files["checkpoint_gpu_0.pt"]), weights_only=True)
+    found["state_optimizer"]["param_groups"][1]["params"] = [[1]]
+    return saved(found)
 
 
 def apex_with(**parts: object) -> bytes:
@@ -101,11 +115,16 @@ FOUND: dict[str, tuple[str, Callable[[], bytes], str]] = {
         "at least 5 follow",
     ),
     "config: powers of powers": ("config", lambda: CONFIG + b"config.lr = ((10**64)**64)**64\n", "a number above"),
-    "config: 5,000 signs": ("config", lambda: CONFIG + b"config.lr = " + b"-" * 5000 + b"1\n", "not readable"),
+    "config: 5,000 signs": ("config", lambda: CONFIG + b"config.lr = " + b"-" * 5000 + b"1\n", "too deep"),
+    "config: 2,500 brackets": ("config", lambda: b"x = (1.0, 0.9.f = " + b"[" * 2500, "too deep"),
     "config: a coding of no text": ("config", lambda: b"# coding: rot13\n" + CONFIG, "not a text encoding"),
     "apex: a tensor of one number": ("apex", lambda: apex_with(model=UNFOLDED), "repeats few stored numbers"),
     "apex: groups without parameters": ("apex", lambda: apex_with(optimizer=NO_PARAMS), "no torch state dict"),
     "apex: a bytearray": ("apex", lambda: apex_with(more=bytearray(3)), "bytearray"),
+    "weights: a tar file": ("weights", tar, "a tar file, as torch wrote before"),
+    "torch-centres: a parameter that is a list": (
+        "torch-centres", torch_centres_with_a_list, "params are not all numbers",
+    ),
     "names: no UTF-8": ("class-names", lambda: b"\xff\n", "names"),
     "marker: no UTF-8": ("marker", lambda: b"\xff", "COMPLETE says"),
     "manifest: no head": ("manifest", lambda: b'{"format": 3, "step": 3, "world_size": 1}', "or of a run without"),

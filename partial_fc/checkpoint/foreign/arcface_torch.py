@@ -109,9 +109,12 @@ def named_state(
 def _numbers(optimizer: Any, path: Path) -> list[int]:
     """Of all parameters, in order."""
     try:
-        return [number for group in optimizer["param_groups"] for number in group["params"]]
+        numbers = [number for group in optimizer["param_groups"] for number in group["params"]]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: state_optimizer is no optimiser's state dict: it lacks {error}") from error
+    if not all(isinstance(number, int) for number in numbers):
+        raise ValueError(f"{path}: state_optimizer's params are not all numbers: {str(numbers)[:200]}")
+    return numbers
 
 
 def state_of(optimizer: dict[str, Any], number: int, path: Path) -> dict[str, Any]:
