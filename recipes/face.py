@@ -106,7 +106,7 @@ def run(config: Config, notes: list[str], world: World, device: torch.device, me
         )
         start = resume(config, state, memory, source, logger)
         schedule = go_on(config, course, start, len(source), global_batch, logger)
-        if start.step == schedule.total_steps and (config.models_root / "result.json").exists():
+        if start.step == schedule.total_steps and machine.is_finished(config.models_root, world):
             logger.info(
                 f"{config.models_root} is finished, see result.json; to go on give more --max-steps or --epochs, to "
                 "start anew another --models-root"

@@ -144,8 +144,8 @@ def notes(config: "Config", head: PartialFC) -> Iterator[str]:
     """What was asked for and makes no difference here."""
     if config.buddy_every and not elastic.active():
         yield (
-            "--buddy-every: nothing goes on from these copies here; they are for horovodrun with --min-np and "
-            "--host-discovery-script"
+            f"--buddy-every {config.buddy_every} without effect: there are no commits here; they are for horovodrun "
+            "with --min-np and --host-discovery-script"
         )
     if config.centre_place == "host" and head.store.device == torch.device("cpu"):
         yield "--centre-place host: the device that computes is the CPU, whose memory is the host's"

@@ -75,8 +75,7 @@ def resume(config: Config, state: State, memory: Memory, source: Source, logger:
     if elastic.active():
         found = recover(memory, world, config.checkpoints)
     if found is None:
-        # In a world after the first, --resume has been gone on from already.
-        found = _checkpoint(config, state, "auto" if memory.age > 1 else config.resume, source, logger)
+        found = _checkpoint(config, state, source, logger, is_first_world=memory.age <= 1)
     if found is None:
         return Start()
     for name in _SAME_RUN:
@@ -98,18 +97,20 @@ def resume(config: Config, state: State, memory: Memory, source: Source, logger:
 
 
 def _checkpoint(
-    config: Config, state: State, asked: str, source: Source, logger: Logger
+    config: Config, state: State, source: Source, logger: Logger, is_first_world: bool
 ) -> checkpoint.Checkpoint | None:
     """The one to start from, whole and with the classes of this source. None: there is none to be gone on from, and
     the centres are those of --head-centres, if given. A collective."""
     newest = newest_common(config.checkpoints, state.head.world)
-    folder = {"never": None, "auto": newest}.get(asked, Path(asked))
+    folder = {"never": None, "auto": newest}.get(config.resume, Path(config.resume))
+    if newest and not is_first_world and not _is_ahead(folder, newest):
+        folder = newest  # written by this run since it began, so what it began from is not needed
     found = open_checkpoint(folder, state.head.world)
     if newest and (found.step if found else -1) < step_of(newest):
         # Checkpoints are kept and found by their step: those of the other run would count as the newest.
         raise ValueError(
-            f"{newest} is ahead of where this run would start (--resume {asked}); use another --models-root, or "
-            "remove the checkpoints that are not wanted"
+            f"{newest} is ahead of where this run would start (--resume {config.resume}); use another --models-root, "
+            "or remove the checkpoints that are not wanted"
         )
     centres = None
     if config.head_centres and found is None:
@@ -123,6 +124,13 @@ def _checkpoint(
         load_centres(centres, state.head)
         logger.info(f"class centres from {centres.folder}")
     return found
+
+
+def _is_ahead(folder: Path | None, newest: Path) -> bool:
+    """By their names, which are the same on all ranks; newest is a checkpoint."""
+    if folder is None or not folder.name.removeprefix("step-").isdecimal():
+        return False
+    return step_of(folder) > step_of(newest)
 
 
 def go_on(
@@ -151,9 +159,12 @@ def go_on(
 
 
 def buddy_every(config: Config) -> int:
-    """Steps between commits; 0: none. Centres in files are more than fit into memory."""
+    """Steps between commits; 0: none. Only ranks that come and go go on from them. Centres in files are more than fit
+    into memory."""
+    if not elastic.active():
+        return 0
     if config.buddy_every is None:
-        return 100 if elastic.active() and config.centre_place != "disk" else 0
+        return 0 if config.centre_place == "disk" else 100
     return config.buddy_every
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from fractions import Fraction
 from importlib import metadata
+from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
@@ -92,6 +93,12 @@ def cores(host: str, numbers: Iterable[int]) -> list[tuple[int, int]]:
     """(number made from the host's name, number of the core): what they are called among all hosts."""
     digest = hashlib.sha256(host.encode()).digest()
     return [(int.from_bytes(digest[:7]), number) for number in numbers]
+
+
+def is_finished(models_root: Path, world: World) -> bool:
+    """Whether rank 0, which writes it, finds a result there: each host may have a folder of its own. A collective."""
+    there = torch.tensor([int((models_root / "result.json").exists())])
+    return bool(world.broadcast(there, name="machine/finished").item())
 
 
 def repeat_bit_by_bit() -> None:

@@ -107,7 +107,7 @@ def main(arguments: list[str]) -> int:
     run.position = mnist_checkpoint.resume(run, num_updates)
     own = (p for _, p in weights.named_parameters())
     check_replicas((*own, *named_state(optimizer, weights).values()), world)
-    if _over(run) and (config.models_root / "result.json").exists():
+    if _over(run) and machine.is_finished(config.models_root, world):
         logger.info(
             f"{config.models_root} is finished, see result.json; to go on give more --epochs or --max-steps, to start "
             "anew another --models-root"
