@@ -32,8 +32,8 @@ class Commits:
         return self._member is not None and self._member.hosts_changed.is_set()
 
     def begin(self, step: int, head: PartialFC, take: Callable[[], Snapshot]) -> None:
-        """Before the first step of a world: fewer ranks than before have what there is. Where one has too little memory,
-        the first world of a run raises ValueError, on all ranks, and later ones go on without commits."""
+        """Before the first step of a world: fewer ranks than before have what there is. Where one has too little
+        memory, the first world of a run raises ValueError, on all ranks, and later ones go on without commits."""
         if self._member:
             told = self._member.restored()
             if told:
@@ -86,13 +86,14 @@ class Commits:
         if self._buddy:
             self._buddy.go_back(take())
 
-    def leave(self, step: int, take: Callable[[], Snapshot], save: Callable[[], None]) -> None:
-        """Raises elastic.HostsChanged, with nothing lost. A collective."""
+    def leave(self, step: int, take: Callable[[], Snapshot], save: Callable[[], None] | None) -> None:
+        """Raises elastic.HostsChanged, with nothing lost. save: None: there is a checkpoint of this step. A
+        collective."""
         if self._buddy:
             self._buddy.finish()
             self._begin(take)
             self._buddy.finish()
-        else:
+        elif save:
             save()
         raise elastic.HostsChanged(
             f"hosts have come or are to go: all ranks leave after step {step}, to meet anew"

@@ -1,12 +1,15 @@
 """What a run says: lines for people, scalars for TensorBoard, a file for each rank."""
 
+import contextlib
 import logging
-import os
+import math
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from io import FileIO
 from pathlib import Path
-from typing import TextIO
 
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -14,6 +17,8 @@ from tqdm import tqdm
 from partial_fc.comm import World
 from partial_fc.head.telemetry import Histogram
 
+_TRY_AGAIN_S = 600.0  # after a file of TensorBoard could not be written
+_log = logging.getLogger("partial_fc")
 _LINE = "%(asctime)s rank {rank} %(levelname).1s %(message)s"
 
 
@@ -27,7 +32,8 @@ def open_files(models_root: Path, world: World, bare: bool = False) -> logging.L
     logger.propagate = False
     for old in logger.handlers[:]:
         logger.removeHandler(old)
-        old.close()
+        with contextlib.suppress(OSError):  # what a full disk did not take
+            old.close()
     formatter = logging.Formatter(_LINE.format(rank=world.rank), "%Y-%m-%d %H:%M:%S")
     to_file = logging.FileHandler(folder / f"rank-{world.rank:04d}.log")
     speaks = (world.local_rank if bare else world.rank) == 0
@@ -52,34 +58,109 @@ class _AboveBar(logging.Handler):
             self.handleError(record)
 
 
+@contextmanager
+def dispensable(what: str) -> Iterator[None]:
+    """Around the writing of what a run can do without: what the disk has against it is said, and ends no training."""
+    try:
+        yield
+    except OSError as error:
+        _log.warning(f"{what} cannot be written ({error.strerror or error}); training goes on")
+
+
 class LossCurve:
     """models_root/loss.csv: one row for each update (step, loss, lr), written by rank 0.
 
-    A resumed run goes on where its checkpoint stands: rows of later steps are dropped.
+    A resumed run goes on where its checkpoint stands: rows of later steps are dropped. Rows that a full disk does not
+    take wait in memory.
     """
 
-    HEADER = "step,loss,lr\n"
+    HEADER = b"step,loss,lr\n"
 
     def __init__(self, models_root: Path, world: World, first_step: int):
-        self._file: TextIO | None = None
-        if world.rank != 0:
-            return
-        path = models_root / "loss.csv"
-        rows = path.read_text().splitlines(keepends=True)[1:] if first_step and path.exists() else []
-        whole = [row for row in rows if row.endswith("\n")]  # a full disk can cut the last one
-        kept = [row for row in whole if int(row.partition(",")[0]) <= first_step]
-        partial = path.with_name(path.name + ".partial")  # a run killed here must not lose the rows
-        partial.write_text(self.HEADER + "".join(kept))
-        os.replace(partial, path)
-        self._file = path.open("a", buffering=1)
+        self._path = models_root / "loss.csv"
+        self._file: FileIO | None = None
+        self._waiting = b""
+        self._failed = False
+        if world.rank == 0:
+            self._file = FileIO(self._path, "a")
+            self._cut(self._file, first_step)
 
     def add(self, step: int, loss: float, lr: float) -> None:
         if self._file:
-            self._file.write(f"{step},{loss:.9g},{lr:.9g}\n")
+            self._waiting += b"%d,%.9g,%.9g\n" % (step, loss, lr)
+            self._write(self._file)
+
+    def go_back(self, step: int) -> None:
+        """This step is the last one that is done."""
+        if self._file:
+            with dispensable(str(self._path)):
+                self._cut(self._file, step)
 
     def close(self) -> None:
-        if self._file:
+        if not self._file:
+            return
+        self._write(self._file)
+        if left := self._waiting.count(b"\n"):
+            _log.warning(f"{self._path} lacks the last {left:,} rows")
+        with dispensable(str(self._path)):
             self._file.close()
+
+    def _cut(self, file: FileIO, step: int) -> None:
+        """Drops rows after `step` without writing any: a run that is killed here, or has a full disk, loses none."""
+        there = self._path.read_bytes()
+        text = there + self._waiting
+        if not text.startswith(self.HEADER):
+            there, text = b"", self.HEADER
+        kept = len(self.HEADER)
+        for row in text[kept:].splitlines(keepends=True):
+            number = row.partition(b",")[0]
+            if not (row.endswith(b"\n") and number.isdigit() and int(number) <= step):
+                break  # also where a lost machine or a full disk has cut it
+            kept += len(row)
+        file.truncate(min(kept, len(there)))
+        self._waiting = text[len(there) : kept]
+        self._write(file)
+
+    def _write(self, file: FileIO) -> None:
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[file.write(self._waiting) :]
+        except OSError as error:
+            if not self._failed:
+                _log.warning(
+                    f"{self._path} cannot be written ({error.strerror}); training goes on, and its rows wait in memory "
+                    "until there is room"
+                )
+            self._failed = True
+            return
+        if self._failed:
+            _log.info(f"{self._path} is written again, with the rows that have waited")
+        self._failed = False
+
+
+class _Board:
+    """TensorBoard's files, of rank 0. Where one cannot be written, another is begun some time later; what comes in
+    between, and the last minutes before, is left out."""
+
+    def __init__(self, folder: Path, world: World):
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+        self._next_try = 0.0 if world.rank == 0 else math.inf
+
+    def write(self, add: Callable[[SummaryWriter], None]) -> None:
+        if self._writer is None and time.monotonic() < self._next_try:
+            return
+        writer, self._writer = self._writer, None
+        self._next_try = time.monotonic() + _TRY_AGAIN_S
+        with dispensable(f"TensorBoard's file below {self._folder}"):
+            writer = writer or SummaryWriter(str(self._folder))
+            add(writer)
+            self._writer = writer
+
+    def close(self) -> None:
+        if self._writer:
+            with dispensable(f"TensorBoard's file below {self._folder}"):
+                self._writer.close()
 
 
 class Progress:
@@ -100,7 +181,7 @@ class Progress:
         self._frequent = frequent
         self._total_steps = total_steps
         self._global_batch = global_batch
-        self._board = SummaryWriter(str(models_root / "tensorboard")) if world.rank == 0 else None
+        self._board = _Board(models_root / "tensorboard", world)
         watched = world.rank == 0 and sys.stderr.isatty()
         self._bar = tqdm(total=total_steps, initial=first_step, unit="step", disable=not watched)
         self._warm = False  # the first interval holds the warming up of caches and threads
@@ -150,25 +231,31 @@ class Progress:
         self._restart(step)
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
-        if self._board:
+        def add(board: SummaryWriter) -> None:
             for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+                board.add_scalar(name, value, step)
+
+        self._board.write(add)
 
     def histograms(self, step: int, values: dict[str, Histogram]) -> None:
         """Empty ones are left out."""
-        for name, found in values.items():
-            if self._board and found.count:
-                self._board.add_histogram_raw(
-                    name,
-                    min=found.smallest,
-                    max=found.largest,
-                    num=found.count,
-                    sum=found.total,
-                    sum_squares=found.square_total,
-                    bucket_limits=found.edges[1:].tolist(),
-                    bucket_counts=found.counts.tolist(),
-                    global_step=step,
-                )
+
+        def add(board: SummaryWriter) -> None:
+            for name, found in values.items():
+                if found.count:
+                    board.add_histogram_raw(
+                        name,
+                        min=found.smallest,
+                        max=found.largest,
+                        num=found.count,
+                        sum=found.total,
+                        sum_squares=found.square_total,
+                        bucket_limits=found.edges[1:].tolist(),
+                        bucket_counts=found.counts.tolist(),
+                        global_step=step,
+                    )
+
+        self._board.write(add)
 
     def pause(self, seconds: float) -> None:
         """Time that went into evaluation or a checkpoint: no part of the training speed."""
@@ -176,8 +263,7 @@ class Progress:
 
     def close(self) -> None:
         self._bar.close()
-        if self._board:
-            self._board.close()
+        self._board.close()
 
     def _restart(self, step: int) -> None:
         self._last_step, self._last_time, self._paused = step, time.perf_counter(), 0.0

@@ -15,7 +15,7 @@ from partial_fc.optim.backbone import named_state
 from partial_fc.train import replicas, spikes
 from partial_fc.train.agreement import Agreement
 from partial_fc.train.job import Job, Outcome
-from partial_fc.train.log import LossCurve, Progress
+from partial_fc.train.log import LossCurve, Progress, dispensable
 from partial_fc.train.non_finite import NonFinite, roll_back
 from partial_fc.train.running_statistics import RunningStatistics, joined_statistics
 from partial_fc.train.signals import StopSignals
@@ -29,14 +29,14 @@ def train(job: Job) -> Outcome:
     ranks, where these are to meet in another world."""
     steps, global_batch = job.schedule.total_steps, job.loader.global_batch_size * job.accumulate
     progress = Progress(job.logger, job.models_root, job.world, job.frequent, job.step, steps, global_batch)
-    with StopSignals(job.world.rank) as signals, closing(progress):
-        return _train(job, signals, progress)
+    curve = LossCurve(job.models_root, job.world, job.step)
+    with StopSignals(job.world.rank) as signals, closing(progress), closing(curve):
+        return _train(job, signals, progress, curve)
 
 
-def _train(job: Job, signals: StopSignals, progress: Progress) -> Outcome:
+def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve) -> Outcome:
     total_steps = job.schedule.total_steps
     watch = Stopwatch(job.world, job.device)
-    curve = LossCurve(job.models_root, job.world, job.step)
     agreement = Agreement(job.world)
     goes_back = job.precision.scaler or job.guards.on_nan == "skip"
     before = RunningStatistics(job.backbone if goes_back else nn.Identity())
@@ -71,8 +71,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress) -> Outcome:
             job.saver.finish()  # a checkpoint under way is of before, and is to count whatever follows
             roll_back(job, fault, batches[-1].position)
             job.commits.go_back(lambda: take(job))
-            curve.close()
-            curve = LossCurve(job.models_root, job.world, job.step)
+            curve.go_back(job.step)
             progress.go_back(job.step)
             continue
         job.step += 1
@@ -114,7 +113,8 @@ def _train(job: Job, signals: StopSignals, progress: Progress) -> Outcome:
         job.commits.end_step(job.step, lambda: take(job))
         if agreed.hosts_changed and job.step < total_steps and not stopped:
             job.saver.finish()
-            job.commits.leave(job.step, lambda: take(job), lambda: save_and_wait(job))
+            is_there = saved == job.step and not job.saver.last_failed
+            job.commits.leave(job.step, lambda: take(job), None if is_there else lambda: save_and_wait(job))
         progress.pause(time.perf_counter() - paused)
 
     if not stopped:
@@ -123,7 +123,6 @@ def _train(job: Job, signals: StopSignals, progress: Progress) -> Outcome:
         if saved != total_steps:
             save(job, rate(job, evaluations)[0])
     job.saver.finish()
-    curve.close()
     traffic = job.world.traffic.per_step(max(1, job.step - first_step))
     return Outcome(
         loss_value,
@@ -183,7 +182,8 @@ def evaluate(job: Job, progress: Progress) -> dict[str, float]:
             values.update(found)
     if job.verifications and job.world.rank == 0:
         curves = {v.name: v.roc for v in job.verifications if v.roc is not None}
-        plot_roc(curves, job.models_root / "roc.png")
+        with dispensable(str(job.models_root / "roc.png")):
+            plot_roc(curves, job.models_root / "roc.png")
     job.backbone.train()
     return values
 

@@ -13,6 +13,7 @@ from statistics import median
 
 from partial_fc.data import Batch
 from partial_fc.train.job import Job
+from partial_fc.train.log import dispensable
 
 WINDOW = 200  # losses that are looked back at
 LEAST = 50  # before there are so many, nothing is called far
@@ -57,7 +58,6 @@ def note(job: Job, spike: Spike, batches: list[Batch], lr: float) -> None:
     """After update job.step: a line in the log, and this rank's records of it in models_root/spikes/rank-R.jsonl.
     Without a collective: a loss that is another one on another kind of processor must not make a rank wait."""
     path = job.models_root / "spikes" / f"rank-{job.world.rank:05d}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
     row = {
         "step": job.step,
         "loss": spike.loss,
@@ -68,8 +68,10 @@ def note(job: Job, spike: Spike, batches: list[Batch], lr: float) -> None:
         "keys": [key for batch in batches for key in batch.key_B.tolist()],
         "labels": [label for batch in batches for label in batch.label_B.tolist()],
     }
-    with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    with dispensable(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
     job.logger.info(
         f"step {job.step}: the loss is {spike.loss:.4f}, far above the median {spike.usual:.4f} of the last {WINDOW} "
         f"(spread {spike.spread:.4f}); the keys of its records are in {path.parent}. Once is nothing; if it comes "

@@ -1,4 +1,4 @@
-"""What runs do about NaN, loss spikes and replicas that part: --on-nan, --desync-every."""
+"""What runs do about NaN, loss spikes, replicas that part (--on-nan, --desync-every) and hosts that change."""
 
 import hashlib
 import json
@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from partial_fc.checkpoint import Saver
+from partial_fc.comm.elastic import HostsChanged
+from partial_fc.train.commits import Commits
+from recipes import face
 from tests.recipes.conftest import LAUNCHERS, SMALL, run, train
 
 FLAGS = "--max-steps 14 --batch-size 8 --checkpoint-every 5 --val-targets --dropout 0.1"
@@ -145,3 +149,18 @@ def test_a_spike_is_told_and_its_records_written_down(runs):
     for rank in (0, 1):
         (line,) = (root / f"spikes/rank-{rank:05d}.jsonl").read_text().splitlines()
         assert json.loads(line)["step"] == 12
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_hosts_that_change_cost_one_checkpoint(glyphs, tmp_path, monkeypatch, every):
+    """... also at a step that has one anyway: written again it would not count for a while."""
+    begun = []
+    begin = Saver.begin
+    monkeypatch.setattr(Commits, "hosts_changed", property(lambda _: True))
+    monkeypatch.setattr(Saver, "begin", lambda *given: begun.append(given[1].step) or begin(*given))
+    words = ["--models-root", str(tmp_path), "--dataset", "glyphs", "--rec", str(glyphs), *SMALL]
+    flags = f"--max-steps 4 --batch-size 8 --val-targets --checkpoint-every {every} --buddy-every 0"
+    with pytest.raises(HostsChanged, match="all ranks leave after step 1"):
+        face.main([*words, *shlex.split(flags)])
+    assert begun == [1]
+    assert (tmp_path / "checkpoints/step-00000001/COMPLETE").exists()

@@ -103,3 +103,8 @@ def test_the_records_of_a_spike_are_written_down(tmp_path, caplog):
     assert rows[0]["keys"] == [1, 40, 2, 40]
     assert rows[0]["labels"] == [5, 6, 5, 6]
     assert (rows[0]["step"], rows[0]["loss"], rows[0]["median"]) == (77, 9.0, 1.0)
+
+    (tmp_path / "in-the-way").write_text("")
+    job.models_root = tmp_path / "in-the-way"
+    note(job, found, batches, lr=0.1)  # type: ignore[arg-type]
+    assert "rank-00003.jsonl cannot be written" in caplog.text
