@@ -1,4 +1,5 @@
-"""A rollback loads a checkpoint into a state that has been trained with: nothing of that state is left in it."""
+"""A rollback loads a checkpoint into a state that has been trained with: nothing of that state is left in it, and
+nothing of what comes after a snapshot gets into that."""
 
 import logging
 from pathlib import Path
@@ -13,6 +14,7 @@ from partial_fc.comm import SingleWorld
 from partial_fc.head import AdaFace, CosFace, HardNegatives, PartialFC
 from partial_fc.optim.backbone import named_state
 from partial_fc.train.job import Job
+from partial_fc.train.loop import take
 from recipes.face_run import State, _load
 from tests.parallel.test_update import CLASSES, D, job_of, make, micro_batches
 
@@ -63,3 +65,12 @@ def test_what_the_checkpoint_lacks_is_as_at_the_start(tmp_path: Path, compressio
     assert all(torch.equal(t, want[name]) for name, t in found.items())
     for name, t in job(compression).sync.state().items():
         assert torch.equal(found[name], t), name
+
+
+def test_a_snapshot_says_what_was_when_it_was_taken():
+    """It is written while training goes on."""
+    one = job("none")
+    taken = take(one)
+    one.best["lfw"] = 0.9
+    one.left_out.append((0, 4))
+    assert (taken.manifest["best"], taken.manifest["left_out"]) == ({}, [])
