@@ -5,9 +5,10 @@ numbers. N samples of the set, n of them looked at.
 """
 
 import json
+import math
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from partial_fc.comm import World
+from partial_fc.comm import World, elastic
 from partial_fc.data import RecordSource, Source
 from partial_fc.data.sample import BadRecord
 from partial_fc.doctor.findings import Finding, count, lines
@@ -26,6 +27,7 @@ from partial_fc.doctor.labels import judge_labels
 Mode = Literal["quick", "full", "off"]
 
 _SAMPLE = 512
+_SLICE = 4096  # images that a rank looks at before it waits for the others
 _FEW = 16  # of fewer images nothing is said about what all of them have in common
 _CHEAP_BYTES = 1 << 30  # of a .rec, in which the labels lie beside the images
 _MESSAGES = 20  # of each rank
@@ -36,9 +38,13 @@ _UNREAD = -(2**62)  # in place of a label
 _TOLERATED = (*REPLACED, "image-damaged", "repeated-other-class")
 
 
-def open_on_all(make: Callable[[], Source], world: World) -> Source:
+def open_on_all(make: Callable[[], Source], world: World, has_trained_W: Sequence[bool] = ()) -> Source:
     """make() on every rank. Raises ValueError on all ranks where one cannot open it, or sees another number of images,
-    of classes, or other names of classes. A collective."""
+    of classes, or other names of classes. A collective.
+
+    has_trained_W: which ranks have trained on it already, where hosts come and go. A new one without it, or with
+    another, must not end them: it raises ValueError alone, and the others elastic.HostsChanged.
+    """
     source, problem = None, None
     mine = (-1, -1, -1)
     try:
@@ -48,6 +54,13 @@ def open_on_all(make: Callable[[], Source], world: World) -> Source:
     except (ValueError, OSError) as error:
         problem = error
     seen_W3 = world.all_gather(torch.tensor([mine]), name="data/opened").tolist()
+    known = [seen for seen, has in zip(seen_W3, has_trained_W, strict=False) if has and seen[0] >= 0][:1]
+    others = [rank for rank, seen in enumerate(seen_W3) if seen not in known]
+    if known and others and world.rank not in others:
+        each = ", ".join(f"rank {rank} {_in_words(*seen_W3[rank])}" for rank in others)
+        raise elastic.HostsChanged(
+            f"the training data is not what the others train on, who go on alone: {each}"
+        )
     if problem:
         raise ValueError(str(problem)) from problem
     assert source is not None
@@ -82,7 +95,7 @@ def check_data(
     started = time.perf_counter()
     index_n = _chosen(len(source), mode, seed)
     mine = index_n[world.rank :: world.size]
-    looks, label_n = _look(source, mine, num_threads)
+    looks, label_n = _look_in_slices(source, mine, math.ceil(len(index_n) / world.size), num_threads, world)
     looks, label_n = _gather(looks, label_n, world)
     index_n = np.concatenate([index_n[rank :: world.size] for rank in range(world.size)])
     label_N = _all_labels(source, mode, world)
@@ -124,6 +137,23 @@ def _chosen(num_samples: int, mode: Mode, seed: int) -> NDArray[np.int64]:
         return np.arange(num_samples)
     edges = np.linspace(0, num_samples, _SAMPLE + 1).astype(np.int64)
     return np.random.default_rng(seed).integers(edges[:-1], edges[1:])
+
+
+def _look_in_slices(
+    source: Source, index_n: NDArray[np.int64], longest: int, num_threads: int, world: World
+) -> tuple[Looks, NDArray[np.int64]]:
+    """longest: images of the rank with the most. A rank whose disk is much slower would count as hung (--comm-timeout)
+    if the others waited for it only at the end."""
+    slices = []
+    for begin in range(0, max(1, longest), _SLICE):
+        if begin:
+            world.barrier(name="data/looking")
+        slices.append(_look(source, index_n[begin : begin + _SLICE], num_threads))
+    names = ("code_N", "hash_N", "height_N", "width_N", "coloured_N")
+    joined = Looks(**{name: np.concatenate([getattr(looks, name) for looks, _ in slices]) for name in names})
+    for number, (looks, _) in enumerate(slices):
+        joined.messages |= {number * _SLICE + place: message for place, message in looks.messages.items()}
+    return joined, np.concatenate([label_n for _, label_n in slices])
 
 
 def _look(source: Source, index_n: NDArray[np.int64], num_threads: int) -> tuple[Looks, NDArray[np.int64]]:

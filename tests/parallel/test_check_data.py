@@ -1,11 +1,13 @@
 """What --check-data makes of good and bad data: the same on all ranks, whoever sees it."""
 
+import math
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
+from partial_fc.comm.elastic import HostsChanged
 from partial_fc.data import ImageFolder, RecordSource
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.doctor.at_start import check_data, open_on_all
@@ -64,10 +66,15 @@ def test_labels_where_they_are_not_cheap(world, tmp_path, monkeypatch):
         check(source(tmp_path, labels=dict.fromkeys(range(N), 3)), world)
 
 
-def test_damaged_records_up_to_what_the_loader_replaces(world, tmp_path):
+@pytest.mark.parametrize("slice_size", [3, 4096])
+def test_damaged_records_up_to_what_the_loader_replaces(world, tmp_path, monkeypatch, slice_size):
+    """However many images a rank looks at before it waits for the others."""
+    monkeypatch.setattr("partial_fc.doctor.at_start._SLICE", slice_size)
+    waited = world.traffic.calls["data/looking"]
     narrow = cv2.imencode(".png", np.zeros((4, 400), np.uint8))[1].tobytes()
     bad = {3: b"rubbish", 20: narrow, 40: b"rubbish"}
     said = check(source(tmp_path, bad), world, max_bad_records=3)
+    assert world.traffic.calls["data/looking"] == waited + math.ceil(N / world.size / slice_size) - 1
     assert "2 finding(s)" in said[0]
     assert sorted(line.split(", ")[1] for line in said[2:4]) == ["key 3", "key 40"]
     assert "no image that OpenCV can read" in said[2]
@@ -133,6 +140,29 @@ def test_data_that_differs_between_ranks(world, tmp_path):
     source(tmp_path)
     with pytest.raises(ValueError, match=f"rank {world.size - 1} 61 images, 8 classes"):
         open_on_all(lambda: RecordSource(tmp_path, NUM_CLASSES + last), world)
+
+
+def test_a_new_host_without_the_data_ends_nobody_else(world, tmp_path):
+    """Rank 0 has trained on it. The disk of the last one is not mounted yet, or has something else."""
+    if world.size == 1:
+        pytest.skip("needs two ranks")
+    source(tmp_path)
+    last = world.rank == world.size - 1
+    has_trained_W = [rank == 0 for rank in range(world.size)]
+
+    def missing():
+        return RecordSource(tmp_path / "not-mounted" if last else tmp_path, NUM_CLASSES)
+
+    def other():
+        return RecordSource(tmp_path, NUM_CLASSES + last)
+
+    for make, seen in ((missing, "cannot open it"), (other, "61 images, 8 classes")):
+        with pytest.raises((ValueError, HostsChanged)) as error:
+            open_on_all(make, world, has_trained_W)
+        assert isinstance(error.value, ValueError) == last
+        assert last or f"go on alone: rank {world.size - 1} {seen}" in str(error.value)
+    with pytest.raises(ValueError, match="not-mounted" if last else "not the same on all ranks"):
+        open_on_all(missing, world, has_trained_W[::-1])  # nobody who has trained on it has it any more
 
 
 def test_data_that_opens_everywhere(world, tmp_path):
