@@ -11,6 +11,8 @@ import dataclasses
 import json
 import math
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from logging import Logger
 from pathlib import Path
 
 import torch
@@ -26,7 +28,7 @@ from partial_fc.doctor.at_start import open_on_all
 from partial_fc.evaluate import Verification
 from partial_fc.optim import backbone as backbone_optimizer
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
-from partial_fc.optim.schedule import Schedule, linear_scaling
+from partial_fc.optim.schedule import Continued, Schedule, linear_scaling
 from partial_fc.train import activation_checkpointing
 from partial_fc.train.commits import Commits
 from partial_fc.train.guards import Guards
@@ -38,7 +40,7 @@ from partial_fc.train.sync_batch_norm import convert
 from recipes import compression, face_checks, machine
 from recipes.face_config import Config, parse
 from recipes.face_head import build_head, head_lr_ratio
-from recipes.face_run import State, buddy_every, go_on, restore, resume, write_results
+from recipes.face_run import Start, State, buddy_every, go_on, restore, resume, write_results
 
 
 def main(arguments: list[str]) -> int:
@@ -62,50 +64,16 @@ def run(config: Config, notes: list[str], world: World, device: torch.device, me
     for note in notes:
         logger.info(f"note: {note}")
 
-    # ---- data
-    source = open_on_all(lambda: _source(config), world)
-    num_classes = config.num_classes or source.num_classes
-    global_batch = config.batch_size * world.size * config.accumulate
-    steps_per_epoch = len(source) / global_batch
-    total_steps = config.max_steps or math.ceil(config.epochs * steps_per_epoch)
-    logger.info(
-        f"{len(source)} images of {num_classes} classes; global batch {world.size} x {config.batch_size}"
-        f"{f' x {config.accumulate}' if config.accumulate > 1 else ''} = {global_batch}; {steps_per_epoch:.1f} steps "
-        f"an epoch, {total_steps} steps in all"
-    )
-    for line in face_checks.look_at_data(config, source, num_classes, world):
-        logger.info(line)
-    verifications = [
-        Verification(path, config.image_size, config.batch_size * 2, flip=config.mirror)
-        for path in _verification_paths(config)
-    ]
-
-    course = _schedule(config, global_batch, steps_per_epoch, total_steps, logger)
-
-    # ---- model
-    precision = Precision(choose(config.precision, device, world), device)
-    backbone = _backbone(config, device, precision.parameter_dtype, world)
-    weights, slow = precision.prepare(backbone)
+    data = _data(config, world, memory, logger)
     with ExitStack() as parts:
-        head = parts.enter_context(build_head(config, num_classes, world, precision))
-        optimizer = backbone_optimizer.build(config.optimizer, weights, config.momentum, config.weight_decay)
-        sync = GradientSync(backbone, world, exchange=compression.build(config))
-        weights.bind_gradients(sync.gradient_of)
-        logger.info(
-            f"{config.network}: {sum(p.numel() for p in backbone.parameters()):,} parameters; precision "
-            f"{precision.mode}; this rank has the centres of classes {head.shard.start} to {head.shard.stop} of "
-            f"{num_classes}; kernel {head.kernel.name}, {head.optimizer}"
-        )
-        for note in filter(None, (slow, *face_checks.notes(config, head))):
-            logger.info(f"note: {note}")
+        state = _state(config, data, parts, world, device, logger)
 
         # ---- start: a given checkpoint, else the newest of this run, else --pretrained and --head-centres, else anew
-        state = State(weights, optimizer, head, sync, precision)
         saver = parts.enter_context(
             closing(checkpoint.Saver(config.checkpoints, world, config.keep_checkpoints))
         )
-        start = resume(config, state, memory, source, logger)
-        schedule = go_on(config, course, start, len(source), global_batch, logger)
+        start = resume(config, state, memory, data.source, logger)
+        schedule = go_on(config, data.course, start, len(data.source), data.global_batch, logger)
         if start.step == schedule.total_steps and machine.is_finished(config.models_root, world):
             logger.info(
                 f"{config.models_root} is finished, see result.json; to go on give more --max-steps or --epochs, to "
@@ -115,50 +83,14 @@ def run(config: Config, notes: list[str], world: World, device: torch.device, me
             return 0
 
         # ---- train
-        with _loader(config, source, start.position, world, device) as loader:
-            job = Job(
-                world=world,
-                device=device,
-                seed=config.seed,
-                loader=loader,
-                backbone=backbone,
-                head=head,
-                optimizer=optimizer,
-                sync=sync,
-                schedule=schedule,
-                precision=precision,
-                weights=weights,
-                accumulate=config.accumulate,
-                clip=config.clip,
-                head_clip=config.head_clip,
-                head_lr_ratio=head_lr_ratio(config),
-                models_root=config.models_root,
-                logger=logger,
-                verifications=verifications,
-                verbose=config.verbose,
-                frequent=config.frequent,
-                telemetry_every=config.telemetry_every,
-                checkpoint_every=config.checkpoint_every,
-                guards=Guards(
-                    config.on_nan,
-                    config.max_skips,
-                    config.max_rollbacks,
-                    config.desync_every,
-                    restore=lambda: restore(config, state, saver, logger),
-                ),
-                saver=saver,
-                commits=Commits(memory, world, buddy_every(config)),
-                save_best=config.save_best,
-                class_names=names_of(source, num_classes),
-                facts={"configuration": dataclasses.asdict(config), "versions": versions},
-                **dataclasses.asdict(start),
-            )
+        with _loader(config, data.source, start.position, world, device) as loader:
+            job = _job(config, data, state, start, schedule, loader, saver, memory, logger, versions)
             outcome = train(job)
         if outcome.stopped:
             logger.info(f"stopped at step {job.step}, as asked; the same command goes on from there")
         else:
             if world.rank == 0:
-                write_results(config, job, outcome, num_classes, versions)
+                write_results(config, job, outcome, data.num_classes, versions)
             world.barrier(name="end")
             logger.info(f"Training is over! {config.models_root / 'result.json'}")
         if not outcome.saved:
@@ -167,6 +99,111 @@ def run(config: Config, notes: list[str], world: World, device: torch.device, me
             )
         world.close()
         return EXIT_PREEMPTED if outcome.stopped else 0
+
+
+@dataclass(frozen=True)
+class _Data:
+    """What is learned, and in how many steps."""
+
+    source: Source
+    num_classes: int
+    global_batch: int
+    course: Schedule
+    verifications: list[Verification]
+
+
+def _data(config: Config, world: World, memory: Memory, logger: Logger) -> _Data:
+    """A collective."""
+    age_W = world.all_gather(torch.tensor([memory.age]), name="face/age").tolist()
+    source = open_on_all(lambda: _source(config), world, [age > 0 for age in age_W])
+    num_classes = config.num_classes or source.num_classes
+    global_batch = config.batch_size * world.size * config.accumulate
+    steps_per_epoch = len(source) / global_batch
+    total_steps = config.max_steps or math.ceil(config.epochs * steps_per_epoch)
+    logger.info(
+        f"{len(source)} images of {num_classes} classes; global batch {world.size} x {config.batch_size}"
+        f"{f' x {config.accumulate}' if config.accumulate > 1 else ''} = {global_batch}; {steps_per_epoch:.1f} steps "
+        f"an epoch, {total_steps} steps in all"
+    )
+    if not any(age_W):  # else these images are being trained on, which no second look may end or hold up
+        for line in face_checks.look_at_data(config, source, num_classes, world):
+            logger.info(line)
+    verifications = [
+        Verification(path, config.image_size, config.batch_size * 2, flip=config.mirror)
+        for path in _verification_paths(config)
+    ]
+    course = _schedule(config, global_batch, steps_per_epoch, total_steps, logger)
+    return _Data(source, num_classes, global_batch, course, verifications)
+
+
+def _state(
+    config: Config, data: _Data, parts: ExitStack, world: World, device: torch.device, logger: Logger
+) -> State:
+    """The model, and what moves it; parts closes the head. A collective."""
+    precision = Precision(choose(config.precision, device, world), device)
+    backbone = _backbone(config, device, precision.parameter_dtype, world)
+    weights, slow = precision.prepare(backbone)
+    head = parts.enter_context(build_head(config, data.num_classes, world, precision))
+    optimizer = backbone_optimizer.build(config.optimizer, weights, config.momentum, config.weight_decay)
+    sync = GradientSync(backbone, world, exchange=compression.build(config))
+    weights.bind_gradients(sync.gradient_of)
+    logger.info(
+        f"{config.network}: {sum(p.numel() for p in backbone.parameters()):,} parameters; precision "
+        f"{precision.mode}; this rank has the centres of classes {head.shard.start} to {head.shard.stop} of "
+        f"{data.num_classes}; kernel {head.kernel.name}, {head.optimizer}"
+    )
+    for note in filter(None, (slow, *face_checks.notes(config, head))):
+        logger.info(f"note: {note}")
+    return State(weights, optimizer, head, sync, precision)
+
+
+def _job(
+    config: Config,
+    data: _Data,
+    state: State,
+    start: Start,
+    schedule: Schedule | Continued,
+    loader: Loader,
+    saver: checkpoint.Saver,
+    memory: Memory,
+    logger: Logger,
+    versions: dict[str, str],
+) -> Job:
+    """A collective."""
+    world = state.head.world
+    return Job(
+        world=world,
+        device=state.precision.device,
+        seed=config.seed,
+        loader=loader,
+        backbone=state.weights.module,
+        schedule=schedule,
+        accumulate=config.accumulate,
+        clip=config.clip,
+        head_clip=config.head_clip,
+        head_lr_ratio=head_lr_ratio(config),
+        models_root=config.models_root,
+        logger=logger,
+        verifications=data.verifications,
+        verbose=config.verbose,
+        frequent=config.frequent,
+        telemetry_every=config.telemetry_every,
+        checkpoint_every=config.checkpoint_every,
+        guards=Guards(
+            config.on_nan,
+            config.max_skips,
+            config.max_rollbacks,
+            config.desync_every,
+            restore=lambda: restore(config, state, saver, logger),
+        ),
+        saver=saver,
+        commits=Commits(memory, world, buddy_every(config)),
+        save_best=config.save_best,
+        class_names=names_of(data.source, data.num_classes),
+        facts={"configuration": dataclasses.asdict(config), "versions": versions},
+        **vars(state),
+        **vars(start),
+    )
 
 
 def _source(config: Config) -> Source:
@@ -225,7 +262,7 @@ def _backbone(config: Config, device: torch.device, dtype: torch.dtype, world: W
 
 
 def _schedule(
-    config: Config, global_batch: int, steps_per_epoch: float, total_steps: int, logger
+    config: Config, global_batch: int, steps_per_epoch: float, total_steps: int, logger: Logger
 ) -> Schedule:
     lr = config.lr
     if config.lr_scaling == "linear":
