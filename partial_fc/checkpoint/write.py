@@ -99,9 +99,8 @@ class Saver:
         self._marking, self.last_failed = False, False
         self._began = time.perf_counter() if since is None else since
         problem = self._unmark()  # of an earlier try at this step
-        if self._any(
-            problem is not None, "checkpoint/begin"
-        ):  # nobody writes into a folder that still counts
+        # Nobody writes into a folder that still counts.
+        if self._any(problem is not None, "checkpoint/begin"):
             self._give_up(problem)
             return
         self._job = self._thread.submit(self._write, snapshot)
