@@ -20,18 +20,19 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from partial_fc.comm.elastic_store import ASK, Store, request
 from partial_fc.comm.launch import Launch, StartError
+from partial_fc.comm.roll_call import RollCall
 
 if TYPE_CHECKING:
     from partial_fc.comm.world import World
 
 SILENT_S = 8  # a peer whose process or host says nothing for so long is lost
-MOST_IN_VAIN = 5  # new worlds, one after the other, in which not one step is done
+MOST_IN_VAIN = 5  # losses, one after the other, between which no step is made that was not made before
 _ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 _PLACE = (
     "HOROVOD_RANK",
@@ -42,9 +43,6 @@ _PLACE = (
     "HOROVOD_CROSS_SIZE",
 )
 _CRASHES = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")
-_ROLL = "roll_call"  # a scope of the driver's store
-_ALL, _GONE = "all", b" gone"
-_POLL_S = 0.1
 _REMIND_S = 30.0
 _log = logging.getLogger("partial_fc")
 T = TypeVar("T")
@@ -61,6 +59,13 @@ class Removed(RuntimeError):
 def active(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether horovodrun started this process as one of those that may come and go."""
     return environ.get("HOROVOD_ELASTIC") == "1"
+
+
+def strangers(found_W: Sequence[object], known_W: Sequence[bool]) -> list[int]:
+    """The ranks that bring something else than the first of those that are known, from the worlds before; none where
+    nobody is. They are to end, and the others to go on without them."""
+    known = [found for found, is_known in zip(found_W, known_W, strict=True) if is_known][:1]
+    return [rank for rank, found in enumerate(found_W) if known and found not in known]
 
 
 @dataclass
@@ -97,7 +102,8 @@ class Member:
     world: "World | None" = None
     recovery: Recovery | None = None  # until all is restored
     last_step: float = field(default_factory=time.monotonic)
-    num_in_vain: int = 0
+    num_in_vain: int = 0  # losses since the run was last further than ever before
+    furthest: int = 0  # step
     hosts_changed: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -109,10 +115,11 @@ class Member:
         """Horovod's notification service calls this, on rank 0."""
         self.hosts_changed.set()
 
-    def step_done(self) -> None:
-        """After every step: the world works."""
+    def step_done(self, step: int) -> None:
+        """After every step. Those that are made again after a loss are no progress: the same one may fail each time."""
         self.last_step = time.monotonic()
-        self.num_in_vain = 0
+        if step > self.furthest:
+            self.furthest, self.num_in_vain = step, 0
 
     def restored(self) -> str:
         """All is as it was at the last commit: what to tell the user; nothing at the first start."""
@@ -146,12 +153,10 @@ class Member:
             self.asked = True
             if self.place[0] < 0:
                 raise Removed(f"{self.host}, process {self.local_rank}: not part of the job any more")
-            if self._call_the_roll(start_timeout_s):
+            problem = self._roll_call(start_timeout_s, SILENT_S)
+            if not problem:
                 return
-            _log.warning(
-                f"not all of {self.place[1]} processes have come within {start_timeout_s:.0f} s (--start-timeout); "
-                "asking horovodrun who is left"
-            )
+            _log.warning(f"{problem}; asking horovodrun who is left")
 
     def leave(self, why: str) -> None:
         """The world does not work any more, or is to change."""
@@ -168,7 +173,7 @@ class Member:
         """The driver empties its store when it makes a new world, and that waits for all of the old one. So if the name
         given at the roll call is not there, the driver holds this process for dead (its host could not be reached for
         a while), and has started another in its place or is about to; asking would mix the two up."""
-        if not self._request("GET", _ROLL, str(self.place[0])).startswith(self.name):
+        if self._roll_call.is_replaced():
             raise Removed(
                 f"{self.host}, process {self.local_rank}: the others have gone on without this process, which could "
                 "not be reached"
@@ -203,28 +208,10 @@ class Member:
             raise answer
         return tuple(int(number) for number in answer.split(b","))
 
-    def _call_the_roll(self, timeout_s: float) -> bool:
-        """Rank 0 waits for all, the others for its word. False: somebody has not come; nobody goes in."""
+    @property
+    def _roll_call(self) -> RollCall:
         rank, size = self.place[:2]
-        self._request("PUT", _ROLL, str(rank), self.name)
-        deadline = time.monotonic() + timeout_s + (rank > 0) * 2.0
-        while True:
-            if rank == 0 and all(self._is_here(r) for r in range(size)):
-                self._request("PUT", _ROLL, _ALL, b"here")
-                return True
-            if rank > 0 and self._request("GET", _ROLL, _ALL) == b"here":
-                return True
-            if time.monotonic() > deadline:
-                self._request("PUT", _ROLL, str(rank), self.name + _GONE)
-                return False
-            time.sleep(_POLL_S)
-
-    def _is_here(self, rank: int) -> bool:
-        said = self._request("GET", _ROLL, str(rank))
-        return bool(said) and not said.endswith(_GONE)
-
-    def _request(self, method: str, scope: str, key: str, body: bytes | None = None) -> bytes:
-        return request(self.address, self.port, method, f"/{scope}/{key}", body)[1]
+        return RollCall(self.address, self.port, self.name, rank, size, self.hosts_changed)
 
 
 _member: Member | None = None
@@ -281,6 +268,8 @@ def run(train: Callable[[], T]) -> T | None:
             return None
         except HostsChanged as error:
             why = str(error)
+            if member().place[0] == 0:
+                _log.warning(why)
         except (CollectiveError, HorovodInternalError) as error:
             why = f"a rank was lost ({str(error).partition(': ')[0]})"
             _log.warning(f"{error}\nleaving, to meet the ranks that are left")

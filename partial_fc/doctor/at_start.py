@@ -38,7 +38,9 @@ _UNREAD = -(2**62)  # in place of a label
 _TOLERATED = (*REPLACED, "image-damaged", "repeated-other-class")
 
 
-def open_on_all(make: Callable[[], Source], world: World, has_trained_W: Sequence[bool] = ()) -> Source:
+def open_on_all(
+    make: Callable[[], Source], world: World, has_trained_W: Sequence[bool] | None = None
+) -> Source:
     """make() on every rank. Raises ValueError on all ranks where one cannot open it, or sees another number of images,
     of classes, or other names of classes. A collective.
 
@@ -54,9 +56,11 @@ def open_on_all(make: Callable[[], Source], world: World, has_trained_W: Sequenc
     except (ValueError, OSError) as error:
         problem = error
     seen_W3 = world.all_gather(torch.tensor([mine]), name="data/opened").tolist()
-    known = [seen for seen, has in zip(seen_W3, has_trained_W, strict=False) if has and seen[0] >= 0][:1]
-    others = [rank for rank, seen in enumerate(seen_W3) if seen not in known]
-    if known and others and world.rank not in others:
+    known_W = [
+        has and seen[0] >= 0 for has, seen in zip(has_trained_W or [False] * world.size, seen_W3, strict=True)
+    ]
+    others = elastic.strangers(seen_W3, known_W)
+    if others and world.rank not in others:
         each = ", ".join(f"rank {rank} {_in_words(*seen_W3[rank])}" for rank in others)
         raise elastic.HostsChanged(
             f"the training data is not what the others train on, who go on alone: {each}"

@@ -69,7 +69,7 @@ class Commits:
     def end_step(self, step: int, take: Callable[[], Snapshot]) -> None:
         """Where it ends, after a collective that all ranks started in it."""
         if self._member:
-            self._member.step_done()
+            self._member.step_done(step)
         if self._buddy:
             self._buddy.end_step()
             if self._buddy.due(step):

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from benchmarks.two_hosts import TwoHosts, Unavailable, two_hosts
-from tests.recipes.conftest import SMALL, environment
+from tests.recipes.conftest import SMALL, environment, glyphs  # noqa: F401 (a fixture)
 
 # Made-up images, since all that counts is who computes what with whom.
 JOB = [*SMALL, *shlex.split("--dataset synthetic --num-classes 100 --image-size 32 --batch-size 8")]

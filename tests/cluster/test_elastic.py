@@ -50,15 +50,23 @@ def test_a_host_is_lost_and_comes_back(hosts, env, tmp_path):
     assert rows(resumed) == trained[:again]
 
 
-def test_a_host_whose_cable_breaks_is_given_up(hosts, env, tmp_path):
-    """Nothing arrives any more, and nobody is told; its processes, which still run, do not come back."""
-    with running(hosts, env, tmp_path, ["--checkpoint-every", "0"], rank_0=0) as job:
+def test_a_host_whose_cable_breaks_is_given_up(hosts, env, glyphs, tmp_path):
+    """Nothing arrives any more, and nobody is told; its processes, which still run, do not come back. New ones first
+    come without the data: its disk is not mounted yet. The others go on, and do not look at theirs again."""
+    flags = shlex.split(
+        f"--checkpoint-every 0 --dataset glyphs --rec {glyphs} --num-classes 80 --val-targets"
+    )
+    with running(hosts, env, tmp_path, flags, rank_0=0) as job:
         job.wait_for("step 24/")
         with hosts.cut():
+            hosts.run(1, ["mount", "-t", "tmpfs", "tmpfs", str(glyphs)], timeout_s=10)
             step, seconds = job.recovered()
             assert step >= 10
             assert seconds < LIMIT_S
             job.wait_for(rf"step {step + 20 - step % 4}/")
-        job.recovered(2)
+        job.wait_for("who go on alone: rank 1 cannot open it")
+        hosts.run(1, ["umount", str(glyphs)], timeout_s=10)
+        job.wait_for("global batch 2 x 8", 2)
+        assert job.printed.count("--check-data quick: ") == 1
         assert job.process.poll() is None
         assert trainers(hosts, 1, tmp_path) == 1

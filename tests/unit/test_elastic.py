@@ -120,10 +120,48 @@ def test_who_does_not_come_is_asked_about(driver):
 
 def test_who_comes_too_late_does_not_go_in_alone(driver):
     first = member(driver, "a", 0, 2, 0, 1, 0, 2)
-    assert not first._call_the_roll(0.1)
+    assert "rank 1 has not come within 0 s" in first._roll_call(0.1, 1)
     late = member(driver, "b", 1, 2, 0, 1, 1, 2)
-    assert not late._call_the_roll(-1.9)
+    assert late._roll_call(20, 1) == "rank 0 has called it off"
     assert driver.kept["/roll_call/0"].startswith(first.name)  # still known as one of this world
+
+
+def test_who_is_lost_while_others_come_is_noticed(driver):
+    """Its name is there, itself it is not any more: hvd.init would end all processes."""
+    first, last = member(driver, "a", 0, 3, 0, 1, 0, 3), member(driver, "c", 2, 3, 0, 1, 2, 3)
+    driver.kept["/roll_call/1"] = b"lost"
+    with ThreadPoolExecutor(2) as pool:
+        led, followed = (pool.submit(m._roll_call, 20, 0.5) for m in (first, last))
+        assert led.result() == "of 3 processes rank 1 has come, but then been silent for 0 s"
+        assert followed.result() == "rank 0 has called it off"
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_nobody_waits_for_a_host_that_is_gone_meanwhile(driver, known):
+    """known: told before the driver made this world."""
+    first = member(driver, "a", 0, 2, 0, 1, 0, 2)
+    if known:
+        first.hosts_changed.set()
+    threading.Timer(0.3, first.hosts_changed.set).start()
+    expected = "not come within" if known else "hosts have come or are to go"
+    assert expected in first._roll_call(1 if known else 20, 1)
+
+
+def test_the_word_of_another_world_does_not_count(driver):
+    """This process could not be reached for a while, and has a successor."""
+    old = member(driver, "b", 1, 2, 0, 1, 1, 2)
+    calling = threading.Timer(
+        0.2, lambda: driver.kept.update({"/roll_call/1": b"new", "/roll_call/all": b"here"})
+    )
+    calling.start()
+    assert old._roll_call(20, 1) == "rank 0 has spoken in another world"
+    assert driver.kept["/roll_call/1"] == b"new"
+
+
+def test_who_brings_something_else_than_those_that_are_known():
+    assert elastic.strangers("abbc", [False, True, True, False]) == [0, 3]
+    assert elastic.strangers("aa", [True, False]) == []
+    assert elastic.strangers("ab", [False, False]) == []
 
 
 def test_a_process_without_a_place_is_removed(driver):
@@ -187,6 +225,28 @@ def test_a_world_that_never_works_is_given_up(driver, monkeypatch):
     with pytest.raises(CollectiveError, match="two shapes"):
         elastic.run(train)
     assert left == ["a rank was lost (collective t/x failed on rank 0)"] * elastic.MOST_IN_VAIN
+
+
+def test_steps_that_are_made_again_are_no_progress(driver, monkeypatch):
+    """A loss that comes in the same step of every world."""
+    from partial_fc.comm import CollectiveError
+
+    only = member(driver, "a", 0, 1, 0, 1, 0, 1)
+    monkeypatch.setattr(elastic, "_member", only)
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    left = []
+    monkeypatch.setattr(only, "leave", lambda why: left.append(why))
+
+    def train() -> None:
+        if len(left) > 20:
+            return  # it would go on for ever
+        for step in range(11, 15 if len(left) < 3 else 17):
+            only.step_done(step)
+        raise CollectiveError("collective t/x failed on rank 0: tensors of two shapes")
+
+    with pytest.raises(CollectiveError, match="two shapes"):
+        elastic.run(train)
+    assert len(left) == 3 + elastic.MOST_IN_VAIN
 
 
 def test_without_elastic_mode_training_runs_once(monkeypatch):
