@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -67,22 +68,29 @@ def stopped(glyphs, tmp_path_factory):
 def stop(name: str, root: Path, glyphs: Path, digits: Path) -> tuple[int, str]:
     """A launch that gets its signal once it trains."""
     _, number, whom, _ = LAUNCHES[name]
+    return signalled(command(name, root, glyphs, digits), root, number, whom, trains)
+
+
+def signalled(
+    command: list[str], root: Path, number: int, whom: str, when: Callable[[Path], bool]
+) -> tuple[int, str]:
+    """(exit status, output) of a launch that gets a signal once when(root)."""
     with (root / "output").open("w") as output:
         process = subprocess.Popen(
-            command(name, root, glyphs, digits),
+            command,
             cwd=ROOT,
-            env={**environment(), "OMPI_MCA_mpi_yield_when_idle": "1"},
+            env={**environment(), "OMPI_MCA_mpi_yield_when_idle": "1", "RESTART_PAUSE_S": "0"},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
     try:
         deadline = time.monotonic() + 250
-        while not trains(root):
+        while not when(root):
             said = (root / "output").read_text()
             assert process.poll() is None, said
             assert time.monotonic() < deadline, said
-            time.sleep(0.1)
+            time.sleep(0.05)
         target = process.pid if whom == "launcher" else a_rank_of(process.pid)
         psutil.Process(target).send_signal(number)
         status = process.wait(timeout=250)
@@ -96,10 +104,15 @@ def trains(root: Path) -> bool:
     return path.exists() and len(path.read_text().splitlines()) > 3
 
 
+def has_saved(root: Path) -> bool:
+    return any(root.glob("checkpoints/step-*/COMPLETE"))
+
+
 def a_rank_of(pid: int) -> int:
     """The last process that trains, below this one; what such a process has started itself is none."""
     family = psutil.Process(pid).children(recursive=True)
-    ranks = {p.pid: p for p in family if "train.py" in p.cmdline() and "RANK" in " ".join(p.environ())}
+    trainers = [p for p in family if any(word.endswith("train.py") for word in p.cmdline())]
+    ranks = {p.pid: p for p in trainers if "RANK" in " ".join(p.environ())}
     return [pid for pid, p in ranks.items() if p.ppid() not in ranks][-1]
 
 
@@ -141,3 +154,21 @@ def test_what_was_stopped_goes_on_as_if_nothing_had_been(stopped, glyphs, tmp_pa
     train(tmp_path, flags)
     assert losses(root) == losses(tmp_path)
     assert len(losses(root)) == step + 4
+
+
+def test_a_run_that_loses_a_process_is_started_again_and_ends_as_if_nothing_had_been(glyphs, tmp_path):
+    """Bit by bit. (tests/unit/test_run_restarts.py has the other ways of run.sh --restarts.)"""
+    flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --max-steps 60 --checkpoint-every 5"
+    lost, whole = tmp_path / "lost", tmp_path / "whole"
+    lost.mkdir()
+    words = ["bash", "run.sh", "--restarts", "2", *SMALL, *shlex.split(flags), "--models-root", str(lost)]
+    with ThreadPoolExecutor(1) as pool:
+        undisturbed = pool.submit(train, whole, f"{flags} --gpus 2")
+        status, output = signalled(words, lost, signal.SIGKILL, "rank", has_saved)
+        undisturbed.result()
+    assert status == 0, output
+    assert re.search(r"run.sh: status \d+; restart 1 of at most 2 in 0 s, from .*/step-\d+/COMPLETE", output)
+    assert "restart 2" not in output
+    assert "resumed from" in output
+    assert losses(lost) == losses(whole)
+    assert len(losses(lost)) == 60
