@@ -57,9 +57,8 @@ class RollCall:
 
     def _wait_for_all(self, last_word: bytes, timeout_s: float, what_else: str) -> str:
         deadline = time.monotonic() + timeout_s
-        known = (
-            self.hosts_changed.is_set()
-        )  # then the driver has, most likely, made this world of what has changed
+        # If it is set, the driver has, most likely, made this world of what has changed.
+        known = self.hosts_changed.is_set()
         while True:
             said_W = [self._get(rank) for rank in range(self.size)]
             missing = [
