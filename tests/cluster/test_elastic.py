@@ -56,7 +56,7 @@ def test_a_host_whose_cable_breaks_is_given_up(hosts, env, glyphs, tmp_path):
     flags = shlex.split(
         f"--checkpoint-every 0 --dataset glyphs --rec {glyphs} --num-classes 80 --val-targets"
     )
-    with running(hosts, env, tmp_path, flags, rank_0=0) as job:
+    with running(hosts, env, tmp_path, flags, rank_0=1) as job:
         job.wait_for("step 24/")
         with hosts.cut():
             hosts.run(1, ["mount", "-t", "tmpfs", "tmpfs", str(glyphs)], timeout_s=10)
