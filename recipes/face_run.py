@@ -174,7 +174,10 @@ def restore(config: Config, state: State, saver: checkpoint.Saver, logger: Logge
     world = state.head.world
     saver.finish()
     given = None if config.resume in ("auto", "never") else Path(config.resume)
-    found = open_checkpoint(newest_common(config.checkpoints, world) or given, world)
+    newest = newest_common(config.checkpoints, world)
+    if newest is None or _is_ahead(given, newest):  # what is older there is of another run
+        newest = given
+    found = open_checkpoint(newest, world)
     if found is None:
         return None
     _load(found, state, logger)

@@ -1,6 +1,7 @@
 """Where recipe `face` begins, and that its ranks agree."""
 
 import logging
+from contextlib import closing
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from partial_fc.optim.gradient_sync import GradientSync
 from partial_fc.train.precision import Precision
 from recipes import face_run, machine
 from recipes.face_config import Config
-from recipes.face_run import State, buddy_every, resume
+from recipes.face_run import State, buddy_every, restore, resume
 from tests.unit.thread_world import in_world
 
 C, D = 5, 4
@@ -76,12 +77,14 @@ def test_a_world_after_the_first_without_commits(tmp_path, monkeypatch, asked, o
     def begin(world):
         state = state_of(world)
         start = resume(config, state, Memory(age=1 - world.rank), Synthetic(C, 8, 10), _log)
-        return start.step, {
-            float(t) for weight in state.weights.state_dict().values() for t in weight.flatten()
-        }
+        with closing(checkpoint.Saver(config.checkpoints, world, keep=3)) as saver:
+            back = restore(config, state, saver, _log)
+        numbers = {float(t) for weight in state.weights.state_dict().values() for t in weight.flatten()}
+        return start.step, back, numbers
 
-    for step, numbers in in_world(2, begin):
+    for step, back, numbers in in_world(2, begin):
         assert step == expected
+        assert back == ((step, step) if step else None), "a rollback goes there, too"
         assert numbers == {float(step)} or not step
 
 
