@@ -12,7 +12,7 @@ demo: setup  ## build the demo data, train on it with two processes, show what w
 test: setup  ## all tests: one process, then horovodrun with 2 and 3 (Gloo, MPI), torchrun, then the recipes
 	@bash scripts/test.sh
 
-torture: setup  ## for hours: fuzzing of every reader, 50 kills, full disks, lost packets; `scripts/torture.sh bin` one reader
+torture: setup  ## about an hour: fuzzing of every reader, 50 kills, full disks, lost packets; `scripts/torture.sh bin` one reader
 	@bash scripts/torture.sh
 
 lint: setup  ## ruff and mypy
