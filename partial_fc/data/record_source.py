@@ -78,7 +78,7 @@ class RecordSource:
 
     def labels(self) -> NDArray[np.int64]:
         label = self.reader.first_labels(np.asarray(self._keys))
-        whole = (np.abs(label) <= MAX_CLASSES) & (label == np.trunc(label))
+        whole = are_whole(label) & (np.abs(label) <= MAX_CLASSES)
         if not whole.all():
             index = int(whole.argmin())
             raise BadRecord(f"{self.where(index)}: label {label[index]}, {_EXPECTED}")
@@ -101,6 +101,12 @@ class RecordSource:
 
     def close(self) -> None:
         self.reader.close()
+
+
+def are_whole(raw_N: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which labels, as records hold them, are whole numbers."""
+    with np.errstate(invalid="ignore"):  # NaNs that signal
+        return np.isfinite(raw_N) & (raw_N == np.trunc(raw_N))
 
 
 def _read_property(path: Path) -> int | None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.data.record_source import are_whole
 from partial_fc.doctor.findings import Finding, Severity
 from partial_fc.doctor.records import Records
 
@@ -150,7 +151,7 @@ def judge_layout(records: Records) -> list[Finding]:
     file = str(records.path)
     found = []
     raw_N = records.raw_label_R[records.image_N]
-    odd = np.flatnonzero(~np.isfinite(raw_N) | (raw_N != np.trunc(raw_N)))
+    odd = np.flatnonzero(~are_whole(raw_N))
     if len(odd):
         what = "labels are no whole numbers: training takes their records for damaged"
         found.append(Finding("error", "label-fraction", what, len(odd), odd, records.describe, file))

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.record_index import read_index
+from partial_fc.data.record_source import are_whole
 from partial_fc.data.recordio import MAGIC, MAX_RECORD_BYTES
 from partial_fc.doctor.findings import Finding, Severity
 
@@ -64,10 +65,10 @@ class Records:
     @property
     def label_N(self) -> NDArray[np.int64]:
         """Of the images; NO_LABEL where it is no whole number."""
-        raw = self.raw_label_R[self.image_N].astype(np.float64)
-        whole = np.isfinite(raw) & (raw == np.trunc(raw))
+        raw = self.raw_label_R[self.image_N]
+        label = np.where(are_whole(raw), raw, 0).astype(np.float64)
         # int64 has no place for all that float32 can be.
-        return np.where(whole, np.clip(raw, -_FAR, _FAR), NO_LABEL).astype(np.int64)
+        return np.where(are_whole(raw), np.clip(label, -_FAR, _FAR), NO_LABEL).astype(np.int64)
 
     def describe(self, i: int) -> Mapping[str, Any]:
         """Image i."""

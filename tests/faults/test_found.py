@@ -4,13 +4,16 @@ import gzip
 import io
 import struct
 import tarfile
+import warnings
 from collections.abc import Callable
+from contextlib import closing
 
 import numpy as np
 import pytest
 import torch
 
 from partial_fc.data.decode import fit
+from partial_fc.data.record_source import RecordSource
 from partial_fc.data.recordio import MAGIC, RecordReader, pack, write_index
 from partial_fc.data.sample import BadRecord
 from tests.faults.data_readers import image_files, record_files
@@ -160,6 +163,18 @@ def test_a_label_that_its_record_does_not_hold(tmp_path):
         assert reader.first_labels(np.array([1])).tolist() == [5.0]
         with pytest.raises(BadRecord, match=r"train\.rec, key 0: label header cut off: got 8 bytes"):
             reader.first_labels(np.array([0, 1]))
+
+
+def test_a_label_that_is_a_signalling_nan(tmp_path):
+    """NumPy warned."""
+    path = tmp_path / "train.rec"
+    path.write_bytes(frame(struct.pack("<II16x", 0, 0x7FA00000) + b"image"))
+    path.with_suffix(".idx").write_text("0\t0\n")
+    (tmp_path / "property").write_text("2,8,8")
+    with warnings.catch_warnings(), closing(RecordSource(tmp_path)) as source:
+        warnings.simplefilter("error")
+        with pytest.raises(BadRecord, match=r"train\.rec, key 0: label nan"):
+            source.labels()
 
 
 def test_a_label_behind_a_magic_number(tmp_path):
