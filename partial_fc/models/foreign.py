@@ -46,7 +46,8 @@ def load_state(model: nn.Module, found: dict[str, Tensor], path: str | Path) -> 
             + "; ".join(filter(None, complaints))
             + ". Is it the same network, embedding size and image size?"
         )
-    model.load_state_dict(found)
+    # Without the versions of layers that torch adds: their names say enough, and a damaged file's may be anything.
+    model.load_state_dict(dict(found))
 
 
 def _kind(t: Tensor) -> str:

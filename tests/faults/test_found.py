@@ -165,6 +165,15 @@ def test_a_label_that_its_record_does_not_hold(tmp_path):
             reader.first_labels(np.array([0, 1]))
 
 
+def test_weights_whose_layers_have_damaged_versions(tmp_path):
+    """They are read without."""
+    state = model().state_dict()
+    state._metadata = {"": {"version": 1}, "0": ("version", 2), "1": {"version": (2,)}}
+    (tmp_path / "model.pt").write_bytes(saved(state))
+    reader = READERS["weights"]
+    assert read_watched(reader.read, tmp_path, reader.more_bytes) == "value"
+
+
 def test_a_label_that_is_a_signalling_nan(tmp_path):
     """NumPy warned."""
     path = tmp_path / "train.rec"
