@@ -19,7 +19,9 @@ def load_arcface_torch(model: nn.Module, path: str | Path) -> None:
     if not isinstance(found, dict) or not all(
         isinstance(key, str) and isinstance(value, Tensor) for key, value in found.items()
     ):
-        keys = ", ".join(map(str, found))[:200] if isinstance(found, dict) else type(found).__name__
+        keys = type(found).__name__
+        if isinstance(found, dict):
+            keys = ", ".join(key if isinstance(key, str) else type(key).__name__ for key in found)[:200]
         raise ValueError(
             f"{path}: expected a state dict (name -> tensor), got: {keys}. A whole training checkpoint must "
             "be reduced to its backbone first: torch.save(checkpoint['state_dict_backbone'], 'model.pt')."
