@@ -6,8 +6,6 @@ import sys
 import cv2
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from tests.recipes.conftest import LAUNCHERS, ROOT, SMALL, losses, result, run, train
 
@@ -93,29 +91,6 @@ def test_learns_to_tell_unseen_characters_apart(glyphs, tmp_path):
     for name in ("roc.png", "model.safetensors", "logs/rank-0001.log"):
         assert (tmp_path / name).stat().st_size > 0
     assert list((tmp_path / "tensorboard").iterdir())
-
-
-@pytest.mark.parametrize("launcher", ["one process", "horovodrun --gloo", "torchrun"])
-def test_resume_continues_bit_by_bit(glyphs, tmp_path, launcher):
-    flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --lr-scheduler constant --sample-rate 0.3 "
-    flags += "--dropout 0.2 --clip 5 --checkpoint-every 10 --max-steps "
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(whole, flags + "30", launcher=launcher)
-    train(parts, flags + "10", launcher=launcher)
-    printed = train(parts, flags + "30", launcher=launcher)
-    assert "resumed from" in printed
-    assert losses(parts) == losses(whole)
-    finished = result(parts)
-    assert "is finished" in train(parts, flags + "30", launcher=launcher)
-    assert result(parts) == finished
-    if launcher == "one process":
-        assert "is ahead of where this run would start" in train(parts, flags + "30 --resume never", expect=1)
-    files = sorted(path.name for path in (whole / "checkpoints/step-00000030").glob("*.safetensors"))
-    assert len(files) == (4 if launcher == "one process" else 6)
-    for name in files:
-        a, b = (load_file(root / "checkpoints/step-00000030" / name) for root in (whole, parts))
-        assert a.keys() == b.keys()
-        assert all(torch.equal(a[key], b[key]) for key in a), name
 
 
 def write_with_mxnet(folder, style: str) -> None:
