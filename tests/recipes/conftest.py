@@ -20,11 +20,16 @@ SMALL = shlex.split(
     "--num-workers 1 --precision fp32 --frequent 10 --verbose 0 --checkpoint-every 0"
 )
 
+
+def torchrun(num_processes: int) -> list[str]:
+    return ["torchrun", "--standalone", f"--nproc_per_node={num_processes}", "--no-python"]
+
+
 LAUNCHERS = {
     "one process": [],
     "horovodrun --gloo": ["horovodrun", "--gloo", "-np", "2", "-H", "localhost:2"],
     "horovodrun --mpi": ["horovodrun", "--mpi", "-np", "2", "-H", "localhost:2"],
-    "torchrun": ["torchrun", "--standalone", "--nproc_per_node=2", "--no-python"],
+    "torchrun": torchrun(2),
 }
 
 
@@ -80,13 +85,14 @@ def train(models_root: Path, flags: str, launcher: str = "one process", expect: 
     return run([*command, *SMALL, *shlex.split(flags)], expect)
 
 
-def train_several(runs: dict[Path, str], launcher: str = "torchrun") -> str:
-    """`train` for each folder with its flags, one after the other, in one launch. (horovodrun's collectives, of which
-    small runs mostly consist, take much longer.)"""
+def train_several(runs: dict[Path, str], num_processes: int = 2) -> str:
+    """`train` for each folder with its flags, one after the other, in one launch with torchrun. (horovodrun's
+    collectives, of which small runs mostly consist, take much longer.)"""
     words = [
         shlex.join(["--models-root", str(root), *SMALL, *shlex.split(flags)]) for root, flags in runs.items()
     ]
-    return run([*LAUNCHERS[launcher], sys.executable, "-m", "tests.recipes.several", *words])
+    launcher = torchrun(num_processes) if num_processes > 1 else []
+    return run([*launcher, sys.executable, "-m", "tests.recipes.several", *words])
 
 
 def losses(models_root: Path) -> list[float]:
