@@ -59,9 +59,10 @@ class Job:
         return found[nth - 1]
 
     def recovered(self, nth: int = 1) -> tuple[int, float]:
-        """(step from which it went on for the nth time, seconds since the step before)."""
+        """(step from which it went on for the nth time, seconds since the step before). That is a commit, or a
+        checkpoint that is newer: of a step that has both, the commit is whole some steps later."""
         seconds = self.recovery(nth)
-        step = self.wait_for(r"resumed from the commit of step (\d+)", nth)
+        step = self.wait_for(r"resumed from (?:the commit of step |\S+/step-)(\d+)", nth)
         return int(step[1]), float(seconds[1])
 
     def recovery(self, nth: int) -> re.Match[str]:
