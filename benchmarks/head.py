@@ -86,9 +86,7 @@ def measure(options: HeadOptions) -> dict[str, Any]:
     if options.versus == "none":
         return _run(options, "ours")
     if options.optimizer != "sgd":
-        raise ValueError(
-            f"--versus plain with --optimizer {options.optimizer}: the textbook head has SGD only"
-        )
+        raise ValueError(f"--versus plain with --optimizer {options.optimizer}: the textbook head has SGD only")
     runs = [{side: _run(options, side) for side in ("ours", "textbook")} for _ in range(options.rounds)]
     line = sorted((run["ours"] for run in runs), key=lambda r: r["step_s"])[len(runs) // 2]
     for ratio, measured in (("speedup", "step_s"), ("memory_ratio", "added_bytes")):
@@ -231,9 +229,7 @@ def _time_steps(
             laps.append(_now(world, device))
             head.step(0.1)
             laps.append(_now(world, device))
-        busy = [
-            (end - begin) - (waited - before) for (begin, before), (end, waited) in itertools.pairwise(laps)
-        ]
+        busy = [(end - begin) - (waited - before) for (begin, before), (end, waited) in itertools.pairwise(laps)]
         seconds.append([*busy, laps[-1][1] - laps[0][1]])
     return torch.tensor(seconds[1:], dtype=torch.float64), traffic
 

@@ -73,11 +73,7 @@ def main() -> None:
         print(f"| {row['mode']} | {row['images_per_s']:.0f} | {memory} | {row['loss']:.4f} |")
     data = "demo/glyphs" if DEMO.exists() else "synthetic"
     cores = len(os.sched_getaffinity(0))
-    print(
-        json.dumps(
-            {**asdict(options), "data": data, "rows": rows, "cores": cores, "torch": torch.__version__}
-        )
-    )
+    print(json.dumps({**asdict(options), "data": data, "rows": rows, "cores": cores, "torch": torch.__version__}))
 
 
 def _train(options: Options, mode: str) -> dict:

@@ -132,9 +132,7 @@ def _train(hosts: TwoHosts, options: Options, rate: str, compression: str) -> Me
                     marks.append((int(step[1]), sent, int(step[2])))
         result = Path(folder) / "result.json"
         if process.returncode or not result.exists() or len(marks) < 2:
-            launcher_trace = (
-                "Traceback (most recent call last):\n"  # horovodrun's own says nothing of the cause
-            )
+            launcher_trace = "Traceback (most recent call last):\n"  # horovodrun's own says nothing of the cause
             own = lines[: lines.index(launcher_trace)] if launcher_trace in lines else lines
             raise ValueError(f"exit status {process.returncode}:\n{''.join(own[-30:])}")
         outcome = json.loads(result.read_text())
@@ -150,9 +148,7 @@ def _train(hosts: TwoHosts, options: Options, rate: str, compression: str) -> Me
 @contextmanager
 def _launched(hosts: TwoHosts, options: Options, flags: list[str]) -> Iterator[subprocess.Popen]:
     """The first host's launcher, its output in a pipe; torchrun's on the second host runs beside it."""
-    threads = max(
-        1, len(os.sched_getaffinity(0)) // 2
-    )  # the hosts share the cores, each believes to have all
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)  # the hosts share the cores, each believes to have all
     env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     limit = ["timeout", "--kill-after=5", str(options.timeout_s)]
     if options.launcher == "torchrun":

@@ -66,9 +66,7 @@ class TwoHosts:
         env = options.pop("env", dict(os.environ))
         path = f"{self.folder}/bin:{Path(sys.executable).parent}:{_with_system_path(env)}"
         as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        return subprocess.Popen(
-            [*_entered(self.pids[host]), *command], env={**env, **as_root, "PATH": path}, **options
-        )
+        return subprocess.Popen([*_entered(self.pids[host]), *command], env={**env, **as_root, "PATH": path}, **options)
 
     def run(self, host: int, command: Sequence[str], timeout_s: float, **options: Any) -> tuple[int, str]:
         """(exit status, what it printed) of a command there; after timeout_s it is ended, with status 124."""
@@ -254,9 +252,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.two_hosts", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument(
-        "--rate", help="what the cable carries each way, for example 100mbit; else as much as it can"
-    )
+    parser.add_argument("--rate", help="what the cable carries each way, for example 100mbit; else as much as it can")
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, help="runs on the first host (bash); the second: 10.77.0.2"
     )

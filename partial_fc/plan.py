@@ -57,8 +57,7 @@ _CACHE_BYTES = 2 << 20  # the second level's, which the CPU kernel's chunks are 
 def row_bytes(job: Job) -> dict[str, int]:
     """What one class keeps: its centre, its optimiser state, and when it was last touched."""
     state = sum(
-        job.dim * job.state_dtype.itemsize if width == "row" else 4
-        for width in job.optimizer.state_widths().values()
+        job.dim * job.state_dtype.itemsize if width == "row" else 4 for width in job.optimizer.state_widths().values()
     )
     return {"centres": job.dim * job.dtype.itemsize, "optimiser state": state, "touched": 4 + 1}
 
@@ -230,8 +229,7 @@ def head_seconds(job: Job, machine: Machine) -> dict[str, float]:
         "exponentials": job.batch * (2 * job.sampled - _taken_over(job)) / (machine.rates.gexp_per_s * 1e9),
         "rows": traffic_bytes(job) / (machine.rates.gbytes_per_s * 1e9),
         "rows from and to their place": _rows_moved(job) / (machine.place_gbytes_per_s * 1e9),
-        "links": sum(link_bytes(job).values()) / (machine.link_gbytes_per_s * 1e9)
-        + messages * machine.latency_s,
+        "links": sum(link_bytes(job).values()) / (machine.link_gbytes_per_s * 1e9) + messages * machine.latency_s,
     }
 
 

@@ -92,9 +92,7 @@ def make(options: PlanOptions) -> dict[str, Any]:
         memory |= plan.backbone_bytes(options.backbone_parameters, options.optimizer)
     limit = None if options.memory is None else num_bytes(options.memory) - num_bytes(options.reserve)
     rates = {"all": 1.0, "sampled": options.sample_rate}
-    seconds = {
-        name: plan.head_seconds(replace(job, sample_rate=rate), machine) for name, rate in rates.items()
-    }
+    seconds = {name: plan.head_seconds(replace(job, sample_rate=rate), machine) for name, rate in rates.items()}
     handed_in, sent = plan.collective_bytes(job), plan.link_bytes(job)
     if options.backbone_parameters:
         handed_in["backbone"] = 4 * options.backbone_parameters
@@ -237,9 +235,7 @@ def _machine(options: PlanOptions) -> plan.Machine:
         # (exponentials of a machine that is not here are not known, and not counted)
         rates = Rates({options.precision: options.tflops * 1e3}, options.bandwidth, math.inf)
     elif options.tflops or options.bandwidth:
-        raise ValueError(
-            "--tflops and --bandwidth describe another machine: give both, or none to measure this one"
-        )
+        raise ValueError("--tflops and --bandwidth describe another machine: give both, or none to measure this one")
     else:
         torch.set_num_threads(options.threads)
         rates = measure_rates(_device(options), options.batch, options.dim)

@@ -78,9 +78,7 @@ def _check_sizes(file: _BoundedFile) -> None:
     """torch.save does not compress; what is compressed, or overlaps, can be many times the file."""
     with zipfile.ZipFile(file) as archive:
         parts = archive.infolist()
-    if any(
-        part.compress_type != zipfile.ZIP_STORED or part.file_size != part.compress_size for part in parts
-    ):
+    if any(part.compress_type != zipfile.ZIP_STORED or part.file_size != part.compress_size for part in parts):
         raise ValueError("compressed parts, which torch.save does not write")
     if sum(part.file_size for part in parts) > file.seek(0, io.SEEK_END):
         raise ValueError("its parts are larger than the file")

@@ -146,9 +146,7 @@ class _Reader:
                         return self.value(content)
         raise self.error(node, "not plain data")
 
-    def dictionary(
-        self, node: ast.expr, keys: list[ast.expr | None], values: list[ast.expr]
-    ) -> dict[Any, Any]:
+    def dictionary(self, node: ast.expr, keys: list[ast.expr | None], values: list[ast.expr]) -> dict[Any, Any]:
         result = {}
         for key, value in zip(keys, values, strict=True):
             if not isinstance(key, ast.Constant):
@@ -252,9 +250,7 @@ def translate(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     for key in config:
         if key not in known:
             near = get_close_matches(key, known)
-            hint = (
-                f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(sorted(known))}"
-            )
+            hint = f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(sorted(known))}"
             raise ValueError(f"config.{key} is not a setting of arcface_torch that is known here{hint}")
     for key, (neutral, remedy) in _REFUSED.items():
         if config.get(key, neutral) != neutral:

@@ -69,9 +69,7 @@ def run(config: Config, notes: list[str], world: World, device: torch.device, me
         state = _state(config, data, parts, world, device, logger)
 
         # ---- start: a given checkpoint, else the newest of this run, else --pretrained and --head-centres, else anew
-        saver = parts.enter_context(
-            closing(checkpoint.Saver(config.checkpoints, world, config.keep_checkpoints))
-        )
+        saver = parts.enter_context(closing(checkpoint.Saver(config.checkpoints, world, config.keep_checkpoints)))
         start = resume(config, state, memory, data.source, logger)
         schedule = go_on(config, data.course, start, len(data.source), data.global_batch, logger)
         if start.step == schedule.total_steps and machine.is_finished(config.models_root, world):
@@ -136,9 +134,7 @@ def _data(config: Config, world: World, memory: Memory, logger: Logger) -> _Data
     return _Data(source, num_classes, global_batch, course, verifications)
 
 
-def _state(
-    config: Config, data: _Data, parts: ExitStack, world: World, device: torch.device, logger: Logger
-) -> State:
+def _state(config: Config, data: _Data, parts: ExitStack, world: World, device: torch.device, logger: Logger) -> State:
     """The model, and what moves it; parts closes the head. A collective."""
     precision = Precision(choose(config.precision, device, world), device)
     backbone = _backbone(config, device, precision.parameter_dtype, world)
@@ -261,9 +257,7 @@ def _backbone(config: Config, device: torch.device, dtype: torch.dtype, world: W
     return activation_checkpointing.enable(backbone) if config.activation_checkpointing else backbone
 
 
-def _schedule(
-    config: Config, global_batch: int, steps_per_epoch: float, total_steps: int, logger: Logger
-) -> Schedule:
+def _schedule(config: Config, global_batch: int, steps_per_epoch: float, total_steps: int, logger: Logger) -> Schedule:
     lr = config.lr
     if config.lr_scaling == "linear":
         lr, arithmetic = linear_scaling(config.lr, config.base_batch_size, global_batch)

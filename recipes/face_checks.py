@@ -88,9 +88,7 @@ def _check_centres(config: "Config") -> None:
     if config.centre_path is not None and config.centre_path.exists() and not config.centre_path.is_dir():
         raise ValueError(f"--centre-path {config.centre_path} is a file; expected a folder")
     if config.precision == "fp64" and (config.centre_dtype, config.centre_state_dtype) != ("fp32", "same"):
-        raise ValueError(
-            "--precision fp64 stores the centres so, too: leave --centre-dtype and its state's out"
-        )
+        raise ValueError("--precision fp64 stores the centres so, too: leave --centre-dtype and its state's out")
     name = row_optimizer_name(config)
     if name == "adagrad" and config.centre_state_dtype != "same":
         raise ValueError(
@@ -169,11 +167,7 @@ def notes(config: "Config", head: PartialFC) -> Iterator[str]:
     for name, needed in (("max_skips", "skip"), ("max_rollbacks", "rollback")):
         if getattr(config, name) != _default(config, name) and config.on_nan != needed:
             yield f"{_flag(name)} goes with --on-nan {needed}; this run's is {config.on_nan}"
-    if (
-        config.on_nan == "rollback"
-        and not config.checkpoint_every
-        and not (config.save_best and config.verbose)
-    ):
+    if config.on_nan == "rollback" and not config.checkpoint_every and not (config.save_best and config.verbose):
         yield "--on-nan rollback without --checkpoint-every: there will be no checkpoint to go back to before the end"
     if config.desync_every != _default(config, "desync_every") and head.world.size == 1:
         yield "--desync-every: one process has no others to compare itself with"

@@ -228,9 +228,7 @@ class Config:
     def __post_init__(self) -> None:
         synthetic = self.dataset != "custom" and presets.get(self.dataset).synthetic
         if not synthetic and self.rec is None:
-            raise ValueError(
-                "--rec DIR is missing: where do the images lie? (--dataset 100w trains without any)"
-            )
+            raise ValueError("--rec DIR is missing: where do the images lie? (--dataset 100w trains without any)")
         if synthetic and self.dataset == "synthetic" and self.num_classes is None:
             raise ValueError("--dataset synthetic needs --num-classes")
         for name in (
@@ -265,15 +263,11 @@ class Config:
         if self.loss == "combined" and self.margins is None:
             raise ValueError("--loss combined needs --margins m1 m2 m3")
         if self.loss != "combined" and self.margins is not None:
-            raise ValueError(
-                f"--margins go with --loss combined; --loss {self.loss} has its own: add --margins None"
-            )
+            raise ValueError(f"--margins go with --loss combined; --loss {self.loss} has its own: add --margins None")
         face_checks.check_head(self)
         compression.check(self)
         if self.augment == "glyph" and self.mirror:
-            raise ValueError(
-                "--augment glyph with --mirror: a mirrored character is another one; add --no-mirror"
-            )
+            raise ValueError("--augment glyph with --mirror: a mirrored character is another one; add --no-mirror")
         if self.batch_size == 1 and not self.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
 
@@ -312,9 +306,5 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
 
 def _from_preset(name: str) -> dict[str, Any]:
     preset = presets.get(name)
-    values = {
-        k: v
-        for k, v in dataclasses.asdict(preset).items()
-        if k not in ("synthetic", "more") and v is not None
-    }
+    values = {k: v for k, v in dataclasses.asdict(preset).items() if k not in ("synthetic", "more") and v is not None}
     return {"dataset": name, **values, **preset.more}

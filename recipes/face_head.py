@@ -32,9 +32,7 @@ def build_head(config: Config, num_classes: int, world: World, precision: Precis
     narrow = precision.mode == "bf16" or (precision.mode.startswith("fp16") and has_bf16(device))
     hard_negatives = None
     if config.hard_negatives:
-        hard_negatives = HardNegatives(
-            num_classes, config.hard_negatives, config.hard_negatives_every, device=device
-        )
+        hard_negatives = HardNegatives(num_classes, config.hard_negatives, config.hard_negatives_every, device=device)
     return PartialFC(
         num_classes,
         config.embedding_size,

@@ -91,9 +91,7 @@ def resume(config: Config, state: State, memory: Memory, source: Source, logger:
     logger.info(f"resumed from {found.folder}")
     manifest = found.manifest
     left_out = [(begin, end) for begin, end in manifest.get("left_out", [])]
-    return Start(
-        found.step, manifest["position"], manifest["best"], manifest.get("best_score") or 0.0, left_out
-    )
+    return Start(found.step, manifest["position"], manifest["best"], manifest.get("best_score") or 0.0, left_out)
 
 
 def _checkpoint(
@@ -212,9 +210,7 @@ def _load_exchange(found: checkpoint.Checkpoint | Recovered, state: State) -> It
         yield f"{found.folder} was trained with another --gradient-compression: what that still owed is left out"
 
 
-def write_results(
-    config: Config, job: Job, outcome: Outcome, num_classes: int, versions: dict[str, str]
-) -> None:
+def write_results(config: Config, job: Job, outcome: Outcome, num_classes: int, versions: dict[str, str]) -> None:
     contract = {
         "network": config.network,
         "embedding_size": str(config.embedding_size),

@@ -57,9 +57,7 @@ class LaunchFlags:
         if self.master_port is not None and not 0 < self.master_port < 65536:
             raise ValueError(f"--master-port is {self.master_port}; expected 1 to 65535")
         if not 0 <= self.comm_timeout < float("inf"):
-            raise ValueError(
-                f"--comm-timeout is {self.comm_timeout}; expected seconds, or 0 to wait for ever"
-            )
+            raise ValueError(f"--comm-timeout is {self.comm_timeout}; expected seconds, or 0 to wait for ever")
         if not 0 < self.start_timeout < float("inf"):
             raise ValueError(f"--start-timeout is {self.start_timeout}; expected more than 0 seconds")
 
@@ -74,9 +72,7 @@ class LaunchFlags:
             own_launch.stay_with_parent()
             return None
         launch = comm.detect()
-        given = [
-            name for name in ("nodes", "gpus", "nr", "master_addr", "master_port") if self._is_given(name)
-        ]
+        given = [name for name in ("nodes", "gpus", "nr", "master_addr", "master_port") if self._is_given(name)]
         flags = ", ".join(f"--{name.replace('_', '-')} {getattr(self, name)}" for name in given)
         if given and launch.backend != "single":
             raise ValueError(
@@ -122,11 +118,7 @@ class LaunchFlags:
         }
         for name in vain.get(world.backend, ()):
             if self._is_given(name):
-                why = (
-                    "one process"
-                    if world.backend == "single"
-                    else "Horovod's launcher has its own --start-timeout"
-                )
+                why = "one process" if world.backend == "single" else "Horovod's launcher has its own --start-timeout"
                 print(f"note: --{name.replace('_', '-')} without effect: {why}", file=sys.stderr, flush=True)
 
     def _is_given(self, name: str) -> bool:

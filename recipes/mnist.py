@@ -128,9 +128,7 @@ def train(run: Run, num_updates: int) -> dict[str, Any]:
     config, world, position = run.config, run.world, run.position
     curve = LossCurve(config.models_root, world, position.step)
     last_step = min(config.epochs * num_updates, config.max_steps or math.inf)
-    progress = Progress(
-        run.logger, config.models_root, world, config.frequent, position.step, int(last_step), 0
-    )
+    progress = Progress(run.logger, config.models_root, world, config.frequent, position.step, int(last_step), 0)
     statistics = RunningStatistics(run.model)
     loss, seconds, num_images = math.nan, 0.0, 0
     evaluation = evaluate(run) if _over(run) else None
@@ -156,9 +154,7 @@ def train(run: Run, num_updates: int) -> dict[str, Any]:
                     f"Epoch [{position.epoch + 1}/{config.epochs}], Step [{position.update}/{num_updates}], "
                     f"Loss: {loss:.4f}"
                 )
-                progress.scalars(
-                    position.step, {"train/loss": loss, "train/loss_scale": run.precision.loss_scale}
-                )
+                progress.scalars(position.step, {"train/loss": loss, "train/loss_scale": run.precision.loss_scale})
             if config.desync_every and position.step % config.desync_every == 0:
                 compare_replicas(run)
             if position.step == config.max_steps:
@@ -184,9 +180,7 @@ def train(run: Run, num_updates: int) -> dict[str, Any]:
     assert evaluation is not None
     if world.rank == 0:
         drawn = draw_mistakes(evaluation, run.test_images, config.models_root / "mistakes.png")
-        run.logger.info(
-            f"mistakes.png shows {drawn} of {len(evaluation.image_M)} mistakes" if drawn else "no mistakes"
-        )
+        run.logger.info(f"mistakes.png shows {drawn} of {len(evaluation.image_M)} mistakes" if drawn else "no mistakes")
     return {
         "loss": loss,
         "test_accuracy": evaluation.accuracy,

@@ -99,9 +99,7 @@ def resume(run: "Run", num_updates: int) -> Position:
         )
     if found:
         if config.load_amp:
-            run.logger.info(
-                f"note: --load-amp {config.load_amp} is for a new run; this one goes on from {folder}"
-            )
+            run.logger.info(f"note: --load-amp {config.load_amp} is for a new run; this one goes on from {folder}")
         return _load(run, found, num_updates)
     if config.load_amp:
         _load_amp(run, config.load_amp)

@@ -77,9 +77,7 @@ class Config:
         if self.save_amp is not None and self.precision == "fp64":
             raise ValueError("--save-amp with --precision fp64: Apex's files hold fp32 weights")
         if self.engine == "mxnet":
-            raise ValueError(
-                "--engine mxnet is not there yet: recipe mnist runs on PyTorch only, --engine torch"
-            )
+            raise ValueError("--engine mxnet is not there yet: recipe mnist runs on PyTorch only, --engine torch")
         for name, least in (
             ("epochs", 1),
             ("batch_size", 1),

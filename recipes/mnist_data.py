@@ -33,9 +33,7 @@ class Images(Dataset):
     def __len__(self) -> int:
         return len(self.label_N)
 
-    def __getitems__(
-        self, indices: list[int]
-    ) -> tuple[Tensor, Tensor]:  # what DataLoader asks for a batch with
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:  # what DataLoader asks for a batch with
         return self.image_N1HW[indices], self.label_N[indices]
 
 

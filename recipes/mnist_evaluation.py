@@ -44,9 +44,7 @@ class Evaluation(NamedTuple):
         return self.num_correct / self.num_images
 
     def __str__(self) -> str:
-        return f"Test accuracy: {self.accuracy:.2%} ({self.num_correct:,} of {self.num_images:,})".replace(
-            "%", " %"
-        )
+        return f"Test accuracy: {self.accuracy:.2%} ({self.num_correct:,} of {self.num_images:,})".replace("%", " %")
 
 
 @torch.no_grad()
@@ -78,9 +76,7 @@ def evaluate(run: "Run") -> Evaluation:
     own = torch.cat(mistakes) if mistakes else torch.zeros(0, 3, dtype=torch.float64)
     found = run.world.all_gather(own, name="mnist/mistakes")
     found = found[(-found[:, 2]).argsort(stable=True)]
-    return Evaluation(
-        counts[:-1].view(NUM_CLASSES, NUM_CLASSES), found[:, 0].long(), found[:, 1].long(), found[:, 2]
-    )
+    return Evaluation(counts[:-1].view(NUM_CLASSES, NUM_CLASSES), found[:, 0].long(), found[:, 1].long(), found[:, 2])
 
 
 def draw_mistakes(found: Evaluation, test: Images, png: Path) -> int:
@@ -91,9 +87,7 @@ def draw_mistakes(found: Evaluation, test: Images, png: Path) -> int:
         png.unlink(missing_ok=True)
         return 0
     tiles = []
-    for index, prediction in zip(
-        found.image_M[:number].tolist(), found.prediction_M[:number].tolist(), strict=True
-    ):
+    for index, prediction in zip(found.image_M[:number].tolist(), found.prediction_M[:number].tolist(), strict=True):
         tile = test.image_N1HW[index, 0].numpy().repeat(_ZOOM, 0).repeat(_ZOOM, 1)
         tile = np.pad(tile, ((0, _CAPTION), (1, 1)), constant_values=64)
         place = (6, len(tile) - 5)

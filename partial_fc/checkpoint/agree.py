@@ -22,17 +22,11 @@ def newest_common(root: Path, world: World) -> Path | None:
         here = {step_of(folder): folder for folder in complete(root)}
     except OSError as error:
         problem = error
-    count_W = world.all_gather(
-        torch.tensor([-1 if problem else len(here)]), name="checkpoint/num_found"
-    ).tolist()
+    count_W = world.all_gather(torch.tensor([-1 if problem else len(here)]), name="checkpoint/num_found").tolist()
     if problem:
-        raise ValueError(
-            f"rank {world.rank} cannot look for checkpoints below {root}: {problem}"
-        ) from problem
+        raise ValueError(f"rank {world.rank} cannot look for checkpoints below {root}: {problem}") from problem
     if -1 in count_W:
-        raise ValueError(
-            f"rank {count_W.index(-1)} cannot look for checkpoints below {root}: its output says why"
-        )
+        raise ValueError(f"rank {count_W.index(-1)} cannot look for checkpoints below {root}: its output says why")
     found = world.all_gather(torch.tensor(list(here), dtype=torch.int64), name="checkpoint/found")
     steps_W = [set(steps.tolist()) for steps in found.split(count_W)]
     common = set.intersection(*steps_W)

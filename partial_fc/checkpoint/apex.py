@@ -69,18 +69,12 @@ def read(path: Path) -> ApexCheckpoint:
     """Raises ValueError, which names the file and what is wrong, for one that does not have Apex's layout."""
     content = _load(path)
     if not isinstance(content, dict) or not set(_PARTS) <= content.keys():
-        got = (
-            f"the keys {sorted(map(str, content))[:6]}"
-            if isinstance(content, dict)
-            else type(content).__name__
-        )
+        got = f"the keys {sorted(map(str, content))[:6]}" if isinstance(content, dict) else type(content).__name__
         raise ValueError(f"{path}: expected Apex's three parts {', '.join(_PARTS)}; got {got}")
     loss_scale, unskipped = _scaler(path, content["amp"])
     optimizer = content["optimizer"]
     if not _is_optimizer(optimizer):
-        raise ValueError(
-            f"{path}: its optimizer is no torch state dict (expected 'state' and 'param_groups')"
-        )
+        raise ValueError(f"{path}: its optimizer is no torch state dict (expected 'state' and 'param_groups')")
     return ApexCheckpoint(path, _model(path, content["model"]), optimizer, loss_scale, unskipped)
 
 
@@ -91,9 +85,7 @@ def _is_optimizer(value: Any) -> bool:
     state, groups = value["state"], value["param_groups"]
     if not isinstance(state, dict) or not isinstance(groups, list):
         return False
-    of_parameters = all(
-        isinstance(s, dict) and all(isinstance(name, str) for name in s) for s in state.values()
-    )
+    of_parameters = all(isinstance(s, dict) and all(isinstance(name, str) for name in s) for s in state.values())
     lists = [group.get("params") if isinstance(group, dict) else None for group in groups]
     return of_parameters and all(isinstance(p, list) and all(type(n) is int for n in p) for p in lists)
 
@@ -143,9 +135,7 @@ def _state_names(optimizer: torch.optim.Optimizer) -> set[str]:
         return {"momentum_buffer"} if any(g["momentum"] for g in optimizer.param_groups) else set()
     if isinstance(optimizer, torch.optim.AdamW):
         return {"step", "exp_avg", "exp_avg_sq"}
-    raise ValueError(
-        f"what {type(optimizer).__name__} keeps of its steps is not known here; expected SGD or AdamW"
-    )
+    raise ValueError(f"what {type(optimizer).__name__} keeps of its steps is not known here; expected SGD or AdamW")
 
 
 def _buffers(found: ApexCheckpoint, number: int, p: Tensor, own_names: set[str]) -> dict[str, Any]:
@@ -173,9 +163,7 @@ def _buffers(found: ApexCheckpoint, number: int, p: Tensor, own_names: set[str])
 
 def _load(path: Path) -> Any:
     if not path.is_file():
-        raise ValueError(
-            f"{path} not found; expected a file that torch.save wrote, as Apex's documentation shows"
-        )
+        raise ValueError(f"{path} not found; expected a file that torch.save wrote, as Apex's documentation shows")
     return torch_file.load(path)
 
 
@@ -195,9 +183,7 @@ def _scaler(path: Path, amp: Any) -> tuple[float, int]:
         raise ValueError(f"{path}: its amp is the state of torch's GradScaler, not Apex's; {expected}")
     if not isinstance(amp, dict) or list(amp) != ["loss_scaler0"]:
         got = sorted(map(str, amp)) if isinstance(amp, dict) else type(amp).__name__
-        raise ValueError(
-            f"{path}: its amp has {got}; {expected}, the scaler of the one loss that there is here"
-        )
+        raise ValueError(f"{path}: its amp has {got}; {expected}, the scaler of the one loss that there is here")
     scaler = amp["loss_scaler0"]
     if not isinstance(scaler, dict) or not {"loss_scale", "unskipped"} <= scaler.keys():
         raise ValueError(f"{path}: its loss_scaler0 is {scaler!r}; {expected}")
@@ -206,7 +192,5 @@ def _scaler(path: Path, amp: Any) -> tuple[float, int]:
     except (TypeError, ValueError):
         raise ValueError(f"{path}: its loss_scaler0 is {scaler!r}; expected two numbers") from None
     if not (math.isfinite(loss_scale) and loss_scale > 0 and unskipped >= 0):
-        raise ValueError(
-            f"{path}: loss scale {loss_scale}, unskipped {unskipped}; expected above 0, and 0 or more"
-        )
+        raise ValueError(f"{path}: loss scale {loss_scale}, unskipped {unskipped}; expected above 0, and 0 or more")
     return loss_scale, unskipped

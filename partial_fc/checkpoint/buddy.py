@@ -206,10 +206,7 @@ class Buddy:
         self._outgoing = Stream([])
         if self._num_told < 3:  # the first one of a world, and the first ones of its usual size
             self._num_told += 1
-            kept = (
-                sum(num_bytes(share) for rank, share in commit.shares.items() if rank != commit.own.rank)
-                / 1e6
-            )
+            kept = sum(num_bytes(share) for rank, share in commit.shares.items() if rank != commit.own.rank) / 1e6
             sent = 0.0 if self._world.size == 1 else num_bytes(commit.own) / 1e6
             _log.info(
                 f"the commit of step {commit.step} is whole: {commit.own.num_bytes / 1e6:.1f} MB here, of which "

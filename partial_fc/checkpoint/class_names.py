@@ -39,9 +39,7 @@ def check_class_names(found: Checkpoint, source: "Source") -> list[str]:
     assert now is not None
     if now == stored:
         return []
-    number = next(
-        (i for i, (then, name) in enumerate(zip(stored, now, strict=False)) if then != name), len(stored)
-    )
+    number = next((i for i, (then, name) in enumerate(zip(stored, now, strict=False)) if then != name), len(stored))
     then = repr(stored[number]) if number < len(stored) else "not there"
     raise ValueError(
         f"{found.folder}: class {number} is {then}; it is {now[number]!r} in the data set, which has {len(names)} "

@@ -54,9 +54,7 @@ def unmark(folder: Path) -> None:
 
 def best(root: Path) -> Path | None:
     """The complete checkpoint with the highest score, the newest of equals; None where none was scored."""
-    scored = [
-        (score, step_of(folder), folder) for folder in complete(root) if (score := _score(folder)) is not None
-    ]
+    scored = [(score, step_of(folder), folder) for folder in complete(root) if (score := _score(folder)) is not None]
     return max(scored)[2] if scored else None
 
 

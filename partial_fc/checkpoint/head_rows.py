@@ -126,9 +126,7 @@ def load(folder: Path, manifest: dict[str, Any], sums: Sums, head: PartialFC) ->
 def _describes_a_head(manifest: dict[str, Any]) -> bool:
     """Whether it has what `facts` says, each of its kind."""
     head = manifest.get("head")
-    counts = [
-        manifest.get(name) for name in ("num_classes", "embedding_size", "sub_centres", "hard_negatives")
-    ]
+    counts = [manifest.get(name) for name in ("num_classes", "embedding_size", "sub_centres", "hard_negatives")]
     if not isinstance(head, dict) or not all(type(head.get(name)) is dict for name in ("margin", "schedule")):
         return False
     return all(type(number) is int for number in (*counts, head.get("num_steps"), head.get("row_seed")))

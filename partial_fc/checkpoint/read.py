@@ -41,9 +41,7 @@ class Checkpoint:
             return None
         self.sums.check(path)
         try:
-            return (
-                path.read_bytes().decode("utf-8").split("\n")[:-1]
-            )  # read_text would also split at a name's \r
+            return path.read_bytes().decode("utf-8").split("\n")[:-1]  # read_text would also split at a name's \r
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is damaged: {error}") from None
 
@@ -77,9 +75,7 @@ class Checkpoint:
         size = self.manifest["world_size"]
         if self.manifest["format"] == 3:
             path = self.folder / f"exchange-{rank:05d}-of-{size:05d}.safetensors"
-            return (
-                {f"exchange/{name}": t for name, t in self.sums.load(path).items()} if path.exists() else {}
-            )
+            return {f"exchange/{name}": t for name, t in self.sums.load(path).items()} if path.exists() else {}
         path = self.folder / own_name(rank, size)
         return self.sums.load(path) if path.exists() or self.sums[path.name] else {}
 
@@ -93,13 +89,9 @@ def _manifest(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ValueError(f"{path} is missing: go on from another checkpoint (--resume DIR)") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is damaged: {error!r}; go on from another checkpoint (--resume DIR)"
-        ) from error
+        raise ValueError(f"{path} is damaged: {error!r}; go on from another checkpoint (--resume DIR)") from error
     if form not in _READABLE:
-        raise ValueError(
-            f"{folder} has format {form!r}; this version reads {' and '.join(map(str, _READABLE))}"
-        )
+        raise ValueError(f"{folder} has format {form!r}; this version reads {' and '.join(map(str, _READABLE))}")
     if not all(isinstance(fact, int) and not isinstance(fact, bool) and fact >= 0 for fact in facts):
         raise ValueError(f"{path} is damaged: step and world_size are {facts}, expected whole numbers")
     return manifest

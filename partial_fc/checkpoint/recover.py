@@ -43,9 +43,7 @@ def recover(memory: Memory, world: World, root: Path) -> "Recovered | None":
         for c in memory.commits
     ]
     on_disk = newest(root)
-    said_W = tell(
-        {"age": memory.age, "held": held, "disk": step_of(on_disk) if on_disk else -1}, world, "recover/held"
-    )
+    said_W = tell({"age": memory.age, "held": held, "disk": step_of(on_disk) if on_disk else -1}, world, "recover/held")
     found = choose([said["held"] for said in said_W])
     memory.age = max(said["age"] for said in said_W) + 1
     disk = min(said["disk"] for said in said_W)
@@ -70,8 +68,7 @@ def choose(held_W: list[list[dict[str, Any]]]) -> Found | None:
     commits = {(held["step"], held["age"]): held["world_size"] for told in held_W for held in told}
     for (step, age), world_size in sorted(commits.items(), reverse=True):
         ranks_W: list[list[int]] = [
-            next((held["ranks"] for held in told if (held["step"], held["age"]) == (step, age)), [])
-            for told in held_W
+            next((held["ranks"] for held in told if (held["step"], held["age"]) == (step, age)), []) for told in held_W
         ]
         holders = [[new for new, ranks in enumerate(ranks_W) if old in ranks] for old in range(world_size)]
         if all(holders):
@@ -132,9 +129,7 @@ class Recovered:
 
     def _frames(self, head: PartialFC) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """(rank that they are for, rows), of all shares that this rank is to give."""
-        shards = [
-            Shard.of(head.shard.num_classes, rank, self._world.size) for rank in range(self._world.size)
-        ]
+        shards = [Shard.of(head.shard.num_classes, rank, self._world.size) for rank in range(self._world.size)]
         for old, holder in enumerate(self._found.holder_W):
             if holder != self._world.rank or self._commit is None:
                 continue
@@ -166,15 +161,9 @@ class Recovered:
             go = b"".join(data for box in boxes for data in box)
             size_W = torch.tensor([[sum(map(len, box)) for box in boxes] + [int(left)]])
             size_WW = world.all_gather(size_W, name="recover/sizes")
-            payload = (
-                torch.frombuffer(bytearray(go), dtype=torch.uint8)
-                if go
-                else torch.empty(0, dtype=torch.uint8)
-            )
+            payload = torch.frombuffer(bytearray(go), dtype=torch.uint8) if go else torch.empty(0, dtype=torch.uint8)
             come_W = size_WW[:, world.rank].tolist()
-            come = world.start_all_to_all(
-                payload, size_W[0, :-1].tolist(), come_W, name="recover/rows"
-            ).wait()
+            come = world.start_all_to_all(payload, size_W[0, :-1].tolist(), come_W, name="recover/rows").wait()
             yield [*kept, *_unpacked(bytes(come.numpy().data))]
             if not size_WW[:, -1].any():
                 return

@@ -43,15 +43,11 @@ def load_centres(found: Checkpoint, head: PartialFC) -> None:
         found.sums.check(file.path)
         class_M = file.made(low, high).nonzero().squeeze(1) + low
         centres = file.tensors["centres"].index_select(0, file.places(class_M))
-        nothing = {
-            name: t.new_zeros(1).expand(len(class_M), *t.shape[1:]) for name, t in head.row_state().items()
-        }
+        nothing = {name: t.new_zeros(1).expand(len(class_M), *t.shape[1:]) for name, t in head.row_state().items()}
         head.load_classes(low, high, class_M, {**nothing, "centres": centres})
         reached = high
     if reached != shard.stop:
-        raise ValueError(
-            f"{found.folder}: no file holds class {reached}, of which this rank needs the centre"
-        )
+        raise ValueError(f"{found.folder}: no file holds class {reached}, of which this rank needs the centre")
 
 
 def check_whole(found: Checkpoint) -> None:

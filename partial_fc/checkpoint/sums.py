@@ -45,9 +45,7 @@ class Sums:
         if self._there and path not in self._checked:  # the format before had no checksums
             expected = self._of.get(path.name)
             if expected is None:
-                raise ValueError(
-                    f"{path} is in no list of checksums beside it (rank-*.sha256): not of this checkpoint"
-                )
+                raise ValueError(f"{path} is in no list of checksums beside it (rank-*.sha256): not of this checkpoint")
             found = sha256(path)
             if found != expected:
                 raise ValueError(
@@ -73,12 +71,7 @@ def read_sums(path: Path) -> dict[str, str]:
         if not line:
             continue
         hexadecimal, _, name = line.decode("utf-8", "replace").partition("  ")
-        if (
-            len(hexadecimal) != 64
-            or not set(hexadecimal) <= set("0123456789abcdef")
-            or not name
-            or "/" in name
-        ):
+        if len(hexadecimal) != 64 or not set(hexadecimal) <= set("0123456789abcdef") or not name or "/" in name:
             raise ValueError(f"{path}, line {number}: expected a SHA-256 in hex, two spaces and a file name")
         found[name] = hexadecimal
     return found

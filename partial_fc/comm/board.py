@@ -108,9 +108,7 @@ class Board:
             pass  # a connection that broke: seen below
         except Exception:
             who = f"rank {guest.rank}" if guest else "a rank that came"
-            _log.exception(
-                f"the status board lets {who} go by a fault of its own; reports may take it for ended"
-            )
+            _log.exception(f"the status board lets {who} go by a fault of its own; reports may take it for ended")
         finally:
             if guest and guest.writer is writer:
                 guest.writer = None
@@ -156,9 +154,7 @@ class Board:
     def _has_answered(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            _log.error(
-                "the status board did not answer a question by a fault of its own", exc_info=task.exception()
-            )
+            _log.error("the status board did not answer a question by a fault of its own", exc_info=task.exception())
 
     def say_that_rank_0_leaves(self, why: str) -> None:
         """With its process the board ends, too, and nobody can ask any more."""
@@ -222,16 +218,11 @@ def own_addresses(network_interface: str | None = None) -> list[str]:
     network_interface: the only one to be used. Raises ValueError where it has no IPv4 address.
     """
     address = {
-        name: e.address
-        for name, found in psutil.net_if_addrs().items()
-        for e in found
-        if e.family == socket.AF_INET
+        name: e.address for name, found in psutil.net_if_addrs().items() for e in found if e.family == socket.AF_INET
     }
     if network_interface:
         if network_interface not in address:
-            raise ValueError(
-                f"--network-interface {network_interface}: no IPv4 address there; this host has {address}"
-            )
+            raise ValueError(f"--network-interface {network_interface}: no IPv4 address there; this host has {address}")
         return [address[network_interface]]
     told = [
         address.get(name.removeprefix("="))

@@ -21,9 +21,7 @@ def choose(interface: str, environ: MutableMapping[str, str] = os.environ) -> No
     if not addresses.get(interface):
         state = "has no IPv4 address" if interface in addresses else "does not exist"
         usable = ", ".join(f"{name} ({address})" for name, address in addresses.items() if address)
-        raise ValueError(
-            f"--network-interface {interface}: {state} on {socket.gethostname()}; there are {usable}"
-        )
+        raise ValueError(f"--network-interface {interface}: {state} on {socket.gethostname()}; there are {usable}")
     for name in VARIABLES:
         said = environ.get(name)
         if said and not _allows(said, interface):

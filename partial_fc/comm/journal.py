@@ -13,9 +13,7 @@ class Call:
         self.nth = nth  # of this name, from 1: by (name, nth) ranks mean the same collective
         self.number = number  # of all collectives of this rank, from 1: what torch.distributed matches by
         self.waited_s = -1.0  # counted by the watch, which has not seen it yet
-        self.done: Callable[[], bool] | None = (
-            None  # set where a GPU goes on with it after the host has waited
-        )
+        self.done: Callable[[], bool] | None = None  # set where a GPU goes on with it after the host has waited
 
 
 class Journal:

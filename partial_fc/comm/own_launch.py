@@ -182,11 +182,7 @@ def _supervise(ranks: list[_Rank], received: list[int]) -> int:
     statuses = {rank.process.returncode for rank in ranks} - {0}
     if not statuses and asked - 128 in _SIGNAL_GRACE_S:
         return 0  # asked when there was nothing left to stop
-    return (
-        PREEMPTED
-        if statuses == {PREEMPTED}
-        else status or asked or max(map(_shell_status, statuses), default=0)
-    )
+    return PREEMPTED if statuses == {PREEMPTED} else status or asked or max(map(_shell_status, statuses), default=0)
 
 
 def _pass_on_all(selector: selectors.BaseSelector) -> None:

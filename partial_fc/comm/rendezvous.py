@@ -26,9 +26,7 @@ LISTENING_SOCKET = "PARTIAL_FC_LISTENING_SOCKET"
 _ALL_HERE = "all here"
 _POLL_S = 0.05
 _TELL_AFTER_S = 10.0  # rank 0 waits so long without a word
-_LAST_WORD_S = (
-    1.0  # and so long after a failure, for the others to hear of it, because the store ends with it
-)
+_LAST_WORD_S = 1.0  # and so long after a failure, for the others to hear of it, because the store ends with it
 _LATER_S = 10.0  # the others wait so much longer: rank 0 knows best who is missing
 
 _stores: dict[tuple[str, int], dist.Store] = {}
@@ -125,9 +123,7 @@ def _reach(launch: Launch, timeout_s: float, deadline: float) -> None:
     problem = "no answer"
     while (left := deadline - time.monotonic()) > 0:
         try:
-            socket.create_connection(
-                (launch.master_addr, launch.master_port), timeout=min(left, 10.0)
-            ).close()
+            socket.create_connection((launch.master_addr, launch.master_port), timeout=min(left, 10.0)).close()
             return
         except TimeoutError:
             problem = "no answer: is a firewall between the hosts, or the address wrong?"

@@ -120,9 +120,7 @@ def _is_elsewhere(question: Question, s: Seen) -> bool:
 
 def _is_out_of_order(question: Question, s: Seen) -> bool:
     p = s.place
-    return bool(
-        question.ordered and s.answered and p and p.has_started and p.number and p.number != question.number
-    )
+    return bool(question.ordered and s.answered and p and p.has_started and p.number and p.number != question.number)
 
 
 def _sorted_out(question: Question, seen: Sequence[Seen]) -> tuple[list[str], list[int]]:

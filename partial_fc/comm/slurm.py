@@ -82,9 +82,7 @@ def _range(text: str, node_list: str) -> list[str]:
     """ "08-11" -> 08 09 10 11: numbers keep the width of the first."""
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
     if not found or int(found[2] or found[1]) < int(found[1]):
-        raise ValueError(
-            f"node list {node_list!r}: {text!r} in brackets is neither a number nor a range like 01-03"
-        )
+        raise ValueError(f"node list {node_list!r}: {text!r} in brackets is neither a number nor a range like 01-03")
     return [f"{n:0{len(found[1])}}" for n in range(int(found[1]), int(found[2] or found[1]) + 1)]
 
 

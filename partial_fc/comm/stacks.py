@@ -17,9 +17,7 @@ def stacks(without: str) -> str:
     main = threading.main_thread()
     threads = [main, *(t for t in threading.enumerate() if t is not main and t.name != without)]
     parts = [
-        f"thread {t.name}\n{''.join(traceback.format_stack(frames[t.ident]))}"
-        for t in threads
-        if t.ident in frames
+        f"thread {t.name}\n{''.join(traceback.format_stack(frames[t.ident]))}" for t in threads if t.ident in frames
     ]
     return "Python stacks\n" + "".join(parts)
 

@@ -26,9 +26,7 @@ class TorchWorld(World):
 
     backend = "torch"
 
-    def __init__(
-        self, launch: Launch, device: str, comm_timeout_s: float = 600.0, start_timeout_s: float = 120.0
-    ):
+    def __init__(self, launch: Launch, device: str, comm_timeout_s: float = 600.0, start_timeout_s: float = 120.0):
         """comm_timeout_s: seconds that a collective may take, 0: for ever. start_timeout_s: until all ranks are there.
 
         Raises StartError where ranks do not find each other, or some would compute on GPUs and some on the CPU.

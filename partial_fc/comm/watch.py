@@ -281,9 +281,7 @@ class Watch:
         if question is not None:
             newest = journal.newest_of.get(question.name)
             place.has_started = newest is not None and newest.nth >= question.nth
-            place.waits_in_it = any(
-                (c.name, c.nth) == (question.name, question.nth) for c in list(journal.held_up)
-            )
+            place.waits_in_it = any((c.name, c.nth) == (question.name, question.nth) for c in list(journal.held_up))
             place.number = newest.number if newest and newest.nth == question.nth else 0
             place.code = code_of_main_thread()
         return place

@@ -168,9 +168,7 @@ class World(ABC):
     def start_all_reduce(self, t: Tensor, op: Op = "sum", *, name: str, in_place: bool = False) -> Pending:
         """`all_reduce`, in the background. in_place: the result is written over t, which is contiguous."""
         if t.dtype not in _REDUCIBLE:
-            raise ValueError(
-                f"{name}: {t.dtype} is not summed by every backend; convert to float32 or int64 first"
-            )
+            raise ValueError(f"{name}: {t.dtype} is not summed by every backend; convert to float32 or int64 first")
         self._count(name, t)
         total = t if in_place else t.clone(memory_format=torch.contiguous_format)
         return self._start(name, lambda: self._all_reduce(total, op, name))
@@ -191,9 +189,7 @@ class World(ABC):
     def start_reduce_scatter(self, t: Tensor, rows: Sequence[int], *, name: str) -> Pending:
         """`reduce_scatter`, in the background."""
         if len(rows) != self.size or sum(rows) != t.shape[0]:
-            raise ValueError(
-                f"{name}: rows {list(rows)} must name {self.size} ranks and add up to {t.shape[0]} rows"
-            )
+            raise ValueError(f"{name}: rows {list(rows)} must name {self.size} ranks and add up to {t.shape[0]} rows")
         self._count(name, t)
         parts = t.contiguous()
         return self._start(name, lambda: self._reduce_scatter(parts, rows, name))

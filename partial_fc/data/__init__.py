@@ -26,9 +26,7 @@ def open_source(path: str | os.PathLike[str], num_classes: int | None = None) ->
     """A folder with train.rec or a .rec file, a folder with one sub-folder per class, or a list of images."""
     path = Path(path)
     if not path.exists():
-        raise ValueError(
-            f"{path} not found; expected a folder with train.rec, a folder of class folders, or a list"
-        )
+        raise ValueError(f"{path} not found; expected a folder with train.rec, a folder of class folders, or a list")
     if path.suffix == ".rec" or (path / "train.rec").exists():
         return RecordSource(path, num_classes)
     if path.is_dir():

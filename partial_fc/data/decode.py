@@ -46,9 +46,7 @@ def decode(content: bytes) -> NDArray[np.uint8]:
             "(the environment's OPENCV_IO_MAX_IMAGE_PIXELS)"
         ) from None
     if image is None:
-        raise BadRecord(
-            f"no image that OpenCV can read: {len(content)} bytes, starting {content[:8].hex(' ')}"
-        )
+        raise BadRecord(f"no image that OpenCV can read: {len(content)} bytes, starting {content[:8].hex(' ')}")
     return image
 
 
@@ -63,9 +61,7 @@ def _check_png(content: bytes) -> None:
             content[end - 4 : end], "big"
         )
         if not whole or first != (kind == b"IHDR") or kind in (b"acTL", b"fcTL", b"fdAT"):
-            raise BadRecord(
-                f"PNG of {len(content)} bytes: chunk {kind!r} at byte {at} is damaged, or of an animation"
-            )
+            raise BadRecord(f"PNG of {len(content)} bytes: chunk {kind!r} at byte {at} is damaged, or of an animation")
         if first:
             width, height = (int.from_bytes(content[at + 8 + 4 * i : at + 12 + 4 * i], "big") for i in (0, 1))
             if not 0 < width * height <= MAX_PIXELS:
@@ -80,9 +76,7 @@ def check_proportions(image: NDArray[np.uint8]) -> None:
     """Raises BadRecord where one side is more than MAX_ASPECT times the other: such an image cannot be made square."""
     height, width = image.shape[:2]
     if max(height, width) > MAX_ASPECT * min(height, width):
-        raise BadRecord(
-            f"image of {width} x {height} pixels; one side is more than {MAX_ASPECT} times the other"
-        )
+        raise BadRecord(f"image of {width} x {height} pixels; one side is more than {MAX_ASPECT} times the other")
 
 
 def fit(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
@@ -98,9 +92,7 @@ def fit(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     scale = size / min(height, width)
     height, width = max(size, round(height * scale)), max(size, round(width * scale))
     # Averaging over areas avoids aliasing; for enlarging it would give blocks.
-    resized: Any = cv2.resize(
-        image, (width, height), interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
-    )
+    resized: Any = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR)
     top, left = (height - size) // 2, (width - size) // 2
     return resized[top : top + size, left : left + size]
 

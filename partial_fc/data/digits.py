@@ -52,9 +52,7 @@ def write_digits(options: DigitsOptions) -> None:
     sheet = contact_sheet(sets["train"])
     if not cv2.imwrite(str(options.out / "digits.png"), sheet):
         raise ValueError(f"{options.out / 'digits.png'}: cannot be written")
-    print(
-        f"{options.out}: {NUM_TRAIN} digits to train, {len(sets['t10k'].label_N)} to test; digits.png shows some"
-    )
+    print(f"{options.out}: {NUM_TRAIN} digits to train, {len(sets['t10k'].label_N)} to test; digits.png shows some")
 
 
 def load() -> dict[Split, ImageSet]:
@@ -82,9 +80,7 @@ def enlarge(scan_N88: NDArray[np.int64]) -> NDArray[np.uint8]:
     weight = _cubic_weights(scan_N88.shape[-1], _DRAWN)
     drawn_NHW = weight @ scan_N88 @ weight.T
     whole = _ONE * _ONE * _BRIGHTEST
-    drawn_NHW = ((drawn_NHW * 255 + whole // 2) // whole).clip(
-        0, 255
-    )  # cubics swing below 0 and above the brightest
+    drawn_NHW = ((drawn_NHW * 255 + whole // 2) // whole).clip(0, 255)  # cubics swing below 0 and above the brightest
     image_NHW = np.zeros((len(scan_N88), _SIDE, _SIDE), np.uint8)
     for number, drawn_HW in enumerate(drawn_NHW):
         top, left = (_start(drawn_HW.sum(axis), number) for axis in (1, 0))
@@ -95,9 +91,7 @@ def enlarge(scan_N88: NDArray[np.int64]) -> NDArray[np.uint8]:
 def _start(mass: NDArray[np.int64], number: int) -> int:
     """Where the drawn square begins along an axis, so that the centre of mass comes to the image's middle."""
     total = int(mass.sum())
-    moment = int(
-        (mass * (2 * np.arange(_DRAWN) + 1)).sum()
-    )  # twice the centre, counted from the edge, times the mass
+    moment = int((mass * (2 * np.arange(_DRAWN) + 1)).sum())  # twice the centre, counted from the edge, times the mass
     start = (_SIDE * total - moment + total) // (2 * total) if total else -1
     if not 0 <= start <= _SIDE - _DRAWN:
         raise ValueError(f"scan {number} cannot be centred: it is empty, or all at one edge")

@@ -78,9 +78,7 @@ class GlyphOptions:
         if self.quality > 100:
             raise ValueError(f"quality: got {self.quality}, expected at most 100")
         if self.pairs % (2 * FOLDS):
-            raise ValueError(
-                f"pairs: got {self.pairs}, expected a multiple of {2 * FOLDS}: {FOLDS} folds, two kinds"
-            )
+            raise ValueError(f"pairs: got {self.pairs}, expected a multiple of {2 * FOLDS}: {FOLDS} folds, two kinds")
         group = self.num_unseen // FOLDS
         # Two characters fewer than a fold has: a few of them may lack the typeface of unseen_font.
         if (group - 2) * (group - 3) // 2 < self.pairs // (2 * FOLDS):
@@ -141,20 +139,15 @@ def _is_complete(options: GlyphOptions) -> bool:
     manifest = json.loads((out / MANIFEST).read_text())
     want = {"format": _FORMAT, **options.meaning()}
     have = {"format": manifest["format"], **manifest["options"]}
-    different = [
-        f"{name} {have.get(name)} (asked for: {want[name]})" for name in want if have.get(name) != want[name]
-    ]
+    different = [f"{name} {have.get(name)} (asked for: {want[name]})" for name in want if have.get(name) != want[name]]
     if different:
         raise ValueError(
-            f"{out} holds a glyph set of other options: {', '.join(different)}; "
-            f"name another folder, or delete this one"
+            f"{out} holds a glyph set of other options: {', '.join(different)}; name another folder, or delete this one"
         )
     for name, size in manifest["bytes"].items():
         got = (out / name).stat().st_size if (out / name).exists() else None
         if got != size:
-            raise ValueError(
-                f"{out / name}: got {got} bytes, expected {size}; delete {out} and build it anew"
-            )
+            raise ValueError(f"{out / name}: got {got} bytes, expected {size}; delete {out} and build it anew")
     return True
 
 
@@ -174,9 +167,7 @@ def _drawn(pen: Pen, run: Runner, typefaces: Mapping[int, Iterable[int]]) -> dic
             drawn[glyph.code].append(glyph.typeface)
     for code, places in drawn.items():
         if not places:
-            raise ValueError(
-                f"{chr(code)} (U+{code:04X}): no typeface draws it unlike all others; use another seed"
-            )
+            raise ValueError(f"{chr(code)} (U+{code:04X}): no typeface draws it unlike all others; use another seed")
     return {code: tuple(places) for code, places in drawn.items()}
 
 
@@ -197,9 +188,7 @@ def _write_training(
     first_class_key = 1 + len(glyphs)
     last = first_class_key + len(typefaces)
     if last > 2**24:
-        raise ValueError(
-            f"{last} records: InsightFace keeps their keys as float32, exact up to {2**24}; ask for fewer"
-        )
+        raise ValueError(f"{last} records: InsightFace keeps their keys as float32, exact up to {2**24}; ask for fewer")
     label_of = {code: label for label, code in enumerate(typefaces)}
     with (
         RecordWriter(folder / "train.rec") as records,

@@ -98,9 +98,7 @@ def choose(
     whole = [code for code, places in standing.items() if set(CHINESE) <= set(places)]
     rest = [code for code, places in standing.items() if not set(CHINESE) <= set(places)]
     if num_unseen > len(whole):
-        raise ValueError(
-            f"num_unseen {num_unseen}: only {len(whole)} characters stand in all Chinese typefaces"
-        )
+        raise ValueError(f"num_unseen {num_unseen}: only {len(whole)} characters stand in all Chinese typefaces")
     if num_classes + num_unseen > len(standing):
         raise ValueError(
             f"num_classes {num_classes}, num_unseen {num_unseen}: {len(standing)} characters stand in "
@@ -118,9 +116,7 @@ def _open(typeface: Typeface, path: Path) -> Font:
     fonts = TTCollection(path, lazy=True).fonts if path.suffix == ".ttc" else [TTFont(path, lazy=True)]
     names = [font["name"].getDebugName(4) for font in fonts]
     if typeface.face not in names:
-        raise ValueError(
-            f"{path}: got faces {names}, expected {typeface.face!r}; reinstall {typeface.package}"
-        )
+        raise ValueError(f"{path}: got faces {names}, expected {typeface.face!r}; reinstall {typeface.package}")
     index = names.index(typeface.face)
     codes = frozenset(code for code in fonts[index].getBestCmap() if script(code) in typeface.scripts)
     version = str(fonts[index]["name"].getDebugName(5)).strip()

@@ -60,10 +60,7 @@ def choose_pairs(
         part = slice(*_part_of_fold(fold, half))
         for first, second in same[part] + other[part]:
             faces = _two_typefaces(typefaces[first], typefaces[second], name == "unseen_font", rng)
-            images = [
-                Glyph(code, face, use, next(number))
-                for code, face in zip((first, second), faces, strict=True)
-            ]
+            images = [Glyph(code, face, use, next(number)) for code, face in zip((first, second), faces, strict=True)]
             pairs.append(Pair(images[0], images[1], first == second))
     return pairs
 

@@ -71,9 +71,7 @@ class Pen:
     def digests(self, glyphs: Sequence[Glyph]) -> list[bytes]:
         """What identifies each clean drawing; empty where there is no ink."""
         drawings = [self.drawing(glyph) for glyph in glyphs]
-        return [
-            hashlib.blake2b(ink.tobytes(), digest_size=16).digest() if ink.any() else b"" for ink in drawings
-        ]
+        return [hashlib.blake2b(ink.tobytes(), digest_size=16).digest() if ink.any() else b"" for ink in drawings]
 
     def shapes(self, glyphs: Sequence[Glyph]) -> list[NDArray[np.float32]]:
         """Blurred drawings of mean 0, length 1, float32 (SHAPE_SIDE**2,): dot products are correlations."""
@@ -81,9 +79,7 @@ class Pen:
         for glyph in glyphs:
             blurred = cv2.GaussianBlur(self.drawing(glyph), (0, 0), 0.04 * self.size)
             shape = (
-                cv2.resize(blurred, (SHAPE_SIDE, SHAPE_SIDE), interpolation=cv2.INTER_AREA)
-                .astype(np.float32)
-                .ravel()
+                cv2.resize(blurred, (SHAPE_SIDE, SHAPE_SIDE), interpolation=cv2.INTER_AREA).astype(np.float32).ravel()
             )
             shape -= shape.mean()
             shapes.append(shape / max(float(np.linalg.norm(shape)), 1e-6))
@@ -130,9 +126,7 @@ def workers(jobs: int) -> Iterator[Runner]:
     """A function that applies a method of Pen to many glyphs, in order; `jobs` processes (0: all cores)."""
     jobs = jobs or len(os.sched_getaffinity(0))
 
-    def run(
-        work: Callable[[Sequence[Glyph]], list[Result]], glyphs: Sequence[Glyph], label: str
-    ) -> Iterator[Result]:
+    def run(work: Callable[[Sequence[Glyph]], list[Result]], glyphs: Sequence[Glyph], label: str) -> Iterator[Result]:
         chunks = [glyphs[i : i + _CHUNK] for i in range(0, len(glyphs), _CHUNK)]
         results = pool.imap(work, chunks) if pool else map(work, chunks)
         with tqdm(total=len(glyphs), desc=label, unit=" drawings", disable=None) as bar:

@@ -48,9 +48,7 @@ def read_set(folder: Path, split: Split, num_classes: int = 10) -> ImageSet:
             "are they of one set?"
         )
     if not len(image_NHW) or 0 in image_NHW.shape:
-        raise ValueError(
-            f"{images_path} holds images of shape {image_NHW.shape}; expected at least one pixel of one"
-        )
+        raise ValueError(f"{images_path} holds images of shape {image_NHW.shape}; expected at least one pixel of one")
     wrong = np.flatnonzero(label_N >= num_classes)
     if len(wrong):
         raise ValueError(
@@ -101,9 +99,7 @@ def read_idx(path: Path, expect: Literal["images", "labels"]) -> NDArray[np.uint
     num_sizes = magic & 0xFF
     header = 4 + 4 * num_sizes
     if len(content) < header:
-        raise ValueError(
-            f"{path}: ends after {len(content)} bytes, within its header of {header}; copy it again"
-        )
+        raise ValueError(f"{path}: ends after {len(content)} bytes, within its header of {header}; copy it again")
     shape = struct.unpack(f">{num_sizes}I", content[4:header])
     wanted_bytes, num_bytes = math.prod(shape), len(content) - header
     if num_bytes != wanted_bytes:
@@ -156,9 +152,7 @@ def write_idx(path: Path, array: NDArray[np.uint8]) -> None:
     """(N, H, W) images or (N,) labels; compressed where the name ends with .gz. The same array gives the same bytes:
     the time of writing is left out. The file takes an old one's place at once."""
     if array.dtype != np.uint8 or array.ndim not in (1, 3):
-        raise ValueError(
-            f"{path}: got {array.dtype} of shape {array.shape}, expected uint8, (N, H, W) or (N,)"
-        )
+        raise ValueError(f"{path}: got {array.dtype} of shape {array.shape}, expected uint8, (N, H, W) or (N,)")
     magic = _IMAGES if array.ndim == 3 else _LABELS
     content = struct.pack(f">{1 + array.ndim}I", magic, *array.shape) + array.tobytes()
     if path.suffix == ".gz":

@@ -147,9 +147,7 @@ class Loader:
         position_B = torch.arange(self.batch_size) + (start + self.rank * self.batch_size)
         index_B = sample_order(position_B, len(self.source), self.seed).tolist()
         self.source.will_need(index_B)
-        image_BHW3 = torch.empty(
-            (self.batch_size, size, size, 3), dtype=torch.uint8, pin_memory=self.pin_memory
-        )
+        image_BHW3 = torch.empty((self.batch_size, size, size, 3), dtype=torch.uint8, pin_memory=self.pin_memory)
         pixels = image_BHW3.numpy()
         label_B = torch.empty(self.batch_size, dtype=torch.int64)
         key_B = torch.empty(self.batch_size, dtype=torch.int64)
@@ -198,9 +196,7 @@ class Loader:
                     f"(--max-bad-records). The first ones:\n  {first}"
                 )
             if not known:
-                _log.warning(
-                    "bad record %d of at most %d, replaced: %s", count, self.max_bad_records, message
-                )
+                _log.warning("bad record %d of at most %d, replaced: %s", count, self.max_bad_records, message)
 
 
 def sample_order(position: Tensor, num_samples: int, seed: int) -> Tensor:

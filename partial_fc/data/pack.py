@@ -52,9 +52,7 @@ def pack_images(options: PackOptions) -> None:
     else:
         source = open_source(options.source)
     if source.num_classes > MAX_CLASSES:
-        raise ValueError(
-            f"{source.num_classes} classes; float32 labels of a .rec are exact only up to {MAX_CLASSES}"
-        )
+        raise ValueError(f"{source.num_classes} classes; float32 labels of a .rec are exact only up to {MAX_CLASSES}")
     if (options.output / "train.rec").exists():
         raise ValueError(f"{options.output / 'train.rec'} exists; remove it or choose another folder")
     options.output.mkdir(parents=True, exist_ok=True)

@@ -39,20 +39,14 @@ class Array:
         self.content: bytes | list[Any] = b""
 
     def set(self, dtype: Any, shape: Any, content: Any) -> None:
-        if (
-            not isinstance(dtype, _Dtype)
-            or not isinstance(shape, tuple)
-            or not all(type(n) is int for n in shape)
-        ):
+        if not isinstance(dtype, _Dtype) or not isinstance(shape, tuple) or not all(type(n) is int for n in shape):
             raise ValueError("an array without dtype or shape")
         if not 1 <= len(shape) <= 2 or min(shape) < 0:
             raise ValueError(f"an array of {len(shape)} dimensions, expected 1 or 2")
         if dtype.name == _OBJECTS:
             if not isinstance(content, list) or shape != (len(content),):
                 raise ValueError("an array of objects that are not as many as its shape says")
-        elif (
-            not isinstance(content, bytes) or len(content) != math.prod(shape) * _DTYPES[dtype.name].itemsize
-        ):
+        elif not isinstance(content, bytes) or len(content) != math.prod(shape) * _DTYPES[dtype.name].itemsize:
             raise ValueError("an array that has not as many bytes as its shape says")
         self.dtype, self.shape, self.content = dtype.name, shape, content
 
@@ -92,9 +86,7 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []  # the stacks below each mark
         self.memo: dict[int, Any] = {}
-        self.encoded: dict[
-            int, tuple[str, bytes]
-        ] = {}  # by identity of the text, which is kept so that it stays one
+        self.encoded: dict[int, tuple[str, bytes]] = {}  # by identity of the text, which is kept so that it stays one
 
     def run(self) -> Any:
         while True:
@@ -207,9 +199,7 @@ class _Machine:
         match self.stack[-1], state:
             case Array() as array, (_, shape, dtype, in_columns, content) if not in_columns:
                 array.set(dtype, shape, content)
-            case _Dtype(name=name), (_, order, None, None, None, -1, -1, flags) if flags == _FLAGS.get(
-                name, 0
-            ):
+            case _Dtype(name=name), (_, order, None, None, None, -1, -1, flags) if flags == _FLAGS.get(name, 0):
                 if order not in ("|", "<", b"|", b"<"):
                     raise ValueError("an array of numbers that are not little-endian")
             case _:

@@ -29,9 +29,7 @@ class RecordSource:
         path = Path(path)
         rec_path = path / "train.rec" if path.is_dir() else path
         if not rec_path.exists():
-            raise ValueError(
-                f"{rec_path} not found; expected a .rec file or a folder with train.rec and train.idx"
-            )
+            raise ValueError(f"{rec_path} not found; expected a .rec file or a folder with train.rec and train.idx")
         self.reader = RecordReader(rec_path)
         self._keys, num_identities = _image_keys(self.reader)
         if len(self._keys) == 0:

@@ -43,9 +43,7 @@ class Header(NamedTuple):
     id2: int
 
 
-def pack(
-    label: float | Sequence[float] | NDArray[np.float32], content: bytes, id: int = 0, id2: int = 0
-) -> bytes:
+def pack(label: float | Sequence[float] | NDArray[np.float32], content: bytes, id: int = 0, id2: int = 0) -> bytes:
     """A number is stored as flag 0, a sequence of n numbers as flag n; same bytes as mx.recordio.pack."""
     if isinstance(label, (int, float, np.number)):
         return _HEADER.pack(0, label, id, id2) + content
@@ -83,8 +81,7 @@ class RecordWriter:
     def write(self, key: int, record: bytes) -> None:
         if len(record) > MAX_RECORD_BYTES:
             raise ValueError(
-                f"{self.rec_path}, key {key}: record of {len(record)} bytes; "
-                f"RecordIO holds at most {MAX_RECORD_BYTES}"
+                f"{self.rec_path}, key {key}: record of {len(record)} bytes; RecordIO holds at most {MAX_RECORD_BYTES}"
             )
         self._idx.write(f"{key}\t{self._offset}\n")
         starts = _aligned_magics(record)
@@ -127,9 +124,7 @@ class RecordReader:
     The index is kept as arrays: 8 bytes a record where the keys are 0, 1, 2, ..., else 16.
     """
 
-    def __init__(
-        self, rec_path: str | os.PathLike[str], idx_path: str | os.PathLike[str] | None = None
-    ) -> None:
+    def __init__(self, rec_path: str | os.PathLike[str], idx_path: str | os.PathLike[str] | None = None) -> None:
         self.rec_path = Path(rec_path)
         self.idx_path = Path(idx_path) if idx_path is not None else self.rec_path.with_suffix(".idx")
         if not self.idx_path.exists():
@@ -172,9 +167,7 @@ class RecordReader:
         """Asks the kernel to fetch a record and returns at once, so that a disk has many reads to sort."""
         start = self._offset_of(key) // mmap.PAGESIZE * mmap.PAGESIZE
         # The length is not known before the record is read. Twice the mean holds nearly all of them.
-        self._map.madvise(
-            mmap.MADV_WILLNEED, start, min(2 * self._mean_bytes + mmap.PAGESIZE, self._size - start)
-        )
+        self._map.madvise(mmap.MADV_WILLNEED, start, min(2 * self._mean_bytes + mmap.PAGESIZE, self._size - start))
 
     def first_labels(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
         """The first label of each record, float32 (len(keys),), from the headers and without a Python loop.
@@ -221,9 +214,7 @@ class RecordReader:
             row = int(np.searchsorted(self.keys, key))
             row = row if row < len(self.keys) and self.keys[row] == key else -1
         if row < 0:
-            raise KeyError(
-                f"{self.idx_path}: no record has key {key}; keys are {self.keys[0]} to {self.keys[-1]}"
-            )
+            raise KeyError(f"{self.idx_path}: no record has key {key}; keys are {self.keys[0]} to {self.keys[-1]}")
         return int(self._offsets[row])
 
     def _rows_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -234,9 +225,7 @@ class RecordReader:
         if part == _WHOLE:
             return content
         if part != _FIRST:
-            raise BadRecord(
-                f"{self._where(key, start)}: got part {part} of a split record, expected its first part"
-            )
+            raise BadRecord(f"{self._where(key, start)}: got part {part} of a split record, expected its first part")
         parts = [content]
         while part != _LAST:
             begin = offset
@@ -253,9 +242,7 @@ class RecordReader:
         """(part, offset of the next frame, content) of the frame at an offset."""
         begin = offset + _FRAME.size
         if begin > self._size:
-            raise BadRecord(
-                f"{self._where(key, offset)}: the file ends at {self._size}, inside a frame header"
-            )
+            raise BadRecord(f"{self._where(key, offset)}: the file ends at {self._size}, inside a frame header")
         magic, word = _FRAME.unpack_from(self._map, offset)
         if magic != MAGIC:
             raise BadRecord(
@@ -297,9 +284,7 @@ def write_index(rec_path: str | os.PathLike[str]) -> int:
             end = offset + _FRAME.size + length
             fits = part in ((_MIDDLE, _LAST) if inside else (_WHOLE, _FIRST))
             if magic != MAGIC or end > size or not fits:
-                raise BadRecord(
-                    f"{rec_path}, offset {offset}, after {len(offsets)} records: no whole frame here"
-                )
+                raise BadRecord(f"{rec_path}, offset {offset}, after {len(offsets)} records: no whole frame here")
             if part in (_WHOLE, _FIRST):
                 offsets.append(offset)
                 if length >= _HEADER.size:

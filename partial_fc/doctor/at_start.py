@@ -38,9 +38,7 @@ _UNREAD = -(2**62)  # in place of a label
 _TOLERATED = (*REPLACED, "image-damaged", "repeated-other-class")
 
 
-def open_on_all(
-    make: Callable[[], Source], world: World, has_trained_W: Sequence[bool] | None = None
-) -> Source:
+def open_on_all(make: Callable[[], Source], world: World, has_trained_W: Sequence[bool] | None = None) -> Source:
     """make() on every rank. Raises ValueError on all ranks where one cannot open it, or sees another number of images,
     of classes, or other names of classes. A collective.
 
@@ -56,15 +54,11 @@ def open_on_all(
     except (ValueError, OSError) as error:
         problem = error
     seen_W3 = world.all_gather(torch.tensor([mine]), name="data/opened").tolist()
-    known_W = [
-        has and seen[0] >= 0 for has, seen in zip(has_trained_W or [False] * world.size, seen_W3, strict=True)
-    ]
+    known_W = [has and seen[0] >= 0 for has, seen in zip(has_trained_W or [False] * world.size, seen_W3, strict=True)]
     others = elastic.strangers(seen_W3, known_W)
     if others and world.rank not in others:
         each = ", ".join(f"rank {rank} {_in_words(*seen_W3[rank])}" for rank in others)
-        raise elastic.HostsChanged(
-            f"the training data is not what the others train on, who go on alone: {each}"
-        )
+        raise elastic.HostsChanged(f"the training data is not what the others train on, who go on alone: {each}")
     if problem:
         raise ValueError(str(problem)) from problem
     assert source is not None
@@ -262,9 +256,7 @@ def _judge_whole(looks: Looks, num_samples: int, max_bad_records: int) -> list[F
         )
         places = np.flatnonzero(looks.code_N >= CUT)
         found.append(
-            Finding(
-                "error", "images-bad", what, bad, places, lambda i: {"problem": looks.messages.get(i, "")}
-            )
+            Finding("error", "images-bad", what, bad, places, lambda i: {"problem": looks.messages.get(i, "")})
         )
     if looked < _FEW:
         return found

@@ -90,9 +90,7 @@ def doctor_data(options: DataOptions) -> int:
 
 def _check(options: DataOptions) -> None:
     if options.num_workers < 1 or options.show < 0:
-        raise ValueError(
-            f"--num-workers {options.num_workers}, --show {options.show}; expected at least 1 and 0"
-        )
+        raise ValueError(f"--num-workers {options.num_workers}, --show {options.show}; expected at least 1 and 0")
     for path in (options.report, options.sheet):
         report.check_place(path)
     if options.sheet and not options.images:
@@ -174,9 +172,7 @@ def _of_records(examination: _Examination, rec_path: Path) -> None:
     said, size, about = _property(rec_path.with_name("property"), num_identities, len(records))
     label_N = records.label_N
     whole = label_N >= 0
-    num_classes = (
-        options.num_classes or said or num_identities or (int(label_N[whole].max()) + 1 if whole.any() else 1)
-    )
+    num_classes = options.num_classes or said or num_identities or (int(label_N[whole].max()) + 1 if whole.any() else 1)
     examination.num_images, examination.num_classes = len(records), num_classes
     print(f"{rec_path}: RecordIO, {len(records):,} images, {num_classes:,} classes")
     examination.found += [*records.findings, *about, *found, *judge_layout(records)]
@@ -244,9 +240,7 @@ def _of_files(examination: _Examination, source: Path) -> None:
         examination.hash_N, examination.looked = looks.hash_N, len(files)
 
 
-def _property(
-    path: Path, num_identities: int | None, num_images: int
-) -> tuple[int | None, int | None, list[Finding]]:
+def _property(path: Path, num_identities: int | None, num_images: int) -> tuple[int | None, int | None, list[Finding]]:
     """(classes, image size, findings) of the property file."""
     file = str(path)
     if not path.exists():

@@ -52,9 +52,7 @@ def judge_digits(folder: Path, sheet: Sheet) -> tuple[list[Finding], int]:
         if len(both):
             what = "images of the test set are also trained on, pixel for pixel"
             file = str(find(folder, "t10k")[0])
-            found.append(
-                Finding("warning", "pairs-trained-on", what, len(both), both, lambda i: {"image": i}, file)
-            )
+            found.append(Finding("warning", "pairs-trained-on", what, len(both), both, lambda i: {"image": i}, file))
     return found, looked
 
 

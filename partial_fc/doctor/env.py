@@ -26,9 +26,7 @@ _SSH = {
     "Connection refused": "start sshd there, or give --ssh-port",
     "No such file": "install an ssh client",
 }
-_SSH_ELSE = (
-    "see whether it is on, its address right, and no firewall between; `ssh {host} hostname` must answer"
-)
+_SSH_ELSE = "see whether it is on, its address right, and no firewall between; `ssh {host} hostname` must answer"
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,7 @@ def doctor_env(options: EnvOptions) -> int:
     return int(faults > 0)
 
 
-def _ask_all(
-    hosts: list[Host], options: EnvOptions, say: Callable[[Line], None]
-) -> list[tuple[Host, dict[str, Any]]]:
+def _ask_all(hosts: list[Host], options: EnvOptions, say: Callable[[Line], None]) -> list[tuple[Host, dict[str, Any]]]:
     """What the hosts say that answer."""
 
     def ask(host: Host) -> tuple[Line | None, dict[str, Any] | None]:
@@ -141,12 +137,8 @@ def _links(hosts: list[Host]) -> Iterator[tuple[Line, dict[str, Any]]]:
         yield from _judge_link(one, other, what, link)
 
 
-def _judge_link(
-    one: Host, other: Host, what: str, link: dict[str, Any]
-) -> Iterator[tuple[Line, dict[str, Any]]]:
-    found = (
-        f"{link['latency_ms']:.2f} ms there and back, {link['up']:.2f} Gbit/s there, {link['down']:.2f} back"
-    )
+def _judge_link(one: Host, other: Host, what: str, link: dict[str, Any]) -> Iterator[tuple[Line, dict[str, Any]]]:
+    found = f"{link['latency_ms']:.2f} ms there and back, {link['up']:.2f} Gbit/s there, {link['down']:.2f} back"
     slow = min(link["up"], link["down"]) < 1
     status: Literal["ok", "warning"] = "warning" if slow else "ok"
     seconds = 8 * 0.175 / min(link["up"], link["down"])

@@ -74,9 +74,7 @@ def check_place(path: Path | None) -> None:
         raise ValueError(f"{path}: cannot be written; expected a file name in a folder that is there")
 
 
-def write_report(
-    path: str | os.PathLike[str], summary: Mapping[str, Any], findings: Sequence[Finding]
-) -> None:
+def write_report(path: str | os.PathLike[str], summary: Mapping[str, Any], findings: Sequence[Finding]) -> None:
     """JSON: the summary's own keys, and "findings": severity, key, what, count, file, places (all of them).
 
     Written place by place, so that a million of them need no memory; it takes an older report's place at once.

@@ -126,9 +126,7 @@ def parse(text: str, ssh_port: int | None = None) -> list[Host]:
         name, _, slots = first.partition(":")
         slots = next((word[6:] for word in rest if word.startswith("slots=")), slots)
         if not name or (slots and not slots.isdecimal()) or not all("=" in word for word in rest):
-            raise ValueError(
-                f"{text}: {entry!r} is no host; expected a:8,b:8 or a file with lines `a slots=8`"
-            )
+            raise ValueError(f"{text}: {entry!r} is no host; expected a:8,b:8 or a file with lines `a slots=8`")
         found.append(Host(name, int(slots or 0), ssh_port))
     names = [host.name for host in found]
     if not found or len(set(names)) < len(names):

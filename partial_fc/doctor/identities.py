@@ -171,9 +171,7 @@ def judge_layout(records: Records) -> list[Finding]:
     step = np.diff(records.key_N)
     holes = np.flatnonzero(step > 1)
     if len(holes):
-        what = (
-            "keys between the first and the last image that no record has: left out when the set was packed?"
-        )
+        what = "keys between the first and the last image that no record has: left out when the set was packed?"
         key_N = records.key_N
         found.append(
             Finding(

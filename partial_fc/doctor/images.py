@@ -105,9 +105,7 @@ def examine(
     return looks
 
 
-def _look_again(
-    looks: Looks, places: Sequence[int], look_at: Callable[[int], None], complaints: Complaints
-) -> None:
+def _look_again(looks: Looks, places: Sequence[int], look_at: Callable[[int], None], complaints: Complaints) -> None:
     """One after the other: with several threads nobody can tell which image a complaint is about."""
     for place in places:
         if looks.code_N[place] >= CUT:
@@ -182,9 +180,7 @@ def sizes(looks: Looks) -> list[tuple[int, int, int]]:
     packed = looks.height_N[decoded].astype(np.int64) << 16 | looks.width_N[decoded]
     values, counts = np.unique(packed, return_counts=True)
     order = np.argsort(-counts, kind="stable")
-    return [
-        (int(v) >> 16, int(v) & 0xFFFF, int(n)) for v, n in zip(values[order], counts[order], strict=True)
-    ]
+    return [(int(v) >> 16, int(v) & 0xFFFF, int(n)) for v, n in zip(values[order], counts[order], strict=True)]
 
 
 def described(looks: Looks, describe: Callable[[int], Any]) -> Callable[[int], dict[str, Any]]:

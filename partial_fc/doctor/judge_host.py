@@ -109,16 +109,10 @@ def _machine(facts: dict[str, Any], slots: int) -> _Judged:
         )
     memory, shm = facts["memory_bytes"], facts["shm_bytes"]
     enough = memory >= 4 * _GIB
-    to_do = (
-        ""
-        if enough
-        else "a process with its libraries takes about 1 GiB; `partial-fc plan` says what a head takes"
-    )
+    to_do = "" if enough else "a process with its libraries takes about 1 GiB; `partial-fc plan` says what a head takes"
     yield "ok" if enough else "warning", "memory", f"{memory / _GIB:.1f} GiB free", to_do
     enough = shm >= _GIB
-    to_do = (
-        "" if enough else "NCCL and Gloo use it: mount -o remount,size=8G /dev/shm, docker run --shm-size=8g"
-    )
+    to_do = "" if enough else "NCCL and Gloo use it: mount -o remount,size=8G /dev/shm, docker run --shm-size=8g"
     yield "ok" if enough else "warning", "/dev/shm", f"{shm / _GIB:.1f} GiB free", to_do
     disk = facts["disk"]
     found = f"{disk['path']}, {disk['free_bytes'] / _GIB:.1f} GiB free"
@@ -135,11 +129,7 @@ def _machine(facts: dict[str, Any], slots: int) -> _Judged:
         yield "ok", "models root", found, ""
     soft, hard = facts["open_files"]
     few = 0 <= soft < 4096
-    to_do = (
-        f"each process keeps a connection to many others: ulimit -n {hard if hard > 0 else 65536}"
-        if few
-        else ""
-    )
+    to_do = f"each process keeps a connection to many others: ulimit -n {hard if hard > 0 else 65536}" if few else ""
     yield "warning" if few else "ok", "open files", f"at most {soft}" if soft >= 0 else "no limit", to_do
 
 

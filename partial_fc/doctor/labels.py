@@ -16,9 +16,7 @@ _MOST_CLASSES = 1 << 27  # counted one by one
 _MANY_TIMES = 100  # a class of more times as many images as the median class is reported
 
 
-def judge_labels(
-    label_N: NDArray[np.int64], num_classes: int, describe: Describe, file: str = ""
-) -> list[Finding]:
+def judge_labels(label_N: NDArray[np.int64], num_classes: int, describe: Describe, file: str = "") -> list[Finding]:
     """label_N: of all samples that have one. describe(i) names sample i."""
     if not len(label_N):
         return judge_classes(np.zeros(0, np.int64), file)

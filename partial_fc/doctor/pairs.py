@@ -75,21 +75,15 @@ def _judge_answers(same_P: NDArray[np.bool_], file: str) -> list[Finding]:
     lone = [number for number, fold in enumerate(folds) if fold.all() or not fold.any()]
     if lone:
         what = f"of {len(folds)} folds hold one kind of answer: pairs are to be mixed, fold after fold (docs/data.md)"
-        found.append(
-            Finding("warning", "pairs-folds", what, len(lone), lone, lambda fold: {"fold": fold}, file)
-        )
+        found.append(Finding("warning", "pairs-folds", what, len(lone), lone, lambda fold: {"fold": fold}, file))
     if num_pairs % _FOLDS:
         found.append(
-            Finding(
-                "info", "pairs-folds-uneven", f"{num_pairs:,} pairs are no multiple of 10 folds", file=file
-            )
+            Finding("info", "pairs-folds-uneven", f"{num_pairs:,} pairs are no multiple of 10 folds", file=file)
         )
     return found
 
 
-def _judge_hashes(
-    hash_N: NDArray[np.uint64], same_P: NDArray[np.bool_], describe, file: str
-) -> list[Finding]:
+def _judge_hashes(hash_N: NDArray[np.uint64], same_P: NDArray[np.bool_], describe, file: str) -> list[Finding]:
     hash_P2 = hash_N.reshape(-1, 2)
     readable = (hash_P2 != 0).all(axis=1)
     identical = readable & (hash_P2[:, 0] == hash_P2[:, 1])
@@ -114,9 +108,7 @@ def _judge_hashes(
     )
     # Which of the two comes first makes no pair another one.
     ordered = np.sort(hash_P2, axis=1)
-    _, first, of_pair, times = np.unique(
-        ordered, axis=0, return_index=True, return_inverse=True, return_counts=True
-    )
+    _, first, of_pair, times = np.unique(ordered, axis=0, return_index=True, return_inverse=True, return_counts=True)
     again = readable & (times[of_pair] > 1) & (first[of_pair] != np.arange(len(ordered)))
     say("warning", "pairs-again", "pairs occur more than once", again & ~identical)
     other = again & (same_P != same_P[first[of_pair]])

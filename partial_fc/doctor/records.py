@@ -45,9 +45,7 @@ class Records:
         try:
             keys, offsets = read_index(idx_path)
         except FileNotFoundError:
-            raise CannotLook(
-                f"{idx_path} not found; make it anew: partial-fc data index {rec_path}"
-            ) from None
+            raise CannotLook(f"{idx_path} not found; make it anew: partial-fc data index {rec_path}") from None
         except (ValueError, OSError) as error:
             raise CannotLook(f"{error}; make the index anew: partial-fc data index {rec_path}") from None
         self._all_keys, self._all_offsets = keys, offsets
@@ -130,9 +128,7 @@ class Records:
             end[row] = parts[-1][1] if parts else self._size + 1
             length[row] = sum(b - a for a, b in parts) + 4 * (len(parts) - 1)
         fits = starts & (end <= self._size)
-        self._say(
-            "error", "record-cut", "records run past the end of the file: it is cut short", starts & ~fits
-        )
+        self._say("error", "record-cut", "records run past the end of the file: it is cut short", starts & ~fits)
         end += -end % 4
         ordered = np.flatnonzero(fits)[np.argsort(offset[fits], kind="stable")]
         following = np.append(offset[ordered[1:]], self._size)

@@ -32,9 +32,7 @@ class Roc:
         num_genuine = int(same_N.sum())
         num_impostors = len(same_N) - num_genuine
         if not num_genuine or not num_impostors:
-            raise ValueError(
-                f"a ROC needs genuine and impostor pairs; got {num_genuine} and {num_impostors} of them"
-            )
+            raise ValueError(f"a ROC needs genuine and impostor pairs; got {num_genuine} and {num_impostors} of them")
         order = np.argsort(distance_N, kind="stable")
         distance_N = distance_N[order]
         # Equal distances are accepted together, so a point stands only where the next distance is larger.

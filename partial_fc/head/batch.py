@@ -17,9 +17,7 @@ class Batch:
     rows: list[int]  # how many of them each rank brought
 
 
-def gather(
-    feat_BD: Tensor, label_B: Tensor, num_classes: int, world: World, *, name: str = "head/gather"
-) -> Batch:
+def gather(feat_BD: Tensor, label_B: Tensor, num_classes: int, world: World, *, name: str = "head/gather") -> Batch:
     """All features and labels in one all-gather. Their bits travel side by side, with the rank they come from, so
     that batches of different sizes need no second exchange.
 

@@ -145,9 +145,7 @@ class Centres:
         elif self._files is not None:
             self._files.read_ahead(row_S)
 
-    def update(
-        self, row_K: Tensor | None, begin: int, end: int, grad_KD: Tensor, lr: float, step: int
-    ) -> None:
+    def update(self, row_K: Tensor | None, begin: int, end: int, grad_KD: Tensor, lr: float, step: int) -> None:
         """One step of the optimiser for rows [begin, end) of those fetched. row_K: that part of row_S, None where
         row_S was None. grad_KD: their gradient, floating; it is overwritten."""
         self._record(lr, step)
@@ -240,9 +238,7 @@ class Centres:
 
     def _check_names(self, rows: dict[str, Tensor]) -> None:
         if rows.keys() != self._tables.keys():
-            raise ValueError(
-                f"row state {sorted(rows)}; expected {sorted(self._tables)} for {self.optimizer}"
-            )
+            raise ValueError(f"row state {sorted(rows)}; expected {sorted(self._tables)} for {self.optimizer}")
 
     def schedule_state(self) -> dict[str, Any]:
         """What catching up needs besides the rows, as JSON: the learning rates of all steps; {} without catch-up."""
@@ -307,16 +303,12 @@ class Centres:
                 "in order, and one rate for all of its rows"
             )
 
-    def _bring_up(
-        self, tables: dict[str, Tensor], at_S: Tensor | None, row_S: Tensor | None, step: int
-    ) -> None:
+    def _bring_up(self, tables: dict[str, Tensor], at_S: Tensor | None, row_S: Tensor | None, step: int) -> None:
         """Catches up the rows at at_S of the tables, whose local numbers are row_S; None: all, in order."""
         if self._catch_up is None:
             return
         if step != len(self._catch_up.rates):
-            raise ValueError(
-                f"step {step} after {len(self._catch_up.rates)} steps; catch-up needs every step"
-            )
+            raise ValueError(f"step {step} after {len(self._catch_up.rates)} steps; catch-up needs every step")
         touched_S = tables["touched"].squeeze(1)
         if at_S is not None:
             touched_S = touched_S.index_select(0, at_S)

@@ -132,11 +132,7 @@ class PartialFC:
     def __call__(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
         """feat_BD: floating; label_B: int64 class numbers. Raises ValueError, on all ranks alike, for a label outside
         of [0, num_classes)."""
-        if (
-            feat_BD.dim() != 2
-            or feat_BD.shape[1] != self.embedding_size
-            or label_B.shape != feat_BD.shape[:1]
-        ):
+        if feat_BD.dim() != 2 or feat_BD.shape[1] != self.embedding_size or label_B.shape != feat_BD.shape[:1]:
             raise ValueError(
                 f"{self.world}: features {tuple(feat_BD.shape)} with labels {tuple(label_B.shape)}; "
                 f"expected (B, {self.embedding_size}) and (B,)"
@@ -284,9 +280,7 @@ class PartialFC:
                 ("hard negatives", self.hard_negatives is not None),
             ):
                 if used:
-                    raise ValueError(
-                        f"{name} with sample rate 1: every class takes part in every step anyway"
-                    )
+                    raise ValueError(f"{name} with sample rate 1: every class takes part in every step anyway")
 
     def centre_gradients(self) -> Iterator[tuple[Tensor | None, int, int, Tensor]]:
         """(row_S, begin, end, gradient) of everything pending; several backwards before a step are added up."""

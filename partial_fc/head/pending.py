@@ -15,16 +15,12 @@ class Pending:
 
     logits: Logits
     slopes: Slopes
-    rows: (
-        Tensor | None
-    )  # local rows that took part (Logits.row_S is about the table that was fetched); None: all
+    rows: Tensor | None  # local rows that took part (Logits.row_S is about the table that was fetched); None: all
 
     def numbers(self) -> list[Tensor]:
         """What the gradient is made of besides the centres."""
         slopes = self.slopes
-        return [
-            x for x in (self.logits.unit_GD, slopes.factor_G, slopes.own_G, slopes.all_D) if x is not None
-        ]
+        return [x for x in (self.logits.unit_GD, slopes.factor_G, slopes.own_G, slopes.all_D) if x is not None]
 
     def scale(self, factor: float | Tensor) -> None:
         slopes = self.slopes

@@ -29,9 +29,7 @@ class RowFiles:
     """tables: name -> (num_rows, width) tensors that are the files; rows must be made by `write` before they are
     written to: a hole that a full disk cannot fill would kill the process (SIGBUS), where `write` raises OSError."""
 
-    def __init__(
-        self, folder: Path, num_rows: int, columns: dict[str, tuple[int, torch.dtype]], first_row: int
-    ):
+    def __init__(self, folder: Path, num_rows: int, columns: dict[str, tuple[int, torch.dtype]], first_row: int):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(folder, os.O_RDONLY)
@@ -89,9 +87,7 @@ class RowFiles:
 
     def read_ahead(self, row_M: Tensor) -> None:
         """Asks the system, from a thread, to bring these rows (ascending numbers) into memory."""
-        idle = (
-            self._reading is None or self._reading.done()
-        )  # else the disk is behind, and more would not help
+        idle = self._reading is None or self._reading.done()  # else the disk is behind, and more would not help
         if idle and len(row_M):
             self._reading = self._worker.submit(self._read_ahead, row_M.numpy())
 

@@ -47,17 +47,13 @@ class Sampling:
         turns = [self._turn(torch.arange(first, min(last, full_blocks)), BLOCK, step)]
         if last > full_blocks:
             turns.append(self._turn(torch.tensor([full_blocks]), self.num_classes % BLOCK, step))
-        class_S = torch.empty(
-            sum(int(turn.count_N.sum()) for turn in turns), dtype=torch.int64, device=device
-        )
+        class_S = torch.empty(sum(int(turn.count_N.sum()) for turn in turns), dtype=torch.int64, device=device)
         end = 0
         for part in chain(self._full(turns[0], class_S.device), map(self._last, turns[1:])):
             class_S[end : end + len(part)] = part
             end += len(part)
         # Of a block that straddles ranks each keeps its own.
-        begin, end = torch.searchsorted(
-            class_S, torch.tensor((shard.start, shard.stop), device=device)
-        ).tolist()
+        begin, end = torch.searchsorted(class_S, torch.tensor((shard.start, shard.stop), device=device)).tolist()
         return class_S[begin:end]
 
     def inclusion(self, class_S: Tensor, certain: Tensor) -> Tensor:

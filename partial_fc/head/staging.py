@@ -110,9 +110,7 @@ class Staging:
     def _gather(self, row_M: Tensor) -> dict[str, Tensor]:
         rows = {}
         for name, table in self._home.items():
-            buffer = torch.empty(
-                len(row_M), table.shape[1], dtype=table.dtype, pin_memory=self._stream is not None
-            )
+            buffer = torch.empty(len(row_M), table.shape[1], dtype=table.dtype, pin_memory=self._stream is not None)
             torch.index_select(table, 0, row_M, out=buffer)
             rows[name] = buffer.to(self._device, non_blocking=True)
         return rows

@@ -22,18 +22,14 @@ class Storage:
     """
 
     dtype: torch.dtype = torch.float32  # of the centres: float32, bfloat16, float16 (float64 for checks)
-    state_dtype: torch.dtype | None = (
-        None  # of the (rows, D) state; None: as dtype. (rows, 1) state is float32
-    )
+    state_dtype: torch.dtype | None = None  # of the (rows, D) state; None: as dtype. (rows, 1) state is float32
     place: Literal["device", "host", "disk"] = "device"
     path: Path | None = None  # for place "disk": the folder
 
     def __post_init__(self) -> None:
         for name, dtype in (("dtype", self.dtype), ("state_dtype", self.state_dtype or self.dtype)):
             if dtype not in DTYPES:
-                raise ValueError(
-                    f"{name} of the centres is {dtype}; expected one of {', '.join(map(str, DTYPES))}"
-                )
+                raise ValueError(f"{name} of the centres is {dtype}; expected one of {', '.join(map(str, DTYPES))}")
         if self.place not in ("device", "host", "disk"):
             raise ValueError(f"the centres' place is {self.place!r}; expected device, host or disk")
         if (self.place == "disk") != (self.path is not None):

@@ -100,9 +100,7 @@ def covered_mass(denominator_G: Tensor, own_logit_G: Tensor, rate: float, correc
     return (negatives_G + own_G) / (negatives_G / rate + own_G)
 
 
-def nearest(
-    query_QD: Tensor, query_class_Q: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor]:
+def nearest(query_QD: Tensor, query_class_Q: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """(cosine, class) of the nearest row of another class, for each query: float64 (Q,) and int64 (Q,).
 
     chunks: (rows (K, D), their classes (K,)). -inf and -1 where there is none. A row of length 0 has cosine 0 with all.
@@ -156,9 +154,7 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
     if len(found):
         scalars["head/similar_classes"] = found.double().mean().item()
     if head.sampling.rate < 1.0:
-        covered_G = covered_mass(
-            last["denominator"], last["own_logit"], head.sampling.rate, head.sampling_correction
-        )
+        covered_G = covered_mass(last["denominator"], last["own_logit"], head.sampling.rate, head.sampling_correction)
         scalars["head/covered_mass"] = covered_G.mean().item()
     histograms.append(pack(near_cos_Q, COSINE_EDGES))
     named = {

@@ -54,9 +54,7 @@ def load_state(model: nn.Module, found: dict[str, Tensor], path: str | Path) -> 
 
 def _kind(t: Tensor) -> str:
     """Shape, and whether it holds real numbers, as weights do, or others; any width of them will do."""
-    return (
-        f"{tuple(t.shape)}{'' if t.is_floating_point() else ' complex' if t.is_complex() else ' of integers'}"
-    )
+    return f"{tuple(t.shape)}{'' if t.is_floating_point() else ' complex' if t.is_complex() else ' of integers'}"
 
 
 def _list(what: str, names: list[str]) -> str:

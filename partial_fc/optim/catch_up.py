@@ -64,9 +64,7 @@ class SGDCatchUp:
         now = len(self.rates)
         if now + 1 == self._product_4N.shape[1]:
             self._product_4N = torch.cat((self._product_4N, self._product_4N.new_zeros(4, now + 1024)), dim=1)
-        self._product_4N[:, : now + 1] = torch.stack(
-            _multiply(self._step(lr), self._product_4N[:, : now + 1].unbind())
-        )
+        self._product_4N[:, : now + 1] = torch.stack(_multiply(self._step(lr), self._product_4N[:, : now + 1].unbind()))
         self._product_4N[0, now + 1] = self._product_4N[3, now + 1] = 1.0
         self.rates.append(lr)
 

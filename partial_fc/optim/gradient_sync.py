@@ -26,9 +26,7 @@ class StepBytes:
     """Of one update, on this rank."""
 
     gradient: int  # the gradients as stored: what an exchange of kind "none" hands in
-    handed_in: (
-        float  # what was given to the collectives, on average; see `optim.exchange` for what a link carries
-    )
+    handed_in: float  # what was given to the collectives, on average; see `optim.exchange` for what a link carries
 
 
 class GradientSync:
@@ -72,9 +70,7 @@ class GradientSync:
             bucket_bytes = min(BUCKET_BYTES, total_bytes // 4)
         self._buckets = buckets_of(in_backward_order, bucket_bytes)
         self._unit = Unit()
-        self._under_way: list[
-            tuple[Stages, Pending | None]
-        ] = []  # of the buckets that have left; None: it is done
+        self._under_way: list[tuple[Stages, Pending | None]] = []  # of the buckets that have left; None: it is done
         self._holding = False
         self._summed = False  # since zero()
         self._can_undo = False
@@ -108,9 +104,7 @@ class GradientSync:
     def hold(self) -> Iterator[None]:
         """Backwards inside only add up here; nothing leaves."""
         if self._under_way:
-            raise ValueError(
-                "hold() after gradients have left: all backwards but an update's last belong inside"
-            )
+            raise ValueError("hold() after gradients have left: all backwards but an update's last belong inside")
         self._holding = True
         try:
             yield
@@ -121,9 +115,7 @@ class GradientSync:
     def wait(self) -> None:
         """After backward. Parameters that took no part in it count as gradient 0."""
         if self._summed:
-            raise ValueError(
-                "wait() twice without zero() between: gradients would be summed over the ranks again"
-            )
+            raise ValueError("wait() twice without zero() between: gradients would be summed over the ranks again")
         self._start(len(self._buckets))
         # Stage by stage, in the order of the buckets: the same on all ranks.
         while any(pending for _, pending in self._under_way):

@@ -95,6 +95,4 @@ class Commits:
             self._buddy.finish()
         elif save:
             save()
-        raise elastic.HostsChanged(
-            f"hosts have come or are to go: all ranks leave after step {step}, to meet anew"
-        )
+        raise elastic.HostsChanged(f"hosts have come or are to go: all ranks leave after step {step}, to meet anew")

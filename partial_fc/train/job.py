@@ -61,9 +61,7 @@ class Job:
     # where it stands
     step: int = 0
     position: int = 0  # in the data: samples consumed by all ranks
-    left_out: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # positions [from, to): what rollbacks went round
+    left_out: list[tuple[int, int]] = field(default_factory=list)  # positions [from, to): what rollbacks went round
     best: dict[str, float] = field(default_factory=dict)  # accuracy by verification set
     best_score: float = 0.0  # mean accuracy over all of them
 
@@ -77,7 +75,5 @@ class Outcome:
     evaluations: dict[str, float]
     stopped: bool  # before the last step, because a rank was asked to
     saved: bool  # whether the state at the end is in a checkpoint
-    traffic: dict[
-        str, dict[str, float]
-    ]  # of this rank, by collective: calls and bytes a step, evaluations included
+    traffic: dict[str, dict[str, float]]  # of this rank, by collective: calls and bytes a step, evaluations included
     exchanged: StepBytes  # of this rank: the backbone's gradient, and what of it was handed in

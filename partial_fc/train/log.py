@@ -223,9 +223,7 @@ class Progress:
             f"step {step}/{self._total_steps} epoch {epoch:.2f} loss {loss:.4f} lr {lr:.4g} | "
             f"{rate:.0f} images/s, {rate / self._world.size:.0f} per rank | {spent} | {left} left"
         )
-        self.scalars(
-            step, {"train/loss": loss, "train/lr": lr, "train/epoch": epoch, "speed/images_per_s": rate}
-        )
+        self.scalars(step, {"train/loss": loss, "train/lr": lr, "train/epoch": epoch, "speed/images_per_s": rate})
         self.scalars(step, {f"time/{part}": share for part, share in shares.items()})
         self._bar.set_postfix(loss=f"{loss:.3f}", lr=f"{lr:.3g}", images_per_s=f"{rate:.0f}")
         self._restart(step)

@@ -36,9 +36,7 @@ class Find(NamedTuple):
     what: str
 
 
-Largest = dict[
-    str, dict[str, Any]
-]  # what -> name -> largest finite value, or that and how many are not finite
+Largest = dict[str, dict[str, Any]]  # what -> name -> largest finite value, or that and how many are not finite
 
 
 def look_again(job: Job, attempt: Attempt, symptom: str) -> str:
@@ -147,9 +145,7 @@ def _second_backward(job: Job, attempt: Attempt, largest: Largest) -> Find | Non
 
 def _summed(job: Job, largest: Largest) -> Find | None:
     sums = {
-        name: job.sync.gradient_of[p]
-        for name, p in reversed(list(job.backbone.named_parameters()))
-        if p.requires_grad
+        name: job.sync.gradient_of[p] for name, p in reversed(list(job.backbone.named_parameters())) if p.requires_grad
     }
     largest["summed gradients"] = _largest_of(sums)
     for place, (name, g) in enumerate(sums.items()):
@@ -216,9 +212,7 @@ def _in_words(finds: list[Find | None]) -> str:
     """All ranks say the same."""
     there = [(find.order, rank, find.what) for rank, find in enumerate(finds) if find]
     if not there:
-        return (
-            "A second look at the same batch finds all finite (a memory or a processor that makes mistakes?)."
-        )
+        return "A second look at the same batch finds all finite (a memory or a processor that makes mistakes?)."
     order, rank, what = min(there)
     others = [str(other) for other_order, other, _ in there if other_order == order and other != rank]
     also = f" (and on {len(others)} other{'s' if len(others) > 1 else ''})" if others else ""
@@ -237,9 +231,7 @@ def _where(folder: Path, step: int, problem: str) -> str:
     return f"Each rank's record keys, labels and largest values: {folder / f'step-{step:08d}-rank-*.json'}."
 
 
-def _write_down(
-    job: Job, attempt: Attempt, symptom: str, own: Find | None, largest: Largest, folder: Path
-) -> str:
+def _write_down(job: Job, attempt: Attempt, symptom: str, own: Find | None, largest: Largest, folder: Path) -> str:
     """Returns what kept it from that: the disk's trouble must not hide this one."""
     lines = {
         "step": job.step + 1,

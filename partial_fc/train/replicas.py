@@ -50,12 +50,9 @@ def check(
     else:
         own = torch.tensor([list(digests.values())])
         rows_W = [tuple(row) for row in world.all_gather(own, name="train/replicas/digests").tolist()]
-        differ = [
-            name for name, column in zip(digests, zip(*rows_W, strict=True), strict=True) if _many(column)
-        ]
+        differ = [name for name, column in zip(digests, zip(*rows_W, strict=True), strict=True) if _many(column)]
         found = (
-            f"{_odd_ones(rows_W)}, in {len(differ)} of {len(digests)} parts of the state, the first of them "
-            f"{differ[0]}"
+            f"{_odd_ones(rows_W)}, in {len(differ)} of {len(digests)} parts of the state, the first of them {differ[0]}"
         )
     raise ValueError(
         f"step {step}: the replicas have parted: {found}. The ranks have been training different models since some "
@@ -78,9 +75,7 @@ def _odd_ones(state_W: list[Any]) -> str:
     """Which ranks differ from most of them."""
     most, count = Counter(state_W).most_common(1)[0]
     if 2 * count <= len(state_W):
-        kinds = [
-            ranks_in_words([r for r, s in enumerate(state_W) if s == one]) for one in dict.fromkeys(state_W)
-        ]
+        kinds = [ranks_in_words([r for r, s in enumerate(state_W) if s == one]) for one in dict.fromkeys(state_W)]
         return f"{' and '.join(kinds)} differ, and neither is what most ranks have"
     odd = [rank for rank, state in enumerate(state_W) if state != most]
     return f"{ranks_in_words(odd)} differ{'s' if len(odd) == 1 else ''} from the other {count}"

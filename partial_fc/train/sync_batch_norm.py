@@ -29,9 +29,7 @@ def convert(model: nn.Module, world: World) -> nn.Module:
             continue
         assert isinstance(module, _BatchNorm)
         if not module.affine or not module.track_running_stats or module.momentum is None:
-            raise ValueError(
-                f"{path}: cannot share {module}: expected affine, with running statistics and a momentum"
-            )
+            raise ValueError(f"{path}: cannot share {module}: expected affine, with running statistics and a momentum")
         if not path:  # the model is one batch norm
             return GlobalBatchNorm(module, world, "root")
         parent, _, name = path.rpartition(".")
@@ -66,25 +64,19 @@ class GlobalBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2 or input.shape[1] != self.num_features:
-            raise ValueError(
-                f"{self.path}: got input {tuple(input.shape)}, expected (batch, {self.num_features}, ...)"
-            )
+            raise ValueError(f"{self.path}: got input {tuple(input.shape)}, expected (batch, {self.num_features}, ...)")
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
         if not self.training:
-            return F.batch_norm(
-                input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
-            )
+            return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         moments = self.given_moments
         if moments is None:
             moments = _global_moments(input.detach(), self.world, self.path)
             self._count(moments)
         self.latest_moments = moments
         mean_C, var_C, count = moments
-        return _Normalise.apply(
-            input, self.weight, self.bias, mean_C, var_C, count, self.eps, self.world, self.path
-        )
+        return _Normalise.apply(input, self.weight, self.bias, mean_C, var_C, count, self.eps, self.world, self.path)
 
     @torch.no_grad()
     def _count(self, moments: Moments) -> None:
@@ -119,9 +111,7 @@ def _global_moments(x: Tensor, world: World, path: str) -> Moments:
     count = total[-1]
     # A total of 1 means 1 or 0 on every rank: only then is the number looked at, which waits for a GPU.
     if local_count <= 1 and count.item() <= 1:
-        raise ValueError(
-            f"{path}: the global batch has {int(count)} value(s) per channel; a variance needs 2 or more"
-        )
+        raise ValueError(f"{path}: the global batch has {int(count)} value(s) per channel; a variance needs 2 or more")
     mean_C, square_C = (total[:-1] / count).chunk(2)
     return mean_C, (square_C - mean_C.square()).clamp(min=0), count  # equal values may round to below 0
 
@@ -158,9 +148,7 @@ class _Normalise(torch.autograd.Function):
         dy_wide = _wide(dy)
         bias_grad_C = dy_wide.sum(axes)
         weight_grad_C = (dy_wide * xhat).sum(axes)
-        total = ctx.world.all_reduce(
-            torch.cat([bias_grad_C, weight_grad_C]), name=f"sync_bn/{ctx.path}/backward"
-        )
+        total = ctx.world.all_reduce(torch.cat([bias_grad_C, weight_grad_C]), name=f"sync_bn/{ctx.path}/backward")
         # Every x moves the shared mean and variance a little: the part of dy that they explain is taken away.
         dy_mean_C, dy_xhat_mean_C = (total / count.to(total.dtype)).chunk(2)
         dx = dy_wide - dy_mean_C.view(shape) - xhat * dy_xhat_mean_C.view(shape)

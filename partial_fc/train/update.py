@@ -17,9 +17,7 @@ from partial_fc.train.running_statistics import RunningStatistics
 from partial_fc.train.stopwatch import Stopwatch
 
 
-def update(
-    job: Job, batches: Sequence[Batch], lr: float, before: RunningStatistics, watch: Stopwatch
-) -> float:
+def update(job: Job, batches: Sequence[Batch], lr: float, before: RunningStatistics, watch: Stopwatch) -> float:
     """Forward, backward and update with these micro-batches, whose gradients are added up; returns the loss, which is
     equal on all ranks. before: takes up the running statistics that an update that is not made goes back to.
 
@@ -82,9 +80,7 @@ def _update(job: Job, attempt: Attempt, lr: float, before: RunningStatistics, wa
     watch.lap("backbone")
 
 
-def forward_backward(
-    job: Job, attempt: Attempt, image_B3HW: Tensor, label_B: Tensor, watch: Stopwatch
-) -> None:
+def forward_backward(job: Job, attempt: Attempt, image_B3HW: Tensor, label_B: Tensor, watch: Stopwatch) -> None:
     """One micro-batch. The head's three collectives are in here; its input is a leaf, so that the two backwards
     part."""
     image_B3HW = image_B3HW.to(job.device, non_blocking=True)
@@ -151,9 +147,7 @@ def check_loss_scale(job: Job, loss: float) -> None:
 
 def _usual_causes(job: Job) -> str:
     causes = "a learning rate that is too high (try --lr or --warmup-steps, or --clip), or damaged images"
-    others = (
-        "" if job.guards.on_nan != "stop" else "; --on-nan skip and --on-nan rollback go on without the batch"
-    )
+    others = "" if job.guards.on_nan != "stop" else "; --on-nan skip and --on-nan rollback go on without the batch"
     return f" (usual causes: {causes}{others})"
 
 

@@ -51,9 +51,7 @@ class Job:
         """The nth place where the pattern is in what was printed; raises AssertionError where it does not come."""
         deadline = time.monotonic() + self.limit_s
         while len(found := list(re.finditer(pattern, self.printed))) < nth:
-            assert self.process.poll() is None, (
-                f"ended with {self.process.returncode}:\n{self.printed[-6000:]}"
-            )
+            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.printed[-6000:]}"
             assert time.monotonic() < deadline, f"no {pattern!r} number {nth}:\n{self.printed[-6000:]}"
             time.sleep(0.1)
         return found[nth - 1]
@@ -122,9 +120,7 @@ def first(host: int | None) -> dict[str, str]:
     order = "import sys; print(list(set(sys.argv[1:]))[0])"
     for seed in map(str, range(100)):
         env = {"PYTHONHASHSEED": seed}
-        found = subprocess.run(
-            [sys.executable, "-c", order, *ADDRESSES], env=env, capture_output=True, text=True
-        )
+        found = subprocess.run([sys.executable, "-c", order, *ADDRESSES], env=env, capture_output=True, text=True)
         if found.stdout.strip() == ADDRESSES[host]:
             return env
     raise AssertionError(f"no order of {ADDRESSES} begins with host {host}")

@@ -53,9 +53,7 @@ def test_a_host_is_lost_and_comes_back(hosts, env, tmp_path):
 def test_a_host_whose_cable_breaks_is_given_up(hosts, env, glyphs, tmp_path):
     """Nothing arrives any more, and nobody is told; its processes, which still run, do not come back. New ones first
     come without the data: its disk is not mounted yet. The others go on, and do not look at theirs again."""
-    flags = shlex.split(
-        f"--checkpoint-every 0 --dataset glyphs --rec {glyphs} --num-classes 80 --val-targets"
-    )
+    flags = shlex.split(f"--checkpoint-every 0 --dataset glyphs --rec {glyphs} --num-classes 80 --val-targets")
     with running(hosts, env, tmp_path, flags, rank_0=1) as job:
         job.wait_for("step 24/")
         with hosts.cut():

@@ -61,7 +61,5 @@ def test_nothing_outlives_a_killed_maker(hosts, tmp_path):
 
 def sleeping(marker: str) -> list[str]:
     """Processes with these words in their command line, those that only wait to be reaped left out."""
-    listed = subprocess.run(
-        ["ps", "-e", "-o", "stat=,args="], capture_output=True, text=True, check=True
-    ).stdout
+    listed = subprocess.run(["ps", "-e", "-o", "stat=,args="], capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if marker in line and not line.startswith("Z")]

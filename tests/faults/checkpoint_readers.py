@@ -25,9 +25,7 @@ def checkpoint_files() -> list[Files]:
         assert len(head.centres) == 5
         backbone, momentum = {"w": torch.ones(2)}, {"w/momentum_buffer": torch.ones(2)}
         names = ["a", "b", "c", "d", "é"]
-        checkpoint.take(3, backbone, momentum, {}, head, {"score": 0.5}, class_names=names).write(
-            folder, leads=True
-        )
+        checkpoint.take(3, backbone, momentum, {}, head, {"score": 0.5}, class_names=names).write(folder, leads=True)
         mark(folder, 3, [0])
 
     whole = written(write)
@@ -73,9 +71,7 @@ _SUMS = (b"  ", b"manifest.json", b"/", b"\n")
 
 
 def _reader(name: str, file: str, *words: bytes, is_json: bool = False) -> Reader:
-    inside = (
-        (in_json, in_json) if is_json else (in_safetensors_header,) if file.endswith(".safetensors") else ()
-    )
+    inside = (in_json, in_json) if is_json else (in_safetensors_header,) if file.endswith(".safetensors") else ()
     return Reader(name, file, checkpoint_files, read_checkpoint, words, inside)
 
 

@@ -72,9 +72,7 @@ def _read_all(source: Source) -> None:
         try:
             label = source.read(index).label
             assert -(2**63) <= label < 2**63, f"label {label}"
-            assert label_N is None or label == label_N[index], (
-                f"labels() says {label_N[index]}, read() {label}"
-            )
+            assert label_N is None or label == label_N[index], f"labels() says {label_N[index]}, read() {label}"
         except BadRecord as error:
             errors.append(error)
     for error in errors:
@@ -82,9 +80,7 @@ def _read_all(source: Source) -> None:
 
 
 def unindexed_files() -> list[Files]:
-    return [
-        {name: content for name, content in files.items() if name != "train.idx"} for files in record_files()
-    ]
+    return [{name: content for name, content in files.items() if name != "train.idx"} for files in record_files()]
 
 
 def read_without_index(folder: Path) -> None:
@@ -154,9 +150,7 @@ def _png(key: int) -> bytes:
 
 
 _MAGIC = MAGIC.to_bytes(4, "little")
-_FRAMES = tuple(
-    _MAGIC + (part << 29 | length).to_bytes(4, "little") for part in range(5) for length in (0, 8, 28)
-)
+_FRAMES = tuple(_MAGIC + (part << 29 | length).to_bytes(4, "little") for part in range(5) for length in (0, 8, 28))
 _LISTED = (b"nan", b"1e30", b"-0.0", b"1e18", b"99999999999999999999", b"\x00", b" 1", b"\t2\t", b"x" * 300)
 _IMAGES, _LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 _NAMED = {"a.png": b"1", "b c.png": b"2"}

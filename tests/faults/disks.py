@@ -23,9 +23,7 @@ CANNOT_MOUNT = 3
 @contextmanager
 def mounted(folder: Path, options: str) -> Iterator[None]:
     folder.mkdir(parents=True)
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True
-    )
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True)
     if done.returncode:
         print(f"mount: {done.stderr.strip()}", flush=True)
         sys.exit(CANNOT_MOUNT)
@@ -45,27 +43,21 @@ def disk_fills_up(folder: Path) -> None:
         assert running.until(lambda: len(complete(root)) >= 2), running.output()
         filler = (root / "filler").open("wb", buffering=0)
         _fill(filler)
-        assert running.until(lambda: "was not written" in running.output(0) + running.output(1)), (
-            running.output()
-        )
+        assert running.until(lambda: "was not written" in running.output(0) + running.output(1)), running.output()
         stand = complete(root)
         # What a checkpoint that is given up leaves is filled again, and the last page of loss.csv fills up by itself.
         assert running.until(lambda: _fill(filler) or "loss.csv cannot be written" in running.output(0)), (
             running.output()
         )
         told = _steps_said(running)
-        assert running.until(lambda: _steps_said(running) >= told + 40), (
-            f"training stands still\n{running.output()}"
-        )
+        assert running.until(lambda: _steps_said(running) >= told + 40), f"training stands still\n{running.output()}"
         assert not running.poll(), f"it did not go on\n{running.output()}"
         assert stand[-1] in complete(root) or complete(root)[-1] > stand[-1]
         _check_whole(complete(root))
         assert "Make room" in running.output(0)
         filler.truncate(0)
         newest = complete(root)[-1]
-        assert running.until(lambda: complete(root)[-1] > newest), (
-            f"room again, but nothing\n{running.output()}"
-        )
+        assert running.until(lambda: complete(root)[-1] > newest), f"room again, but nothing\n{running.output()}"
         running.signal(0, signal.SIGTERM)
         assert running.wait() == [75, 75], running.output()
         _check_whole(complete(root))

@@ -86,14 +86,10 @@ class Session:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.faults.fuzz", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.fuzz", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("reader", choices=sorted(READERS))
     parser.add_argument("--inputs", type=int, default=100_000)
-    parser.add_argument(
-        "--folder", type=Path, default=Path("build/fuzz"), help="what is found, and the corpus"
-    )
+    parser.add_argument("--folder", type=Path, default=Path("build/fuzz"), help="what is found, and the corpus")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)

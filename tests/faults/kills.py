@@ -52,9 +52,7 @@ def attack(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
         _check_whole(killed, number)
         newest = complete(killed)
         lost.append(steps_done(killed) - (_step(newest[-1]) if newest else 0))
-        assert not before or _step(newest[-1]) >= _step(before[-1]), (
-            f"round {number}: a complete checkpoint is gone"
-        )
+        assert not before or _step(newest[-1]) >= _step(before[-1]), f"round {number}: a complete checkpoint is gone"
     before, losses = complete(killed), _losses(killed)
     last = Ranks(folder / "output-killed", flags(killed, num_steps, EVERY))
     assert last.wait(num_steps) == [0, 0], last.output()
@@ -125,9 +123,7 @@ def _check_equal(whole: Path, killed: Path, num_steps: int) -> None:
     assert names[0] == names[1]
     for name in sorted(names[0]):
         if name.endswith(".safetensors"):
-            assert (one / name).read_bytes() == (two / name).read_bytes(), (
-                f"{name} is another one after the kills"
-            )
+            assert (one / name).read_bytes() == (two / name).read_bytes(), f"{name} is another one after the kills"
     manifests = [_without(json.loads((folder / "manifest.json").read_text())) for folder in (one, two)]
     assert manifests[0] == manifests[1]
     assert (whole / "loss.csv").read_text() == (killed / "loss.csv").read_text()

@@ -81,9 +81,7 @@ _VALUES: list[Any] = [
 ]
 
 
-def mutate(
-    data: bytes, random: Random, words: Sequence[bytes] = (), inside: Sequence[Mutation] = ()
-) -> bytes:
+def mutate(data: bytes, random: Random, words: Sequence[bytes] = (), inside: Sequence[Mutation] = ()) -> bytes:
     """data after one to four changes. words: of the format. inside: changes that keep what holds the content together
     (checksums, lengths, compression) in order, so that what is changed is read at all."""
     for _ in range(random.choice((1, 1, 2, 4))):
@@ -134,9 +132,7 @@ def _number(random: Random) -> bytes:
 
 
 def _other_number_in_text(data: bytes, random: Random) -> bytes:
-    digits = [i for i in range(len(data)) if data[i : i + 1].isdigit() and not data[i - 1 : i].isdigit()][
-        :5000
-    ]
+    digits = [i for i in range(len(data)) if data[i : i + 1].isdigit() and not data[i - 1 : i].isdigit()][:5000]
     if not digits:
         return data
     start = end = random.choice(digits)
@@ -162,9 +158,7 @@ def in_png(data: bytes, random: Random) -> bytes:
     if not chunks or not data.startswith(b"\x89PNG"):
         return data
     begin, end = random.choice(chunks)
-    content = _change(
-        data[begin + 4 : end - 4], random, (b"acTL", b"fcTL", b"PLTE", b"tRNS", b"eXIf", b"iCCP")
-    )
+    content = _change(data[begin + 4 : end - 4], random, (b"acTL", b"fcTL", b"PLTE", b"tRNS", b"eXIf", b"iCCP"))
     chunk = struct.pack(">I", max(0, len(content) - 4)) + content + struct.pack(">I", zlib.crc32(content))
     return data[:begin] + chunk + data[end:]
 

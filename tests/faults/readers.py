@@ -3,7 +3,5 @@
 from tests.faults import checkpoint_readers, data_readers, foreign_readers
 
 READERS = {
-    reader.name: reader
-    for module in (data_readers, foreign_readers, checkpoint_readers)
-    for reader in module.READERS
+    reader.name: reader for module in (data_readers, foreign_readers, checkpoint_readers) for reader in module.READERS
 }

@@ -138,9 +138,7 @@ FOUND: dict[str, tuple[str, Callable[[], bytes], str]] = {
 def test_it_has_its_words(tmp_path, name):
     reader_name, content, words = FOUND[name]
     reader = READERS[reader_name]
-    files = next(
-        files for files in reader.seeds()[:: -1 if reader_name == "rec" else 1] if reader.changed in files
-    )
+    files = next(files for files in reader.seeds()[:: -1 if reader_name == "rec" else 1] if reader.changed in files)
     if reader_name == "rec":
         files = record_files()[1]
     for file, data in {**files, reader.changed: content()}.items():

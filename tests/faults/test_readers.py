@@ -86,8 +86,5 @@ def test_the_watch_lets_pass(tmp_path):
         raise ValueError(f"{folder}/a: damaged")
 
     assert read_watched(names_it, tmp_path, 64 << 20) == "ValueError"
-    assert (
-        read_watched(lambda folder: (folder / "nothing").read_bytes(), tmp_path, 64 << 20)
-        == "FileNotFoundError"
-    )
+    assert read_watched(lambda folder: (folder / "nothing").read_bytes(), tmp_path, 64 << 20) == "FileNotFoundError"
     assert read_watched(lambda folder: (folder / "own").write_text(""), tmp_path, 64 << 20) == "value"

@@ -46,9 +46,7 @@ class Case:
 
     def __str__(self) -> str:
         default = Case()
-        return ",".join(
-            f"{name}={value}" for name, value in vars(self).items() if value != getattr(default, name)
-        )
+        return ",".join(f"{name}={value}" for name, value in vars(self).items() if value != getattr(default, name))
 
 
 CASES = [
@@ -80,9 +78,7 @@ def problem(case: Case) -> tuple[Logits, Slopes]:
         own_G.fill_(-1)
     feat_GD = randn(G, D)
     near = torch.randint(0, L, (G,), generator=generator)
-    feat_GD[::2] += (
-        2.0 * torch.nn.functional.normalize(centre_LD[near])[::2] * feat_GD[::2].norm(dim=1)[:, None]
-    )
+    feat_GD[::2] += 2.0 * torch.nn.functional.normalize(centre_LD[near])[::2] * feat_GD[::2].norm(dim=1)[:, None]
     if G > 2:
         feat_GD[1] = 0.0
         centre_LD[::7] = 0.0
@@ -271,9 +267,7 @@ def test_chunks_change_nothing_and_runs_repeat(case, precision, monkeypatch):
 def test_gradients_are_at_right_angles_to_their_centres():
     logits, slopes = problem(Case(features=40, storage=torch.bfloat16))
     grad_SD = gradient_of(TritonKernel("bf16"), logits, slopes)
-    cos = torch.nn.functional.cosine_similarity(
-        grad_SD.double(), sampled_centres(logits).detach(), eps=1e-300
-    )
+    cos = torch.nn.functional.cosine_similarity(grad_SD.double(), sampled_centres(logits).detach(), eps=1e-300)
     assert cos.abs().max() < 1e-5
 
 
@@ -291,9 +285,7 @@ def test_where_everything_is_left_out_there_is_nothing():
 
 def test_the_only_class_is_the_rows_own():
     logits, slopes = problem(Case(features=3, sampled=1))
-    logits = replace(
-        logits, own_G=torch.zeros_like(logits.own_G), centre_LD=torch.ones_like(logits.centre_LD)
-    )
+    logits = replace(logits, own_G=torch.zeros_like(logits.own_G), centre_LD=torch.ones_like(logits.centre_LD))
     sums = TritonKernel("bf16").sums(logits)
     assert sums.denominator_G.count_nonzero() == 0
     assert sums.pull_GD.count_nonzero() == 0

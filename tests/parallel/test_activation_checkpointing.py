@@ -35,9 +35,7 @@ def test_shared_batch_norms_send_nothing_twice_and_gradients_travel_meanwhile(wo
     recomputed = two_batches(activation_checkpointing.enable(models[1]), world)
     for one, other in zip(recomputed[0], plain[0], strict=True):
         # Three ranks' numbers are added up in an order that depends on which buckets Horovod sends together.
-        torch.testing.assert_close(
-            one, other, rtol=1e-12 if world.size > 2 else 0, atol=1e-12 * (world.size > 2)
-        )
+        torch.testing.assert_close(one, other, rtol=1e-12 if world.size > 2 else 0, atol=1e-12 * (world.size > 2))
     for one, other in zip(recomputed[1], plain[1], strict=True):
         assert torch.equal(one, other)
     assert recomputed[2:] == plain[2:]

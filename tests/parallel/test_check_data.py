@@ -51,9 +51,7 @@ def test_labels_of_another_number_of_classes_or_of_one(world, tmp_path, mode, la
     with pytest.raises(ValueError, match="not fit to train on") as error:
         check(source(tmp_path, labels=labels), world, mode)
     key, label = next(iter(labels.items()))
-    assert f"key {key}, class {label:.0f}" in str(error.value) or f"class {label}, images {N}" in str(
-        error.value
-    )
+    assert f"key {key}, class {label:.0f}" in str(error.value) or f"class {label}, images {N}" in str(error.value)
 
 
 def test_labels_where_they_are_not_cheap(world, tmp_path, monkeypatch):
@@ -108,9 +106,7 @@ def test_a_sample_of_a_large_set(world, tmp_path, monkeypatch):
     (line,) = check(source(tmp_path), world)
     assert f"13 of {N} images and all labels" in line
     bad = source(tmp_path, {key: b"rubbish" for key in range(0, 15)})
-    with pytest.raises(
-        ValueError, match="images-bad: 3 of 13 images cannot be used, which makes about 14 of 61"
-    ):
+    with pytest.raises(ValueError, match="images-bad: 3 of 13 images cannot be used, which makes about 14 of 61"):
         check(bad, world, max_bad_records=5)
     assert "1 finding(s)" in check(bad, world, max_bad_records=20)[0]
 

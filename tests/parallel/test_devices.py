@@ -12,8 +12,6 @@ def test_ranks_without_a_gpu_among_others_are_named_on_all(world):
     from partial_fc.comm.horovod import HorovodWorld
 
     last = world.size - 1
-    with pytest.raises(
-        comm.StartError, match=rf"^rank {world.rank} of .*: rank {last} of .* on the CPU, the others"
-    ):
+    with pytest.raises(comm.StartError, match=rf"^rank {world.rank} of .*: rank {last} of .* on the CPU, the others"):
         HorovodWorld(comm.detect(), "cpu" if world.rank == last else "cuda")
     HorovodWorld(comm.detect(), "cuda")

@@ -46,10 +46,7 @@ class Rank:
 def gradients(rank: int, step: int, dtype=torch.float32) -> dict[str, Tensor]:
     """Multiples of 1/64 in [-1, 1]: float16 and bfloat16 hold them, and float16 and float32 their sums."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
-    drawn = {
-        name: torch.randint(-64, 65, shape, generator=generator).to(dtype) / 64
-        for name, shape in SHAPES.items()
-    }
+    drawn = {name: torch.randint(-64, 65, shape, generator=generator).to(dtype) / 64 for name, shape in SHAPES.items()}
     return drawn | {"unused": torch.zeros(SHAPES["unused"], dtype=dtype)}
 
 

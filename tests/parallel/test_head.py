@@ -98,9 +98,7 @@ def test_ragged_batches_and_an_empty_one(world, sample_rate):
     head = PartialFC(53, D, CosFace(), sample_rate, world)
     check_against_reference(world, head, 53, [5 + 3 * rank for rank in range(world.size)])
     head = PartialFC(53, D, CosFace(), sample_rate, world)
-    check_against_reference(
-        world, head, 53, [0 if world.size > 1 and rank == 0 else 4 for rank in range(world.size)]
-    )
+    check_against_reference(world, head, 53, [0 if world.size > 1 and rank == 0 else 4 for rank in range(world.size)])
 
 
 def test_a_rank_without_positives(world):
@@ -135,9 +133,7 @@ def test_label_out_of_range_names_rank_index_and_label_on_every_rank(world, bad)
     label_B = torch.zeros(4, dtype=torch.int64)
     if world.rank == world.size - 1:
         label_B[2] = bad
-    with pytest.raises(
-        ValueError, match=rf"label {bad} at index 2 of rank {world.size - 1}'s batch .* \[0, 101\)"
-    ):
+    with pytest.raises(ValueError, match=rf"label {bad} at index 2 of rank {world.size - 1}'s batch .* \[0, 101\)"):
         head(torch.randn(4, D), label_B)
 
 
@@ -203,9 +199,7 @@ def test_half_precision_features_keep_their_dtype_and_error_is_theirs(world):
         feat_BD = feat_GD[part].to(dtype).requires_grad_()
         loss = head(feat_BD, label_G[part])
         loss.backward()
-        exact = reference.loss(
-            feat_GD.to(dtype).double(), label_G, all_centres(world, head).double(), head.margin
-        )
+        exact = reference.loss(feat_GD.to(dtype).double(), label_G, all_centres(world, head).double(), head.margin)
         assert feat_BD.grad.dtype == dtype
         assert abs(loss.item() - exact.item()) < 1e-5  # rounding the input is the only error
 

@@ -72,11 +72,7 @@ def gathered(world, head):
 
 
 def relative_error(ours, exact) -> float:
-    return (
-        ((ours.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-3)).item()
-        if len(exact)
-        else 0.0
-    )
+    return ((ours.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-3)).item() if len(exact) else 0.0
 
 
 @pytest.mark.parametrize("sample_rate", [1.0, 0.3])
@@ -95,9 +91,7 @@ def test_sharded_equals_dense(world, kind, path, sample_rate):
     dense_GD = feat_GD.clone().requires_grad_()
     cos_G = reference.own_cosines(feat_GD, label_G, centre_RD.detach(), head.sub_centres)
     state = kind.margin.advance(kind.margin.state(), feat_GD.norm(dim=1), cos_G)
-    exact = reference.loss(
-        dense_GD, label_G, centre_RD, kind.margin, classes, state=state, **kind.of_reference
-    )
+    exact = reference.loss(dense_GD, label_G, centre_RD, kind.margin, classes, state=state, **kind.of_reference)
     exact.backward()
     assert abs(loss.item() - exact.item()) < allowed * max(1.0, abs(exact.item()))
     assert relative_error(feat_BD.grad, dense_GD.grad[part]) < allowed
@@ -222,9 +216,7 @@ def test_every_optimiser_sharded_is_the_unsharded_one(world, optimizer, catch_up
 def test_hard_negatives_take_part(world):
     """A centre that lies beside a class of the batch is found, and from then on takes part with it."""
     near, own = 90, 7
-    head = PartialFC(
-        CLASSES, D, CosFace(16.0), 0.2, world, hard_negatives=HardNegatives(CLASSES, k=2, every=1), seed=1
-    )
+    head = PartialFC(CLASSES, D, CosFace(16.0), 0.2, world, hard_negatives=HardNegatives(CLASSES, k=2, every=1), seed=1)
     feat_GD, _, _ = batch_of(world)
     table = head.store.all_rows()
     if head.shard.start <= near < head.shard.stop:

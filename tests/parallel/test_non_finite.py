@@ -55,8 +55,7 @@ def test_the_module_whose_output_was_first_is_named(world, folder, mode):
     text = message_of(job, batches, world)
     assert text.startswith("the loss is nan at step 1 (usual causes: ")
     assert (
-        f"The first tensor that is not finite, on rank {last}: the output of module 2 (ReLU): 1 of 216 values"
-        in text
+        f"The first tensor that is not finite, on rank {last}: the output of module 2 (ReLU): 1 of 216 values" in text
     )
     assert "Nothing was updated in this step" in text
     assert "ROOT/non-finite/step-00000001-rank-*.json" in text
@@ -138,9 +137,7 @@ def test_with_global_batch_norm_all_ranks_still_call_the_same_collectives(world,
     other.models_root = folder
     convert(other.backbone, world)
     spoil_output(other, 0, 0)
-    assert "on rank 0: the output of module 0 (Conv2d)" in message_of(
-        other, micro_batches(world, 0, 1), world
-    )
+    assert "on rank 0: the output of module 0 (Conv2d)" in message_of(other, micro_batches(world, 0, 1), world)
 
 
 def test_a_fault_that_does_not_come_again_is_said_to_be_one(world, folder):

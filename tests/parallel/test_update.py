@@ -26,9 +26,7 @@ CLASSES, D, SIDE, MICRO = 37, 8, 8, 4
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(54, D)
-    )
+    return nn.Sequential(nn.Conv2d(3, 6, 3, stride=2), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(54, D))
 
 
 def job_of(world, mode="fp32", compression="none", sample_rate=0.3, clip=0.0, device="cpu") -> Job:
@@ -39,9 +37,7 @@ def job_of(world, mode="fp32", compression="none", sample_rate=0.3, clip=0.0, de
     weights, _ = precision.prepare(module)
     sync = GradientSync(module, world, exchange=build_exchange(compression))
     weights.bind_gradients(sync.gradient_of)
-    head = PartialFC(
-        CLASSES, D, CosFace(16.0), sample_rate, world, 1, RowSGD(), device, precision.parameter_dtype
-    )
+    head = PartialFC(CLASSES, D, CosFace(16.0), sample_rate, world, 1, RowSGD(), device, precision.parameter_dtype)
     return Job(
         world=world,
         device=precision.device,

@@ -21,10 +21,7 @@ def pairs_file(tmp_path):
     for is_same in same:
         first = rng.integers(0, 256, (SIZE, SIZE, 3))
         second = first + rng.normal(0, 150, first.shape) if is_same else rng.integers(0, 256, first.shape)
-        encoded += [
-            cv2.imencode(".png", image.clip(0, 255).astype(np.uint8))[1].tobytes()
-            for image in (first, second)
-        ]
+        encoded += [cv2.imencode(".png", image.clip(0, 255).astype(np.uint8))[1].tobytes() for image in (first, second)]
     path = tmp_path / "unseen.bin"
     write_pairs(path, encoded, same.tolist())
     return path

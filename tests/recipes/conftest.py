@@ -73,9 +73,7 @@ def run(command: list[str], expect: int = 0) -> str:
         timeout=300,
     )
     ended_well = done.returncode == 0
-    assert ended_well == (expect == 0), (
-        f"{' '.join(command)}\nexit status {done.returncode}\n{done.stdout[-6000:]}"
-    )
+    assert ended_well == (expect == 0), f"{' '.join(command)}\nexit status {done.returncode}\n{done.stdout[-6000:]}"
     return done.stdout
 
 
@@ -88,9 +86,7 @@ def train(models_root: Path, flags: str, launcher: str = "one process", expect: 
 def train_several(runs: dict[Path, str], num_processes: int = 2) -> str:
     """`train` for each folder with its flags, one after the other, in one launch with torchrun. (horovodrun's
     collectives, of which small runs mostly consist, take much longer.)"""
-    words = [
-        shlex.join(["--models-root", str(root), *SMALL, *shlex.split(flags)]) for root, flags in runs.items()
-    ]
+    words = [shlex.join(["--models-root", str(root), *SMALL, *shlex.split(flags)]) for root, flags in runs.items()]
     launcher = torchrun(num_processes) if num_processes > 1 else []
     return run([*launcher, sys.executable, "-m", "tests.recipes.several", *words])
 

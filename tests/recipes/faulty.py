@@ -36,9 +36,7 @@ def put_in(faults: str, is_last: bool) -> None:
     def faulty_forward_backward(job, *arguments):
         hooks = []
         if due("nan", job.step + 1) and is_last:
-            hooks.append(
-                job.backbone.register_forward_hook(lambda _module, _input, output: output * torch.nan)
-            )
+            hooks.append(job.backbone.register_forward_hook(lambda _module, _input, output: output * torch.nan))
         try:
             forward_backward(job, *arguments)
         finally:

@@ -55,9 +55,7 @@ def train_several(data: Path, runs: list[tuple[Path, str]], num_ranks: int, **en
     run([*more, *launcher, sys.executable, "-m", "tests.recipes.mnist_several", *words])
 
 
-def reference(
-    data: Path, num_ranks: int, epochs: int, lr: float, dtype: torch.dtype
-) -> tuple[list[float], dict]:
+def reference(data: Path, num_ranks: int, epochs: int, lr: float, dtype: torch.dtype) -> tuple[list[float], dict]:
     """The tutorial's loop, written anew for one process: a replica for each rank, whose gradients are averaged. Returns
     the losses, averaged over the ranks, and the weights."""
     image_NHW, label_N = (torch.tensor(t) for t in read_set(data, "train"))
@@ -78,9 +76,7 @@ def reference(
                 for net, batch in zip(replicas, batch_of_rank, strict=True)
             ]
             loss = torch.stack(each).mean()
-            gradients = [
-                torch.autograd.grad(loss, list(net.parameters()), retain_graph=True) for net in replicas
-            ]
+            gradients = [torch.autograd.grad(loss, list(net.parameters()), retain_graph=True) for net in replicas]
             with torch.no_grad():
                 for parts in zip(*(net.parameters() for net in replicas), *gradients, strict=True):
                     step = sum(parts[num_ranks:])

@@ -113,9 +113,7 @@ def write_with_mxnet(folder, style: str) -> None:
         record.write_idx(0, mx.recordio.pack(mx.recordio.IRHeader(2, [31.0, 34.0], 0, 0), b""))
         for key in range(1, 31):
             header = mx.recordio.IRHeader(2, [float((key - 1) // 10), 1.0], key, 0)
-            record.write_idx(
-                key, mx.recordio.pack_img(header, image((key - 1) // 10), quality=95, img_fmt=".jpg")
-            )
+            record.write_idx(key, mx.recordio.pack_img(header, image((key - 1) // 10), quality=95, img_fmt=".jpg"))
         for label in range(3):
             span = [1.0 + 10 * label, 11.0 + 10 * label]
             record.write_idx(31 + label, mx.recordio.pack(mx.recordio.IRHeader(2, span, 31 + label, 0), b""))
@@ -163,9 +161,7 @@ def test_image_folder_and_arcface_torch_config(tmp_path):
 
 
 def test_a_million_classes_without_data(tmp_path):
-    flags = (
-        "--dataset 100w --image-size 32 --sample-rate 0.01 --max-steps 3 --batch-size 4 --embedding-size 8"
-    )
+    flags = "--dataset 100w --image-size 32 --sample-rate 0.01 --max-steps 3 --batch-size 4 --embedding-size 8"
     train(tmp_path, flags)
     assert result(tmp_path)["steps"] == 3
 

@@ -49,8 +49,7 @@ def in_process(models_root, flags: str) -> list[float]:
 
 def test_every_flag_makes_a_difference_on_two_ranks(glyphs, tmp_path):
     runs = {
-        tmp_path / name: f"{data(glyphs)} --max-steps 5 --sample-rate 0.3 {flags}"
-        for name, flags in FAMILIES.items()
+        tmp_path / name: f"{data(glyphs)} --max-steps 5 --sample-rate 0.3 {flags}" for name, flags in FAMILIES.items()
     }
     train_several(runs)
     curves = {name: losses(tmp_path / name) for name in FAMILIES}

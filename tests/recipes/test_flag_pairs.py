@@ -91,8 +91,7 @@ def runs_that_cover_all_pairs() -> list[dict]:
                     chosen[name] = max(
                         legal,
                         key=lambda v: sum(
-                            ((n, w), (name, v)) in left or ((name, v), (n, w)) in left
-                            for n, w in chosen.items()
+                            ((n, w), (name, v)) in left or ((name, v), (n, w)) in left for n, w in chosen.items()
                         ),
                     )
             else:
@@ -106,8 +105,7 @@ def runs_that_cover_all_pairs() -> list[dict]:
 
 def test_all_other_pairs_train(tmp_path):
     runs = {
-        tmp_path / str(number): f"{FIXED} {flags(chosen)}"
-        for number, chosen in enumerate(runs_that_cover_all_pairs())
+        tmp_path / str(number): f"{FIXED} {flags(chosen)}" for number, chosen in enumerate(runs_that_cover_all_pairs())
     }
     train_several(runs)
     for models_root, words in runs.items():

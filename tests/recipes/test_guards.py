@@ -45,11 +45,7 @@ def runs(glyphs, tmp_path_factory):
         words.append(f"{faults} | {shlex.join([*given, *SMALL, *shlex.split(FLAGS), *shlex.split(flags)])}")
     printed = run([*LAUNCHERS["torchrun"], sys.executable, "-m", "tests.recipes.faulty", *words])
     ended = [
-        [
-            line.partition(": ")[2]
-            for line in printed.splitlines()
-            if line.startswith(f"rank {rank} ended with: ")
-        ]
+        [line.partition(": ")[2] for line in printed.splitlines() if line.startswith(f"rank {rank} ended with: ")]
         for rank in (0, 1)
     ]
     return {name: (roots[name], (ended[0][i], ended[1][i])) for i, name in enumerate(RUNS)}
@@ -106,9 +102,7 @@ def test_rollback_goes_on_from_the_checkpoint_with_the_data_after_the_bad_batch(
     again = json.loads((by_hand / "checkpoints/step-00000014/manifest.json").read_text())
     assert again["position"] == 16 * 18
     for path in sorted((root / "checkpoints/step-00000014").glob("*.safetensors")):
-        assert path.read_bytes() == (by_hand / "checkpoints/step-00000014" / path.name).read_bytes(), (
-            path.name
-        )
+        assert path.read_bytes() == (by_hand / "checkpoints/step-00000014" / path.name).read_bytes(), path.name
 
 
 def test_centres_in_files_go_back_like_others(runs):

@@ -83,10 +83,7 @@ def test_a_rank_that_does_not_come_is_named_with_the_code_that_it_is_in(started)
     words = report(outputs)
     assert statuses == [1, 1, 1]
     assert "missing: rank 2 (host " in words
-    assert (
-        "has not started it. It is in step 7, last collective t/before, number 1, in recipes/hang.py:"
-        in words
-    )
+    assert "has not started it. It is in step 7, last collective t/before, number 1, in recipes/hang.py:" in words
     assert " sleeps_here, called from" in words
     assert "waiting in it: ranks 0-1\n" in words
     assert "in sleeps_here\n    time.sleep" in outputs[2], "its own stacks"

@@ -49,9 +49,9 @@ def test_what_is_printed_and_written(digits, tmp_path, capfd):
     accuracy = [line for line in printed if "accuracy" in line]
     assert len(accuracy) == 2
     correct = round(found["test_accuracy"] * NUM_TEST)
-    assert accuracy[
-        -1
-    ] == f"Epoch [2/2], Test accuracy: {correct / NUM_TEST:.2%} ({correct} of {NUM_TEST})".replace("%", " %")
+    assert accuracy[-1] == f"Epoch [2/2], Test accuracy: {correct / NUM_TEST:.2%} ({correct} of {NUM_TEST})".replace(
+        "%", " %"
+    )
     assert re.fullmatch(r"Training complete in: \d+:\d\d:\d\d\.\d{6}", printed[-1])
     assert found["steps"] == 302
     assert found["images_per_s"] > 0
@@ -111,9 +111,7 @@ def test_accumulated_batches_are_one_large_one(tmp_path):
     found = load()["train"]
     same = np.repeat(found.image_NHW[:1], 84, 0), np.full(84, 3, np.uint8)
     data = write_set(tmp_path / "data", train=same, t10k=same)
-    for number, more in enumerate(
-        ("", "--gradient-compression 2bit --compression-threshold 0.01", "--momentum 0.9")
-    ):
+    for number, more in enumerate(("", "--gradient-compression 2bit --compression-threshold 0.01", "--momentum 0.9")):
         one, four = tmp_path / f"one{number}", tmp_path / f"four{number}"
         train_here(data, one, f"--precision fp64 --batch-size 32 --lr 0.001 {more}")
         train_here(data, four, f"--precision fp64 --batch-size 8 --accumulate 4 --lr 0.001 {more}")
@@ -204,9 +202,7 @@ def test_loss_scale_of_apexs_file_falls_until_gradients_fit(digits, tmp_path, ca
     # Updates that were not made left nothing behind: up to the first one made, losses are those at rate 0.
     train_here(digits, tmp_path / "still", f"--precision fp16 --load-amp {file} --lr 0")
     first = next(
-        i
-        for i, (a, b) in enumerate(zip(losses(tmp_path / "fp16"), losses(tmp_path / "still"), strict=False))
-        if a != b
+        i for i, (a, b) in enumerate(zip(losses(tmp_path / "fp16"), losses(tmp_path / "still"), strict=False)) if a != b
     )
     assert first > 3
     weights = load_file(tmp_path / "fp16" / "model.safetensors")

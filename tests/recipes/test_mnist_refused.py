@@ -35,9 +35,7 @@ def test_flags_that_make_no_sense(flags, message, capsys):
     with pytest.raises(SystemExit) as ended:
         parse(shlex.split(flags))
     assert ended.value.code == 2
-    assert message in " ".join(
-        capsys.readouterr().err.replace("│", " ").split()
-    )  # tyro draws a box around it
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())  # tyro draws a box around it
 
 
 def test_the_tutorials_command_line():
@@ -53,16 +51,12 @@ def test_data_that_cannot_be_used(digits, tmp_path):
         train_here(tmp_path / "nothing", tmp_path / "run")
     large = np.zeros((4, 32, 32), np.uint8), np.zeros(4, np.uint8)
     data = write_set(tmp_path / "large", train=large, t10k=large)
-    with pytest.raises(
-        ValueError, match=r"the train images have 32 x 32 pixels; the ConvNet takes 28 x 28 only"
-    ):
+    with pytest.raises(ValueError, match=r"the train images have 32 x 32 pixels; the ConvNet takes 28 x 28 only"):
         train_here(data, tmp_path / "run")
 
 
 def test_a_rate_that_is_too_high_ends_the_run(digits, tmp_path):
-    with pytest.raises(
-        FloatingPointError, match=r"nothing was updated in this step.*try less than --lr 1e\+30"
-    ):
+    with pytest.raises(FloatingPointError, match=r"nothing was updated in this step.*try less than --lr 1e\+30"):
         train_here(digits, tmp_path, "--lr 1e30")
 
 

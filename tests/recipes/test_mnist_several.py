@@ -100,7 +100,5 @@ def test_two_processes_resume_and_agree_on_what_overflows(digits, two):
     # One process takes over what two owed, from the end of an epoch; within one, only two can finish it.
     train_here(digits, parts, f"{OWING} --epochs 3")
     assert result(parts)["steps"] == 14 + 13
-    with pytest.raises(
-        ValueError, match=r"in the midst of epoch 2, and this run's number of processes would"
-    ):
+    with pytest.raises(ValueError, match=r"in the midst of epoch 2, and this run's number of processes would"):
         train_here(digits, halves, HALVES)

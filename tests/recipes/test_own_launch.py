@@ -109,12 +109,8 @@ def test_two_processes_of_one_host(job, capfd):
 def test_two_nodes_as_in_the_tutorial(job, started):
     """Both are this host; the flags are spelt in all the ways there are."""
     port = str(free_port())
-    first = started(
-        *job, "--nodes=2", "--gpus=1", "--nr=0", "--master_addr=127.0.0.1", f"--master_port={port}"
-    )
-    second = started(
-        *job, "-n", "2", "-g", "1", "-nr", "1", "--master-addr", "127.0.0.1", "--master-port", port
-    )
+    first = started(*job, "--nodes=2", "--gpus=1", "--nr=0", "--master_addr=127.0.0.1", f"--master_port={port}")
+    second = started(*job, "-n", "2", "-g", "1", "-nr", "1", "--master-addr", "127.0.0.1", "--master-port", port)
     for rank, process in enumerate((first, second)):
         out, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
@@ -155,9 +151,7 @@ def test_lines_of_two_ranks_do_not_tear_each_other_apart(capfd):
 
 
 def test_each_process_is_told_who_it_is(capfd):
-    script = (
-        "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $PARTIAL_FC_PARENT"
-    )
+    script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $PARTIAL_FC_PARENT"
     command = ["bash", "-c", script]
     assert own_launch.run(command, nodes=3, gpus=2, nr=1, master_addr="10.0.0.1", master_port=8888) == 0
     told = sorted(capfd.readouterr().out.splitlines())
@@ -216,9 +210,7 @@ def test_signals_reach_the_ranks(capfd, once_all_listen, number, request):
     assert signal.getsignal(number) == before
 
 
-@pytest.mark.parametrize(
-    ("last", "status"), [("exit 75", 75), ("exit 0", 75), ("exit 4", 4), ("kill -KILL $$", 137)]
-)
+@pytest.mark.parametrize(("last", "status"), [("exit 75", 75), ("exit 0", 75), ("exit 4", 4), ("kill -KILL $$", 137)])
 def test_ranks_that_were_pre_empted_end_in_peace(capfd, once_all_listen, last, status):
     """The first one that is through does not end the others, and what they started gets no signal of its own."""
     helper = "(trap 'echo helper hit' USR1; sleep 1) & trap 'asked=1' USR1; listens; wait"
@@ -241,9 +233,7 @@ def test_a_master_address_without_a_port_is_where_rank_0_is_reached(monkeypatch)
 
 @pytest.mark.parametrize("address", ["192.0.2.77", "no-such-host.invalid"])
 def test_a_master_address_that_is_not_of_the_only_host_is_refused(address):
-    with pytest.raises(
-        ValueError, match=rf"--master-addr {address}: .* cannot listen there \(.*leave it away"
-    ):
+    with pytest.raises(ValueError, match=rf"--master-addr {address}: .* cannot listen there \(.*leave it away"):
         own_launch.run(["true"], nodes=1, gpus=2, nr=0, master_addr=address, master_port=None)
 
 
@@ -301,9 +291,7 @@ def test_ranks_without_a_gpu_among_others_are_named():
 def test_a_master_that_is_not_there_is_an_error_in_time():
     port = free_port()
     started = time.monotonic()
-    with pytest.raises(
-        StartError, match=rf"nobody listens at 127.0.0.1:{port} after 0.5 s: Connection refused"
-    ):
+    with pytest.raises(StartError, match=rf"nobody listens at 127.0.0.1:{port} after 0.5 s: Connection refused"):
         rendezvous.meet(launch(1, 2, port), 0.5)
     assert time.monotonic() - started < 30
     with pytest.raises(StartError, match="does not know the name"):

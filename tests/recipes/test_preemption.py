@@ -71,9 +71,7 @@ def stop(name: str, root: Path, glyphs: Path, digits: Path) -> tuple[int, str]:
     return signalled(command(name, root, glyphs, digits), root, number, whom, trains)
 
 
-def signalled(
-    command: list[str], root: Path, number: int, whom: str, when: Callable[[Path], bool]
-) -> tuple[int, str]:
+def signalled(command: list[str], root: Path, number: int, whom: str, when: Callable[[Path], bool]) -> tuple[int, str]:
     """(exit status, output) of a launch that gets a signal once when(root)."""
     with (root / "output").open("w") as output:
         process = subprocess.Popen(

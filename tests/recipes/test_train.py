@@ -16,9 +16,7 @@ import train
 from tests.recipes.conftest import ROOT, SMALL, environment
 from tests.recipes.hang import free_port
 
-SYNTHETIC = (
-    "--dataset synthetic --num-classes 20 --num-images 64 --image-size 24 --batch-size 4 --max-steps 4000"
-)
+SYNTHETIC = "--dataset synthetic --num-classes 20 --num-images 64 --image-size 24 --batch-size 4 --max-steps 4000"
 
 
 def ranks(folder: Path, flags: list[str]) -> list[subprocess.CompletedProcess[str]]:
@@ -130,8 +128,6 @@ def test_a_fault_of_the_program_keeps_its_trace(failing):
 def test_a_models_root_that_cannot_be_made(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     root = tmp_path / "file" / "run"
-    monkeypatch.setattr(
-        sys, "argv", ["train.py", "face", "--models-root", str(root), *SMALL, *SYNTHETIC.split()]
-    )
+    monkeypatch.setattr(sys, "argv", ["train.py", "face", "--models-root", str(root), *SMALL, *SYNTHETIC.split()])
     assert train.main() == 1
     assert f"train.py face: Not a directory: {root}" in capsys.readouterr().err

@@ -160,7 +160,5 @@ def test_memory_falls(name, share):
 
 
 def test_a_network_without_blocks_is_refused():
-    with pytest.raises(
-        ValueError, match=r"--activation-checkpointing: ConvNet has no blocks .* leave the flag off"
-    ):
+    with pytest.raises(ValueError, match=r"--activation-checkpointing: ConvNet has no blocks .* leave the flag off"):
         activation_checkpointing.enable(ConvNet())

@@ -87,9 +87,7 @@ def test_layout_is_apexs(tmp_path):
 def test_half_weights_are_widened_when_read_and_refused_when_written(tmp_path):
     net, optimizer = trained()
     content = by_apex(net, optimizer)
-    content["model"] = {
-        name: t.half() if t.is_floating_point() else t for name, t in content["model"].items()
-    }
+    content["model"] = {name: t.half() if t.is_floating_point() else t for name, t in content["model"].items()}
     found = saved(tmp_path, content)
     assert found.model["fc.weight"].dtype == torch.float32
     assert found.model["layer1.1.num_batches_tracked"].dtype == torch.int64
@@ -160,9 +158,7 @@ def test_a_state_dict_alone(tmp_path):
 
 def test_files_that_would_run_code_are_not_loaded(tmp_path):
     torch.save({"model": ConvNet(), "optimizer": {}, "amp": {}}, tmp_path / "whole.pt")
-    with pytest.raises(
-        ValueError, match=r"whole.pt cannot be read as tensors and plain values.*save state dicts"
-    ):
+    with pytest.raises(ValueError, match=r"whole.pt cannot be read as tensors and plain values.*save state dicts"):
         apex.read(tmp_path / "whole.pt")
     (tmp_path / "text.pt").write_text("no checkpoint")
     with pytest.raises(ValueError, match=r"text.pt cannot be read"):
@@ -203,7 +199,5 @@ def test_another_optimisers_buffers_are_refused_before_the_first_step(tmp_path):
     net, optimizer = trained(kind=torch.optim.AdamW)
     apex.write(tmp_path / "a.pt", net.state_dict(), optimizer, 1.0, 0)
     own = torch.optim.SGD(ConvNet().parameters(), lr=0.1, momentum=0.9)
-    with pytest.raises(
-        ValueError, match=r"\['exp_avg', 'exp_avg_sq', 'step'\], this optimiser keeps \['momentum"
-    ):
+    with pytest.raises(ValueError, match=r"\['exp_avg', 'exp_avg_sq', 'step'\], this optimiser keeps \['momentum"):
         apex.give_optimizer(apex.read(tmp_path / "a.pt"), own)

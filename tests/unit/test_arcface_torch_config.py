@@ -127,9 +127,7 @@ def test_speed_config(tmp_path):
 
 
 def test_base_beside_the_file_is_read_first(tmp_path):
-    write(
-        tmp_path, "from easydict import EasyDict as edict\nc = edict()\nc.seed = 7\nc.lr = 1.0\n", "base.py"
-    )
+    write(tmp_path, "from easydict import EasyDict as edict\nc = edict()\nc.seed = 7\nc.lr = 1.0\n", "base.py")
     flags, _ = load(write(tmp_path, SERVER, "ms1mv3_r50.py"))
     assert (flags["seed"], flags["lr"]) == (7, 0.1)
     assert load(tmp_path / "base.py")[0]["lr"] == 1.0

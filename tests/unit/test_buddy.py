@@ -107,9 +107,7 @@ def test_the_buddy_is_on_the_next_host():
         ("ab", "", 2),  # a false alarm: all are there again
     ],
 )
-def test_what_the_others_have_is_what_a_checkpoint_of_that_step_has(
-    tmp_path, monkeypatch, host_W, lost, size
-):
+def test_what_the_others_have_is_what_a_checkpoint_of_that_step_has(tmp_path, monkeypatch, host_W, lost, size):
     """... and they go on alike: rows, moments, ages, lists, running statistics, what a compression owes."""
     hosts(monkeypatch, *host_W)
     for module in (buddy_module, recover_module, shares_module):
@@ -233,9 +231,7 @@ def test_frames_name_every_class_once(monkeypatch, made):
     assert ranges[-1][1] == 18
     assert all(len(frame["centres"]) * 8 <= 24 for frame in frames)
     got = torch.cat([frame["centres"] for frame in frames])[:, 0].tolist()
-    assert got == [
-        float(2 * i) for i, c in enumerate(range(10, 20) if made is None else made) if 11 <= c < 18
-    ]
+    assert got == [float(2 * i) for i, c in enumerate(range(10, 20) if made is None else made) if 11 <= c < 18]
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -89,9 +89,7 @@ def train(ours: Centres, steps: range, prefetch: bool = True) -> None:
     ],
     ids=str,
 )
-def test_all_places_give_the_same_bits_with_and_without_prefetching(
-    make, optimizer, dtype, state_dtype, catch_up
-):
+def test_all_places_give_the_same_bits_with_and_without_prefetching(make, optimizer, dtype, state_dtype, catch_up):
     results = []
     for place in PLACES:
         for prefetch in (True, False):
@@ -152,12 +150,8 @@ def test_rows_are_converted_to_the_dtypes_of_who_loads_them(make):
     second.load_row_state(first.row_state())
     assert torch.equal(second.centre_LD, first.centre_LD.to(BF16))
     assert torch.equal(second.row_state()["momentum"], first.row_state()["momentum"].half())
-    assert torch.equal(second.all_rows(), first.all_rows().to(BF16)), (
-        "start values, too, are rounded to nearest"
-    )
-    with pytest.raises(
-        ValueError, match=r"\['centres', 'touched'\]; expected \['centres', 'momentum', 'touched'\]"
-    ):
+    assert torch.equal(second.all_rows(), first.all_rows().to(BF16)), "start values, too, are rounded to nearest"
+    with pytest.raises(ValueError, match=r"\['centres', 'touched'\]; expected \['centres', 'momentum', 'touched'\]"):
         second.load_row_state({name: first.row_state()[name] for name in ("centres", "touched")})
     with pytest.raises(ValueError, match="touched has shape"):
         second.load_row_state({**first.row_state(), "touched": torch.zeros(L, dtype=torch.int32)})
@@ -167,9 +161,7 @@ def test_a_loaded_row_that_no_step_has_touched_is_kept(make):
     """Centres may come from elsewhere."""
     ours = make()
     mine = torch.randn(L, D)
-    ours.load_row_state(
-        {**{name: torch.zeros_like(t) for name, t in ours.row_state().items()}, "centres": mine}
-    )
+    ours.load_row_state({**{name: torch.zeros_like(t) for name, t in ours.row_state().items()}, "centres": mine})
     assert torch.equal(ours.fetch(torch.tensor([4]), 0)[0][4], mine[4])
 
 
@@ -240,17 +232,13 @@ def test_updates_too_small_for_bfloat16_add_up(make):
 
 
 def test_different_steps_and_tensors_round_apart():
-    keys = {
-        keyed.rounding_key(seed, stream, step) for seed in (0, 1) for stream in (0, 1) for step in range(50)
-    }
+    keys = {keyed.rounding_key(seed, stream, step) for seed in (0, 1) for stream in (0, 1) for step in range(50)}
     assert len(keys) == 200
 
 
 def test_catching_up_rounds_with_the_noise_of_the_last_missed_step(make):
     """The noise of the step at hand is for the update that follows: the same twice would not be independent."""
-    ours, wide = (
-        make(optimizer=RowSGD(0.9, 0.1), dtype=dtype, catch_up="exact") for dtype in (BF16, torch.float32)
-    )
+    ours, wide = (make(optimizer=RowSGD(0.9, 0.1), dtype=dtype, catch_up="exact") for dtype in (BF16, torch.float32))
     row = torch.tensor([4])
     for c in (ours, wide):
         c.load_row_state({**c.row_state(), "centres": torch.linspace(1, 2, L * D).bfloat16().view(L, D)})
@@ -258,9 +246,7 @@ def test_catching_up_rounds_with_the_noise_of_the_last_missed_step(make):
             c.update(None, 0, 0, torch.empty(0, D), 0.1, step)
         c.fetch(row, 3)
     for stream, name in enumerate(("centres", "momentum")):
-        expected = round_stochastically(
-            wide.row_state()[name][row], row + FIRST, keyed.rounding_key(SEED, stream, 2)
-        )
+        expected = round_stochastically(wide.row_state()[name][row], row + FIRST, keyed.rounding_key(SEED, stream, 2))
         assert torch.equal(ours.row_state()[name][row], expected)
 
 

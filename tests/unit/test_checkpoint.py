@@ -72,12 +72,8 @@ def test_any_number_of_ranks_loads_any_other(tmp_path, saved_by, loaded_by):
 
 @pytest.mark.parametrize(("saved_by", "loaded_by"), [(1, 3), (3, 1), (3, 2), (2, 5)])
 @pytest.mark.parametrize("sub_centres", [1, 3])
-@pytest.mark.parametrize(
-    ("touched", "num_files"), [((), 1), ((0, 5, 10), 1), (range(3, 9), 2), (range(11), 3)]
-)
-def test_only_rows_that_exist_are_stored(
-    tmp_path, monkeypatch, saved_by, loaded_by, sub_centres, touched, num_files
-):
+@pytest.mark.parametrize(("touched", "num_files"), [((), 1), ((0, 5, 10), 1), (range(3, 9), 2), (range(11), 3)])
+def test_only_rows_that_exist_are_stored(tmp_path, monkeypatch, saved_by, loaded_by, sub_centres, touched, num_files):
     """In files of at most five classes; also over rows that whoever loads had made already."""
     options = {"storage": Storage(torch.bfloat16, torch.float32), "sub_centres": sub_centres}
     monkeypatch.setattr(checkpoint.head_rows, "PART_BYTES", 5 * sub_centres * (D * (2 + 4) + 4))

@@ -37,9 +37,7 @@ def write_images(root: Path, **counts: int) -> None:
         (root / name).mkdir(parents=True)
         random = np.random.default_rng(sum(name.encode()))
         for number in range(count):
-            cv2.imwrite(
-                str(root / name / f"{number}.png"), random.integers(0, 256, (SIZE, SIZE, 3), np.uint8)
-            )
+            cv2.imwrite(str(root / name / f"{number}.png"), random.integers(0, 256, (SIZE, SIZE, 3), np.uint8))
 
 
 @pytest.fixture(scope="module")
@@ -163,13 +161,9 @@ def test_the_other_sub_centres_of_a_new_class_are_start_values(tmp_path):
 def test_classes_that_become_one_share_a_direction(tmp_path):
     heads = saved(tmp_path / "a", 2)
     rows = whole(heads)
-    classes.merge_classes(
-        MergeClassesOptions(tmp_path / "a", into="eve", out=tmp_path / "b", names=("kim", "bob"))
-    )
+    classes.merge_classes(MergeClassesOptions(tmp_path / "a", into="eve", out=tmp_path / "b", names=("kim", "bob")))
     after = rows_by_name(tmp_path / "b", 2)["eve"]
-    expected_D = (
-        normalize(normalize(rows["centres"][[1, 4, 10]]).mean(dim=0), dim=0) * rows["centres"][4].norm()
-    )
+    expected_D = normalize(normalize(rows["centres"][[1, 4, 10]]).mean(dim=0), dim=0) * rows["centres"][4].norm()
     torch.testing.assert_close(after["centres"], expected_D, rtol=1e-5, atol=1e-6)
     assert torch.equal(after["momentum"], rows["momentum"][4])
     assert torch.equal(after["touched"], rows["touched"][4])
@@ -181,9 +175,7 @@ def test_directions_count_by_images(tmp_path):
     classes.merge_classes(options)
     parts = normalize(rows["centres"][[4, 10, 1]]) * torch.tensor([[1.0], [5.0], [3.0]])
     expected_D = normalize(parts.sum(dim=0), dim=0) * rows["centres"][4].norm()
-    torch.testing.assert_close(
-        rows_by_name(tmp_path / "b", 2)["eve"]["centres"], expected_D, rtol=1e-5, atol=1e-6
-    )
+    torch.testing.assert_close(rows_by_name(tmp_path / "b", 2)["eve"]["centres"], expected_D, rtol=1e-5, atol=1e-6)
     for wrong in ((1, 5), (1, 5, 0), (1, 5, float("nan"))):
         with pytest.raises(ValueError, match="expected a number above 0 for each of eve, kim, bob"):
             classes.merge_classes(dataclasses.replace(options, out=tmp_path / "c", images=wrong))

@@ -81,9 +81,7 @@ CASES = [
     Case("filter", filter_above=0.1),
     Case("hard", hard=True),
     Case("bias", bias=True),
-    Case(
-        "together", sub_centres=2, filter_above=0.3, hard=True, bias=True, dtype=torch.bfloat16, L=230, S=220
-    ),
+    Case("together", sub_centres=2, filter_above=0.3, hard=True, bias=True, dtype=torch.bfloat16, L=230, S=220),
     Case("scale 300", scale=300.0),
     Case("no scale to speak of", scale=1e-3),
 ]
@@ -147,9 +145,7 @@ def test_bfloat16_operands_cost_less_than_bfloat16_throughout(variant, case):
     ours = differences(both_passes(CpuKernel("bf16", variant), logits, slopes), wanted)
     naive = replace(logits, unit_GD=logits.unit_GD.bfloat16())
     theirs = differences(both_passes(PlainKernel(), naive, slopes), wanted)
-    if (
-        case.filter_above is None
-    ):  # (a cosine that rounding moves across the threshold counts fully or not at all)
+    if case.filter_above is None:  # (a cosine that rounding moves across the threshold counts fully or not at all)
         assert ours[0] <= logits.scale * 2**-8  # both operands of each of D products rounded by 2^-9 at most
     for mine, other in zip(ours, theirs, strict=True):
         assert mine <= other + 2**-9
@@ -302,8 +298,7 @@ def test_no_gradient_of_all_sampled_rows_exists():
     centre_LD = torch.zeros(rows, 512, dtype=torch.bfloat16)
     logits = Logits(feat_GD, centre_LD, None, torch.tensor([-1, -1]), 64.0, Negatives())
     sizes = [
-        end - begin
-        for begin, end, _ in CpuKernel("bf16").centre_gradients(logits, slopes_for(logits, torch.ones(2)))
+        end - begin for begin, end, _ in CpuKernel("bf16").centre_gradients(logits, slopes_for(logits, torch.ones(2)))
     ]
     assert sizes == [rows // 4] * 4
 
@@ -361,9 +356,7 @@ def test_amx_that_computes_something_else_is_not_used(monkeypatch, wrong):
 def test_amx_that_the_operating_system_withholds_is_not_used(monkeypatch):
     def load(variant):
         if variant == "amx":
-            raise RuntimeError(
-                "the operating system does not let this process use AMX tiles: Invalid argument"
-            )
+            raise RuntimeError("the operating system does not let this process use AMX tiles: Invalid argument")
         return Processor()(variant)
 
     monkeypatch.setattr(cpu, "load", load)

@@ -62,9 +62,7 @@ def test_enlarging_equals_opencvs_cubic_but_for_the_edge():
 
 def test_same_bytes_on_every_machine():
     """The pixels are whole-number arithmetic; this is what they come to."""
-    digest = hashlib.sha256(
-        b"".join(load()[split].image_NHW.tobytes() for split in ("train", "t10k"))
-    ).hexdigest()
+    digest = hashlib.sha256(b"".join(load()[split].image_NHW.tobytes() for split in ("train", "t10k"))).hexdigest()
     assert digest == "7cbf506a7606c259dd6afef1f8b27a9cb0808761bae0984671f64c1f8b03c975"
 
 

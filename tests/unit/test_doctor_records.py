@@ -98,9 +98,7 @@ def test_grey_rows_at_the_end_of_a_good_file(tmp_path):
     grey = cv2.imencode(".png", image)[1].tobytes()
     status, found = examine(write(tmp_path / "set", changed(k2=pack([0, 1.0], grey, id=2))))
     assert (status, set(found)) == (0, {"image-grey-rest"})
-    assert found["image-grey-rest"]["places"] == [
-        {"key": 2, "class": 0, "problem": "the last 8 of 24 rows are grey"}
-    ]
+    assert found["image-grey-rest"]["places"] == [{"key": 2, "class": 0, "problem": "the last 8 of 24 rows are grey"}]
 
 
 def test_labels_of_another_identity(tmp_path):

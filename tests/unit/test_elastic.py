@@ -150,9 +150,7 @@ def test_nobody_waits_for_a_host_that_is_gone_meanwhile(driver, known):
 def test_the_word_of_another_world_does_not_count(driver):
     """This process could not be reached for a while, and has a successor."""
     old = member(driver, "b", 1, 2, 0, 1, 1, 2)
-    calling = threading.Timer(
-        0.2, lambda: driver.kept.update({"/roll_call/1": b"new", "/roll_call/all": b"here"})
-    )
+    calling = threading.Timer(0.2, lambda: driver.kept.update({"/roll_call/1": b"new", "/roll_call/all": b"here"}))
     calling.start()
     assert old._roll_call(20, 1) == "rank 0 has spoken in another world"
     assert driver.kept["/roll_call/1"] == b"new"

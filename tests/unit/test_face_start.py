@@ -45,9 +45,7 @@ def write(root, *steps: int) -> None:
         state = state_of(SingleWorld())
         weights = {name: torch.full_like(t, step) for name, t in state.weights.state_dict().items()}
         manifest = {"position": step, "best": {}, "configuration": {}}
-        checkpoint.take(step, weights, {}, {}, state.head, manifest).write(
-            root / folder_name(step), leads=True
-        )
+        checkpoint.take(step, weights, {}, {}, state.head, manifest).write(root / folder_name(step), leads=True)
         mark(root / folder_name(step), step, [0])
 
 
@@ -70,9 +68,7 @@ def test_a_world_after_the_first_without_commits(tmp_path, monkeypatch, asked, o
     write(tmp_path / "given", 50)
     write(tmp_path / "run/checkpoints", *own)
     asked = asked if asked in ("auto", "never") else str(tmp_path / asked)
-    config = Config(
-        dataset="synthetic", num_classes=C, models_root=tmp_path / "run", resume=asked, embedding_size=D
-    )
+    config = Config(dataset="synthetic", num_classes=C, models_root=tmp_path / "run", resume=asked, embedding_size=D)
 
     def begin(world):
         state = state_of(world)

@@ -185,9 +185,7 @@ def test_momentum_of_mxnet_means_the_same_step_here(tmp_path):
 
 def test_mxnet_files_need_the_number_of_classes_and_the_rate(tmp_path):
     mx_files(tmp_path / "mx", 4)
-    with pytest.raises(
-        ValueError, match=r"4 file\(s\) with 3, 3, 3, 3 rows.*9 to 12 classes: give --num-classes"
-    ):
+    with pytest.raises(ValueError, match=r"4 file\(s\) with 3, 3, 3, 3 rows.*9 to 12 classes: give --num-classes"):
         import_centres(ImportOptions((tmp_path / "mx",), tmp_path / "out", momentum_lr=1.0))
     with pytest.raises(ValueError, match="expected 4 each for --num-classes 13"):
         import_centres(ImportOptions((tmp_path / "mx",), tmp_path / "out", num_classes=13, momentum_lr=1.0))
@@ -275,9 +273,7 @@ def test_a_whole_checkpoint_of_arcface_torch_goes_on_as_it_would_there(tmp_path,
     folder.mkdir()
     there = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[kind]
     third_version(folder, size, there)
-    options = ImportOptions(
-        (folder,), tmp_path / "out", network="tiny", image_size=16, step=1200, position=9600
-    )
+    options = ImportOptions((folder,), tmp_path / "out", network="tiny", image_size=16, step=1200, position=9600)
     import_centres(options)
     found = checkpoint.Checkpoint(tmp_path / "out")
     assert (found.step, found.manifest["position"]) == (1200, 9600)
@@ -287,9 +283,7 @@ def test_a_whole_checkpoint_of_arcface_torch_goes_on_as_it_would_there(tmp_path,
 
     (tmp_path / "later").mkdir()
     backbone = third_version(tmp_path / "later", 1, there, steps=3)
-    expected = torch.load(tmp_path / "later/checkpoint_gpu_0.pt", weights_only=True)["state_dict_softmax_fc"][
-        "weight"
-    ]
+    expected = torch.load(tmp_path / "later/checkpoint_gpu_0.pt", weights_only=True)["state_dict_softmax_fc"]["weight"]
     centre_CD, touched = rows.pop("centres"), rows.pop("touched")
     assert len(touched) == C
     if kind == "sgd":
@@ -343,9 +337,7 @@ def test_a_backbone_of_its_own(tmp_path):
     with pytest.raises(ValueError, match=r"holds no backbone; give --backbone model\.pt"):
         import_centres(ImportOptions((tmp_path,), tmp_path / "out", network="tiny", image_size=16))
     import_centres(
-        ImportOptions(
-            (tmp_path,), tmp_path / "out", network="tiny", image_size=16, backbone=tmp_path / "model.pt"
-        )
+        ImportOptions((tmp_path,), tmp_path / "out", network="tiny", image_size=16, backbone=tmp_path / "model.pt")
     )
     found = checkpoint.Checkpoint(tmp_path / "out").backbone()
     assert all(torch.equal(found[name], t) for name, t in backbone.state_dict().items())
@@ -403,9 +395,7 @@ def test_files_before_pytorch_1_6_are_read(tmp_path):
     assert torch.equal(loaded(tmp_path / "out", 1)["centres"], values(1))
 
 
-@pytest.mark.parametrize(
-    "content", [torch.ones(3), {"other": torch.ones(2, 2)}, [1, 2], torch.ones(2, 2).long()]
-)
+@pytest.mark.parametrize("content", [torch.ones(3), {"other": torch.ones(2, 2)}, [1, 2], torch.ones(2, 2).long()])
 def test_other_contents_are_named(tmp_path, content):
     torch.save(content, tmp_path / "softmax_fc_gpu_0.pt")
     with pytest.raises(ValueError, match=r"softmax_fc_gpu_0.pt holds .*; expected"):

@@ -16,9 +16,7 @@ def problem(num_classes: int = C) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     generator = torch.Generator().manual_seed(0)
     centre_CD = torch.randn(num_classes, D, generator=generator)
     half = num_classes // 2
-    centre_CD[num_classes - half :] = centre_CD[:half].flip(0) + 0.1 * torch.randn(
-        half, D, generator=generator
-    )
+    centre_CD[num_classes - half :] = centre_CD[:half].flip(0) + 0.1 * torch.randn(half, D, generator=generator)
     label_G = torch.randint(0, num_classes, (24,), generator=generator)
     feat_GD = centre_CD[label_G] + 0.1 * torch.randn(24, D, generator=generator)
     return reference.unit(feat_GD), label_G, centre_CD
@@ -58,9 +56,7 @@ def test_twins_are_found_through_the_samples_and_then_stay(size):
             mine = label_G[(label_G >= shard.start) & (label_G < shard.stop)]
             more = torch.cat((mine, lists.classes(label_G, shard)))
             class_S = torch.unique(torch.cat((sampling.negatives(step, shard), more)))
-            lists.learn(
-                label_G, unit_GD, centre_CD[shard.start : shard.stop], class_S - shard.start, class_S, step
-            )
+            lists.learn(label_G, unit_GD, centre_CD[shard.start : shard.stop], class_S - shard.start, class_S, step)
         here = set(lists.classes(label_G, shard).tolist())
         assert all(shard.start <= c < shard.stop for c in here)
         found |= here
@@ -135,9 +131,7 @@ def test_fewer_candidates_than_k_and_none():
     assert lists.classes(torch.tensor([2]), everything()).tolist() == [1, 7]
     assert lists.classes(torch.tensor([2]), Shard.of(C, 2, 3)).tolist() == []
     lists.learn(label_G, unit_GD, centre_CD[:0], few[:0], few[:0], step=0)
-    assert lists.classes(torch.tensor([2]), everything()).tolist() == [1, 7], (
-        "nothing to compare with: unchanged"
-    )
+    assert lists.classes(torch.tensor([2]), everything()).tolist() == [1, 7], "nothing to compare with: unchanged"
 
 
 def test_state_goes_through_load():

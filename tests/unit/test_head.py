@@ -28,9 +28,7 @@ def test_reference_agrees_with_finite_differences():
     centres = torch.randn(9, D, dtype=torch.float64, requires_grad=True)
     label = torch.tensor([0, 8, 3, 3, 1])
     for margin in (ArcFace(8.0), CosFace(8.0), Softmax(4.0)):
-        assert torch.autograd.gradcheck(
-            lambda f, c, m=margin: reference.loss(f, label, c, m), (feat, centres)
-        )
+        assert torch.autograd.gradcheck(lambda f, c, m=margin: reference.loss(f, label, c, m), (feat, centres))
 
 
 def test_probabilities_over_all_classes_sum_to_one():

@@ -69,9 +69,7 @@ def test_rank_alone_is_half_set():
         detect({"RANK": "0"})
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("RANK", "2"), ("RANK", "-1"), ("LOCAL_RANK", "2"), ("WORLD_SIZE", "1")]
-)
+@pytest.mark.parametrize(("name", "value"), [("RANK", "2"), ("RANK", "-1"), ("LOCAL_RANK", "2"), ("WORLD_SIZE", "1")])
 def test_numbers_that_contradict_each_other(name, value):
     with pytest.raises(ValueError, match="expected 0 <= rank < size"):
         detect({**TORCHRUN, name: value})
@@ -122,9 +120,7 @@ def test_flags_that_start_processes_are_refused_under_another_launcher(environ, 
     for name, value in variables.items():
         environ.setenv(name, value)
     launcher = detect().launcher.split()[0]
-    with pytest.raises(
-        ValueError, match=rf"{launcher}.* has started this process as rank.*leave --gpus 2 away"
-    ):
+    with pytest.raises(ValueError, match=rf"{launcher}.* has started this process as rank.*leave --gpus 2 away"):
         LaunchFlags(gpus=2).start()
     with pytest.raises(ValueError, match="--nodes 2, --nr 1, --master-addr a"):
         LaunchFlags(nodes=2, nr=1, master_addr="a").start()
@@ -166,9 +162,7 @@ def test_a_network_interface_must_not_contradict_the_environment(name):
     interface.choose("lo", {name: "eth77,lo"})
 
 
-@pytest.mark.parametrize(
-    ("said", "agrees"), [("=lo", True), ("^docker0,eth", True), ("^lo", False), ("=eth0", False)]
-)
+@pytest.mark.parametrize(("said", "agrees"), [("=lo", True), ("^docker0,eth", True), ("^lo", False), ("=eth0", False)])
 def test_the_patterns_of_nccl(said, agrees):
     environ = {"NCCL_SOCKET_IFNAME": said}
     if agrees:

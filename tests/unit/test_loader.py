@@ -20,9 +20,7 @@ from partial_fc.data.sample import Sample
 class Numbers(Synthetic):
     """Sample i is an image full of i, unless it is bad."""
 
-    def __init__(
-        self, num_samples: int, bad: tuple[int, ...] = (), error: type[Exception] = BadRecord
-    ) -> None:
+    def __init__(self, num_samples: int, bad: tuple[int, ...] = (), error: type[Exception] = BadRecord) -> None:
         super().__init__(num_samples, 4)
         self.bad, self.error = bad, error
 
@@ -129,18 +127,14 @@ def test_bad_records_are_named_and_replaced_alike_everywhere(caplog: pytest.LogC
     assert not set(keys(one)) & set(source.bad)
     order = sample_order(torch.arange(80), 20, seed=0).tolist()
     assert all(got == meant for got, meant in zip(keys(one), order, strict=True) if meant not in source.bad)
-    halves = [
-        take(Loader(source, image_size=4, batch_size=4, rank=rank, world_size=2), 10) for rank in range(2)
-    ]
+    halves = [take(Loader(source, image_size=4, batch_size=4, rank=rank, world_size=2), 10) for rank in range(2)]
     assert keys(one) == [key for step in zip(*halves, strict=True) for key in keys(list(step))]
 
 
 def test_too_many_bad_records() -> None:
     source = Numbers(20, bad=(3, 11, 12))
     loader = Loader(source, image_size=4, batch_size=20, max_bad_records=2, num_workers=1)
-    with pytest.raises(
-        ValueError, match=r"(?s)3 bad records on rank 0, at most 2 .*sample (3|11|12) is damaged"
-    ):
+    with pytest.raises(ValueError, match=r"(?s)3 bad records on rank 0, at most 2 .*sample (3|11|12) is damaged"):
         next(loader)
     with pytest.raises(ValueError, match="4 bad records"):
         next(Loader(Numbers(4, bad=(0, 1, 2, 3)), image_size=4, batch_size=1, num_workers=1))
@@ -225,9 +219,7 @@ def test_augmentation_of_the_wrong_type_or_shape_is_an_error() -> None:
         next(Loader(Numbers(5), image_size=4, batch_size=1, augment=lambda image, rng: image[1:]))
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"batch_size": 0}, {"num_workers": 0}, {"rank": 2, "world_size": 2}, {"rank": -1}]
-)
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"num_workers": 0}, {"rank": 2, "world_size": 2}, {"rank": -1}])
 def test_wrong_arguments(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="expected"):
         Loader(Numbers(5), image_size=4, **({"batch_size": 1} | wrong))  # type: ignore[arg-type]

@@ -39,9 +39,7 @@ def test_values_are_those_of_the_papers():
     theta = torch.acos(COS)
     torch.testing.assert_close(own(ArcFace(64.0, 0.5), COS), torch.cos(theta + 0.5))
     torch.testing.assert_close(own(CosFace(64.0, 0.4), COS), COS - 0.4)
-    torch.testing.assert_close(
-        own(CombinedMargin(32.0, 1.35, 0.1, 0.2), COS), torch.cos(1.35 * theta + 0.1) - 0.2
-    )
+    torch.testing.assert_close(own(CombinedMargin(32.0, 1.35, 0.1, 0.2), COS), torch.cos(1.35 * theta + 0.1) - 0.2)
     torch.testing.assert_close(own(Softmax(16.0), COS), COS)
 
 

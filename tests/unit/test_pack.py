@@ -51,9 +51,7 @@ def test_mxnet_iterates_over_what_we_pack(tmp_path: Path) -> None:
     mx = pytest.importorskip("mxnet")
     make_images(tmp_path / "in", COUNTS)
     pack_images(PackOptions(tmp_path / "in", tmp_path / "out", image_size=8))
-    record = mx.recordio.MXIndexedRecordIO(
-        str(tmp_path / "out/train.idx"), str(tmp_path / "out/train.rec"), "r"
-    )
+    record = mx.recordio.MXIndexedRecordIO(str(tmp_path / "out/train.idx"), str(tmp_path / "out/train.rec"), "r")
     header, _ = mx.recordio.unpack(record.read_idx(0))
     assert header.flag > 0
     seen = []

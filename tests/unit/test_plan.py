@@ -19,9 +19,7 @@ from partial_fc.plan_report import PlanOptions
 
 
 def job(**changed):
-    usual = Job(
-        1_000_003, 512, 8, 1024, 1.0, torch.bfloat16, torch.float32, "bf16", RowSGD(), "device", "cpu", "cpu"
-    )
+    usual = Job(1_000_003, 512, 8, 1024, 1.0, torch.bfloat16, torch.float32, "bf16", RowSGD(), "device", "cpu", "cpu")
     return replace(usual, **changed)
 
 
@@ -90,9 +88,7 @@ def test_sampled_rows_are_those_that_take_part():
     rows = head.taking_part(label).rows
     planned = job(classes=10_007, dim=8, ranks=1, batch=len(label), sample_rate=0.07).sampled
     assert len(rows) == pytest.approx(planned, rel=0.05)
-    assert job(classes=10, ranks=1, sample_rate=0.5).sampled == 10, (
-        "the batch has more classes than there are"
-    )
+    assert job(classes=10, ranks=1, sample_rate=0.5).sampled == 10, "the batch has more classes than there are"
 
 
 @pytest.mark.parametrize(
@@ -142,9 +138,7 @@ def test_time_follows_from_the_rates():
     half = plan.head_seconds(job(ranks=2, impl="plain"), machine)
     assert half["products"] == pytest.approx(full["products"] / 2, rel=1e-5)
     assert half["links"] == pytest.approx(sum(plan.link_bytes(job(ranks=2)).values()) / 1e10 + 3e-5)
-    exp = plan.head_seconds(
-        job(ranks=1, impl="plain"), replace(machine, rates=Rates({"bf16": 1e6}, 1000.0, 10.0))
-    )
+    exp = plan.head_seconds(job(ranks=1, impl="plain"), replace(machine, rates=Rates({"bf16": 1e6}, 1000.0, 10.0)))
     assert exp["exponentials"] == pytest.approx(2 * 1024 * 1_000_003 / 1e10)
     # The CPU kernel forms a few logits once only: 128 MiB of them, in bfloat16.
     once = (128 << 20) // (2 * 1024)

@@ -12,10 +12,7 @@ from partial_fc.optim.gradient_sync import GradientSync
 def parameters(seed: int = 0, dtype=torch.float64) -> dict[str, nn.Parameter]:
     generator = torch.Generator().manual_seed(seed)
     shapes = {"conv.weight": (12, 5, 3, 3), "conv.bias": (12,), "fc.weight": (33, 17), "small.weight": (6, 9)}
-    return {
-        name: nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype))
-        for name, shape in shapes.items()
-    }
+    return {name: nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for name, shape in shapes.items()}
 
 
 def sync_of(named, rank=4, seed=0, **options) -> GradientSync:
@@ -32,8 +29,7 @@ def one_update(named, sync, gradients, loss_scale=1.0):
 def gradients_of(named, seed):
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype)
-        for name, p in named.items()
+        name: torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype) for name, p in named.items()
     }
 
 
@@ -104,8 +100,7 @@ def test_warm_start_finds_the_largest_directions():
     for _ in range(20):
         one_update(named, sync, gradients)
         owes_nothing = {
-            name: torch.zeros_like(t) if name.startswith("residual/") else t
-            for name, t in sync.state().items()
+            name: torch.zeros_like(t) if name.startswith("residual/") else t for name, t in sync.state().items()
         }
         sync.load_state(owes_nothing)
     best = u[:, :2] @ torch.diag(spectrum[:2]) @ v[:2]

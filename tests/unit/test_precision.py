@@ -149,9 +149,7 @@ def test_weights_of_one_mode_load_in_any_other():
 
     module = backbone()
     weights, _ = Precision("fp16-o2", CPU).prepare(module)
-    weights.load_state_dict(
-        {name: t * 3 if t.is_floating_point() else t for name, t in saved["fp32"].items()}
-    )
+    weights.load_state_dict({name: t * 3 if t.is_floating_point() else t for name, t in saved["fp32"].items()})
     assert torch.equal(dict(weights.named_parameters())["conv1.weight"], saved["fp32"]["conv1.weight"] * 3)
     assert torch.equal(module.conv1.weight, (saved["fp32"]["conv1.weight"] * 3).half())
 

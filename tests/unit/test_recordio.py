@@ -134,9 +134,7 @@ def test_wrong_index(tmp_path: Path, text: str, message: str) -> None:
 def test_missing_or_foreign_index(tmp_path: Path) -> None:
     path = write(tmp_path / "a.rec", [b"x" * 100] * 3)
     path.with_suffix(".idx").write_text("0\t0\n1\t108\n2\t4096\n")
-    with pytest.raises(
-        ValueError, match=r"a\.idx: key 2 has offset 4096; expected a multiple of 4 below 324"
-    ):
+    with pytest.raises(ValueError, match=r"a\.idx: key 2 has offset 4096; expected a multiple of 4 below 324"):
         RecordReader(path)
     path.with_suffix(".idx").unlink()
     with pytest.raises(ValueError, match="partial-fc data index"):

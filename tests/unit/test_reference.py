@@ -58,9 +58,7 @@ def test_agrees_with_finite_differences(margin, options):
         held = reference.unit(feat) * length_G1
         return reference.loss(held, label_G, centres, margin, state=state, **options)
 
-    assert torch.autograd.gradcheck(
-        loss, (feat_GD.requires_grad_(), centre_CD.requires_grad_()), eps=1e-7, atol=1e-6
-    )
+    assert torch.autograd.gradcheck(loss, (feat_GD.requires_grad_(), centre_CD.requires_grad_()), eps=1e-7, atol=1e-6)
 
 
 @pytest.mark.parametrize("margin", MARGINS, ids=str)
@@ -147,8 +145,7 @@ def test_adaface_asks_more_of_long_features_that_are_hard_and_less_of_short_ones
     margin, state = AdaFace(8.0), {"mean": 20.0, "deviation": 5.0}
     unit_GD = reference.unit(feat_GD)
     short, middle, long = (
-        reference.loss(unit_GD * length, label_G, centre_CD, margin, state=state)
-        for length in (0.1, 20.0, 90.0)
+        reference.loss(unit_GD * length, label_G, centre_CD, margin, state=state) for length in (0.1, 20.0, 90.0)
     )
     torch.testing.assert_close(middle, reference.loss(feat_GD, label_G, centre_CD, CosFace(8.0)))
     angular = reference.loss(feat_GD, label_G, centre_CD, ArcFace(8.0, 0.4))

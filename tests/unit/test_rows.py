@@ -77,14 +77,10 @@ def train(ours: Centres, dense, parameter, num_steps: int, sampled: bool, start:
             row_S = taken.nonzero().squeeze(1)
         grad = torch.randn(L, D, dtype=torch.float64, generator=generator)
         ours.fetch(row_S, step)
-        for part in (
-            (slice(0, 3), slice(3, L)) if row_S is None else (slice(0, 2), slice(2, max(2, len(row_S))))
-        ):
+        for part in (slice(0, 3), slice(3, L)) if row_S is None else (slice(0, 2), slice(2, max(2, len(row_S)))):
             row_K = None if row_S is None else row_S[part]
             stop = part.stop if row_S is None else part.start + len(row_K)
-            ours.update(
-                row_K, part.start, stop, (grad[part] if row_S is None else grad[row_K]).clone(), lr, step
-            )
+            ours.update(row_K, part.start, stop, (grad[part] if row_S is None else grad[row_K]).clone(), lr, step)
         parameter.grad = grad.clone()
         if row_S is not None:
             parameter.grad[~taken] = 0
@@ -146,9 +142,7 @@ def test_catch_up_says_what_it_misses():
         centres(RowSGD(0.5), catch_up="exact").load_schedule_state(ours.schedule_state())
 
 
-@pytest.mark.parametrize(
-    "optimizer", [RowSGD(), RowAdamW(), RowAdam(), RowAdagrad(weight_decay=0.1)], ids=str
-)
+@pytest.mark.parametrize("optimizer", [RowSGD(), RowAdamW(), RowAdam(), RowAdagrad(weight_decay=0.1)], ids=str)
 def test_without_catch_up_a_row_lives_only_in_the_steps_that_touch_it(optimizer):
     """Touched in every second step, a row ends where one ends that knows only those steps."""
     sparse, dense = centres(optimizer), centres(optimizer)

@@ -89,10 +89,7 @@ def test_an_error_that_comes_again_before_a_checkpoint_is_not_tried_for_ever(sta
     assert (status, len(calls)) == (1, 2)
     assert calls[1].endswith("config.sh"), "there is nothing to go on from"
     assert "no newer checkpoint than none in two tries" in said
-    assert (
-        f"(looked for in {tmp_path}/runs/face/checkpoints on {socket.gethostname()}: this host must see"
-        in said
-    )
+    assert f"(looked for in {tmp_path}/runs/face/checkpoints on {socket.gethostname()}: this host must see" in said
     plan = "0 exit 1\n00000001 exit 1\n0 exit 1\n0 exit 9\n0 exit 0\n"
     (tmp_path / "bin/calls").unlink()
     status, said, calls = outcome(start(plan, "--restarts=8"), tmp_path)
@@ -159,9 +156,7 @@ def test_a_signal_is_passed_on_as_one_that_leaves_time_for_a_checkpoint(start, t
 
 
 def test_a_second_sigterm_does_not_wait(start, tmp_path):
-    plan = (
-        "0 trap 'touch $here/got' USR1; trap 'exit 143' TERM; touch $here/up; while :; do sleep 0.02; done\n"
-    )
+    plan = "0 trap 'touch $here/got' USR1; trap 'exit 143' TERM; touch $here/up; while :; do sleep 0.02; done\n"
     process = start(plan, "--restarts", "3")
     wait_for(tmp_path / "bin/up")
     process.terminate()
@@ -172,9 +167,7 @@ def test_a_second_sigterm_does_not_wait(start, tmp_path):
 
 
 def test_a_closed_terminal_which_may_tell_it_twice_leaves_time_for_a_checkpoint(start, tmp_path):
-    plan = (
-        "0 for s in USR1 TERM; do trap \"echo $s >> $here/got\" $s; done; trap 'over=1' INT; touch $here/up; "
-    )
+    plan = "0 for s in USR1 TERM; do trap \"echo $s >> $here/got\" $s; done; trap 'over=1' INT; touch $here/up; "
     process = start(plan + 'until [ "$over" ]; do sleep 0.02; done\n', "--restarts", "3")
     wait_for(tmp_path / "bin/up")
     process.send_signal(signal.SIGHUP)

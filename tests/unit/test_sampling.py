@@ -77,9 +77,7 @@ def test_every_class_has_its_turn_once_in_each_round(num_classes, rate):
             pytest.fail(f"no step begins a round in the block at {begin}")
 
 
-@pytest.mark.parametrize(
-    ("num_classes", "rate"), [(BLOCK, 0.37), (50, 0.37), (7, 0.6), (2 * BLOCK + 5, 0.15)]
-)
+@pytest.mark.parametrize(("num_classes", "rate"), [(BLOCK, 0.37), (50, 0.37), (7, 0.6), (2 * BLOCK + 5, 0.15)])
 def test_every_class_is_a_negative_equally_often(num_classes, rate):
     """Where rounds leave classes over: in the mean of many rounds. A class is in at most one step of a round, so its
     count has less variance than with independent draws; five standard deviations."""

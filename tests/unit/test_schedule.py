@@ -134,8 +134,7 @@ def test_a_run_of_epochs_goes_on_by_the_data_that_is_left(caplog):
     caplog.set_level("INFO")
     assert go_on(epochs, course, rolled_back, 500, 20, log).total_steps == 30 + 35
     assert (
-        "300 of 1,000 images have been seen in 30 steps; with 20 a step 35 more steps remain, 65 in all"
-        in caplog.text
+        "300 of 1,000 images have been seen in 30 steps; with 20 a step 35 more steps remain, 65 in all" in caplog.text
     )
     assert go_on(updates, course, rolled_back, 500, 20, log) is course
     with pytest.raises(ValueError, match="step 101, beyond this run's 100"):

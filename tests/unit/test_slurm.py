@@ -35,8 +35,7 @@ TORCHRUN = {
     "MASTER_PORT": "29500",
 }
 MPIRUN = {
-    f"OMPI_COMM_WORLD_{name}": n
-    for name, n in zip(("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"), "1212", strict=True)
+    f"OMPI_COMM_WORLD_{name}": n for name, n in zip(("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"), "1212", strict=True)
 }
 HOROVODRUN = {
     f"HOROVOD_{name}": n for name, n in zip(("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"), "1212", strict=True)
@@ -139,9 +138,7 @@ def test_node_lists(short, long):
     assert slurm.hosts(short) == long.split()
 
 
-@pytest.mark.parametrize(
-    "bad", ["", "a[1-2", "a]1[", "a,,b", "a[2-1]", "a[x]", "a[]", "a[1,]", "a b", "a[1[2]]"]
-)
+@pytest.mark.parametrize("bad", ["", "a[1-2", "a]1[", "a,,b", "a[2-1]", "a[x]", "a[]", "a[1,]", "a b", "a[1[2]]"])
 def test_node_lists_that_are_none(bad):
     with pytest.raises(ValueError, match="node list"):
         slurm.hosts(bad)

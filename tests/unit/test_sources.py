@@ -101,9 +101,7 @@ class BigSet:
         return pack([0.0, 1.0], b"image") if key < self.first else pack([0.0, float(self.first)], b"")
 
 
-@pytest.mark.parametrize(
-    "num_images", [2**24 - 2, 2**24, 2**24 + 1, 17_091_657, 17_091_658, 2**25 + 1, 42_474_557]
-)
+@pytest.mark.parametrize("num_images", [2**24 - 2, 2**24, 2**24 + 1, 17_091_657, 17_091_658, 2**25 + 1, 42_474_557])
 def test_first_identity_beyond_float32(num_images: int) -> None:
     keys, num_identities = _image_keys(BigSet(num_images, 360_232))  # type: ignore[arg-type]
     assert keys == range(1, num_images + 1)

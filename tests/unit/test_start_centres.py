@@ -39,9 +39,7 @@ def test_another_head_and_missing_files_are_refused(tmp_path):
     sorted(folder.glob("head-00001-*"))[0].unlink()
     with pytest.raises(ValueError, match="no file holds class 4"):
         load_centres(open_centres(folder, SingleWorld()), fresh(1)[0])
-    load_centres(
-        open_centres(folder, SingleWorld()), fresh(3)[2]
-    )  # whoever does not need it does not miss it
+    load_centres(open_centres(folder, SingleWorld()), fresh(3)[2])  # whoever does not need it does not miss it
     path = sorted(folder.glob("head-00002-*"))[0]
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(ValueError, match="is damaged"):

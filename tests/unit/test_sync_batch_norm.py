@@ -92,9 +92,7 @@ def test_ranks_together_equal_one_batch_norm_over_the_whole_batch(rows):
 
 
 def test_two_collectives_a_layer_named_after_its_path():
-    _, ring = on_ranks(
-        2, lambda world: step(convert(network(), world), torch.randn(2, 3, 6, 6), torch.randn(2, 7))
-    )
+    _, ring = on_ranks(2, lambda world: step(convert(network(), world), torch.randn(2, 3, 6, 6), torch.randn(2, 7)))
     forward = [f"sync_bn/{path}/forward" for path in (0, 2, 6)]
     backward = [f"sync_bn/{path}/backward" for path in (6, 2, 0)]
     assert ring.names == [forward + backward] * 2

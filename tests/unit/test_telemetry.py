@@ -38,9 +38,7 @@ def test_nothing_falls_beside_the_bins(edges):
 
 
 def test_an_empty_histogram_has_no_mean():
-    empty = telemetry.Histogram.unpack(
-        telemetry.pack(torch.zeros(0), telemetry.AGE_EDGES), telemetry.AGE_EDGES
-    )
+    empty = telemetry.Histogram.unpack(telemetry.pack(torch.zeros(0), telemetry.AGE_EDGES), telemetry.AGE_EDGES)
     assert empty.count == 0
     assert empty.mean != empty.mean
 
@@ -98,9 +96,7 @@ def test_nearest_is_that_of_all_pairs():
 
 
 def test_a_class_alone_has_no_nearest():
-    cos_Q, near_Q = telemetry.nearest(
-        torch.ones(1, 4), torch.tensor([3]), [(torch.ones(2, 4), torch.tensor([3, 3]))]
-    )
+    cos_Q, near_Q = telemetry.nearest(torch.ones(1, 4), torch.tensor([3]), [(torch.ones(2, 4), torch.tensor([3, 3]))])
     assert cos_Q.tolist() == [-torch.inf]
     assert near_Q.tolist() == [-1]
 

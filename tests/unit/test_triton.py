@@ -133,9 +133,7 @@ def test_the_compiler_takes_every_rule(recorders):
     G, S, D = 33, 300, 100
     negatives = Negatives(filter_above=0.4, hard_G=torch.zeros(G), hard_t=0.5)
     own_G = torch.zeros(G, dtype=torch.int64)
-    logits = Logits(
-        torch.zeros(G, D), torch.zeros(S, D), None, own_G, 64.0, negatives, torch.zeros(S), sub_centres=3
-    )
+    logits = Logits(torch.zeros(G, D), torch.zeros(S, D), None, own_G, 64.0, negatives, torch.zeros(S), sub_centres=3)
     slopes = Slopes(torch.zeros(G, dtype=torch.float64), torch.zeros(G), all_D=torch.zeros(D))
     tiles = triton_pass.tiles_for(8, torch.bfloat16, torch.float32)
     launch_everything(triton_pass.Pass(logits, slopes, torch.bfloat16, tiles))

@@ -252,9 +252,7 @@ def test_bad_embedding_is_an_error_on_every_rank(tmp_path, embed, bad):
 
     for error in run_on_ranks(3, tmp_path / "set.bin", 8, sick, flip=False):
         assert isinstance(error, ValueError)
-        assert "set.bin: pair 17 of 30 (1 bad in all): an embedding is not finite or has length 0" in str(
-            error
-        )
+        assert "set.bin: pair 17 of 30 (1 bad in all): an embedding is not finite or has length 0" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,7 @@ def waiting(rank: int, **more) -> Seen:
 
 
 def computing(rank: int) -> Seen:
-    place = Place(
-        rank, "gpu7", 4711, 11, 39, "backbone/gradient_3", has_started=False, code="decode.py:88 read"
-    )
+    place = Place(rank, "gpu7", 4711, 11, 39, "backbone/gradient_3", has_started=False, code="decode.py:88 read")
     return Seen(rank, "open", 0.1, True, place)
 
 
@@ -38,9 +36,7 @@ def silent(rank: int) -> Seen:
 
 
 def elsewhere(rank: int) -> Seen:
-    place = Place(
-        rank, "gpu2", 6, 12, 40, "evaluate/roc", "evaluate/roc", 598.0, has_started=False, code="loop.py:9 f"
-    )
+    place = Place(rank, "gpu2", 6, 12, 40, "evaluate/roc", "evaluate/roc", 598.0, has_started=False, code="loop.py:9 f")
     return Seen(rank, "open", 0.1, True, place)
 
 
@@ -61,27 +57,19 @@ def test_hang_names_the_collective_the_step_and_who_has_not_started_it():
 
 def test_hang_tells_a_silent_rank_from_an_ended_one():
     ended = Seen(3, "lost", 30.0, False, Place(3, "gpu3", 7, 12, 39, "head/max"))
-    left = Seen(
-        4, "left", 20.0, False, None, "its Python ended without closing the world; ValueError: key 17"
-    )
+    left = Seen(4, "left", 20.0, False, None, "its Python ended without closing the world; ValueError: key 17")
     text = hang_report(QUESTION, [waiting(0), silent(1), Seen(2, "never"), ended, left])
     assert "missing: rank 1 (host gpu9, process 5): no sign of life for 597 s" in text
     assert "unknown: rank 2: has never reached the status board" in text
     assert "missing: rank 3 (host gpu3, process 7): no longer there" in text
     assert "step 12, last collective head/max, number 39" in text
-    assert (
-        "missing: rank 4: has left 20 s ago (its Python ended without closing the world; ValueError: key 17)"
-        in text
-    )
+    assert "missing: rank 4: has left 20 s ago (its Python ended without closing the world; ValueError: key 17)" in text
     assert "look at: the output of ranks 3-4" in text
 
 
 def test_hang_of_ranks_in_different_collectives():
     text = hang_report(QUESTION, [waiting(0), elsewhere(1), elsewhere(2)])
-    assert (
-        "elsewhere: rank 1 (host gpu2, process 6): has not started it and waits in evaluate/roc instead"
-        in text
-    )
+    assert "elsewhere: rank 1 (host gpu2, process 6): has not started it and waits in evaluate/roc instead" in text
     assert "waiting in it: rank 0\n" in text
     assert "different paths" in text
 
@@ -121,10 +109,7 @@ def test_what_rank_0_said_when_it_left_is_passed_on():
         hang_report(QUESTION, None, "it failed; OSError: disk full"),
         failure_report(QUESTION, None, "Connection closed", "it failed; OSError: disk full"),
     ):
-        assert (
-            "rank 0, whose process keeps the status board and has left (it failed; OSError: disk full)"
-            in report
-        )
+        assert "rank 0, whose process keeps the status board and has left (it failed; OSError: disk full)" in report
 
 
 def test_a_thousand_missing_ranks_do_not_make_a_thousand_lines():
@@ -138,12 +123,9 @@ def test_failure_names_who_ended_first_and_not_those_that_failed_with_it():
     failed_too = Seen(1, "left", 0.0, False, Place(1, "gpu1", 5, failed="head/sum"), "CollectiveError")
     killed = Seen(2, "lost", 0.2, False, Place(2, "gpu7", 4711, 11, 39, "backbone/gradient_3"))
     text = failure_report(QUESTION, [waiting(0), failed_too, killed], "Connection closed by peer")
-    assert text.startswith(
-        "collective head/sum failed on rank 0, step 12, call 12 of that name: Connection closed"
-    )
+    assert text.startswith("collective head/sum failed on rank 0, step 12, call 12 of that name: Connection closed")
     assert (
-        "failed too: rank 1 (host gpu1, process 5): its backend gave up collective head/sum, and it has ended"
-        in text
+        "failed too: rank 1 (host gpu1, process 5): its backend gave up collective head/sum, and it has ended" in text
     )
     assert "missing: rank 2 (host gpu7, process 4711): no longer there" in text
     assert text.endswith("look first at the output and the host of rank 2")
@@ -160,9 +142,7 @@ def a_world(rank: int, size: int) -> SimpleNamespace:
 def watches() -> Iterator[list[Watch]]:
     """Ranks 0 to 2 of 4, of which the last never comes."""
     board = Board(4, one_host=True)
-    made = [
-        Watch(a_world(rank, 4), 600.0, board.invitation, board if rank == 0 else None) for rank in range(3)
-    ]
+    made = [Watch(a_world(rank, 4), 600.0, board.invitation, board if rank == 0 else None) for rank in range(3)]
     yield made
     for watch in reversed(made):
         watch.close()
@@ -198,14 +178,10 @@ def test_what_a_rank_says_later_does_not_cover_its_answer(watches):
         lines.write(json.dumps(hello).encode() + b"\n")
         assert "welcome" in json.loads(lines.readline())
         found: list[list[Seen] | None] = []
-        asks = threading.Thread(
-            target=lambda: found.append(watches[0].look(watches[0]._journal.begin("t/b")))
-        )
+        asks = threading.Thread(target=lambda: found.append(watches[0].look(watches[0]._journal.begin("t/b"))))
         asks.start()
         number = json.loads(lines.readline())["answer"]
-        late, answer = (
-            {"answer": n, "place": asdict(Place(3, step=n, has_started=True))} for n in (-1, number)
-        )
+        late, answer = ({"answer": n, "place": asdict(Place(3, step=n, has_started=True))} for n in (-1, number))
         for message in (answer, {"place": asdict(Place(3))}, late):
             lines.write(json.dumps(message).encode() + b"\n")
         asks.join()
@@ -262,9 +238,7 @@ def test_a_watch_that_does_not_start_is_an_error(monkeypatch):
 
     board = Board(2, one_host=True)
     monkeypatch.setattr("asyncio.start_server", fails)
-    with pytest.raises(
-        comm.StartError, match=r"watch over collectives does not start: .*Too many open files"
-    ):
+    with pytest.raises(comm.StartError, match=r"watch over collectives does not start: .*Too many open files"):
         Watch(a_world(0, 2), 600.0, board.invitation, board)
 
 
@@ -358,9 +332,7 @@ def test_what_the_backend_raises_is_told_with_name_step_and_rank(monkeypatch):
         raise RuntimeError("Connection closed by peer")
 
     monkeypatch.setattr(world, "_all_reduce", lambda t, op, name: fails)
-    with pytest.raises(
-        comm.CollectiveError, match=r"t/a failed on rank 0, step 3, call 1.*closed by peer"
-    ) as error:
+    with pytest.raises(comm.CollectiveError, match=r"t/a failed on rank 0, step 3, call 1.*closed by peer") as error:
         world.all_reduce(torch.ones(2), name="t/a")
     assert str(error.value.__cause__) == "Connection closed by peer"
     monkeypatch.setattr(world, "_all_gather", fails)

@@ -40,9 +40,7 @@ def from_checkpoint(path: Path) -> Centres:
     """Of a checkpoint_gpu_R.pt."""
     checkpoint = torch_file.load(path)
     if not isinstance(checkpoint, Mapping) or "state_dict_softmax_fc" not in checkpoint:
-        raise ValueError(
-            f"{path} holds {_kind(checkpoint)}; expected a checkpoint with state_dict_softmax_fc"
-        )
+        raise ValueError(f"{path} holds {_kind(checkpoint)}; expected a checkpoint with state_dict_softmax_fc")
     centres = Centres(_weight(checkpoint["state_dict_softmax_fc"], path))
     optimizer = checkpoint.get("state_optimizer")
     if optimizer:
@@ -57,13 +55,7 @@ def from_weights(path: Path, momentum: Path | None) -> Centres:
     """Of a softmax_fc_gpu_R.pt, or a rank_R_softmax_weight.pt with its momentum."""
     found = torch_file.load(path)
     centres = Centres(_matrix(found, path) if isinstance(found, Tensor) else _weight(found, path))
-    mom = (
-        torch_file.load(momentum)
-        if momentum
-        else found.get("weight_mom")
-        if isinstance(found, Mapping)
-        else None
-    )
+    mom = torch_file.load(momentum) if momentum else found.get("weight_mom") if isinstance(found, Mapping) else None
     if mom is not None:
         centres.state["momentum"] = _matrix(mom, momentum or path)
         if centres.state["momentum"].shape != centres.centre_LD.shape:

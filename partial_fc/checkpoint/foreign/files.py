@@ -73,14 +73,10 @@ def find(paths: Iterable[Path]) -> Found:
     size = max((*files, *momentum)) + 1
     missing = sorted(set(range(size)) - files.keys())
     if missing:
-        raise ValueError(
-            f"{KINDS[name].what}: ranks 0 to {size - 1}, but none of rank {missing[0]}: give all of them"
-        )
+        raise ValueError(f"{KINDS[name].what}: ranks 0 to {size - 1}, but none of rank {missing[0]}: give all of them")
     if momentum and len(momentum) < size:
         lack = min(set(range(size)) - momentum.keys())
-        raise ValueError(
-            f"{KINDS[name].what}: the momentum of rank {lack} is missing: give all of them, or none"
-        )
+        raise ValueError(f"{KINDS[name].what}: the momentum of rank {lack} is missing: give all of them, or none")
     return Found(name, [files[r] for r in range(size)], [momentum[r] for r in sorted(momentum)])
 
 
@@ -121,9 +117,7 @@ class ForeignRows:
         for rank, path in enumerate(found.files):
             centre_LD = first.centre_LD if rank == 0 else self._load(rank).centre_LD
             if centre_LD.shape[1] != self.width:
-                raise ValueError(
-                    f"{path}: centres of {centre_LD.shape[1]} features; {self.width} in {found.files[0]}"
-                )
+                raise ValueError(f"{path}: centres of {centre_LD.shape[1]} features; {self.width} in {found.files[0]}")
             counts.append(len(centre_LD))
         self.num_classes = _num_classes(found, counts, num_classes)
         self._start_W = torch.tensor([sum(counts[:rank]) for rank in range(len(counts))])

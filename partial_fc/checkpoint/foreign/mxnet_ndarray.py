@@ -61,9 +61,7 @@ class _Reader:
         what = f"array {number}"
         (magic,) = self._numbers("I", what)
         if magic not in _MAGICS:
-            raise self._bad(
-                f"{what} begins with {magic:#x}; expected {_MAGICS[0]:#x}, as MXNet 1.x writes it"
-            )
+            raise self._bad(f"{what} begins with {magic:#x}; expected {_MAGICS[0]:#x}, as MXNet 1.x writes it")
         storage, ndim = self._numbers("ii", what)
         if storage != _DENSE:
             raise self._bad(f"{what} is sparse (storage type {storage}); expected a dense one")

@@ -83,17 +83,11 @@ def merge_classes(options: MergeClassesOptions) -> None:
     (into,) = _numbers(stored, [options.into])
     parts = _numbers(stored, options.names)
     if not parts or into in parts:
-        raise ValueError(
-            f"name the classes that become part of {options.into!r}: at least one, and not itself"
-        )
+        raise ValueError(f"name the classes that become part of {options.into!r}: at least one, and not itself")
     names = stored.names()
     words = options.into, *options.names
-    if options.images and (
-        len(options.images) != len(words) or not all(0 < n < 1e18 for n in options.images)
-    ):
-        raise ValueError(
-            f"--images {options.images}: expected a number above 0 for each of {', '.join(words)}"
-        )
+    if options.images and (len(options.images) != len(words) or not all(0 < n < 1e18 for n in options.images)):
+        raise ValueError(f"--images {options.images}: expected a number above 0 for each of {', '.join(words)}")
     weights = dict(zip(words, options.images or (1.0,) * len(words), strict=True))
     kept = _all_but(parts, len(names))
     now = kept.index(into)
@@ -116,12 +110,7 @@ def rename(options: RenameOptions) -> None:
     stored = Stored([options.folder])
     names = stored.names()
     words = _words(options.names, options.names_file)
-    if (
-        options.names_file
-        and len(words) == len(names)
-        and not options.names
-        and not any("=" in w for w in words)
-    ):
+    if options.names_file and len(words) == len(names) and not options.names and not any("=" in w for w in words):
         renamed = words
     else:
         renamed = list(names)
@@ -135,9 +124,7 @@ def rename(options: RenameOptions) -> None:
     first = {name: number for number, name in reversed(list(enumerate(renamed)))}
     twice = [(first[name], number) for number, name in enumerate(renamed) if first[name] != number]
     if twice:
-        raise ValueError(
-            f"classes {twice[0][0]} and {twice[0][1]} would both be called {renamed[twice[0][1]]!r}"
-        )
+        raise ValueError(f"classes {twice[0][0]} and {twice[0][1]} would both be called {renamed[twice[0][1]]!r}")
     if renamed == names:
         raise ValueError("no class gets another name: give OLD=NEW, or --names-file")
     plan = Plan(renamed, list(range(len(names))))

@@ -191,9 +191,7 @@ class _Made:
     first: tuple[int, ...] = ()
 
 
-def _compare(
-    one: Rows, two: Rows, start: int, stop: int, found: dict[str, _Column], only: list[_Made]
-) -> None:
+def _compare(one: Rows, two: Rows, start: int, stop: int, found: dict[str, _Column], only: list[_Made]) -> None:
     made_L = torch.stack((one.made(start, stop), two.made(start, stop)))
     for made, other, mine in zip(made_L, made_L.flip(0), only, strict=True):
         alone_M = (made & ~other).nonzero().squeeze(1) + start

@@ -112,7 +112,5 @@ def from_file(path: Path, width: int) -> Tensor:
         raise ValueError(f"{path} holds {feat_ND.dtype} {feat_ND.shape}; expected floating (N, {width})")
     feat_D = normalize(torch.from_numpy(feat_ND.astype(np.float64))).sum(dim=0)
     if not bool(torch.isfinite(feat_D).all()) or not feat_D.norm() > 0:
-        raise ValueError(
-            f"{path}: the embeddings have no mean direction: they are not finite, or add up to nothing"
-        )
+        raise ValueError(f"{path}: the embeddings have no mean direction: they are not finite, or add up to nothing")
     return normalize(feat_D, dim=0).float()

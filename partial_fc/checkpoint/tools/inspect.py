@@ -132,13 +132,9 @@ def _head(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
         if problem:
             raise ValueError(f"{file.path}: {problem}")
     moved = [file.tensors["touched"] > 0 for file in files if "touched" in file.tensors]
-    touched = sum(
-        int(rows.flatten(1).any(dim=1).sum()) if rows.dim() > 1 else int(rows.sum()) for rows in moved
-    )
+    touched = sum(int(rows.flatten(1).any(dim=1).sum()) if rows.dim() > 1 else int(rows.sum()) for rows in moved)
     facts = manifest["head"]
-    found = {
-        key: manifest.get(key) for key in ("num_classes", "embedding_size", "sub_centres", "hard_negatives")
-    } | {
+    found = {key: manifest.get(key) for key in ("num_classes", "embedding_size", "sub_centres", "hard_negatives")} | {
         "classes_made": made,
         "classes_touched": touched,
         "columns": {
@@ -239,9 +235,7 @@ def _head_lines(head: dict[str, Any], num_names: int | None) -> list[tuple[str, 
 
 def _counts(tensors: dict[str, Any]) -> str:
     kinds = f" {' '.join(tensors['dtypes'])}" if tensors["dtypes"] else ""
-    return (
-        f"{tensors['numbers']:,} numbers in {tensors['tensors']} tensors{kinds}, {_bytes(tensors['bytes'])}"
-    )
+    return f"{tensors['numbers']:,} numbers in {tensors['tensors']} tensors{kinds}, {_bytes(tensors['bytes'])}"
 
 
 def _bytes(number: float) -> str:

@@ -25,12 +25,8 @@ class Plan:
 
     names: list[str]
     old: list[int]  # the number of each in the old checkpoint; -1: it is new
-    directions: dict[int, Tensor] = field(
-        default_factory=dict
-    )  # (D,) of those that get a new centre, by new number
-    joined: dict[int, int] = field(
-        default_factory=dict
-    )  # old number of a class that is part of another -> its new one
+    directions: dict[int, Tensor] = field(default_factory=dict)  # (D,) of those that get a new centre, by new number
+    joined: dict[int, int] = field(default_factory=dict)  # old number of a class that is part of another -> its new one
 
 
 class Rearranged:
@@ -70,9 +66,7 @@ class Rearranged:
         for at, (number, there) in enumerate(zip(class_M.tolist(), there_M.tolist(), strict=True)):
             direction_D = self._directions.get(number)
             if direction_D is not None:
-                rows["centres"][at] = self._centre(
-                    number, direction_D, rows["centres"][at] if there else None
-                )
+                rows["centres"][at] = self._centre(number, direction_D, rows["centres"][at] if there else None)
                 if not there and "touched" in rows:
                     rows["touched"][at] = self._num_steps  # its value stands for all steps so far
         return rows
@@ -103,9 +97,7 @@ def typical_length(stored: StoredRows) -> float:
             part = slice(low, low + (1 << 14))
             centres = file.tensors["centres"][part].float()
             length = centres.norm(dim=-1).flatten()
-            touched = (
-                file.tensors["touched"][part] if "touched" in file.tensors else torch.ones(len(centres), 1)
-            )
+            touched = file.tensors["touched"][part] if "touched" in file.tensors else torch.ones(len(centres), 1)
             moved = (touched > 0).reshape(len(centres), -1)
             lengths.append(length[moved.expand(-1, length.numel() // len(centres)).flatten()])
     length_N = torch.cat(lengths) if lengths else torch.empty(0)

@@ -96,9 +96,7 @@ def _joined(states: Iterator[dict[str, Tensor]], output: Output, size: int) -> I
         nonlocal buffers
         for state in states:
             buffers |= any(name.startswith("buffer/") for name in state)
-            owed = {
-                name.removeprefix("exchange/"): t for name, t in state.items() if name.startswith("exchange/")
-            }
+            owed = {name.removeprefix("exchange/"): t for name, t in state.items() if name.startswith("exchange/")}
             yield owed
 
     owed = joined(residuals(), size)

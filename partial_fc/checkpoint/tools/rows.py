@@ -73,9 +73,7 @@ class PartFile:
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{self.path} is no safetensors file, or cut short: {error}") from error
         if "centres" not in found:
-            raise ValueError(
-                f"{self.path} holds {sorted(found)}; expected the centres, and their state by name"
-            )
+            raise ValueError(f"{self.path} holds {sorted(found)}; expected the centres, and their state by name")
         return found
 
     @cached_property
@@ -86,9 +84,7 @@ class PartFile:
     @cached_property
     def columns(self) -> dict[str, Column]:
         return {
-            name: Column(tuple(t.shape[1:]), t.dtype)
-            for name, t in sorted(self.tensors.items())
-            if name != "class"
+            name: Column(tuple(t.shape[1:]), t.dtype) for name, t in sorted(self.tensors.items()) if name != "class"
         }
 
     @property

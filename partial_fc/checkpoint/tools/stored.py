@@ -122,23 +122,17 @@ def has_head(manifest: dict[str, Any], where: str) -> bool:
     if "num_classes" not in manifest:
         return False
     head = manifest.get("head")
-    facts = {
-        name: manifest.get(name) for name in ("world_size", "num_classes", "embedding_size", "sub_centres")
-    }
+    facts = {name: manifest.get(name) for name in ("world_size", "num_classes", "embedding_size", "sub_centres")}
     counts = {**facts, "head.num_steps": head.get("num_steps") if isinstance(head, dict) else None}
     for name, value in counts.items():
         least = int(name in facts)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 62:
-            raise ValueError(
-                f"{where}: {MANIFEST} says {name} is {value!r}; expected a whole number from {least}"
-            )
+            raise ValueError(f"{where}: {MANIFEST} says {name} is {value!r}; expected a whole number from {least}")
     inner: tuple[tuple[str, Any], ...] = (("row_seed", 0), ("margin", {}), ("schedule", {}))
     for name, empty in inner:
         value = head.get(name) if isinstance(head, dict) else None
         if not isinstance(value, type(empty)):
-            raise ValueError(
-                f"{where}: {MANIFEST} says head.{name} is {value!r}; expected {type(empty).__name__}"
-            )
+            raise ValueError(f"{where}: {MANIFEST} says head.{name} is {value!r}; expected {type(empty).__name__}")
     outer: tuple[tuple[str, Any], ...] = (
         ("configuration", {}),
         ("history", []),

@@ -108,9 +108,7 @@ def marked_ranks(folder: Path, manifest: dict[str, Any]) -> list[int]:
     return ranks
 
 
-def _check_sums(
-    folders: Sequence[Path], manifest: dict[str, Any], ranks: set[int]
-) -> Iterator[tuple[str, str]]:
+def _check_sums(folders: Sequence[Path], manifest: dict[str, Any], ranks: set[int]) -> Iterator[tuple[str, str]]:
     """Every file that a rank wrote, against what it wrote."""
     size = manifest["world_size"]
     listed: dict[Path, str] = {}
@@ -127,9 +125,7 @@ def _check_sums(
             known = path.name in here or path.name == MARKER or path.suffix == ".sha256"
             if not known:
                 # Whoever loads takes head files by their names.
-                kind = (
-                    "bad" if path.name.startswith("head-") and not path.name.endswith(".partial") else "note"
-                )
+                kind = "bad" if path.name.startswith("head-") and not path.name.endswith(".partial") else "note"
                 yield kind, f"{path} is in no list of checksums: no file of this checkpoint"
     num_bytes = sum(path.stat().st_size for path in listed if path.exists())
     with tqdm(total=num_bytes, unit="B", unit_scale=True, desc="checksums", leave=False, disable=None) as bar:
@@ -143,9 +139,7 @@ def _check_sums(
             bar.update(path.stat().st_size)
 
 
-def _check_head(
-    folders: Sequence[Path], manifest: dict[str, Any], ranks: set[int]
-) -> Iterator[tuple[str, str]]:
+def _check_head(folders: Sequence[Path], manifest: dict[str, Any], ranks: set[int]) -> Iterator[tuple[str, str]]:
     """Class ranges, shapes, dtypes, and how often rows moved."""
     num_classes, size = manifest["num_classes"], manifest["world_size"]
     by_name = {file.path.name: file for folder in folders for file in part_files(folder, size)}
@@ -173,9 +167,7 @@ def _check_head(
             good.append(file)
 
 
-def _check_ranges(
-    files: list[PartFile], num_classes: int, size: int, ranks: set[int]
-) -> Iterator[tuple[str, str]]:
+def _check_ranges(files: list[PartFile], num_classes: int, size: int, ranks: set[int]) -> Iterator[tuple[str, str]]:
     """Of the ranks whose files are here."""
     for rank in sorted(ranks):
         shard = Shard.of(num_classes, rank, size)

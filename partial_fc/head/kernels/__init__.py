@@ -54,9 +54,7 @@ class Sums:
     # Sum of exp(logit) * f'(cos) * (centre / its length), over denominator_G (0 where that is 0); None: not asked for.
     pull_GD: Tensor | None
     total_D: Tensor | None  # sum of all unit centres that take part, own ones too; None: not asked for
-    kept: object | None = (
-        None  # what the kernel may remember of this pass for the next; goes into Slopes.kept
-    )
+    kept: object | None = None  # what the kernel may remember of this pass for the next; goes into Slopes.kept
 
 
 @dataclass(frozen=True)
@@ -109,9 +107,7 @@ def choose(impl: Impl, device: torch.device, dtype: torch.dtype, precision: Prec
         from partial_fc.head.kernels.triton import TritonKernel, runs_on
 
         if not runs_on(device):
-            raise ValueError(
-                f"impl 'triton' with centres on {device}: it needs a CUDA device; use 'cpu' or 'plain'"
-            )
+            raise ValueError(f"impl 'triton' with centres on {device}: it needs a CUDA device; use 'cpu' or 'plain'")
         return TritonKernel(precision)
     if impl == "cpu":
         if device.type != "cpu":

@@ -84,9 +84,7 @@ class TritonKernel(Kernel):
     def _pass(self, logits: Logits, slopes: Slopes | None = None) -> Pass:
         unit_GD, centre_LD = logits.unit_GD, logits.centre_LD
         if unit_GD.dtype != torch.float32:
-            raise ValueError(
-                f"features are {unit_GD.dtype}; Triton's kernel computes in float32: use impl 'plain'"
-            )
+            raise ValueError(f"features are {unit_GD.dtype}; Triton's kernel computes in float32: use impl 'plain'")
         if not runs_on(unit_GD.device):
             raise ValueError(
                 f"features are on {unit_GD.device}; Triton's kernel needs a CUDA device: use impl 'cpu' or 'plain'"

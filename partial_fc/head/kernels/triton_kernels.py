@@ -165,9 +165,7 @@ def weigh(
     Features are the tile's rows since most numbers belong to one: a thread holds two rows, but 64 columns.
     """
     num_g = G_PAD // BLOCK_G
-    tile_g = (
-        tl.program_id(0) % num_g
-    )  # programs that run together share their centres: these come from memory once
+    tile_g = tl.program_id(0) % num_g  # programs that run together share their centres: these come from memory once
     tile_k = tl.program_id(0) // num_g
     g = tile_g * BLOCK_G + tl.arange(0, BLOCK_G)
     place = tile_k * BLOCK_K + tl.arange(0, BLOCK_K)

@@ -104,9 +104,7 @@ class Pass:
         gradient_tile = tiles.gradient.within(logits.num_sampled, self.width, self.num_rows)
         self.tiles = Tiles(logits_tile, pull_tile, gradient_tile)
         self.padded_rows = _whole(self.num_rows, max(logits_tile.rows, pull_tile.rows, gradient_tile.depth))
-        self.padded_width = _whole(
-            self.width, max(logits_tile.depth, pull_tile.columns, gradient_tile.columns)
-        )
+        self.padded_width = _whole(self.width, max(logits_tile.depth, pull_tile.columns, gradient_tile.columns))
         more_D, more_G = self.padded_width - self.width, self.padded_rows - self.num_rows
         self.x_GD = F.pad(logits.unit_GD.to(operands), (0, more_D, 0, more_G))
         self.zero_G = logits.unit_GD.new_zeros(self.padded_rows)
@@ -124,13 +122,9 @@ class Pass:
             CHUNK_BYTES // max(1, self.padded_rows * operands.itemsize),
             CHUNK_BYTES // (self.width * 4),
         )
-        whole_classes = math.lcm(
-            logits.sub_centres, 16
-        )  # and 16 places, so that pieces of row_S stay aligned
+        whole_classes = math.lcm(logits.sub_centres, 16)  # and 16 places, so that pieces of row_S stay aligned
         self.chunk_rows = min(max(1, logits.num_sampled), max(whole_classes, most - most % whole_classes))
-        self.padded_chunk = _whole(
-            self.chunk_rows, max(logits_tile.columns, pull_tile.depth, gradient_tile.rows)
-        )
+        self.padded_chunk = _whole(self.chunk_rows, max(logits_tile.columns, pull_tile.depth, gradient_tile.rows))
         self.weight_GK = self.x_GD.new_empty(self.padded_rows, self.padded_chunk)
         self.widths = {"D": self.width, "D_PAD": self.padded_width}
 

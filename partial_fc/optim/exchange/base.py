@@ -65,9 +65,7 @@ class Exchange:
 def check_names(kind: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     """Raises ValueError unless the state has the tensors of `own`, by name and shape."""
     for name in sorted(own.keys() - state.keys()):
-        raise ValueError(
-            f"gradient compression {kind}: the state has no {name}; was it saved by another kind?"
-        )
+        raise ValueError(f"gradient compression {kind}: the state has no {name}; was it saved by another kind?")
     for name in sorted(state.keys() - own.keys()):
         raise ValueError(
             f"gradient compression {kind}: the state's {name} belongs to nothing here; was it saved by another kind, "

@@ -96,9 +96,7 @@ class PowerSGD(Exchange):
         own = torch.cat([q.flatten() for q in q_br])
         summed = yield world.start_all_reduce(own, name=f"{bucket.name}/q", in_place=True)
 
-        compressed = [
-            (matrix, into) for matrix, into in zip(matrices, sums, strict=True) if matrix is not None
-        ]
+        compressed = [(matrix, into) for matrix, into in zip(matrices, sums, strict=True) if matrix is not None]
         parts_q = summed.split([q.numel() for q in q_br])
         for (matrix, into), p, q, part in zip(compressed, p_ar, q_br, parts_q, strict=True):
             summed_br = part.view(-1, self.rank)
