@@ -1,8 +1,14 @@
-"""The last layer of recipe `face`: from flags to PartialFC."""
+"""The last layer of recipe `face`: its flags, what may go together, and PartialFC made of them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import torch
 
 from partial_fc.comm import World
+from partial_fc.flags import LaunchFlags, OptimFlags, ScheduleFlags, check_least, flag, is_given
 from partial_fc.head import (
     AdaFace,
     ArcFace,
@@ -19,80 +25,247 @@ from partial_fc.head import (
 from partial_fc.machine import has_bf16
 from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 from partial_fc.train.precision import Precision
-from recipes.face_checks import row_optimizer_name
-from recipes.face_config import Config
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def build_head(config: Config, num_classes: int, world: World, precision: Precision) -> PartialFC:
-    """With --precision fp64, for checks, centres are stored so, too."""
-    device, dtype = precision.device, precision.parameter_dtype
-    # The head has no fp16 products: with an fp16 backbone it takes bf16 where the hardware has that.
-    narrow = precision.mode == "bf16" or (precision.mode.startswith("fp16") and has_bf16(device))
-    hard_negatives = None
-    if config.hard_negatives:
-        hard_negatives = HardNegatives(num_classes, config.hard_negatives, config.hard_negatives_every, device=device)
-    return PartialFC(
-        num_classes,
-        config.embedding_size,
-        _margin(config),
-        config.sample_rate,
-        world,
-        config.seed,
-        _row_optimizer(config),
-        device,
-        dtype,
-        impl=config.head_impl,
-        precision="bf16" if narrow else "fp32",
-        storage=_storage(config, dtype),
-        catch_up=config.head_catch_up,
-        interclass_filtering_threshold=config.interclass_filtering_threshold or None,
-        sub_centres=config.sub_centres,
-        label_smoothing=config.label_smoothing,
-        sampling_correction=config.sampling_correction,
-        hard_negatives=hard_negatives,
-    )
+@dataclass(frozen=True, kw_only=True)
+class HeadFlags:
+    """The loss, the class centres, and how they are sampled, stored and moved."""
 
+    loss: Literal[
+        "cosface",
+        "arcface",
+        "arcface-straight-through",
+        "combined",
+        "softmax",
+        "sphereface",
+        "adaface",
+        "curricularface",
+    ] = "cosface"
+    """arcface-straight-through: the margin without its slope, as arcface_torch has it. combined: see --margins.
+    sphereface, adaface, curricularface: with the margins that were published with them."""
+    scale: float = 64.0
+    """What cosines are multiplied by."""
+    margins: tuple[float, float, float] | None = None
+    """For `combined`: m1 m2 m3 of cos(m1 * angle + m2) - m3. (arcface is 1 0.5 0, cosface 1 0 0.4.)"""
+    sub_centres: int = 1
+    """Centres of each class; the nearest counts. More than one make room for classes with wrong images among theirs."""
+    interclass_filtering_threshold: float = 0.0
+    """A class that is not an image's target and has a larger cosine than this is left out of that image's softmax: it
+    may be the same person under another number. 0: none is."""
+    label_smoothing: float = 0.0
+    """Share of the target that is spread evenly over the active classes."""
+    sample_rate: float = 1.0
+    """Share of all class centres that are negatives in a step, 0 < rate <= 1. Worth it from millions of classes on."""
+    sampling_correction: bool = False
+    """Divides the sampled negatives' part of the softmax by the sample rate: the loss then estimates that over all
+    classes."""
+    hard_negatives: int = 0
+    """Besides the sampled negatives, of each process: so many of its centres, the nearest known ones, for each class
+    of the batch."""
+    hard_negatives_every: int = 10
+    """Steps from one search for nearer centres, among the active ones, to the next. One takes about a third of the
+    arithmetic of the head's step."""
+    head_impl: Literal["auto", "plain", "cpu", "triton"] = "auto"
+    """What computes the last layer. auto: the Triton kernels on a GPU, the C++ kernel on a CPU, plain PyTorch for
+    --precision fp64."""
+    head_centres: Path | None = None
+    """Start from the class centres of this checkpoint, their optimizer anew. `partial-fc checkpoint import` makes one
+    of InsightFace's centre files."""
+    centre_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """How the class centres are stored; bf16 is rounded stochastically, so that small updates add up."""
+    centre_state_dtype: Literal["same", "fp32", "bf16", "fp16"] = "same"
+    """How the optimizer's state of the centres is stored, where it is as wide as they are."""
+    centre_place: Literal["device", "host", "disk"] = "device"
+    """Where the centres and their state lie: in the memory of the device that computes, in the host's, or in files."""
+    centre_path: Path | None = None
+    """For --centre-place disk: a folder on a fast local disk, with a sub-folder for each process."""
+    head_optimizer: Literal["same", "sgd", "nesterov", "adamw", "adagrad", "adam"] = "same"
+    """Of the centres; it moves those that were active in a step. same: as --optimizer. adagrad and adam are row-wise:
+    one number for a centre instead of one for each of its values (adam: for the second moment)."""
+    head_lr: float | None = None
+    """Learning rate of the centres; scaled and scheduled like --lr, which it is when not given."""
+    head_weight_decay: float | None = None
+    """Of the centres; --weight-decay when not given."""
+    head_clip: float = 0.0
+    """Largest norm of the gradient of all centres; --clip is then the backbone's alone. 0: see --clip."""
+    head_catch_up: Literal["none", "exact"] = "none"
+    """exact: before a centre is active again it gets what a dense optimizer would have done to it meanwhile (decay,
+    momentum). none: it rests."""
+    telemetry_every: int = 500
+    """Steps between two looks at the head's rows, for TensorBoard: rows never touched, their ages, cosines and
+    lengths, classes that look like one identity; 0: never."""
 
-def head_lr_ratio(config: Config) -> float:
-    """What the schedule's learning rate is multiplied by for the centres."""
-    return 1.0 if config.head_lr is None else config.head_lr / config.lr
+    def __post_init__(self) -> None:
+        check_least(self, sub_centres=1, hard_negatives=0, hard_negatives_every=1, telemetry_every=0)
+        check_least(self, head_lr=0, head_weight_decay=0, head_clip=0)
+        for name in ("interclass_filtering_threshold", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{flag(name)} is {getattr(self, name)}; expected from 0 (none) to below 1")
+        if self.loss == "combined" and self.margins is None:
+            raise ValueError("--loss combined needs --margins m1 m2 m3")
+        if self.loss != "combined" and self.margins is not None:
+            raise ValueError(f"--margins go with --loss combined; --loss {self.loss} has its own: add --margins None")
+        if (self.centre_place == "disk") != (self.centre_path is not None):
+            raise ValueError("--centre-place disk and --centre-path DIR go together: give both, or none")
+        if self.centre_path is not None and self.centre_path.exists() and not self.centre_path.is_dir():
+            raise ValueError(f"--centre-path {self.centre_path} is a file; expected a folder")
+        self._check_loss()
 
+    def _check_loss(self) -> None:
+        smoothing_excludes = {
+            "--interclass-filtering-threshold": self.interclass_filtering_threshold > 0,
+            "--sub-centres": self.sub_centres > 1,
+            "--sampling-correction": self.sampling_correction,
+            "--loss curricularface": self.loss == "curricularface",
+        }
+        for name, used in smoothing_excludes.items():
+            if used and self.label_smoothing:
+                raise ValueError(
+                    f"--label-smoothing with {name}: which classes share the smoothed part, and with which logits, is "
+                    "not defined there; leave one of the two out"
+                )
+        for name in ("sampling_correction", "hard_negatives"):
+            if getattr(self, name) and self.sample_rate == 1.0:
+                raise ValueError(
+                    f"{flag(name)} without sampling: every class is active in every step; leave it out, or give a "
+                    "--sample-rate below 1"
+                )
+        if is_given(self, "hard_negatives_every") and not self.hard_negatives:
+            raise ValueError(
+                "--hard-negatives-every without --hard-negatives: there is nothing to search for; give both, or none"
+            )
 
-def _margin(config: Config) -> Margin:
-    if config.margins is not None:
-        return CombinedMargin(config.scale, *config.margins)
-    match config.loss:
-        case "cosface":
-            return CosFace(config.scale)
-        case "softmax":
-            return Softmax(config.scale)
-        case "sphereface":
-            return SphereFace(config.scale)
-        case "adaface":
-            return AdaFace(config.scale)
-        case "curricularface":
-            return CurricularFace(config.scale)
-    return ArcFace(config.scale, straight_through=config.loss == "arcface-straight-through")
+    def check(self, launch: LaunchFlags, optim: OptimFlags, schedule: ScheduleFlags, resume: str) -> None:
+        """Raises ValueError for flags that do not go together with those of other groups."""
+        if optim.precision == "fp64" and self.head_impl in ("cpu", "triton"):
+            raise ValueError(f"--head-impl {self.head_impl} computes in fp32; --precision fp64 goes with plain")
+        if (self.head_impl, launch.device) in (("cpu", "cuda"), ("triton", "cpu")):
+            raise ValueError(
+                f"--head-impl {self.head_impl} with --device {launch.device}: it does not run there; leave one of the "
+                "two out"
+            )
+        if self.head_centres is not None and resume not in ("auto", "never"):
+            raise ValueError(
+                f"--head-centres with --resume {resume}: that checkpoint brings its own centres; leave one of the two "
+                "out"
+            )
+        if optim.precision == "fp64" and (self.centre_dtype, self.centre_state_dtype) != ("fp32", "same"):
+            raise ValueError("--precision fp64 stores the centres so, too: leave --centre-dtype and its state's out")
+        if self.head_lr is not None and not schedule.lr > 0:
+            raise ValueError(
+                f"--head-lr {self.head_lr} with --lr {schedule.lr}: the centres' rate follows the schedule of --lr, as "
+                "a multiple of it; give an --lr above 0"
+            )
+        self._check_optimizer(optim)
+        if optim.accumulate > 1 and self.loss in ("adaface", "curricularface"):
+            raise ValueError(
+                f"--accumulate {optim.accumulate} with --loss {self.loss}: this loss keeps averages over whole "
+                "batches, and micro-batches would give it others; use another loss, or a larger --batch-size"
+            )
 
+    def _check_optimizer(self, optim: OptimFlags) -> None:
+        name = self._optimizer_name(optim)
+        if name == "adagrad" and self.centre_state_dtype != "same":
+            raise ValueError(
+                f"--centre-state-dtype {self.centre_state_dtype} with --head-optimizer adagrad: its state is one "
+                "number a centre, always fp32; leave --centre-state-dtype out"
+            )
+        state = self.centre_dtype if self.centre_state_dtype == "same" else self.centre_state_dtype
+        if name == "adamw" and state == "fp16":
+            raise ValueError(
+                "AdamW with its state in fp16: squares of gradients are below what fp16 holds, and centres are thrown "
+                "far away; add --centre-state-dtype bf16 or fp32, or --head-optimizer adam"
+            )
+        if name == "nesterov" and not optim.momentum:
+            raise ValueError("--head-optimizer nesterov with --momentum 0 is plain SGD: give one, or say sgd")
 
-def _row_optimizer(config: Config) -> RowOptimizer:
-    name = row_optimizer_name(config)
-    decay = config.weight_decay if config.head_weight_decay is None else config.head_weight_decay
-    match name:
-        case "sgd" | "nesterov":
-            return RowSGD(config.momentum, decay, nesterov=name == "nesterov")
-        case "adamw":
-            return RowAdamW(weight_decay=decay)
-        case "adam":
-            return RowAdam(weight_decay=decay)
-    return RowAdagrad(weight_decay=decay)
+    def notes(self, optim: OptimFlags, head: PartialFC) -> Iterator[str]:
+        """What was asked for and makes no difference here."""
+        if self.centre_place == "host" and head.store.device == torch.device("cpu"):
+            yield "--centre-place host: the device that computes is the CPU, whose memory is the host's"
+        if optim.precision in ("bf16", "fp16", "fp16-o2") and self.head_impl == "plain":
+            yield "--head-impl plain multiplies fp32 numbers, whatever --precision says"
+        if optim.accumulate > 1 and self.hard_negatives:
+            yield "--hard-negatives with --accumulate: a class of several micro-batches keeps the list of the last"
+        if self.head_catch_up == "exact":
+            if self.sample_rate == 1.0:
+                yield "--head-catch-up exact: without sampling every centre is active in every step and none is late"
+            elif isinstance(head.optimizer, RowAdagrad) and not head.optimizer.weight_decay:
+                yield "--head-catch-up exact: Adagrad without weight decay leaves centres alone that are not active"
 
+    # ---- the head
 
-def _storage(config: Config, dtype: torch.dtype) -> Storage:
-    if dtype == torch.float64:
-        return Storage(dtype, None, config.centre_place, config.centre_path)
-    centre = _DTYPES[config.centre_dtype]
-    state = centre if config.centre_state_dtype == "same" else _DTYPES[config.centre_state_dtype]
-    return Storage(centre, state, config.centre_place, config.centre_path)
+    def build(
+        self, num_classes: int, embedding_size: int, world: World, precision: Precision, optim: OptimFlags, seed: int
+    ) -> PartialFC:
+        """With --precision fp64, for checks, centres are stored so, too."""
+        device, dtype = precision.device, precision.parameter_dtype
+        # The head has no fp16 products: with an fp16 backbone it takes bf16 where the hardware has that.
+        narrow = precision.mode == "bf16" or (precision.mode.startswith("fp16") and has_bf16(device))
+        hard_negatives = None
+        if self.hard_negatives:
+            hard_negatives = HardNegatives(num_classes, self.hard_negatives, self.hard_negatives_every, device=device)
+        return PartialFC(
+            num_classes,
+            embedding_size,
+            self._margin(),
+            self.sample_rate,
+            world,
+            seed,
+            self._row_optimizer(optim),
+            device,
+            dtype,
+            impl=self.head_impl,
+            precision="bf16" if narrow else "fp32",
+            storage=self._storage(dtype),
+            catch_up=self.head_catch_up,
+            interclass_filtering_threshold=self.interclass_filtering_threshold or None,
+            sub_centres=self.sub_centres,
+            label_smoothing=self.label_smoothing,
+            sampling_correction=self.sampling_correction,
+            hard_negatives=hard_negatives,
+        )
+
+    def lr_ratio(self, lr: float) -> float:
+        """What the schedule's learning rate is multiplied by for the centres. lr: of --lr."""
+        return 1.0 if self.head_lr is None else self.head_lr / lr
+
+    def _margin(self) -> Margin:
+        if self.margins is not None:
+            return CombinedMargin(self.scale, *self.margins)
+        match self.loss:
+            case "cosface":
+                return CosFace(self.scale)
+            case "softmax":
+                return Softmax(self.scale)
+            case "sphereface":
+                return SphereFace(self.scale)
+            case "adaface":
+                return AdaFace(self.scale)
+            case "curricularface":
+                return CurricularFace(self.scale)
+        return ArcFace(self.scale, straight_through=self.loss == "arcface-straight-through")
+
+    def _optimizer_name(self, optim: OptimFlags) -> str:
+        return optim.optimizer if self.head_optimizer == "same" else self.head_optimizer
+
+    def _row_optimizer(self, optim: OptimFlags) -> RowOptimizer:
+        name = self._optimizer_name(optim)
+        decay = optim.weight_decay if self.head_weight_decay is None else self.head_weight_decay
+        match name:
+            case "sgd" | "nesterov":
+                return RowSGD(optim.momentum, decay, nesterov=name == "nesterov")
+            case "adamw":
+                return RowAdamW(weight_decay=decay)
+            case "adam":
+                return RowAdam(weight_decay=decay)
+        return RowAdagrad(weight_decay=decay)
+
+    def _storage(self, dtype: torch.dtype) -> Storage:
+        if dtype == torch.float64:
+            return Storage(dtype, None, self.centre_place, self.centre_path)
+        centre = _DTYPES[self.centre_dtype]
+        state = centre if self.centre_state_dtype == "same" else _DTYPES[self.centre_state_dtype]
+        return Storage(centre, state, self.centre_place, self.centre_path)

@@ -6,319 +6,255 @@
     horovodrun -np 2 -H localhost:2 python train.py mnist --precision fp16-o2      the tutorial's Apex folder
 
 No MNIST here? `partial-fc data digits --out data` writes real digits to train on. Results: docs/mnist.md.
-
-B images of one forward pass, C classes, H = W = 28 pixels.
 """
 
-import dataclasses
-import json
 import math
-import time
-from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import timedelta
-from logging import Logger
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+import tyro
+from torch import nn
 
-from partial_fc import checkpoint
-from partial_fc.checkpoint.agree import check_replicas
-from partial_fc.comm import World
-from partial_fc.data.idx import ImageSet, Split, read_set
+from partial_fc import checkpoint, flags
+from partial_fc.checkpoint import apex
+from partial_fc.checkpoint.snapshot import Snapshot
+from partial_fc.data import Loader
+from partial_fc.data.idx import Split
+from partial_fc.data.idx_source import IdxSource
+from partial_fc.data.order import PerEpoch
+from partial_fc.data.transform import pixels
+from partial_fc.evaluate import Classification
+from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
+from partial_fc.head import CrossEntropy
 from partial_fc.models.convnet import NUM_CLASSES, SIDE, ConvNet
-from partial_fc.optim.backbone import named_state
-from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
-from partial_fc.train import replicas
-from partial_fc.train.job import EXIT_PREEMPTED
-from partial_fc.train.log import LossCurve, Progress, open_files
-from partial_fc.train.precision import Precision, Weights, choose
-from partial_fc.train.running_statistics import RunningStatistics
-from partial_fc.train.signals import StopSignals
-from partial_fc.train.sync_batch_norm import convert
-from recipes import compression, machine, mnist_checkpoint
-from recipes.mnist_config import Config, parse
-from recipes.mnist_data import Images, batches, pixels, updates_of_epoch
-from recipes.mnist_evaluation import draw_mistakes, evaluate
+from partial_fc.models.inputs import MNIST
+from partial_fc.optim import backbone as torch_optim
+from partial_fc.optim.gradient_sync import broadcast_module
+from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.batch_norm import convert
+from partial_fc.train.loop import train
+from partial_fc.train.precision import LossScaler, Precision, choose
+from partial_fc.train.run import Run, run_in_worlds
 
 
-@dataclass
-class Run:
-    """What learns, from what, and where it stands."""
+@dataclass(frozen=True, kw_only=True)
+class MnistFlags:
+    """What is trained on, and files of other programs."""
 
-    config: Config
-    world: World
-    device: torch.device
-    logger: Logger
-    train_images: Images
-    test_images: Images
-    model: nn.Module
-    precision: Precision
-    weights: Weights
-    optimizer: torch.optim.Optimizer
-    sync: GradientSync
-    saver: checkpoint.Saver
-    position: mnist_checkpoint.Position
-    signals: StopSignals = field(default_factory=StopSignals)
-    stopped: bool = False  # any process was asked to, by SIGTERM or SIGUSR1
-    last_equal: int = 0  # the step of the last look at the replicas
+    data_dir: Path = Path("data")
+    """Folder of MNIST's four files, compressed or not; they may also lie in its MNIST/raw. Nothing is downloaded:
+    `partial-fc data digits --out DIR` writes a small set of real digits."""
+    n_workers: int = 0
+    """Threads that read ahead, for each process that trains; 0: it reads itself."""
+    engine: Literal["torch", "mxnet"] = "torch"
+    """What computes. (mxnet is not there yet.)"""
+    load_amp: Path | None = None
+    """Start from an Apex checkpoint ({'model', 'optimizer', 'amp'}): weights, momentum, loss scale."""
+    save_amp: Path | None = None
+    """Write one with every checkpoint."""
+
+    def __post_init__(self) -> None:
+        flags.check_least(self, n_workers=0)
+        if self.engine == "mxnet":
+            raise ValueError("--engine mxnet is not there yet: recipe mnist runs on PyTorch only, --engine torch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Trains the PyTorch tutorial's ConvNet on MNIST files. Defaults are the tutorial's. It is evaluated and saved
+    after each epoch."""
+
+    mnist: Flags[MnistFlags] = MnistFlags()
+    optim: Flags[OptimFlags] = OptimFlags(batch_size=100, momentum=0.0, weight_decay=0.0)
+    schedule: Flags[ScheduleFlags] = ScheduleFlags(lr=1e-4, lr_scaling="none", lr_scheduler="constant", epochs=2.0)
+    run: Flags[RunFlags] = RunFlags(
+        models_root=Path("runs/mnist"), frequent=100, verbose=0, checkpoint_every=0, keep_checkpoints=2, save_best=False
+    )
+    guards: Flags[GuardFlags] = GuardFlags()
+    exchange: Flags[ExchangeFlags] = ExchangeFlags()
+    launch: Flags[LaunchFlags] = LaunchFlags()
+
+    def __post_init__(self) -> None:
+        load, save = self.mnist.load_amp, self.mnist.save_amp
+        if save is not None and self.optim.precision == "fp64":
+            raise ValueError("--save-amp with --precision fp64: Apex's files hold fp32 weights")
+        if load is not None and self.run.resume not in ("auto", "never"):
+            raise ValueError(
+                f"--load-amp {load} and --resume {self.run.resume} both say where to start; give one of them"
+            )
 
 
 def main(arguments: list[str]) -> int:
-    """Parse, put the parts together, train, write what came out. Returns the exit status."""
-    config = parse(arguments)
-    world, device = machine.join(config)
-    logger = open_files(config.models_root, world, bare=True)
-    versions = machine.versions()
-    logger.info(f"{world} on {device}; {json.dumps(versions)}")
-    logger.info(f"configuration {json.dumps(dataclasses.asdict(config), default=str)}")
+    """Returns the exit status."""
+    return run_in_worlds("mnist", parse(arguments), [], train_here, bare=True)
+
+
+def train_here(run: Run) -> int:
+    """Puts the parts together, trains, writes what came out."""
+    config, world = run.config, run.world
 
     # ---- data
-    train_set, test_set = _read(config, "train"), _read(config, "t10k")
-    num_updates = len(updates_of_epoch(config, len(train_set.label_N), world, epoch=0))
-    logger.info(
-        f"{len(train_set.label_N):,} images to train, {len(test_set.label_N):,} to test; an update sees {world.size} x "
-        f"{config.batch_size} x {config.accumulate} (processes, batch, accumulated), an epoch has {num_updates}"
-    )
+    train_source = run.open_data(lambda: _source(config, "train"))
+    test = TestSet("test", _source(config, "t10k"), pixels, top=5)
+    test.epochs = config.schedule.epochs
+    order = PerEpoch(len(train_source), config.run.seed)
+    updates = math.ceil(len(train_source) / run.global_batch)
+    if updates < config.run.frequent:
+        run.note(f"no Step lines: an epoch has {updates} updates, fewer than --frequent {config.run.frequent}")
 
-    if num_updates < config.frequent:
-        logger.info(f"note: no Step lines: an epoch has fewer updates than --frequent {config.frequent}")
+    with ExitStack() as parts:
+        # ---- model
+        precision = Precision(choose(config.optim.precision, run.device, world), run.device)
+        backbone = _backbone(run, precision)
+        head = CrossEntropy(NUM_CLASSES, world, precision.parameter_dtype)
+        run.logger.info(f"ConvNet: {backbone.num_parameters:,} parameters; precision {precision.mode}")
+        if backbone.note:
+            run.note(backbone.note)
 
-    # ---- model, and what moves it
-    precision = Precision(choose(config.precision, device, world), device)
-    model, weights = _model(config, precision, world, logger)
-    optimizer = torch.optim.SGD([p for _, p in weights.named_parameters()], config.lr, config.momentum)
-    sync = GradientSync(model, world, exchange=compression.build(config))
-    weights.bind_gradients(sync.gradient_of)
-    if world.size == 1 and config.gradient_compression != "none":
-        logger.info(
-            f"note: one process: nothing travels, --gradient-compression {config.gradient_compression} only rounds"
+        # ---- start: a given checkpoint, else the newest of this run, else --load-amp, else from scratch
+        saver = parts.enter_context(run.saver(_Saver))
+        saver.amp = (config.mnist.save_amp, backbone)
+        start = run.resume(backbone, head, train_source, may_change=("n_workers", "load_amp", "save_amp", "data_dir"))
+        if config.mnist.load_amp:
+            _load_amp(run, backbone, config.mnist.load_amp, resumed=start.step > 0)
+        loader = parts.enter_context(
+            Loader(
+                train_source,
+                pixels,
+                order,
+                batch_size=config.optim.batch_size,
+                rank=world.rank,
+                world_size=world.size,
+                seed=config.run.seed,
+                position=start.position,
+                num_workers=config.mnist.n_workers,
+                pin_memory=run.device.type == "cuda",
+            )
         )
+        schedule = run.schedule(start, order)
+        if run.is_finished(start, schedule):
+            return 0
 
-    # ---- start: a given checkpoint, else the newest of this run, else --load-amp, else from scratch
-    run = Run(
-        config, world, device, logger, Images(train_set), Images(test_set), model, precision, weights, optimizer, sync,
-        checkpoint.Saver(config.models_root / "checkpoints", world, config.keep_checkpoints, keep_best=False),
-        mnist_checkpoint.Position(),
-    )  # fmt: skip
-    run.position = mnist_checkpoint.resume(run, num_updates)
-    own = (p for _, p in weights.named_parameters())
-    check_replicas((*own, *named_state(optimizer, weights).values()), world)
-    if _over(run) and machine.is_finished(config.models_root, world):
-        logger.info(
-            f"{config.models_root} is finished, see result.json; to go on give more --epochs or --max-steps, to start "
-            "anew another --models-root"
-        )
-    else:
-        _train_and_report(run, num_updates, versions)
-    run.saver.close()
-    if run.saver.last_failed:
-        raise OSError(
-            f"the last state, of step {run.position.step}, is in no checkpoint below {run.saver.root}: see above"
-        )
-    world.close()
-    return EXIT_PREEMPTED if run.stopped else 0
+        # ---- train
+        line = TutorialLine(config.run.frequent, len(train_source), run.global_batch, config.schedule.epochs)
+        job = run.job(loader, backbone, head, schedule, [test], saver, start, line, each_epoch=True)
+        outcome = train(job)
+        status = run.finish(job, outcome, {} if outcome.stopped else _results(test, outcome.evaluations, start.best))
+        if not outcome.stopped:
+            run.logger.info(f"Training complete in: {timedelta(seconds=run.seconds)}")
+        return status
 
 
-def train(run: Run, num_updates: int) -> dict[str, Any]:
-    """Runs to the end, writes the results. Returns what there is to tell of the run."""
-    config, world, position = run.config, run.world, run.position
-    curve = LossCurve(config.models_root, world, position.step)
-    last_step = min(config.epochs * num_updates, config.max_steps or math.inf)
-    progress = Progress(run.logger, config.models_root, world, config.frequent, position.step, int(last_step), 0)
-    statistics = RunningStatistics(run.model)
-    loss, seconds, num_images = math.nan, 0.0, 0
-    evaluation = evaluate(run) if _over(run) else None
+@dataclass(frozen=True)
+class TutorialLine:
+    """The tutorial's line, every `frequent` updates of an epoch."""
 
-    while not _over(run):
-        run.model.train()
-        updates = updates_of_epoch(config, len(run.train_images), world, position.epoch)[position.update :]
-        loaded = batches(run.train_images, updates, config.n_workers, run.device)
-        for update in updates:
-            if run.stopped:
-                break
-            began = time.perf_counter()
-            world.step = position.step + 1
-            loss = make_update(run, update, loaded, statistics)
-            position.step += 1
-            position.update += 1
-            seconds += time.perf_counter() - began
-            num_images += world.size * sum(map(len, update))
-            curve.add(position.step, loss, config.lr)
-            progress.advance()
-            if position.update % config.frequent == 0:
-                run.logger.info(
-                    f"Epoch [{position.epoch + 1}/{config.epochs}], Step [{position.update}/{num_updates}], "
-                    f"Loss: {loss:.4f}"
-                )
-                progress.scalars(position.step, {"train/loss": loss, "train/loss_scale": run.precision.loss_scale})
-            if config.desync_every and position.step % config.desync_every == 0:
-                compare_replicas(run)
-            if position.step == config.max_steps:
-                break
+    frequent: int
+    num_samples: int
+    update_size: int
+    epochs: float
 
-        if run.stopped:
-            break
-        # ---- after an epoch, or where --max-steps ends it: evaluate, save
-        evaluation = evaluate(run)
-        run.logger.info(f"Epoch [{position.epoch + 1}/{config.epochs}], {evaluation}")
-        progress.scalars(position.step, {"test/accuracy": evaluation.accuracy})
-        position.best = max(position.best, evaluation.accuracy)
-        if position.update == num_updates:
-            position.epoch, position.update = position.epoch + 1, 0
-        mnist_checkpoint.save(run)
-    progress.close()
-    curve.close()
-    if run.stopped:
-        if position.update == num_updates:
-            position.epoch, position.update = position.epoch + 1, 0
-        mnist_checkpoint.save(run)
-        return {}
-    assert evaluation is not None
-    if world.rank == 0:
-        drawn = draw_mistakes(evaluation, run.test_images, config.models_root / "mistakes.png")
-        run.logger.info(f"mistakes.png shows {drawn} of {len(evaluation.image_M)} mistakes" if drawn else "no mistakes")
-    return {
-        "loss": loss,
-        "test_accuracy": evaluation.accuracy,
-        "best_test_accuracy": position.best,
-        "confusion": evaluation.confusion_CC.tolist(),  # of each label: how often it was taken for what
-        "steps": position.step,
-        "skipped_updates": position.skipped,
-        "loss_scale": run.precision.loss_scale,
-        "images_per_s": num_images / seconds if seconds else None,
-    }
+    def due(self, step: int, position: int) -> bool:
+        return self._update(position)[1] % self.frequent == 0
+
+    def text(self, step: int, position: int, loss: float, lr: float, speed: str) -> str:
+        epoch, update = self._update(position)
+        per_epoch = math.ceil(self.num_samples / self.update_size)
+        return f"Epoch [{epoch + 1}/{self.epochs:g}], Step [{update}/{per_epoch}], Loss: {loss:.4f}"
+
+    def _update(self, position: int) -> tuple[int, int]:
+        """(epoch from 0, update of it from 1) that ended at this position."""
+        epoch, place = divmod(position - 1, self.num_samples)
+        return epoch, math.ceil((place + 1) / self.update_size)
 
 
-def make_update(
-    run: Run,
-    update: list[list[int]],
-    loaded: Iterator[tuple[Tensor, Tensor]],
-    statistics: RunningStatistics,
-) -> float:
-    """One update from the batches of `update`, whose images are the next ones of `loaded`. Returns the loss, its mean
-    over the images of all processes: one number for all of them.
+class TestSet(Classification):
+    """The test images, with the tutorial's line."""
 
-    Who divides: each process divides by the number of images of the whole update; everything after that is a sum.
-    """
-    precision, sync, world = run.precision, run.sync, run.world
-    num_images = world.size * sum(map(len, update))
-    sync.zero(precision.loss_scale, global_batch=num_images)
-    if precision.scaler:
-        statistics.keep()
-    local_loss = torch.zeros((), dtype=torch.float64, device=run.device)
-    for number in range(1, len(update) + 1):
-        image_B1HW, label_B = next(loaded)
-        with precision.autocast():
-            logit_BC = run.model(precision.as_input(pixels(image_B1HW)))
-        logit_BC = logit_BC.to(precision.parameter_dtype)
-        loss = F.cross_entropy(logit_BC, label_B, reduction="sum") / num_images
-        with sync.hold() if number < len(update) else nullcontext():
-            (loss * precision.loss_scale).backward()
-        local_loss += loss.detach()
-    sync.wait()
+    epochs = 0.0
 
-    # One verdict for all ranks: replicas of which only some made an update would part for ever.
-    asked = local_loss.new_tensor(run.signals.received is not None)
-    local = torch.stack((local_loss, (~sync.finite()).double(), asked))
-    total_loss, num_overflowed, num_asked = world.all_reduce(local, name="mnist/verdict").tolist()
-    run.stopped = num_asked > 0
-    overflowed = num_overflowed > 0 or not math.isfinite(total_loss)
-    if overflowed and not precision.scaler:
-        raise FloatingPointError(
-            f"step {run.position.step + 1}: the loss is {total_loss}, the gradient {'not ' if num_overflowed else ''}"
-            "finite; nothing was updated in this step, and the last checkpoint stands. The usual cause is a learning "
-            f"rate that is too high: try less than --lr {run.config.lr}; with --gradient-compression fp16 also a sum "
-            "of gradients beyond 65,504: try bf16"
-        )
-    if precision.scaler:
-        precision.scaler.update(overflowed)
-    if overflowed:
-        sync.undo()
-        statistics.restore()
-        run.position.skipped += 1
-        run.logger.info(
-            f"step {run.position.step + 1}: the gradient overflowed, no update; the loss scale is now "
-            f"{precision.loss_scale:g}"
-        )
-        return total_loss
-    run.weights.bind_gradients(sync.gradient_of)
-    run.optimizer.step()
-    run.weights.publish()
-    return total_loss
+    def lines(self, step, epoch, values, best) -> list[str]:  # type: ignore[no-untyped-def]
+        share = f"{values['test/accuracy']:.2%}".replace("%", " %")
+        counts = f"({self.num_correct:,} of {len(self.source):,})"
+        return [f"Epoch [{math.ceil(epoch)}/{self.epochs:g}], Test accuracy: {share} {counts}"]
 
 
-def compare_replicas(run: Run) -> None:
-    """An error, on all ranks, where they do not hold the same model any more."""
-    scaler, step = run.precision.scaler, run.position.step
-    facts = {"loss scale": scaler.state() if scaler else 1.0}
-    replicas.check(run.weights, run.optimizer, facts, step, run.last_equal, run.world)
-    run.last_equal = step
+class _Saver(checkpoint.Saver):
+    """Writes an Apex file with every checkpoint, where --save-amp asks for it."""
+
+    amp: tuple[Path | None, TorchBackbone]
+
+    def begin(self, snapshot: Snapshot, since: float | None = None) -> None:
+        super().begin(snapshot, since)
+        path, backbone = self.amp
+        if path and snapshot.rank == 0:
+            scaler = backbone.scaler
+            state = (scaler.scale, scaler.clean_steps) if scaler else (1.0, 0)
+            apex.write(path, snapshot.backbone, backbone.optimizer, *state)
 
 
-def _read(config: Config, split: Split) -> ImageSet:
-    found = read_set(config.data_dir, split, NUM_CLASSES)
-    if found.image_NHW.shape[1:] != (SIDE, SIDE):
+def _source(config: Config, split: Split) -> IdxSource:
+    source = IdxSource(config.mnist.data_dir, split, NUM_CLASSES)
+    if source.image_NHW.shape[1:] != (SIDE, SIDE):
         raise ValueError(
-            f"{config.data_dir}: the {split} images have {' x '.join(map(str, found.image_NHW.shape[1:]))} pixels; the "
-            f"ConvNet takes {SIDE} x {SIDE} only"
+            f"{config.mnist.data_dir}: the {split} images have {' x '.join(map(str, source.image_NHW.shape[1:]))} "
+            f"pixels; the ConvNet takes {SIDE} x {SIDE} only"
         )
-    return found
+    return source
 
 
-def _model(config: Config, precision: Precision, world: World, logger: Logger) -> tuple[nn.Module, Weights]:
-    """Equal on all ranks."""
-    torch.manual_seed(config.seed)  # as the tutorial: its first weights
-    model: nn.Module = ConvNet().to(precision.device, precision.parameter_dtype)
-    broadcast_module(model, world)
-    if config.sync_bn:
-        model = convert(model, world)
-    weights, note = precision.prepare(model)
-    number = sum(p.numel() for p in model.parameters())
-    logger.info(f"ConvNet: {number:,} parameters; precision {precision.mode}")
-    if note:
-        logger.info(f"note: {note}")
-    return model, weights
-
-
-def _over(run: Run) -> bool:
-    return run.position.epoch >= run.config.epochs or (
-        run.config.max_steps is not None and run.position.step >= run.config.max_steps
+def _backbone(run: Run, precision: Precision) -> TorchBackbone:
+    """Equal on all ranks. A collective."""
+    optim = run.config.optim
+    torch.manual_seed(run.config.run.seed)  # as the tutorial: its first weights
+    module: nn.Module = ConvNet().to(precision.device, precision.parameter_dtype)
+    broadcast_module(module, run.world)
+    if optim.sync_bn:
+        module = convert(module, run.world)
+    make = partial(torch_optim.build, optim.optimizer, momentum=optim.momentum, weight_decay=optim.weight_decay)
+    contract = {"network": "convnet", "output": "float32 (N, 10), logits"}
+    return TorchBackbone(
+        module, run.world, precision, make, run.config.exchange.build(run.config.run.seed), MNIST, contract
     )
 
 
-def _train_and_report(run: Run, num_updates: int, versions: dict[str, str]) -> None:
-    began, first_step = time.perf_counter(), run.position.step
-    run.last_equal = first_step
-    with StopSignals(run.world.rank) as run.signals:
-        found = train(run, num_updates)
-    if run.stopped:
-        run.logger.info(f"stopped at step {run.position.step}, as asked; the same command goes on from there")
+def _load_amp(run: Run, backbone: TorchBackbone, path: Path, resumed: bool) -> None:
+    """Starts from an Apex checkpoint, unless the run goes on from one of its own. A collective."""
+    if resumed:
+        run.note(f"--load-amp {path} is for a new run; this one goes on from its own checkpoint")
         return
-    took = timedelta(seconds=time.perf_counter() - began)
-    run.logger.info(f"Training complete in: {took}")
-    contract = {
-        "input": "float32 (N, 1, 28, 28), white on black, pixel / 255",
-        "output": "float32 (N, 10), logits",
-        "step": str(run.position.step),
+    found = apex.read(path)
+    backbone.weights.load_state_dict(apex.give_model(found, backbone.weights.state_dict()))
+    for note in apex.give_optimizer(found, backbone.optimizer):
+        run.note(note)
+    scaler = backbone.scaler
+    if scaler and found.loss_scale != 1:
+        clean = found.unskipped if found.unskipped < LossScaler.GROWTH_INTERVAL else 0
+        scaler.load_state({"scale": found.loss_scale, "clean_steps": clean})
+    elif scaler or found.loss_scale != 1:
+        run.note(
+            f"{path} has loss scale {found.loss_scale:g}; this run, --precision {backbone.precision.mode}, has "
+            f"{f'{scaler.scale:g}' if scaler else 'none'}"
+        )
+    run.logger.info(f"started from {path}")
+    run.check_replicas(backbone)
+
+
+def _results(test: TestSet, values: dict[str, float], best: dict[str, float]) -> dict[str, object]:
+    assert test.confusion_CC is not None
+    return {
+        "test_accuracy": values["test/accuracy"],
+        "best_test_accuracy": best["test"],
+        # Of each label: how often it was taken for what.
+        "confusion": test.confusion_CC.tolist(),
     }
-    model = mnist_checkpoint.model_state(run)
-    if run.world.rank == 0:
-        root = run.config.models_root
-        checkpoint.save_model(root / "model.safetensors", model, contract)
-        result = {
-            **found,
-            "seconds": took.total_seconds(),
-            "precision": run.precision.mode,
-            "world_size": run.world.size,
-            "backend": run.world.backend,
-            "gradient_bytes_per_step": dataclasses.asdict(run.sync.step_bytes()),
-            "traffic_per_step": run.world.traffic.per_step(max(1, run.position.step - first_step)),
-            "configuration": dataclasses.asdict(run.config),
-            "versions": versions,
-        }
-        checkpoint.write_json(result, root / "result.json")
-    run.world.barrier(name="end")
+
+
+def parse(arguments: list[str]) -> Config:
+    """The command line -> configuration. Raises ValueError for values that make no sense, alone or together."""
+    return tyro.cli(Config, args=arguments, prog="train.py mnist")

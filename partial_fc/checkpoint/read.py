@@ -69,7 +69,7 @@ class Checkpoint:
     def load_head(self, head: PartialFC) -> list[str]:
         """Gives the head the rows of its class range, from as many files as they lie in, of which one at a time is in
         memory. Returns what the user should know: what could not be taken over."""
-        return head_rows.load(self.folder, self.manifest, self.sums, head)
+        return [] if not head.rows else head_rows.load(self.folder, self.manifest, self.sums, head)
 
     def _own(self, rank: int) -> dict[str, Tensor]:
         size = self.manifest["world_size"]

@@ -11,6 +11,7 @@ from partial_fc.checkpoint import head_rows
 from partial_fc.checkpoint.files import save_tensors, write, write_json
 from partial_fc.checkpoint.head_rows import Part
 from partial_fc.checkpoint.sums import sums_name, write_sums
+from partial_fc.comm import World
 from partial_fc.head import PartialFC
 
 FORMAT = 4
@@ -97,24 +98,30 @@ def take(
     head: PartialFC,
     facts: Mapping[str, Any],
     *,
+    world: World,
     class_names: list[str] | None = None,
     copy: bool = True,
 ) -> Snapshot:
     """The state as it is. own: `copied` already. facts: what else is to be found again, as JSON (position, best scores,
     configuration). copy: also the head's rows into memory of their own, so that training may go on; else to be written
     before it does."""
-    world = head.world
-    parts = head_rows.parts(head, copy)
+    parts = head_rows.parts(head, copy) if head.rows else []
     return Snapshot(
         world.rank,
         world.size,
         step,
-        {"format": FORMAT, "step": step, **head_rows.facts(head), **facts},
-        copied(backbone),
-        copied(optimizer),
+        {
+            "format": FORMAT,
+            "step": step,
+            "world_size": world.size,
+            **(head_rows.facts(head) if head.rows else {}),
+            **facts,
+        },
+        dict(backbone),
+        dict(optimizer),
         own,
         list(parts) if copy else parts,
-        copied(head.hard_negatives.state()) if head.hard_negatives else {},
+        copied(head.hard_negatives.state()) if head.rows and head.hard_negatives else {},
         class_names,
         copy,
     )

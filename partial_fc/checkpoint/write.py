@@ -76,6 +76,8 @@ class Saver:
     def can_copy(self, head: PartialFC) -> bool:
         """Whether this rank's rows fit into memory once more beside the training: then they can be written in the
         background."""
+        if not head.rows:
+            return True
         if head.store.storage.place == "disk":
             return False
         num_bytes = int(head.made_classes().sum()) * head_rows.class_bytes(head)

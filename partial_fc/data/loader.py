@@ -1,10 +1,7 @@
-"""Endless training batches from a Source.
+"""Endless training batches: Loader(source, transform, order).
 
-Samples are numbered by position p = 0, 1, 2, ... over all epochs and all ranks. Position p is sample
-permute(p mod N) of epoch p // N, N being the size of the set, and the permutation a keyed function: nothing
-is stored, nothing dropped, every batch is full, and every rank has the same number of them. The global batch
-of a step is the next G positions, each rank taking its B in turn. So the order does not depend on the number
-of ranks, and the whole state is one integer: the number of samples consumed.
+The source reads a sample, the transform makes an array of it, the order says which sample stands at which position
+(order.py). The whole state is one integer: the position, how many samples all ranks have consumed.
 """
 
 import logging
@@ -20,84 +17,90 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from partial_fc.data.decode import decode, fit
-from partial_fc.data.sample import BadRecord, Source, naming
-from partial_fc.keyed import fold, permute
+from partial_fc.data.order import Keyed, Order, Selection
+from partial_fc.data.sample import BadRecord, Sample, Source, naming
+from partial_fc.keyed import fold
 
-Augment = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[np.uint8]]
+Transform = Callable[[Sample, np.random.Generator], NDArray]
 
-_ORDER, _AUGMENT, _REPLACE = range(3)  # what a key is for
+_AUGMENT, _REPLACE = 1, 2  # what a key is for; 0 is the order's
 _log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
     """One rank's part of a step.
 
-    image_B3HW: uint8 RGB, channels-last in memory (as decoded; the layout GPUs like best).
-    label_B, key_B: int64. epoch: passes over the set after this batch, a fraction. position: samples consumed
-    by all ranks after this batch; give it to a new Loader to continue here.
+    input_B: what the transform made, its last axis (channels) moved behind the batch's: (B, C, H, W) of images, (B, C,
+    T, H, W) of clips, channels-last in memory. label_B, key_B: int64. epoch: passes over the set after this batch, a
+    fraction. position: samples consumed by all ranks after this batch; give it to a new Loader to continue here.
+    num_global: samples of this batch on all ranks. ends_epoch: no update goes on beyond this batch.
     """
 
-    image_B3HW: Tensor
+    input_B: Tensor
     label_B: Tensor
     key_B: Tensor
     epoch: float
     position: int
+    num_global: int
+    ends_epoch: bool = False
 
 
 class Loader:
     """Iterates over batches without end; close it, or use it as a context manager.
 
-    batch_size: of this rank. position: where to start, as Batch.position said. augment(image_HWC, rng) ->
-    image_HWC: rng depends on (seed, position) only, so neither ranks nor threads change what a sample looks
-    like. A damaged record is named in the log and replaced by another one; more than `max_bad_records`
-    different ones on this rank raise ValueError. num_workers threads decode, each a whole batch at a time; up
-    to `prefetch` batches wait beyond those in work.
+    transform(sample, rng) -> array of one fixed shape and dtype, channels last: it owns decoding, cropping and
+    augmentation, and may raise BadRecord. rng depends on (seed, position) only, so neither ranks nor threads change
+    what a sample looks like. order: Keyed where not given. batch_size: of this rank. position: where to start, as
+    Batch.position said. A damaged record is named in the log and replaced by another one; more than `max_bad_records`
+    different ones on this rank raise ValueError. num_workers threads build batches, each a whole one at a time (0: the
+    calling thread does); up to `prefetch` batches wait beyond those in work.
     """
 
     def __init__(
         self,
         source: Source,
+        transform: Transform,
+        order: Order | None = None,
         *,
-        image_size: int,
         batch_size: int,
         rank: int = 0,
         world_size: int = 1,
         seed: int = 0,
         position: int = 0,
-        augment: Augment | None = None,
         num_workers: int = 2,
         prefetch: int = 2,
         max_bad_records: int = 100,
         pin_memory: bool = False,
     ) -> None:
-        for name, value in (
-            ("batch_size", batch_size),
-            ("num_workers", num_workers),
-            ("world_size", world_size),
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("world_size", world_size, 1),
+            ("num_workers", num_workers, 0),
         ):
-            if value < 1:
-                raise ValueError(f"{name} is {value}, expected at least 1")
+            if value < least:
+                raise ValueError(f"{name} is {value}, expected at least {least}")
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} of {world_size}: expected 0 <= rank < world_size")
         self.source = source
-        self.image_size = image_size
+        self.transform = transform
+        self.order = order or Keyed(len(source), seed)
         self.batch_size = batch_size
-        self.global_batch_size = batch_size * world_size
         self.rank = rank
+        self.world_size = world_size
         self.seed = seed
-        self.position = position  # of the next batch to be given out
-        self.augment = augment
+        # Where the next batch to be given out begins.
+        self.position = position
+        self._layout: tuple[tuple[int, ...], np.dtype] | None = None  # shape and dtype that the transform gave first
         self._augment_key = fold(seed, _AUGMENT)
         self.max_bad_records = max_bad_records
         self.pin_memory = pin_memory
         self._bad: dict[int, str] = {}  # index -> what was wrong
         self._bad_lock = threading.Lock()
         self._stop = threading.Event()
-        self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="loader")
-        self._in_flight = num_workers + prefetch
+        self._pool = ThreadPoolExecutor(max(1, num_workers), thread_name_prefix="loader")
+        self._in_flight = num_workers + prefetch if num_workers else 0
         self._pending: deque[Future[Batch]] = deque()
-        self._next_position = position  # of the next batch to be started
+        self._next_position = position  # where the next batch to be started begins
 
     @property
     def num_bad_records(self) -> int:
@@ -111,17 +114,28 @@ class Loader:
         if self._stop.is_set():
             raise RuntimeError("the loader is closed")
         while len(self._pending) < self._in_flight:
-            self._pending.append(self._pool.submit(self._build, self._next_position))
-            self._next_position += self.global_batch_size
+            self._pending.append(self._pool.submit(self._build, self._select_next()))
         try:
-            batch = self._pending.popleft().result()
+            batch = self._pending.popleft().result() if self._pending else self._build(self._select_next())
         except BaseException:
             self.close()
             raise
         self.position = batch.position
         return batch
 
-    def go_to(self, position: int) -> None:
+    def next_update(self, accumulate: int) -> list[Batch]:
+        """The micro-batches of one update: as many as asked for, fewer where an epoch ends that no update crosses."""
+        batches: list[Batch] = []
+        while len(batches) < accumulate and not (batches and batches[-1].ends_epoch):
+            batches.append(next(self))
+        return batches
+
+    def _select_next(self) -> Selection:
+        selection = self.order.select(self._next_position, self.batch_size, self.rank, self.world_size)
+        self._next_position = selection.end
+        return selection
+
+    def seek(self, position: int) -> None:
         """The next batch begins at this position. Batches that were under way are given up."""
         for future in self._pending:
             future.cancel()
@@ -142,25 +156,47 @@ class Loader:
     ) -> None:
         self.close()
 
-    def _build(self, start: int) -> Batch:
-        size = self.image_size
-        position_B = torch.arange(self.batch_size) + (start + self.rank * self.batch_size)
-        index_B = sample_order(position_B, len(self.source), self.seed).tolist()
+    def _build(self, selection: Selection) -> Batch:
+        index_B = selection.index_B.tolist()
         self.source.will_need(index_B)
-        image_BHW3 = torch.empty((self.batch_size, size, size, 3), dtype=torch.uint8, pin_memory=self.pin_memory)
-        pixels = image_BHW3.numpy()
-        label_B = torch.empty(self.batch_size, dtype=torch.int64)
-        key_B = torch.empty(self.batch_size, dtype=torch.int64)
-        for i, (position, index) in enumerate(zip(position_B.tolist(), index_B, strict=True)):
+        label_B, key_B = (torch.empty(len(index_B), dtype=torch.int64) for _ in range(2))
+        data_B: Tensor | None = None
+        for i, (position, index) in enumerate(zip(selection.position_B.tolist(), index_B, strict=True)):
             if self._stop.is_set():
                 raise RuntimeError("the loader is closed")
-            image, label_B[i], key_B[i] = self._load_or_replace(position, index)
-            np.copyto(pixels[i], image, casting="no")
-        end = start + self.global_batch_size
-        return Batch(image_BHW3.permute(0, 3, 1, 2), label_B, key_B, end / len(self.source), end)
+            array, label_B[i], key_B[i] = self._load_or_replace(position, index)
+            if data_B is None:
+                data_B = self._empty(len(index_B), array)
+            self._check_layout(array, index)
+            np.copyto(data_B.numpy()[i], array, casting="no")
+        assert data_B is not None
+        return Batch(
+            data_B.movedim(-1, 1),
+            label_B,
+            key_B,
+            selection.end / self.order.num_samples,
+            selection.end,
+            len(index_B) * self.world_size,
+            selection.ends_epoch,
+        )
 
-    def _load_or_replace(self, position: int, index: int) -> tuple[NDArray[np.uint8], int, int]:
-        """(pixels, label, key). What replaces a damaged record depends on seed and position only."""
+    def _empty(self, count: int, array: NDArray) -> Tensor:
+        """Room for a batch of arrays like this one; the first of all decides what the others must be."""
+        self._layout = self._layout or (array.shape, array.dtype)
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        return torch.empty((count, *array.shape), dtype=dtype, pin_memory=self.pin_memory)
+
+    def _check_layout(self, array: NDArray, index: int) -> None:
+        assert self._layout is not None
+        if (array.shape, array.dtype) != self._layout:
+            shape, dtype = self._layout
+            raise ValueError(
+                f"{self.source.where(index)}: the transform gives {array.dtype} {array.shape}, {dtype} {shape} of the "
+                "first sample; expected one shape and dtype"
+            )
+
+    def _load_or_replace(self, position: int, index: int) -> tuple[NDArray, int, int]:
+        """(array, label, key). What replaces a damaged record depends on seed and position only."""
         attempt = 0
         while True:
             try:
@@ -170,14 +206,11 @@ class Loader:
             attempt += 1
             index = fold(self.seed, _REPLACE, position, attempt) % len(self.source)
 
-    def _load(self, position: int, index: int) -> tuple[NDArray[np.uint8], int, int]:
+    def _load(self, position: int, index: int) -> tuple[NDArray, int, int]:
         sample = self.source.read(index)
         with naming(self.source, index):
-            image = decode(sample.image) if isinstance(sample.image, bytes) else sample.image
-            image = fit(image, self.image_size)
-        if self.augment is not None:
-            image = self.augment(image, self._generator(position))
-        return image, sample.label, sample.key
+            array = self.transform(sample, self._generator(position))
+        return array, sample.label, sample.key
 
     def _generator(self, position: int) -> np.random.Generator:
         # Philox is counter-based: any two of its keys give unrelated streams, with no state to mix first.
@@ -197,14 +230,3 @@ class Loader:
                 )
             if not known:
                 _log.warning("bad record %d of at most %d, replaced: %s", count, self.max_bad_records, message)
-
-
-def sample_order(position: Tensor, num_samples: int, seed: int) -> Tensor:
-    """Which sample stands at each position: int64 -> int64 in [0, num_samples).
-
-    Every epoch, positions e * num_samples to (e + 1) * num_samples - 1, holds each sample once.
-    """
-    epoch, place = position // num_samples, position % num_samples
-    epochs, which = torch.unique(epoch, return_inverse=True)
-    keys = torch.tensor([fold(seed, _ORDER, e) for e in epochs.tolist()], dtype=torch.int64)
-    return permute(place, num_samples, keys[which])

@@ -8,7 +8,7 @@ the folds are consecutive blocks of pairs, and each is judged by the threshold t
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from partial_fc.comm import World
 from partial_fc.data import BadRecord
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.pairs import read_pairs
-from partial_fc.evaluate.roc import Roc
+from partial_fc.evaluate.roc import Roc, plot
 
 NUM_FOLDS = 10
 THRESHOLDS = np.arange(0, 4, 0.01)
@@ -156,6 +156,36 @@ class Verification:
             f"{where}: an embedding is not finite or has length 0; the network has "
             "diverged, or `embed` returns something else"
         )
+
+
+class Verifications:
+    """Several sets as one Evaluation: a line for each, one roc.png, and the mean accuracy decides which is best."""
+
+    board = "verification/"
+
+    def __init__(self, sets: Sequence[Verification]):
+        self.sets = sets
+
+    def run(self, forward: Embed, world: World) -> Iterator[tuple[str, float]]:
+        for one in self.sets:
+            yield from one.run(forward, world)
+
+    def scores(self, values: Mapping[str, float]) -> dict[str, float]:
+        return {one.name: values[f"{one.name}/accuracy"] for one in self.sets}
+
+    def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
+        return [
+            f"[{one.name}][{step}] accuracy {values[f'{one.name}/accuracy']:.5f}"
+            f"+-{values[f'{one.name}/accuracy_std']:.5f} highest {best[one.name]:.5f} "
+            f"tar@far=1e-3 {values[f'{one.name}/tar@far=1e-3']:.5f} xnorm {values[f'{one.name}/xnorm']:.3f}"
+            for one in self.sets
+        ]
+
+    def draw(self, folder: Path) -> None:
+        """roc.png, with the curves of all sets."""
+        curves = {one.name: one.roc for one in self.sets if one.roc is not None}
+        if curves:
+            plot(curves, folder / "roc.png")
 
 
 def fold_accuracy(distance_N: np.ndarray, same_N: np.ndarray) -> Accuracy:

@@ -5,6 +5,7 @@ S sampled local classes.
 """
 
 from partial_fc.head.centres import Storage
+from partial_fc.head.cross_entropy import CrossEntropy
 from partial_fc.head.hard_negatives import HardNegatives
 from partial_fc.head.margin import ArcFace, CombinedMargin, CosFace, Margin, Softmax, SphereFace
 from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
@@ -16,6 +17,7 @@ __all__ = [
     "ArcFace",
     "CombinedMargin",
     "CosFace",
+    "CrossEntropy",
     "CurricularFace",
     "HardNegatives",
     "Margin",

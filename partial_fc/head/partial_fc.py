@@ -124,6 +124,13 @@ class PartialFC:
         self._taking_part: TakingPart | None = None  # in this step's micro-batches
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
 
+    rows = True
+
+    @property
+    def num_classes(self) -> int:
+        """All classes, of all ranks."""
+        return self.shard.num_classes
+
     @property
     def centres(self) -> Tensor:
         """This rank's centres, (stop - start, D) or, with sub-centres, (stop - start, sub_centres, D). Read only."""
@@ -204,6 +211,30 @@ class PartialFC:
         if self.hard_negatives is not None:
             self.hard_negatives.keep()
         self.num_steps += 1
+
+    def row_losses(self, last_step: dict[str, Tensor], num_rows: int) -> Tensor:
+        """The losses of this rank's num_rows rows, from `last_step` as a forward left it; all ranks' batches are of one
+        size. Without label smoothing's part."""
+        loss_G = last_step["denominator"].log() - last_step["own_logit"]
+        return loss_G[self.world.rank * num_rows :][:num_rows]
+
+    def non_finite_classes(self, most: int = 5) -> list[int]:
+        """Up to `most` classes of this rank with a centre that is not finite, of those that the pending passes saw."""
+        rows_at_once = 1 << 14
+        classes: set[int] = set()
+        for part in self.pending:
+            table, row_S = part.logits.centre_LD, part.logits.row_S
+            for begin in range(0, part.logits.num_sampled, rows_at_once):
+                stop = min(begin + rows_at_once, part.logits.num_sampled)
+                centre_KD = table[begin:stop] if row_S is None else table[row_S[begin:stop]]
+                if centre_KD.sum().isfinite():  # neither NaN nor infinity vanishes in a sum
+                    continue
+                bad_K = (~centre_KD.isfinite().all(dim=1)).nonzero().flatten() + begin
+                local_K = bad_K if part.rows is None else part.rows[bad_K]
+                classes |= set((local_K // self.sub_centres + self.shard.start).tolist())
+                if len(classes) >= most:
+                    break
+        return sorted(classes)[:most]
 
     def close(self, ended_well: bool = True) -> None:
         """Ends threads and closes files of the centres, which are not to be used after it. `with head:` does so."""

@@ -40,8 +40,8 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.kind not in ("constant", "step", "polynomial", "cosine"):
             raise ValueError(f"schedule is {self.kind!r}, expected constant, step, polynomial or cosine")
-        if not (math.isfinite(self.base_lr) and self.base_lr > 0):
-            raise ValueError(f"base_lr is {self.base_lr}, expected a positive number")
+        if not (math.isfinite(self.base_lr) and self.base_lr >= 0):
+            raise ValueError(f"base_lr is {self.base_lr}, expected 0 or a positive number")
         if self.total_steps < 1:
             raise ValueError(f"total_steps is {self.total_steps}, expected 1 or more")
         if not 0 <= self.warmup_steps < self.total_steps:
@@ -98,15 +98,13 @@ class Continued:
         return self.course.lr(min(step + self.shift, self.course.total_steps))
 
 
-def continued(course: Schedule, step: int, position: int, num_samples: float, global_batch: int) -> Continued:
-    """After `step` updates that have seen `position` of num_samples samples (passes over the data included), with
-    global_batch a step from now on: what is left of the samples decides how many steps are left. The decays of schedule
-    'step' count updates, as ever."""
-    left = max(0, math.ceil((num_samples - position) / global_batch))
+def continued(course: Schedule, step: int, left: int, shift: float) -> Continued:
+    """After `step` updates, with `left` more to come. shift: by how much `step` falls short of the number of updates of
+    their present size that would have seen as many samples. The decays of schedule 'step' count updates, as ever."""
     if course.kind == "step":
         course = replace(course, total_steps=max(course.total_steps, step + left))
-        return Continued(course=course, total_steps=step + left, shift=0.0)
-    return Continued(course=course, total_steps=step + left, shift=position / global_batch - step)
+        shift = 0.0
+    return Continued(course=course, total_steps=step + left, shift=shift)
 
 
 def linear_scaling(base_lr: float, base_batch: int, global_batch: int) -> tuple[float, str]:

@@ -1,79 +1,88 @@
-"""A training job: what a recipe puts together, and what comes out."""
+"""A training job: the parts that a recipe puts together, and what comes out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from logging import Logger
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from partial_fc.checkpoint import Saver
 from partial_fc.comm import World
 from partial_fc.data import Loader
-from partial_fc.evaluate import Verification
-from partial_fc.head import PartialFC
-from partial_fc.optim.gradient_sync import GradientSync, StepBytes
+from partial_fc.evaluate import Evaluation
+from partial_fc.head import CrossEntropy, PartialFC
+from partial_fc.optim.gradient_sync import StepBytes
 from partial_fc.optim.schedule import Continued, Schedule
-from partial_fc.train.commits import Commits
-from partial_fc.train.guards import Guards
-from partial_fc.train.precision import Precision, Weights
+from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.guards.commits import Commits
+from partial_fc.train.guards.policy import Guards
+from partial_fc.train.log import StepLine
 
 EXIT_PREEMPTED = 75  # asked to stop, and saved: start it again (EX_TEMPFAIL of sysexits.h)
+
+Head = PartialFC | CrossEntropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Numbers of the loop. Intervals are in steps; 0: never."""
+
+    accumulate: int = 1  # micro-batches of one update
+    clip: float = 0.0  # largest norm of the whole gradient (with head_clip of the backbone's); 0: any
+    head_clip: float = 0.0  # largest norm of the class centres' gradient; 0: see clip
+    head_lr_ratio: float = 1.0  # learning rate of the class centres over the schedule's
+    evaluate_every: int = 0  # besides the end
+    checkpoint_every: int = 0  # besides the end
+    each_epoch: bool = False  # evaluate and save where an epoch ends, too
+    save_best: bool = False  # save when an evaluation was the best so far, too
+    telemetry_every: int = 0  # looks at the head's rows
+
+
+@dataclass
+class RunState:
+    """Where a run stands. Equal on all ranks."""
+
+    step: int = 0
+    position: int = 0  # in the data: samples consumed by all ranks
+    num_overflows: int = 0  # updates that were not made, for a loss scale that was too large
+    left_out: list[tuple[int, int]] = field(default_factory=list)  # positions [from, to) that rollbacks went round
+    best: dict[str, float] = field(default_factory=dict)  # the highest score of each evaluated set
+    best_score: float = 0.0  # the highest mean of them
 
 
 @dataclass
 class Job:
-    """What a recipe puts together and `train` uses up."""
+    """What `train` uses up."""
 
-    # who
     world: World
-    device: torch.device
-    seed: int
-    # what learns from what
     loader: Loader
-    backbone: nn.Module
-    head: PartialFC
-    # how
-    optimizer: torch.optim.Optimizer
-    sync: GradientSync
+    backbone: TorchBackbone
+    head: Head
     schedule: Schedule | Continued
-    precision: Precision
-    weights: Weights  # of the backbone, as the optimiser has them
-    accumulate: int  # micro-batches of one update
-    clip: float  # largest norm of the whole gradient (of the backbone's, with head_clip); 0: any
-    head_clip: float  # largest norm of the centres' gradient; 0: see clip
-    head_lr_ratio: float  # learning rate of the centres over the schedule's
-    # what comes out
+    evaluations: Sequence[Evaluation]
+    settings: Settings
+    guards: Guards
+    saver: Saver
+    commits: Commits
+    at: RunState
+    line: StepLine
     models_root: Path
     logger: Logger
-    verifications: list[Verification]
-    verbose: int  # steps between evaluations; 0: only at the end
-    frequent: int  # steps between lines
-    telemetry_every: int  # steps between looks at the head's rows; 0: never
-    saver: Saver
-    checkpoint_every: int  # steps; 0: only at the end
-    save_best: bool  # also when an evaluation was the best so far
-    commits: Commits
-    class_names: list[str] | None
-    facts: dict[str, Any]  # for checkpoints: configuration, versions
-    guards: Guards = field(default_factory=Guards)
-    # where it stands
-    step: int = 0
-    position: int = 0  # in the data: samples consumed by all ranks
-    left_out: list[tuple[int, int]] = field(default_factory=list)  # positions [from, to): what rollbacks went round
-    best: dict[str, float] = field(default_factory=dict)  # accuracy by verification set
-    best_score: float = 0.0  # mean accuracy over all of them
+    seed: int
+    facts: dict[str, Any]  # for checkpoints: recipe, network, configuration, versions
+    class_names: list[str] | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Outcome:
-    """Of a finished run, equal on every rank."""
+    """What comes out, equal on every rank. stopped: before the last step, because a rank was asked to; saved: whether
+    the state at the end is in a checkpoint; traffic: by collective of this rank, calls and bytes a step, evaluations
+    included; exchanged: of this rank, the backbone's gradient, and what of it was handed in."""
 
     loss: float
     images_per_s: float
     evaluations: dict[str, float]
-    stopped: bool  # before the last step, because a rank was asked to
-    saved: bool  # whether the state at the end is in a checkpoint
-    traffic: dict[str, dict[str, float]]  # of this rank, by collective: calls and bytes a step, evaluations included
-    exchanged: StepBytes  # of this rank: the backbone's gradient, and what of it was handed in
+    stopped: bool
+    saved: bool
+    traffic: dict[str, dict[str, float]]
+    exchanged: StepBytes

@@ -7,9 +7,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from io import FileIO
 from pathlib import Path
+from typing import Protocol
 
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -59,7 +61,7 @@ class _AboveBar(logging.Handler):
 
 
 @contextmanager
-def dispensable(what: str) -> Iterator[None]:
+def warn_on_os_error(what: str) -> Iterator[None]:
     """Around the writing of what a run can do without: what the disk has against it is said, and ends no training."""
     try:
         yield
@@ -90,10 +92,10 @@ class LossCurve:
             self._waiting += b"%d,%.9g,%.9g\n" % (step, loss, lr)
             self._write(self._file)
 
-    def go_back(self, step: int) -> None:
+    def rewind(self, step: int) -> None:
         """This step is the last one that is done."""
         if self._file:
-            with dispensable(str(self._path)):
+            with warn_on_os_error(str(self._path)):
                 self._cut(self._file, step)
 
     def close(self) -> None:
@@ -102,7 +104,7 @@ class LossCurve:
         self._write(self._file)
         if left := self._waiting.count(b"\n"):
             _log.warning(f"{self._path} lacks the last {left:,} rows")
-        with dispensable(str(self._path)):
+        with warn_on_os_error(str(self._path)):
             self._file.close()
 
     def _cut(self, file: FileIO, step: int) -> None:
@@ -152,81 +154,101 @@ class _Board:
             return
         writer, self._writer = self._writer, None
         self._next_try = time.monotonic() + _TRY_AGAIN_S
-        with dispensable(f"TensorBoard's file below {self._folder}"):
+        with warn_on_os_error(f"TensorBoard's file below {self._folder}"):
             writer = writer or SummaryWriter(str(self._folder))
             add(writer)
             self._writer = writer
 
     def close(self) -> None:
         if self._writer:
-            with dispensable(f"TensorBoard's file below {self._folder}"):
+            with warn_on_os_error(f"TensorBoard's file below {self._folder}"):
                 self._writer.close()
 
 
+class StepLine(Protocol):
+    """The line that the log gets every so many steps."""
+
+    def due(self, step: int, position: int) -> bool:
+        """Whether there is one after this step, which ended at this position in the data."""
+        ...
+
+    def text(self, step: int, position: int, loss: float, lr: float, speed: str) -> str: ...
+
+
+@dataclass(frozen=True)
+class SpeedLine:
+    """The usual line: every `frequent` steps and after the last, with loss, rate, speed and the time that is left."""
+
+    frequent: int
+    total_steps: int
+    num_samples: int  # of an epoch
+
+    def due(self, step: int, position: int) -> bool:
+        return step % self.frequent == 0 or step == self.total_steps
+
+    def text(self, step: int, position: int, loss: float, lr: float, speed: str) -> str:
+        epoch = position / self.num_samples
+        return f"step {step}/{self.total_steps} epoch {epoch:.2f} loss {loss:.4f} lr {lr:.4g} | {speed}"
+
+
 class Progress:
-    """One line every `frequent` steps, with rates since the line before; TensorBoard and a bar on rank 0."""
+    """The lines of a run, with rates since the line before; TensorBoard and a bar on rank 0."""
 
     def __init__(
         self,
         logger: logging.Logger,
         models_root: Path,
         world: World,
-        frequent: int,
-        first_step: int,
+        line: StepLine,
+        step: int,
+        position: int,
         total_steps: int,
-        global_batch: int,
     ):
+        """step, position: where the run begins."""
         self._logger = logger
         self._world = world
-        self._frequent = frequent
+        self._line = line
         self._total_steps = total_steps
-        self._global_batch = global_batch
         self._board = _Board(models_root / "tensorboard", world)
         watched = world.rank == 0 and sys.stderr.isatty()
-        self._bar = tqdm(total=total_steps, initial=first_step, unit="step", disable=not watched)
+        self._bar = tqdm(total=total_steps, initial=step, unit="step", disable=not watched)
         self._warm = False  # the first interval holds the warming up of caches and threads
         self._num_images = 0
         self._seconds = 0.0
-        self._restart(first_step)
+        self._restart(step, position)
 
     @property
     def images_per_s(self) -> float:
-        """Of all ranks, over all reported intervals but the first."""
+        """The rate of all ranks, over all reported intervals but the first."""
         return self._num_images / self._seconds if self._seconds else 0.0
 
     def advance(self) -> None:
-        """One step is done: moves the bar."""
+        """Moves the bar: one step is done."""
         self._bar.update()
 
-    def go_back(self, step: int) -> None:
-        """This step is the last one that is done."""
+    def rewind(self, step: int, position: int) -> None:
+        """Goes back: this step is the last one that is done."""
         self._bar.n = step
         self._bar.refresh()
-        self._restart(step)
+        self._restart(step, position)
 
-    def due(self, step: int) -> bool:
-        """Whether `report` is to be called after this step."""
-        return step % self._frequent == 0 or step == self._total_steps
-
-    def report(self, step: int, epoch: float, loss: float, lr: float, shares: dict[str, float]) -> None:
-        """After update number `step` (counted from 1)."""
+    def report(self, step: int, position: int, epoch: float, loss: float, lr: float, shares: dict[str, float]) -> None:
+        """Writes the line after update number `step` (counted from 1)."""
         seconds = time.perf_counter() - self._last_time - self._paused
-        steps = step - self._last_step
-        rate = steps * self._global_batch / seconds
+        steps, images = step - self._last_step, position - self._last_position
+        rate = images / seconds
         if self._warm or step == self._total_steps:
-            self._num_images += steps * self._global_batch
+            self._num_images += images
             self._seconds += seconds
         self._warm = True
         left = timedelta(seconds=round((self._total_steps - step) * seconds / steps))
         spent = ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
-        self._logger.info(
-            f"step {step}/{self._total_steps} epoch {epoch:.2f} loss {loss:.4f} lr {lr:.4g} | "
-            f"{rate:.0f} images/s, {rate / self._world.size:.0f} per rank | {spent} | {left} left"
-        )
+        speed = f"{rate:.0f} images/s, {rate / self._world.size:.0f} per rank | {spent} | {left} left"
+        self._logger.info(self._line.text(step, position, loss, lr, speed))
         self.scalars(step, {"train/loss": loss, "train/lr": lr, "train/epoch": epoch, "speed/images_per_s": rate})
         self.scalars(step, {f"time/{part}": share for part, share in shares.items()})
         self._bar.set_postfix(loss=f"{loss:.3f}", lr=f"{lr:.3g}", images_per_s=f"{rate:.0f}")
-        self._restart(step)
+        self._restart(step, position)
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         def add(board: SummaryWriter) -> None:
@@ -263,5 +285,6 @@ class Progress:
         self._bar.close()
         self._board.close()
 
-    def _restart(self, step: int) -> None:
-        self._last_step, self._last_time, self._paused = step, time.perf_counter(), 0.0
+    def _restart(self, step: int, position: int) -> None:
+        self._last_step, self._last_position = step, position
+        self._last_time, self._paused = time.perf_counter(), 0.0

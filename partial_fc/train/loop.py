@@ -5,20 +5,15 @@ import time
 from contextlib import closing
 
 import torch
-from torch import Tensor, nn
 
 from partial_fc import checkpoint, keyed
-from partial_fc.evaluate import plot as plot_roc
-from partial_fc.head import telemetry
-from partial_fc.models import normalise
-from partial_fc.optim.backbone import named_state
-from partial_fc.train import replicas, spikes
-from partial_fc.train.agreement import Agreement
+from partial_fc.head import PartialFC, telemetry
+from partial_fc.train.guards import loss_spikes, replica_check
+from partial_fc.train.guards.policy import NonFinite, roll_back
+from partial_fc.train.guards.signals import StopSignals
+from partial_fc.train.guards.step_vote import StepVote
 from partial_fc.train.job import Job, Outcome
-from partial_fc.train.log import LossCurve, Progress, dispensable
-from partial_fc.train.non_finite import NonFinite, roll_back
-from partial_fc.train.running_statistics import RunningStatistics, joined_statistics
-from partial_fc.train.signals import StopSignals
+from partial_fc.train.log import LossCurve, Progress, warn_on_os_error
 from partial_fc.train.stopwatch import Stopwatch
 from partial_fc.train.update import update
 
@@ -27,65 +22,64 @@ def train(job: Job) -> Outcome:
     """Runs job's steps from where it stands to the schedule's end, evaluates, and writes the last checkpoint; ends
     early, with a checkpoint, where any rank was asked to by SIGTERM or SIGUSR1. Raises elastic.HostsChanged, on all
     ranks, where these are to meet in another world."""
-    steps, global_batch = job.schedule.total_steps, job.loader.global_batch_size * job.accumulate
-    progress = Progress(job.logger, job.models_root, job.world, job.frequent, job.step, steps, global_batch)
-    curve = LossCurve(job.models_root, job.world, job.step)
+    at, steps = job.at, job.schedule.total_steps
+    progress = Progress(job.logger, job.models_root, job.world, job.line, at.step, at.position, steps)
+    curve = LossCurve(job.models_root, job.world, at.step)
     with StopSignals(job.world.rank) as signals, closing(progress), closing(curve):
         return _train(job, signals, progress, curve)
 
 
 def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve) -> Outcome:
-    total_steps = job.schedule.total_steps
-    watch = Stopwatch(job.world, job.device)
-    agreement = Agreement(job.world)
-    goes_back = job.precision.scaler or job.guards.on_nan == "skip"
-    before = RunningStatistics(job.backbone if goes_back else nn.Identity())
-    losses = spikes.Losses()
-    job.guards.last_equal = job.step
+    world, backbone, at, settings = job.world, job.backbone, job.at, job.settings
+    total_steps, first_step = job.schedule.total_steps, at.step
+    watch, vote, spikes = Stopwatch(world, backbone.device), StepVote(world), loss_spikes.SpikeDetector()
+    if backbone.scaler or job.guards.on_nan == "skip":
+        backbone.keep_statistics()
+    job.guards.last_equal = at.step
     evaluations: dict[str, float] = {}
-    evaluated = saved = job.step if job.step == total_steps else -1
-    loss_value, stopped = math.nan, False
-    first_step = job.step
-    job.backbone.train()
-    job.commits.begin(job.step, job.head, lambda: take(job))
+    evaluated = saved = at.step if at.step == total_steps else -1
+    loss, stopped = math.nan, False
+    backbone.train()
+    job.commits.begin(at.step, job.head, lambda: snapshot(job))
 
-    while job.step < total_steps and not stopped:
+    while at.step < total_steps and not stopped:
         # Whatever draws random numbers in a step (dropout) draws them by (seed, step, rank): resuming is exact.
-        torch.manual_seed(keyed.fold(job.seed, job.step, job.world.rank))
-        job.world.step = job.step + 1
-        lr = job.schedule.lr(job.step)
-        report = progress.due(job.step + 1)
-        watch.begin(exact=report)
-        agreement.begin(signals.received is not None, job.saver, job.commits.hosts_changed)
+        torch.manual_seed(keyed.fold(job.seed, at.step, world.rank))
+        world.step = at.step + 1
+        lr = job.schedule.lr(at.step)
+        watch.begin()
+        vote.start(signals.received is not None, job.saver, job.commits.hosts_changed)
         job.commits.start_step()
 
         # ---- data: the micro-batches of this update
-        batches = [next(job.loader) for _ in range(job.accumulate)]
+        batches = job.loader.next_update(settings.accumulate)
+        report = job.line.due(at.step + 1, batches[-1].position)
+        watch.tell_apart(exact=report)
         watch.lap("data")
 
         # ---- forward, backward, update
         try:
-            loss_value = update(job, batches, lr, before, watch)
+            loss = update(job, batches, lr, watch)
         except NonFinite as fault:
-            agreement.end()
+            vote.result()
             job.saver.finish()  # a checkpoint under way is of before, and is to count whatever follows
             roll_back(job, fault, batches[-1].position)
-            job.commits.go_back(lambda: take(job))
-            curve.go_back(job.step)
-            progress.go_back(job.step)
+            job.commits.go_back(lambda: snapshot(job))
+            curve.rewind(at.step)
+            progress.rewind(at.step, at.position)
             continue
-        job.step += 1
-        job.position = batches[-1].position
-        agreed = agreement.end()
-        job.saver.settle(agreed.busy, agreed.failed)
-        stopped = agreed.stop
-        curve.add(job.step, loss_value, lr)
+        at.step += 1
+        at.position = batches[-1].position
+        verdict = vote.result()
+        job.saver.settle(verdict.busy, verdict.failed)
+        stopped = verdict.stop
+        curve.add(at.step, loss, lr)
         progress.advance()
-        if spike := losses.add(loss_value):
-            spikes.note(job, spike, batches, lr)
-            progress.scalars(job.step, {"train/loss_spike": loss_value})
-        if job.step == first_step + 1 and job.world.size > 1:
-            exchanged = job.sync.step_bytes()
+        if spike := spikes.add(loss):
+            loss_spikes.report(job, spike, batches, lr)
+            progress.scalars(at.step, {"train/loss_spike": loss})
+        if at.step == first_step + 1 and world.size > 1:
+            exchanged = backbone.step_bytes()
             job.logger.info(
                 f"the backbone's gradient is {exchanged.gradient:,} bytes a step; {exchanged.handed_in:,.0f} are "
                 "handed in to be exchanged"
@@ -93,28 +87,28 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve)
 
         # ---- say, evaluate, save
         if report:
-            progress.report(job.step, batches[-1].epoch, loss_value, lr, watch.take())
-            if job.precision.scaler:
-                progress.scalars(job.step, {"train/loss_scale": job.precision.scaler.scale})
-        if job.telemetry_every and job.step % job.telemetry_every == 0:
-            look_at_rows(job, progress)
-        if job.guards.desync_every and job.step % job.guards.desync_every == 0:
+            progress.report(at.step, at.position, batches[-1].epoch, loss, lr, watch.drain_shares())
+            if backbone.scaler:
+                progress.scalars(at.step, {"train/loss_scale": backbone.scaler.scale})
+        if is_due(at.step, settings.telemetry_every) and isinstance(job.head, PartialFC):
+            look_at_rows(job, job.head, progress)
+        if is_due(at.step, job.guards.desync_every):
             compare_replicas(job)
         paused = time.perf_counter()
         score, is_best = None, False
-        if job.verbose and job.step % job.verbose == 0 and not stopped:
+        ends_epoch = settings.each_epoch and batches[-1].ends_epoch
+        if (is_due(at.step, settings.evaluate_every) or ends_epoch) and not stopped:
             evaluations = evaluate(job, progress)
-            evaluated = job.step
+            evaluated = at.step
             score, is_best = rate(job, evaluations)
-        due = job.checkpoint_every and job.step % job.checkpoint_every == 0
-        if due or stopped or (is_best and job.save_best):
+        if is_due(at.step, settings.checkpoint_every) or ends_epoch or stopped or (is_best and settings.save_best):
             save(job, score)
-            saved = job.step
-        job.commits.end_step(job.step, lambda: take(job))
-        if agreed.hosts_changed and job.step < total_steps and not stopped:
+            saved = at.step
+        job.commits.end_step(at.step, lambda: snapshot(job))
+        if verdict.hosts_changed and at.step < total_steps and not stopped:
             job.saver.finish()
-            is_there = saved == job.step and not job.saver.last_failed
-            job.commits.leave(job.step, lambda: take(job), None if is_there else lambda: save_and_wait(job))
+            is_there = saved == at.step and not job.saver.last_failed
+            job.commits.leave(at.step, lambda: snapshot(job), None if is_there else lambda: save_and_wait(job))
         progress.pause(time.perf_counter() - paused)
 
     if not stopped:
@@ -123,79 +117,65 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve)
         if saved != total_steps:
             save(job, rate(job, evaluations)[0])
     job.saver.finish()
-    traffic = job.world.traffic.per_step(max(1, job.step - first_step))
-    return Outcome(
-        loss_value,
-        progress.images_per_s,
-        evaluations,
-        stopped,
-        not job.saver.last_failed,
-        traffic,
-        job.sync.step_bytes(),
-    )
+    traffic = world.traffic.per_step(max(1, at.step - first_step))
+    saved_at_end = not job.saver.last_failed
+    return Outcome(loss, progress.images_per_s, evaluations, stopped, saved_at_end, traffic, backbone.step_bytes())
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something that happens every so many steps (0: never) happens after this one."""
+    return every > 0 and step % every == 0
 
 
 def compare_replicas(job: Job) -> None:
-    """An error, on all ranks, where they do not hold the same backbone any more."""
-    scaler, head = job.precision.scaler, job.head.facts()
+    """Raises ValueError, on all ranks, where they do not hold the same backbone any more."""
+    scaler = job.backbone.scaler
     facts = {"loss scale": scaler.state() if scaler else 1.0}
-    facts |= {f"the head's {name}": head[name] for name in ("num_steps", "margin")}
-    replicas.check(job.weights, job.optimizer, facts, job.step, job.guards.last_equal, job.world)
-    job.guards.last_equal = job.step
+    facts |= {f"the head's {name}": fact for name, fact in job.head.facts().items() if name in ("num_steps", "margin")}
+    replica_check.check(job.backbone.replicated(), facts, job.at.step, job.guards.last_equal, job.world)
+    job.guards.last_equal = job.at.step
 
 
-def look_at_rows(job: Job, progress: Progress) -> None:
+def look_at_rows(job: Job, head: PartialFC, progress: Progress) -> None:
     """Telemetry of the head; classes whose centres almost coincide are named."""
-    report = telemetry.observe(job.head)
-    progress.scalars(job.step, report.scalars)
-    progress.histograms(job.step, report.histograms)
+    step, report = job.at.step, telemetry.observe(head)
+    progress.scalars(step, report.scalars)
+    progress.histograms(step, report.histograms)
     if report.similar:
         named = ", ".join(f"{one} and {other} ({cos:.2f})" for one, other, cos in report.similar[:3])
         job.logger.info(
-            f"step {job.step}: of {telemetry.NUM_QUERIES} classes that were looked at, {len(report.similar)} have "
-            f"another one's centre at a cosine above {telemetry.SIMILAR}: {named}. If that lasts: one identity, two "
-            "numbers?"
+            f"step {step}: of {telemetry.NUM_QUERIES} classes that were looked at, {len(report.similar)} have another "
+            f"one's centre at a cosine above {telemetry.SIMILAR}: {named}. If that lasts: one identity, two numbers?"
         )
 
 
 def evaluate(job: Job, progress: Progress) -> dict[str, float]:
-    """All verification sets, on all ranks; remembers the best accuracies."""
-    job.backbone.eval()
-
-    def embed(image_N3HW: Tensor) -> Tensor:
-        with job.precision.autocast():
-            return job.backbone(job.precision.as_input(normalise(image_N3HW.to(job.device)))).float()
-
+    """Runs all evaluations, on all ranks; remembers the best scores."""
     values: dict[str, float] = {}
-    with joined_statistics(job.backbone, job.world):
-        for verification in job.verifications:
-            found = dict(verification.run(embed, job.world))
-            name = verification.name
-            accuracy = found[f"{name}/accuracy"]
-            job.best[name] = max(accuracy, job.best.get(name, 0.0))
-            job.logger.info(
-                f"[{name}][{job.step}] accuracy {accuracy:.5f}+-{found[f'{name}/accuracy_std']:.5f} "
-                f"highest {job.best[name]:.5f} tar@far=1e-3 {found[f'{name}/tar@far=1e-3']:.5f} "
-                f"xnorm {found[f'{name}/xnorm']:.3f}"
-            )
-            progress.scalars(job.step, {f"verification/{key}": value for key, value in found.items()})
-            values.update(found)
-    if job.verifications and job.world.rank == 0:
-        curves = {v.name: v.roc for v in job.verifications if v.roc is not None}
-        with dispensable(str(job.models_root / "roc.png")):
-            plot_roc(curves, job.models_root / "roc.png")
-    job.backbone.train()
+    at, epoch = job.at, job.at.position / job.loader.order.num_samples
+    with job.backbone.evaluating() as forward:
+        for evaluation in job.evaluations:
+            measured = dict(evaluation.run(forward, job.world))
+            for name, score in evaluation.scores(measured).items():
+                at.best[name] = max(score, at.best.get(name, 0.0))
+            for line in evaluation.lines(at.step, epoch, measured, at.best):
+                job.logger.info(line)
+            progress.scalars(at.step, {f"{evaluation.board}{name}": value for name, value in measured.items()})
+            values.update(measured)
+            if job.world.rank == 0:
+                with warn_on_os_error(f"a picture below {job.models_root}"):
+                    evaluation.draw(job.models_root)
     return values
 
 
-def rate(job: Job, evaluations: dict[str, float]) -> tuple[float | None, bool]:
-    """(the mean accuracy over all verification sets, None where there are none; whether it is the best so far)."""
-    accuracies = [value for name, value in evaluations.items() if name.endswith("/accuracy")]
-    if not accuracies:
+def rate(job: Job, values: dict[str, float]) -> tuple[float | None, bool]:
+    """(the mean score over all evaluated sets, None where there are none; whether it is the best so far)."""
+    scores = [score for evaluation in job.evaluations for score in evaluation.scores(values).values()]
+    if not scores:
         return None, False
-    score = sum(accuracies) / len(accuracies)
-    is_best = score > job.best_score
-    job.best_score = max(score, job.best_score)
+    score = sum(scores) / len(scores)
+    is_best = score > job.at.best_score
+    job.at.best_score = max(score, job.at.best_score)
     return score, is_best
 
 
@@ -206,10 +186,10 @@ def save(job: Job, score: float | None = None) -> None:
     if job.saver.under_way:
         job.saver.finish()
         job.logger.info(
-            f"step {job.step}: waited {time.perf_counter() - began:.2f} s for the checkpoint before to be written; the "
-            "disk is slower than --checkpoint-every asks for"
+            f"step {job.at.step}: waited {time.perf_counter() - began:.2f} s for the checkpoint before to be written; "
+            "the disk is slower than --checkpoint-every asks for"
         )
-    job.saver.begin(take(job, score, job.saver.can_copy(job.head)), began)
+    job.saver.begin(snapshot(job, score, job.saver.can_copy(job.head)), began)
 
 
 def save_and_wait(job: Job) -> None:
@@ -218,29 +198,22 @@ def save_and_wait(job: Job) -> None:
     job.saver.finish()
 
 
-def take(job: Job, score: float | None = None, copy: bool = True) -> checkpoint.Snapshot:
+def snapshot(job: Job, score: float | None = None, copy: bool = True) -> checkpoint.Snapshot:
     """Everything that the next step depends on. A collective."""
+    at, scaler = job.at, job.backbone.scaler
     facts = {
-        "position": job.position,
-        "left_out": list(job.left_out),  # written while training goes on, as they are now
-        "best": dict(job.best),
-        "best_score": job.best_score,
+        "position": at.position,
+        "left_out": list(at.left_out),  # written while training goes on, as they are now
+        "num_overflows": at.num_overflows,
+        "best": dict(at.best),
+        "best_score": at.best_score,
         "score": score,
         **job.facts,
     }
-    if job.precision.scaler:
-        facts["loss_scaler"] = job.precision.scaler.state()
-    own = {f"buffer/{name}": t for name, t in job.backbone.named_buffers()}
-    own |= {f"exchange/{name}": t for name, t in job.sync.state().items()}
-    own = checkpoint.copied(own)  # before the ranks' statistics are joined
-    with joined_statistics(job.backbone, job.world):
-        return checkpoint.take(
-            job.step,
-            job.weights.state_dict(),
-            named_state(job.optimizer, job.weights),
-            own,
-            job.head,
-            facts,
-            class_names=job.class_names,
-            copy=copy,
-        )
+    if scaler:
+        facts["loss_scaler"] = scaler.state()
+    local = job.backbone.local_state()  # before the ranks' statistics are joined
+    weights, optimizer = job.backbone.state()
+    return checkpoint.take(
+        at.step, weights, optimizer, local, job.head, facts, world=job.world, class_names=job.class_names, copy=copy
+    )

@@ -69,9 +69,9 @@ class Precision:
         dtype = self._autocast_dtype or torch.bfloat16
         return torch.autocast(self.device.type, dtype, enabled=self._autocast_dtype is not None)
 
-    def as_input(self, image_B3HW: Tensor) -> Tensor:
+    def as_input(self, image_B: Tensor) -> Tensor:
         """Normalised images in the dtype that the module takes."""
-        return image_B3HW.to(self._input_dtype)
+        return image_B.to(self._input_dtype)
 
 
 @dataclass
@@ -88,16 +88,17 @@ class LossScaler:
 
     GROWTH_INTERVAL = 2000
     LARGEST = 2.0**24
+    TOO_SMALL = (
+        "the gradient is not finite at loss scale 1, after one halving an update: it is not the scale. Usual causes: a "
+        "learning rate that is too high (--lr, --warmup-steps), activations beyond what fp16 holds (try --precision "
+        "bf16 or fp32), or damaged images"
+    )
 
     def update(self, overflowed: bool) -> None:
         """Raises FloatingPointError where halving cannot help any more."""
         if overflowed:
             if self.is_smallest:
-                raise FloatingPointError(
-                    "the gradient is not finite at loss scale 1, after one halving an update: it is not the scale. "
-                    "Usual causes: a learning rate that is too high (--lr, --warmup-steps), activations beyond what "
-                    "fp16 holds (try --precision bf16 or fp32), or damaged images"
-                )
+                raise FloatingPointError(self.TOO_SMALL)
             self.scale, self.clean_steps = self.scale / 2, 0
             return
         self.clean_steps += 1

@@ -33,12 +33,15 @@ class Stopwatch:
         self.seconds["communication"] += waited
         self._restart()
 
-    def begin(self, exact: bool) -> None:
-        """A step begins; exact: tell its parts apart even on a GPU."""
-        self.exact = exact or not self._on_gpu
+    def begin(self) -> None:
+        """Starts a step."""
         self._restart()
 
-    def take(self) -> dict[str, float]:
+    def tell_apart(self, exact: bool) -> None:
+        """exact: this step's parts are told apart even on a GPU."""
+        self.exact = exact or not self._on_gpu
+
+    def drain_shares(self) -> dict[str, float]:
         """Shares of the parts since the last call; they add up to 1."""
         total = sum(self.seconds.values()) or 1.0
         shares = {part: seconds / total for part, seconds in self.seconds.items()}

@@ -1,4 +1,4 @@
-"""What all ranks decide together in a step, in one small all-reduce that hides behind it."""
+"""The vote of all ranks in a step, in one small all-reduce that hides behind it."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from partial_fc.comm import Pending, World
 
 
 @dataclass(frozen=True)
-class Agreed:
+class StepVerdict:
     """Equal on all ranks: whether any of them wants to stop, is busy with a checkpoint, could not write it, was told of
     hosts that come or go."""
 
@@ -19,19 +19,19 @@ class Agreed:
     hosts_changed: bool = False
 
 
-class Agreement:
-    """begin() where a step begins, end() where it ends: by then every rank has said its part long ago, as the step's
+class StepVote:
+    """start() where a step begins, result() where it ends: by then every rank has said its part long ago, as the step's
     other collectives needed it, so nobody waits."""
 
     def __init__(self, world: World):
         self._world = world
         self._pending: Pending | None = None
 
-    def begin(self, stop: bool, saver: Saver, hosts_changed: bool = False) -> None:
+    def start(self, stop: bool, saver: Saver, hosts_changed: bool = False) -> None:
         said = torch.tensor([stop, saver.busy, saver.failed, hosts_changed], dtype=torch.int32)
-        self._pending = self._world.start_all_reduce(said, "max", name="train/agreement")
+        self._pending = self._world.start_all_reduce(said, "max", name="train/vote")
 
-    def end(self) -> Agreed:
-        assert self._pending is not None, "begin() comes first"
+    def result(self) -> StepVerdict:
+        assert self._pending is not None, "start() comes first"
         said, self._pending = self._pending.wait(), None
-        return Agreed(*map(bool, said.tolist()))
+        return StepVerdict(*map(bool, said.tolist()))

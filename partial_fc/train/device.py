@@ -1,4 +1,4 @@
-"""What recipes ask of the machine that they run on."""
+"""This process's place on its machine: its device, its share of the cores, what its results depend on."""
 
 import hashlib
 import os
@@ -8,36 +8,24 @@ from collections import Counter
 from collections.abc import Iterable
 from fractions import Fraction
 from importlib import metadata
-from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
 from partial_fc import __version__
 from partial_fc.comm import World, elastic
-from recipes.launch_flags import LaunchFlags
+from partial_fc.flags import LaunchFlags
 
 _PACKAGES = ("torch", "horovod", "numpy", "opencv-python-headless", "safetensors")
 
 
-class Startable(Protocol):
-    """What a recipe's Config has."""
-
-    @property
-    def launch(self) -> LaunchFlags: ...
-    @property
-    def device(self) -> Literal["auto", "cpu", "cuda"]: ...
-    @property
-    def deterministic(self) -> bool: ...
-
-
-def join(config: Startable) -> tuple[World, torch.device]:
+def join(launch: LaunchFlags) -> tuple[World, torch.device]:
     """Starts the processes of this host where the flags ask for them, and ends with their exit status. In one that
-    trains: its place among the others, and its device, with the host's cores shared. All ranks call this."""
-    status = config.launch.start()
+    trains: its world, and its device, with the host's cores shared. All ranks call this."""
+    status = launch.start()
     if status is not None:
         raise SystemExit(status)
-    if config.deterministic:
+    if launch.deterministic:
         if elastic.active():
             raise ValueError(
                 "--deterministic under horovodrun with --host-discovery-script: the number of processes may change, "
@@ -45,9 +33,9 @@ def join(config: Startable) -> tuple[World, torch.device]:
                 "leave one of the two out"
             )
         repeat_bit_by_bit()
-    kind = device_type(config.device)
-    world = config.launch.join(kind)
-    device = own_device(kind, world)
+    kind = device_type(launch.device)
+    world = launch.join(kind)
+    device = local_device(kind, world)
     share_cores(world)
     return world, device
 
@@ -61,7 +49,7 @@ def device_type(asked: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]
     return "cuda" if available and asked != "cpu" else "cpu"
 
 
-def own_device(kind: Literal["cpu", "cuda"], world: World) -> torch.device:
+def local_device(kind: Literal["cpu", "cuda"], world: World) -> torch.device:
     """This process's: each has a GPU of its host for itself. Raises ValueError where there are fewer."""
     if kind == "cpu":
         return torch.device("cpu")
@@ -93,12 +81,6 @@ def cores(host: str, numbers: Iterable[int]) -> list[tuple[int, int]]:
     """(number made from the host's name, number of the core): what they are called among all hosts."""
     digest = hashlib.sha256(host.encode()).digest()
     return [(int.from_bytes(digest[:7]), number) for number in numbers]
-
-
-def is_finished(models_root: Path, world: World) -> bool:
-    """Whether rank 0, which writes it, finds a result there: each host may have a folder of its own. A collective."""
-    there = torch.tensor([int((models_root / "result.json").exists())])
-    return bool(world.broadcast(there, name="machine/finished").item())
 
 
 def repeat_bit_by_bit() -> None:

@@ -15,19 +15,11 @@ from torch import Tensor
 
 from partial_fc.comm import World
 from partial_fc.comm.report import ranks_in_words
-from partial_fc.optim.backbone import Named, named_state
 
 
-def check(
-    weights: Named,
-    optimizer: torch.optim.Optimizer,
-    facts: Mapping[str, Any],
-    step: int,
-    last_equal: int,
-    world: World,
-) -> None:
-    """After update `step`. Raises ValueError, on all ranks alike, where weights, optimiser state or facts (as JSON has
-    them, by name) differ between the ranks: which ranks differ from the others, and in what first.
+def check(tensors: Mapping[str, Tensor], facts: Mapping[str, Any], step: int, last_equal: int, world: World) -> None:
+    """Raises ValueError, on all ranks alike, where tensors or facts (as JSON has them), by name, differ between the
+    ranks after update `step`: which ranks differ from the others, and in what first.
 
     last_equal: the step of the check before, which found them equal. A collective, of 8 bytes a rank; where the ranks
     differ two more, of 8 bytes a tensor. It costs a pass of zlib's CRC over the bytes and, from a GPU, their way to the
@@ -36,8 +28,7 @@ def check(
     if world.size == 1:
         return
     digests = {name: zlib.crc32(json.dumps(fact, sort_keys=True).encode()) for name, fact in facts.items()}
-    digests |= {f"weight {name}": _digest(p) for name, p in weights.named_parameters()}
-    digests |= {f"optimiser state {name}": _digest(t) for name, t in named_state(optimizer, weights).items()}
+    digests |= {name: _digest(t) for name, t in tensors.items()}
     whole = zlib.crc32(json.dumps(list(digests.items())).encode())
     whole_W = world.all_gather(torch.tensor([whole]), name="train/replicas").tolist()
     if len(set(whole_W)) == 1:

@@ -10,10 +10,13 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
 from partial_fc.data import Batch
-from partial_fc.train.job import Job
-from partial_fc.train.log import dispensable
+from partial_fc.train.log import warn_on_os_error
+
+if TYPE_CHECKING:
+    from partial_fc.train.job import Job
 
 WINDOW = 200  # losses that are looked back at
 LEAST = 50  # before there are so many, nothing is called far
@@ -30,7 +33,7 @@ class Spike:
     spread: float
 
 
-class Losses:
+class SpikeDetector:
     """The last losses of a run."""
 
     def __init__(self) -> None:
@@ -54,26 +57,26 @@ class Losses:
         return spike
 
 
-def note(job: Job, spike: Spike, batches: list[Batch], lr: float) -> None:
-    """After update job.step: a line in the log, and this rank's records of it in models_root/spikes/rank-R.jsonl.
+def report(job: "Job", spike: Spike, batches: list[Batch], lr: float) -> None:
+    """After update job.at.step: a line in the log, and this rank's records of it in models_root/spikes/rank-R.jsonl.
     Without a collective: a loss that is another one on another kind of processor must not make a rank wait."""
     path = job.models_root / "spikes" / f"rank-{job.world.rank:05d}.jsonl"
     row = {
-        "step": job.step,
+        "step": job.at.step,
         "loss": spike.loss,
         "median": spike.usual,
         "spread": spike.spread,
         "lr": lr,
-        "position": job.position,
+        "position": job.at.position,
         "keys": [key for batch in batches for key in batch.key_B.tolist()],
         "labels": [label for batch in batches for label in batch.label_B.tolist()],
     }
-    with dispensable(str(path)):
+    with warn_on_os_error(str(path)):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
             file.write(json.dumps(row) + "\n")
     job.logger.info(
-        f"step {job.step}: the loss is {spike.loss:.4f}, far above the median {spike.usual:.4f} of the last {WINDOW} "
+        f"step {job.at.step}: the loss is {spike.loss:.4f}, far above the median {spike.usual:.4f} of the last {WINDOW} "
         f"(spread {spike.spread:.4f}); the keys of its records are in {path.parent}. Once is nothing; if it comes "
         "again with the same records look at those, if it grows lower --lr or set --clip"
     )

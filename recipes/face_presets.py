@@ -6,6 +6,7 @@ Sources: InsightFace recognition/partial_fc/mxnet/default.py (webface, emore, gl
 recognition/arcface_torch/configs (ms1mv3, wf4m, wf12m, wf42m; image counts of emore and glint360k).
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -136,3 +137,11 @@ def get(name: str) -> Preset:
     if name not in PRESETS:
         raise ValueError(f"--dataset {name}: no such preset; expected one of {', '.join(PRESETS)}")
     return PRESETS[name]
+
+
+def flags_of(name: str) -> dict[str, Any]:
+    """What a preset says, by flag name."""
+    preset = get(name)
+    values = {field.name: getattr(preset, field.name) for field in dataclasses.fields(preset)}
+    flags = {key: value for key, value in values.items() if key not in ("synthetic", "more") and value is not None}
+    return {"dataset": name, **flags, **preset.more}

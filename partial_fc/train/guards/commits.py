@@ -14,7 +14,7 @@ _log = logging.getLogger("partial_fc")
 
 
 class Commits:
-    """Of one world. Where hosts do not come and go, its methods do nothing.
+    """The commits of one world. Where hosts do not come and go, its methods do nothing.
 
     take: makes a snapshot of everything, a copy; a collective. save: writes a checkpoint and waits for it, where there
     are no commits; a collective.

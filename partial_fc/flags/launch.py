@@ -1,10 +1,10 @@
-"""The flags that say how a run is started; every recipe has them."""
+"""The flags that say how a run is started, and on what; every recipe has them."""
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import tyro
@@ -12,7 +12,7 @@ import tyro
 from partial_fc import comm
 from partial_fc.comm import World, elastic, own_launch
 
-_TRAIN = Path(__file__).parents[1] / "train.py"
+_TRAIN = Path(__file__).parents[2] / "train.py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,10 @@ class LaunchFlags:
     start_timeout: float = 120.0
     """Seconds in which all processes must have found each other. (horovodrun has a --start-timeout of its own; where
     hosts come and go this is the one.)"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: one GPU for each process where there is one."""
+    deterministic: bool = False
+    """Only GPU algorithms that repeat bit by bit, and no messages that Horovod joins by chance (slower)."""
 
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus"):

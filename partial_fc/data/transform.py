@@ -1,0 +1,32 @@
+"""What a Loader makes of a sample: (sample, rng) -> an array of one fixed shape, channels last."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partial_fc.data.decode import decode, fit
+from partial_fc.data.sample import Sample
+
+Augment = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[np.uint8]]
+
+
+@dataclass(frozen=True)
+class SquareImage:
+    """An image of `size` x `size` pixels: decoded, resized and cropped at the centre where it has another size, then
+    augmented (augment.py). uint8 (size, size, 3) RGB. Raises BadRecord for an image that cannot be decoded."""
+
+    size: int
+    augment: Augment | None = None
+
+    def __call__(self, sample: Sample, rng: np.random.Generator) -> NDArray[np.uint8]:
+        image = decode(sample.image) if isinstance(sample.image, bytes) else sample.image
+        image = fit(image, self.size)
+        return image if self.augment is None else self.augment(image, rng)
+
+
+def pixels(sample: Sample, _rng: np.random.Generator) -> NDArray[np.uint8]:
+    """The pixels as the source has them, for sources that store pixels."""
+    assert not isinstance(sample.image, bytes)
+    return sample.image

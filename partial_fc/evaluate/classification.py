@@ -1,0 +1,159 @@
+"""Top-1 and top-5 accuracy of a classifier, a confusion matrix, and a picture of its surest mistakes.
+
+N samples, B of one batch, C classes, M mistakes.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from partial_fc.comm import World
+from partial_fc.data.sample import BadRecord, Sample, Source, naming
+from partial_fc.evaluate.evaluation import Forward
+
+_MOST_CLASSES = 1000  # of a confusion matrix
+_MOST_MISTAKES = 60  # of the picture
+_CAPTION, _ACROSS = 18, 10  # of the picture: pixels below an image, images in a row
+_WIDE = 96  # pixels; a smaller image is enlarged by a whole number, a larger one made as small
+
+
+class Classification:
+    """One set of labelled samples; each is seen once, whatever the number of ranks, and in the same batch, so that the
+    numbers are equal to the last bit."""
+
+    board = ""
+
+    def __init__(
+        self,
+        name: str,
+        source: Source,
+        transform: Callable[[Sample, np.random.Generator], NDArray],
+        batch_size: int = 500,
+        top: int = 5,
+    ):
+        """transform: as a Loader's, without chance in it. top: the second accuracy counts a label among so many of the
+        likeliest classes."""
+        self.name, self.source, self.transform, self.batch_size = name, source, transform, batch_size
+        self.top = min(top, source.num_classes)
+        # Of the latest run, equal on every rank. confusion_CC: int64 counts by (label, prediction), of up to 1,000
+        # classes. mistakes_M3: float64 (sample, prediction, probability), the surest first, at most 60.
+        self.confusion_CC: Tensor | None = None
+        self.mistakes_M3 = torch.zeros(0, 3, dtype=torch.float64)
+        self.num_correct = 0
+
+    def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
+        """Yields NAME/accuracy and NAME/topK. Two collectives. Raises ValueError for a sample that cannot be used,
+        FloatingPointError for an output that is not finite, both on all ranks alike."""
+        num_classes = self.source.num_classes
+        cells = num_classes**2 if num_classes <= _MOST_CLASSES else 0
+        counts = torch.zeros(cells + 4, dtype=torch.int64)  # then: correct, among the top, not finite, unusable
+        mistakes, problem = [torch.zeros(0, 3, dtype=torch.float64)], None
+        for index_B, input_B, label_B, error in self._batches(world):
+            problem = problem or error
+            counts[-1] += error is not None
+            if error is not None:
+                continue
+            logit_BC = forward(input_B).double().cpu()
+            counts[-2] += int((~logit_BC.isfinite()).any(dim=1).sum())
+            probability_B, prediction_B = logit_BC.softmax(1).max(1)
+            right_B = prediction_B == label_B
+            counts[-4] += int(right_B.sum())
+            counts[-3] += int((logit_BC.topk(self.top).indices == label_B[:, None]).any(dim=1).sum())
+            if cells:
+                counts[:cells] += (label_B * num_classes + prediction_B).bincount(minlength=cells)
+            rows = torch.stack((index_B.double(), prediction_B.double(), probability_B), dim=1)[~right_B]
+            mistakes = [_surest(torch.cat((*mistakes, rows)))]
+        counts = world.all_reduce(counts, name=f"evaluate/{self.name}/counts")
+        self._check(counts, problem)
+        self.mistakes_M3 = _surest(world.all_gather(mistakes[0], name=f"evaluate/{self.name}/mistakes"))
+        self.confusion_CC = counts[:cells].view(num_classes, num_classes) if cells else None
+        self.num_correct = int(counts[-4])
+        yield f"{self.name}/accuracy", self.num_correct / len(self.source)
+        yield f"{self.name}/top{self.top}", int(counts[-3]) / len(self.source)
+
+    def scores(self, values: Mapping[str, float]) -> dict[str, float]:
+        return {self.name: values[f"{self.name}/accuracy"]}
+
+    def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
+        return [
+            f"[{self.name}][{step}] accuracy {values[f'{self.name}/accuracy']:.5f} highest {best[self.name]:.5f} "
+            f"top-{self.top} {values[f'{self.name}/top{self.top}']:.5f} ({self.num_correct:,} of {len(self.source):,})"
+        ]
+
+    def draw(self, folder: Path) -> None:
+        """mistakes.png: the surest mistakes, each with its label and what it was taken for; none, no picture."""
+        path = folder / "mistakes.png"
+        path.unlink(missing_ok=True)
+        tiles = [self._tile(int(index), int(prediction)) for index, prediction, _ in self.mistakes_M3.tolist()]
+        if not tiles:
+            return
+        tiles += [np.zeros_like(tiles[0])] * (-len(tiles) % _ACROSS)
+        rows = [np.concatenate(tiles[i : i + _ACROSS], axis=1) for i in range(0, len(tiles), _ACROSS)]
+        if not cv2.imwrite(str(path), np.concatenate(rows)):
+            raise OSError(0, "the picture could not be written", str(path))
+
+    # ---- how
+
+    def _batches(self, world: World) -> Iterator[tuple[Tensor, Tensor, Tensor, ValueError | None]]:
+        """(sample numbers, inputs, labels, what is wrong with them) of this rank's batches: consecutive ones. One is
+        read while the network works on the one before it."""
+        num_batches = math.ceil(len(self.source) / self.batch_size)
+        local = range(num_batches * world.rank // world.size, num_batches * (world.rank + 1) // world.size)
+        with ThreadPoolExecutor(1) as ahead:
+            upcoming = ahead.submit(self._read, local[0]) if local else None
+            for batch in local:
+                assert upcoming is not None
+                ready = upcoming.result()
+                upcoming = ahead.submit(self._read, batch + 1) if batch + 1 in local else None
+                yield ready
+
+    def _read(self, batch: int) -> tuple[Tensor, Tensor, Tensor, ValueError | None]:
+        index_B = torch.arange(batch * self.batch_size, min((batch + 1) * self.batch_size, len(self.source)))
+        nothing = torch.empty(0)
+        try:
+            pairs = [self._load(index) for index in index_B.tolist()]
+        except BadRecord as error:
+            # Not raised here: the other ranks would wait for this one. `_check` raises it on all of them.
+            return index_B, nothing, nothing, error
+        arrays, labels = zip(*pairs, strict=True)
+        return index_B, torch.from_numpy(np.stack(arrays)).movedim(-1, 1), torch.tensor(labels), None
+
+    def _load(self, index: int) -> tuple[NDArray, int]:
+        sample = self.source.read(index)
+        with naming(self.source, index):
+            return self.transform(sample, np.random.default_rng(index)), sample.label
+
+    def _check(self, counts: Tensor, problem: ValueError | None) -> None:
+        if counts[-1]:
+            raise ValueError(
+                str(problem) if problem else f"{self.name}: another rank cannot read its samples, see there"
+            )
+        if counts[-2]:
+            raise FloatingPointError(
+                f"evaluation {self.name}: the output is not finite for {counts[-2]} of {len(self.source)} samples"
+            )
+
+    def _tile(self, index: int, prediction: int) -> NDArray[np.uint8]:
+        image, label = self._load(index)
+        image = image[image.shape[0] // 2] if image.ndim == 4 else image  # of a clip one frame
+        zoom = max(1, _WIDE // max(image.shape[:2]))
+        tile = image.repeat(zoom, 0).repeat(zoom, 1)
+        if max(tile.shape[:2]) > _WIDE:
+            tile = cv2.resize(tile, (_WIDE, _WIDE), interpolation=cv2.INTER_AREA).reshape(_WIDE, _WIDE, -1)
+        tile = cv2.cvtColor(np.ascontiguousarray(tile), cv2.COLOR_RGB2BGR) if tile.shape[2] == 3 else tile[:, :, 0]
+        tile = np.pad(tile, ((0, _CAPTION), (1, 1), *((0, 0),) * (tile.ndim - 2)), constant_values=64)
+        text, corner = f"{label} as {prediction}", (6, len(tile) - 5)
+        white = (255,) * (3 if tile.ndim == 3 else 1)
+        return cv2.putText(tile, text, corner, cv2.FONT_HERSHEY_SIMPLEX, 0.45, white, 1, cv2.LINE_AA)
+
+
+def _surest(row_M3: Tensor) -> Tensor:
+    """The rows with the highest probabilities, the most probable first; of equal ones in their order."""
+    return row_M3[(-row_M3[:, 2]).argsort(stable=True)][:_MOST_MISTAKES]

@@ -1,0 +1,34 @@
+"""What the training loop asks of an evaluation."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from partial_fc.comm import World
+
+Forward = Callable[[Tensor], Tensor]
+
+
+class Evaluation(Protocol):
+    """Measures a model on all ranks together."""
+
+    board: str  # what TensorBoard's tags of its values begin with
+
+    def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
+        """Yields ("SET/accuracy", ...) and so on: the same numbers on every rank, for any number of ranks. forward:
+        uint8 pixels (B, C, ...) on the host -> float output. A collective; every rank consumes the whole iterator."""
+        ...
+
+    def scores(self, values: Mapping[str, float]) -> dict[str, float]:
+        """By set, the values that decide which checkpoint is the best: the mean over all of them, higher is better."""
+        ...
+
+    def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
+        """What the log says. best: the highest score of each set so far."""
+        ...
+
+    def draw(self, folder: Path) -> None:
+        """Writes the pictures of the latest run, on one rank."""
+        ...

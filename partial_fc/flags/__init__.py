@@ -1,0 +1,33 @@
+"""The flag groups that all recipes share: how a run is started (launch.py), and how it trains (training.py)."""
+
+from partial_fc.flags.launch import LaunchFlags
+from partial_fc.flags.training import (
+    ExchangeFlags,
+    Flags,
+    GuardFlags,
+    OptimFlags,
+    RunFlags,
+    ScheduleFlags,
+    check_least,
+    flag,
+    flat,
+    is_given,
+    notes,
+    with_defaults,
+)
+
+__all__ = [
+    "ExchangeFlags",
+    "Flags",
+    "GuardFlags",
+    "LaunchFlags",
+    "OptimFlags",
+    "RunFlags",
+    "ScheduleFlags",
+    "check_least",
+    "flag",
+    "flat",
+    "is_given",
+    "notes",
+    "with_defaults",
+]

@@ -1,0 +1,251 @@
+"""The flags that every recipe has, by group: one field, one flag, one help text, one place for what may go together.
+
+A recipe's Config holds the groups with its own defaults:
+
+    run: Flags[RunFlags] = RunFlags(models_root=Path("runs/mnist"))
+
+where Flags leaves the group's name out of the flags' names.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from partial_fc.comm import elastic
+from partial_fc.optim import exchange
+
+Flags = tyro.conf.OmitArgPrefixes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """Where a run is written, when it is saved, and what it goes on from."""
+
+    models_root: Path
+    """Where everything is written: model, checkpoints, logs, TensorBoard, loss.csv, result.json, pictures."""
+    resume: str = "auto"
+    """auto: go on from the newest checkpoint of --checkpoint-dir, if any; never; or the DIR of a checkpoint."""
+    frequent: int = 20
+    """Steps between two lines of the log."""
+    verbose: int = 2000
+    """Steps between two evaluations; 0: none but those that the recipe makes anyway, and the one at the end."""
+    checkpoint_dir: Path | None = None
+    """Where checkpoints are written: a folder that all hosts see, or one of its own on each. none: checkpoints in
+    --models-root."""
+    checkpoint_every: int = 2000
+    """Steps between two checkpoints, which are written while training goes on; 0: none but those that the recipe writes
+    anyway, and the one at the end."""
+    keep_checkpoints: int = 3
+    """Older ones are removed."""
+    save_best: bool = True
+    """A checkpoint also whenever an evaluation was the best so far (mean accuracy of all sets); the best one is kept
+    besides --keep-checkpoints."""
+    buddy_every: int | None = None
+    """Steps between two copies of each process's share of the state in the memory of another host, from which a run
+    goes on that loses a host (horovodrun --min-np ... --host-discovery-script ...); 0: it goes on from its last
+    checkpoint. none: 100 where horovodrun runs so and the state is in memory, else 0."""
+    seed: int = 0
+    """Of everything that is random: equal seeds give equal runs, for any number of ranks."""
+
+    def __post_init__(self) -> None:
+        check_least(self, frequent=1, keep_checkpoints=1, verbose=0, checkpoint_every=0, buddy_every=0)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder that they are in."""
+        return self.checkpoint_dir or self.models_root / "checkpoints"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardFlags:
+    """What happens where numbers are not finite, and how replicas are watched."""
+
+    on_nan: Literal["stop", "skip", "rollback"] = "stop"
+    """Where the loss or a gradient is not finite; the first such tensor is named, and the batch written down below
+    --models-root. stop: the run ends, the last checkpoint stands. skip: the update is made on no rank, and the run goes
+    on; class centres then wait for the backbone's gradient in every step. rollback: back to the last checkpoint, and on
+    with the data after the bad batch."""
+    max_skips: int = 10
+    """For skip: so many in a row, then it ends."""
+    max_rollbacks: int = 3
+    """For rollback: so many, then it ends."""
+    desync_every: int = 500
+    """Steps between two checks that the backbone and its optimizer are the same bits on all ranks; 0: never."""
+
+    def __post_init__(self) -> None:
+        check_least(self, max_skips=1, max_rollbacks=1, desync_every=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeFlags:
+    """What the backbone's gradient travels as."""
+
+    gradient_compression: Literal["none", "fp16", "bf16", "2bit", "powersgd"] = "none"
+    """For slow links. fp16, bf16: half the bytes. 2bit (as MXNet has it), powersgd: far fewer; what a step leaves out
+    goes with the next ones."""
+    compression_threshold: float | None = None
+    """Of 2bit: what a value is sent as, in units of the gradient summed over the images; 0.5 when not given."""
+    compression_rank: int | None = None
+    """Of powersgd: rank of the matrices that are sent; 4 when not given."""
+
+    def __post_init__(self) -> None:
+        for name, kind in (("compression_threshold", "2bit"), ("compression_rank", "powersgd")):
+            value = getattr(self, name)
+            if value is not None and self.gradient_compression != kind:
+                raise ValueError(
+                    f"{flag(name)} goes with --gradient-compression {kind}; this run's is {self.gradient_compression}"
+                )
+            if value is not None and not value > 0:
+                raise ValueError(f"{flag(name)} is {value}; expected more than 0")
+
+    def build(self, seed: int) -> exchange.Exchange:
+        """What the flags say."""
+        return exchange.build_exchange(
+            self.gradient_compression,
+            threshold=self.compression_threshold or 0.5,
+            rank=self.compression_rank or 4,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimFlags:
+    """Batches, the backbone's optimizer, and the precision it computes in."""
+
+    batch_size: int = 64
+    """Images of one process in one forward pass; see --accumulate."""
+    accumulate: int = 1
+    """Micro-batches of --batch-size images that make one update: what one batch of all of them would do (batch norm
+    apart), in the memory of one. Steps, schedules and --max-steps count updates."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """Of the backbone, and of class centres where they have no other."""
+    momentum: float = 0.9
+    """Of SGD."""
+    weight_decay: float = 5e-4
+    """Of all parameters."""
+    clip: float = 0.0
+    """Largest norm of the whole gradient, over backbone and all shards of class centres; 0: any."""
+    sync_bn: bool = False
+    """Batch-norm statistics over all ranks: W ranks then do what one process does with the whole batch."""
+    precision: Literal["auto", "bf16", "fp16", "fp16-o2", "fp32", "fp64"] = "auto"
+    """bf16, fp16: the backbone computes in 16 bits where that is safe (autocast, Apex's O1); fp16 with a loss scale.
+    fp16-o2: its weights are float16, too, with fp32 masters (Apex's O2). auto: bf16 where the hardware has it, else
+    fp32. A head with class centres multiplies bfloat16 numbers where the backbone computes in 16 bits and the hardware
+    has them, and adds up in fp32. fp64: for checks, where rounding would hide whether two runs do the same."""
+
+    def __post_init__(self) -> None:
+        check_least(self, batch_size=1, accumulate=1, clip=0, weight_decay=0)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"--momentum is {self.momentum}; expected 0 or more and less than 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleFlags:
+    """How long a run is, and the course of its learning rate."""
+
+    lr: float = 0.1
+    """Learning rate, for a global batch of --base-batch-size where --lr-scaling is linear."""
+    lr_scaling: Literal["linear", "none"] = "linear"
+    """linear: --lr times global batch / --base-batch-size; the arithmetic is printed."""
+    base_batch_size: int = 512
+    """The global batch that --lr is meant for."""
+    lr_scheduler: Literal["step", "polynomial", "cosine", "constant"] = "polynomial"
+    """Course of the rate after the warm-up."""
+    lr_steps: tuple[int, ...] = ()
+    """For `step`: the updates after which the rate falls to a tenth."""
+    lr_power: float = 1.0
+    """For `polynomial`."""
+    warmup_steps: int = 0
+    """Updates in which the rate rises from 0."""
+    warmup_epochs: float = 0.0
+    """The same in epochs; added to --warmup-steps."""
+    epochs: float = 20.0
+    """Passes over the data; may be a fraction."""
+    max_steps: int | None = None
+    """Ends training after so many updates instead of --epochs."""
+
+    def __post_init__(self) -> None:
+        check_least(self, lr=0, base_batch_size=1, warmup_steps=0, warmup_epochs=0, max_steps=1)
+        if not 0 < self.epochs < float("inf"):
+            raise ValueError(f"--epochs is {self.epochs}; expected more than 0")
+
+
+def check_least(group: Any, **least: float) -> None:
+    """Raises ValueError where a field is smaller than it may be, or no number; None is left alone."""
+    for name, smallest in least.items():
+        value = getattr(group, name)
+        if value is not None and not smallest <= value < float("inf"):
+            raise ValueError(f"{flag(name)} is {value}; expected at least {smallest}")
+
+
+def notes(config: Any, world_size: int) -> Iterator[str]:
+    """What was asked for in the shared groups and makes no difference here. config: with the groups `run`, `guards`,
+    `exchange`, `optim`, `schedule`."""
+    run, guards, kind = config.run, config.guards, config.exchange.gradient_compression
+    if run.buddy_every and not elastic.active():
+        yield (
+            f"--buddy-every {run.buddy_every} without effect: there are no commits here; they are for horovodrun with "
+            "--min-np and --host-discovery-script"
+        )
+    if kind != "none" and world_size == 1:
+        yield f"--gradient-compression {kind}: one process, nothing travels, it only rounds"
+    if kind == "fp16" and config.optim.precision not in ("fp16", "fp16-o2"):
+        yield (
+            "--gradient-compression fp16 without a loss scale: gradients below 6e-8 vanish on their way, and one above "
+            "65,504 ends the run"
+        )
+    if is_given(config.schedule, "lr_power") and config.schedule.lr_scheduler != "polynomial":
+        yield f"--lr-power goes with --lr-scheduler polynomial; this run's is {config.schedule.lr_scheduler}"
+    if config.schedule.lr_steps and config.schedule.lr_scheduler != "step":
+        yield f"--lr-steps go with --lr-scheduler step; this run's is {config.schedule.lr_scheduler} and has none"
+    for name, needed in (("max_skips", "skip"), ("max_rollbacks", "rollback")):
+        if is_given(guards, name) and guards.on_nan != needed:
+            yield f"{flag(name)} goes with --on-nan {needed}; this run's is {guards.on_nan}"
+    if guards.on_nan == "rollback" and not run.checkpoint_every and not (run.save_best and run.verbose):
+        yield "--on-nan rollback without --checkpoint-every: there will be no checkpoint to go back to before the end"
+    if is_given(guards, "desync_every") and world_size == 1:
+        yield "--desync-every: one process has no others to compare itself with"
+
+
+def flat(config: Any) -> dict[str, Any]:
+    """A Config with its groups -> flag name (with _) -> value, as JSON and messages have it."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        values |= flat(value) if dataclasses.is_dataclass(value) else {field.name: value}
+    return values
+
+
+def with_defaults(config_type: type, values: dict[str, Any]) -> Any:
+    """A Config, its groups included, with these values (by flag name) in place of its defaults. Nothing is checked: the
+    defaults alone need not make sense, and the command line is still to be read. Raises ValueError for a name that is
+    no flag."""
+    left = dict(values)
+    groups = {field.name: _unchecked(field.default, left) for field in dataclasses.fields(config_type)}
+    if left:
+        raise ValueError(f"no flag of this recipe: {', '.join(sorted(left))}")
+    config = object.__new__(config_type)
+    for name, group in groups.items():
+        object.__setattr__(config, name, group)
+    return config
+
+
+def _unchecked(group: Any, values: dict[str, Any]) -> Any:
+    """A copy of a group with those values that it has a field for, which are taken out of `values`."""
+    copy = object.__new__(type(group))
+    for field in dataclasses.fields(group):
+        object.__setattr__(copy, field.name, values.pop(field.name, getattr(group, field.name)))
+    return copy
+
+
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def is_given(group: Any, name: str) -> bool:
+    """Whether a flag has another value than its group's own default."""
+    return getattr(group, name) != next(f.default for f in dataclasses.fields(group) if f.name == name)

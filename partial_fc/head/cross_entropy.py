@@ -1,0 +1,114 @@
+"""Softmax cross-entropy for classes that fit every rank: the model's output is the logits, and there are no rows.
+
+Letters: B local batch, G global batch, C classes.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax
+
+from partial_fc.comm import SingleWorld, World
+
+
+class CrossEntropy:
+    """A head with nothing to learn, with the verbs of PartialFC.
+
+        loss = head(logit_BC, label_B)  # equal on every rank: the mean over the global batch
+        loss.backward()                 # logit_BC.grad = d(loss)/d(these rows), exact: nothing is to be divided again
+
+    One collective a forward, head/cross_entropy: an all-reduce of (sum of losses, rows, labels outside of the range),
+    24 bytes. The batch sizes of the ranks may differ, and be 0.
+    """
+
+    rows = None  # no class centres: nothing to update, to store or to reshard
+
+    def __init__(self, num_classes: int, world: World | None = None, dtype: torch.dtype = torch.float32):
+        """dtype: what the loss is computed in; float64 is for checks."""
+        self.num_classes = num_classes
+        self.world = world or SingleWorld()
+        self.dtype = dtype
+        self.last_step: dict[str, Tensor] = {}  # of the last forward: this rank's losses, "loss_B"
+
+    def __call__(self, logit_BC: Tensor, label_B: Tensor) -> Tensor:
+        """logit_BC: floating; label_B: int64. Raises ValueError, on all ranks alike, for a label outside of [0, C)."""
+        if logit_BC.dim() != 2 or logit_BC.shape[1] != self.num_classes or label_B.shape != logit_BC.shape[:1]:
+            raise ValueError(
+                f"{self.world}: logits {tuple(logit_BC.shape)} with labels {tuple(label_B.shape)}; expected "
+                f"(B, {self.num_classes}) and (B,)"
+            )
+        return _Loss.apply(logit_BC, label_B, self)
+
+    def row_losses(self, last_step: dict[str, Tensor], num_rows: int) -> Tensor:
+        """The losses of this rank's rows, from `last_step` as a forward left it: (num_rows,)."""
+        return last_step["loss_B"]
+
+    # ---- what PartialFC does with its rows
+
+    def prepare(self, label_B: Tensor) -> None:
+        """Nothing: no classes have to be chosen for an update."""
+
+    def finite(self) -> Tensor:
+        return torch.ones((), dtype=torch.bool)
+
+    def discard(self) -> None:
+        """Nothing is pending."""
+
+    def gradient_square_sum(self) -> Tensor:
+        return torch.zeros((), dtype=torch.float64)
+
+    def scale_gradient(self, factor: float) -> None:
+        """There is no gradient of rows."""
+
+    def step(self, lr: float) -> None:
+        """There are no rows to update."""
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def non_finite_classes(self, most: int = 5) -> list[int]:
+        return []
+
+    def close(self, ended_well: bool = True) -> None:
+        """Nothing is open."""
+
+    def __enter__(self) -> "CrossEntropy":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+
+class _Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logit_BC: Tensor, label_B: Tensor, head: CrossEntropy) -> Tensor:
+        inside_B = (label_B >= 0) & (label_B < head.num_classes)
+        log_p_BC = log_softmax(logit_BC.detach().to(head.dtype), dim=1)
+        safe_B = label_B.where(inside_B, torch.zeros_like(label_B))
+        loss_B = -log_p_BC.gather(1, safe_B[:, None]).squeeze(1)
+        head.last_step = {"loss_B": loss_B}
+        numbers = torch.stack((loss_B.double().sum(), *(loss_B.new_tensor(n).double() for n in _counts(inside_B))))
+        total, num_rows, num_outside = head.world.all_reduce(numbers, name="head/cross_entropy").unbind()
+        if num_outside:
+            raise ValueError(_outside(head, label_B, inside_B, int(num_outside)))
+        ctx.save_for_backward(log_p_BC, label_B)
+        ctx.num_rows, ctx.dtype = num_rows, logit_BC.dtype
+        return (total / num_rows).to(head.dtype)
+
+    @staticmethod
+    def backward(ctx, grad_loss: Tensor):
+        log_p_BC, label_B = ctx.saved_tensors
+        grad_BC = log_p_BC.exp()
+        grad_BC[torch.arange(len(label_B), device=label_B.device), label_B] -= 1
+        return (grad_BC * (grad_loss / ctx.num_rows)).to(ctx.dtype), None, None
+
+
+def _counts(inside_B: Tensor) -> tuple[int, int]:
+    return len(inside_B), int((~inside_B).sum())
+
+
+def _outside(head: CrossEntropy, label_B: Tensor, inside_B: Tensor, count: int) -> str:
+    here = label_B[~inside_B][:5].tolist()
+    shown = f"here {', '.join(map(str, here))}" if here else "none on this rank"
+    return f"{head.world}: {count} labels of the global batch lie outside [0, {head.num_classes}) ({shown})"

@@ -1,0 +1,251 @@
+"""The data-parallel half of a model, as the training loop sees it: TorchBackbone.
+
+The verbs are the seam: the loop knows no module, no optimizer and no precision beyond them, so that another engine can
+stand here.
+
+    zero, forward, backward (hold), wait     one update's gradients, summed over the ranks while backward runs
+    finite, undo, square_sum, scale, step    the verdict on it, and the update
+    train, evaluating                        the two modes; in the second, running statistics of all ranks together
+    state, local_state, load                 what a checkpoint keeps: equal on all ranks, and this rank's own
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from partial_fc import checkpoint
+from partial_fc.comm import World
+from partial_fc.models.inputs import InputContract
+from partial_fc.optim.backbone import load_named_state, named_state, set_lr
+from partial_fc.optim.exchange import Exchange
+from partial_fc.optim.gradient_sync import GradientSync, StepBytes
+from partial_fc.train.precision import LossScaler, Precision, Weights
+from partial_fc.train.running_statistics import RunningStatistics, joined_statistics
+
+Forward = Callable[[Tensor], Tensor]
+
+
+class Stored(Protocol):
+    """A checkpoint, or what the ranks of an earlier world kept of one (checkpoint/)."""
+
+    folder: Any
+    manifest: dict[str, Any]
+
+    def backbone(self) -> dict[str, Tensor]: ...
+    def optimizer(self) -> dict[str, Tensor]: ...
+    def buffers(self, world: World) -> dict[str, Tensor]: ...
+    def exchange(self, world: World) -> dict[str, Tensor]: ...
+
+
+class TorchBackbone:
+    """A torch module with its precision, weights, optimizer and gradient exchange, and its input contract.
+
+    module: on its device, equal on all ranks (`broadcast_module`). contract: what model.safetensors says of the
+    network; its "network" and sizes must be those of a checkpoint that is loaded.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        world: World,
+        precision: Precision,
+        make_optimizer: Callable[[Weights], torch.optim.Optimizer],
+        exchange: Exchange,
+        to_input: InputContract,
+        contract: Mapping[str, str],
+    ):
+        self.module, self.world, self.precision, self.to_input = module, world, precision, to_input
+        self.device = precision.device
+        self.contract = {**contract, "input": to_input.description}
+        # note: what a user should know of this precision on this machine.
+        self.weights, self.note = precision.prepare(module)
+        self.optimizer = make_optimizer(self.weights)
+        self.sync = GradientSync(module, world, exchange=exchange)
+        self.weights.bind_gradients(self.sync.gradient_of)
+        self._output_B: Tensor | None = None  # of the last forward, until its backward
+        self._statistics = RunningStatistics(nn.Identity())
+
+    @property
+    def scaler(self) -> LossScaler | None:
+        """The loss scale, in the modes that have one."""
+        return self.precision.scaler
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.module.parameters())
+
+    # ---- one update
+
+    def keep_statistics(self) -> None:
+        """From now on `undo` also brings back the running statistics of before the update."""
+        self._statistics = RunningStatistics(self.module)
+
+    def zero(self, num_samples: int) -> None:
+        """Before the first forward of an update over num_samples samples of all ranks."""
+        self._statistics.keep()
+        self.sync.zero(self.precision.loss_scale, num_samples)
+
+    def forward(self, input_B: Tensor) -> Tensor:
+        """uint8 pixels (B, C, ...) -> the output as a leaf in the head's dtype: the two backwards part there."""
+        self._output_B = self._forward(input_B)
+        return self._output_B.detach().to(self.precision.parameter_dtype).requires_grad_()
+
+    def backward(self, grad_B: Tensor) -> None:
+        """grad_B: of the leaf that `forward` gave. The head's own gradient is never 16 bits wide: the loss scale is the
+        backbone's alone."""
+        assert self._output_B is not None, "forward() comes first"
+        output_B, self._output_B = self._output_B, None
+        output_B.backward((grad_B * self.precision.loss_scale).to(output_B.dtype))
+
+    def hold(self) -> AbstractContextManager:
+        """Around the backward of every micro-batch but the last."""
+        return self.sync.hold()
+
+    def wait(self) -> None:
+        """Returns when the gradient is the sum over the ranks."""
+        self.sync.wait()
+
+    def finite(self) -> Tensor:
+        """Whether the summed gradient is finite: bool scalar, equal on all ranks where the sums are."""
+        return self.sync.finite()
+
+    @property
+    def may_overflow(self) -> bool:
+        """Whether a finite gradient can become infinite on its way between the ranks."""
+        return self.sync.may_overflow
+
+    def square_sum(self) -> Tensor:
+        """Sum of squares of the summed gradient: float64 scalar."""
+        return self.sync.square_sum()
+
+    def scale(self, factor: float) -> None:
+        """Multiplies the summed gradient."""
+        self.sync.scale(factor)
+
+    def undo(self, summed: bool) -> None:
+        """The update is not made: running statistics and what a gradient compression remembers are as before it.
+        summed: whether `wait` has been called for it."""
+        self._statistics.restore()
+        if summed:
+            self.sync.undo()
+
+    def step(self, lr: float) -> None:
+        """The optimizer's update."""
+        set_lr(self.optimizer, lr)
+        self.optimizer.step()
+        self.weights.publish()
+        if self.scaler:
+            self.scaler.update(overflowed=False)
+
+    def step_bytes(self) -> StepBytes:
+        """What the exchange of gradients took so far, a step."""
+        return self.sync.step_bytes()
+
+    def _forward(self, input_B: Tensor) -> Tensor:
+        pixel_B = input_B.to(self.device, non_blocking=True)
+        with self.precision.autocast():
+            return self.module(self.precision.as_input(self.to_input(pixel_B)))
+
+    # ---- modes
+
+    def train(self) -> None:
+        self.module.train()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[Forward]:
+        """Inside, the model as it would be delivered; gives its forward: uint8 pixels (B, C, ...) on the host -> float
+        output. A collective."""
+        self.module.eval()
+        with joined_statistics(self.module, self.world), torch.no_grad():
+            yield lambda input_B: self._forward(input_B).to(self.precision.parameter_dtype)
+        self.module.train()
+
+    # ---- state
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """(weights and running statistics of all ranks together, the optimizer's state by name), copies on the CPU,
+        equal on all ranks. A collective."""
+        with joined_statistics(self.module, self.world):
+            return checkpoint.copied(self.weights.state_dict()), checkpoint.copied(
+                named_state(self.optimizer, self.weights)
+            )
+
+    def local_state(self) -> dict[str, Tensor]:
+        """What only this rank has, copies: its running statistics, what its gradient compression owes."""
+        state = {f"buffer/{name}": t for name, t in self.module.named_buffers()}
+        return checkpoint.copied(state | {f"exchange/{name}": t for name, t in self.sync.state().items()})
+
+    def replicated(self) -> dict[str, Tensor]:
+        """By name, all that must be the same bits on every rank."""
+        state = {f"weight {name}": p for name, p in self.weights.named_parameters()}
+        return state | {f"optimizer state {name}": t for name, t in named_state(self.optimizer, self.weights).items()}
+
+    def load(self, found: Stored) -> list[str]:
+        """Takes over what a checkpoint has; what it does not have starts anew. Returns what a user should know. A
+        collective."""
+        self.weights.load_state_dict(found.backbone())
+        load_named_state(self.optimizer, self.weights, found.optimizer())
+        buffers = dict(self.module.named_buffers())
+        for name, buffer in found.buffers(self.world).items():
+            buffers[name].copy_(buffer)
+        if self.scaler:
+            stored = found.manifest.get("loss_scaler") or found.manifest.get(
+                "scaler"
+            )  # the second in version 0.1's mnist
+            self.scaler.load_state(stored or LossScaler().state())
+        remembered = found.exchange(self.world)
+        if remembered.keys() == self.sync.state().keys():
+            self.sync.load_state(remembered)
+            return []
+        self.sync.reset()
+        if not remembered:
+            return []
+        return [f"{found.folder} was trained with another --gradient-compression: what that still owed is left out"]
+
+    # ---- a second look at numbers that are not finite (nan_report.py)
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, p.detach()) for name, p in self.weights.named_parameters())
+
+    @contextmanager
+    def statistics_kept(self) -> Iterator[None]:
+        """The running statistics are afterwards what they were."""
+        statistics = RunningStatistics(self.module)
+        try:
+            yield
+        finally:
+            statistics.restore()
+
+    def watch_outputs(self, input_B: Tensor, look: Callable[[str, str, Tensor], None]) -> None:
+        """A forward without gradients that shows every module's output, in order: look(name, kind, output)."""
+
+        def hook(module: nn.Module, name: str, output: Any) -> None:
+            if isinstance(output, Tensor):
+                look(name, type(module).__name__, output)
+
+        handles = [
+            module.register_forward_hook(lambda module, _input, output, name=name: hook(module, name, output))
+            for name, module in self.module.named_modules()
+        ]
+        try:
+            with torch.no_grad():
+                self._forward(input_B)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def gradients(self, input_B: Tensor, grad_B: Tensor) -> dict[str, Tensor]:
+        """This rank's part of the gradient for one micro-batch, in backward's order; p.grad stay as they are."""
+        named = [(name, p) for name, p in reversed(list(self.module.named_parameters())) if p.requires_grad]
+        output_B = self._forward(input_B)
+        given_B = (grad_B * self.precision.loss_scale).to(output_B.dtype)
+        grads = torch.autograd.grad(output_B, [p for _, p in named], given_B, allow_unused=True)
+        return {name: g for (name, _), g in zip(named, grads, strict=True) if g is not None}
+
+    def summed_gradients(self) -> dict[str, Tensor]:
+        """The sums over the ranks, in backward's order."""
+        named = reversed(list(self.module.named_parameters()))
+        return {name: self.sync.gradient_of[p] for name, p in named if p.requires_grad}

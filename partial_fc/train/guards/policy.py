@@ -1,0 +1,134 @@
+"""A loss or a gradient that is not finite: one verdict for all ranks, and what then happens to the run."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from partial_fc.data import Batch
+
+if TYPE_CHECKING:
+    from partial_fc.train.job import Job
+
+
+@dataclass
+class Guards:
+    """What a run does if its numbers are not finite or its replicas part: what was asked for, and what came of it.
+    Equal on all ranks. Intervals are in steps; 0: never."""
+
+    on_nan: Literal["stop", "skip", "rollback"] = "stop"
+    max_skips: int = 10  # updates left out in a row
+    max_rollbacks: int = 3
+    desync_every: int = 500
+    # Brings the state of the last complete checkpoint back; returns its step and position in the data, none where there
+    # is no checkpoint. A collective.
+    restore: Callable[[], tuple[int, int] | None] | None = None
+    # Where it stands.
+    num_skips: int = 0  # in a row
+    num_rollbacks: int = 0
+    last_equal: int = 0  # the step of the last look at the replicas
+
+
+class NonFinite(FloatingPointError):
+    """Raised on all ranks alike. hopeless: it would be the same with any other batch."""
+
+    def __init__(self, message: str, hopeless: bool = False):
+        super().__init__(message)
+        self.hopeless = hopeless
+
+
+@dataclass
+class Pass:
+    """One micro-batch, as far as it came."""
+
+    label_B: Tensor
+    output_B: Tensor  # the head's input; its .grad: what the head gave back
+    seen: dict[str, Tensor]  # what the head remembers of it (last_step)
+
+
+@dataclass
+class Attempt:
+    """What an update leaves for a second look, if its numbers are not finite: nothing that it did not have anyway."""
+
+    batches: Sequence[Batch]
+    passes: list[Pass] = field(default_factory=list)
+    loss: float = 0.0
+    summed: bool = False  # whether the backbone's gradient is already the sum over the ranks
+    centres_moved: bool = False
+
+
+def undo(job: "Job", attempt: Attempt) -> None:
+    """Makes the update on no rank, without a trace: weights, centres, running statistics, and what compression and
+    margin remember, are as they were."""
+    assert not attempt.centres_moved
+    job.backbone.undo(attempt.summed)
+    job.head.discard()
+
+
+def skip(job: "Job", attempt: Attempt, fault: NonFinite) -> None:
+    """--on-nan skip: undoes the update. Raises the fault where that has gone on for too long, or cannot help."""
+    guards = job.guards
+    guards.num_skips += 1
+    undo(job, attempt)
+    if fault.hopeless:
+        raise NonFinite(f"{fault} --on-nan skip cannot help: every batch would meet it") from None
+    if guards.num_skips > guards.max_skips:
+        raise NonFinite(
+            f"{fault} {guards.max_skips} updates before it were left out as well, one after the other: more "
+            "than --max-skips allows"
+        ) from None
+    _warn(
+        job, f"{fault} The update is made on no rank; number {guards.num_skips} in a row, of at most {guards.max_skips}"
+    )
+
+
+def roll_back(job: "Job", fault: NonFinite, position: int) -> None:
+    """--on-nan rollback: the state of the last checkpoint, and the data after the batch that ended at this position.
+    Raises the fault where another thing was asked for, or there have been too many. A collective."""
+    guards, at = job.guards, job.at
+    if guards.on_nan != "rollback":
+        raise fault
+    if guards.num_rollbacks == guards.max_rollbacks:
+        raise NonFinite(
+            f"{fault} The run has gone back {guards.num_rollbacks} times already, as often as --max-rollbacks allows"
+        ) from None
+    assert guards.restore is not None
+    job.head.discard()
+    start = guards.restore()
+    if start is None:
+        raise NonFinite(
+            f"{fault} --on-nan rollback: there is no checkpoint yet to go back to (see --checkpoint-every)"
+        ) from None
+    bad_step = at.step + 1
+    at.step, checkpoint_position = start
+    at.position = position
+    job.loader.seek(position)
+    job.backbone.train()
+    guards.num_rollbacks += 1
+    guards.num_skips = 0
+    guards.last_equal = at.step  # `restore` has compared them
+    # A rollback before, if to the same checkpoint, is part of this one.
+    before = [(begin, end) for begin, end in at.left_out if end <= checkpoint_position]
+    at.left_out = [*before, (checkpoint_position, position)]
+    _warn(
+        job,
+        f"{fault} Back from step {bad_step} to the checkpoint of step {at.step}; the "
+        f"{position - checkpoint_position:,} samples since then, the bad batch the last of them, are left out. "
+        f"Rollback {guards.num_rollbacks} of at most {guards.max_rollbacks}",
+    )
+
+
+def _warn(job: "Job", message: str) -> None:
+    """Writes to every rank's log, and to the terminal once: warnings of all ranks show there."""
+    (job.logger.warning if job.world.rank == 0 else job.logger.info)(message)
+
+
+def weights_are_finite(job: "Job") -> bool:
+    """Whether the backbone's weights, and the centres that the last passes saw, are finite on all ranks. A
+    collective."""
+    fine = all(bool(p.isfinite().all()) for _, p in job.backbone.named_weights())
+    fine = fine and not job.head.non_finite_classes()
+    broken = torch.tensor([int(not fine)])
+    return not job.world.all_reduce(broken, "max", name="train/weights").item()

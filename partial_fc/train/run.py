@@ -1,0 +1,306 @@
+"""What is around the loop, the same for every recipe: how a run starts, what it goes on from, what it leaves behind.
+
+    def main(arguments):
+        config, notes = parse(arguments)
+        return run_in_worlds("face", config, notes, train_here)
+
+    def train_here(run):
+        source = run.open_data(...)                      # data
+        backbone, head = ...                             # model
+        with run.saver() as saver:
+            start = run.resume(backbone, head, saver)    # a checkpoint, or a fresh start
+            schedule = run.schedule(start, order)
+            if run.is_finished(start, schedule):
+                return 0
+            outcome = train(run.job(...))
+            return run.finish(job, outcome, {})
+
+A Config has the flag groups launch, run, guards, exchange, optim and schedule (flags/). Where hosts come and go
+train_here is called anew in each world.
+"""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from logging import Logger
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from partial_fc import checkpoint, flags
+from partial_fc.checkpoint.agree import check_replicas
+from partial_fc.checkpoint.buddy import Memory
+from partial_fc.comm import World, elastic
+from partial_fc.data import Loader, Source
+from partial_fc.data.order import Order
+from partial_fc.doctor.at_start import open_on_all
+from partial_fc.evaluate import Evaluation
+from partial_fc.machine import peak_bytes
+from partial_fc.optim.schedule import Continued, Schedule, continued, linear_scaling
+from partial_fc.train import device, resume
+from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.guards.commits import Commits
+from partial_fc.train.guards.policy import Guards
+from partial_fc.train.job import EXIT_PREEMPTED, Head, Job, Outcome, RunState, Settings
+from partial_fc.train.log import StepLine, open_files
+
+S = TypeVar("S", bound=Source)
+
+
+def run_in_worlds(
+    recipe: str, config: Any, notes: Sequence[str], train_here: Callable[["Run"], int], bare: bool = False
+) -> int:
+    """Joins the others, runs train_here, returns the exit status. bare: the terminal's lines have nothing before them.
+    Where hosts come and go, anew in each world, with what the processes have kept."""
+    memory = Memory()
+
+    def in_this_world() -> int:
+        world, its_device = device.join(config.launch)
+        logger = open_files(config.run.models_root, world, bare=bare)
+        run = Run(recipe, config, world, its_device, logger, memory)
+        logger.info(f"{world} on {its_device}; {json.dumps(run.versions)}")
+        logger.info(f"configuration {json.dumps(flags.flat(config), default=str)}")
+        for note in (*notes, *flags.notes(config, world.size)):
+            run.note(note)
+        return train_here(run)
+
+    return elastic.run(in_this_world) or 0
+
+
+@dataclass
+class Run:
+    """One run in one world. config: of the recipe, with the shared flag groups."""
+
+    recipe: str
+    config: Any
+    world: World
+    device: torch.device
+    logger: Logger
+    memory: Memory
+    versions: dict[str, str] = field(default_factory=device.versions)
+    # Whether no earlier world of this run has trained on the data: else no second look may end or hold up the run.
+    data_is_new: bool = True
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def root(self) -> Path:
+        return self.config.run.models_root
+
+    @property
+    def seconds(self) -> float:
+        """Since this process joined the world."""
+        return time.perf_counter() - self.began
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one update, of all ranks."""
+        return self.config.optim.batch_size * self.world.size * self.config.optim.accumulate
+
+    def note(self, text: str) -> None:
+        self.logger.info(f"note: {text}")
+
+    # ---- data
+
+    def open_data(self, opened: Callable[[], S]) -> S:
+        """What every rank opens, once all have opened the same. Raises ValueError, on all ranks, where they have not. A
+        collective."""
+        age_W = self.world.all_gather(torch.tensor([self.memory.age]), name="run/age").tolist()
+        self.data_is_new = not any(age_W)
+        return open_on_all(opened, self.world, [age > 0 for age in age_W])  # type: ignore[return-value]
+
+    # ---- start
+
+    @contextmanager
+    def saver(self, kind: type[checkpoint.Saver] = checkpoint.Saver) -> Iterator[checkpoint.Saver]:
+        run = self.config.run
+        with closing(kind(run.checkpoints, self.world, run.keep_checkpoints, run.save_best)) as saver:
+            yield saver
+
+    def resume(self, backbone: TorchBackbone, head: Head, source: Source | None = None, **more: Any) -> RunState:
+        """Gives backbone and head the state that the run starts from; see `resume.resume`."""
+        return resume.resume(self, backbone, head, source, **more)
+
+    def schedule(self, start: RunState, order: Order) -> Schedule | Continued:
+        """The course of the learning rate from the start of the run to its end. Raises ValueError where the run starts
+        beyond that."""
+        course = self._course(order)
+        seen = start.position - sum(end - begin for begin, end in start.left_out)
+        shift = order.updates_at(seen, self.global_batch) - start.step
+        if self.config.schedule.max_steps or not shift:
+            if start.step > course.total_steps:
+                raise ValueError(
+                    f"the checkpoint to go on from is at step {start.step}, beyond this run's {course.total_steps}; "
+                    "use another --models-root, or more --epochs or --max-steps"
+                )
+            return course
+        total = self.config.schedule.epochs * order.num_samples
+        schedule = continued(course, start.step, order.updates_to(seen, total, self.global_batch), shift)
+        left, like = schedule.total_steps - start.step, start.step + schedule.shift
+        self.logger.info(
+            f"{seen:,} of {total:,.0f} images have been seen in {start.step} steps; with {self.global_batch} a "
+            f"step {left} more steps remain, {schedule.total_steps} in all; learning rate {schedule.lr(start.step):g}, as in "
+            f"step {like:.1f} of {course.total_steps} of this size"
+        )
+        return schedule
+
+    def _course(self, order: Order) -> Schedule:
+        given = self.config.schedule
+        steps_per_epoch = order.num_samples / self.global_batch
+        total_steps = given.max_steps or order.updates_to(0, given.epochs * order.num_samples, self.global_batch)
+        micro_batches = f" x {self.config.optim.accumulate}" if self.config.optim.accumulate > 1 else ""
+        self.logger.info(
+            f"{order.num_samples:,} images; global batch {self.world.size} x {self.config.optim.batch_size}"
+            f"{micro_batches} = {self.global_batch}; {steps_per_epoch:.1f} steps an epoch, {total_steps} steps in all"
+        )
+        lr = given.lr
+        if given.lr_scaling == "linear":
+            lr, arithmetic = linear_scaling(given.lr, given.base_batch_size, self.global_batch)
+            self.logger.info(arithmetic)
+        if given.lr_scheduler == "step" and self.global_batch != given.base_batch_size:
+            self.note(
+                "--lr-steps and --max-steps count updates and are not scaled: this run's updates see "
+                f"{self.global_batch} images, those of the preset {given.base_batch_size}"
+            )
+        return Schedule(
+            kind=given.lr_scheduler,
+            base_lr=lr,
+            total_steps=total_steps,
+            warmup_steps=given.warmup_steps + round(given.warmup_epochs * steps_per_epoch),
+            decay_steps=given.lr_steps if given.lr_scheduler == "step" else (),
+            power=given.lr_power,
+        )
+
+    def is_finished(self, start: RunState, schedule: Schedule | Continued) -> bool:
+        """Whether there is nothing to train any more, and rank 0, which writes it, finds a result: each host may have a
+        folder of its own. Says so, and leaves the world. A collective where all is trained."""
+        if start.step != schedule.total_steps:
+            return False
+        there = torch.tensor([int((self.root / "result.json").exists())])
+        if not self.world.broadcast(there, name="run/finished").item():
+            return False
+        self.logger.info(
+            f"{self.root} is finished, see result.json; to go on give more --max-steps or --epochs, to start anew "
+            "another --models-root"
+        )
+        self.world.close()
+        return True
+
+    # ---- train
+
+    def job(
+        self,
+        loader: Loader,
+        backbone: TorchBackbone,
+        head: Head,
+        schedule: Schedule | Continued,
+        evaluations: Sequence[Evaluation],
+        saver: checkpoint.Saver,
+        start: RunState,
+        line: StepLine,
+        *,
+        class_names: list[str] | None = None,
+        in_memory: bool = True,
+        **settings: Any,
+    ) -> Job:
+        """in_memory: whether the head's rows are, so that commits can be kept there, too. settings: of job.Settings,
+        besides those that the shared flags say. A collective."""
+        config = self.config
+        settings = {
+            "accumulate": config.optim.accumulate,
+            "clip": config.optim.clip,
+            "evaluate_every": config.run.verbose,
+            "checkpoint_every": config.run.checkpoint_every,
+            "save_best": config.run.save_best,
+            **settings,
+        }
+        guards = Guards(
+            **dataclasses.asdict(config.guards), restore=lambda: resume.restore(self, backbone, head, saver)
+        )
+        return Job(
+            world=self.world,
+            loader=loader,
+            backbone=backbone,
+            head=head,
+            schedule=schedule,
+            evaluations=evaluations,
+            settings=Settings(**settings),
+            guards=guards,
+            saver=saver,
+            commits=Commits(self.memory, self.world, self._commit_every(in_memory)),
+            at=start,
+            line=line,
+            models_root=self.root,
+            logger=self.logger,
+            seed=config.run.seed,
+            facts={
+                "recipe": self.recipe,
+                "contract": backbone.contract,
+                "configuration": flags.flat(config),
+                "versions": self.versions,
+            },
+            class_names=class_names,
+        )
+
+    def _commit_every(self, in_memory: bool) -> int:
+        """Steps between commits; 0: none. Only ranks that come and go go on from them."""
+        if not elastic.active():
+            return 0
+        if self.config.run.buddy_every is None:
+            return 100 if in_memory else 0
+        return self.config.run.buddy_every
+
+    def check_replicas(self, backbone: TorchBackbone) -> None:
+        """Raises ValueError, on all ranks, where they start from other weights than each other. A collective."""
+        check_replicas(backbone.replicated().values(), self.world)
+
+    # ---- end
+
+    def finish(self, job: Job, outcome: Outcome, more: Mapping[str, Any]) -> int:
+        """Writes what came out (more: what the recipe adds to result.json), leaves the world, returns the exit status.
+        Raises OSError where the last state is in no checkpoint. A collective."""
+        if outcome.stopped:
+            self.logger.info(f"stopped at step {job.at.step}, as asked; the same command goes on from there")
+        else:
+            weights, _ = job.backbone.state()  # as evaluated: with the statistics of all ranks together
+            if self.world.rank == 0:
+                self._write_results(job, outcome, weights, more)
+            self.world.barrier(name="end")
+            self.logger.info(f"Training is over! {self.root / 'result.json'}")
+        if not outcome.saved:
+            raise OSError(
+                f"the last state, of step {job.at.step}, is in no checkpoint below {job.saver.root}: see above"
+            )
+        self.world.close()
+        return EXIT_PREEMPTED if outcome.stopped else 0
+
+    def _write_results(
+        self, job: Job, outcome: Outcome, weights: dict[str, torch.Tensor], more: Mapping[str, Any]
+    ) -> None:
+        backbone = job.backbone
+        contract = {"recipe": self.recipe, **backbone.contract, "num_classes": str(job.head.num_classes)}
+        contract["step"] = str(job.at.step)
+        checkpoint.save_model(self.root / "model.safetensors", weights, contract)
+        result = {
+            "loss": outcome.loss,
+            "evaluations": outcome.evaluations,
+            "best": job.at.best,
+            **more,
+            "images_per_s": outcome.images_per_s,
+            "seconds": self.seconds,
+            "peak_memory_bytes": peak_bytes(self.device),
+            "steps": job.at.step,
+            "skipped_updates": job.at.num_overflows,
+            "precision": backbone.precision.mode,
+            "loss_scale": backbone.precision.loss_scale,
+            "world_size": self.world.size,
+            "backend": self.world.backend,
+            "traffic_per_step": outcome.traffic,
+            "gradient_bytes_per_step": dataclasses.asdict(outcome.exchanged),
+            "configuration": flags.flat(self.config),
+            "versions": self.versions,
+        }
+        checkpoint.write_json(result, self.root / "result.json")
