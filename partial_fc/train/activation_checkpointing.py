@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from partial_fc.models import BLOCKS, NAMES
-from partial_fc.train.sync_batch_norm import GlobalBatchNorm, Moments
+from partial_fc.train.batch_norm import GlobalBatchNorm, Moments
 
 
 def enable(model: nn.Module) -> nn.Module:

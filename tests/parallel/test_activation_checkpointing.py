@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from partial_fc.models import build
 from partial_fc.optim.gradient_sync import GradientSync
 from partial_fc.train import activation_checkpointing
-from partial_fc.train.sync_batch_norm import convert
+from partial_fc.train.batch_norm import convert
 
 D, SIDE = 16, 24
 

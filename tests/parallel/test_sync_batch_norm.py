@@ -2,7 +2,7 @@ import torch
 from torch import nn
 
 from partial_fc.models import build
-from partial_fc.train.sync_batch_norm import convert
+from partial_fc.train.batch_norm import convert
 
 
 def test_ranks_together_equal_one_process_with_the_whole_batch(world):

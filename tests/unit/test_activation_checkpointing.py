@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from partial_fc import comm, models
 from partial_fc.models.convnet import ConvNet
 from partial_fc.train import activation_checkpointing
-from partial_fc.train.sync_batch_norm import convert
+from partial_fc.train.batch_norm import convert
 
 B, D, SIDE = 4, 8, 24
 

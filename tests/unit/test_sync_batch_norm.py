@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from partial_fc.comm import SingleWorld
-from partial_fc.train.sync_batch_norm import GlobalBatchNorm, convert
+from partial_fc.train.batch_norm import GlobalBatchNorm, convert
 
 
 class Ring:
