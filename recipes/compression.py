@@ -2,12 +2,12 @@
 
 from typing import Protocol
 
-from partial_fc.optim.exchange import Exchange, Kind, build_exchange
+from partial_fc.optim.compression import CompressionKind, Compressor, build_compressor
 
 
 class CompressionFlags(Protocol):
     @property
-    def gradient_compression(self) -> Kind: ...
+    def gradient_compression(self) -> CompressionKind: ...
     @property
     def compression_threshold(self) -> float | None: ...
     @property
@@ -30,9 +30,9 @@ def check(config: CompressionFlags) -> None:
             raise ValueError(f"{flag} is {value}; expected more than 0")
 
 
-def build(config: CompressionFlags) -> Exchange:
+def build(config: CompressionFlags) -> Compressor:
     """What the flags say."""
-    return build_exchange(
+    return build_compressor(
         config.gradient_compression,
         threshold=config.compression_threshold or 0.5,
         rank=config.compression_rank or 4,

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from partial_fc import checkpoint, keyed, models
+from partial_fc import checkpoint, counter_rng, models
 from partial_fc.checkpoint.buddy import Memory
 from partial_fc.checkpoint.class_names import names_of
 from partial_fc.comm import World, elastic
@@ -141,7 +141,7 @@ def _state(config: Config, data: _Data, parts: ExitStack, world: World, device: 
     weights, slow = precision.prepare(backbone)
     head = parts.enter_context(build_head(config, data.num_classes, world, precision))
     optimizer = backbone_optimizer.build(config.optimizer, weights, config.momentum, config.weight_decay)
-    sync = GradientSync(backbone, world, exchange=compression.build(config))
+    sync = GradientSync(backbone, world, compressor=compression.build(config))
     weights.bind_gradients(sync.gradient_of)
     logger.info(
         f"{config.network}: {sum(p.numel() for p in backbone.parameters()):,} parameters; precision "
@@ -244,7 +244,7 @@ def _loader(config: Config, source: Source, position: int, world: World, device:
 
 def _backbone(config: Config, device: torch.device, dtype: torch.dtype, world: World) -> nn.Module:
     """Equal on all ranks."""
-    torch.manual_seed(keyed.fold(config.seed, *b"backbone"))
+    torch.manual_seed(counter_rng.derive_key(config.seed, *b"backbone"))
     backbone = models.build(config.network, config.embedding_size, config.image_size, dropout=config.dropout)
     if config.pretrained:
         models.load_arcface_torch(backbone, config.pretrained)

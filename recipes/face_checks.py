@@ -13,7 +13,7 @@ from partial_fc.comm import World, elastic
 from partial_fc.data import Source
 from partial_fc.doctor.at_start import check_data
 from partial_fc.head import PartialFC
-from partial_fc.optim.rows import RowAdagrad
+from partial_fc.head.rows import RowAdagrad
 
 if TYPE_CHECKING:
     from recipes.face_config import Config

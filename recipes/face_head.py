@@ -16,8 +16,8 @@ from partial_fc.head import (
     SphereFace,
     Storage,
 )
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 from partial_fc.machine import has_bf16
-from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 from partial_fc.train.precision import Precision
 from recipes.face_checks import row_optimizer_name
 from recipes.face_config import Config

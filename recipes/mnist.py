@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> int:
     precision = Precision(choose(config.precision, device, world), device)
     model, weights = _model(config, precision, world, logger)
     optimizer = torch.optim.SGD([p for _, p in weights.named_parameters()], config.lr, config.momentum)
-    sync = GradientSync(model, world, exchange=compression.build(config))
+    sync = GradientSync(model, world, compressor=compression.build(config))
     weights.bind_gradients(sync.gradient_of)
     if world.size == 1 and config.gradient_compression != "none":
         logger.info(

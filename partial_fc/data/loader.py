@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from partial_fc.counter_rng import derive_key, permute
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.sample import BadRecord, Source, naming
-from partial_fc.keyed import fold, permute
 
 Augment = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[np.uint8]]
 
@@ -88,7 +88,7 @@ class Loader:
         self.seed = seed
         self.position = position  # of the next batch to be given out
         self.augment = augment
-        self._augment_key = fold(seed, _AUGMENT)
+        self._augment_key = derive_key(seed, _AUGMENT)
         self.max_bad_records = max_bad_records
         self.pin_memory = pin_memory
         self._bad: dict[int, str] = {}  # index -> what was wrong
@@ -168,7 +168,7 @@ class Loader:
             except BadRecord as error:
                 self._note_bad(index, str(error))
             attempt += 1
-            index = fold(self.seed, _REPLACE, position, attempt) % len(self.source)
+            index = derive_key(self.seed, _REPLACE, position, attempt) % len(self.source)
 
     def _load(self, position: int, index: int) -> tuple[NDArray[np.uint8], int, int]:
         sample = self.source.read(index)
@@ -206,5 +206,5 @@ def sample_order(position: Tensor, num_samples: int, seed: int) -> Tensor:
     """
     epoch, place = position // num_samples, position % num_samples
     epochs, which = torch.unique(epoch, return_inverse=True)
-    keys = torch.tensor([fold(seed, _ORDER, e) for e in epochs.tolist()], dtype=torch.int64)
+    keys = torch.tensor([derive_key(seed, _ORDER, e) for e in epochs.tolist()], dtype=torch.int64)
     return permute(place, num_samples, keys[which])

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from partial_fc import keyed
+from partial_fc import counter_rng
 from partial_fc.comm import World
 from partial_fc.models import normalise
 from partial_fc.train.job import Job
@@ -43,11 +43,11 @@ def look_again(job: Job, attempt: Attempt, symptom: str) -> str:
     """The symptom, with the first tensor that was not finite, on which rank, and where the batch is written down. A
     collective; no rank's find makes it call another one than the others."""
     largest: Largest = {}
-    torch.manual_seed(keyed.fold(job.seed, job.step, job.world.rank))
+    torch.manual_seed(counter_rng.derive_key(job.seed, job.step, job.world.rank))
     own = _given(job, largest) or _second_forward(job, attempt, largest) or _of_the_head(job, attempt)
     found = _all_finds(own, job.world)
     if not any(found):
-        torch.manual_seed(keyed.fold(job.seed, job.step, job.world.rank))
+        torch.manual_seed(counter_rng.derive_key(job.seed, job.step, job.world.rank))
         own = _second_backward(job, attempt, largest) or _summed(job, largest)
         found = _all_finds(own, job.world)
     folder = job.models_root / "non-finite"

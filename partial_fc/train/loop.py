@@ -7,7 +7,7 @@ from contextlib import closing
 import torch
 from torch import Tensor, nn
 
-from partial_fc import checkpoint, keyed
+from partial_fc import checkpoint, counter_rng
 from partial_fc.evaluate import plot as plot_roc
 from partial_fc.head import telemetry
 from partial_fc.models import normalise
@@ -51,7 +51,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve)
 
     while job.step < total_steps and not stopped:
         # Whatever draws random numbers in a step (dropout) draws them by (seed, step, rank): resuming is exact.
-        torch.manual_seed(keyed.fold(job.seed, job.step, job.world.rank))
+        torch.manual_seed(counter_rng.derive_key(job.seed, job.step, job.world.rank))
         job.world.step = job.step + 1
         lr = job.schedule.lr(job.step)
         report = progress.due(job.step + 1)
