@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from partial_fc.head.kernels import Impl, cpu, plain
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 from partial_fc.head.shard import Shard
 from partial_fc.machine import Rates
-from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OPTIMIZERS: dict[str, type] = {"sgd": RowSGD, "adamw": RowAdamW, "adagrad": RowAdagrad, "adam": RowAdam}

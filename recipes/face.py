@@ -19,7 +19,7 @@ import torch
 import tyro
 from torch import nn
 
-from partial_fc import flags, keyed, models
+from partial_fc import counter_rng, flags, models
 from partial_fc.checkpoint.class_names import names_of
 from partial_fc.comm import World
 from partial_fc.data import Loader, Source, Synthetic, open_source
@@ -258,7 +258,7 @@ def _backbone(run: Run, precision: Precision) -> TorchBackbone:
 
 def _module(run: Run, dtype: torch.dtype, world: World) -> nn.Module:
     config, model = run.config, run.config.model
-    torch.manual_seed(keyed.fold(config.run.seed, *b"backbone"))
+    torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
     module = models.build(model.network, model.embedding_size, config.data.image_size, dropout=model.dropout)
     if model.pretrained:
         models.load_arcface_torch(module, model.pretrained)

@@ -22,8 +22,8 @@ from partial_fc.head import (
     SphereFace,
     Storage,
 )
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 from partial_fc.machine import has_bf16
-from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 from partial_fc.train.precision import Precision
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -12,7 +12,7 @@ from partial_fc.checkpoint.snapshot import FORMAT, own_name
 from partial_fc.checkpoint.sums import Sums
 from partial_fc.comm import World
 from partial_fc.head import PartialFC
-from partial_fc.optim.exchange import joined
+from partial_fc.optim.compression import merge_residuals
 
 _READABLE = (3, FORMAT)  # 3: without checksums and running statistics of the ranks
 
@@ -57,7 +57,7 @@ class Checkpoint:
         if self.manifest["world_size"] == world.size:
             return _below("exchange/", self._own(world.rank))
         owed = [_below("exchange/", self._own(rank)) for rank in range(self.manifest["world_size"])]
-        return joined(owed, world.size) if all(owed) else {}
+        return merge_residuals(owed, world.size) if all(owed) else {}
 
     def buffers(self, world: World) -> dict[str, Tensor]:
         """The running statistics that this rank had; those of all ranks together are in the backbone, and are what

@@ -19,7 +19,7 @@ from partial_fc.checkpoint.shares import PIECE_BYTES, spread, tell
 from partial_fc.comm import World
 from partial_fc.head import PartialFC
 from partial_fc.head.shard import Shard
-from partial_fc.optim.exchange import joined
+from partial_fc.optim.compression import merge_residuals
 
 _RANGE = "range"  # in a frame: the classes [low, high) that its rows are all the made ones of
 _log = logging.getLogger("partial_fc")
@@ -108,7 +108,7 @@ class Recovered:
         if self._same_size:
             return self._own_below("exchange/")
         owed = [self._of_rank(rank, "exchange/") for rank in range(len(self._found.holder_W))]
-        return joined(owed, world.size) if all(owed) else {}
+        return merge_residuals(owed, world.size) if all(owed) else {}
 
     def buffers(self, world: World) -> dict[str, Tensor]:
         """This rank's running statistics, as `Checkpoint.buffers`."""

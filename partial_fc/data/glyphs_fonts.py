@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from fontTools.ttLib import TTCollection, TTFont
 
-from partial_fc import keyed
+from partial_fc import counter_rng
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ def choose(
             f"num_classes {num_classes}, num_unseen {num_unseen}: {len(standing)} characters stand in "
             f"{LEAST_TYPEFACES} typefaces or more; ask for at most {len(standing) - num_unseen} classes"
         )
-    order = _shuffled(whole, keyed.fold(seed, 0)) + _shuffled(rest, keyed.fold(seed, 1))
+    order = _shuffled(whole, counter_rng.derive_key(seed, 0)) + _shuffled(rest, counter_rng.derive_key(seed, 1))
     return order[num_unseen : num_unseen + num_classes], order[:num_unseen]
 
 
 def _shuffled(codes: list[int], key: int) -> list[int]:
-    return [codes[i] for i in keyed.permute(torch.arange(len(codes)), len(codes), key).tolist()]
+    return [codes[i] for i in counter_rng.permute(torch.arange(len(codes)), len(codes), key).tolist()]
 
 
 def _open(typeface: Typeface, path: Path) -> Font:

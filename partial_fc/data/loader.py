@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from partial_fc.counter_rng import derive_key
 from partial_fc.data.order import Keyed, Order, Selection
 from partial_fc.data.sample import BadRecord, Sample, Source, naming
-from partial_fc.keyed import fold
 
 Transform = Callable[[Sample, np.random.Generator], NDArray]
 
@@ -91,7 +91,7 @@ class Loader:
         # Where the next batch to be given out begins.
         self.position = position
         self._layout: tuple[tuple[int, ...], np.dtype] | None = None  # shape and dtype that the transform gave first
-        self._augment_key = fold(seed, _AUGMENT)
+        self._augment_key = derive_key(seed, _AUGMENT)
         self.max_bad_records = max_bad_records
         self.pin_memory = pin_memory
         self._bad: dict[int, str] = {}  # index -> what was wrong
@@ -204,7 +204,7 @@ class Loader:
             except BadRecord as error:
                 self._note_bad(index, str(error))
             attempt += 1
-            index = fold(self.seed, _REPLACE, position, attempt) % len(self.source)
+            index = derive_key(self.seed, _REPLACE, position, attempt) % len(self.source)
 
     def _load(self, position: int, index: int) -> tuple[NDArray, int, int]:
         sample = self.source.read(index)

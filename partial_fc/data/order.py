@@ -18,9 +18,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from partial_fc.keyed import fold, permute
+from partial_fc.counter_rng import derive_key, permute
 
-_ORDER = 0  # what a key of `fold` is for; the loader uses 1 and 2
+_ORDER = 0  # what a key of `derive_key` is for; the loader uses 1 and 2
 
 
 class Selection(NamedTuple):
@@ -132,5 +132,5 @@ def sample_order(position: Tensor, num_samples: int, seed: int) -> Tensor:
     """
     epoch, place = position // num_samples, position % num_samples
     epochs, which = torch.unique(epoch, return_inverse=True)
-    keys = torch.tensor([fold(seed, _ORDER, e) for e in epochs.tolist()], dtype=torch.int64)
+    keys = torch.tensor([derive_key(seed, _ORDER, e) for e in epochs.tolist()], dtype=torch.int64)
     return permute(place, num_samples, keys[which])

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import tyro
 
 from partial_fc.comm import elastic
-from partial_fc.optim import exchange
+from partial_fc.optim import compression
 
 Flags = tyro.conf.OmitArgPrefixes
 
@@ -102,9 +102,9 @@ class ExchangeFlags:
             if value is not None and not value > 0:
                 raise ValueError(f"{flag(name)} is {value}; expected more than 0")
 
-    def build(self, seed: int) -> exchange.Exchange:
+    def build(self, seed: int) -> compression.Compressor:
         """What the flags say."""
-        return exchange.build_exchange(
+        return compression.build_compressor(
             self.gradient_compression,
             threshold=self.compression_threshold or 0.5,
             rank=self.compression_rank or 4,

@@ -4,12 +4,12 @@ Letters: B local batch, G global batch (the sum of B over ranks), D feature widt
 S sampled local classes.
 """
 
-from partial_fc.head.centres import Storage
 from partial_fc.head.cross_entropy import CrossEntropy
 from partial_fc.head.hard_negatives import HardNegatives
 from partial_fc.head.margin import ArcFace, CombinedMargin, CosFace, Margin, Softmax, SphereFace
 from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
 from partial_fc.head.partial_fc import PartialFC
+from partial_fc.head.rows.storage import Storage
 from partial_fc.head.shard import Shard
 
 __all__ = [

@@ -15,7 +15,7 @@ are kept for the classes that were last in a batch, at most `capacity` of them, 
 import torch
 from torch import Tensor
 
-from partial_fc import keyed
+from partial_fc import counter_rng
 from partial_fc.head.kernels.plain import unit
 from partial_fc.head.shard import Shard
 
@@ -66,7 +66,7 @@ class HardNegatives:
     ) -> None:
         """Renews the lists of the batch's classes, in the steps that are multiples of `every`.
 
-        table, row_S: the centres that take part, as `Centres.fetch` gives them; class_N: the numbers of their classes;
+        table, row_S: the centres that take part, as `RowTable.fetch` gives them; class_N: the numbers of their classes;
         S is a multiple of N: the sub-centres of a class stand together and the nearest of them counts.
         """
         if step % self.every or not len(class_N):
@@ -126,7 +126,7 @@ class HardNegatives:
         self._before = []
 
     def _slot(self, class_N: Tensor) -> Tensor:
-        return keyed.mix(class_N) % len(self._owner_T) if self._hashed else class_N
+        return counter_rng.hash32(class_N) % len(self._owner_T) if self._hashed else class_N
 
 
 def _first_of_each(number_N: Tensor) -> tuple[Tensor, Tensor]:

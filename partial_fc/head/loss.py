@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from partial_fc.head.batch import gather
+from partial_fc.head.deferred import Pending
+from partial_fc.head.gather import gather
 from partial_fc.head.kernels import Logits, Slopes, Sums
 from partial_fc.head.kernels.plain import unit, unit_backward
 from partial_fc.head.margin import value_and_slope
-from partial_fc.head.pending import Pending
 
 if TYPE_CHECKING:
     from partial_fc.head.partial_fc import PartialFC

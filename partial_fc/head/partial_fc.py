@@ -21,15 +21,14 @@ from torch import Tensor
 
 from partial_fc.comm import SingleWorld, World
 from partial_fc.head import kernels
-from partial_fc.head.batch import gather
-from partial_fc.head.centres import Centres, Storage
+from partial_fc.head.active_rows import Selection, TakingPart
+from partial_fc.head.deferred import Pending, joined, merge
+from partial_fc.head.gather import gather
 from partial_fc.head.loss import Loss
 from partial_fc.head.margin import Margin
-from partial_fc.head.pending import Pending, joined, merge
+from partial_fc.head.rows import RowOptimizer, RowSGD, RowTable, Storage
 from partial_fc.head.sampling import Sampling
 from partial_fc.head.shard import Shard
-from partial_fc.head.taking_part import Selection, TakingPart
-from partial_fc.optim.rows import RowOptimizer, RowSGD
 
 if TYPE_CHECKING:
     from partial_fc.head.hard_negatives import HardNegatives
@@ -105,7 +104,7 @@ class PartialFC:
         self.hard_negatives = hard_negatives
         self._refuse_unsupported_pairs()
         self.kernel = kernels.choose(impl, torch.device(device), dtype, precision)
-        self.store = Centres(
+        self.store = RowTable(
             self.shard.start * sub_centres,
             len(self.shard) * sub_centres,
             embedding_size,

@@ -16,7 +16,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from partial_fc import keyed
+from partial_fc.counter_rng import derive_key, hash32
 from partial_fc.head.shard import Shard
 
 BLOCK = 4096
@@ -68,7 +68,7 @@ class Sampling:
         """Where blocks, each of `size` classes, stand in this step."""
         n = self.steps_per_round
         # Multiples of the golden ratio: any row of neighbouring blocks is spread evenly over the round.
-        spread_N = (block_N * 0x9E3779B9 + keyed.fold(self.seed, *b"phase")) & 0xFFFFFFFF
+        spread_N = (block_N * 0x9E3779B9 + derive_key(self.seed, *b"phase")) & 0xFFFFFFFF
         step_N = step + spread_N * min(n, 1 << 31) // (1 << 32)
         round_N = step_N // n
         quota = int(self.rate * size * (1 << _FRACTION_BITS))
@@ -77,8 +77,8 @@ class Sampling:
             return (steps_N * quota + (1 << _FRACTION_BITS - 1)) >> _FRACTION_BITS
 
         begin_N = drawn(step_N)
-        key_N = keyed.mix(block_N + keyed.fold(self.seed, *b"negatives")) ^ keyed.mix(round_N + 0x51ED270B)
-        return _Turn(block_N, keyed.mix(key_N), begin_N - drawn(round_N * n), drawn(step_N + 1) - begin_N)
+        key_N = hash32(block_N + derive_key(self.seed, *b"negatives")) ^ hash32(round_N + 0x51ED270B)
+        return _Turn(block_N, hash32(key_N), begin_N - drawn(round_N * n), drawn(step_N + 1) - begin_N)
 
     def _full(self, turn: "_Turn", device: torch.device) -> Iterator[Tensor]:
         """Class numbers, ascending, of whole blocks, so many at a time that what they need stays in cache.
@@ -96,7 +96,7 @@ class Sampling:
         for begin in range(0, len(turn.block_N), num_blocks):
             part = slice(begin, begin + num_blocks)
             key_N, count_N = turn.key_N[part], turn.count_N[part]
-            keys = [key & (BLOCK - 1) for key in (key_N, key_N >> 12, keyed.mix(key_N + 1))]
+            keys = [key & (BLOCK - 1) for key in (key_N, key_N >> 12, hash32(key_N + 1))]
             key_1, key_2, key_3, begin_N1, count_N1 = (
                 x.int().to(device)[:, None] for x in (*keys, turn.begin_N[part], count_N)
             )
@@ -129,10 +129,10 @@ class _Turn:
 
 def _shuffled(size: int, key: int) -> Tensor:
     """A keyed permutation of [0, size), formed as a whole: int64."""
-    return keyed.mix(torch.arange(size) + key).argsort()
+    return hash32(torch.arange(size) + key).argsort()
 
 
 @lru_cache(maxsize=8)
 def _tables(seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    first, second = (_shuffled(BLOCK, keyed.fold(seed, i, *b"tables")).int().to(device) for i in (1, 2))
+    first, second = (_shuffled(BLOCK, derive_key(seed, i, *b"tables")).int().to(device) for i in (1, 2))
     return first, second

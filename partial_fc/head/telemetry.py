@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from partial_fc import keyed
+from partial_fc import counter_rng
 from partial_fc.head.partial_fc import PartialFC
 
 NUM_ROWS = 8192
@@ -75,7 +75,7 @@ def draw(num: int, most: int, key: int) -> Tensor:
     """min(num, most) different numbers of [0, num), ascending, int64; a function of the key alone."""
     if num <= most:
         return torch.arange(num)
-    return keyed.permute(torch.arange(most), num, key).sort().values
+    return counter_rng.permute(torch.arange(most), num, key).sort().values
 
 
 def ages(touched_N: Tensor, num_steps: int) -> Tensor:
@@ -136,7 +136,7 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
     """
     rows, last = head.row_state(), head.last_step
     device = last["own_cos"].device
-    key = keyed.fold(head.sampling.seed, head.num_steps, head.world.rank, *b"telemetry")
+    key = counter_rng.derive_key(head.sampling.seed, head.num_steps, head.world.rank, *b"telemetry")
     at_N = draw(len(head.shard), NUM_ROWS, key)
     touched_N = _of(rows["touched"], at_N).squeeze(1)
     length_N = _of(rows["centres"], at_N.to(touched_N.device)[touched_N > 0]).float().norm(dim=1)
@@ -180,7 +180,7 @@ def _nearest_of_all(
     """(classes, the nearest other class of each, their cosine), of touched rows only; (at most NUM_QUERIES,) each."""
     world, shard = head.world, head.shard
     # The same queries on all ranks.
-    query_key = keyed.fold(head.sampling.seed, head.num_steps, *b"queries")
+    query_key = counter_rng.derive_key(head.sampling.seed, head.num_steps, *b"queries")
     class_Q = draw(shard.num_classes, NUM_QUERIES, query_key)
     mine = ((class_Q >= shard.start) & (class_Q < shard.stop)).nonzero().squeeze(1)
     query_QD = torch.zeros(len(class_Q), head.embedding_size)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from partial_fc.comm import Pending, World
-from partial_fc.optim.exchange import Exchange, Unit, build_exchange
-from partial_fc.optim.exchange.base import Stages
-from partial_fc.optim.exchange.bucket import buckets_of
+from partial_fc.optim.compression import Compressor, GradientScale, build_compressor
+from partial_fc.optim.compression.base import Stages
+from partial_fc.optim.compression.bucket import buckets_of
 
 # Enough for a link's bandwidth; a small network gets four smaller ones, so that they leave during backward.
 BUCKET_BYTES = 4 << 20
@@ -25,8 +25,8 @@ BUCKET_BYTES = 4 << 20
 class StepBytes:
     """Of one update, on this rank."""
 
-    gradient: int  # the gradients as stored: what an exchange of kind "none" hands in
-    handed_in: float  # what was given to the collectives, on average; see `optim.exchange` for what a link carries
+    gradient: int  # the gradients as stored: what compression "none" hands in
+    handed_in: float  # what was given to the collectives, on average; see `optim.compression` for what a link carries
 
 
 class GradientSync:
@@ -40,7 +40,7 @@ class GradientSync:
 
     The gradients live in the buckets (p.grad are views into them), so nothing is copied. Buckets leave in one fixed
     order, the order in which backward fills them, on all ranks: torch.distributed matches collectives by order. How a
-    bucket is summed is the exchange's business; one that takes several messages sends the later ones in `wait`.
+    bucket is summed is the compressor's business; one that takes several messages sends the later ones in `wait`.
 
     After `wait`, gradients are without the loss scale. Those of float16 and bfloat16 parameters, in which small values
     would vanish then, are float32 and stand in `gradient_of` only: their p.grad is of no use to an optimiser.
@@ -51,7 +51,7 @@ class GradientSync:
         parameters: nn.Module | Iterable[tuple[str, nn.Parameter]],
         world: World,
         bucket_bytes: int | None = None,
-        exchange: Exchange | None = None,
+        compressor: Compressor | None = None,
         *,
         overlap: bool = True,
     ):
@@ -64,12 +64,12 @@ class GradientSync:
             raise ValueError("no parameter requires a gradient: there is nothing to exchange")
         self._world = world
         self._overlap = overlap
-        self._exchange = exchange or build_exchange("none")
+        self._compressor = compressor or build_compressor("none")
         total_bytes = sum(p.numel() * p.element_size() for _, p in in_backward_order)
         if bucket_bytes is None:
             bucket_bytes = min(BUCKET_BYTES, total_bytes // 4)
         self._buckets = buckets_of(in_backward_order, bucket_bytes)
-        self._unit = Unit()
+        self._scale = GradientScale()
         self._under_way: list[tuple[Stages, Pending | None]] = []  # of the buckets that have left; None: it is done
         self._holding = False
         self._summed = False  # since zero()
@@ -78,7 +78,7 @@ class GradientSync:
         self._bytes_handed_in = 0
         # Where the sum of each parameter's gradient stands after `wait`: p.grad, or a float32 tensor.
         self.gradient_of: dict[nn.Parameter, Tensor] = {}
-        self._exchange.prepare(self._buckets)
+        self._compressor.prepare(self._buckets)
         for number, bucket in enumerate(self._buckets):
             self.gradient_of.update(zip(bucket.parameters, bucket.views(bucket.summed), strict=True))
             for p in bucket.parameters:
@@ -92,9 +92,9 @@ class GradientSync:
         """
         if self._under_way:
             raise ValueError("zero() while gradients are on their way: call wait() first")
-        if self._exchange.needs_global_batch and global_batch is None:
-            raise ValueError(f"gradient compression {self._exchange.kind} needs zero(global_batch=)")
-        self._unit = Unit(loss_scale, global_batch)
+        if self._compressor.needs_global_batch and global_batch is None:
+            raise ValueError(f"gradient compression {self._compressor.kind} needs zero(global_batch=)")
+        self._scale = GradientScale(loss_scale, global_batch)
         self._summed = self._can_undo = False
         for bucket in self._buckets:
             bucket.flat.zero_()
@@ -130,13 +130,13 @@ class GradientSync:
         """After `wait`, when the update is not made (an overflow): what a compression remembers is as before it."""
         if not self._can_undo:
             raise ValueError("undo() has one wait() to undo at most, and none was made since the last")
-        self._exchange.undo()
+        self._compressor.undo()
         self._can_undo = False
 
     @property
     def may_overflow(self) -> bool:
         """Whether a finite gradient can become infinite on its way."""
-        return self._exchange.kind == "fp16"
+        return self._compressor.kind == "fp16"
 
     def finite(self) -> Tensor:
         """Whether all summed gradients are finite: bool scalar. Equal on all ranks where the sums are. One pass of a
@@ -156,17 +156,17 @@ class GradientSync:
             bucket.summed.mul_(factor)
 
     def state(self) -> dict[str, Tensor]:
-        """What a compression remembers, for a checkpoint: of this rank (see `Exchange.state`, `exchange.joined`)."""
-        return self._exchange.state()
+        """This rank's residuals, for a checkpoint (see `Compressor.state`, `compression.merge_residuals`)."""
+        return self._compressor.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Takes over what `state` gave. Raises ValueError for another network's or another compression's."""
-        self._exchange.load_state(state)
+        self._compressor.load_state(state)
         self._can_undo = False
 
     def reset(self) -> None:
         """A compression remembers nothing, as at the start."""
-        self._exchange.reset()
+        self._compressor.reset()
         self._can_undo = False
 
     def step_bytes(self) -> StepBytes:
@@ -194,7 +194,7 @@ class GradientSync:
     def _start(self, stop: int) -> None:
         """Hands out buckets up to `stop` that have not left yet."""
         for bucket in self._buckets[len(self._under_way) : stop]:
-            stages = self._exchange.run(bucket, self._unit, self._world)
+            stages = self._compressor.run(bucket, self._scale, self._world)
             self._under_way.append((stages, self._next(stages)))
 
     def _next(self, stages: Stages, arrived: Tensor | None = None) -> Pending | None:

@@ -20,7 +20,7 @@ from partial_fc import checkpoint
 from partial_fc.comm import World
 from partial_fc.models.inputs import InputContract
 from partial_fc.optim.backbone import load_named_state, named_state, set_lr
-from partial_fc.optim.exchange import Exchange
+from partial_fc.optim.compression import Compressor
 from partial_fc.optim.gradient_sync import GradientSync, StepBytes
 from partial_fc.train.precision import LossScaler, Precision, Weights
 from partial_fc.train.running_statistics import RunningStatistics, joined_statistics
@@ -53,7 +53,7 @@ class TorchBackbone:
         world: World,
         precision: Precision,
         make_optimizer: Callable[[Weights], torch.optim.Optimizer],
-        exchange: Exchange,
+        compressor: Compressor,
         to_input: InputContract,
         contract: Mapping[str, str],
     ):
@@ -63,7 +63,7 @@ class TorchBackbone:
         # note: what a user should know of this precision on this machine.
         self.weights, self.note = precision.prepare(module)
         self.optimizer = make_optimizer(self.weights)
-        self.sync = GradientSync(module, world, exchange=exchange)
+        self.sync = GradientSync(module, world, compressor=compressor)
         self.weights.bind_gradients(self.sync.gradient_of)
         self._output_B: Tensor | None = None  # of the last forward, until its backward
         self._statistics = RunningStatistics(nn.Identity())

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import torch
 
-from partial_fc import checkpoint, keyed
+from partial_fc import checkpoint, counter_rng
 from partial_fc.head import PartialFC, telemetry
 from partial_fc.train.guards import loss_spikes, replica_check
 from partial_fc.train.guards.policy import NonFinite, roll_back
@@ -44,7 +44,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve)
 
     while at.step < total_steps and not stopped:
         # Whatever draws random numbers in a step (dropout) draws them by (seed, step, rank): resuming is exact.
-        torch.manual_seed(keyed.fold(job.seed, at.step, world.rank))
+        torch.manual_seed(counter_rng.derive_key(job.seed, at.step, world.rank))
         world.step = at.step + 1
         lr = job.schedule.lr(at.step)
         watch.begin()

@@ -5,7 +5,7 @@ import torch
 
 from partial_fc import comm
 from partial_fc.head import ArcFace, CombinedMargin, CosFace, PartialFC, Softmax, reference
-from partial_fc.optim.rows import RowSGD
+from partial_fc.head.rows import RowSGD
 
 D = 24
 MARGINS = [

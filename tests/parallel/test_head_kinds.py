@@ -11,7 +11,7 @@ from partial_fc.comm import SingleWorld
 from partial_fc.head import ArcFace, CosFace, HardNegatives, PartialFC, Storage, reference
 from partial_fc.head.margin import SphereFace
 from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
-from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 
 D, CLASSES = 24, 101
 

@@ -6,7 +6,7 @@ import torch
 
 from partial_fc.head import AdaFace, CosFace, PartialFC, Storage
 from partial_fc.head.margin import ArcFace
-from partial_fc.optim.rows import RowAdamW, RowSGD
+from partial_fc.head.rows import RowAdamW, RowSGD
 
 D, CLASSES, MICRO_BATCHES = 24, 101, 4
 KINDS = {

@@ -7,12 +7,12 @@ import os
 
 import pytest
 import torch
+from partial_fc.train.agreement import Agreed, Agreement
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.agree import newest_common
 from partial_fc.checkpoint.write import ranks_beside
 from partial_fc.head import CosFace, PartialFC
-from partial_fc.train.agreement import Agreed, Agreement
 
 
 @pytest.fixture(params=["shared", "one each"])

@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.textbook_head import TextbookHead
 from partial_fc.head import CosFace, PartialFC
-from partial_fc.optim.rows import RowSGD
+from partial_fc.head.rows import RowSGD
 
 
 def test_textbook_and_ours_agree_for_three_steps(world):

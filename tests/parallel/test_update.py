@@ -10,10 +10,10 @@ from torch import nn
 
 from partial_fc.data import Batch
 from partial_fc.head import CosFace, PartialFC
+from partial_fc.head.rows import RowSGD
 from partial_fc.optim import backbone as backbone_optimizer
-from partial_fc.optim.exchange import build_exchange
+from partial_fc.optim.compression import build_compressor
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
-from partial_fc.optim.rows import RowSGD
 from partial_fc.optim.schedule import Schedule
 from partial_fc.train.job import Job
 from partial_fc.train.precision import Precision
@@ -35,7 +35,7 @@ def job_of(world, mode="fp32", compression="none", sample_rate=0.3, clip=0.0, de
     module = network().to(device, precision.parameter_dtype)
     broadcast_module(module, world)
     weights, _ = precision.prepare(module)
-    sync = GradientSync(module, world, exchange=build_exchange(compression))
+    sync = GradientSync(module, world, compressor=build_compressor(compression))
     weights.bind_gradients(sync.gradient_of)
     head = PartialFC(CLASSES, D, CosFace(16.0), sample_rate, world, 1, RowSGD(), device, precision.parameter_dtype)
     return Job(

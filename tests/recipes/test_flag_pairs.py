@@ -7,8 +7,8 @@ import math
 import random
 
 import pytest
-
 from recipes.face_config import parse
+
 from tests.recipes.conftest import losses, train_several
 
 SETTINGS = {

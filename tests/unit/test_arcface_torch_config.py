@@ -1,5 +1,4 @@
 import pytest
-
 from recipes.arcface_torch_config import load, read, translate
 
 SERVER = '''

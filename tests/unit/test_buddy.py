@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from partial_fc.train.commits import Commits
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint import buddy as buddy_module
@@ -15,8 +16,7 @@ from partial_fc.checkpoint.buddy import Buddy, Commit, Memory, buddies
 from partial_fc.checkpoint.head_rows import Part, class_bytes
 from partial_fc.checkpoint.recover import choose, cut, recover
 from partial_fc.head import CosFace, HardNegatives, PartialFC
-from partial_fc.optim.rows import RowAdamW
-from partial_fc.train.commits import Commits
+from partial_fc.head.rows import RowAdamW
 from tests.unit.thread_world import in_world
 
 C, D, G = 53, 6, 12

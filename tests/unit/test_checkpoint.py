@@ -10,9 +10,9 @@ from torch import nn
 from partial_fc import checkpoint
 from partial_fc.comm import SingleWorld
 from partial_fc.head import AdaFace, CosFace, CurricularFace, HardNegatives, PartialFC, Storage
+from partial_fc.head.rows import RowAdagrad
 from partial_fc.machine import PeakMemory
 from partial_fc.optim import backbone as backbone_optimizer
-from partial_fc.optim.rows import RowAdagrad
 
 D = 6
 

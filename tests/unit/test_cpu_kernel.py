@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from partial_fc.head import CosFace, PartialFC
-from partial_fc.head.centres import Centres, Storage
 from partial_fc.head.kernels import Logits, Slopes, choose, cpu
 from partial_fc.head.kernels.cpu import CpuKernel
 from partial_fc.head.kernels.native.build import VARIANTS
 from partial_fc.head.kernels.plain import PlainKernel, unit
 from partial_fc.head.margin import Negatives
-from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, RowTable, Storage
 
 FLAGS = {
     "portable": set(),
@@ -248,7 +247,7 @@ def test_the_fused_update_is_that_of_the_row_optimiser(variant, optimizer, width
     if isinstance(optimizer, RowAdamW) and state_dtype == torch.float16:
         state_dtype = torch.float32  # squares of gradients are below what float16 holds: refused
     storage = Storage(dtype, state_dtype)
-    stores = [Centres(1000, 301, width, 3, optimizer, storage, "cpu") for _ in range(2)]
+    stores = [RowTable(1000, 301, width, 3, optimizer, storage, "cpu") for _ in range(2)]
     for step in range(3):
         for fused, store in zip((True, False), stores, strict=True):
             table, rows = store.fetch(logits.row_S, step)

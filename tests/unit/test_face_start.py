@@ -5,6 +5,8 @@ from contextlib import closing
 
 import pytest
 import torch
+from recipes.face_config import Config
+from recipes.face_run import State, buddy_every, restore, resume
 from torch import nn
 
 from partial_fc import checkpoint
@@ -17,8 +19,6 @@ from partial_fc.optim import backbone as backbone_optimizer
 from partial_fc.optim.gradient_sync import GradientSync
 from partial_fc.train.precision import Precision
 from recipes import face_run, machine
-from recipes.face_config import Config
-from recipes.face_run import State, buddy_every, restore, resume
 from tests.unit.thread_world import in_world
 
 C, D = 5, 4

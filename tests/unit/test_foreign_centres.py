@@ -18,8 +18,8 @@ from partial_fc.checkpoint.foreign import mxnet_ndarray
 from partial_fc.checkpoint.foreign.join import ImportOptions, import_centres
 from partial_fc.checkpoint.tools.verify import VerifyOptions, verify
 from partial_fc.head import CosFace, PartialFC
+from partial_fc.head.rows import RowAdamW
 from partial_fc.head.shard import Shard
-from partial_fc.optim.rows import RowAdamW
 from tests.unit.stored_checkpoints import D, OneOf
 
 C = 11
@@ -177,7 +177,7 @@ def test_momentum_of_mxnet_means_the_same_step_here(tmp_path):
     there(grads[1])
     import_centres(ImportOptions((tmp_path,), tmp_path / "out", momentum_lr=lr))
     rows = loaded(tmp_path / "out", 1)
-    from partial_fc.optim.rows import RowSGD
+    from partial_fc.head.rows import RowSGD
 
     RowSGD().step(rows["centres"], {"momentum": rows["momentum"]}, grads[1].clone(), lr)
     np.testing.assert_allclose(rows["centres"], weight.asnumpy(), rtol=1e-5, atol=1e-6)
@@ -287,7 +287,7 @@ def test_a_whole_checkpoint_of_arcface_torch_goes_on_as_it_would_there(tmp_path,
     centre_CD, touched = rows.pop("centres"), rows.pop("touched")
     assert len(touched) == C
     if kind == "sgd":
-        from partial_fc.optim.rows import RowSGD
+        from partial_fc.head.rows import RowSGD
 
         RowSGD(weight_decay=0.0).step(centre_CD, rows, values(7).clone(), 0.1)
     else:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from recipes.face_run import State, _load
 from torch import Tensor
 
 from partial_fc import checkpoint
@@ -15,7 +16,6 @@ from partial_fc.head import AdaFace, CosFace, HardNegatives, PartialFC
 from partial_fc.optim.backbone import named_state
 from partial_fc.train.job import Job
 from partial_fc.train.loop import take
-from recipes.face_run import State, _load
 from tests.parallel.test_update import CLASSES, D, job_of, make, micro_batches
 
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from partial_fc.head import ArcFace, CosFace, PartialFC, Softmax, Storage, reference
-from partial_fc.head.centres import Centres
+from partial_fc.head.rows import RowAdamW, RowSGD, RowTable
 from partial_fc.head.sampling import Sampling
-from partial_fc.optim.rows import RowAdamW, RowSGD
 
 D = 16
 
@@ -155,7 +154,7 @@ def test_a_kernel_that_is_not_there_is_refused_with_a_remedy(monkeypatch):
 def test_the_next_steps_rows_are_sent_for_and_drawn_once(tmp_path, monkeypatch, place, sent_for):
     """Each step's negatives are computed once, and asked for between the forward of the step before and its update."""
     drawn, order = [], []
-    negatives, update, prefetch = Sampling.negatives, Centres.update, Centres.prefetch
+    negatives, update, prefetch = Sampling.negatives, RowTable.update, RowTable.prefetch
 
     def draw(self, step, *args):
         drawn.append(step)
@@ -166,8 +165,8 @@ def test_the_next_steps_rows_are_sent_for_and_drawn_once(tmp_path, monkeypatch, 
         prefetch(self, row_S)
 
     monkeypatch.setattr(Sampling, "negatives", draw)
-    monkeypatch.setattr(Centres, "prefetch", send_for)
-    monkeypatch.setattr(Centres, "update", lambda *args: (order.append("update"), update(*args)))
+    monkeypatch.setattr(RowTable, "prefetch", send_for)
+    monkeypatch.setattr(RowTable, "update", lambda *args: (order.append("update"), update(*args)))
     storage = Storage(place=place, path=tmp_path if place == "disk" else None)
     with PartialFC(5000, D, CosFace(), 0.1, impl="plain", storage=storage, sub_centres=2) as head:
         for i in range(5):

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from recipes.launch_flags import LaunchFlags
 
 from partial_fc.comm import Launch, detect, interface
 from partial_fc.comm.launch import devices_differ
 from recipes import machine
-from recipes.launch_flags import LaunchFlags
 
 TORCHRUN = {
     "RANK": "1",

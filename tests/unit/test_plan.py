@@ -12,8 +12,8 @@ from benchmarks.head import HeadOptions, measure
 from partial_fc import cli, plan, plan_report
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Storage
+from partial_fc.head.rows import RowAdagrad, RowAdamW, RowSGD
 from partial_fc.machine import Rates
-from partial_fc.optim.rows import RowAdagrad, RowAdamW, RowSGD
 from partial_fc.plan import Job, Machine
 from partial_fc.plan_report import PlanOptions
 

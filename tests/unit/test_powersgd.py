@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from partial_fc import comm
-from partial_fc.optim.exchange import build_exchange, joined
+from partial_fc.optim.compression import build_compressor, merge_residuals
 from partial_fc.optim.gradient_sync import GradientSync
 
 
@@ -16,8 +16,8 @@ def parameters(seed: int = 0, dtype=torch.float64) -> dict[str, nn.Parameter]:
 
 
 def sync_of(named, rank=4, seed=0, **options) -> GradientSync:
-    exchange = build_exchange("powersgd", rank=rank, seed=seed)
-    return GradientSync(named.items(), comm.SingleWorld(), exchange=exchange, **options)
+    compressor = build_compressor("powersgd", rank=rank, seed=seed)
+    return GradientSync(named.items(), comm.SingleWorld(), compressor=compressor, **options)
 
 
 def one_update(named, sync, gradients, loss_scale=1.0):
@@ -137,7 +137,7 @@ def test_another_number_of_ranks_owes_the_same_together(num_ranks):
         sync = sync_of(named)
         one_update(named, sync, gradients_of(named, rank))
         states.append(sync.state() | {"q/fc.weight": torch.eye(17, 4)})
-    each = joined(iter(states), num_ranks)
+    each = merge_residuals(iter(states), num_ranks)
     assert each.keys() == states[0].keys()
     for name, t in each.items():
         assert t.dtype == torch.float32
@@ -150,9 +150,9 @@ def test_another_number_of_ranks_owes_the_same_together(num_ranks):
 def test_states_that_do_not_belong_together_are_refused():
     residual = {"residual/a": torch.zeros(3)}
     with pytest.raises(ValueError, match="state 1 names other tensors"):
-        joined([residual, {"residual/b": torch.zeros(3)}], 2)
+        merge_residuals([residual, {"residual/b": torch.zeros(3)}], 2)
     with pytest.raises(ValueError, match=r"state 1: residual/a has shape \(4,\), \(3,\) before"):
-        joined([residual, {"residual/a": torch.zeros(4)}], 2)
+        merge_residuals([residual, {"residual/a": torch.zeros(4)}], 2)
 
 
 def test_a_kind_that_remembers_nothing_refuses_a_state():
@@ -164,4 +164,4 @@ def test_a_kind_that_remembers_nothing_refuses_a_state():
 
 def test_a_rank_below_1_is_refused():
     with pytest.raises(ValueError, match="rank 0 of powersgd"):
-        build_exchange("powersgd", rank=0)
+        build_compressor("powersgd", rank=0)

@@ -1,9 +1,9 @@
 import dataclasses
 
 import pytest
+from recipes.face_config import Config, parse
 
 from recipes import presets
-from recipes.face_config import Config, parse
 
 
 def test_published_numbers():

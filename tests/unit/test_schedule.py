@@ -3,9 +3,9 @@ import math
 from types import SimpleNamespace
 
 import pytest
+from recipes.face_run import Start, go_on
 
 from partial_fc.optim.schedule import Schedule, continued, linear_scaling
-from recipes.face_run import Start, go_on
 
 
 def test_constant():

@@ -7,7 +7,6 @@ import sys
 import threading
 
 import pytest
-
 from partial_fc.train.signals import SIGNALS, TOGETHER_S, StopSignals
 
 

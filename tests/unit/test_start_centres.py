@@ -7,7 +7,7 @@ from partial_fc import checkpoint
 from partial_fc.checkpoint.start import check_whole, load_centres, open_centres
 from partial_fc.comm import SingleWorld
 from partial_fc.head import PartialFC
-from partial_fc.optim.rows import RowAdamW
+from partial_fc.head.rows import RowAdamW
 from tests.unit.stored_checkpoints import D, OneOf, heads_of, save, whole
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from partial_fc import comm
-from partial_fc.optim.exchange import build_exchange
-from partial_fc.optim.exchange.two_bit import decode, encode_
+from partial_fc.optim.compression import build_compressor
+from partial_fc.optim.compression.two_bit import decode, encode_
 from partial_fc.optim.gradient_sync import GradientSync
 
 
@@ -88,8 +88,8 @@ def test_a_threshold_that_binary_numbers_lack_owes_what_it_did_not_send(dtype):
 
 def sync_of(*shapes, **options) -> tuple[dict[str, nn.Parameter], GradientSync]:
     named = {f"p{i}": nn.Parameter(torch.zeros(shape)) for i, shape in enumerate(shapes)}
-    exchange = build_exchange("2bit", threshold=0.5)
-    return named, GradientSync(named.items(), comm.SingleWorld(), exchange=exchange, **options)
+    compressor = build_compressor("2bit", threshold=0.5)
+    return named, GradientSync(named.items(), comm.SingleWorld(), compressor=compressor, **options)
 
 
 def one_update(named, sync, gradient_of_mean, global_batch, loss_scale=1.0):
@@ -144,9 +144,9 @@ def test_state_of_another_network_is_refused():
 def test_what_cannot_work_is_refused():
     for threshold in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match=f"threshold {threshold}"):
-            build_exchange("2bit", threshold=threshold)
+            build_compressor("2bit", threshold=threshold)
     _, sync = sync_of((3,))
     with pytest.raises(ValueError, match=r"2bit needs zero\(global_batch=\)"):
         sync.zero()
     with pytest.raises(ValueError, match="'1bit' is none of none, fp16, bf16, 2bit, powersgd"):
-        build_exchange("1bit")
+        build_compressor("1bit")

@@ -13,7 +13,7 @@ from partial_fc.checkpoint.class_names import read_names
 from partial_fc.checkpoint.foreign import arcface_torch
 from partial_fc.checkpoint.foreign.files import KINDS, ForeignRows, Found, find
 from partial_fc.checkpoint.tools.output import Output, say
-from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 
 _OPTIMIZERS: dict[str, RowOptimizer] = {
     "sgd": RowSGD(),

@@ -12,7 +12,7 @@ from partial_fc.checkpoint import head_rows
 from partial_fc.checkpoint.snapshot import own_name
 from partial_fc.checkpoint.tools.output import Output, say
 from partial_fc.checkpoint.tools.stored import Stored, describe
-from partial_fc.optim.exchange import joined
+from partial_fc.optim.compression import merge_residuals
 
 _OLD_OWN = "exchange-{:05d}-of-{:05d}.safetensors"  # format 3
 
@@ -99,7 +99,7 @@ def _joined(states: Iterator[dict[str, Tensor]], output: Output, size: int) -> I
             owed = {name.removeprefix("exchange/"): t for name, t in state.items() if name.startswith("exchange/")}
             yield owed
 
-    owed = joined(residuals(), size)
+    owed = merge_residuals(residuals(), size)
     if owed:
         for rank in range(size):
             output.tensors(own_name(rank, size), {f"exchange/{name}": t for name, t in owed.items()}, rank)

@@ -17,7 +17,7 @@ from torch import Tensor
 from partial_fc.head.margin import Negatives
 
 if TYPE_CHECKING:
-    from partial_fc.head.centres import Centres
+    from partial_fc.head.rows import RowTable
 
 Impl = Literal["auto", "plain", "cpu", "triton"]
 Precision = Literal["fp32", "bf16"]
@@ -79,7 +79,7 @@ class Kernel(ABC):
         """(begin, end, d(loss)/d(rows begin to end of row_S)), ascending and complete; the tensor, of unit_GD's
         dtype, is the taker's to overwrite, and valid until the next one is asked for."""
 
-    def update(self, logits: Logits, slopes: Slopes, store: "Centres", lr: float, step: int) -> bool:
+    def update(self, logits: Logits, slopes: Slopes, store: "RowTable", lr: float, step: int) -> bool:
         """Forms the gradients and moves the centres in the same pass, with what `store.update` would have done. Where
         a kernel cannot do that for this optimiser and storage it does nothing and says False."""
         return False

@@ -24,10 +24,10 @@ from partial_fc.head.kernels import Kernel, Logits, Precision, Slopes, Sums
 from partial_fc.head.kernels.native.build import VARIANTS, library
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.margin import Negatives
-from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 
 if TYPE_CHECKING:
-    from partial_fc.head.centres import Centres, StepFields
+    from partial_fc.head.rows.table import RowTable, StepFields
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # float32 ends at exp(88): the shift leaves room for the sum of 10^9 exponentials, and for logits far below it.
@@ -177,7 +177,7 @@ class CpuKernel(Kernel):
             self._call("head_gradients", job, **_slopes(slopes, shift), begin=begin, end=end, grad=grad_KD)
             yield begin, end, grad_KD
 
-    def update(self, logits: Logits, slopes: Slopes, store: "Centres", lr: float, step: int) -> bool:
+    def update(self, logits: Logits, slopes: Slopes, store: "RowTable", lr: float, step: int) -> bool:
         """For centres and state in memory that the processor reaches."""
         if logits.centre_LD.data_ptr() != store.centre_LD.data_ptr():
             return False

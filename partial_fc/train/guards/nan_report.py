@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from partial_fc import keyed
+from partial_fc import counter_rng
 from partial_fc.comm import World
 from partial_fc.train.guards.policy import Attempt
 
@@ -42,11 +42,11 @@ def look_again(job: "Job", attempt: Attempt, symptom: str) -> str:
     """The symptom, with the first tensor that was not finite, on which rank, and where the batch is written down. A
     collective; no rank's finding makes it call another one than the others."""
     largest: Largest = {}
-    torch.manual_seed(keyed.fold(job.seed, job.at.step, job.world.rank))
+    torch.manual_seed(counter_rng.derive_key(job.seed, job.at.step, job.world.rank))
     local = _look_at_state(job, largest) or _second_forward(job, attempt, largest) or _look_at_head(job, attempt)
     findings_W = _gather(local, job.world)
     if not any(findings_W):
-        torch.manual_seed(keyed.fold(job.seed, job.at.step, job.world.rank))
+        torch.manual_seed(counter_rng.derive_key(job.seed, job.at.step, job.world.rank))
         local = _second_backward(job, attempt, largest) or _look_at_sums(job, largest)
         findings_W = _gather(local, job.world)
     folder = job.models_root / "non-finite"

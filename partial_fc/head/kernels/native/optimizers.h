@@ -1,4 +1,4 @@
-// The optimisers of optim/rows.py, on one row whose centre and gradient are in the cache.
+// The optimisers of rows/optimizers.py, on one row whose centre and gradient are in the cache.
 namespace {
 
 inline vf root(vf x) {

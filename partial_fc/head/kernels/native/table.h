@@ -43,7 +43,7 @@ inline void prefetch_row(const void* table, int32_t dtype, int64_t row, int64_t 
     for (int64_t at = 0; at < D * size_of(dtype); at += 64) __builtin_prefetch(p + at, 0, 2);
 }
 
-// The noise of a row (keyed.py, rounding_bits), for 2 * LANES columns at a time: columns 2 j and 2 j + 1 are the lower
+// The noise of a row (counter_rng.py, rounding_bits), for 2 * LANES columns at a time: columns 2 j and 2 j + 1 are the lower
 // and the upper half of one 32-bit number.
 struct Noise {
     vu next_pair;
@@ -61,7 +61,7 @@ struct Noise {
     }
 };
 
-// bfloat16 is rounded up or down at random, with the noise of keyed.py for this row: right on average, so that steps
+// bfloat16 is rounded up or down at random, with the noise of counter_rng.py for this row: right on average, so that steps
 // smaller than a unit in the last place are not lost.
 inline void write_row(void* table, int32_t dtype, int64_t row, int64_t D, const float* in, uint32_t row_key) {
     char* p = (char*)table + row * D * size_of(dtype);

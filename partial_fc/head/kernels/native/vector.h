@@ -119,7 +119,7 @@ inline vf exp(vf x) {
     return select(tiny, vf{}, p * (vf)power);
 }
 
-// partial_fc/keyed.py: mix
+// partial_fc/counter_rng.py: mix
 template <class U> inline U mix(U x) {
     x ^= x >> 16;
     x *= 0x7FEB352Du;

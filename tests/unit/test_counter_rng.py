@@ -3,27 +3,27 @@
 import pytest
 import torch
 
-from partial_fc import keyed
+from partial_fc import counter_rng
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 100, 255, 257, 4095, 4096, 4097])
 def test_permute_is_a_permutation(size):
     for key in (0, 1, 2**32 - 1):
-        assert sorted(keyed.permute(torch.arange(size), size, key).tolist()) == list(range(size))
+        assert sorted(counter_rng.permute(torch.arange(size), size, key).tolist()) == list(range(size))
 
 
 def test_permute_takes_many_keys_at_once():
     position = torch.arange(37)
     keys = torch.tensor([[3], [4], [5]])
-    together = keyed.permute(position[None], 37, keys)
-    assert [row.tolist() for row in together] == [keyed.permute(position, 37, k).tolist() for k in (3, 4, 5)]
+    together = counter_rng.permute(position[None], 37, keys)
+    assert [row.tolist() for row in together] == [counter_rng.permute(position, 37, k).tolist() for k in (3, 4, 5)]
 
 
 @pytest.mark.parametrize("size", [5, 100, 4096])
 def test_every_place_is_equally_likely(size):
     """Chi-square of where position 0 goes, over 200 keys a place: within five standard deviations."""
     num_keys = 200 * size if size < 1000 else 8 * size
-    where = keyed.permute(torch.zeros(num_keys, 1, dtype=torch.int64), size, torch.arange(num_keys)[:, None])
+    where = counter_rng.permute(torch.zeros(num_keys, 1, dtype=torch.int64), size, torch.arange(num_keys)[:, None])
     count = torch.bincount(where.flatten(), minlength=size).double()
     expected = num_keys / size
     chi_square = ((count - expected).square() / expected).sum().item()
@@ -31,33 +31,33 @@ def test_every_place_is_equally_likely(size):
 
 
 def test_neighbouring_positions_and_keys_are_unrelated():
-    first = keyed.permute(torch.arange(4096), 4096, 1).double()
-    for other in (keyed.permute(torch.arange(4096), 4096, 2).double(), first.roll(1), torch.arange(4096.0)):
+    first = counter_rng.permute(torch.arange(4096), 4096, 1).double()
+    for other in (counter_rng.permute(torch.arange(4096), 4096, 2).double(), first.roll(1), torch.arange(4096.0)):
         correlation = torch.corrcoef(torch.stack((first, other)))[0, 1].item()
         assert abs(correlation) < 5 / 4096**0.5
 
 
 def test_mix_is_a_bijection_on_a_sample():
-    assert len(keyed.mix(torch.arange(1 << 16)).unique()) == 1 << 16
-    assert int(keyed.mix(torch.tensor(12345))) == keyed._mix_int(12345)
+    assert len(counter_rng.hash32(torch.arange(1 << 16)).unique()) == 1 << 16
+    assert int(counter_rng.hash32(torch.tensor(12345))) == counter_rng._hash32_int(12345)
 
 
 def test_fold_depends_on_every_part_and_on_their_order():
     keys = [
-        keyed.fold(),
-        keyed.fold(0),
-        keyed.fold(1),
-        keyed.fold(0, 1),
-        keyed.fold(1, 0),
-        keyed.fold(1 << 40),
+        counter_rng.derive_key(),
+        counter_rng.derive_key(0),
+        counter_rng.derive_key(1),
+        counter_rng.derive_key(0, 1),
+        counter_rng.derive_key(1, 0),
+        counter_rng.derive_key(1 << 40),
     ]
-    keys += [keyed.fold(1 << 41), keyed.fold(-1), keyed.fold(*b"a"), keyed.fold(*b"b")]
+    keys += [counter_rng.derive_key(*parts) for parts in ((1 << 41,), (-1,), b"a", b"b")]
     assert len(set(keys)) == len(keys)
     assert all(0 <= key < 2**32 for key in keys)
 
 
 def test_normal_is_normal():
-    x = keyed.normal(torch.arange(2000), 99, key=5)
+    x = counter_rng.normal(torch.arange(2000), 99, key=5)
     assert x.shape == (2000, 99)
     assert x.dtype == torch.float32
     flat = x.double().flatten()
@@ -72,9 +72,9 @@ def test_normal_is_normal():
 
 def test_normal_is_a_function_of_the_row_number():
     row = torch.tensor([7, 3, 2**40 + 7, 7])
-    x = keyed.normal(row, 10, key=1)
+    x = counter_rng.normal(row, 10, key=1)
     assert torch.equal(x[0], x[3])
-    assert torch.equal(x[1:2], keyed.normal(row[1:2], 10, key=1))
+    assert torch.equal(x[1:2], counter_rng.normal(row[1:2], 10, key=1))
     assert not torch.equal(x[0], x[2])
-    assert not torch.equal(x, keyed.normal(row, 10, key=2))
-    assert torch.equal(x, keyed.normal(row, 11, key=1)[:, :10]), "the width changes no number"
+    assert not torch.equal(x, counter_rng.normal(row, 10, key=2))
+    assert torch.equal(x, counter_rng.normal(row, 11, key=1)[:, :10]), "the width changes no number"

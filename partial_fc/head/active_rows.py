@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from partial_fc.head.centres import Centres
+from partial_fc.head.rows import RowTable
 from partial_fc.head.sampling import Sampling
 from partial_fc.head.shard import Shard
 
@@ -33,7 +33,7 @@ class Selection:
         sampling: Sampling,
         shard: Shard,
         sub_centres: int,
-        store: Centres,
+        store: RowTable,
         hard_negatives: "HardNegatives | None",
         correction: bool,
     ):

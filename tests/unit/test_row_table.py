@@ -1,4 +1,4 @@
-"""Where rows lie and how they rest: every place gives the same bits, and rounding is what keyed.py says it is."""
+"""Where rows lie and how they rest: every place gives the same bits, and rounding is what counter_rng.py says it is."""
 
 import errno
 import json
@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from partial_fc import keyed
-from partial_fc.head import centres as module
-from partial_fc.head.centres import Centres, Storage, initial_centres
-from partial_fc.head.storage import round_stochastically
-from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
+from partial_fc import counter_rng
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD, RowTable, Storage
+from partial_fc.head.rows import table as module
+from partial_fc.head.rows.storage import round_stochastically
+from partial_fc.head.rows.table import initial_centres
 
 L, D, FIRST, SEED = 203, 7, 1000, 3
 BF16 = torch.bfloat16
@@ -28,8 +28,8 @@ PLACES = ("device", "host", "disk", "host, as copies", "disk, as copies")
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
-    """make(place, ...) -> Centres; "as copies": handled as for a device that cannot index ordinary memory."""
-    made: list[Centres] = []
+    """make(place, ...) -> RowTable; "as copies": handled as for a device that cannot index ordinary memory."""
+    made: list[RowTable] = []
 
     def centres(
         place: str = "device",
@@ -42,7 +42,7 @@ def make(tmp_path, monkeypatch):
         kind = place.split(",")[0]
         path = tmp_path / f"run{len(made)}" if kind == "disk" else None
         storage = Storage(dtype, state_dtype, kind, path)
-        made.append(Centres(FIRST, L, D, SEED, optimizer or RowSGD(), storage, "cpu", **o))
+        made.append(RowTable(FIRST, L, D, SEED, optimizer or RowSGD(), storage, "cpu", **o))
         return made[-1]
 
     yield centres
@@ -54,7 +54,7 @@ def drawn(step: int, num: int = 30) -> torch.Tensor:
     return torch.randperm(L, generator=torch.Generator().manual_seed(step))[:num].sort().values
 
 
-def train(ours: Centres, steps: range, prefetch: bool = True) -> None:
+def train(ours: RowTable, steps: range, prefetch: bool = True) -> None:
     """Sampled steps whose gradients depend on the centres; what is fetched is the drawn rows and two more, and the
     rows that the next step draws overlap with it."""
     for step in steps:
@@ -121,7 +121,7 @@ def test_start_values_depend_on_seed_and_row_alone(make, place):
     assert torch.equal(table if place_S is None else table[place_S], expected[row])
     assert int((ours.row_state()["centres"] != 0).any(dim=1).sum()) == 3, "no other row was made"
     assert torch.equal(ours.all_rows(), expected)
-    halves = [Centres(FIRST + a, b - a, D, SEED, RowSGD(), Storage(), "cpu") for a, b in ((0, 99), (99, L))]
+    halves = [RowTable(FIRST + a, b - a, D, SEED, RowSGD(), Storage(), "cpu") for a, b in ((0, 99), (99, L))]
     assert torch.equal(torch.cat([half.all_rows() for half in halves]), expected)
     other = initial_centres(torch.arange(FIRST, FIRST + L), D, SEED + 1)
     assert not (other == expected).all(dim=1).any()
@@ -168,7 +168,7 @@ def test_a_loaded_row_that_no_step_has_touched_is_kept(make):
 def test_no_rows_at_all(make, tmp_path):
     for storage in (Storage(), Storage(place="disk", path=tmp_path / "none")):
         for _ in range(2):  # several ranks may own nothing
-            ours = Centres(L, 0, D, SEED, RowSGD(), storage, "cpu", "exact")
+            ours = RowTable(L, 0, D, SEED, RowSGD(), storage, "cpu", "exact")
             ours.fetch(torch.empty(0, dtype=torch.int64), 0)
             ours.update(torch.empty(0, dtype=torch.int64), 0, 0, torch.empty(0, D), 0.1, 0)
             ours.finish(1)
@@ -179,16 +179,16 @@ def test_no_rows_at_all(make, tmp_path):
 
 
 def mix(x: int) -> int:
-    return keyed._mix_int(x)
+    return counter_rng._hash32_int(x)
 
 
 def test_rounding_noise_is_what_it_is_said_to_be():
     """In whole numbers of Python, for odd widths and row numbers beyond 32 bits."""
     rows = [0, 1, 77, (1 << 33) + 5, (1 << 40) + 77]
-    key = keyed.rounding_key(11, 1, 12345)
-    assert key == keyed.fold(11, 1, 12345, *b"rounding")
+    key = counter_rng.rounding_key(11, 1, 12345)
+    assert key == counter_rng.derive_key(11, 1, 12345, *b"rounding")
     for width in (1, 2, 9):
-        noise = keyed.rounding_noise(torch.tensor(rows), width, key)
+        noise = counter_rng.rounding_noise(torch.tensor(rows), width, key)
         for row, values in zip(rows, noise.tolist(), strict=True):
             row_key = mix(mix((row & 0xFFFFFFFF) + key) ^ (row >> 32))
             words = [mix((row_key + j) & 0xFFFFFFFF) for j in range((width + 1) // 2)]
@@ -200,7 +200,7 @@ def test_rounding_adds_noise_to_the_bits_and_cuts():
     weird = struct.unpack("<f", struct.pack("<I", 0x7FFFFFFF))[0]  # a NaN whose bits would wrap around
     x = torch.cat((x, torch.tensor([[weird]])), dim=1)
     row, key = torch.tensor([9]), 5
-    noise = keyed.rounding_noise(row, x.shape[1], key)[0].tolist()
+    noise = counter_rng.rounding_noise(row, x.shape[1], key)[0].tolist()
     rounded = round_stochastically(x, row, key)
     bits = [b & 0xFFFFFFFF for b in x.view(torch.int32)[0].tolist()]
     finite = x.isfinite()[0].tolist()
@@ -213,7 +213,7 @@ def test_rounding_adds_noise_to_the_bits_and_cuts():
 
 def test_rounding_is_unbiased_and_goes_to_a_neighbour():
     x = torch.randn(1, 8).expand(40_000, 8).contiguous()
-    rounded = round_stochastically(x, torch.arange(len(x)), keyed.rounding_key(0, 0, 1)).float()
+    rounded = round_stochastically(x, torch.arange(len(x)), counter_rng.rounding_key(0, 0, 1)).float()
     step = torch.exp2(torch.floor(torch.log2(x[0].abs())) - 7)  # between neighbours
     assert ((rounded - x).abs() < step).all()
     assert ((rounded.mean(dim=0) - x[0]).abs() < step * 4 * 0.5 / math.sqrt(len(x))).all()
@@ -232,7 +232,7 @@ def test_updates_too_small_for_bfloat16_add_up(make):
 
 
 def test_different_steps_and_tensors_round_apart():
-    keys = {keyed.rounding_key(seed, stream, step) for seed in (0, 1) for stream in (0, 1) for step in range(50)}
+    keys = {counter_rng.rounding_key(seed, stream, step) for seed in (0, 1) for stream in (0, 1) for step in range(50)}
     assert len(keys) == 200
 
 
@@ -246,7 +246,9 @@ def test_catching_up_rounds_with_the_noise_of_the_last_missed_step(make):
             c.update(None, 0, 0, torch.empty(0, D), 0.1, step)
         c.fetch(row, 3)
     for stream, name in enumerate(("centres", "momentum")):
-        expected = round_stochastically(wide.row_state()[name][row], row + FIRST, keyed.rounding_key(SEED, stream, 2))
+        expected = round_stochastically(
+            wide.row_state()[name][row], row + FIRST, counter_rng.rounding_key(SEED, stream, 2)
+        )
         assert torch.equal(ours.row_state()[name][row], expected)
 
 
@@ -277,8 +279,8 @@ def test_the_fields_of_a_fused_step_are_all_that_it_needs(make, dtype):
 # ---- disk
 
 
-def on_disk(folder: Path, num_rows: int = L, width: int = D) -> Centres:
-    return Centres(FIRST, num_rows, width, SEED, RowSGD(), Storage(place="disk", path=folder), "cpu")
+def on_disk(folder: Path, num_rows: int = L, width: int = D) -> RowTable:
+    return RowTable(FIRST, num_rows, width, SEED, RowSGD(), Storage(place="disk", path=folder), "cpu")
 
 
 def header(folder: Path) -> dict:
@@ -307,7 +309,7 @@ def test_rows_never_touched_take_no_disk_space(tmp_path):
 def test_a_killed_run_leaves_files_that_nobody_takes_for_the_truth(tmp_path):
     code = f"""
 import os, signal, torch
-from tests.unit.test_centres import on_disk, train
+from tests.unit.test_row_table import on_disk, train
 from pathlib import Path
 ours = on_disk(Path({str(tmp_path)!r}))
 train(ours, range(3))

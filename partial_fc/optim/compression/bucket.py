@@ -12,9 +12,9 @@ ALIGNMENT = 16
 class Bucket:
     """Parameters of one dtype on one device. Their gradients, p.grad, are views into `flat`.
 
-    `summed` is where an exchange leaves the sum over the ranks: `flat` itself, but a float32 tensor beside it where the
-    parameters are narrower, as a sum freed of the loss scale would vanish in float16. Between the parameters both hold
-    zeros.
+    `summed` is where a compressor leaves the sum over the ranks: `flat` itself, but a float32 tensor beside it where
+    the parameters are narrower, as a sum freed of the loss scale would vanish in float16. Between the parameters both
+    hold zeros.
     """
 
     def __init__(self, number: int, named: list[tuple[str, nn.Parameter]]):

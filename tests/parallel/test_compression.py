@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partial_fc.optim.exchange import build_exchange
+from partial_fc.optim.compression import build_compressor
 from partial_fc.optim.gradient_sync import GradientSync
 
 KINDS = ("none", "fp16", "bf16", "2bit", "powersgd")
@@ -29,8 +29,8 @@ class Rank:
         self.named = {name: nn.Parameter(torch.zeros(shape, dtype=dtype)) for name, shape in SHAPES.items()}
         conv = self.named["conv.weight"]
         conv.data = conv.data.to(memory_format=torch.channels_last)
-        exchange = build_exchange(kind, threshold=THRESHOLD, rank=rank)
-        self.sync = GradientSync(self.named.items(), world, bucket_bytes, exchange)
+        compressor = build_compressor(kind, threshold=THRESHOLD, rank=rank)
+        self.sync = GradientSync(self.named.items(), world, bucket_bytes, compressor)
 
     def backward(self, gradients: dict[str, Tensor], loss_scale: float = 1.0) -> None:
         loss = sum((self.named[name] * g).sum() for name, g in gradients.items() if name != "unused")
@@ -110,7 +110,7 @@ def test_2bit_answers_like_mxnets_store(world):
     if world.size == 1:
         pytest.skip("needs two workers")
     p = nn.Parameter(torch.zeros(4))
-    sync = GradientSync([("p", p)], world, exchange=build_exchange("2bit", threshold=0.5))
+    sync = GradientSync([("p", p)], world, compressor=build_compressor("2bit", threshold=0.5))
     g = torch.tensor([0.2, 0.6, -0.5, 1.7]) * (world.rank + 1 if world.rank < 2 else 0)
     for pulled in ((0, 1, -1, 1), (0.5, 1, -1, 1), (1, 1, -1, 1)):
         sync.zero(global_batch=1)
@@ -182,8 +182,8 @@ def test_least_squares_converges(world, kind):
     y = x @ solution.T
     own = slice(world.rank * rows, (world.rank + 1) * rows)
     weight = nn.Parameter(torch.zeros(outputs, inputs))
-    exchange = build_exchange(kind, threshold=2.0 * len(x), rank=2)
-    sync = GradientSync([("weight", weight)], world, exchange=exchange)
+    compressor = build_compressor(kind, threshold=2.0 * len(x), rank=2)
+    sync = GradientSync([("weight", weight)], world, compressor=compressor)
     for step in range(60):
         lr = 0.1 if step < 30 else 0.02  # steps of 2bit do not become smaller by themselves
         sync.zero(loss_scale=4.0, global_batch=len(x))

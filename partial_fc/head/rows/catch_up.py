@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from partial_fc.optim.rows import RowAdagrad, RowOptimizer, RowSGD
+from partial_fc.head.rows.optimizers import RowAdagrad, RowOptimizer, RowSGD
 
 _Matrix = tuple[Any, ...]  # 2x2, as (ww, wm, mw, mm)
 

@@ -14,22 +14,22 @@ as fp16. Beyond that another kind takes less.
 
 from typing import Literal, get_args
 
-from partial_fc.optim.exchange.base import Exchange, Unit, joined
-from partial_fc.optim.exchange.bucket import Bucket
-from partial_fc.optim.exchange.powersgd import PowerSGD
-from partial_fc.optim.exchange.reduced import AsStored, BFloat16, Float16
-from partial_fc.optim.exchange.two_bit import TwoBit
+from partial_fc.optim.compression.base import Compressor, GradientScale, merge_residuals
+from partial_fc.optim.compression.bucket import Bucket
+from partial_fc.optim.compression.low_precision import BFloat16, Float16, NoCompression
+from partial_fc.optim.compression.powersgd import PowerSGD
+from partial_fc.optim.compression.two_bit import TwoBit
 
-Kind = Literal["none", "fp16", "bf16", "2bit", "powersgd"]
+CompressionKind = Literal["none", "fp16", "bf16", "2bit", "powersgd"]
 
-__all__ = ["Bucket", "Exchange", "Kind", "Unit", "build_exchange", "joined"]
+__all__ = ["Bucket", "CompressionKind", "Compressor", "GradientScale", "build_compressor", "merge_residuals"]
 
 
-def build_exchange(kind: Kind, *, threshold: float = 0.5, rank: int = 4, seed: int = 0) -> Exchange:
+def build_compressor(kind: CompressionKind, *, threshold: float = 0.5, rank: int = 4, seed: int = 0) -> Compressor:
     """One for one GradientSync. threshold: of 2bit, in units of the gradient summed over images; rank: of powersgd's
     matrices; seed: of powersgd's first guess. Raises ValueError for what is none of these or cannot work."""
     if kind == "none":
-        return AsStored()
+        return NoCompression()
     if kind == "fp16":
         return Float16()
     if kind == "bf16":
@@ -38,4 +38,4 @@ def build_exchange(kind: Kind, *, threshold: float = 0.5, rank: int = 4, seed: i
         return TwoBit(threshold)
     if kind == "powersgd":
         return PowerSGD(rank, seed)
-    raise ValueError(f"gradient compression {kind!r} is none of {', '.join(get_args(Kind))}")
+    raise ValueError(f"gradient compression {kind!r} is none of {', '.join(get_args(CompressionKind))}")

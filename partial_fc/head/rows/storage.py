@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from partial_fc import keyed
+from partial_fc import counter_rng
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -41,8 +41,8 @@ class Storage:
 
 def round_stochastically(x_KD: Tensor, row_K: Tensor, key: int) -> Tensor:
     """float32 -> bfloat16 of the same shape: the upper half of (bits + noise), where the noise of a row and column is
-    that of keyed.rounding_noise. What is not finite only loses its lower half. row_K: global row numbers."""
-    bits = keyed.rounding_noise(row_K, x_KD.shape[1], key)
+    that of counter_rng.rounding_noise. What is not finite only loses its lower half. row_K: global row numbers."""
+    bits = counter_rng.rounding_noise(row_K, x_KD.shape[1], key)
     bits.masked_fill_(x_KD.isfinite().logical_not_(), 0).add_(x_KD.view(torch.int32))
     return bits.view(torch.int16)[:, 1::2].view(torch.bfloat16)
 

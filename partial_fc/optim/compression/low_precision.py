@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import World
-from partial_fc.optim.exchange.base import Exchange, Stages, Unit
-from partial_fc.optim.exchange.bucket import Bucket
+from partial_fc.optim.compression.base import Compressor, GradientScale, Stages
+from partial_fc.optim.compression.bucket import Bucket
 
 
-class AsStored(Exchange):
+class NoCompression(Compressor):
     """One all-reduce in the gradients' own dtype, in place."""
 
     kind: Literal["none"] = "none"
@@ -23,12 +23,12 @@ class AsStored(Exchange):
                     "compression bf16, which adds up in float32"
                 )
 
-    def run(self, bucket: Bucket, unit: Unit, world: World) -> Stages:
+    def run(self, bucket: Bucket, scale: GradientScale, world: World) -> Stages:
         summed = yield world.start_all_reduce(bucket.flat, name=bucket.name, in_place=True)
-        _put(bucket, summed, unit)
+        _put(bucket, summed, scale)
 
 
-class Float16(Exchange):
+class Float16(Compressor):
     """One all-reduce in float16, like Horovod's `Compression.fp16`.
 
     The loss scale stays in while it travels. A value or a sum beyond 65504 arrives as infinity, for whoever asks
@@ -37,13 +37,13 @@ class Float16(Exchange):
 
     kind: Literal["fp16"] = "fp16"
 
-    def run(self, bucket: Bucket, unit: Unit, world: World) -> Stages:
+    def run(self, bucket: Bucket, scale: GradientScale, world: World) -> Stages:
         sent = bucket.flat.to(torch.float16)
         summed = yield world.start_all_reduce(sent, name=bucket.name, in_place=True)
-        _put(bucket, summed, unit)
+        _put(bucket, summed, scale)
 
 
-class BFloat16(Exchange):
+class BFloat16(Compressor):
     """bfloat16 on the way, float32 in the sum: no backend adds bfloat16 numbers, and 8 bits are too few to add up in.
 
     Every rank owns 1 / W of the bucket: it gets all ranks' gradients of that part, adds them up, and hands out the
@@ -52,7 +52,7 @@ class BFloat16(Exchange):
 
     kind: Literal["bf16"] = "bf16"
 
-    def run(self, bucket: Bucket, unit: Unit, world: World) -> Stages:
+    def run(self, bucket: Bucket, scale: GradientScale, world: World) -> Stages:
         size = len(bucket.flat)
         block = -(-size // world.size)
         sent = bucket.flat.new_zeros(world.size * block, dtype=torch.bfloat16)
@@ -60,11 +60,11 @@ class BFloat16(Exchange):
         parts = yield world.start_all_to_all(sent, name=bucket.name)
         own = parts.view(world.size, block).sum(0, dtype=torch.float32).bfloat16()
         summed = yield world.start_all_gather(own, [block] * world.size, name=f"{bucket.name}/sum")
-        _put(bucket, summed[:size], unit)
+        _put(bucket, summed[:size], scale)
 
 
-def _put(bucket: Bucket, summed: Tensor, unit: Unit) -> None:
+def _put(bucket: Bucket, summed: Tensor, scale: GradientScale) -> None:
     if bucket.summed is not summed:
         bucket.summed.copy_(summed)
-    if unit.loss_scale != 1.0:
-        bucket.summed.div_(unit.loss_scale)
+    if scale.loss_scale != 1.0:
+        bucket.summed.div_(scale.loss_scale)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import World
-from partial_fc.optim.exchange.base import Exchange, Stages, Unit
-from partial_fc.optim.exchange.bucket import Bucket
+from partial_fc.optim.compression.base import Compressor, GradientScale, Stages
+from partial_fc.optim.compression.bucket import Bucket
 
 # Value i of a word has the bits 7-6, 5-4, 3-2, 1-0 of byte i // 4 for i % 4 = 0, 1, 2, 3.
 _UP, _DOWN, _NOT_FINITE = 0b11, 0b10, 0b01  # MXNet does not use the last one
@@ -53,7 +53,7 @@ def _meaning(threshold: float, dtype: torch.dtype, device: torch.device) -> Tens
     return meaning[(byte >> shift) & 3].to(device)
 
 
-class TwoBit(Exchange):
+class TwoBit(Compressor):
     """residual += gradient; t, -t or nothing of it leaves, and the rest is owed. Every rank gets all ranks' codes and
     adds them up in rank order, so that all have the same bits.
 
@@ -73,16 +73,16 @@ class TwoBit(Exchange):
         self._before: list[Tensor] = []
 
     def prepare(self, buckets: list[Bucket]) -> None:
-        assert not self._buckets, "an exchange with a memory serves one GradientSync"
+        assert not self._buckets, "a compressor with a memory serves one GradientSync"
         self._buckets = buckets
         self._residual = [torch.zeros_like(bucket.summed) for bucket in buckets]
         self._before = [torch.zeros_like(bucket.summed) for bucket in buckets]
 
-    def run(self, bucket: Bucket, unit: Unit, world: World) -> Stages:
-        assert unit.global_batch is not None
+    def run(self, bucket: Bucket, scale: GradientScale, world: World) -> Stages:
+        assert scale.global_batch is not None
         number = bucket.number
         before, owed = self._residual[number], self._before[number]
-        torch.add(before, bucket.flat, alpha=unit.global_batch / unit.loss_scale, out=owed)
+        torch.add(before, bucket.flat, alpha=scale.global_batch / scale.loss_scale, out=owed)
         self._residual[number], self._before[number] = owed, before
         code = encode_(owed, self.threshold)
         codes = yield world.start_all_gather(code, [len(code)] * world.size, name=bucket.name)
@@ -90,7 +90,7 @@ class TwoBit(Exchange):
         total = decode(first, self.threshold, owed.dtype)
         for other in others:
             total += decode(other, self.threshold, owed.dtype)
-        torch.div(total, unit.global_batch, out=bucket.summed)
+        torch.div(total, scale.global_batch, out=bucket.summed)
 
     def undo(self) -> None:
         self._residual, self._before = self._before, self._residual

@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from partial_fc.head.centres import Centres, Storage
-from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD, RowTable, Storage
 
 L, D = 37, 6
 EXACT = Storage(torch.float64)
@@ -58,15 +57,15 @@ PAIRS = [
 ]
 
 
-def centres(optimizer: RowOptimizer, storage: Storage = EXACT, **options) -> Centres:
-    return Centres(5, L, D, 3, optimizer, storage, "cpu", **options)
+def centres(optimizer: RowOptimizer, storage: Storage = EXACT, **options) -> RowTable:
+    return RowTable(5, L, D, 3, optimizer, storage, "cpu", **options)
 
 
 def rates(num_steps: int) -> list[float]:
     return [0.05 * (1 - i / num_steps) + 0.001 for i in range(num_steps)]
 
 
-def train(ours: Centres, dense, parameter, num_steps: int, sampled: bool, start: int = 0) -> None:
+def train(ours: RowTable, dense, parameter, num_steps: int, sampled: bool, start: int = 0) -> None:
     """The same random gradients for both; the dense one gets zeros for the rows that take no part."""
     generator = torch.Generator().manual_seed(start)
     for step, lr in enumerate(rates(50)[start : start + num_steps], start):

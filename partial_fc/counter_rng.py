@@ -16,7 +16,7 @@ from torch import Tensor
 _MASK = 0xFFFFFFFF
 
 
-def mix(x: Tensor) -> Tensor:
+def hash32(x: Tensor) -> Tensor:
     """A bijection of 32-bit integers in which every output bit depends on every input bit."""
     x = x & _MASK
     x = x ^ (x >> 16)
@@ -26,20 +26,20 @@ def mix(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def fold(*parts: int) -> int:
+def derive_key(*parts: int) -> int:
     """Integers of any size -> one 32-bit key; the order of the parts matters."""
     key = 0x9E3779B9
     for part in parts:
         while True:
-            key = _mix_int((key ^ (part & _MASK)) + 0x9E3779B9)
+            key = _hash32_int((key ^ (part & _MASK)) + 0x9E3779B9)
             part >>= 32
             if part in (0, -1):
                 break
     return key
 
 
-def _mix_int(x: int) -> int:
-    """`mix` of one number: tensors would take a hundred times as long."""
+def _hash32_int(x: int) -> int:
+    """`hash32` of one number: tensors would take a hundred times as long."""
     x &= _MASK
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK
     x = ((x ^ (x >> 15)) * 0x846CA68B) & _MASK
@@ -57,7 +57,7 @@ def permute(position: Tensor, size: int, key: int | Tensor) -> Tensor:
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     keys = torch.as_tensor(key, device=position.device)
     num_rounds = 5 if half_bits > 4 else 12  # small domains need more rounds to look random
-    round_keys = [mix(keys + i * 0x9E3779B9) for i in range(num_rounds)]
+    round_keys = [hash32(keys + i * 0x9E3779B9) for i in range(num_rounds)]
     value = _feistel(position, half_bits, round_keys)
     while (outside := value >= size).any():
         value = torch.where(outside, _feistel(value, half_bits, round_keys), value)
@@ -68,7 +68,7 @@ def _feistel(value: Tensor, half_bits: int, round_keys: list[Tensor]) -> Tensor:
     mask = (1 << half_bits) - 1
     left, right = value >> half_bits, value & mask
     for key in round_keys:
-        left, right = right, left ^ (mix(right ^ key) & mask)
+        left, right = right, left ^ (hash32(right ^ key) & mask)
     return (left << half_bits) | right
 
 
@@ -80,11 +80,11 @@ def normal(row: Tensor, width: int, key: int) -> Tensor:
     """
     pairs = (width + 1) // 2
     column = torch.arange(pairs, device=row.device)
-    first_P, second_P = mix(2 * column + 1).int(), (2 * column + 2).int()
+    first_P, second_P = hash32(2 * column + 1).int(), (2 * column + 2).int()
     normal_N2P = torch.empty(len(row), pairs, 2, device=row.device)
     for part, key_N1 in _row_keys(row, pairs, key, 0x51ED270B):
-        first = _mix32_(key_N1 + first_P)
-        second = _mix32_(_mix32_(key_N1 ^ second_P).bitwise_xor_(first))
+        first = _hash32_inplace(key_N1 + first_P)
+        second = _hash32_inplace(_hash32_inplace(key_N1 ^ second_P).bitwise_xor_(first))
         radius = _upper_24_(first).add_(0.5).mul_(2.0**-24).log_().mul_(-2.0).sqrt_()
         angle = _upper_24_(second).mul_(2.0 * math.pi * 2.0**-24)
         torch.mul(radius, angle.cos(), out=normal_N2P[part, :, 0])
@@ -94,7 +94,7 @@ def normal(row: Tensor, width: int, key: int) -> Tensor:
 
 def rounding_key(seed: int, stream: int, step: int) -> int:
     """The key of the noise that rounds one tensor (stream) in one step."""
-    return fold(seed, stream, step, *b"rounding")
+    return derive_key(seed, stream, step, *b"rounding")
 
 
 def rounding_noise(row: Tensor, width: int, key: int) -> Tensor:
@@ -102,29 +102,29 @@ def rounding_noise(row: Tensor, width: int, key: int) -> Tensor:
     values in [0, 2^16).
 
     row: int64, any values below 2^62. With 32-bit wrap-around, for the columns 2j and 2j + 1 of a row:
-        row_key = mix(mix((row & 0xFFFFFFFF) + key) ^ (row >> 32))
-        h = mix(row_key + j);  noise[2j] = h & 0xFFFF;  noise[2j + 1] = h >> 16
+        row_key = hash32(hash32((row & 0xFFFFFFFF) + key) ^ (row >> 32))
+        h = hash32(row_key + j);  noise[2j] = h & 0xFFFF;  noise[2j + 1] = h >> 16
     """
     pairs = (width + 1) // 2
     pair_P = torch.arange(pairs, dtype=torch.int32, device=row.device)
     noise = torch.empty(len(row), 2 * pairs, dtype=torch.int32, device=row.device)
     for part, key_N1 in _row_keys(row, pairs, key, 0):
         # Read as 16-bit numbers, a 32-bit one gives its lower half first (on every machine that torch runs on).
-        noise[part] = _mix32_(key_N1 + pair_P).view(torch.int16)
+        noise[part] = _hash32_inplace(key_N1 + pair_P).view(torch.int16)
     return noise.bitwise_and_(0xFFFF)[:, :width]
 
 
 def _row_keys(row: Tensor, columns: int, key: int, salt: int) -> Iterator[tuple[slice, Tensor]]:
     """(rows of a part, their 32-bit keys as int32 (n, 1)); of a size at which what is made of a part stays in cache."""
-    row_key = mix(mix((row & _MASK) + key) ^ (row >> 32) ^ salt).int()[:, None]
+    row_key = hash32(hash32((row & _MASK) + key) ^ (row >> 32) ^ salt).int()[:, None]
     size = max(1, (1 << 16 if row.device.type == "cpu" else 1 << 24) // columns)
     for begin in range(0, len(row), size):
         part = slice(begin, min(begin + size, len(row)))
         yield part, row_key[part]
 
 
-def _mix32_(x: Tensor) -> Tensor:
-    """`mix` in place on int32 tensors, which hold the same bits: several times as fast."""
+def _hash32_inplace(x: Tensor) -> Tensor:
+    """`hash32` in place on int32 tensors, which hold the same bits: several times as fast."""
     shifted = torch.empty_like(x)
     for bits, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32)), (16, 1)):
         torch.bitwise_right_shift(x, bits, out=shifted)  # repeats the sign, hence the mask

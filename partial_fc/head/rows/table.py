@@ -14,18 +14,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from partial_fc import keyed
-from partial_fc.head.row_files import RowFiles
-from partial_fc.head.staging import Staging
-from partial_fc.head.storage import Storage, round_stochastically, zeros
-from partial_fc.optim import catch_up as catching_up
-from partial_fc.optim.rows import RowAdamW, RowOptimizer
+from partial_fc import counter_rng
+from partial_fc.head.rows import catch_up as catching_up
+from partial_fc.head.rows.files import RowFiles
+from partial_fc.head.rows.optimizers import RowAdamW, RowOptimizer
+from partial_fc.head.rows.staging import Staging
+from partial_fc.head.rows.storage import Storage, round_stochastically, zeros
 
 
 @dataclass(frozen=True)
 class StepFields:
     """What a fused step of the optimiser reads and writes, for the rows of one step. Row r of bfloat16 tensors is
-    rounded with keyed.rounding_noise(first_row + r, D, key of the tensor); every row that is written gets
+    rounded with counter_rng.rounding_noise(first_row + r, D, key of the tensor); every row that is written gets
     touched_L1[r] = touched."""
 
     tables: dict[str, Tensor]  # "centres" and the optimiser's state by name
@@ -37,15 +37,15 @@ class StepFields:
 
 def initial_centres(row_M: Tensor, embedding_size: int, seed: int) -> Tensor:
     """The start values of rows by global number, N(0, 0.01): float32 (M, D), on row_M's device."""
-    return keyed.normal(row_M, embedding_size, keyed.fold(seed, *b"centres")).mul_(0.01)
+    return counter_rng.normal(row_M, embedding_size, counter_rng.derive_key(seed, *b"centres")).mul_(0.01)
 
 
-class Centres:
+class RowTable:
     """Rows first_row to first_row + num_rows - 1 (global numbers), and one optimiser for all of them.
 
     In each step, in this order: fetch, then update for every chunk of what was fetched. Steps count from 0. catch_up:
     "none": a row lives only in the steps that touch it; "exact": before a row takes part, it is moved as the dense
-    optimiser would have moved it since (optim/catch_up.py); update is then to be called in every step, with
+    optimiser would have moved it since (rows/catch_up.py); update is then to be called in every step, with
     begin = end = 0 where no row takes part.
     """
 
@@ -166,7 +166,7 @@ class Centres:
         self._record(lr, step)
         return StepFields(
             {name: self._tables[name] for name in self._columns},
-            {name: keyed.rounding_key(self.seed, i, step) for i, name in enumerate(self._columns)},
+            {name: counter_rng.rounding_key(self.seed, i, step) for i, name in enumerate(self._columns)},
             self._tables["touched"],
             touched=step + 1,
             first_row=self.first_row,
@@ -189,7 +189,7 @@ class Centres:
         return self._tables
 
     def flush(self) -> None:
-        """Returns when the rows are where they are kept. (No substitute for a checkpoint: see row_files.py.)"""
+        """Returns when the rows are where they are kept. (No substitute for a checkpoint: see rows/files.py.)"""
         self._drain()
         if self._files is not None:
             self._files.flush(self._num_steps)
@@ -347,7 +347,7 @@ class Centres:
         for stream, (name, rows) in enumerate(work.items()):
             table = tables[name]
             if table.dtype == torch.bfloat16:
-                key = keyed.rounding_key(self.seed, stream, step)
+                key = counter_rng.rounding_key(self.seed, stream, step)
                 rows = round_stochastically(rows.float(), row + self.first_row, key)
             if not isinstance(at, slice):
                 table.index_copy_(0, at, rows.to(table.dtype))

@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from partial_fc import keyed
+from partial_fc import counter_rng
 from partial_fc.comm import World
-from partial_fc.optim.exchange.base import Exchange, Stages, Unit
-from partial_fc.optim.exchange.bucket import Bucket
+from partial_fc.optim.compression.base import Compressor, GradientScale, Stages
+from partial_fc.optim.compression.bucket import Bucket
 
 
 @dataclass
@@ -24,7 +24,7 @@ class _Matrix:
     q_before_br: Tensor
 
 
-class PowerSGD(Exchange):
+class PowerSGD(Compressor):
     """M, the gradient and what is owed of it, becomes P Q^T with `rank` columns each; the rest is owed.
 
     1. P = M Q, with the Q of the update before, is summed over the ranks; its columns are made orthonormal.
@@ -48,7 +48,7 @@ class PowerSGD(Exchange):
         self._matrices: list[list[_Matrix | None]] = []  # of each bucket; None: sent as it is
 
     def prepare(self, buckets: list[Bucket]) -> None:
-        assert not self._matrices, "an exchange with a memory serves one GradientSync"
+        assert not self._matrices, "a compressor with a memory serves one GradientSync"
         for bucket in buckets:
             named = zip(bucket.names, bucket.parameters, strict=True)
             self._matrices.append([self._matrix(name, p, bucket) for name, p in named])
@@ -64,19 +64,19 @@ class PowerSGD(Exchange):
     def _guess(self, name: str, like_ab: Tensor) -> Tensor:
         """The first Q."""
         # On the CPU, so that all kinds of devices start alike.
-        key = keyed.fold(self.seed, *f"powersgd/{name}".encode())
-        guess_br = keyed.normal(torch.arange(like_ab.shape[1]), self.rank, key)
+        key = counter_rng.derive_key(self.seed, *f"powersgd/{name}".encode())
+        guess_br = counter_rng.normal(torch.arange(like_ab.shape[1]), self.rank, key)
         return _orthonormal(guess_br.to(like_ab.dtype)).to(like_ab.device)
 
-    def run(self, bucket: Bucket, unit: Unit, world: World) -> Stages:
+    def run(self, bucket: Bucket, scale: GradientScale, world: World) -> Stages:
         matrices = self._matrices[bucket.number]
         parts = []
         for matrix, grad in zip(matrices, bucket.views(bucket.flat), strict=True):
             if matrix is None:
-                parts.append(grad.flatten().to(bucket.summed.dtype) / unit.loss_scale)
+                parts.append(grad.flatten().to(bucket.summed.dtype) / scale.loss_scale)
                 continue
             before_ab, m_ab = matrix.residual_ab, matrix.residual_before_ab
-            torch.add(before_ab, grad.reshape(m_ab.shape), alpha=1.0 / unit.loss_scale, out=m_ab)
+            torch.add(before_ab, grad.reshape(m_ab.shape), alpha=1.0 / scale.loss_scale, out=m_ab)
             matrix.residual_ab, matrix.residual_before_ab = m_ab, before_ab
             parts.append((m_ab @ matrix.q_br).flatten())
         summed = yield world.start_all_reduce(torch.cat(parts), name=bucket.name, in_place=True)

@@ -1,4 +1,4 @@
-"""What every exchange of gradients has in common, and how the memory of W ranks becomes that of another number."""
+"""What all compressors have in common, and how the memory of W ranks becomes that of another number."""
 
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import Pending, World
-from partial_fc.optim.exchange.bucket import Bucket
+from partial_fc.optim.compression.bucket import Bucket
 
 # Yields the message that it waits for, is resumed with what arrived, and may start another.
 Stages = Generator[Pending, Tensor, None]
 
 
 @dataclass(frozen=True)
-class Unit:
+class GradientScale:
     """What the gradients of one update are measured in."""
 
     loss_scale: float = 1.0  # they are those of the loss times this
     global_batch: int | None = None  # they are the mean over so many images, accumulated ones included
 
 
-class Exchange:
+class Compressor:
     """A way to sum buckets over the ranks. What it remembers of them is for one GradientSync only."""
 
     kind: Literal["none", "fp16", "bf16", "2bit", "powersgd"]
@@ -31,13 +31,13 @@ class Exchange:
     def prepare(self, buckets: list[Bucket]) -> None:
         """Once, before anything runs. Raises ValueError where this kind cannot take a bucket's dtype."""
 
-    def run(self, bucket: Bucket, unit: Unit, world: World) -> Stages:
+    def run(self, bucket: Bucket, scale: GradientScale, world: World) -> Stages:
         """From bucket.flat, this rank's gradient, to bucket.summed, the sum over the ranks without the loss scale. The
         same number of messages on all ranks. A value that is not finite on one rank is not finite on any after it."""
         raise NotImplementedError
 
     def undo(self) -> None:
-        """The update that the last exchange was for is not made: what is remembered is again as it was before."""
+        """The update that the last `run` was for is not made: what is remembered is again as it was before."""
 
     def named(self) -> dict[str, Tensor]:
         """What is remembered, as 'residual/<parameter>' (what this rank owes: every rank's is different) and
@@ -50,7 +50,7 @@ class Exchange:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what `state` gave to this rank, or `joined`. Raises ValueError for another network's."""
+        """Takes over what `state` gave to this rank, or `merge_residuals`. Raises ValueError for another network's."""
         own = self.named()
         check_names(self.kind, state, own)
         for name, t in own.items():
@@ -79,7 +79,7 @@ def check_names(kind: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor
             )
 
 
-def joined(states: Iterable[Mapping[str, Tensor]], num_ranks: int) -> dict[str, Tensor]:
+def merge_residuals(states: Iterable[Mapping[str, Tensor]], num_ranks: int) -> dict[str, Tensor]:
     """The states of all ranks that saved -> the state of each of `num_ranks` ranks that go on.
 
     What the ranks owe together stays the same: each new one takes an equal part of the sum. (For the same number of

@@ -1,0 +1,8 @@
+"""Rows of the head: where they lie and in which dtype (table, storage, staging, files), how they move (optimizers,
+catch_up)."""
+
+from partial_fc.head.rows.optimizers import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
+from partial_fc.head.rows.storage import Storage
+from partial_fc.head.rows.table import RowTable, StepFields
+
+__all__ = ["RowAdagrad", "RowAdam", "RowAdamW", "RowOptimizer", "RowSGD", "RowTable", "StepFields", "Storage"]
