@@ -8,7 +8,8 @@ from typing import Any
 
 import tyro
 
-from benchmarks.head import HeadOptions, bench_head
+from partial_fc.bench.head import HeadOptions, bench_head
+from partial_fc.bench.plan_report import PlanOptions, report
 from partial_fc.checkpoint.foreign.join import ImportOptions, import_centres
 from partial_fc.checkpoint.tools import class_flags, classes
 from partial_fc.checkpoint.tools.diff import DiffOptions, diff
@@ -22,7 +23,6 @@ from partial_fc.data.glyphs_sheet import SheetOptions, contact_sheet
 from partial_fc.data.pack import IndexOptions, PackOptions, make_index, pack_images
 from partial_fc.doctor.data import DataOptions, doctor_data
 from partial_fc.doctor.env import EnvOptions, doctor_env
-from partial_fc.plan_report import PlanOptions, report
 
 Command = tuple[type, Callable, str]
 

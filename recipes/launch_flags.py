@@ -10,7 +10,8 @@ import torch
 import tyro
 
 from partial_fc import comm
-from partial_fc.comm import World, elastic, own_launch
+from partial_fc.comm import World, elastic
+from partial_fc.comm.launch import spawn
 
 _TRAIN = Path(__file__).parents[1] / "train.py"
 
@@ -69,7 +70,7 @@ class LaunchFlags:
         where another launcher has started it already.
         """
         if comm.started_here():
-            own_launch.stay_with_parent()
+            spawn.stay_with_parent()
             return None
         launch = comm.detect()
         given = [name for name in ("nodes", "gpus", "nr", "master_addr", "master_port") if self._is_given(name)]
@@ -85,10 +86,10 @@ class LaunchFlags:
                 print(f"note: {flags} without effect: one process, which needs no others", file=sys.stderr)
             return None
         port = self.master_port or (8888 if self.nodes > 1 else None)
-        command = own_launch.same_command()
+        command = spawn.same_command()
         if arguments is not None:
             command = [sys.executable, str(_TRAIN), *arguments]
-        return own_launch.run(
+        return spawn.run(
             command,
             nodes=self.nodes,
             gpus=self.gpus,

@@ -10,10 +10,10 @@
 
 import math
 
-from partial_fc.comm import interface
-from partial_fc.comm.launch import Launch, StartError, detect, started_here
+from partial_fc.comm.launch import interface
+from partial_fc.comm.launch.detect import Launch, StartError, detect, started_here
 from partial_fc.comm.single import SingleWorld
-from partial_fc.comm.watch import last_words
+from partial_fc.comm.watch.watchdog import last_words
 from partial_fc.comm.world import CollectiveError, Pending, World
 
 __all__ = [

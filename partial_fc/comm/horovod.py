@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import elastic
-from partial_fc.comm.launch import Launch, StartError, devices_differ
+from partial_fc.comm.launch.detect import Launch, StartError, devices_differ
 from partial_fc.comm.world import Op, World, pad_rows
 
 

@@ -18,10 +18,7 @@ from functools import partial
 
 import torch.distributed as dist
 
-from partial_fc.comm.launch import Launch, StartError, devices_differ
-
-# The number of a socket that listens already, for rank 0: nobody else can take the port meanwhile.
-LISTENING_SOCKET = "PARTIAL_FC_LISTENING_SOCKET"
+from partial_fc.comm.launch.detect import LISTENING_SOCKET, Launch, StartError, devices_differ
 
 _ALL_HERE = "all here"
 _POLL_S = 0.05

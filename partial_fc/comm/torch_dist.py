@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partial_fc.comm import rendezvous
-from partial_fc.comm.launch import Launch, StartError
+from partial_fc.comm.launch.detect import Launch, StartError
 from partial_fc.comm.world import Op, World, pad_rows
 
 # torch.distributed gives a collective up so much later than we do, whose report says more.

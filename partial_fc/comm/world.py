@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from partial_fc.comm.board import Board, Invitation
 from partial_fc.comm.journal import Call, Journal
-from partial_fc.comm.launch import Launch
-from partial_fc.comm.watch import Watch
+from partial_fc.comm.launch.detect import Launch
+from partial_fc.comm.watch.board import Board, Invitation
+from partial_fc.comm.watch.watchdog import Watch
 
 Op = Literal["sum", "max"]
 _REDUCIBLE = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import World
-from partial_fc.comm.report import ranks_in_words
+from partial_fc.comm.watch.report import ranks_in_words
 from partial_fc.optim.backbone import Named, named_state
 
 

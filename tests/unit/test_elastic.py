@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from partial_fc.comm import elastic
-from partial_fc.comm.elastic import HostsChanged, Member, Removed
-from partial_fc.comm.elastic_store import Store, request
-from partial_fc.comm.launch import StartError
+from partial_fc.comm.elastic import HostsChanged, Member, Removed, membership
+from partial_fc.comm.elastic.store import Store, request
+from partial_fc.comm.launch.detect import StartError
 
 
 class Driver(ThreadingHTTPServer):
@@ -66,7 +66,7 @@ def driver():
 @pytest.fixture(autouse=True)
 def _place(monkeypatch):
     """`meet` writes these for Horovod's C++."""
-    for name in elastic._PLACE:
+    for name in membership._PLACE:
         monkeypatch.setenv(name, "0")
 
 
@@ -191,7 +191,7 @@ def test_a_driver_that_is_gone_is_an_error_with_what_to_do(driver):
 
 def test_run_goes_on_until_training_is_done(driver, monkeypatch):
     only = member(driver, "a", 0, 1, 0, 1, 0, 1)
-    monkeypatch.setattr(elastic, "_member", only)
+    monkeypatch.setattr(membership, "_member", only)
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     left = []
     monkeypatch.setattr(only, "leave", lambda why: left.append(why))
@@ -212,7 +212,7 @@ def test_a_world_that_never_works_is_given_up(driver, monkeypatch):
     from partial_fc.comm import CollectiveError
 
     only = member(driver, "a", 0, 1, 0, 1, 0, 1)
-    monkeypatch.setattr(elastic, "_member", only)
+    monkeypatch.setattr(membership, "_member", only)
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     left = []
     monkeypatch.setattr(only, "leave", lambda why: left.append(why))
@@ -230,7 +230,7 @@ def test_steps_that_are_made_again_are_no_progress(driver, monkeypatch):
     from partial_fc.comm import CollectiveError
 
     only = member(driver, "a", 0, 1, 0, 1, 0, 1)
-    monkeypatch.setattr(elastic, "_member", only)
+    monkeypatch.setattr(membership, "_member", only)
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     left = []
     monkeypatch.setattr(only, "leave", lambda why: left.append(why))

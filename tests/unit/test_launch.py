@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from partial_fc.comm import Launch, detect, interface
-from partial_fc.comm.launch import devices_differ
+from partial_fc.comm import Launch, detect
+from partial_fc.comm.launch import interface
+from partial_fc.comm.launch.detect import devices_differ
 from recipes import machine
 from recipes.launch_flags import LaunchFlags
 

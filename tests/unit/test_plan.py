@@ -8,14 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.head import HeadOptions, measure
-from partial_fc import cli, plan, plan_report
+from partial_fc import cli
+from partial_fc.bench import plan, plan_report
+from partial_fc.bench.head import HeadOptions, measure
+from partial_fc.bench.plan import Job, Machine
+from partial_fc.bench.plan_report import PlanOptions
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Storage
 from partial_fc.machine import Rates
 from partial_fc.optim.rows import RowAdagrad, RowAdamW, RowSGD
-from partial_fc.plan import Job, Machine
-from partial_fc.plan_report import PlanOptions
 
 
 def job(**changed):

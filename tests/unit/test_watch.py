@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from partial_fc import comm
-from partial_fc.comm.board import Board, Invitation, own_addresses
 from partial_fc.comm.journal import Journal
-from partial_fc.comm.report import MOST_LINES, Place, Question, Seen, failure_report, hang_report
-from partial_fc.comm.watch import Watch
+from partial_fc.comm.watch.board import Board, Invitation, own_addresses
+from partial_fc.comm.watch.report import MOST_LINES, Place, Question, Seen, failure_report, hang_report
+from partial_fc.comm.watch.watchdog import Watch
 
 QUESTION = Question(rank=0, name="head/sum", nth=12, number=40, step=12, waited_s=600.2, hangs=True)
 
@@ -244,11 +244,11 @@ def test_a_watch_that_does_not_start_is_an_error(monkeypatch):
 
 def test_last_words_reach_the_board_and_those_of_rank_0_the_others(watches, monkeypatch):
     look_until(watches[2], ["open", "open", "open", "never"])
-    monkeypatch.setattr("partial_fc.comm.watch._open_watches", {watches[1]})
+    monkeypatch.setattr("partial_fc.comm.watch.watchdog._open_watches", {watches[1]})
     comm.last_words(ValueError("record 17\nis damaged"))
     seen = look_until(watches[2], ["open", "left", "open", "never"])
     assert seen[1].farewell == "it failed; ValueError: record 17 is damaged"
-    monkeypatch.setattr("partial_fc.comm.watch._open_watches", {watches[0]})
+    monkeypatch.setattr("partial_fc.comm.watch.watchdog._open_watches", {watches[0]})
     comm.last_words(KeyboardInterrupt())
     look_until(watches[2], ["left", "left", "open", "never"])
     assert watches[2]._why_rank_0_left == "it failed; KeyboardInterrupt"

@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from partial_fc.comm import slurm
-from partial_fc.comm.report import ranks_in_words
+from partial_fc.comm.launch import slurm
+from partial_fc.comm.watch.report import ranks_in_words
 
-# Set in the processes that own_launch.py starts: the process number of the one that started them.
+# Set in the processes that spawn.py starts: the process number of the one that started them.
 OWN_LAUNCH = "PARTIAL_FC_PARENT"
+# In their rank 0, the number of a socket that listens already: nobody else can take the port meanwhile.
+LISTENING_SOCKET = "PARTIAL_FC_LISTENING_SOCKET"
 
 
 class StartError(ConnectionError):

@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from partial_fc.comm.report import Place, Seen
+from partial_fc.comm.watch.report import Place, Seen
 
 ANSWER_S = 3.0  # a rank that has not answered by then gives no sign of life
 _log = logging.getLogger("partial_fc")

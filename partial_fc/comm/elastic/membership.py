@@ -24,9 +24,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from partial_fc.comm.elastic_store import ASK, Store, request
-from partial_fc.comm.launch import Launch, StartError
-from partial_fc.comm.roll_call import RollCall
+from partial_fc.comm.elastic.barrier import RollCall
+from partial_fc.comm.elastic.store import ASK, Store, request
+from partial_fc.comm.launch.detect import Launch, StartError
 
 if TYPE_CHECKING:
     from partial_fc.comm.world import World

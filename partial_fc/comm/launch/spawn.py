@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO
 
-from partial_fc.comm.launch import OWN_LAUNCH
-from partial_fc.comm.rendezvous import LISTENING_SOCKET
+from partial_fc.comm.launch.detect import LISTENING_SOCKET, OWN_LAUNCH
 
 _POLL_S = 0.1
 _FAILURE_GRACE_S = 5.0  # from SIGTERM to SIGKILL when another rank has failed: there is nothing left to save

@@ -22,12 +22,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from partial_fc.comm.board import ANSWER_S, Board, Invitation, join, seen_from, send
 from partial_fc.comm.journal import Call
-from partial_fc.comm.launch import StartError
-from partial_fc.comm.report import Place, Question, Seen, failure_report, hang_report
-from partial_fc.comm.say import say
-from partial_fc.comm.stacks import code_of_main_thread, stacks
+from partial_fc.comm.launch.detect import StartError
+from partial_fc.comm.watch.board import ANSWER_S, Board, Invitation, join, seen_from, send
+from partial_fc.comm.watch.report import Place, Question, Seen, failure_report, hang_report
+from partial_fc.comm.watch.stacks import code_of_main_thread, say, stacks
 
 if TYPE_CHECKING:
     from partial_fc.comm.world import World

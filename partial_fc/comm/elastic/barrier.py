@@ -9,7 +9,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from partial_fc.comm.elastic_store import request
+from partial_fc.comm.elastic.store import request
 
 _SCOPE = "roll_call"
 _GONE, _READY = b" gone", b" ready"  # after a name
