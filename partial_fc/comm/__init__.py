@@ -13,7 +13,7 @@ import math
 from partial_fc.comm.launch import interface
 from partial_fc.comm.launch.detect import Launch, StartError, detect, started_here
 from partial_fc.comm.single import SingleWorld
-from partial_fc.comm.watch.watchdog import last_words
+from partial_fc.comm.watch.watchdog import report_failure
 from partial_fc.comm.world import CollectiveError, Pending, World
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
     "World",
     "detect",
     "init",
-    "last_words",
+    "report_failure",
     "started_here",
 ]
 

@@ -242,14 +242,14 @@ def test_a_watch_that_does_not_start_is_an_error(monkeypatch):
         Watch(a_world(0, 2), 600.0, board.invitation, board)
 
 
-def test_last_words_reach_the_board_and_those_of_rank_0_the_others(watches, monkeypatch):
+def test_report_failure_reaches_the_board_and_those_of_rank_0_the_others(watches, monkeypatch):
     look_until(watches[2], ["open", "open", "open", "never"])
     monkeypatch.setattr("partial_fc.comm.watch.watchdog._open_watches", {watches[1]})
-    comm.last_words(ValueError("record 17\nis damaged"))
+    comm.report_failure(ValueError("record 17\nis damaged"))
     seen = look_until(watches[2], ["open", "left", "open", "never"])
     assert seen[1].farewell == "it failed; ValueError: record 17 is damaged"
     monkeypatch.setattr("partial_fc.comm.watch.watchdog._open_watches", {watches[0]})
-    comm.last_words(KeyboardInterrupt())
+    comm.report_failure(KeyboardInterrupt())
     look_until(watches[2], ["left", "left", "open", "never"])
     assert watches[2]._why_rank_0_left == "it failed; KeyboardInterrupt"
 

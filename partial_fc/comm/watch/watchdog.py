@@ -303,7 +303,7 @@ class Watch:
         os._exit(EXIT_STATUS)
 
 
-def last_words(error: BaseException) -> None:
+def report_failure(error: BaseException) -> None:
     """Tells the other ranks why this process is about to end: for programs that catch the error, print it and end by
     os._exit, so that Python's own end does not tell. Without a world that is watched: nothing."""
     for watch in list(_open_watches):
