@@ -221,7 +221,7 @@ def _time_steps(
         feat_BD = torch.randn(rows, options.dim, generator=generator).to(device).requires_grad_()
         label_B = torch.randint(0, options.classes, (rows,), generator=generator).to(device)
         world.barrier()
-        with world.counted() as traffic:
+        with world.count_traffic() as traffic:
             laps = [_now(world, device)]
             loss = head(feat_BD, label_B)
             laps.append(_now(world, device))

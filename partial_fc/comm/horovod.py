@@ -29,14 +29,14 @@ class HorovodWorld(World):
         """start_timeout_s: in which all ranks must have come, where horovodrun lets them come and go.
 
         Raises ValueError where launcher and Horovod do not agree, StartError where some ranks would compute on GPUs
-        and some on the CPU, elastic.Removed where this process is not part of the job any more; where only new
+        and some on the CPU, elastic.Evicted where this process is not part of the job any more; where only new
         processes have another device than those of the world before, these elastic.HostsChanged instead."""
         if comm_timeout_s and not any(name.startswith("HOROVOD_STALL_") for name in os.environ):
             # Horovod's own warning, which knows no steps, as a hint half-way to the end that the watch makes.
             os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = str(max(60, math.ceil(comm_timeout_s / 2)))
         if elastic.active():
             member = elastic.member()
-            member.meet(start_timeout_s)
+            member.rendezvous(start_timeout_s)
             launch = member.launch
         hvd.init()
         if (hvd.rank(), hvd.size()) != (launch.rank, launch.size):
@@ -49,7 +49,7 @@ class HorovodWorld(World):
         on_gpu_W, known_W = hvd.allgather(mine, name="comm/devices").t().tolist()
         problem = devices_differ(["cuda" if each else "cpu" for each in on_gpu_W])
         if problem:
-            others = elastic.strangers(on_gpu_W, known_W)
+            others = elastic.mismatched_ranks(on_gpu_W, known_W)
             if others and launch.rank not in others:
                 raise elastic.HostsChanged(f"going on without new processes: {problem}")
             raise StartError(f"rank {launch.rank} of {launch.size} on {socket.gethostname()}: {problem}")

@@ -39,7 +39,7 @@ def test_collectives_are_those_of_a_step(dtype):
     world = SingleWorld()
     head = PartialFC(50, 16, CosFace(), world=world)
     feat = torch.randn(6, 16).to(dtype).requires_grad_()
-    with world.counted() as traffic:
+    with world.count_traffic() as traffic:
         head(feat, torch.arange(6)).backward()
         head.step(0.1)
     planned = plan.collective_bytes(job(classes=50, dim=16, ranks=1, batch=6), dtype.itemsize)

@@ -1,14 +1,23 @@
 """Ranks that come and go under `horovodrun --min-np N --host-discovery-script FILE`; recipes need `run` alone."""
 
 from partial_fc.comm.elastic.membership import (
-    MOST_IN_VAIN,
+    MAX_LOSSES_WITHOUT_PROGRESS,
+    Evicted,
     HostsChanged,
     Member,
-    Removed,
     active,
     member,
+    mismatched_ranks,
     run,
-    strangers,
 )
 
-__all__ = ["MOST_IN_VAIN", "HostsChanged", "Member", "Removed", "active", "member", "run", "strangers"]
+__all__ = [
+    "MAX_LOSSES_WITHOUT_PROGRESS",
+    "Evicted",
+    "HostsChanged",
+    "Member",
+    "active",
+    "member",
+    "mismatched_ranks",
+    "run",
+]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from partial_fc.comm.elastic.store import request
 
-_SCOPE = "roll_call"
+_SCOPE = "barrier"
 _GONE, _READY = b" gone", b" ready"  # after a name
 _RANK_0 = "all"  # the key of rank 0's words:
 _ARE_YOU_READY, _HERE, _AGAIN = b"ready?", b"here", b"again"
@@ -20,7 +20,7 @@ _LONGER_S = 2.0  # the others wait than rank 0: it is the one to say so
 
 
 @dataclass(frozen=True)
-class RollCall:
+class Barrier:
     """Of one process in one world."""
 
     address: str  # of the driver's store

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from partial_fc.comm.elastic.barrier import RollCall
+from partial_fc.comm.elastic.barrier import Barrier
 from partial_fc.comm.elastic.store import ASK, Store, request
 from partial_fc.comm.launch.detect import Launch, StartError
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from partial_fc.comm.world import World
 
 SILENT_S = 8  # a peer whose process or host says nothing for so long is lost
-MOST_IN_VAIN = 5  # losses, one after the other, between which no step is made that was not made before
+MAX_LOSSES_WITHOUT_PROGRESS = 5  # losses, one after the other, between which no step is made that was not made before
 _ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
-_PLACE = (
+_RANK_VARIABLES = (
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
     "HOROVOD_LOCAL_RANK",
@@ -52,7 +52,7 @@ class HostsChanged(RuntimeError):
     """Hosts have come or are to go. All ranks raise it after the same step."""
 
 
-class Removed(RuntimeError):
+class Evicted(RuntimeError):
     """This process is not part of the job any more."""
 
 
@@ -61,7 +61,7 @@ def active(environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get("HOROVOD_ELASTIC") == "1"
 
 
-def strangers(found_W: Sequence[object], known_W: Sequence[bool]) -> list[int]:
+def mismatched_ranks(found_W: Sequence[object], known_W: Sequence[bool]) -> list[int]:
     """The ranks that bring something else than the first of those that are known, from the worlds before; none where
     nobody is. They are to end, and the others to go on without them."""
     known = [found for found, is_known in zip(found_W, known_W, strict=True) if is_known][:1]
@@ -95,15 +95,15 @@ class Member:
     local_rank: int
     address: str  # of the driver's store
     port: int
-    place: tuple[int, ...]  # as _PLACE
+    place: tuple[int, ...]  # as _RANK_VARIABLES
     store: Store
     name: bytes = field(default_factory=lambda: secrets.token_hex(8).encode())  # at the roll call
     asked: bool = False  # the driver for a place; the first one came with the environment
     world: "World | None" = None
     recovery: Recovery | None = None  # until all is restored
     last_step: float = field(default_factory=time.monotonic)
-    num_in_vain: int = 0  # losses since the run was last further than ever before
-    furthest: int = 0  # step
+    losses_without_progress: int = 0  # losses since the run was last further than ever before
+    furthest_step: int = 0  # step
     hosts_changed: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -118,20 +118,20 @@ class Member:
     def step_done(self, step: int) -> None:
         """After every step. Those that are made again after a loss are no progress: the same one may fail each time."""
         self.last_step = time.monotonic()
-        if step > self.furthest:
-            self.furthest, self.num_in_vain = step, 0
+        if step > self.furthest_step:
+            self.furthest_step, self.losses_without_progress = step, 0
 
-    def restored(self) -> str:
+    def recovery_summary(self) -> str:
         """All is as it was at the last commit: what to tell the user; nothing at the first start."""
         recovery, self.recovery = self.recovery, None
         return f"{recovery.why}; {recovery.in_words()}" if recovery else ""
 
-    def meet(self, start_timeout_s: float) -> None:
+    def rendezvous(self, start_timeout_s: float) -> None:
         """Returns when all ranks of the new world are at the door: hvd.init then takes no longer than a moment.
 
-        Raises Removed where the driver has no place for this process, StartError where the driver is gone."""
+        Raises Evicted where the driver has no place for this process, StartError where the driver is gone."""
         try:
-            self._meet(start_timeout_s)
+            self._rendezvous(start_timeout_s)
         except (OSError, http.client.HTTPException) as error:
             raise StartError(
                 f"horovodrun at {self.address}, port {self.port}, does not answer ({error}): it has ended, or its host "
@@ -139,12 +139,12 @@ class Member:
                 "goes on from its newest checkpoint"
             ) from error
         self.store.place = ",".join(map(str, self.place)).encode()
-        for name, value in zip(_PLACE, self.place, strict=True):
+        for name, value in zip(_RANK_VARIABLES, self.place, strict=True):
             os.environ[name] = str(value)
         if self.recovery:
             self.recovery.met = time.monotonic()
 
-    def _meet(self, start_timeout_s: float) -> None:
+    def _rendezvous(self, start_timeout_s: float) -> None:
         while True:
             if self.asked:
                 self._check_that_nobody_took_the_place()
@@ -152,13 +152,13 @@ class Member:
                 self.place = self._ask()
             self.asked = True
             if self.place[0] < 0:
-                raise Removed(f"{self.host}, process {self.local_rank}: not part of the job any more")
-            problem = self._roll_call(start_timeout_s, SILENT_S)
+                raise Evicted(f"{self.host}, process {self.local_rank}: not part of the job any more")
+            problem = self._barrier(start_timeout_s, SILENT_S)
             if not problem:
                 return
             _log.warning(f"{problem}; asking horovodrun who is left")
 
-    def leave(self, why: str) -> None:
+    def shutdown(self, why: str) -> None:
         """The world does not work any more, or is to change."""
         self.recovery = self.recovery or Recovery(why, self.last_step, time.monotonic())
         world, self.world = self.world, None
@@ -173,8 +173,8 @@ class Member:
         """The driver empties its store when it makes a new world, and that waits for all of the old one. So if the name
         given at the roll call is not there, the driver holds this process for dead (its host could not be reached for
         a while), and has started another in its place or is about to; asking would mix the two up."""
-        if self._roll_call.is_replaced():
-            raise Removed(
+        if self._barrier.is_replaced():
+            raise Evicted(
                 f"{self.host}, process {self.local_rank}: the others have gone on without this process, which could "
                 "not be reached"
             )
@@ -209,9 +209,9 @@ class Member:
         return tuple(int(number) for number in answer.split(b","))
 
     @property
-    def _roll_call(self) -> RollCall:
+    def _barrier(self) -> Barrier:
         rank, size = self.place[:2]
-        return RollCall(self.address, self.port, self.name, rank, size, self.hosts_changed)
+        return Barrier(self.address, self.port, self.name, rank, size, self.hosts_changed)
 
 
 _member: Member | None = None
@@ -222,10 +222,10 @@ def member() -> Member:
     global _member
     if _member is None:
         e = os.environ
-        missing = [name for name in (_ADDRESS, _PORT, "HOROVOD_HOSTNAME", *_PLACE) if not e.get(name)]
+        missing = [name for name in (_ADDRESS, _PORT, "HOROVOD_HOSTNAME", *_RANK_VARIABLES) if not e.get(name)]
         if missing:
             raise StartError(f"HOROVOD_ELASTIC=1, but {', '.join(missing)} not set: start through horovodrun")
-        place = tuple(int(e[name]) for name in _PLACE)
+        place = tuple(int(e[name]) for name in _RANK_VARIABLES)
         address, port = e[_ADDRESS], int(e[_PORT])
         _member = Member(e["HOROVOD_HOSTNAME"], place[2], address, port, place, Store(address, port))
         e[_ADDRESS], e[_PORT] = "127.0.0.1", str(_member.store.server_port)
@@ -263,7 +263,7 @@ def run(train: Callable[[], T]) -> T | None:
     while True:
         try:
             return train()
-        except Removed as error:
+        except Evicted as error:
             _log.warning(f"{error}; this process ends, the others go on")
             return None
         except HostsChanged as error:
@@ -274,8 +274,8 @@ def run(train: Callable[[], T]) -> T | None:
             why = f"a rank was lost ({str(error).partition(': ')[0]})"
             _log.warning(f"{error}\nleaving, to meet the ranks that are left")
             mine = member()
-            mine.num_in_vain += 1
-            if mine.num_in_vain > MOST_IN_VAIN:
+            mine.losses_without_progress += 1
+            if mine.losses_without_progress > MAX_LOSSES_WITHOUT_PROGRESS:
                 raise
-        member().leave(why)
+        member().shutdown(why)
         gc.collect()  # what the old world trained with must be gone before it is built anew

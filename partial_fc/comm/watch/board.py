@@ -1,11 +1,11 @@
-"""The status board: every rank keeps a connection to rank 0, says now and then where it is, and answers questions.
+"""The status board: every rank keeps a connection to rank 0, sends its state now and then, and answers queries.
 
 The operating system closes the connections of a process that dies, so the board knows of that at once. A stopped
 process, or a host whose cable was pulled, does not answer. Messages are JSON, one a line.
 
-    rank -> board   {"hello": token, "place": {...}}   {"place": {...}}   {"ask": {...}}   {"told": ""}   {"bye": why}
-                    {"answer": n, "place": {...}}
-    board -> rank   {"welcome": token}   {"question": {...}, "answer": n}   {"found": [...]}   {"asked_by": r}
+    rank -> board   {"hello": token, "state": {...}}   {"state": {...}}   {"ask": {...}}   {"reported": ""}
+                    {"answer": n, "state": {...}}   {"bye": why}
+    board -> rank   {"welcome": token}   {"query": {...}, "answer": n}   {"observations": [...]}   {"asked_by": r}
                     {"end": r}   {"rank_0_leaves": why}
 """
 
@@ -24,23 +24,23 @@ from typing import Any
 
 import psutil
 
-from partial_fc.comm.watch.report import Place, Seen
+from partial_fc.comm.watch.report import Observation, RankState
 
 ANSWER_S = 3.0  # a rank that has not answered by then gives no sign of life
 _log = logging.getLogger("partial_fc")
-_LINE_BYTES = 64 << 20  # the longest line: what is known of very many ranks
+_LINE_BYTES = 64 << 20  # of the longest line, the observations of very many ranks
 
 
 @dataclass
-class Invitation:
-    """How the other ranks find the board."""
+class Endpoint:
+    """Where the other ranks reach the board."""
 
     port: int
-    token: str  # who does not know it is not let in
+    token: str  # a connection that does not start with it is closed
     addresses: list[str]  # to be tried in this order
 
     def to_bytes(self, size: int) -> bytes:
-        """Filled up to `size` bytes; with as many addresses as fit, as a host with containers may have very many."""
+        """Encodes it in `size` bytes, with as many addresses as fit: a host with containers may have very many."""
         for num in range(len(self.addresses), 0, -1):
             data = json.dumps(asdict(replace(self, addresses=self.addresses[:num]))).encode()
             if len(data) <= size:
@@ -48,163 +48,164 @@ class Invitation:
         raise ValueError(f"{self}: not one address fits into {size} bytes")
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Invitation":
+    def from_bytes(cls, data: bytes) -> "Endpoint":
         return cls(**json.loads(data))
 
 
 @dataclass
-class _Guest:
-    """A rank, as the board knows it."""
+class _Client:
+    """A rank, and its connection to the board."""
 
     rank: int
     link: str = "never"
     writer: asyncio.StreamWriter | None = None
-    heard: float = field(default_factory=time.monotonic)
-    newest: bytes = b""  # its place, not read before somebody asks
-    answer: bytes = b""  # its place with what it says to the question that is being asked
+    heard: float = field(default_factory=time.monotonic)  # when it sent something, or its connection ended
+    newest: bytes = b""  # its state, not parsed before somebody asks
+    answer: bytes = b""  # its state with the answer to the query that is being asked
     farewell: str = ""
 
-    def seen(self) -> Seen:
+    def observe(self) -> Observation:
         line = self.answer or self.newest
-        place = Place(**json.loads(line)["place"]) if line else None
+        state = RankState(**json.loads(line)["state"]) if line else None
         age_s = time.monotonic() - self.heard
-        return Seen(self.rank, self.link, age_s, bool(self.answer), place, self.farewell)  # type: ignore[arg-type]
+        return Observation(self.rank, self.link, age_s, bool(self.answer), state, self.farewell)  # type: ignore[arg-type]
 
 
 class Board:
-    """Served by a thread of rank 0 until its process ends: ranks at work may still ask when rank 0 has left."""
+    """The board itself, in a thread of rank 0 until its process ends: other ranks may still ask when rank 0 has closed
+    its world."""
 
     def __init__(self, size: int, one_host: bool, network_interface: str | None = None):
-        self._guests = [_Guest(rank) for rank in range(size)]
+        self._clients = [_Client(rank) for rank in range(size)]
         self._hanging: int | None = None  # the rank that reports a hang, which ends the job
-        self._asking = asyncio.Lock()  # questions follow one another
+        self._asking = asyncio.Lock()  # one query after the other
         self._num_asked = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._awaited: set[int] = set()  # ranks that have not answered the question yet
+        self._awaited: set[int] = set()  # ranks that have not answered the query yet
         self._all_answered = asyncio.Event()
-        addresses = ["127.0.0.1"] if one_host else own_addresses(network_interface)
+        addresses = ["127.0.0.1"] if one_host else local_addresses(network_interface)
         only = addresses[0] if one_host or network_interface else ""
         self.socket = socket.create_server((only, 0), backlog=min(size, 1024))
-        self.invitation = Invitation(self.socket.getsockname()[1], secrets.token_hex(16), addresses)
+        self.endpoint = Endpoint(self.socket.getsockname()[1], secrets.token_hex(16), addresses)
         _allow_open_files(size + 256)
 
     async def serve(self) -> None:
-        self._server = await asyncio.start_server(self._guest_comes, sock=self.socket, limit=_LINE_BYTES)
+        self._server = await asyncio.start_server(self._on_connect, sock=self.socket, limit=_LINE_BYTES)
 
-    async def _guest_comes(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        guest: _Guest | None = None
+    async def _on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client: _Client | None = None
         try:
             hello = await self._admit(reader)
             if hello is None:
                 return
-            guest = self._guests[hello["place"]["rank"]]
-            guest.writer, guest.link, guest.heard = writer, "open", time.monotonic()
-            guest.newest = json.dumps({"place": hello["place"]}).encode()
-            send(writer, {"welcome": self.invitation.token})
+            client = self._clients[hello["state"]["rank"]]
+            client.writer, client.link, client.heard = writer, "open", time.monotonic()
+            client.newest = json.dumps({"state": hello["state"]}).encode()
+            send(writer, {"welcome": self.endpoint.token})
             while line := await reader.readline():
-                guest.heard = time.monotonic()
-                await self._take(guest, line)
+                client.heard = time.monotonic()
+                await self._handle(client, line)
         except OSError:
-            pass  # a connection that broke: seen below
+            pass  # the connection broke, which is noted below
         except Exception:
-            who = f"rank {guest.rank}" if guest else "a rank that came"
+            who = f"rank {client.rank}" if client else "a rank that came"
             _log.exception(f"the status board lets {who} go by a fault of its own; reports may take it for ended")
         finally:
-            if guest and guest.writer is writer:
-                guest.writer = None
-                guest.heard = time.monotonic()
-                guest.link = "left" if guest.farewell else "lost"
-                self._no_longer_awaited(guest)
+            if client and client.writer is writer:
+                client.writer = None
+                client.heard = time.monotonic()
+                client.link = "left" if client.farewell else "lost"
+                self._stop_awaiting(client)
             writer.close()
 
     async def _admit(self, reader: asyncio.StreamReader) -> dict[str, Any] | None:
-        """What a guest says who knows the token; None: a stranger, who may speak anything."""
+        """The first message of a client that knows the token; None where it does not, or sends something else."""
         try:
             hello: dict[str, Any] = json.loads(await asyncio.wait_for(reader.readline(), 10.0))
-            known = secrets.compare_digest(str(hello["hello"]), self.invitation.token)
+            has_token = secrets.compare_digest(str(hello["hello"]), self.endpoint.token)
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return hello if known else None
+        return hello if has_token else None
 
-    async def _take(self, guest: _Guest, line: bytes) -> None:
-        if line.startswith(b'{"place"'):  # nearly all of them
-            guest.newest = line
+    async def _handle(self, client: _Client, line: bytes) -> None:
+        if line.startswith(b'{"state"'):  # nearly all of them
+            client.newest = line
             return
         message: dict[str, Any] = json.loads(line)
         if "answer" in message:
-            if message["answer"] == self._num_asked:  # else a late one, to a question before
-                guest.answer = line
-                self._no_longer_awaited(guest)
+            if message["answer"] == self._num_asked:  # else a late one, to a query before
+                client.answer = line
+                self._stop_awaiting(client)
         elif "ask" in message:
-            # In a task of its own: this guest's answer to its own question comes over the same connection.
-            task = asyncio.get_running_loop().create_task(self._ask(guest, message["ask"]))
+            # In a task of its own: this client's answer to its own query comes over the same connection.
+            task = asyncio.get_running_loop().create_task(self._ask(client, message["ask"]))
             self._tasks.add(task)  # the loop alone would not keep it alive
-            task.add_done_callback(self._has_answered)
-        elif "told" in message:
-            for other in self._guests:
-                send(other.writer, {"end": guest.rank})
+            task.add_done_callback(self._on_answered)
+        elif "reported" in message:
+            for other in self._clients:
+                send(other.writer, {"end": client.rank})
         elif "bye" in message:
-            guest.farewell = message["bye"]
+            client.farewell = message["bye"]
 
-    def _no_longer_awaited(self, guest: _Guest) -> None:
-        self._awaited.discard(guest.rank)
+    def _stop_awaiting(self, client: _Client) -> None:
+        self._awaited.discard(client.rank)
         if not self._awaited:
             self._all_answered.set()
 
-    def _has_answered(self, task: asyncio.Task[None]) -> None:
+    def _on_answered(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            _log.error("the status board did not answer a question by a fault of its own", exc_info=task.exception())
+            _log.error("the status board did not answer a query by a fault of its own", exc_info=task.exception())
 
-    def say_that_rank_0_leaves(self, why: str) -> None:
-        """With its process the board ends, too, and nobody can ask any more."""
-        for guest in self._guests[1:]:
-            send(guest.writer, {"rank_0_leaves": why})
+    def announce_exit_of_rank_0(self, why: str) -> None:
+        """Tells the others why rank 0 leaves: with its process the board ends, and nobody can ask any more."""
+        for client in self._clients[1:]:
+            send(client.writer, {"rank_0_leaves": why})
 
-    async def _ask(self, guest: _Guest, question: dict[str, Any]) -> None:
-        if question["hangs"]:
+    async def _ask(self, client: _Client, query: dict[str, Any]) -> None:
+        if query["hangs"]:
             if self._hanging is not None:
-                send(guest.writer, {"asked_by": self._hanging})
+                send(client.writer, {"asked_by": self._hanging})
                 return
-            self._hanging = guest.rank
+            self._hanging = client.rank
         async with self._asking:
             self._num_asked += 1
-            for other in self._guests:
+            for other in self._clients:
                 other.answer = b""
-                send(other.writer, {"question": question, "answer": self._num_asked})
-            self._awaited = {g.rank for g in self._guests if g.link == "open"}
+                send(other.writer, {"query": query, "answer": self._num_asked})
+            self._awaited = {g.rank for g in self._clients if g.link == "open"}
             self._all_answered.clear()
             with contextlib.suppress(TimeoutError):  # who is silent is shown as silent
                 await asyncio.wait_for(self._all_answered.wait(), ANSWER_S)
-            send(guest.writer, {"found": [asdict(g.seen()) for g in self._guests]})
+            send(client.writer, {"observations": [asdict(g.observe()) for g in self._clients]})
 
 
 def send(writer: asyncio.StreamWriter | None, message: dict[str, Any]) -> None:
-    """To a guest that may be gone: then its connection says so to the one that reads from it."""
+    """Sends to a peer that may be gone: whoever reads from its connection notices that."""
     if writer is not None and not writer.is_closing():
         with contextlib.suppress(OSError):
             writer.write(json.dumps(message).encode() + b"\n")
 
 
-def seen_from(found: Sequence[dict[str, Any]]) -> list[Seen]:
-    """What `Board` sent, as it was."""
-    return [Seen(**{**s, "place": Place(**s["place"]) if s["place"] else None}) for s in found]
+def parse_observations(observations: Sequence[dict[str, Any]]) -> list[Observation]:
+    """Decodes the observations that the board sent."""
+    return [Observation(**{**s, "state": RankState(**s["state"]) if s["state"] else None}) for s in observations]
 
 
 async def join(
-    invitation: Invitation, place: Place, seconds: float
+    endpoint: Endpoint, state: RankState, seconds: float
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-    """A connection to the board at the first address where it is; None where it is at none of them.
+    """Connects to the board at the first of its addresses that answers; None where none does.
 
     A host may have addresses that mean another host elsewhere (a container's bridge), hence the token both ways.
     """
-    for address in invitation.addresses:
+    for address in endpoint.addresses:
         writer = None
         try:
             async with asyncio.timeout(seconds):
-                reader, writer = await asyncio.open_connection(address, invitation.port, limit=_LINE_BYTES)
-                send(writer, {"hello": invitation.token, "place": asdict(place)})
-                if json.loads(await reader.readline())["welcome"] == invitation.token:
+                reader, writer = await asyncio.open_connection(address, endpoint.port, limit=_LINE_BYTES)
+                send(writer, {"hello": endpoint.token, "state": asdict(state)})
+                if json.loads(await reader.readline())["welcome"] == endpoint.token:
                     return reader, writer
         except (OSError, ValueError, KeyError, TypeError):
             if writer is not None:
@@ -212,31 +213,34 @@ async def join(
     return None
 
 
-def own_addresses(network_interface: str | None = None) -> list[str]:
-    """Addresses by which other hosts may reach this one, the likely ones first.
+def local_addresses(network_interface: str | None = None) -> list[str]:
+    """The addresses by which other hosts may reach this one, the likely ones first.
 
     network_interface: the only one to be used. Raises ValueError where it has no IPv4 address.
     """
     address = {
-        name: e.address for name, found in psutil.net_if_addrs().items() for e in found if e.family == socket.AF_INET
+        name: e.address
+        for name, entries in psutil.net_if_addrs().items()
+        for e in entries
+        if e.family == socket.AF_INET
     }
     if network_interface:
         if network_interface not in address:
             raise ValueError(f"--network-interface {network_interface}: no IPv4 address there; this host has {address}")
         return [address[network_interface]]
-    told = [
+    from_environment = [
         address.get(name.removeprefix("="))
         for variable in ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
         for name in os.environ.get(variable, "").split(",")
     ]
-    given = os.environ.get("MASTER_ADDR")  # torchrun's rank 0
-    found = [a for a in (*told, given, *address.values(), socket.gethostname()) if a]
-    from_outside = [a for a in found if not a.startswith("127.") and a != "localhost"]
+    master = os.environ.get("MASTER_ADDR")  # torchrun's rank 0
+    addresses = [a for a in (*from_environment, master, *address.values(), socket.gethostname()) if a]
+    from_outside = [a for a in addresses if not a.startswith("127.") and a != "localhost"]
     return list(dict.fromkeys(from_outside)) or ["127.0.0.1"]
 
 
 def _allow_open_files(num: int) -> None:
-    """A connection is an open file, and systems allow 1,024 of them unless asked."""
+    """Raises the limit on open files, which connections are and of which systems allow 1,024 unless asked."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < num:
         most = num if hard == resource.RLIM_INFINITY else min(num, hard)
