@@ -120,9 +120,9 @@ def test_who_does_not_come_is_asked_about(driver):
 
 def test_who_comes_too_late_does_not_go_in_alone(driver):
     first = member(driver, "a", 0, 2, 0, 1, 0, 2)
-    assert "rank 1 has not come within 0 s" in first._barrier(0.1, 1)
+    assert "rank 1 has not come within 0 s" in first._barrier.wait(0.1, 1)
     late = member(driver, "b", 1, 2, 0, 1, 1, 2)
-    assert late._barrier(20, 1) == "rank 0 has called it off"
+    assert late._barrier.wait(20, 1) == "rank 0 has called it off"
     assert driver.kept["/barrier/0"].startswith(first.name)  # still known as one of this world
 
 
@@ -131,7 +131,7 @@ def test_who_is_lost_while_others_come_is_noticed(driver):
     first, last = member(driver, "a", 0, 3, 0, 1, 0, 3), member(driver, "c", 2, 3, 0, 1, 2, 3)
     driver.kept["/barrier/1"] = b"lost"
     with ThreadPoolExecutor(2) as pool:
-        led, followed = (pool.submit(m._barrier, 20, 0.5) for m in (first, last))
+        led, followed = (pool.submit(m._barrier.wait, 20, 0.5) for m in (first, last))
         assert led.result() == "of 3 processes rank 1 has come, but then been silent for 0 s"
         assert followed.result() == "rank 0 has called it off"
 
@@ -144,7 +144,7 @@ def test_nobody_waits_for_a_host_that_is_gone_meanwhile(driver, known):
         first.hosts_changed.set()
     threading.Timer(0.3, first.hosts_changed.set).start()
     expected = "not come within" if known else "hosts have come or are to go"
-    assert expected in first._barrier(1 if known else 20, 1)
+    assert expected in first._barrier.wait(1 if known else 20, 1)
 
 
 def test_the_word_of_another_world_does_not_count(driver):
@@ -152,7 +152,7 @@ def test_the_word_of_another_world_does_not_count(driver):
     old = member(driver, "b", 1, 2, 0, 1, 1, 2)
     calling = threading.Timer(0.2, lambda: driver.kept.update({"/barrier/1": b"new", "/barrier/all": b"here"}))
     calling.start()
-    assert old._barrier(20, 1) == "rank 0 has spoken in another world"
+    assert old._barrier.wait(20, 1) == "rank 0 has spoken in another world"
     assert driver.kept["/barrier/1"] == b"new"
 
 
@@ -222,7 +222,7 @@ def test_a_world_that_never_works_is_given_up(driver, monkeypatch):
 
     with pytest.raises(CollectiveError, match="two shapes"):
         elastic.run(train)
-    assert left == ["a rank was lost (collective t/x failed on rank 0)"] * elastic.MAX_LOSSES_WITHOUT_PROGRESS
+    assert left == ["a rank was lost (collective t/x failed on rank 0)"] * membership.MAX_LOSSES_WITHOUT_PROGRESS
 
 
 def test_steps_that_are_made_again_are_no_progress(driver, monkeypatch):
@@ -244,7 +244,7 @@ def test_steps_that_are_made_again_are_no_progress(driver, monkeypatch):
 
     with pytest.raises(CollectiveError, match="two shapes"):
         elastic.run(train)
-    assert len(left) == 3 + elastic.MAX_LOSSES_WITHOUT_PROGRESS
+    assert len(left) == 3 + membership.MAX_LOSSES_WITHOUT_PROGRESS
 
 
 def test_without_elastic_mode_training_runs_once(monkeypatch):

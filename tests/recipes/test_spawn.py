@@ -1,4 +1,4 @@
-"""Our own launch: it starts the processes of a host, passes their lines on, and leaves none behind."""
+"""`partial-fc train RECIPE --gpus N`: starts the processes of a host, passes their lines on, and leaves none behind."""
 
 import multiprocessing
 import os
@@ -18,11 +18,10 @@ from partial_fc.comm.launch import spawn
 
 ROOT = Path(__file__).parents[2]
 
-# What a recipe does with its LaunchFlags, and no more: a sum over the ranks.
+# A recipe that does with its LaunchFlags what all do, and no more: a sum over the ranks.
 JOB = """
-import os, sys, time
+import os, time
 import torch, tyro
-from partial_fc import comm
 from recipes.launch_flags import LaunchFlags
 
 def job(what: str = "sum", *, launch: tyro.conf.OmitArgPrefixes[LaunchFlags] = LaunchFlags()):
@@ -38,13 +37,8 @@ def job(what: str = "sum", *, launch: tyro.conf.OmitArgPrefixes[LaunchFlags] = L
     world.close()
     return 0
 
-try:
-    status = tyro.cli(job)
-except (ValueError, comm.StartError) as error:
-    print("job:", error, file=sys.stderr)
-    status = 1
-sys.stdout.flush()
-os._exit(status)
+def main(flags):
+    return tyro.cli(job, args=flags)
 """
 
 
@@ -55,7 +49,7 @@ def job(tmp_path, monkeypatch) -> list[str]:
     path.write_text(JOB)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return [sys.executable, str(path)]
+    return [sys.executable, "-m", "partial_fc", "train", str(path)]
 
 
 @pytest.fixture
@@ -130,7 +124,7 @@ def test_an_interface_that_a_host_does_not_have_ends_the_run(job, capfd):
     assert run([*job, "--network-interface", "eth77"], gpus=1) == 1
     out, err = capfd.readouterr()
     assert not out
-    assert "job: --network-interface eth77: does not exist" in err
+    assert "job.py: --network-interface eth77: does not exist" in err
     assert "lo (127.0.0.1)" in err
     assert "rank 0 on" in err
     assert "ended with exit status 1" in err
@@ -242,7 +236,7 @@ def test_a_master_address_that_is_not_of_the_only_host_is_refused(address):
 def _no_stores(monkeypatch):
     monkeypatch.setattr(rendezvous, "_stores", {})
     monkeypatch.setattr(rendezvous, "_num_meetings", 0)
-    monkeypatch.setattr(rendezvous, "_LAST_WORD_S", 0.5)
+    monkeypatch.setattr(rendezvous, "_LINGER_S", 0.5)
     monkeypatch.setattr(rendezvous, "_LATER_S", 1.0)
 
 
