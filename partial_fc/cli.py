@@ -1,113 +1,144 @@
-"""`partial-fc`: what one does before and after training, and with its data."""
+"""`partial-fc`: training, what one does before and after it, and with its data."""
 
+import difflib
+import importlib
 import io
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any
 
-import tyro
+from partial_fc import __version__, errors
 
-from benchmarks.head import HeadOptions, bench_head
-from partial_fc.checkpoint.foreign.join import ImportOptions, import_centres
-from partial_fc.checkpoint.tools import class_flags, classes
-from partial_fc.checkpoint.tools.diff import DiffOptions, diff
-from partial_fc.checkpoint.tools.inspect import InspectOptions, inspect
-from partial_fc.checkpoint.tools.reshard import MergeOptions, ReshardOptions, merge, reshard
-from partial_fc.checkpoint.tools.verify import VerifyOptions, verify
-from partial_fc.data.digits import DigitsOptions, write_digits
-from partial_fc.data.draw_pairs import PairsOptions, make_pairs
-from partial_fc.data.glyphs import GlyphOptions, build
-from partial_fc.data.glyphs_sheet import SheetOptions, contact_sheet
-from partial_fc.data.pack import IndexOptions, PackOptions, make_index, pack_images
-from partial_fc.doctor.data import DataOptions, doctor_data
-from partial_fc.doctor.env import EnvOptions, doctor_env
-from partial_fc.plan_report import PlanOptions, report
-
-Command = tuple[type, Callable, str]
-
-# group -> command -> (its flags, what it does, one line of help)
-COMMANDS: dict[str, dict[str, Command]] = {
-    "data": {
-        "pack": (PackOptions, pack_images, "a folder or list of images -> train.rec"),
-        "pairs": (PairsOptions, make_pairs, "a list of pairs, or images to draw them from -> NAME.bin"),
-        "index": (IndexOptions, make_index, "train.idx is lost: make it anew from train.rec"),
-        "glyphs": (GlyphOptions, build, "the demo's data: characters across typefaces, from Debian's fonts"),
-        "digits": (DigitsOptions, write_digits, "real handwritten digits as MNIST's files, for recipe mnist"),
-        "sheet": (SheetOptions, contact_sheet, "a picture of a glyph set: characters, typefaces, pairs"),
-    },
-    "checkpoint": {
-        "inspect": (InspectOptions, inspect, "what a checkpoint holds, or which there are"),
-        "verify": (VerifyOptions, verify, "is everything there, and as it was written?"),
-        "merge": (MergeOptions, merge, "the files of all ranks, and of all hosts' folders -> one rank's"),
-        "reshard": (ReshardOptions, reshard, "the files of W ranks -> those of another number"),
-        "import": (ImportOptions, import_centres, "InsightFace's centre files of all ranks -> a checkpoint"),
-        "diff": (DiffOptions, diff, "in what two checkpoints differ"),
-    },
-    "checkpoint classes": {
-        "list": (class_flags.ListOptions, classes.list_classes, "number, name and last step of each class"),
-        "add": (class_flags.AddOptions, classes.add, "new classes, which start where their images lie"),
-        "remove": (class_flags.RemoveOptions, classes.remove, "classes go, by name"),
-        "merge": (class_flags.MergeClassesOptions, classes.merge_classes, "several classes become one"),
-        "rename": (class_flags.RenameOptions, classes.rename, "other names"),
-        "match": (
-            class_flags.MatchOptions,
-            classes.match,
-            "the classes of a data set: new ones added, others gone",
-        ),
-    },
-    "doctor": {
-        "data": (DataOptions, doctor_data, "what is wrong with a training set, before training finds out"),
-        "env": (EnvOptions, doctor_env, "what is wrong with this machine, or with the hosts of a run"),
-    },
-    "bench": {
-        "head": (HeadOptions, bench_head, "time and memory of the head, alone or against the textbook one"),
-    },
-    "": {
-        "plan": (PlanOptions, report, "memory, traffic and time of a head, and whether sampling pays"),
-    },
+_CLASSES, _FLAGS = "checkpoint.tools.classes", "checkpoint.tools.class_flags"
+# verb -> (its function, the class whose fields are its flags, one line of help). The first two are "module:name" below
+# partial_fc, imported when the verb is called: torch alone takes seconds. A class without a module is in that of the
+# function; without a class the function reads its arguments itself.
+VERBS: dict[str, tuple[str, str, str]] = {
+    "train": ("train_command:run_and_exit", "", "a recipe, in as many processes as a launcher starts"),
+    "data pack": ("data.pack:pack_images", "PackOptions", "a folder or list of images -> train.rec"),
+    "data pairs": (
+        "data.draw_pairs:make_pairs",
+        "PairsOptions",
+        "a list of pairs, or images to draw them from -> .bin",
+    ),
+    "data index": ("data.pack:make_index", "IndexOptions", "train.idx is lost: make it anew from train.rec"),
+    "data glyphs": ("data.glyphs:build", "GlyphOptions", "the demo's data: characters across typefaces of Debian"),
+    "data digits": ("data.digits:write_digits", "DigitsOptions", "real handwritten digits as MNIST's files"),
+    "data sheet": ("data.glyphs_sheet:contact_sheet", "SheetOptions", "a picture of a glyph set: typefaces, pairs"),
+    "checkpoint inspect": ("checkpoint.tools.inspect:inspect", "InspectOptions", "what it holds, or which there are"),
+    "checkpoint verify": ("checkpoint.tools.verify:verify", "VerifyOptions", "is all there, and as it was written?"),
+    "checkpoint merge": (
+        "checkpoint.tools.reshard:merge",
+        "MergeOptions",
+        "the files of all ranks, of all hosts -> one's",
+    ),
+    "checkpoint reshard": ("checkpoint.tools.reshard:reshard", "ReshardOptions", "files of W ranks -> another number"),
+    "checkpoint import": (
+        "checkpoint.foreign.join:import_centres",
+        "ImportOptions",
+        "InsightFace's centre files -> one",
+    ),
+    "checkpoint diff": ("checkpoint.tools.diff:diff", "DiffOptions", "in what two checkpoints differ"),
+    "checkpoint classes list": (f"{_CLASSES}:list_classes", f"{_FLAGS}:ListOptions", "number, name, last step of each"),
+    "checkpoint classes add": (
+        f"{_CLASSES}:add",
+        f"{_FLAGS}:AddOptions",
+        "new ones, which start where their images lie",
+    ),
+    "checkpoint classes remove": (f"{_CLASSES}:remove", f"{_FLAGS}:RemoveOptions", "classes go, by name"),
+    "checkpoint classes merge": (f"{_CLASSES}:merge_classes", f"{_FLAGS}:MergeClassesOptions", "several become one"),
+    "checkpoint classes rename": (f"{_CLASSES}:rename", f"{_FLAGS}:RenameOptions", "other names"),
+    "checkpoint classes match": (
+        f"{_CLASSES}:match",
+        f"{_FLAGS}:MatchOptions",
+        "those of a data set: some new, some gone",
+    ),
+    "doctor data": (
+        "doctor.data:doctor_data",
+        "DataOptions",
+        "what is wrong with a training set, before training does",
+    ),
+    "doctor env": ("doctor.env:doctor_env", "EnvOptions", "what is wrong with this machine, or the hosts of a run"),
+    "bench head": ("bench.head:bench_head", "HeadOptions", "time and memory of the head, or against the textbook one"),
+    "plan": ("bench.plan_report:report", "PlanOptions", "memory, traffic, time of a head; whether sampling pays"),
 }
+# "checkpoint classes" is one, too.
+GROUPS = {" ".join(name.split()[:n]) for name in VERBS for n in range(1, len(name.split()))}
 
 
-def usage() -> str:
-    summaries = {
-        f"{group} {name}".strip(): summary
-        for group, commands in COMMANDS.items()
-        for name, (_, _, summary) in commands.items()
+def find(words: list[str]) -> tuple[str, list[str]]:
+    """(the verb or group, as far as there is one, that the words begin with, the words after it)."""
+    for num in range(len(words), 0, -1):
+        name = " ".join(words[:num])
+        if name in VERBS or name in GROUPS:
+            return name, words[num:]
+    return "", words
+
+
+def usage(group: str = "") -> str:
+    """All verbs, or those of a group."""
+    verbs = {name: verb for name, verb in VERBS.items() if not group or name.startswith(f"{group} ")}
+    width = max(map(len, verbs))
+    lines = [f"  partial-fc {name:{width}}  {summary}" for name, (_, _, summary) in verbs.items()]
+    return f"usage: partial-fc {group or '[GROUP]'} COMMAND [--help]\n\n" + "\n".join(lines)
+
+
+def nearest(words: list[str]) -> str:
+    """The verb or group that the words may have meant; nothing where none is like them."""
+    by_spelling = {name.rpartition(" ")[2]: name for name in reversed(VERBS)} | {
+        name: name for name in (*VERBS, *GROUPS)
     }
-    width = max(map(len, summaries))
-    lines = [f"  partial-fc {name:{width}}  {summary}" for name, summary in summaries.items()]
-    return "usage: partial-fc [GROUP] COMMAND [--help]\n\n" + "\n".join(lines)
+    for num in range(min(3, len(words)), 0, -1):
+        for spelling in difflib.get_close_matches(" ".join(words[:num]), by_spelling, 1):
+            return by_spelling[spelling]
+    return ""
 
 
-def find(arguments: list[str]) -> tuple[str, Command, list[str]] | None:
-    """The command that a command line names: (its name, what it is, its own arguments)."""
-    # The longest group that the words begin with; one without a name is always there.
-    group = max((g for g in COMMANDS if arguments[: len(g.split())] == g.split()), key=len)
-    words = arguments[len(group.split()) :]
-    if not words or words[0] not in COMMANDS[group]:
-        return None
-    return f"{group} {words[0]}".strip(), COMMANDS[group][words[0]], words[1:]
+def options_of(name: str) -> str:
+    """The "module:class" of a verb's flags."""
+    function, options, _ = VERBS[name]
+    return options if ":" in options else f"{function.partition(':')[0]}:{options}"
+
+
+def load(name: str) -> Any:
+    """The object that "module:name" means."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(f"partial_fc.{module}"), attribute)
 
 
 def main() -> None:
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `partial-fc ... | head` ends quietly, as other tools do
+    name, rest = find(sys.argv[1:])
+    if name != "train":  # there a connection that breaks is an error to be told, not the end
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `partial-fc ... | head` ends quietly, as other tools do
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are no UTF-8, as stderr has them
-    arguments = sys.argv[1:]
-    found = find(arguments)
-    if found is None:
-        asked_for_help = not arguments or bool({"-h", "--help"} & set(arguments))
-        if not asked_for_help:
-            print(f"partial-fc: no command {' '.join(arguments[:2])!r}", file=sys.stderr)
-        print(usage())
-        sys.exit(0 if asked_for_help else 2)
-    name, (options_type, command, _), rest = found
+    if name in VERBS:
+        sys.exit(run(name, rest))
+    if rest[:1] == ["--version"]:
+        print(f"partial-fc {__version__}")
+        return
+    if not rest or rest[0] in ("-h", "--help"):
+        print(usage(name))
+        return
+    near = nearest(sys.argv[1:])
+    question = f"; did you mean `partial-fc {near}`?" if near else ""
+    print(f"partial-fc: no command {' '.join(sys.argv[1:3])!r}{question}\n{usage(name)}", file=sys.stderr)
+    sys.exit(2)
+
+
+def run(name: str, arguments: list[str]) -> int | None:
+    """Calls a verb with its flags; returns the exit status."""
+    function, options, _ = VERBS[name]
+    if not options:
+        return load(function)(arguments)
+    import tyro
+    from safetensors import SafetensorError
+
     try:
-        options: Any = tyro.cli(options_type, args=rest, prog=f"partial-fc {name}")
-        sys.exit(command(options))
-    except (ValueError, OSError) as error:
-        sys.exit(f"partial-fc {name}: {error}")
+        return load(function)(tyro.cli(load(options_of(name)), args=arguments, prog=f"partial-fc {name}"))
+    except (ValueError, OSError, SafetensorError) as error:
+        errors.report(f"partial-fc {name}", error)
+        return 1
 
 
 if __name__ == "__main__":

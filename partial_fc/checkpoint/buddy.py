@@ -27,7 +27,7 @@ import torch
 from partial_fc.checkpoint import head_rows
 from partial_fc.checkpoint.shares import PIECE_BYTES, Stream, blank, num_bytes, outline, tell, tensors_of
 from partial_fc.checkpoint.snapshot import Snapshot
-from partial_fc.comm import Pending, World
+from partial_fc.comm import Work, World
 from partial_fc.head import PartialFC
 
 _SMALL_BYTES = 1 << 20  # less in a step is not worth a message
@@ -93,7 +93,7 @@ class Buddy:
         self._incoming: dict[int, tuple[Snapshot, Stream]] = {}
         self._left_W: list[int] = []  # bytes that each rank has still to send
         self._piece_W: list[int] = []  # of each rank, in a step
-        self._pending: Pending | None = None
+        self._pending: Work | None = None
 
     @property
     def under_way(self) -> bool:

@@ -10,22 +10,22 @@
 
 import math
 
-from partial_fc.comm import interface
-from partial_fc.comm.launch import Launch, StartError, detect, started_here
+from partial_fc.comm.launch import interface
+from partial_fc.comm.launch.detect import Launch, StartError, detect, started_here
 from partial_fc.comm.single import SingleWorld
-from partial_fc.comm.watch import last_words
-from partial_fc.comm.world import CollectiveError, Pending, World
+from partial_fc.comm.watch.watchdog import report_failure
+from partial_fc.comm.world import CollectiveError, Work, World
 
 __all__ = [
     "CollectiveError",
     "Launch",
-    "Pending",
     "SingleWorld",
     "StartError",
+    "Work",
     "World",
     "detect",
     "init",
-    "last_words",
+    "report_failure",
     "started_here",
 ]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import elastic
-from partial_fc.comm.launch import Launch, StartError, devices_differ
+from partial_fc.comm.launch.detect import Launch, StartError, devices_differ
 from partial_fc.comm.world import Op, World, pad_rows
 
 
@@ -26,17 +26,17 @@ class HorovodWorld(World):
     def __init__(
         self, launch: Launch, device: str = "cpu", comm_timeout_s: float = 0.0, start_timeout_s: float = 120.0
     ):
-        """start_timeout_s: in which all ranks must have come, where horovodrun lets them come and go.
+        """start_timeout_s: seconds in which all ranks must have come, where horovodrun lets them come and go.
 
         Raises ValueError where launcher and Horovod do not agree, StartError where some ranks would compute on GPUs
-        and some on the CPU, elastic.Removed where this process is not part of the job any more; where only new
+        and some on the CPU, elastic.Evicted where this process is not part of the job any more; where only new
         processes have another device than those of the world before, these elastic.HostsChanged instead."""
         if comm_timeout_s and not any(name.startswith("HOROVOD_STALL_") for name in os.environ):
-            # Horovod's own warning, which knows no steps, as a hint half-way to the end that the watch makes.
+            # Horovod's own warning, which knows no steps, as a hint half-way to the watch's report.
             os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = str(max(60, math.ceil(comm_timeout_s / 2)))
         if elastic.active():
             member = elastic.member()
-            member.meet(start_timeout_s)
+            member.rendezvous(start_timeout_s)
             launch = member.launch
         hvd.init()
         if (hvd.rank(), hvd.size()) != (launch.rank, launch.size):
@@ -44,13 +44,13 @@ class HorovodWorld(World):
                 f"the launcher says rank {launch.rank} of {launch.size}, Horovod says {hvd.rank()} of {hvd.size()}: "
                 "this Horovod was built without the controller that launched it; see `horovodrun --check-build`"
             )
-        is_known = elastic.active() and elastic.member().recovery is not None
-        mine = torch.tensor([[device == "cuda", is_known]], dtype=torch.uint8)
-        on_gpu_W, known_W = hvd.allgather(mine, name="comm/devices").t().tolist()
+        has_trained = elastic.active() and elastic.member().recovery is not None
+        local = torch.tensor([[device == "cuda", has_trained]], dtype=torch.uint8)
+        on_gpu_W, trained_W = hvd.allgather(local, name="comm/devices").t().tolist()
         problem = devices_differ(["cuda" if each else "cpu" for each in on_gpu_W])
         if problem:
-            others = elastic.strangers(on_gpu_W, known_W)
-            if others and launch.rank not in others:
+            mismatched = elastic.mismatched_ranks(on_gpu_W, trained_W)
+            if mismatched and launch.rank not in mismatched:
                 raise elastic.HostsChanged(f"going on without new processes: {problem}")
             raise StartError(f"rank {launch.rank} of {launch.size} on {socket.gethostname()}: {problem}")
         super().__init__(launch)
@@ -83,5 +83,5 @@ class HorovodWorld(World):
     def _leave(self) -> None:
         hvd.shutdown()
         if elastic.active():
-            # Tensors of collectives that failed and nobody waited for: of a world that is gone.
+            # Tensors of collectives that failed and nobody waited for, in a world that is gone.
             hvd.mpi_ops._handle_map.clear()

@@ -1,11 +1,11 @@
 """The start of a launch over torch.distributed: the ranks meet at the store of rank 0, or each says why they did not.
 
 Steps, all through keys of that store:
-1. everyone reaches the store, hosted by rank 0 (under torchrun by its agent), at the launch's master address
-2. everyone writes how many ranks it was told there are, and takes its own rank: two jobs that met by mistake differ
-   in the one or want the same of the other; and the kind of device that it computes on
-3. rank 0 sees all ranks there, with one kind of device, and says so; or somebody says what is wrong; whatever is said
-   first holds for all
+1. every rank connects to the store, hosted by rank 0 (under torchrun by its agent), at the launch's master address
+2. every rank writes the size of its launch and claims its number: two jobs that meet by mistake differ in the one or
+   claim the other twice; and the kind of device that it computes on
+3. rank 0 sees all ranks there, with one kind of device, and writes the verdict "all here"; or some rank writes what is
+   wrong; the first verdict holds for all
 """
 
 import os
@@ -18,15 +18,12 @@ from functools import partial
 
 import torch.distributed as dist
 
-from partial_fc.comm.launch import Launch, StartError, devices_differ
-
-# The number of a socket that listens already, for rank 0: nobody else can take the port meanwhile.
-LISTENING_SOCKET = "PARTIAL_FC_LISTENING_SOCKET"
+from partial_fc.comm.launch.detect import LISTENING_SOCKET, Launch, StartError, devices_differ
 
 _ALL_HERE = "all here"
 _POLL_S = 0.05
-_TELL_AFTER_S = 10.0  # rank 0 waits so long without a word
-_LAST_WORD_S = 1.0  # and so long after a failure, for the others to hear of it, because the store ends with it
+_NOTICE_S = 10.0  # after which rank 0 prints for whom it waits
+_LINGER_S = 1.0  # rank 0 stays after a failure, for the others to read the verdict: the store ends with it
 _LATER_S = 10.0  # the others wait so much longer: rank 0 knows best who is missing
 
 _stores: dict[tuple[str, int], dist.Store] = {}
@@ -45,14 +42,14 @@ def meet(launch: Launch, timeout_s: float, device: str = "cpu") -> dist.Store:
     if address not in _stores:
         _stores[address] = _open(launch, timeout_s, deadline)
     _num_meetings += 1
-    # torchrun's agent keeps its store when it starts failed processes again: they must not find what the first wrote.
+    # torchrun's agent keeps its store when it starts failed processes again: they must not read what the first wrote.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"attempt {attempt}, meeting {_num_meetings}", _stores[address])
     try:
-        problem = _take_rank(store, launch, device)
+        problem = _claim_rank(store, launch, device)
         if problem:
-            _say(store, problem)
-        # Where a job runs already, "all here" was said long ago: the newcomer alone fails, on its own finding.
+            _write_verdict(store, problem)
+        # Where a job runs already, its verdict is "all here": the newcomer alone fails, by its own finding.
         verdict = problem or _verdict(store, launch, timeout_s, deadline)
     except dist.DistError as error:
         raise StartError(
@@ -61,7 +58,7 @@ def meet(launch: Launch, timeout_s: float, device: str = "cpu") -> dist.Store:
         ) from None
     if verdict != _ALL_HERE:
         if launch.rank == 0:
-            time.sleep(_LAST_WORD_S)
+            time.sleep(_LINGER_S)
         raise StartError(f"{_who(launch)}: {verdict}")
     return store
 
@@ -73,31 +70,30 @@ def _open(launch: Launch, timeout_s: float, deadline: float) -> dist.Store:
     _reach(launch, timeout_s, deadline)
     left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
     connect = partial(dist.TCPStore, launch.master_addr, launch.master_port, None, False, left)
-    found: list[dist.Store | Exception] = []
+    results: list[dist.Store | Exception] = []
 
-    def try_to() -> None:
+    def open_store() -> None:
         try:
-            found.append(connect())
+            results.append(connect())
         except Exception as error:  # for the thread that waits
-            found.append(error)
+            results.append(error)
 
     # The constructor waits for ever at a server that accepts and says nothing: its own timeout does not cover that.
-    thread = threading.Thread(target=try_to, daemon=True)
+    thread = threading.Thread(target=open_store, daemon=True)
     thread.start()
     thread.join(left.total_seconds())
-    if found and isinstance(found[0], dist.Store):
-        return found[0]
-    detail = _first_line(found[0]) if found and isinstance(found[0], Exception) else "no answer"
+    if results and isinstance(results[0], dist.Store):
+        return results[0]
+    detail = _first_line(results[0]) if results and isinstance(results[0], Exception) else "no answer"
     raise StartError(
-        f"{_who(launch)}: something listens at {_where(launch)}, but it is not the store of a rank 0 "
-        f"({detail}; waited "
+        f"{_who(launch)}: something listens at {_where(launch)}, but it is not the store of a rank 0 ({detail}; waited "
         f"{timeout_s:g} s). Is the port that of another program? Choose another one, the same on all nodes"
     )
 
 
 def _host(launch: Launch, timeout_s: float) -> dist.Store:
-    """Rank 0's own store. It connects to itself over the loopback: that its master address is another host's shows
-    only later, and is then said together with who is missing. A socket that listens already does so at the master
+    """The store of rank 0. It connects to itself over the loopback: that its master address is another host's shows
+    only later, and is then reported together with who is missing. A socket that listens already does so at the master
     address alone."""
     listening = os.environ.pop(LISTENING_SOCKET, None)
     try:
@@ -118,7 +114,7 @@ def _host(launch: Launch, timeout_s: float) -> dist.Store:
 
 
 def _reach(launch: Launch, timeout_s: float, deadline: float) -> None:
-    """Returns when somebody listens at the master's address. (TCPStore would wait, too, but fills the terminal with its
+    """Waits until somebody listens at the master's address. (TCPStore would wait, too, but fills the terminal with its
     own stack for every attempt and does not say what went wrong.)"""
     problem = "no answer"
     while (left := deadline - time.monotonic()) > 0:
@@ -132,67 +128,66 @@ def _reach(launch: Launch, timeout_s: float, deadline: float) -> None:
         except OSError as error:
             problem = error.strerror or str(error)
         time.sleep(max(0.0, min(0.2, deadline - time.monotonic())))
-    here = " That address is this host itself." if _is_own_address(launch.master_addr) else ""
+    here = " That address is this host itself." if _is_local_address(launch.master_addr) else ""
     raise StartError(
-        f"{_who(launch)}: nobody listens at {_where(launch)} after {timeout_s:g} s: {problem}.{here} The "
-        "master address is "
-        "that of the host where rank 0 runs (--nr 0), as the other hosts reach it; the port is the same on all nodes. "
-        "Was rank 0 started, and has it ended with an error?"
+        f"{_who(launch)}: nobody listens at {_where(launch)} after {timeout_s:g} s: {problem}.{here} The master "
+        "address is that of the host where rank 0 runs (--nr 0), as the other hosts reach it; the port is the same on "
+        "all nodes. Was rank 0 started, and has it ended with an error?"
     )
 
 
-def _take_rank(store: dist.Store, launch: Launch, device: str) -> str:
-    """Returns what is wrong, or nothing."""
-    me = f"{socket.gethostname()} (process {os.getpid()})"
-    mine = f"{launch.size} processes, says rank {launch.rank} on {socket.gethostname()}"
-    said = store.compare_set("size", "", mine).decode()
-    if said.split()[0] != str(launch.size):
+def _claim_rank(store: dist.Store, launch: Launch, device: str) -> str:
+    """Writes this rank's number, size and device; returns what is wrong, or nothing."""
+    process = f"{socket.gethostname()} (process {os.getpid()})"
+    local_size = f"{launch.size} processes, says rank {launch.rank} on {socket.gethostname()}"
+    first_size = store.compare_set("size", "", local_size).decode()
+    if first_size.split()[0] != str(launch.size):
         return (
-            f"the ranks disagree on how many there are: {said}; {mine}. Give every node the same --nodes and "
-            "--gpus, and "
-            "every job a port of its own"
+            f"the ranks disagree on how many there are: {first_size}; {local_size}. Give every node the same --nodes "
+            "and --gpus, and every job a port of its own"
         )
     store.set(f"device of rank {launch.rank}", device)
-    holder = store.compare_set(f"rank {launch.rank}", "", me).decode()
-    if holder != me:
+    holder = store.compare_set(f"rank {launch.rank}", "", process).decode()
+    if holder != process:
         return (
-            f"rank {launch.rank} is there twice: {holder} and {me}. Two nodes with the same --nr? Or two jobs "
-            "with the same "
-            "master address and port? Give each job a port of its own"
+            f"rank {launch.rank} is there twice: {holder} and {process}. Two nodes with the same --nr? Or two jobs "
+            "with the same master address and port? Give each job a port of its own"
         )
     return ""
 
 
 def _verdict(store: dist.Store, launch: Launch, timeout_s: float, deadline: float) -> str:
+    """Waits for the verdict, which rank 0 writes, and any rank where time is over."""
     ranks = [f"rank {rank}" for rank in range(launch.size)]
     if launch.rank != 0:
         try:
             store.wait(["verdict"], timedelta(seconds=max(1.0, deadline - time.monotonic()) + _LATER_S))
-        except dist.DistStoreError:  # nobody said anything in time
-            return _say(store, _missing(store, ranks, launch, timeout_s))
+        except dist.DistStoreError:  # nobody wrote one in time
+            return _write_verdict(store, _missing(store, ranks, launch, timeout_s))
         return store.get("verdict").decode()
-    told = time.monotonic() + _TELL_AFTER_S
+    notice_at = time.monotonic() + _NOTICE_S
     while not store.check(["verdict"]):
         if store.check(ranks):
             devices = [kind.decode() for kind in store.multi_get([f"device of {rank}" for rank in ranks])]
-            return _say(store, devices_differ(devices) or _ALL_HERE)
+            return _write_verdict(store, devices_differ(devices) or _ALL_HERE)
         now = time.monotonic()
         if now > deadline:
-            return _say(store, _missing(store, ranks, launch, timeout_s))
-        if now > told:
-            told = deadline + 1
+            return _write_verdict(store, _missing(store, ranks, launch, timeout_s))
+        if now > notice_at:
+            notice_at = deadline + 1
             absent = ", ".join(_absent(store, ranks))
             print(f"{_who(launch)} waits at {_where(launch)} for {absent}", file=sys.stderr, flush=True)
         time.sleep(_POLL_S)
     return store.get("verdict").decode()
 
 
-def _say(store: dist.Store, text: str) -> str:
-    """Makes this what all ranks hear, unless something was said before; returns what they hear."""
+def _write_verdict(store: dist.Store, text: str) -> str:
+    """Makes `text` the verdict, unless there is one; returns that which holds."""
     return store.compare_set("verdict", "", text).decode()
 
 
 def _missing(store: dist.Store, ranks: list[str], launch: Launch, timeout_s: float) -> str:
+    """The verdict where not all have come: who has, who has not, and what may be wrong."""
     absent = _absent(store, ranks)
     present = [f"{rank}: {store.get(rank).decode()}" for rank in ranks if rank not in absent]
     text = (
@@ -200,7 +195,7 @@ def _missing(store: dist.Store, ranks: list[str], launch: Launch, timeout_s: flo
         f"{_listed(present)}. Was the command started on every node, each with its own --nr, all with the same master "
         "address and port, and do their messages say why they ended?"
     )
-    if launch.rank == 0 and not _is_own_address(launch.master_addr):
+    if launch.rank == 0 and not _is_local_address(launch.master_addr):
         text += f" {launch.master_addr} is no address of {socket.gethostname()}, where rank 0 runs."
     elif launch.master_addr in ("localhost", "127.0.0.1", "::1") and launch.size > launch.local_size:
         text += f" {launch.master_addr} means every host itself: other hosts need the address of this one."
@@ -216,12 +211,12 @@ def _listed(items: list[str], most: int = 16) -> str:
     return ", ".join(items[:most]) + more
 
 
-def _is_own_address(address: str) -> bool:
-    """Whether a socket of this host can have it."""
+def _is_local_address(address: str) -> bool:
+    """Whether a socket of this host can be bound to it."""
     try:
-        family, kind, protocol, _, found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, resolved = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as trial:
-            trial.bind(found)
+            trial.bind(resolved)
     except OSError:
         return False
     return True

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from partial_fc.comm.launch import Launch
+from partial_fc.comm.launch.detect import Launch
 from partial_fc.comm.world import Op, World
 
 

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partial_fc.comm import rendezvous
-from partial_fc.comm.launch import Launch, StartError
+from partial_fc.comm.launch.detect import Launch, StartError
 from partial_fc.comm.world import Op, World, pad_rows
 
-# torch.distributed gives a collective up so much later than we do, whose report says more.
+# torch.distributed gives a collective up so much later than the watch, whose report says more.
 _LATER_S = 60.0
 _FOR_EVER = timedelta(days=3650)
 
@@ -44,11 +44,9 @@ class TorchWorld(World):
         except RuntimeError as error:
             chosen = os.environ.get("GLOO_SOCKET_IFNAME", "chosen by the host's name")
             raise StartError(
-                f"rank {launch.rank} of {launch.size} on {socket.gethostname()}: all ranks have come, but "
-                "cannot reach each "
-                f"other (network interface: {chosen}): {str(error).splitlines()[0]}. --network-interface NAME "
-                "chooses the "
-                "network that all hosts share (`ip addr` lists them)"
+                f"rank {launch.rank} of {launch.size} on {socket.gethostname()}: all ranks have come, but cannot reach "
+                f"each other (network interface: {chosen}): {str(error).splitlines()[0]}. --network-interface NAME "
+                "chooses the network that all hosts share (`ip addr` lists them)"
             ) from error
         # So far it was the time to connect, from now on it is that of a collective.
         timeout = timedelta(seconds=comm_timeout_s + _LATER_S) if comm_timeout_s else _FOR_EVER
@@ -90,9 +88,9 @@ class TorchWorld(World):
         self, t: Tensor, rows: Sequence[int] | None, arriving: Sequence[int] | None, name: str
     ) -> Callable[[], Tensor]:
         result = torch.empty_like(t) if arriving is None else t.new_empty(sum(arriving), *t.shape[1:])
-        come = None if arriving is None else list(arriving)
-        go = None if rows is None else list(rows)
-        work = dist.all_to_all_single(result, t, come, go, async_op=True)
+        output_splits = None if arriving is None else list(arriving)
+        input_splits = None if rows is None else list(rows)
+        work = dist.all_to_all_single(result, t, output_splits, input_splits, async_op=True)
         return lambda: _finish(work, result)
 
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:

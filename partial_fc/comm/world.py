@@ -1,4 +1,4 @@
-"""The front door of the collectives: names, checks, counts; the backends below it only move tensors."""
+"""The collectives as everyone calls them: named, checked and counted here; the backends only move tensors."""
 
 import math
 import time
@@ -12,14 +12,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from partial_fc.comm.board import Board, Invitation
 from partial_fc.comm.journal import Call, Journal
-from partial_fc.comm.launch import Launch
-from partial_fc.comm.watch import Watch
+from partial_fc.comm.launch.detect import Launch
+from partial_fc.comm.watch.board import Board, Endpoint
+from partial_fc.comm.watch.watchdog import Watch
 
 Op = Literal["sum", "max"]
 _REDUCIBLE = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
-_INVITATION_BYTES = 1024
+_ENDPOINT_BYTES = 1024
 
 
 @dataclass
@@ -42,8 +42,8 @@ class CollectiveError(RuntimeError):
     step, this rank, and where the others are; what the backend raised is its __cause__."""
 
 
-class Pending:
-    """A collective under way. `wait` returns its result; the input must not be written to before that."""
+class Work:
+    """A collective in flight. `wait` returns its result; the input must not be written to before that."""
 
     def __init__(self, world: "World", call: Call, finish: Callable[[], Tensor]):
         self._world = world
@@ -55,24 +55,24 @@ class Pending:
         world, call = self._world, self._call
         started = time.perf_counter()
         call.waited_s = -1.0
-        world.journal.held_up.add(call)
+        world.journal.in_flight.add(call)
         try:
             result = self._finish()
         except RuntimeError as error:
             raise world.failure(call, error) from error
         if result.is_cuda and world.runs_ahead:
-            # The host goes on, and would first stand still at the next tensor that it reads: the call stays held up.
+            # The host goes on, and would stop only at the next tensor that it reads: the call stays in flight.
             event = torch.cuda.Event()
             event.record()
             call.done = event.query
         else:
-            world.journal.held_up.discard(call)
+            world.journal.in_flight.discard(call)
         world.seconds_waiting += time.perf_counter() - started
         return result
 
 
 class World(ABC):
-    """This process among its peers.
+    """This process among the ranks of its run.
 
     Every collective must be called by all ranks, with the same name; those of one name follow one another.
     Nothing here averages: a reduction is a sum or a maximum, so that only the loss ever divides.
@@ -85,26 +85,35 @@ class World(ABC):
         self.size = launch.size
         self.local_rank = launch.local_rank
         self.local_size = launch.local_size
-        self.step = 0  # the update that is being made, counted from 1, for reports; whoever trains sets it
         self.traffic = Traffic()  # since the start
         self.seconds_waiting = 0.0  # since the start: time in which this process did nothing but wait
-        self.journal = Journal()
+        self.journal = Journal(launch.rank, launch.size, self.backend)
         self._watch: Watch | None = None
 
     def __repr__(self) -> str:
         return f"rank {self.rank} of {self.size} ({self.backend})"
 
     @property
+    def step(self) -> int:
+        """The update that is being made, from 1, for reports; whoever trains sets it."""
+        return self.journal.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.journal.step = step
+
+    @property
     def runs_ahead(self) -> bool:
-        """Waiting for a collective of tensors on a GPU only orders the work there, and somebody watches that."""
+        """Whether waiting for a collective on a GPU only orders the work there, and the watch looks for its end."""
         return self.backend == "torch" and self._watch is not None
 
     def watch(self, timeout_s: float, network_interface: str | None = None) -> None:
-        """From now on a collective that takes longer than timeout_s ends the processes of all ranks with a report that
-        names it, the step and the ranks that are missing. All ranks call this once, before any other collective.
+        """Ends the processes of all ranks, from now on, where a collective takes longer than timeout_s, with a report
+        that names it, the step and the ranks that are missing. All ranks call this once, before any other collective.
 
         timeout_s: 0 means never; then, and in a world of one process, nothing is done. network_interface: by which the
-        others reach rank 0, where hosts have several; None: any. Raises ValueError for a time that is none.
+        others reach rank 0, where hosts have several; None: any. Raises ValueError for a timeout that is negative or
+        not finite.
         """
         if not (math.isfinite(timeout_s) and timeout_s >= 0):
             raise ValueError(
@@ -113,30 +122,30 @@ class World(ABC):
         if self.size == 1 or timeout_s == 0:
             return
         board = Board(self.size, self.local_size == self.size, network_interface) if self.rank == 0 else None
-        invitation = torch.zeros(_INVITATION_BYTES, dtype=torch.uint8)
+        endpoint = torch.zeros(_ENDPOINT_BYTES, dtype=torch.uint8)
         if board:
-            data = bytearray(board.invitation.to_bytes(_INVITATION_BYTES))
-            invitation = torch.frombuffer(data, dtype=torch.uint8)
-        arrived = self._broadcast(invitation, 0, "comm/status_board")()
-        self._watch = Watch(self, timeout_s, Invitation.from_bytes(bytes(arrived.tolist())), board)
+            data = bytearray(board.endpoint.to_bytes(_ENDPOINT_BYTES))
+            endpoint = torch.frombuffer(data, dtype=torch.uint8)
+        received = self._broadcast(endpoint, 0, "comm/status_board")()
+        self._watch = Watch(self.journal, timeout_s, Endpoint.from_bytes(bytes(received.tolist())), board)
 
     def failure(self, call: Call, error: RuntimeError) -> CollectiveError:
-        """What to raise in place of the backend's own words; the others are asked where they are."""
-        self.journal.held_up.discard(call)
+        """The error to raise instead of the backend's; the other ranks are asked where they are."""
+        self.journal.in_flight.discard(call)
         if self._watch:
-            return CollectiveError(self._watch.why_failed(call, str(error)))
+            return CollectiveError(self._watch.describe_failure(call, str(error)))
         return CollectiveError(
             f"collective {call.name} failed on rank {self.rank}, step {self.step}, call {call.nth} of that name: "
             f"{error}"
         )
 
     def close(self) -> None:
-        """Leaves the other processes; no collective may follow."""
+        """Ends the exchange with the other processes; no collective may follow."""
         call = self.journal.begin("close")  # which may wait for the others
         try:
             self._leave()
         finally:
-            self.journal.held_up.discard(call)
+            self.journal.in_flight.discard(call)
         if self._watch:
             self._watch.close()
             self._watch = None
@@ -165,7 +174,7 @@ class World(ABC):
         """Returns when every rank has called it."""
         self.all_reduce(torch.zeros(1), name=name)
 
-    def start_all_reduce(self, t: Tensor, op: Op = "sum", *, name: str, in_place: bool = False) -> Pending:
+    def start_all_reduce(self, t: Tensor, op: Op = "sum", *, name: str, in_place: bool = False) -> Work:
         """`all_reduce`, in the background. in_place: the result is written over t, which is contiguous."""
         if t.dtype not in _REDUCIBLE:
             raise ValueError(f"{name}: {t.dtype} is not summed by every backend; convert to float32 or int64 first")
@@ -173,7 +182,7 @@ class World(ABC):
         total = t if in_place else t.clone(memory_format=torch.contiguous_format)
         return self._start(name, lambda: self._all_reduce(total, op, name))
 
-    def start_all_gather(self, t: Tensor, rows: Sequence[int] | None = None, *, name: str) -> Pending:
+    def start_all_gather(self, t: Tensor, rows: Sequence[int] | None = None, *, name: str) -> Work:
         """`all_gather`, in the background. rows: the number of rows of every rank, equal on all of them, where the
         caller knows it: torch.distributed otherwise asks the ranks for it first, and waits for the answer."""
         if t.dim() == 0:
@@ -186,7 +195,7 @@ class World(ABC):
         wire, restore = _as_sent(t)
         return self._start(name, lambda: self._all_gather(wire, rows, name), restore)
 
-    def start_reduce_scatter(self, t: Tensor, rows: Sequence[int], *, name: str) -> Pending:
+    def start_reduce_scatter(self, t: Tensor, rows: Sequence[int], *, name: str) -> Work:
         """`reduce_scatter`, in the background."""
         if len(rows) != self.size or sum(rows) != t.shape[0]:
             raise ValueError(f"{name}: rows {list(rows)} must name {self.size} ranks and add up to {t.shape[0]} rows")
@@ -201,7 +210,7 @@ class World(ABC):
         arriving: Sequence[int] | None = None,
         *,
         name: str,
-    ) -> Pending:
+    ) -> Work:
         """Block r of this rank's t goes to rank r, in the background; the result is the blocks that the ranks had for
         this one, in rank order.
 
@@ -226,8 +235,8 @@ class World(ABC):
         return self._start(name, lambda: self._all_to_all(wire, rows, arriving, name), restore)
 
     @contextmanager
-    def counted(self) -> Iterator[Traffic]:
-        """Counts only the calls made inside the block."""
+    def count_traffic(self) -> Iterator[Traffic]:
+        """Counts the collectives of the block, and these alone."""
         outer, self.traffic = self.traffic, Traffic()
         try:
             yield self.traffic
@@ -241,7 +250,7 @@ class World(ABC):
         name: str,
         start: Callable[[], Callable[[], Tensor]],
         restore: Callable[[Tensor], Tensor] | None = None,
-    ) -> Pending:
+    ) -> Work:
         """Hands a collective to the backend, which may block right here; restore: what its result goes through."""
         call = self.journal.begin(name)
         try:
@@ -249,8 +258,8 @@ class World(ABC):
         except RuntimeError as error:
             raise self.failure(call, error) from error
         finally:
-            self.journal.held_up.discard(call)
-        return Pending(self, call, finish if restore is None else lambda: restore(finish()))
+            self.journal.in_flight.discard(call)
+        return Work(self, call, finish if restore is None else lambda: restore(finish()))
 
     def _count(self, name: str, t: Tensor) -> None:
         self.traffic.calls[name] += 1
@@ -281,8 +290,8 @@ class World(ABC):
 
 
 def _as_sent(t: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """(t as the backends can move it, how to turn what arrives back). Not all of them know all dtypes; to move is
-    not to add, so the others go as bytes."""
+    """(t in a dtype that every backend can move, how to turn what arrives back). Moving is not adding, so the dtypes
+    that some backend does not know go as bytes."""
     t = t.contiguous()
     if t.dtype in _REDUCIBLE or t.dtype == torch.uint8:
         return t, lambda arrived: arrived
@@ -292,8 +301,8 @@ def _as_sent(t: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
 
 
 def pad_rows(t: Tensor, rows: Sequence[int]) -> Tensor:
-    """(sum(rows), ...) -> (W * max(rows), ...): each rank's block filled up with zeros, for backends that can
-    scatter only equal blocks."""
+    """Fills each rank's block up with zeros, (sum(rows), ...) -> (W * max(rows), ...), for backends that can scatter
+    only equal blocks."""
     most = max(rows)
     if all(count == most for count in rows):
         return t

@@ -55,7 +55,7 @@ def open_on_all(make: Callable[[], Source], world: World, has_trained_W: Sequenc
         problem = error
     seen_W3 = world.all_gather(torch.tensor([mine]), name="data/opened").tolist()
     known_W = [has and seen[0] >= 0 for has, seen in zip(has_trained_W or [False] * world.size, seen_W3, strict=True)]
-    others = elastic.strangers(seen_W3, known_W)
+    others = elastic.mismatched_ranks(seen_W3, known_W)
     if others and world.rank not in others:
         each = ", ".join(f"rank {rank} {_in_words(*seen_W3[rank])}" for rank in others)
         raise elastic.HostsChanged(f"the training data is not what the others train on, who go on alone: {each}")

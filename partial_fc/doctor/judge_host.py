@@ -9,7 +9,7 @@ from partial_fc.doctor.hosts import Host
 Status = Literal["ok", "warning", "fault"]
 _GIB = 1 << 30
 
-# Names an interface, in one of the forms of comm/interface.py.
+# Names an interface, in one of the forms of comm/launch/interface.py.
 _INTERFACE_VARIABLES = (
     "GLOO_SOCKET_IFNAME",
     "NCCL_SOCKET_IFNAME",

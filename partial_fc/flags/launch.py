@@ -1,18 +1,15 @@
 """The flags that say how a run is started, and on what; every recipe has them."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 import tyro
 
 from partial_fc import comm
-from partial_fc.comm import World, elastic, own_launch
-
-_TRAIN = Path(__file__).parents[2] / "train.py"
+from partial_fc.comm import World, elastic
+from partial_fc.comm.launch import spawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +62,15 @@ class LaunchFlags:
         if not 0 < self.start_timeout < float("inf"):
             raise ValueError(f"--start-timeout is {self.start_timeout}; expected more than 0 seconds")
 
-    def start(self, arguments: Sequence[str] | None = None) -> int | None:
-        """Starts the processes of this host where --nodes or --gpus ask for them, and waits for their end.
+    def start(self) -> int | None:
+        """Starts the processes of this host where --nodes or --gpus ask for them, each with the command line of this
+        process, and waits for their end.
 
-        arguments: of train.py, for each of them: RECIPE and its flags; none: they run the command line of this process.
         Returns the exit status to end with; none: this process is itself one of those that train. Raises ValueError
         where another launcher has started it already.
         """
         if comm.started_here():
-            own_launch.stay_with_parent()
+            spawn.stay_with_parent()
             return None
         launch = comm.detect()
         given = [name for name in ("nodes", "gpus", "nr", "master_addr", "master_port") if self._is_given(name)]
@@ -89,11 +86,8 @@ class LaunchFlags:
                 print(f"note: {flags} without effect: one process, which needs no others", file=sys.stderr)
             return None
         port = self.master_port or (8888 if self.nodes > 1 else None)
-        command = own_launch.same_command()
-        if arguments is not None:
-            command = [sys.executable, str(_TRAIN), *arguments]
-        return own_launch.run(
-            command,
+        return spawn.run(
+            spawn.same_command(),
             nodes=self.nodes,
             gpus=self.gpus,
             nr=self.nr,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from partial_fc.comm import Pending, World
+from partial_fc.comm import Work, World
 from partial_fc.optim.compression import Compressor, GradientScale, build_compressor
 from partial_fc.optim.compression.base import Stages
 from partial_fc.optim.compression.bucket import buckets_of
@@ -70,7 +70,7 @@ class GradientSync:
             bucket_bytes = min(BUCKET_BYTES, total_bytes // 4)
         self._buckets = buckets_of(in_backward_order, bucket_bytes)
         self._scale = GradientScale()
-        self._under_way: list[tuple[Stages, Pending | None]] = []  # of the buckets that have left; None: it is done
+        self._under_way: list[tuple[Stages, Work | None]] = []  # of the buckets that have left; None: it is done
         self._holding = False
         self._summed = False  # since zero()
         self._can_undo = False
@@ -197,7 +197,7 @@ class GradientSync:
             stages = self._compressor.run(bucket, self._scale, self._world)
             self._under_way.append((stages, self._next(stages)))
 
-    def _next(self, stages: Stages, arrived: Tensor | None = None) -> Pending | None:
+    def _next(self, stages: Stages, arrived: Tensor | None = None) -> Work | None:
         """A bucket's next message under way; None: its sum is there."""
         before = self._world.traffic.num_bytes.total()
         try:

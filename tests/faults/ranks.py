@@ -26,7 +26,6 @@ def flags(models_root: Path, num_steps: int, every: int) -> list[str]:
 
 def preload() -> None:
     """Before the first `Ranks`."""
-    import train  # noqa: F401
     from recipes import face  # noqa: F401
 
 
@@ -54,10 +53,9 @@ class Ranks:
             output = os.open(self.folder / f"output.{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            import train
+            from partial_fc import train_command
 
-            sys.argv = ["train.py", "face", *flags]
-            os._exit(train.main())
+            os._exit(train_command.main(["face", *flags], "train.py"))
         finally:  # whatever it raised is in its output
             import traceback
 

@@ -15,7 +15,7 @@ def two_batches(model: nn.Module, world) -> tuple[list[Tensor], list[Tensor], di
     sync = GradientSync(model, world, bucket_bytes=20_000)
     generator = torch.Generator().manual_seed(world.rank)
     loss = torch.zeros((), dtype=torch.float64)
-    with world.counted() as traffic:
+    with world.count_traffic() as traffic:
         sync.zero()
         for _ in range(2):
             image = torch.randn(3 + world.rank, 3, SIDE, SIDE, generator=generator, dtype=torch.float64)

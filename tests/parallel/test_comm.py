@@ -120,7 +120,7 @@ def test_collectives_started_together_finish_in_any_order(world):
 
 
 def test_traffic_is_counted_by_name(world):
-    with world.counted() as traffic:
+    with world.count_traffic() as traffic:
         world.all_reduce(torch.ones(6), name="t/a")
         world.all_reduce(torch.ones(6), name="t/a")
         world.barrier(name="t/b")
@@ -134,10 +134,10 @@ def test_every_rank_is_watched_and_says_where_it_is(world):
         return
     world.step = 17
     world.all_reduce(torch.ones(2), name="t/watched")
-    seen = world._watch.look(world.journal.newest)
+    seen = world._watch.observe(world.journal.newest)
     assert [s.rank for s in seen] == list(range(world.size))
-    assert all(s.link == "open" and s.answered and s.place.has_started for s in seen), seen
-    assert {s.place.step for s in seen} == {17}
+    assert all(s.link == "open" and s.answered and s.state.has_started for s in seen), seen
+    assert {s.state.step for s in seen} == {17}
     world.barrier(name="t/all_have_looked")
     world.step = 0
 
@@ -147,4 +147,4 @@ def test_ranks_count_collectives_alike_and_are_held_up_by_none(world):
     call = world.journal.newest
     counted = world.all_gather(torch.tensor([[call.nth, call.number]]), name="t/counted")
     assert counted.tolist() == [[call.nth, call.number]] * world.size
-    assert not world.journal.held_up
+    assert not world.journal.in_flight

@@ -239,7 +239,7 @@ def test_four_held_backwards_are_one_of_their_sum(world, kind):
     for step in (0, 4):
         parts = [gradients(world.rank, step + i) for i in range(4)]
         held.sync.zero(global_batch=GLOBAL_BATCH)
-        with world.counted() as traffic:
+        with world.count_traffic() as traffic:
             with held.sync.hold():
                 for part in parts[:-1]:
                     held.backward(part)

@@ -94,7 +94,7 @@ def test_buckets_leave_during_backward_unless_told_otherwise(world, overlap):
     sync = GradientSync(named.items(), world, bucket_bytes=100, overlap=overlap)
     for _ in range(2):
         sync.zero(loss_scale=4.0)
-        with world.counted() as traffic:
+        with world.count_traffic() as traffic:
             backward(named, 4.0)
             assert len(traffic.calls) == (3 if overlap else 0)
             sync.wait()
@@ -109,7 +109,7 @@ def test_layers_of_two_dtypes_share_two_buckets_that_leave_as_they_fill(world):
     named = small((torch.float16, torch.float32))
     sync = GradientSync(named.items(), world, bucket_bytes=1 << 20)
     sync.zero()
-    with world.counted() as traffic:
+    with world.count_traffic() as traffic:
         backward(named)
         sync.wait()
     # Backward ends with p0, of float16; 48 values with what fills up their words.
@@ -126,7 +126,7 @@ def test_backwards_inside_hold_add_up_and_nothing_leaves(world):
     sync = GradientSync(named.items(), world, bucket_bytes=100)
     for _ in range(2):
         sync.zero()
-        with world.counted() as traffic, sync.hold():
+        with world.count_traffic() as traffic, sync.hold():
             for _ in range(3):
                 backward(named, 1.0 + world.rank)
         assert not traffic.calls

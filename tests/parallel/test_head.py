@@ -140,7 +140,7 @@ def test_label_out_of_range_names_rank_index_and_label_on_every_rank(world, bad)
 def test_three_collectives_a_step_of_the_stated_size(world):
     head = PartialFC(101, D, CosFace(), 0.5, world)
     feat_BD = torch.randn(6, D, requires_grad=True)
-    with world.counted() as traffic:
+    with world.count_traffic() as traffic:
         head(feat_BD, torch.arange(6)).backward()
         head.step(0.1)
     num_global = 6 * world.size

@@ -85,7 +85,7 @@ def test_rows_in_files_take_micro_batches_too(world, tmp_path):
 def test_micro_batches_cost_one_collective_more(world):
     head = PartialFC(CLASSES, D, CosFace(), 0.2, world)
     feat, label = micro_batches(world, 0)
-    with world.counted() as traffic:
+    with world.count_traffic() as traffic:
         one_step(head, feat, label, together=False)
         head.step(0.1)
     assert traffic.calls == {

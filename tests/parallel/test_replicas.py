@@ -46,7 +46,7 @@ def flip_a_bit(t: torch.Tensor) -> None:
 def test_equal_replicas_pass_with_one_small_message(world, mode, kind):
     """Running statistics differ: they are each rank's own."""
     model = Model(world, mode, kind)
-    with world.counted() as traffic:
+    with world.count_traffic() as traffic:
         model.check()
     assert dict(traffic.calls) == ({"train/replicas": 1} if world.size > 1 else {})
     assert traffic.num_bytes["train/replicas"] == (8 if world.size > 1 else 0)

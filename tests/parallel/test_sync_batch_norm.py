@@ -34,6 +34,6 @@ def test_ranks_together_equal_one_process_with_the_whole_batch(world):
 
 def test_two_collectives_a_layer(world):
     norm = convert(nn.Sequential(nn.BatchNorm1d(5)), world)
-    with world.counted() as traffic:
+    with world.count_traffic() as traffic:
         norm(torch.randn(4, 5)).sum().backward()
     assert dict(traffic.num_bytes) == {"sync_bn/0/forward": 88, "sync_bn/0/backward": 40}

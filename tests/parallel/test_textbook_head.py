@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.textbook_head import TextbookHead
+from partial_fc.bench.textbook_head import TextbookHead
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.head.rows import RowSGD
 

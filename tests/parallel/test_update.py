@@ -109,7 +109,7 @@ def test_four_micro_batches_equal_one_batch(world, compression, clip):
 
 def test_micro_batches_cost_one_backbone_reduction(world):
     job = job_of(world)
-    with world.counted() as traffic:
+    with world.count_traffic() as traffic:
         make(job, micro_batches(world, 0))
     calls = {name: n for name, n in traffic.calls.items() if name.startswith("backbone/")}
     assert calls

@@ -52,7 +52,7 @@ def misbehave(way: str, world: comm.World, timeout_s: float) -> None:
         case "raises":
             raise ValueError("record 17 is damaged")
         case "fails":  # as train.py does
-            comm.last_words(ValueError("record 18 is damaged"))
+            comm.report_failure(ValueError("record 18 is damaged"))
             os._exit(1)
         case "is elsewhere":
             world.broadcast(torch.ones(2), name="t/elsewhere")

@@ -200,7 +200,7 @@ def test_help_lists_recipes_and_teaches_flags():
     assert "face" in run([sys.executable, "train.py", "--help"])
     printed = run([sys.executable, "train.py", "face", "--dataset", "emore", "--help"])
     assert "85742" in printed.replace(" ", ""), "the preset's values are the defaults shown"
-    assert "did you mean face" in run([sys.executable, "train.py", "fase"], expect=1)
+    assert "did you mean face" in run([sys.executable, "train.py", "fase"], expect=2)
 
 
 def test_config_sh_and_run_sh_train(glyphs, tmp_path):

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from safetensors import SafetensorError
 
-import train
+from partial_fc import train_command
 from tests.recipes.conftest import ROOT, SMALL, environment
 from tests.recipes.hang import free_port
 
@@ -73,8 +73,7 @@ def failing(monkeypatch, capsys):
             raise error
 
         monkeypatch.setitem(sys.modules, "recipes.face", SimpleNamespace(main=main))
-        monkeypatch.setattr(sys, "argv", ["train.py", "face"])
-        return train.main(), capsys.readouterr().err
+        return train_command.main(["face"], "train.py"), capsys.readouterr().err
 
     return run
 
@@ -125,9 +124,8 @@ def test_a_fault_of_the_program_keeps_its_trace(failing):
         failing(KeyError("thing"))
 
 
-def test_a_models_root_that_cannot_be_made(tmp_path, monkeypatch, capsys):
+def test_a_models_root_that_cannot_be_made(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     root = tmp_path / "file" / "run"
-    monkeypatch.setattr(sys, "argv", ["train.py", "face", "--models-root", str(root), *SMALL, *SYNTHETIC.split()])
-    assert train.main() == 1
-    assert f"train.py face: Not a directory: {root}" in capsys.readouterr().err
+    assert train_command.main(["face", "--models-root", str(root), *SMALL, *SYNTHETIC.split()]) == 1
+    assert f"partial-fc train face: Not a directory: {root}" in capsys.readouterr().err

@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from partial_fc.comm import elastic
-from partial_fc.comm.elastic import HostsChanged, Member, Removed
-from partial_fc.comm.elastic_store import Store, request
-from partial_fc.comm.launch import StartError
+from partial_fc.comm.elastic import Evicted, HostsChanged, Member, membership
+from partial_fc.comm.elastic.store import Store, request
+from partial_fc.comm.launch.detect import StartError
 
 
 class Driver(ThreadingHTTPServer):
@@ -66,7 +66,7 @@ def driver():
 @pytest.fixture(autouse=True)
 def _place(monkeypatch):
     """`meet` writes these for Horovod's C++."""
-    for name in elastic._PLACE:
+    for name in membership._RANK_VARIABLES:
         monkeypatch.setenv(name, "0")
 
 
@@ -76,18 +76,18 @@ def member(driver, host: str, *place: int) -> Member:
 
 def meet_all(*members: Member, timeout_s: float = 10.0) -> None:
     with ThreadPoolExecutor(len(members)) as pool:
-        for done in [pool.submit(m.meet, timeout_s) for m in members]:
+        for done in [pool.submit(m.rendezvous, timeout_s) for m in members]:
             done.result()
 
 
 def test_nobody_goes_in_before_all_are_there(driver):
     first, second = member(driver, "a", 0, 2, 0, 1, 0, 2), member(driver, "b", 1, 2, 0, 1, 1, 2)
     went_in = []
-    waiting = threading.Thread(target=lambda: went_in.append(first.meet(20)))
+    waiting = threading.Thread(target=lambda: went_in.append(first.rendezvous(20)))
     waiting.start()
     time.sleep(0.3)
     assert not went_in
-    second.meet(20)
+    second.rendezvous(20)
     waiting.join(20)
     assert went_in == [None]
     assert (second.launch.rank, second.launch.size) == (1, 2)
@@ -114,24 +114,24 @@ def test_who_does_not_come_is_asked_about(driver):
     """The first waits for the second in vain, and the driver then has one place only."""
     first = member(driver, "a", 0, 2, 0, 1, 0, 2)
     threading.Timer(0.6, lambda: driver.new_world(a="0,1,0,1,0,1")).start()
-    first.meet(0.2)
+    first.rendezvous(0.2)
     assert first.launch.size == 1
 
 
 def test_who_comes_too_late_does_not_go_in_alone(driver):
     first = member(driver, "a", 0, 2, 0, 1, 0, 2)
-    assert "rank 1 has not come within 0 s" in first._roll_call(0.1, 1)
+    assert "rank 1 has not come within 0 s" in first._barrier.wait(0.1, 1)
     late = member(driver, "b", 1, 2, 0, 1, 1, 2)
-    assert late._roll_call(20, 1) == "rank 0 has called it off"
-    assert driver.kept["/roll_call/0"].startswith(first.name)  # still known as one of this world
+    assert late._barrier.wait(20, 1) == "rank 0 has called it off"
+    assert driver.kept["/barrier/0"].startswith(first.name)  # still known as one of this world
 
 
 def test_who_is_lost_while_others_come_is_noticed(driver):
     """Its name is there, itself it is not any more: hvd.init would end all processes."""
     first, last = member(driver, "a", 0, 3, 0, 1, 0, 3), member(driver, "c", 2, 3, 0, 1, 2, 3)
-    driver.kept["/roll_call/1"] = b"lost"
+    driver.kept["/barrier/1"] = b"lost"
     with ThreadPoolExecutor(2) as pool:
-        led, followed = (pool.submit(m._roll_call, 20, 0.5) for m in (first, last))
+        led, followed = (pool.submit(m._barrier.wait, 20, 0.5) for m in (first, last))
         assert led.result() == "of 3 processes rank 1 has come, but then been silent for 0 s"
         assert followed.result() == "rank 0 has called it off"
 
@@ -144,57 +144,57 @@ def test_nobody_waits_for_a_host_that_is_gone_meanwhile(driver, known):
         first.hosts_changed.set()
     threading.Timer(0.3, first.hosts_changed.set).start()
     expected = "not come within" if known else "hosts have come or are to go"
-    assert expected in first._roll_call(1 if known else 20, 1)
+    assert expected in first._barrier.wait(1 if known else 20, 1)
 
 
 def test_the_word_of_another_world_does_not_count(driver):
     """This process could not be reached for a while, and has a successor."""
     old = member(driver, "b", 1, 2, 0, 1, 1, 2)
-    calling = threading.Timer(0.2, lambda: driver.kept.update({"/roll_call/1": b"new", "/roll_call/all": b"here"}))
+    calling = threading.Timer(0.2, lambda: driver.kept.update({"/barrier/1": b"new", "/barrier/all": b"here"}))
     calling.start()
-    assert old._roll_call(20, 1) == "rank 0 has spoken in another world"
-    assert driver.kept["/roll_call/1"] == b"new"
+    assert old._barrier.wait(20, 1) == "rank 0 has spoken in another world"
+    assert driver.kept["/barrier/1"] == b"new"
 
 
 def test_who_brings_something_else_than_those_that_are_known():
-    assert elastic.strangers("abbc", [False, True, True, False]) == [0, 3]
-    assert elastic.strangers("aa", [True, False]) == []
-    assert elastic.strangers("ab", [False, False]) == []
+    assert elastic.mismatched_ranks("abbc", [False, True, True, False]) == [0, 3]
+    assert elastic.mismatched_ranks("aa", [True, False]) == []
+    assert elastic.mismatched_ranks("ab", [False, False]) == []
 
 
 def test_a_process_without_a_place_is_removed(driver):
     only = member(driver, "a", 0, 1, 0, 1, 0, 1)
-    only.meet(5)
+    only.rendezvous(5)
     driver.places = {"a": "-1,-1,-1,-1,-1,-1"}
     driver.open.set()
-    with pytest.raises(Removed, match="not part of the job"):
-        only.meet(5)
+    with pytest.raises(Evicted, match="not part of the job"):
+        only.rendezvous(5)
 
 
 def test_a_process_that_was_given_up_does_not_ask_for_the_place_of_its_successor(driver):
     old = member(driver, "a", 0, 1, 0, 1, 0, 1)
-    old.meet(5)
+    old.rendezvous(5)
     driver.new_world(a="0,1,0,1,0,1")  # without having been asked by it
-    member(driver, "a", 0, 1, 0, 1, 0, 1).meet(5)
-    with pytest.raises(Removed, match="gone on without this process"):
-        old.meet(5)
+    member(driver, "a", 0, 1, 0, 1, 0, 1).rendezvous(5)
+    with pytest.raises(Evicted, match="gone on without this process"):
+        old.rendezvous(5)
 
 
 def test_a_driver_that_is_gone_is_an_error_with_what_to_do(driver):
     only = member(driver, "a", 0, 1, 0, 1, 0, 1)
-    only.meet(5)
+    only.rendezvous(5)
     driver.shutdown()
     driver.server_close()
     with pytest.raises(StartError, match="newest checkpoint"):
-        only.meet(5)
+        only.rendezvous(5)
 
 
 def test_run_goes_on_until_training_is_done(driver, monkeypatch):
     only = member(driver, "a", 0, 1, 0, 1, 0, 1)
-    monkeypatch.setattr(elastic, "_member", only)
+    monkeypatch.setattr(membership, "_member", only)
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     left = []
-    monkeypatch.setattr(only, "leave", lambda why: left.append(why))
+    monkeypatch.setattr(only, "shutdown", lambda why: left.append(why))
     tries = iter([HostsChanged("one has come"), None])
 
     def train() -> str:
@@ -212,17 +212,17 @@ def test_a_world_that_never_works_is_given_up(driver, monkeypatch):
     from partial_fc.comm import CollectiveError
 
     only = member(driver, "a", 0, 1, 0, 1, 0, 1)
-    monkeypatch.setattr(elastic, "_member", only)
+    monkeypatch.setattr(membership, "_member", only)
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     left = []
-    monkeypatch.setattr(only, "leave", lambda why: left.append(why))
+    monkeypatch.setattr(only, "shutdown", lambda why: left.append(why))
 
     def train() -> None:
         raise CollectiveError("collective t/x failed on rank 0: tensors of two shapes")
 
     with pytest.raises(CollectiveError, match="two shapes"):
         elastic.run(train)
-    assert left == ["a rank was lost (collective t/x failed on rank 0)"] * elastic.MOST_IN_VAIN
+    assert left == ["a rank was lost (collective t/x failed on rank 0)"] * membership.MAX_LOSSES_WITHOUT_PROGRESS
 
 
 def test_steps_that_are_made_again_are_no_progress(driver, monkeypatch):
@@ -230,10 +230,10 @@ def test_steps_that_are_made_again_are_no_progress(driver, monkeypatch):
     from partial_fc.comm import CollectiveError
 
     only = member(driver, "a", 0, 1, 0, 1, 0, 1)
-    monkeypatch.setattr(elastic, "_member", only)
+    monkeypatch.setattr(membership, "_member", only)
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     left = []
-    monkeypatch.setattr(only, "leave", lambda why: left.append(why))
+    monkeypatch.setattr(only, "shutdown", lambda why: left.append(why))
 
     def train() -> None:
         if len(left) > 20:
@@ -244,7 +244,7 @@ def test_steps_that_are_made_again_are_no_progress(driver, monkeypatch):
 
     with pytest.raises(CollectiveError, match="two shapes"):
         elastic.run(train)
-    assert len(left) == 3 + elastic.MOST_IN_VAIN
+    assert len(left) == 3 + membership.MAX_LOSSES_WITHOUT_PROGRESS
 
 
 def test_without_elastic_mode_training_runs_once(monkeypatch):

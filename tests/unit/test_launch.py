@@ -7,8 +7,9 @@ import pytest
 import torch
 from recipes.launch_flags import LaunchFlags
 
-from partial_fc.comm import Launch, detect, interface
-from partial_fc.comm.launch import devices_differ
+from partial_fc.comm import Launch, detect
+from partial_fc.comm.launch import interface
+from partial_fc.comm.launch.detect import devices_differ
 from recipes import machine
 
 TORCHRUN = {

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partial_fc.comm import Launch, detect, slurm
+from partial_fc.comm import Launch, detect
+from partial_fc.comm.launch import slurm
 
 # Task 3 of 5 on three nodes: 2 on the first, 2 on the second, 1 on the third.
 SRUN = {

@@ -111,7 +111,7 @@ def test_unit_is_the_gradient_summed_over_images_without_the_loss_scale():
 
 def test_bytes_are_a_sixteenth_and_whole_words_a_parameter():
     named, sync = sync_of((17,), (3, 16), (1,))
-    with sync._world.counted() as traffic:
+    with sync._world.count_traffic() as traffic:
         one_update(named, sync, 1.0, global_batch=1)
     assert sum(traffic.num_bytes.values()) == 4 * (2 + 3 + 1)
     assert sync.step_bytes().handed_in == 4 * (2 + 3 + 1)

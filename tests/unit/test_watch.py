@@ -7,41 +7,42 @@ import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from partial_fc import comm
-from partial_fc.comm.board import Board, Invitation, own_addresses
 from partial_fc.comm.journal import Journal
-from partial_fc.comm.report import MOST_LINES, Place, Question, Seen, failure_report, hang_report
-from partial_fc.comm.watch import Watch
+from partial_fc.comm.watch.board import Board, Endpoint, local_addresses
+from partial_fc.comm.watch.report import MAX_LINES, Observation, Query, RankState, failure_report, hang_report
+from partial_fc.comm.watch.watchdog import Watch
 
-QUESTION = Question(rank=0, name="head/sum", nth=12, number=40, step=12, waited_s=600.2, hangs=True)
-
-
-def waiting(rank: int, **more) -> Seen:
-    place = Place(rank, "gpu1", 100 + rank, 12, 40, "head/sum", "head/sum", 599.0, True, True, 40)
-    return Seen(rank, "open", 0.1, True, place, **more)
+QUERY = Query(rank=0, name="head/sum", nth=12, number=40, step=12, waited_s=600.2, hangs=True)
 
 
-def computing(rank: int) -> Seen:
-    place = Place(rank, "gpu7", 4711, 11, 39, "backbone/gradient_3", has_started=False, code="decode.py:88 read")
-    return Seen(rank, "open", 0.1, True, place)
+def waiting(rank: int, **more) -> Observation:
+    state = RankState(rank, "gpu1", 100 + rank, 12, 40, "head/sum", "head/sum", 599.0, True, True, 40)
+    return Observation(rank, "open", 0.1, True, state, **more)
 
 
-def silent(rank: int) -> Seen:
-    return Seen(rank, "open", 597.0, False, Place(rank, "gpu9", 5, 11, 38, "backbone/gradient_2"))
+def computing(rank: int) -> Observation:
+    state = RankState(rank, "gpu7", 4711, 11, 39, "backbone/gradient_3", has_started=False, code="decode.py:88 read")
+    return Observation(rank, "open", 0.1, True, state)
 
 
-def elsewhere(rank: int) -> Seen:
-    place = Place(rank, "gpu2", 6, 12, 40, "evaluate/roc", "evaluate/roc", 598.0, has_started=False, code="loop.py:9 f")
-    return Seen(rank, "open", 0.1, True, place)
+def silent(rank: int) -> Observation:
+    return Observation(rank, "open", 597.0, False, RankState(rank, "gpu9", 5, 11, 38, "backbone/gradient_2"))
+
+
+def elsewhere(rank: int) -> Observation:
+    state = RankState(
+        rank, "gpu2", 6, 12, 40, "evaluate/roc", "evaluate/roc", 598.0, has_started=False, code="loop.py:9 f"
+    )
+    return Observation(rank, "open", 0.1, True, state)
 
 
 def test_hang_names_the_collective_the_step_and_who_has_not_started_it():
-    lines = hang_report(QUESTION, [waiting(0), waiting(1), computing(2), waiting(3)]).split("\n  ")
+    lines = hang_report(QUERY, [waiting(0), waiting(1), computing(2), waiting(3)]).split("\n  ")
     assert lines[0] == (
         "collective head/sum has not finished after 600 s. Step 12; "
         "call 12 of that name, collective number 40 of rank 0"
@@ -56,9 +57,9 @@ def test_hang_names_the_collective_the_step_and_who_has_not_started_it():
 
 
 def test_hang_tells_a_silent_rank_from_an_ended_one():
-    ended = Seen(3, "lost", 30.0, False, Place(3, "gpu3", 7, 12, 39, "head/max"))
-    left = Seen(4, "left", 20.0, False, None, "its Python ended without closing the world; ValueError: key 17")
-    text = hang_report(QUESTION, [waiting(0), silent(1), Seen(2, "never"), ended, left])
+    ended = Observation(3, "lost", 30.0, False, RankState(3, "gpu3", 7, 12, 39, "head/max"))
+    left = Observation(4, "left", 20.0, False, None, "its Python ended without closing the world; ValueError: key 17")
+    text = hang_report(QUERY, [waiting(0), silent(1), Observation(2, "never"), ended, left])
     assert "missing: rank 1 (host gpu9, process 5): no sign of life for 597 s" in text
     assert "unknown: rank 2: has never reached the status board" in text
     assert "missing: rank 3 (host gpu3, process 7): no longer there" in text
@@ -68,7 +69,7 @@ def test_hang_tells_a_silent_rank_from_an_ended_one():
 
 
 def test_hang_of_ranks_in_different_collectives():
-    text = hang_report(QUESTION, [waiting(0), elsewhere(1), elsewhere(2)])
+    text = hang_report(QUERY, [waiting(0), elsewhere(1), elsewhere(2)])
     assert "elsewhere: rank 1 (host gpu2, process 6): has not started it and waits in evaluate/roc instead" in text
     assert "waiting in it: rank 0\n" in text
     assert "different paths" in text
@@ -76,53 +77,53 @@ def test_hang_of_ranks_in_different_collectives():
 
 def test_order_matters_only_where_the_backend_matches_by_order():
     early = waiting(1)
-    early.place.number = 39
-    assert "waiting in it: ranks 0-1" in hang_report(QUESTION, [waiting(0), early])
-    ordered = Question(**{**vars(QUESTION), "ordered": True})
+    early.state.number = 39
+    assert "waiting in it: ranks 0-1" in hang_report(QUERY, [waiting(0), early])
+    ordered = Query(**{**vars(QUERY), "ordered": True})
     text = hang_report(ordered, [waiting(0), early])
     assert "out of order: rank 1" in text
     assert "number 39, not 40" in text
 
 
 def test_hang_with_all_ranks_there_points_at_the_network():
-    text = hang_report(QUESTION, [waiting(rank) for rank in range(3)])
+    text = hang_report(QUERY, [waiting(rank) for rank in range(3)])
     assert "missing" not in text
     assert "every rank has called it" in text
 
 
 def test_a_rank_that_is_done_with_it_and_goes_on_is_not_missing():
     done = computing(1)
-    done.place.has_started = True
-    text = hang_report(QUESTION, [waiting(0), done])
+    done.state.has_started = True
+    text = hang_report(QUERY, [waiting(0), done])
     assert "started: rank 1 (host gpu7, process 4711): has started it and computes" in text
     assert "missing" not in text
 
 
 def test_hang_without_an_answer_from_the_board_blames_rank_0():
-    text = hang_report(Question(**{**vars(QUESTION), "rank": 2}), None)
+    text = hang_report(Query(**{**vars(QUERY), "rank": 2}), None)
     assert "collective head/sum has not finished after 600 s. Step 12" in text
     assert "missing: rank 0, whose process keeps the status board" in text
 
 
 def test_what_rank_0_said_when_it_left_is_passed_on():
     for report in (
-        hang_report(QUESTION, None, "it failed; OSError: disk full"),
-        failure_report(QUESTION, None, "Connection closed", "it failed; OSError: disk full"),
+        hang_report(QUERY, None, "it failed; OSError: disk full"),
+        failure_report(QUERY, None, "Connection closed", "it failed; OSError: disk full"),
     ):
         assert "rank 0, whose process keeps the status board and has left (it failed; OSError: disk full)" in report
 
 
 def test_a_thousand_missing_ranks_do_not_make_a_thousand_lines():
-    text = hang_report(QUESTION, [waiting(0), *(silent(rank) for rank in range(1, 1000))])
-    assert f"... and {999 - MOST_LINES} more ranks" in text
-    assert len(text.splitlines()) == MOST_LINES + 4
+    text = hang_report(QUERY, [waiting(0), *(silent(rank) for rank in range(1, 1000))])
+    assert f"... and {999 - MAX_LINES} more ranks" in text
+    assert len(text.splitlines()) == MAX_LINES + 4
     assert "network of ranks 1-999" in text
 
 
 def test_failure_names_who_ended_first_and_not_those_that_failed_with_it():
-    failed_too = Seen(1, "left", 0.0, False, Place(1, "gpu1", 5, failed="head/sum"), "CollectiveError")
-    killed = Seen(2, "lost", 0.2, False, Place(2, "gpu7", 4711, 11, 39, "backbone/gradient_3"))
-    text = failure_report(QUESTION, [waiting(0), failed_too, killed], "Connection closed by peer")
+    failed_too = Observation(1, "left", 0.0, False, RankState(1, "gpu1", 5, failed="head/sum"), "CollectiveError")
+    killed = Observation(2, "lost", 0.2, False, RankState(2, "gpu7", 4711, 11, 39, "backbone/gradient_3"))
+    text = failure_report(QUERY, [waiting(0), failed_too, killed], "Connection closed by peer")
     assert text.startswith("collective head/sum failed on rank 0, step 12, call 12 of that name: Connection closed")
     assert (
         "failed too: rank 1 (host gpu1, process 5): its backend gave up collective head/sum, and it has ended" in text
@@ -134,25 +135,27 @@ def test_failure_names_who_ended_first_and_not_those_that_failed_with_it():
 # ---- the board
 
 
-def a_world(rank: int, size: int) -> SimpleNamespace:
-    return SimpleNamespace(rank=rank, size=size, step=rank + 5, backend="horovod", journal=Journal())
+def a_journal(rank: int, size: int) -> Journal:
+    made = Journal(rank, size, "horovod")
+    made.step = rank + 5
+    return made
 
 
 @pytest.fixture
 def watches() -> Iterator[list[Watch]]:
     """Ranks 0 to 2 of 4, of which the last never comes."""
     board = Board(4, one_host=True)
-    made = [Watch(a_world(rank, 4), 600.0, board.invitation, board if rank == 0 else None) for rank in range(3)]
+    made = [Watch(a_journal(rank, 4), 600.0, board.endpoint, board if rank == 0 else None) for rank in range(3)]
     yield made
     for watch in reversed(made):
         watch.close()
 
 
-def look_until(watch: Watch, links: list[str]) -> list[Seen]:
+def look_until(watch: Watch, links: list[str]) -> list[Observation]:
     """Connections come and go in their own time."""
     call = watch._journal.newest_of.get("t/a") or watch._journal.begin("t/a")
     for _ in range(500):
-        seen = watch.look(call)
+        seen = watch.observe(call)
         if seen and [s.link for s in seen] == links:
             return seen
     raise AssertionError(f"expected {links}, the board shows {seen}")
@@ -160,34 +163,34 @@ def look_until(watch: Watch, links: list[str]) -> list[Seen]:
 
 def test_every_rank_is_asked_for_its_place(watches):
     watches[1]._journal.begin("t/a")
-    watches[1]._journal.held_up.clear()
+    watches[1]._journal.in_flight.clear()
     watches[2]._journal.begin("t/b")
     seen = look_until(watches[0], ["open", "open", "open", "never"])
     assert [s.answered for s in seen] == [True, True, True, False]
-    assert [s.place.step for s in seen[:3]] == [5, 6, 7]
-    assert [s.place.has_started for s in seen[:3]] == [True, True, False]
-    assert [s.place.waits_in_it for s in seen[:3]] == [True, False, False]
-    assert [s.place.waits_for for s in seen[:3]] == ["t/a", "", "t/b"]
+    assert [s.state.step for s in seen[:3]] == [5, 6, 7]
+    assert [s.state.has_started for s in seen[:3]] == [True, True, False]
+    assert [s.state.waits_in_it for s in seen[:3]] == [True, False, False]
+    assert [s.state.waits_for for s in seen[:3]] == ["t/a", "", "t/b"]
 
 
 def test_what_a_rank_says_later_does_not_cover_its_answer(watches):
     look_until(watches[0], ["open", "open", "open", "never"])
-    hello = {"hello": watches[0]._invitation.token, "place": asdict(Place(3))}
-    with socket.create_connection(("127.0.0.1", watches[0]._invitation.port), 5.0) as guest:
-        lines = guest.makefile("rwb", buffering=0)
+    hello = {"hello": watches[0]._endpoint.token, "state": asdict(RankState(3))}
+    with socket.create_connection(("127.0.0.1", watches[0]._endpoint.port), 5.0) as client:
+        lines = client.makefile("rwb", buffering=0)
         lines.write(json.dumps(hello).encode() + b"\n")
         assert "welcome" in json.loads(lines.readline())
-        found: list[list[Seen] | None] = []
-        asks = threading.Thread(target=lambda: found.append(watches[0].look(watches[0]._journal.begin("t/b"))))
+        found: list[list[Observation] | None] = []
+        asks = threading.Thread(target=lambda: found.append(watches[0].observe(watches[0]._journal.begin("t/b"))))
         asks.start()
         number = json.loads(lines.readline())["answer"]
-        late, answer = ({"answer": n, "place": asdict(Place(3, step=n, has_started=True))} for n in (-1, number))
-        for message in (answer, {"place": asdict(Place(3))}, late):
+        late, answer = ({"answer": n, "state": asdict(RankState(3, step=n, has_started=True))} for n in (-1, number))
+        for message in (answer, {"state": asdict(RankState(3))}, late):
             lines.write(json.dumps(message).encode() + b"\n")
         asks.join()
     assert found[0][3].answered
-    assert found[0][3].place.has_started
-    assert found[0][3].place.step == number
+    assert found[0][3].state.has_started
+    assert found[0][3].state.step == number
 
 
 def test_any_rank_may_ask_and_reads_who_has_left(watches):
@@ -205,10 +208,10 @@ def test_a_rank_can_ask_after_rank_0_has_left(watches):
 
 def test_a_stranger_is_not_let_in():
     board = Board(2, one_host=True)
-    watch = Watch(a_world(0, 2), 600.0, board.invitation, board)
+    watch = Watch(a_journal(0, 2), 600.0, board.endpoint, board)
     look_until(watch, ["open", "never"])
-    with socket.create_connection(("127.0.0.1", board.invitation.port), 5.0) as stranger:
-        stranger.sendall(b'{"hello": "1234", "place": {"rank": 1}}\n')
+    with socket.create_connection(("127.0.0.1", board.endpoint.port), 5.0) as stranger:
+        stranger.sendall(b'{"hello": "1234", "state": {"rank": 1}}\n')
         assert stranger.recv(100) == b""
     look_until(watch, ["open", "never"])
     watch.close()
@@ -217,18 +220,18 @@ def test_a_stranger_is_not_let_in():
 def test_a_fault_of_the_board_is_told_and_not_taken_for_a_stranger(monkeypatch, caplog):
     monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
     board = Board(2, one_host=True)
-    watch = Watch(a_world(0, 2), 600.0, board.invitation, board)
+    watch = Watch(a_journal(0, 2), 600.0, board.endpoint, board)
     look_until(watch, ["open", "never"])
-    hello = {"hello": board.invitation.token, "place": {"rank": 1}}
-    with socket.create_connection(("127.0.0.1", board.invitation.port), 5.0) as guest:
-        guest.sendall(json.dumps(hello).encode() + b'\n{"ask": {"without": "hangs"}}\n[17\n')
-        while guest.recv(1000):  # until the board hangs up
+    hello = {"hello": board.endpoint.token, "state": {"rank": 1}}
+    with socket.create_connection(("127.0.0.1", board.endpoint.port), 5.0) as client:
+        client.sendall(json.dumps(hello).encode() + b'\n{"ask": {"without": "hangs"}}\n[17\n')
+        while client.recv(1000):  # until the board hangs up
             pass
     look_until(watch, ["open", "lost"])
     watch.close()
     assert "lets rank 1 go by a fault of its own" in caplog.text
     assert "JSONDecodeError" in caplog.text
-    assert "did not answer a question by a fault of its own" in caplog.text
+    assert "did not answer a query by a fault of its own" in caplog.text
     assert "KeyError: 'hangs'" in caplog.text
 
 
@@ -239,17 +242,17 @@ def test_a_watch_that_does_not_start_is_an_error(monkeypatch):
     board = Board(2, one_host=True)
     monkeypatch.setattr("asyncio.start_server", fails)
     with pytest.raises(comm.StartError, match=r"watch over collectives does not start: .*Too many open files"):
-        Watch(a_world(0, 2), 600.0, board.invitation, board)
+        Watch(a_journal(0, 2), 600.0, board.endpoint, board)
 
 
-def test_last_words_reach_the_board_and_those_of_rank_0_the_others(watches, monkeypatch):
+def test_report_failure_reaches_the_board_and_those_of_rank_0_the_others(watches, monkeypatch):
     look_until(watches[2], ["open", "open", "open", "never"])
-    monkeypatch.setattr("partial_fc.comm.watch._open_watches", {watches[1]})
-    comm.last_words(ValueError("record 17\nis damaged"))
+    monkeypatch.setattr("partial_fc.comm.watch.watchdog._open_watches", {watches[1]})
+    comm.report_failure(ValueError("record 17\nis damaged"))
     seen = look_until(watches[2], ["open", "left", "open", "never"])
     assert seen[1].farewell == "it failed; ValueError: record 17 is damaged"
-    monkeypatch.setattr("partial_fc.comm.watch._open_watches", {watches[0]})
-    comm.last_words(KeyboardInterrupt())
+    monkeypatch.setattr("partial_fc.comm.watch.watchdog._open_watches", {watches[0]})
+    comm.report_failure(KeyboardInterrupt())
     look_until(watches[2], ["left", "left", "open", "never"])
     assert watches[2]._why_rank_0_left == "it failed; KeyboardInterrupt"
 
@@ -263,10 +266,10 @@ def test_time_counts_from_the_second_look_and_a_gpu_that_is_done_waits_no_longer
     for _ in range(3):
         watches[0]._count_waiting(10.0)
     assert call.waited_s >= 20.0
-    assert on_gpu in journal.held_up
+    assert on_gpu in journal.in_flight
     ready = True
     watches[0]._count_waiting(10.0)
-    assert journal.held_up == {call}
+    assert journal.in_flight == {call}
 
 
 def test_a_watch_that_fails_says_so(monkeypatch, caplog):
@@ -276,7 +279,7 @@ def test_a_watch_that_fails_says_so(monkeypatch, caplog):
     monkeypatch.setattr(Watch, "_count_waiting", fails)
     monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
     board = Board(1, one_host=True)
-    watch = Watch(a_world(0, 1), 0.08, board.invitation, board)  # looks every 10 ms
+    watch = Watch(a_journal(0, 1), 0.08, board.endpoint, board)  # looks every 10 ms
     for _ in range(500):
         if caplog.records:
             break
@@ -290,32 +293,32 @@ def test_journal_numbers_calls_by_name_and_in_all():
     journal = Journal()
     calls = [journal.begin(name) for name in ("a", "b", "a")]
     assert [(call.nth, call.number) for call in calls] == [(1, 1), (1, 2), (2, 3)]
-    assert journal.oldest_held_up() is calls[0]
-    journal.held_up.discard(calls[0])
-    assert journal.oldest_held_up() is calls[1]
+    assert journal.oldest_in_flight() is calls[0]
+    journal.in_flight.discard(calls[0])
+    assert journal.oldest_in_flight() is calls[1]
 
 
 @pytest.mark.parametrize("num", [1, 20, 50, 500])
-def test_an_invitation_has_one_size_whatever_the_number_of_addresses(num):
+def test_an_endpoint_has_one_size_whatever_the_number_of_addresses(num):
     addresses = [f"172.17.{i // 256}.{i % 256}" for i in range(num)]
-    data = Invitation(12345, "0" * 32, addresses).to_bytes(1024)
+    data = Endpoint(12345, "0" * 32, addresses).to_bytes(1024)
     assert len(data) == 1024
-    found = Invitation.from_bytes(data)
+    found = Endpoint.from_bytes(data)
     assert (found.port, found.token) == (12345, "0" * 32)
     assert found.addresses == addresses[: len(found.addresses)]
     assert len(found.addresses) >= min(num, 40)
 
 
-def test_an_invitation_that_does_not_fit_is_an_error():
+def test_an_endpoint_that_does_not_fit_is_an_error():
     with pytest.raises(ValueError, match="not one address fits into 64 bytes"):
-        Invitation(12345, "0" * 32, ["10.0.0.1"]).to_bytes(64)
+        Endpoint(12345, "0" * 32, ["10.0.0.1"]).to_bytes(64)
 
 
 def test_addresses_of_an_interface():
-    assert own_addresses("lo") == ["127.0.0.1"]
-    assert own_addresses()
+    assert local_addresses("lo") == ["127.0.0.1"]
+    assert local_addresses()
     with pytest.raises(ValueError, match="--network-interface nowhere0: no IPv4 address"):
-        own_addresses("nowhere0")
+        local_addresses("nowhere0")
 
 
 @pytest.mark.parametrize("timeout_s", [-1.0, float("nan"), float("inf")])
@@ -338,4 +341,4 @@ def test_what_the_backend_raises_is_told_with_name_step_and_rank(monkeypatch):
     monkeypatch.setattr(world, "_all_gather", fails)
     with pytest.raises(comm.CollectiveError, match="t/b failed"):
         world.start_all_gather(torch.ones(2), name="t/b")
-    assert not world.journal.held_up
+    assert not world.journal.in_flight

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from partial_fc.comm.launch import Launch
+from partial_fc.comm.launch.detect import Launch
 from partial_fc.comm.world import Op, World
 
 T = TypeVar("T")

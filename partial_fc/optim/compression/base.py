@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from partial_fc.comm import Pending, World
+from partial_fc.comm import Work, World
 from partial_fc.optim.compression.bucket import Bucket
 
 # Yields the message that it waits for, is resumed with what arrived, and may start another.
-Stages = Generator[Pending, Tensor, None]
+Stages = Generator[Work, Tensor, None]
 
 
 @dataclass(frozen=True)

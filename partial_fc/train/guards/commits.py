@@ -35,7 +35,7 @@ class Commits:
         """Before the first step of a world: fewer ranks than before have what there is. Where one has too little
         memory, the first world of a run raises ValueError, on all ranks, and later ones go on without commits."""
         if self._member:
-            told = self._member.restored()
+            told = self._member.recovery_summary()
             if told:
                 _log.info(told)
             if told and self._world.rank == 0:

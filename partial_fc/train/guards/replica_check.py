@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import World
-from partial_fc.comm.report import ranks_in_words
+from partial_fc.comm.watch.report import ranks_in_words
 
 
 def check(tensors: Mapping[str, Tensor], facts: Mapping[str, Any], step: int, last_equal: int, world: World) -> None:

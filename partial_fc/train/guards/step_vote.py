@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from partial_fc.checkpoint import Saver
-from partial_fc.comm import Pending, World
+from partial_fc.comm import Work, World
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class StepVote:
 
     def __init__(self, world: World):
         self._world = world
-        self._pending: Pending | None = None
+        self._pending: Work | None = None
 
     def start(self, stop: bool, saver: Saver, hosts_changed: bool = False) -> None:
         said = torch.tensor([stop, saver.busy, saver.failed, hosts_changed], dtype=torch.int32)

@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from partial_fc.comm import slurm
-from partial_fc.comm.report import ranks_in_words
+from partial_fc.comm.launch import slurm
+from partial_fc.comm.watch.report import ranks_in_words
 
-# Set in the processes that own_launch.py starts: the process number of the one that started them.
-OWN_LAUNCH = "PARTIAL_FC_PARENT"
+# Set in the processes that spawn.py starts: the process number of the one that started them.
+PARENT = "PARTIAL_FC_PARENT"
+# In their rank 0, the number of a socket that listens already: nobody else can take the port meanwhile.
+LISTENING_SOCKET = "PARTIAL_FC_LISTENING_SOCKET"
 
 
 class StartError(ConnectionError):
@@ -18,8 +20,8 @@ class StartError(ConnectionError):
 
 @dataclass(frozen=True)
 class Launch:
-    """What the launcher told this process. `local` counts the processes of one host; master: where torch.distributed's
-    rank 0 listens."""
+    """The rank that the launcher gave this process. `local` counts the processes of one host; master: where
+    torch.distributed's rank 0 listens."""
 
     backend: Literal["horovod", "torch", "single"]
     rank: int = 0
@@ -62,29 +64,29 @@ _LAUNCHERS = {
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Launch:
-    """The first launcher of the table whose rank or size is set; every variable of it must then be there. Without one:
-    srun. (The others run inside SLURM's steps as well, so srun comes last.)
+    """Reads the variables of the first launcher of the table whose rank or size is set, all of which must then be
+    there; without one, those of srun. (The others run inside SLURM's steps as well, so srun comes last.)
 
     Raises ValueError that names the missing variables: a half-set environment would otherwise train W separate
     models, or hang.
     """
-    for launcher, (backend, who, more) in _LAUNCHERS.items():
-        if not any(name in environ for name in who[:2]):
+    for launcher, (backend, identity, more) in _LAUNCHERS.items():
+        if not any(name in environ for name in identity[:2]):
             continue
-        if who[0] == "PMI_RANK" and slurm.in_step(environ) and "MPI_LOCALRANKID" not in environ:
+        if identity[0] == "PMI_RANK" and slurm.in_step(environ) and "MPI_LOCALRANKID" not in environ:
             continue  # srun sets PMI_RANK too, for MPI programs (--mpi=pmi2, on some clusters the default)
-        missing = [name for name in (*who, *more) if not environ.get(name)]
+        missing = [name for name in (*identity, *more) if not environ.get(name)]
         if missing:
-            present = [f"{name}={environ[name]}" for name in (*who, *more) if environ.get(name)]
+            present = [f"{name}={environ[name]}" for name in (*identity, *more) if environ.get(name)]
             raise ValueError(
                 f"launched as if by {launcher} ({', '.join(present)}) but {', '.join(missing)} "
                 f"is not set; start through {launcher.split()[0]}, or unset these variables to run one process"
             )
-        numbers = [_integer(environ, name) for name in who]
+        numbers = [_integer(environ, name) for name in identity]
         if backend == "horovod":
             return _checked(launcher, backend, numbers)
-        own = "--nodes and --gpus" if started_here(environ) else launcher
-        return _checked(own, backend, numbers, environ["MASTER_ADDR"], _integer(environ, "MASTER_PORT"))
+        name = "--nodes and --gpus" if started_here(environ) else launcher
+        return _checked(name, backend, numbers, environ["MASTER_ADDR"], _integer(environ, "MASTER_PORT"))
     task = slurm.task(environ)
     if task is None:
         return Launch("single")
@@ -94,12 +96,12 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch:
 
 def started_here(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether our own --nodes and --gpus started this process."""
-    return bool(environ.get(OWN_LAUNCH))
+    return bool(environ.get(PARENT))
 
 
 def devices_differ(devices: Sequence[str]) -> str:
-    """What is wrong where the ranks do not all compute on the same kind of device, "cpu" or "cuda" by rank; else
-    nothing."""
+    """Says what is wrong where the ranks do not all compute on the same kind of device; else nothing. devices: "cpu" or
+    "cuda", by rank."""
     without = [rank for rank, device in enumerate(devices) if device != "cuda"]
     if len(without) in (0, len(devices)):
         return ""

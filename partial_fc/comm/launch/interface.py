@@ -1,4 +1,4 @@
-"""Which of a host's networks the processes talk over."""
+"""The network interface over which the processes talk, where a host has several."""
 
 import os
 import socket
@@ -17,31 +17,30 @@ def choose(interface: str, environ: MutableMapping[str, str] = os.environ) -> No
     could listen; and where a variable already says another one: horovodrun and clusters set them, and half of the
     processes must not follow one and half the other.
     """
-    addresses = {name: _address(found) for name, found in psutil.net_if_addrs().items()}
+    addresses = {name: _address(entries) for name, entries in psutil.net_if_addrs().items()}
     if not addresses.get(interface):
         state = "has no IPv4 address" if interface in addresses else "does not exist"
         usable = ", ".join(f"{name} ({address})" for name, address in addresses.items() if address)
         raise ValueError(f"--network-interface {interface}: {state} on {socket.gethostname()}; there are {usable}")
     for name in VARIABLES:
-        said = environ.get(name)
-        if said and not _allows(said, interface):
+        value = environ.get(name)
+        if value and not _allows(value, interface):
             raise ValueError(
-                f"--network-interface {interface}, but the environment of {socket.gethostname()} says "
-                f"{name}={said}; unset "
-                "it, or leave the flag away. (horovodrun sets it: give it --network-interfaces instead)"
+                f"--network-interface {interface}, but the environment of {socket.gethostname()} says {name}={value}; "
+                "unset it, or leave the flag away. (horovodrun sets it: give it --network-interfaces instead)"
             )
     for name in VARIABLES:
         # NCCL takes a bare name for the beginning of one: eth1 would also mean eth10.
         environ[name] = f"={interface}" if name == "NCCL_SOCKET_IFNAME" else interface
 
 
-def _address(found: list) -> str:
+def _address(entries: list) -> str:
     """The first IPv4 address, else nothing."""
-    return next((entry.address for entry in found if entry.family == socket.AF_INET), "")
+    return next((entry.address for entry in entries if entry.family == socket.AF_INET), "")
 
 
-def _allows(said: str, interface: str) -> bool:
+def _allows(value: str, interface: str) -> bool:
     """Whether `interface` is among those named: "eth0,eth1"; for NCCL also "=eth0" (exactly) and "^lo" (all but)."""
-    if said.startswith("^"):
-        return not any(interface.startswith(name) for name in said[1:].removeprefix("=").split(","))
-    return interface in said.removeprefix("=").split(",")
+    if value.startswith("^"):
+        return not any(interface.startswith(name) for name in value[1:].removeprefix("=").split(","))
+    return interface in value.removeprefix("=").split(",")

@@ -21,13 +21,13 @@ import torch
 import tyro
 from torch import Tensor
 
-from benchmarks.textbook_head import TextbookHead
 from partial_fc import comm
+from partial_fc.bench.plan import DTYPES, OPTIMIZERS
+from partial_fc.bench.textbook_head import TextbookHead
 from partial_fc.comm import World
 from partial_fc.comm.world import Traffic
 from partial_fc.head import CosFace, PartialFC, Storage
 from partial_fc.machine import PeakMemory, measure_rates, synchronise
-from partial_fc.plan import DTYPES, OPTIMIZERS
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class HeadOptions:
     steps: int = 3
     """Timed steps, after one that is not; the median counts."""
     versus: Literal["none", "plain"] = "none"
-    """plain: in turn with the textbook head (benchmarks/textbook_head.py)."""
+    """plain: in turn with the textbook head (partial_fc/bench/textbook_head.py)."""
     rounds: int = 3
     """Pairs of runs with --versus."""
 
@@ -98,11 +98,11 @@ def measure(options: HeadOptions) -> dict[str, Any]:
 def _run(options: HeadOptions, side: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="partial-fc-bench-") as folder:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc_per_node={options.num_processes}", "-m", "benchmarks.head"]
+        command += [f"--nproc_per_node={options.num_processes}", "-m", "partial_fc.bench.head"]
         done = subprocess.run(
             [*command, json.dumps({**asdict(options), "side": side, "folder": folder}, default=str)],
             env={**os.environ, "OMP_NUM_THREADS": str(options.threads)},
-            cwd=Path(__file__).parents[1],
+            cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,
         )
@@ -221,7 +221,7 @@ def _time_steps(
         feat_BD = torch.randn(rows, options.dim, generator=generator).to(device).requires_grad_()
         label_B = torch.randint(0, options.classes, (rows,), generator=generator).to(device)
         world.barrier()
-        with world.counted() as traffic:
+        with world.count_traffic() as traffic:
             laps = [_now(world, device)]
             loss = head(feat_BD, label_B)
             laps.append(_now(world, device))

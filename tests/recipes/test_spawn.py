@@ -1,4 +1,4 @@
-"""Our own launch: it starts the processes of a host, passes their lines on, and leaves none behind."""
+"""`partial-fc train RECIPE --gpus N`: starts the processes of a host, passes their lines on, and leaves none behind."""
 
 import multiprocessing
 import os
@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from partial_fc.comm import Launch, StartError, own_launch, rendezvous
+from partial_fc.comm import Launch, StartError, rendezvous
+from partial_fc.comm.launch import spawn
 
 ROOT = Path(__file__).parents[2]
 
-# What a recipe does with its LaunchFlags, and no more: a sum over the ranks.
+# A recipe that does with its LaunchFlags what all do, and no more: a sum over the ranks.
 JOB = """
-import os, sys, time
+import os, time
 import torch, tyro
-from partial_fc import comm
 from recipes.launch_flags import LaunchFlags
 
 def job(what: str = "sum", *, launch: tyro.conf.OmitArgPrefixes[LaunchFlags] = LaunchFlags()):
@@ -37,13 +37,8 @@ def job(what: str = "sum", *, launch: tyro.conf.OmitArgPrefixes[LaunchFlags] = L
     world.close()
     return 0
 
-try:
-    status = tyro.cli(job)
-except (ValueError, comm.StartError) as error:
-    print("job:", error, file=sys.stderr)
-    status = 1
-sys.stdout.flush()
-os._exit(status)
+def main(flags):
+    return tyro.cli(job, args=flags)
 """
 
 
@@ -54,7 +49,7 @@ def job(tmp_path, monkeypatch) -> list[str]:
     path.write_text(JOB)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return [sys.executable, str(path)]
+    return [sys.executable, "-m", "partial_fc", "train", str(path)]
 
 
 @pytest.fixture
@@ -92,7 +87,7 @@ def wait_for_end(pids: list[int], timeout_s: float = 30.0) -> None:
 
 
 def run(command: list[str], gpus: int = 2) -> int:
-    return own_launch.run(command, nodes=1, gpus=gpus, nr=0, master_addr="127.0.0.1", master_port=None)
+    return spawn.run(command, nodes=1, gpus=gpus, nr=0, master_addr="127.0.0.1", master_port=None)
 
 
 # ---- with a job that talks
@@ -129,7 +124,7 @@ def test_an_interface_that_a_host_does_not_have_ends_the_run(job, capfd):
     assert run([*job, "--network-interface", "eth77"], gpus=1) == 1
     out, err = capfd.readouterr()
     assert not out
-    assert "job: --network-interface eth77: does not exist" in err
+    assert "job.py: --network-interface eth77: does not exist" in err
     assert "lo (127.0.0.1)" in err
     assert "rank 0 on" in err
     assert "ended with exit status 1" in err
@@ -153,7 +148,7 @@ def test_lines_of_two_ranks_do_not_tear_each_other_apart(capfd):
 def test_each_process_is_told_who_it_is(capfd):
     script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $PARTIAL_FC_PARENT"
     command = ["bash", "-c", script]
-    assert own_launch.run(command, nodes=3, gpus=2, nr=1, master_addr="10.0.0.1", master_port=8888) == 0
+    assert spawn.run(command, nodes=3, gpus=2, nr=1, master_addr="10.0.0.1", master_port=8888) == 0
     told = sorted(capfd.readouterr().out.splitlines())
     assert told == [f"{2 + local} 6 {local} 2 10.0.0.1 8888 {os.getpid()}" for local in (0, 1)]
 
@@ -189,7 +184,7 @@ def test_a_rank_that_fails_ends_the_others(capfd, once_all_listen, end, status, 
 
 
 def test_a_rank_that_does_not_listen_is_killed(capfd, monkeypatch, once_all_listen):
-    monkeypatch.setattr(own_launch, "_FAILURE_GRACE_S", 0.3)
+    monkeypatch.setattr(spawn, "_FAILURE_GRACE_S", 0.3)
     stubborn = "trap '' TERM; echo $$; listens; while true; do sleep 0.1; done"
     assert shell(f"{once_all_listen} if [ $RANK = 1 ]; then once 0 exit 7; fi; {stubborn}") == 7
     wait_for_end([int(capfd.readouterr().out)])
@@ -224,7 +219,7 @@ def test_ranks_that_were_pre_empted_end_in_peace(capfd, once_all_listen, last, s
 
 
 def test_a_master_address_without_a_port_is_where_rank_0_is_reached(monkeypatch):
-    with own_launch._listen("127.0.0.2") as listening:
+    with spawn._listen("127.0.0.2") as listening:
         port = listening.getsockname()[1]
         monkeypatch.setenv(rendezvous.LISTENING_SOCKET, str(os.dup(listening.fileno())))
         store = rendezvous.meet(launch(0, 1, port, "127.0.0.2"), 20)
@@ -234,14 +229,14 @@ def test_a_master_address_without_a_port_is_where_rank_0_is_reached(monkeypatch)
 @pytest.mark.parametrize("address", ["192.0.2.77", "no-such-host.invalid"])
 def test_a_master_address_that_is_not_of_the_only_host_is_refused(address):
     with pytest.raises(ValueError, match=rf"--master-addr {address}: .* cannot listen there \(.*leave it away"):
-        own_launch.run(["true"], nodes=1, gpus=2, nr=0, master_addr=address, master_port=None)
+        spawn.run(["true"], nodes=1, gpus=2, nr=0, master_addr=address, master_port=None)
 
 
 @pytest.fixture(autouse=True)
 def _no_stores(monkeypatch):
     monkeypatch.setattr(rendezvous, "_stores", {})
     monkeypatch.setattr(rendezvous, "_num_meetings", 0)
-    monkeypatch.setattr(rendezvous, "_LAST_WORD_S", 0.5)
+    monkeypatch.setattr(rendezvous, "_LINGER_S", 0.5)
     monkeypatch.setattr(rendezvous, "_LATER_S", 1.0)
 
 

@@ -1,6 +1,6 @@
-"""Starts the processes of this host itself: `python train.py RECIPE --gpus 2`, without another launcher.
+"""Starts and supervises the processes of this host: `partial-fc train RECIPE --gpus 2`, without another launcher.
 
-Each is the same command again, told its rank by the variables that torchrun would set. This process then only passes
+Each runs the same command again, with its rank in the variables that torchrun would set. This process then only passes
 on what they print and sees to it that they end together.
 """
 
@@ -19,26 +19,25 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO
 
-from partial_fc.comm.launch import OWN_LAUNCH
-from partial_fc.comm.rendezvous import LISTENING_SOCKET
+from partial_fc.comm.launch.detect import LISTENING_SOCKET, PARENT
 
 _POLL_S = 0.1
 _FAILURE_GRACE_S = 5.0  # from SIGTERM to SIGKILL when another rank has failed: there is nothing left to save
 # When the user or a scheduler ends the run; a second signal ends it at once. After these two it writes a checkpoint.
 _SIGNAL_GRACE_S = {signal.SIGTERM: 600.0, signal.SIGUSR1: math.inf}
 _OTHER_SIGNAL_GRACE_S = 30.0
-_LEAVING_GRACE_S = 30.0  # from the first rank that says it was pre-empted to the last: they leave together
+_LEAVING_GRACE_S = 30.0  # from the first rank that ends pre-empted to the last: they end together
 PREEMPTED = os.EX_TEMPFAIL  # exit status of a rank that was asked to end, and has written a checkpoint
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 @dataclass
 class _Rank:
-    """A process of ours. Lines are passed on whole, so that those of two ranks do not tear each other apart."""
+    """One process that was started here. Its lines are passed on whole, so that those of two ranks do not mix."""
 
     number: int
     process: subprocess.Popen[bytes]
-    rest: dict[int, bytes] = field(default_factory=dict)  # by our descriptor, 1 or 2: the line begun
+    rest: dict[int, bytes] = field(default_factory=dict)  # of the last line, by descriptor of this process: 1 or 2
 
 
 def run(
@@ -53,8 +52,8 @@ def run(
 ) -> int:
     """Runs `command` as the ranks nr * gpus to nr * gpus + gpus - 1 of nodes * gpus, and waits for them.
 
-    master_port: none: a free one of this host, which is then the only node; raises ValueError where master_addr is no
-    IPv4 address of it. Returns 0, or the status of the rank that failed first (128 + n for signal n, as a shell has
+    master_port: None takes a free one of this host, which is then the only node; raises ValueError where master_addr is
+    no IPv4 address of it. Returns 0, or the status of the rank that failed first (128 + n for signal n, as a shell has
     it); the others are then ended. Signals are passed on; PREEMPTED where all ranks that did not end with 0 answer them
     so. When this process is killed, `stay_with_parent` ends the others.
     """
@@ -74,17 +73,17 @@ def run(
     ranks: list[_Rank] = []
     try:
         for local in range(gpus):
-            told = {
+            variables = {
                 "RANK": nr * gpus + local,
                 "WORLD_SIZE": nodes * gpus,
                 "LOCAL_RANK": local,
                 "LOCAL_WORLD_SIZE": gpus,
                 "MASTER_ADDR": master_addr,
                 "MASTER_PORT": port,
-                OWN_LAUNCH: os.getpid(),
+                PARENT: os.getpid(),
                 "PYTHONUNBUFFERED": 1,  # lines arrive when they are printed
             }
-            ranks.append(_start(command, told, environ, listening))
+            ranks.append(_start(command, variables, environ, listening))
         if listening:
             listening.close()
         return _supervise(ranks, received)
@@ -99,7 +98,7 @@ def run(
 
 
 def _listen(address: str) -> socket.socket:
-    """At a free port."""
+    """Opens a socket that listens at a free port."""
     try:
         return socket.create_server((address, 0))
     except OSError as error:  # of the name, too
@@ -112,44 +111,45 @@ def _listen(address: str) -> socket.socket:
 
 def _start(
     command: Sequence[str],
-    told: dict[str, int | str],
+    variables: dict[str, int | str],
     environ: Mapping[str, str],
     listening: socket.socket | None,
 ) -> _Rank:
-    keep = []
-    if listening and told["RANK"] == 0:
-        told[LISTENING_SOCKET] = listening.fileno()
-        keep = [listening.fileno()]
+    kept_descriptors = []
+    if listening and variables["RANK"] == 0:
+        variables[LISTENING_SOCKET] = listening.fileno()
+        kept_descriptors = [listening.fileno()]
     process = subprocess.Popen(
         command,
-        env={**environ, **{name: str(value) for name, value in told.items()}},
+        env={**environ, **{name: str(value) for name, value in variables.items()}},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        pass_fds=keep,
+        pass_fds=kept_descriptors,
         process_group=0,  # Ctrl-C in a terminal then reaches only us, and they get it from us, once
     )
-    return _Rank(int(told["RANK"]), process)
+    return _Rank(int(variables["RANK"]), process)
 
 
 def stay_with_parent(environ: Mapping[str, str] = os.environ) -> None:
-    """For a process that `run` started: it is killed when the one that started it is gone, in whatever way."""
+    """Has this process, which `run` started, killed when the one that started it is gone, in whatever way."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(environ[OWN_LAUNCH]):  # gone before we asked
+    if os.getppid() != int(environ[PARENT]):  # gone before we asked
         os._exit(1)
 
 
 def _supervise(ranks: list[_Rank], received: list[int]) -> int:
-    status, asked = 0, 0
+    """Passes on lines and signals until all ranks have ended; returns the exit status of `run`."""
+    status, requested = 0, 0
     expected = {0, PREEMPTED}  # ways to end that are no failure
     kill_at = math.inf
     running = list(ranks)
     with selectors.DefaultSelector() as selector:
         for rank in ranks:
-            for ours, pipe in ((1, rank.process.stdout), (2, rank.process.stderr)):
+            for descriptor, pipe in ((1, rank.process.stdout), (2, rank.process.stderr)):
                 assert pipe is not None
                 os.set_blocking(pipe.fileno(), False)
-                selector.register(pipe, selectors.EVENT_READ, (rank, ours))
+                selector.register(pipe, selectors.EVENT_READ, (rank, descriptor))
         while running:
             _pass_on(selector, _POLL_S)
             ended = [rank for rank in running if rank.process.poll() is not None]
@@ -158,17 +158,17 @@ def _supervise(ranks: list[_Rank], received: list[int]) -> int:
             if any(rank.process.returncode == PREEMPTED for rank in ended):
                 kill_at = min(kill_at, time.monotonic() + _LEAVING_GRACE_S)
             if failed and not status:
-                _pass_on_all(selector)  # their last words come before ours
-                _say(failed, running)
+                _pass_on_all(selector)  # what they printed comes first
+                _print_failures(failed, running)
                 status = _shell_status(failed[0].process.returncode)
                 kill_at = time.monotonic() + _FAILURE_GRACE_S
                 _signal_all(running, signal.SIGTERM)
             for number in received:
                 grace_s = _SIGNAL_GRACE_S.get(signal.Signals(number), _OTHER_SIGNAL_GRACE_S)
                 # A second one: whoever sends it does not want to wait.
-                kill_at = time.monotonic() + (0.0 if asked else grace_s)
-                asked = asked or 128 + number
-                expected |= {-number, asked}
+                kill_at = time.monotonic() + (0.0 if requested else grace_s)
+                requested = requested or 128 + number
+                expected |= {-number, requested}
                 for rank in running:
                     _pass_signal_on(rank, number)
             received.clear()
@@ -177,12 +177,12 @@ def _supervise(ranks: list[_Rank], received: list[int]) -> int:
                 _signal_all(running, signal.SIGKILL)
         _pass_on_all(selector)
     for rank in ranks:
-        for ours, rest in rank.rest.items():
-            _write(ours, rest + b"\n" if rest else b"")
+        for descriptor, rest in rank.rest.items():
+            _write(descriptor, rest + b"\n" if rest else b"")
     statuses = {rank.process.returncode for rank in ranks} - {0}
-    if not statuses and asked - 128 in _SIGNAL_GRACE_S:
+    if not statuses and requested - 128 in _SIGNAL_GRACE_S:
         return 0  # asked when there was nothing left to stop
-    return PREEMPTED if statuses == {PREEMPTED} else status or asked or max(map(_shell_status, statuses), default=0)
+    return PREEMPTED if statuses == {PREEMPTED} else status or requested or max(map(_shell_status, statuses), default=0)
 
 
 def _pass_on_all(selector: selectors.BaseSelector) -> None:
@@ -191,22 +191,22 @@ def _pass_on_all(selector: selectors.BaseSelector) -> None:
 
 
 def _pass_on(selector: selectors.BaseSelector, timeout_s: float) -> bool:
-    """Prints the whole lines that have arrived; whether anything had."""
-    any_came = False
+    """Prints the whole lines that have arrived. Returns whether anything had."""
+    arrived = False
     for key, _ in selector.select(timeout_s):
         pipe: IO[bytes] = key.fileobj  # type: ignore[assignment]
-        rank, ours = key.data
+        rank, descriptor = key.data
         data = os.read(pipe.fileno(), 1 << 16)
-        any_came = True
+        arrived = True
         if not data:
             selector.unregister(pipe)
             pipe.close()
             continue
-        text = rank.rest.get(ours, b"") + data
+        text = rank.rest.get(descriptor, b"") + data
         end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1  # a progress bar has no line ends
-        rank.rest[ours] = text[end:]
-        _write(ours, text[:end])
-    return any_came
+        rank.rest[descriptor] = text[end:]
+        _write(descriptor, text[:end])
+    return arrived
 
 
 def _write(descriptor: int, data: bytes) -> None:
@@ -214,7 +214,7 @@ def _write(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _say(failed: list[_Rank], running: list[_Rank]) -> None:
+def _print_failures(failed: list[_Rank], running: list[_Rank]) -> None:
     for rank in failed:
         code = rank.process.returncode
         how = f"exit status {code}" if code > 0 else f"signal {-code} ({signal.strsignal(-code)})"
@@ -234,7 +234,7 @@ def _signal_all(ranks: list[_Rank], number: int) -> None:
 
 
 def _pass_signal_on(rank: _Rank, number: int) -> None:
-    """To the rank. Those after which it still has something to do are not for what it has started: it needs it."""
+    """Sends a signal to the rank; to what the rank has started, too, unless it needs that to write its checkpoint."""
     if number in _SIGNAL_GRACE_S:
         with suppress(ProcessLookupError):
             rank.process.send_signal(number)
@@ -243,7 +243,7 @@ def _pass_signal_on(rank: _Rank, number: int) -> None:
 
 
 def _signal(rank: _Rank, number: int) -> None:
-    """To the rank and whatever it has started itself."""
+    """Sends a signal to the rank and whatever it has started itself."""
     with suppress(ProcessLookupError):
         os.killpg(rank.process.pid, number)
 

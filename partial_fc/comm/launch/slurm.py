@@ -54,9 +54,8 @@ def task(environ: Mapping[str, str]) -> Task | None:
     if sum(tasks) != size or not 0 <= node < len(tasks):
         raise ValueError(
             f"srun says {size} tasks, this one on node {node}, but SLURM_STEP_TASKS_PER_NODE="
-            f"{environ['SLURM_STEP_TASKS_PER_NODE']}: {sum(tasks)} tasks on {len(tasks)} node(s). Are "
-            "variables of another "
-            "step left over? Start with a fresh `srun`"
+            f"{environ['SLURM_STEP_TASKS_PER_NODE']}: {sum(tasks)} tasks on {len(tasks)} node(s). Are variables of "
+            "another step left over? Start with a fresh `srun`"
         )
     address = environ.get("MASTER_ADDR") or _first_host(environ, rank, node)
     port = _integer(environ, "MASTER_PORT") if environ.get("MASTER_PORT") else _port(environ)
@@ -64,7 +63,7 @@ def task(environ: Mapping[str, str]) -> Task | None:
 
 
 def hosts(node_list: str) -> list[str]:
-    """SLURM's short form of host names, written out: "node[01-02,07],gpu5" -> node01 node02 node07 gpu5."""
+    """Expands SLURM's short form of host names: "node[01-02,07],gpu5" -> node01 node02 node07 gpu5."""
     names = re.findall(r"(?:[^,\[\]\s]|\[[^\[\]]*\])+", node_list)
     if ",".join(names) != node_list or not names:
         raise ValueError(f"node list {node_list!r}: expected names and brackets like node[01-03,07],gpu5")
@@ -79,29 +78,28 @@ def _expand(name: str, node_list: str) -> list[str]:
 
 
 def _range(text: str, node_list: str) -> list[str]:
-    """ "08-11" -> 08 09 10 11: numbers keep the width of the first."""
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
-    if not found or int(found[2] or found[1]) < int(found[1]):
+    """Expands "08-11" -> 08 09 10 11: numbers keep the width of the first."""
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    if not match or int(match[2] or match[1]) < int(match[1]):
         raise ValueError(f"node list {node_list!r}: {text!r} in brackets is neither a number nor a range like 01-03")
-    return [f"{n:0{len(found[1])}}" for n in range(int(found[1]), int(found[2] or found[1]) + 1)]
+    return [f"{n:0{len(match[1])}}" for n in range(int(match[1]), int(match[2] or match[1]) + 1)]
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """ "2(x3),1" -> 2 2 2 1."""
+    """Expands "2(x3),1" -> 2 2 2 1."""
     counts = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if not found:
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if not match:
             raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={text!r}: expected counts like 2(x3),1")
-        counts += [int(found[1])] * int(found[2] or 1)
+        counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
 
 def _first_host(environ: Mapping[str, str], rank: int, node: int) -> str:
     if rank == 0 and node != 0:
         raise ValueError(
-            f"srun put task 0 on node {node} of the step, not on its first (--distribution?), so the others "
-            "would look "
+            f"srun put task 0 on node {node} of the step, not on its first (--distribution?), so the others would look "
             "for it in the wrong place: set MASTER_ADDR to the host of task 0"
         )
     return hosts(_text(environ, "SLURM_STEP_NODELIST"))[0]

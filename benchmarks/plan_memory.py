@@ -1,0 +1,53 @@
+"""Whether a head takes the memory that `partial-fc plan` says, as docs/scaling.md claims: one line a case.
+
+    python -m benchmarks.plan_memory
+
+Ends with status 1 where plan and measurement are more than a quarter apart. A minute on two idle cores.
+"""
+
+import sys
+
+from partial_fc.bench import plan_report
+from partial_fc.bench.head import HeadOptions, measure
+from partial_fc.bench.plan_report import PlanOptions
+
+CASES = (
+    HeadOptions(num_processes=1, steps=2, impl="plain", classes=60_000, dim=128),
+    HeadOptions(num_processes=1, steps=2, impl="cpu", classes=150_000, dim=128, sample_rate=0.3, state_dtype="fp32"),
+    # where what a step works in outweighs what is kept
+    HeadOptions(
+        num_processes=1, steps=2, impl="cpu", classes=30_000, dim=256, batch=512, optimizer="adamw", dtype="fp32"
+    ),
+)
+
+
+def planned_bytes(case: HeadOptions) -> int:
+    """What the plan says of a measurement's head."""
+    options = PlanOptions(
+        case.classes,
+        dim=case.dim,
+        batch=case.batch,
+        sample_rate=case.sample_rate,
+        dtype=case.dtype,
+        state_dtype=case.state_dtype,
+        optimizer=case.optimizer,
+        impl=case.impl,
+        device="cpu",
+        tflops=1,
+        bandwidth=1,
+        precision="fp32" if case.impl == "plain" else case.precision,
+    )
+    return plan_report.make(options)["memory_total"]
+
+
+def main() -> int:
+    fits = True
+    for case in CASES:
+        planned, measured = planned_bytes(case), measure(case)["added_bytes"]
+        fits &= abs(planned / measured - 1) <= 0.25
+        print(f"{case.impl} {case.optimizer} {case.classes:,} x {case.dim}: {planned:,} planned, {measured:,} measured")
+    return 0 if fits else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

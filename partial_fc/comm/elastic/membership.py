@@ -1,0 +1,284 @@
+"""This process among those that horovodrun's elastic driver counts: shut a world down, meet again, go on.
+
+The driver starts the processes, sees them end, and looks for hosts once a second. When a rank is lost, the collectives
+of all others fail (CollectiveError); when hosts come or go, rank 0 is told. Then every process shuts its world down and
+asks the driver for its new rank. The driver answers when all processes of the old world have asked or ended, and has
+then started those of new hosts.
+
+Three things are done here that Horovod 0.28 does not do. Before hvd.init the new ranks wait for each other
+(barrier.py): those of a new host still load their libraries, or do not come at all, and an hvd.init that waits for them
+in vain ends the process (an exception that its thread does not catch). So the time in which a silent peer counts as
+lost may be short (SILENT_S), though the time to start is long. And Horovod asks the driver itself, which would count a
+process twice: it is given a store on this host that answers with the rank already assigned, and passes everything else
+on. Last, where _CRASHES are set, the second hvd.init of a process crashes; they are left out.
+"""
+
+import gc
+import http.client
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from partial_fc.comm.elastic.barrier import Barrier
+from partial_fc.comm.elastic.store import ASK, Store, request
+from partial_fc.comm.launch.detect import Launch, StartError
+
+if TYPE_CHECKING:
+    from partial_fc.comm.world import World
+
+SILENT_S = 8  # a peer whose process or host sends nothing for so long is lost
+# Losses of a rank, one after the other, between which no step is made that was not made before.
+MAX_LOSSES_WITHOUT_PROGRESS = 5
+_ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
+_RANK_VARIABLES = (
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "HOROVOD_LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE",
+    "HOROVOD_CROSS_RANK",
+    "HOROVOD_CROSS_SIZE",
+)
+_CRASHES = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")
+_REMIND_S = 30.0
+_log = logging.getLogger("partial_fc")
+T = TypeVar("T")
+
+
+class HostsChanged(RuntimeError):
+    """Hosts have come or are to go. All ranks raise it after the same step."""
+
+
+class Evicted(RuntimeError):
+    """This process is not part of the job any more."""
+
+
+def active(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether horovodrun started this process as one of those that may come and go."""
+    return environ.get("HOROVOD_ELASTIC") == "1"
+
+
+def mismatched_ranks(value_W: Sequence[object], trained_W: Sequence[bool]) -> list[int]:
+    """The ranks whose value differs from that of the first one that has trained in an earlier world; none where no rank
+    has. They are to end, and the others to go on without them."""
+    expected = next((value for value, trained in zip(value_W, trained_W, strict=True) if trained), None)
+    return [rank for rank, value in enumerate(value_W) if any(trained_W) and value != expected]
+
+
+@dataclass
+class Recovery:
+    """One change of the world, as this process sees it; times by time.monotonic."""
+
+    why: str
+    last_step: float  # when the last step was done
+    noticed: float
+    rejoined: float = 0.0
+
+    def summary(self) -> str:
+        """How long each part took, now that all is restored."""
+        now = time.monotonic()
+        detect, rejoin, restore = self.noticed - self.last_step, self.rejoined - self.noticed, now - self.rejoined
+        return (
+            f"recovered in {now - self.last_step:.1f} s: detect {detect:.1f}, rejoin {rejoin:.1f}, "
+            f"restore {restore:.1f}"
+        )
+
+
+@dataclass(eq=False)
+class Member:
+    """This process, as the driver counts it; there is one, `member()`."""
+
+    host: str
+    local_rank: int
+    address: str  # of the driver's store
+    port: int
+    assignment: tuple[int, ...]  # the values of _RANK_VARIABLES
+    store: Store
+    name: bytes = field(default_factory=lambda: secrets.token_hex(8).encode())  # at the barrier
+    has_assignment: bool = True  # that nobody has used yet: the first one comes with the environment
+    world: "World | None" = None
+    recovery: Recovery | None = None  # until all is restored
+    last_step: float = field(default_factory=time.monotonic)
+    losses_without_progress: int = 0
+    furthest_step: int = 0
+    hosts_changed: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def launch(self) -> Launch:
+        rank, size, local_rank, local_size = self.assignment[:4]
+        return Launch("horovod", rank, size, local_rank, local_size, "horovodrun (elastic)")
+
+    def on_hosts_updated(self, timestamp: int, result: int) -> None:
+        """Horovod's notification service calls this, on rank 0."""
+        self.hosts_changed.set()
+
+    def step_done(self, step: int) -> None:
+        """Counts a step. Those that are made again after a loss are no progress: the same one may fail each time."""
+        self.last_step = time.monotonic()
+        if step > self.furthest_step:
+            self.furthest_step, self.losses_without_progress = step, 0
+
+    def recovery_summary(self) -> str:
+        """Ends a recovery, when all is as it was at the last commit. Returns what to tell the user; nothing at the
+        first start."""
+        recovery, self.recovery = self.recovery, None
+        return f"{recovery.why}; {recovery.summary()}" if recovery else ""
+
+    def rendezvous(self, start_timeout_s: float) -> None:
+        """Waits until all ranks of the new world are ready to enter it: hvd.init then takes no longer than a moment.
+
+        Raises Evicted where the driver has no rank for this process, StartError where the driver is gone."""
+        try:
+            self._rendezvous(start_timeout_s)
+        except (OSError, http.client.HTTPException) as error:
+            raise StartError(
+                f"horovodrun at {self.address}, port {self.port}, does not answer ({error}): it has ended, or its host "
+                "cannot be reached from here. The others go on if it can be from theirs; else start the job again, it "
+                "goes on from its newest checkpoint"
+            ) from error
+        self.store.place = ",".join(map(str, self.assignment)).encode()
+        for name, value in zip(_RANK_VARIABLES, self.assignment, strict=True):
+            os.environ[name] = str(value)
+        if self.recovery:
+            self.recovery.rejoined = time.monotonic()
+
+    def _rendezvous(self, start_timeout_s: float) -> None:
+        while True:
+            if not self.has_assignment:
+                self._check_not_replaced()
+                self.hosts_changed.clear()  # changes that the driver told of so far are in its answer
+                self.assignment = self._ask_driver()
+            self.has_assignment = False
+            if self.assignment[0] < 0:
+                raise Evicted(f"{self.host}, process {self.local_rank}: not part of the job any more")
+            problem = self._barrier.wait(start_timeout_s, SILENT_S)
+            if not problem:
+                return
+            _log.warning(f"{problem}; asking horovodrun who is left")
+
+    def shutdown(self, why: str) -> None:
+        """Shuts down a world that does not work any more, or is to change."""
+        self.recovery = self.recovery or Recovery(why, self.last_step, time.monotonic())
+        world, self.world = self.world, None
+        if world is not None:
+            world.close()
+        else:  # it failed while it was made
+            import horovod.torch as hvd
+
+            hvd.shutdown()
+
+    def _check_not_replaced(self) -> None:
+        """Raises Evicted where the driver takes this process for dead (its host could not be reached for a while) and
+        has started another one instead, or is about to: asking for a rank would mix the two up. The driver empties its
+        store when it makes a new world, for which it waits for all of the old one; so the name that this process left
+        at the barrier is gone only then."""
+        if self._barrier.is_replaced():
+            raise Evicted(
+                f"{self.host}, process {self.local_rank}: the others have gone on without this process, which could "
+                "not be reached"
+            )
+
+    def _ask_driver(self) -> tuple[int, ...]:
+        """The new values of _RANK_VARIABLES. The driver answers once all others have asked or ended."""
+        answers: list[bytes | Exception] = []
+
+        def ask() -> None:
+            try:
+                path = f"/{ASK}/{self.host}:{self.local_rank}"
+                answers.append(request(self.address, self.port, "GET", path, None, waits=True)[1])
+            except (OSError, http.client.HTTPException) as error:
+                answers.append(error)
+
+        asking = threading.Thread(target=ask, name="elastic-ask", daemon=True)
+        asking.start()
+        waited_s = 0.0
+        while asking.is_alive():
+            asking.join(_REMIND_S)
+            waited_s += _REMIND_S
+            if asking.is_alive():
+                _log.warning(
+                    f"horovodrun has given no new place for {waited_s:.0f} s: it waits until each process of the old "
+                    "world has asked, or has ended. One that is stopped (ps shows T) must be continued or killed; one "
+                    "on a host that is gone has ended when its ssh has (ServerAliveInterval in ~/.ssh/config), and "
+                    "fewer than --min-np processes wait for more hosts until --elastic-timeout"
+                )
+        (answer,) = answers
+        if isinstance(answer, Exception):
+            raise answer
+        return tuple(int(number) for number in answer.split(b","))
+
+    @property
+    def _barrier(self) -> Barrier:
+        rank, size = self.assignment[:2]
+        return Barrier(self.address, self.port, self.name, rank, size, self.hosts_changed)
+
+
+_member: Member | None = None
+
+
+def member() -> Member:
+    """The one Member of this process, created when first asked for; only where `active`."""
+    global _member
+    if _member is None:
+        e = os.environ
+        missing = [name for name in (_ADDRESS, _PORT, "HOROVOD_HOSTNAME", *_RANK_VARIABLES) if not e.get(name)]
+        if missing:
+            raise StartError(f"HOROVOD_ELASTIC=1, but {', '.join(missing)} not set: start through horovodrun")
+        assignment = tuple(int(e[name]) for name in _RANK_VARIABLES)
+        address, port = e[_ADDRESS], int(e[_PORT])
+        _member = Member(e["HOROVOD_HOSTNAME"], assignment[2], address, port, assignment, Store(address, port))
+        e[_ADDRESS], e[_PORT] = "127.0.0.1", str(_member.store.server_port)
+        left_out = [f"{name}={e.pop(name)}" for name in _CRASHES if name in e]
+        if left_out and assignment[0] == 0:
+            _log.warning(
+                f"{' and '.join(left_out)} left out: with them Horovod 0.28 crashes when ranks meet again; without, it "
+                "is 128 MB and 1 ms"
+            )
+        e.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(SILENT_S))
+        _listen(_member)
+    return _member
+
+
+def _listen(member: Member) -> None:
+    """Has the driver tell this process of hosts that come and go, from now on, while it is rank 0."""
+    from horovod.common.elastic import notification_manager
+
+    notification_manager.init(member.address, member.port)
+    notification_manager.register_listener(member)
+
+
+def run(train: Callable[[], T]) -> T | None:
+    """Calls train() and, where ranks come and go, again in each new world: it joins (comm.init), restores what there
+    is, and goes on from there.
+
+    Without horovodrun's elastic mode train() is called once. Returns what it returns, None where this process is not
+    part of the job any more. Raises what train raises, where that is no loss of a rank.
+    """
+    if not active():
+        return train()
+    from horovod.common.exceptions import HorovodInternalError
+
+    from partial_fc.comm.world import CollectiveError
+
+    while True:
+        try:
+            return train()
+        except Evicted as error:
+            _log.warning(f"{error}; this process ends, the others go on")
+            return None
+        except HostsChanged as error:
+            why = str(error)
+            if member().assignment[0] == 0:
+                _log.warning(why)
+        except (CollectiveError, HorovodInternalError) as error:
+            why = f"a rank was lost ({str(error).partition(': ')[0]})"
+            _log.warning(f"{error}\nleaving, to meet the ranks that are left")
+            member().losses_without_progress += 1
+            if member().losses_without_progress > MAX_LOSSES_WITHOUT_PROGRESS:
+                raise
+        member().shutdown(why)
+        gc.collect()  # the old world's tensors must be gone before they are made anew

@@ -1,0 +1,1 @@
+"""How this process was started, and how our own --nodes and --gpus start others."""

@@ -1,0 +1,247 @@
+"""The status board: every rank keeps a connection to rank 0, sends its state now and then, and answers queries.
+
+The operating system closes the connections of a process that dies, so the board knows of that at once. A stopped
+process, or a host whose cable was pulled, does not answer. Messages are JSON, one a line.
+
+    rank -> board   {"hello": token, "state": {...}}   {"state": {...}}   {"ask": {...}}   {"reported": ""}
+                    {"answer": n, "state": {...}}   {"bye": why}
+    board -> rank   {"welcome": token}   {"query": {...}, "answer": n}   {"observations": [...]}   {"asked_by": r}
+                    {"end": r}   {"rank_0_leaves": why}
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import resource
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import psutil
+
+from partial_fc.comm.watch.report import Observation, RankState
+
+ANSWER_S = 3.0  # a rank that has not answered by then gives no sign of life
+_log = logging.getLogger("partial_fc")
+_LINE_BYTES = 64 << 20  # of the longest line, the observations of very many ranks
+
+
+@dataclass
+class Endpoint:
+    """Where the other ranks reach the board."""
+
+    port: int
+    token: str  # a connection that does not start with it is closed
+    addresses: list[str]  # to be tried in this order
+
+    def to_bytes(self, size: int) -> bytes:
+        """Encodes it in `size` bytes, with as many addresses as fit: a host with containers may have very many."""
+        for num in range(len(self.addresses), 0, -1):
+            data = json.dumps(asdict(replace(self, addresses=self.addresses[:num]))).encode()
+            if len(data) <= size:
+                return data.ljust(size)
+        raise ValueError(f"{self}: not one address fits into {size} bytes")
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Endpoint":
+        return cls(**json.loads(data))
+
+
+@dataclass
+class _Client:
+    """A rank, and its connection to the board."""
+
+    rank: int
+    link: str = "never"
+    writer: asyncio.StreamWriter | None = None
+    heard: float = field(default_factory=time.monotonic)  # when it sent something, or its connection ended
+    newest: bytes = b""  # its state, not parsed before somebody asks
+    answer: bytes = b""  # its state with the answer to the query that is being asked
+    farewell: str = ""
+
+    def observe(self) -> Observation:
+        line = self.answer or self.newest
+        state = RankState(**json.loads(line)["state"]) if line else None
+        age_s = time.monotonic() - self.heard
+        return Observation(self.rank, self.link, age_s, bool(self.answer), state, self.farewell)  # type: ignore[arg-type]
+
+
+class Board:
+    """The board itself, in a thread of rank 0 until its process ends: other ranks may still ask when rank 0 has closed
+    its world."""
+
+    def __init__(self, size: int, one_host: bool, network_interface: str | None = None):
+        self._clients = [_Client(rank) for rank in range(size)]
+        self._hanging: int | None = None  # the rank that reports a hang, which ends the job
+        self._asking = asyncio.Lock()  # one query after the other
+        self._num_asked = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._awaited: set[int] = set()  # ranks that have not answered the query yet
+        self._all_answered = asyncio.Event()
+        addresses = ["127.0.0.1"] if one_host else local_addresses(network_interface)
+        only = addresses[0] if one_host or network_interface else ""
+        self.socket = socket.create_server((only, 0), backlog=min(size, 1024))
+        self.endpoint = Endpoint(self.socket.getsockname()[1], secrets.token_hex(16), addresses)
+        _allow_open_files(size + 256)
+
+    async def serve(self) -> None:
+        self._server = await asyncio.start_server(self._on_connect, sock=self.socket, limit=_LINE_BYTES)
+
+    async def _on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client: _Client | None = None
+        try:
+            hello = await self._admit(reader)
+            if hello is None:
+                return
+            client = self._clients[hello["state"]["rank"]]
+            client.writer, client.link, client.heard = writer, "open", time.monotonic()
+            client.newest = json.dumps({"state": hello["state"]}).encode()
+            send(writer, {"welcome": self.endpoint.token})
+            while line := await reader.readline():
+                client.heard = time.monotonic()
+                await self._handle(client, line)
+        except OSError:
+            pass  # the connection broke, which is noted below
+        except Exception:
+            who = f"rank {client.rank}" if client else "a rank that came"
+            _log.exception(f"the status board lets {who} go by a fault of its own; reports may take it for ended")
+        finally:
+            if client and client.writer is writer:
+                client.writer = None
+                client.heard = time.monotonic()
+                client.link = "left" if client.farewell else "lost"
+                self._stop_awaiting(client)
+            writer.close()
+
+    async def _admit(self, reader: asyncio.StreamReader) -> dict[str, Any] | None:
+        """The first message of a client that knows the token; None where it does not, or sends something else."""
+        try:
+            hello: dict[str, Any] = json.loads(await asyncio.wait_for(reader.readline(), 10.0))
+            has_token = secrets.compare_digest(str(hello["hello"]), self.endpoint.token)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return hello if has_token else None
+
+    async def _handle(self, client: _Client, line: bytes) -> None:
+        if line.startswith(b'{"state"'):  # nearly all of them
+            client.newest = line
+            return
+        message: dict[str, Any] = json.loads(line)
+        if "answer" in message:
+            if message["answer"] == self._num_asked:  # else a late one, to a query before
+                client.answer = line
+                self._stop_awaiting(client)
+        elif "ask" in message:
+            # In a task of its own: this client's answer to its own query comes over the same connection.
+            task = asyncio.get_running_loop().create_task(self._ask(client, message["ask"]))
+            self._tasks.add(task)  # the loop alone would not keep it alive
+            task.add_done_callback(self._on_answered)
+        elif "reported" in message:
+            for other in self._clients:
+                send(other.writer, {"end": client.rank})
+        elif "bye" in message:
+            client.farewell = message["bye"]
+
+    def _stop_awaiting(self, client: _Client) -> None:
+        self._awaited.discard(client.rank)
+        if not self._awaited:
+            self._all_answered.set()
+
+    def _on_answered(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("the status board did not answer a query by a fault of its own", exc_info=task.exception())
+
+    def announce_exit_of_rank_0(self, why: str) -> None:
+        """Tells the others why rank 0 leaves: with its process the board ends, and nobody can ask any more."""
+        for client in self._clients[1:]:
+            send(client.writer, {"rank_0_leaves": why})
+
+    async def _ask(self, client: _Client, query: dict[str, Any]) -> None:
+        if query["hangs"]:
+            if self._hanging is not None:
+                send(client.writer, {"asked_by": self._hanging})
+                return
+            self._hanging = client.rank
+        async with self._asking:
+            self._num_asked += 1
+            for other in self._clients:
+                other.answer = b""
+                send(other.writer, {"query": query, "answer": self._num_asked})
+            self._awaited = {g.rank for g in self._clients if g.link == "open"}
+            self._all_answered.clear()
+            with contextlib.suppress(TimeoutError):  # who is silent is shown as silent
+                await asyncio.wait_for(self._all_answered.wait(), ANSWER_S)
+            send(client.writer, {"observations": [asdict(g.observe()) for g in self._clients]})
+
+
+def send(writer: asyncio.StreamWriter | None, message: dict[str, Any]) -> None:
+    """Sends to a peer that may be gone: whoever reads from its connection notices that."""
+    if writer is not None and not writer.is_closing():
+        with contextlib.suppress(OSError):
+            writer.write(json.dumps(message).encode() + b"\n")
+
+
+def parse_observations(observations: Sequence[dict[str, Any]]) -> list[Observation]:
+    """Decodes the observations that the board sent."""
+    return [Observation(**{**s, "state": RankState(**s["state"]) if s["state"] else None}) for s in observations]
+
+
+async def join(
+    endpoint: Endpoint, state: RankState, seconds: float
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    """Connects to the board at the first of its addresses that answers; None where none does.
+
+    A host may have addresses that mean another host elsewhere (a container's bridge), hence the token both ways.
+    """
+    for address in endpoint.addresses:
+        writer = None
+        try:
+            async with asyncio.timeout(seconds):
+                reader, writer = await asyncio.open_connection(address, endpoint.port, limit=_LINE_BYTES)
+                send(writer, {"hello": endpoint.token, "state": asdict(state)})
+                if json.loads(await reader.readline())["welcome"] == endpoint.token:
+                    return reader, writer
+        except (OSError, ValueError, KeyError, TypeError):
+            if writer is not None:
+                writer.close()
+    return None
+
+
+def local_addresses(network_interface: str | None = None) -> list[str]:
+    """The addresses by which other hosts may reach this one, the likely ones first.
+
+    network_interface: the only one to be used. Raises ValueError where it has no IPv4 address.
+    """
+    address = {
+        name: e.address
+        for name, entries in psutil.net_if_addrs().items()
+        for e in entries
+        if e.family == socket.AF_INET
+    }
+    if network_interface:
+        if network_interface not in address:
+            raise ValueError(f"--network-interface {network_interface}: no IPv4 address there; this host has {address}")
+        return [address[network_interface]]
+    from_environment = [
+        address.get(name.removeprefix("="))
+        for variable in ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        for name in os.environ.get(variable, "").split(",")
+    ]
+    master = os.environ.get("MASTER_ADDR")  # torchrun's rank 0
+    addresses = [a for a in (*from_environment, master, *address.values(), socket.gethostname()) if a]
+    from_outside = [a for a in addresses if not a.startswith("127.") and a != "localhost"]
+    return list(dict.fromkeys(from_outside)) or ["127.0.0.1"]
+
+
+def _allow_open_files(num: int) -> None:
+    """Raises the limit on open files, which connections are and of which systems allow 1,024 unless asked."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < num:
+        most = num if hard == resource.RLIM_INFINITY else min(num, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))

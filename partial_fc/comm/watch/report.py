@@ -1,0 +1,234 @@
+"""The text of a report on a collective that hangs or fails, from what the ranks say of themselves. No input or output
+here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+MAX_LINES = 16  # for one rank each; a thousand missing ranks have one cause
+
+
+@dataclass
+class RankState:
+    """Where a rank is, as it says itself."""
+
+    rank: int
+    host: str = ""
+    process: int = 0
+    step: int = 0  # world.step
+    num_started: int = 0  # collectives since the start
+    last: str = ""  # the collective that was started last
+    waits_for: str = ""  # the collective that it waits for; "": for none
+    waited_s: float = 0.0
+    # the answer to a query about one collective
+    has_started: bool | None = None
+    waits_in_it: bool = False
+    number: int = 0  # of the call among this rank's collectives, where known
+    failed: str = ""  # a collective that its backend gave up
+    code: str = ""  # the innermost lines of Python that the main thread is in
+
+
+@dataclass
+class Query:
+    """What a rank asks all others about a collective of its own."""
+
+    rank: int
+    name: str
+    nth: int  # call of that name, from 1
+    number: int  # among all collectives of that rank, from 1
+    step: int
+    waited_s: float
+    hangs: bool  # else it has failed
+    ordered: bool = False  # torch.distributed matches collectives by their order, Horovod by name
+
+
+@dataclass
+class Observation:
+    """A rank as the status board of rank 0 sees it, ages by the board's own clock."""
+
+    rank: int
+    # never: did not reach the board; left: closed its world; lost: the connection broke without that
+    link: Literal["open", "left", "lost", "never"]
+    age_s: float = 0.0  # of its last message, or of the end of its connection
+    answered: bool = False
+    state: RankState | None = None  # the newest one
+    farewell: str = ""  # why it left
+
+
+def hang_report(query: Query, observations: Sequence[Observation] | None, why_rank_0_left: str = "") -> str:
+    """Says which collective, which step, which ranks are missing and where they are, and what to look at.
+
+    observations: None where the board does not answer, as rank 0 then does not either. why_rank_0_left: what it said
+    when it left, if it did.
+    """
+    head = (
+        f"collective {query.name} has not finished after {query.waited_s:.0f} s. Step {query.step}; "
+        f"call {query.nth} of that name, collective number {query.number} of rank {query.rank}"
+    )
+    if observations is None:
+        return f"{head}\n{_no_board(why_rank_0_left)}"
+    lines, waiting = _split(query, observations)
+    if waiting:
+        lines.append(f"waiting in it: {ranks_in_words(waiting)}")
+    return "\n  ".join([head, *lines, f"what to look at: {_advice(query, observations)}"])
+
+
+def failure_report(
+    query: Query,
+    observations: Sequence[Observation] | None,
+    backend_error: str,
+    why_rank_0_left: str = "",
+) -> str:
+    """Says the same as `hang_report` about a collective that the backend gave up."""
+    head = (
+        f"collective {query.name} failed on rank {query.rank}, step {query.step}, call {query.nth} of that "
+        f"name: {backend_error}"
+    )
+    if observations is None:
+        return f"{head}\n{_no_board(why_rank_0_left)}"
+    others = [s for s in observations if s.rank != query.rank]
+    lines, waiting = _split(query, others)
+    if waiting:
+        lines.append(f"waiting in it: {ranks_in_words(waiting)}")
+    failed = [s.rank for s in others if s.state and s.state.failed]
+    first = [s.rank for s in others if s.rank not in failed and (s.link in ("left", "lost") or _is_silent(s))]
+    if first:
+        lines.append(f"look first at the output and the host of {ranks_in_words(first)}")
+    return "\n  ".join([head, *lines])
+
+
+def _no_board(why_rank_0_left: str) -> str:
+    state = "does not answer: it has ended, is stopped, or its host cannot be reached"
+    if why_rank_0_left:
+        state = f"has left ({why_rank_0_left})"
+    return (
+        f"  missing: rank 0, whose process keeps the status board and {state}\n"
+        "  nothing is known of the other ranks\n"
+        "  what to look at: the output of rank 0 and its host (dmesg: killed for its memory?)"
+    )
+
+
+def _is_silent(s: Observation) -> bool:
+    return s.link == "open" and not s.answered
+
+
+def _is_elsewhere(query: Query, s: Observation) -> bool:
+    """Whether the rank waits in another collective, having never called this one."""
+    state = s.state
+    return bool(
+        s.answered and state and state.has_started is False and state.waits_for and state.waits_for != query.name
+    )
+
+
+def _is_out_of_order(query: Query, s: Observation) -> bool:
+    state = s.state
+    return bool(
+        query.ordered and s.answered and state and state.has_started and state.number and state.number != query.number
+    )
+
+
+def _split(query: Query, observations: Sequence[Observation]) -> tuple[list[str], list[int]]:
+    """(lines about ranks that do anything else, the ranks that wait in this collective)."""
+    lines: list[str] = []
+    waiting: list[int] = []
+    for s in observations:
+        words = _about(query, s)
+        if words:
+            lines.append(f"{words[0]}: rank {s.rank}{_where(s.state)}: {words[1]}")
+        else:
+            waiting.append(s.rank)
+    if len(lines) > MAX_LINES:
+        lines = [*lines[:MAX_LINES], f"... and {len(lines) - MAX_LINES} more ranks"]
+    return lines, waiting
+
+
+def _about(query: Query, s: Observation) -> tuple[str, str] | None:
+    """(heading, what it does); None: it waits in this collective, as it should."""
+    state = s.state
+    if s.link == "never":
+        return "unknown", "has never reached the status board of rank 0, so nothing is known of it"
+    if state and state.failed:
+        ended = "" if s.link == "open" else ", and it has ended"
+        return "failed too", f"its backend gave up collective {state.failed}{ended}"
+    if s.link == "left":
+        return "missing", f"has left {s.age_s:.0f} s ago ({s.farewell}). {_last_known(state)}"
+    if s.link == "lost":
+        return (
+            "missing",
+            f"no longer there: its process ended, or its host went away, {s.age_s:.0f} s ago. {_last_known(state)}",
+        )
+    if not s.answered or state is None:
+        return (
+            "missing",
+            f"no sign of life for {s.age_s:.0f} s: its process is stopped, its host cannot be reached, or its Python "
+            f"is held up in a long call. {_last_known(state)}",
+        )
+    if _is_elsewhere(query, s):
+        return "elsewhere", (
+            f"has not started it and waits in {state.waits_for} instead, for {state.waited_s:.0f} s. "
+            f"Step {state.step}; {state.num_started} collectives started. In {state.code}"
+        )
+    if not state.has_started:
+        return "missing", f"has not started it. It is in {_position(state)}, in {state.code}"
+    if _is_out_of_order(query, s):
+        return "out of order", (
+            f"has started it as its collective number {state.number}, not {query.number}: the ranks call collectives "
+            f"in different orders. In {state.code}"
+        )
+    if not state.waits_in_it:
+        what = f"waits in {state.waits_for} for {state.waited_s:.0f} s" if state.waits_for else "computes"
+        return "started", f"has started it and {what}. Step {state.step}. In {state.code}"
+    return None
+
+
+def _where(state: RankState | None) -> str:
+    return f" (host {state.host}, process {state.process})" if state and state.host else ""
+
+
+def _position(state: RankState) -> str:
+    return f"step {state.step}, " + (
+        f"last collective {state.last}, number {state.num_started}" if state.last else "no collective started"
+    )
+
+
+def _last_known(state: RankState | None) -> str:
+    """The newest state that the board has got, which may be seconds old."""
+    return f"When it was last heard of: {_position(state)}." if state else "It never said where it was."
+
+
+def _advice(query: Query, observations: Sequence[Observation]) -> str:
+    if any(_is_elsewhere(query, s) or _is_out_of_order(query, s) for s in observations):
+        return (
+            "the ranks took different paths through the program: a condition (a flag, a rank number, a data set's "
+            "length) that is not the same on all of them"
+        )
+    ended = [s.rank for s in observations if s.link in ("left", "lost")]
+    if ended:
+        return f"the output of {ranks_in_words(ended)}; dmesg of its host (killed for its memory?)"
+    silent = [s.rank for s in observations if _is_silent(s)]
+    if silent:
+        return f"the host and the network of {ranks_in_words(silent)}; the state of its process (ps, py-spy dump)"
+    missing = [s.rank for s in observations if s.answered and s.state and not s.state.has_started]
+    if missing:
+        return (
+            f"the Python stacks of {ranks_in_words(missing)} in its log: slow storage, a long evaluation or "
+            "checkpoint? If that is meant to take so long, give a longer --comm-timeout"
+        )
+    if any(s.link == "never" for s in observations):
+        return "the ranks that never reached the status board; give --network-interface if hosts have several"
+    return (
+        "every rank has called it, so the transfer stands still: the network between the hosts (firewall, "
+        "--network-interface), or tensors of different sizes on different ranks"
+    )
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """ranks 0-2, 5"""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    words = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {words}"

@@ -1,0 +1,56 @@
+"""Where this process is in its Python code, and the last messages of a process, which nothing may keep from ending."""
+
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+_log = logging.getLogger("partial_fc")
+# Files whose code only leads to a collective.
+_COMMUNICATION_CODE = ("/partial_fc/comm/", "/horovod/", "/torch/distributed/")
+
+
+def stacks(without: str) -> str:
+    """The Python stack of each thread of this process, the main one first, but for threads of the name `without`."""
+    frames = sys._current_frames()
+    main = threading.main_thread()
+    threads = [main, *(t for t in threading.enumerate() if t is not main and t.name != without)]
+    parts = [
+        f"thread {t.name}\n{''.join(traceback.format_stack(frames[t.ident]))}" for t in threads if t.ident in frames
+    ]
+    return "Python stacks\n" + "".join(parts)
+
+
+def code_of_main_thread() -> str:
+    """The innermost lines that the main thread is in, without those that only lead to a collective."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    lines: list[str] = []
+    while frame is not None and len(lines) < 3:
+        path = frame.f_code.co_filename
+        if not any(part in path for part in _COMMUNICATION_CODE):
+            lines.append(f"{'/'.join(path.split('/')[-2:])}:{frame.f_lineno} {frame.f_code.co_name}")
+        frame = frame.f_back
+    return ", called from ".join(lines) or "no Python code"
+
+
+def emit(rank: int, text: str, thread_name: str, on_stderr: bool = True) -> None:
+    """Writes to stderr, where no lock of Python's can delay it, and to this rank's log, in threads of that name."""
+    if on_stderr:
+        _run_within(2.0, lambda: os.write(2, f"rank {rank}: {text}\n".encode()), thread_name)
+    for handler in _log.handlers:
+        if not isinstance(handler, logging.FileHandler):
+            continue  # a terminal, which stderr is
+        record = _log.makeRecord(_log.name, logging.CRITICAL, __file__, 0, text, (), None)
+        _run_within(2.0, partial(handler.handle, record), thread_name)
+
+
+def _run_within(seconds: float, act: Callable[[], Any], thread_name: str) -> None:
+    """Calls `act`, and waits no longer than `seconds`: a full pipe or a file system that hangs must not keep a process
+    from ending."""
+    thread = threading.Thread(target=act, name=thread_name, daemon=True)
+    thread.start()
+    thread.join(seconds)

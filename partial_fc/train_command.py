@@ -1,0 +1,106 @@
+"""Trains a recipe: `partial-fc train RECIPE --help` lists its flags. (In a checkout `python train.py` is the same.)
+
+horovodrun -np 2 -H localhost:2 partial-fc train face --rec DIR         one process a GPU, or a CPU core
+partial-fc train face --gpus 2 --rec DIR                                the same over torch.distributed, and no launcher
+torchrun --nproc_per_node=2 -m partial_fc train face --rec DIR          the same; srun likewise
+partial-fc train face --rec DIR                                         one process
+partial-fc train ./mine.py --rec DIR                                    a recipe of your own: a file with a main(flags)
+"""
+
+import ast
+import difflib
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+from partial_fc import errors
+
+_PACKAGE = Path(__file__).parent
+
+
+def run_and_exit(arguments: list[str], program: str = "partial-fc train") -> NoReturn:
+    """Ends the process with the status of `main`."""
+    status = main(arguments, program)
+    # All is written and closed, or has failed. Python's own end is skipped: threads of torch.distributed's Gloo that
+    # let go of their last tensors just then ask for an interpreter that is gone, and the process ends with SIGABRT
+    # (https://github.com/pytorch/pytorch/issues/190489): a finished run counted as failed, seldom, but it did. After a
+    # failed collective the backends' own ends may also wait for the ranks that are missing.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def main(arguments: list[str], program: str = "partial-fc train") -> int:
+    """Runs the recipe that the first argument names, with the others as its flags; returns the exit status.
+
+    program: how the user started it, for messages.
+    """
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    name, *flags = arguments
+    if name not in recipes() and not name.endswith(".py"):
+        near = difflib.get_close_matches(name, recipes())
+        question = f"; did you mean {near[0]}?" if near else ""
+        print(f"{program}: no recipe {name!r}{question}\n{usage()}", file=sys.stderr)
+        return 2
+    from safetensors import SafetensorError
+
+    from partial_fc import comm
+
+    try:
+        return _recipe(name).main(flags) or 0
+    except (ValueError, FloatingPointError, OSError, SafetensorError, comm.CollectiveError) as error:
+        # The user's mistake, the data's, the disk's or the network's.
+        errors.report(f"{program} {name}", error)
+        comm.report_failure(error)
+        return 1
+    except KeyboardInterrupt as error:
+        print(f"{program} {name}: interrupted", file=sys.stderr, flush=True)
+        comm.report_failure(error)
+        return 130
+
+
+def usage() -> str:
+    lines = [f"  {name:10} {summary}" for name, summary in recipes().items()]
+    return f"{__doc__}\nrecipes:\n" + "\n".join(lines)
+
+
+def recipes() -> dict[str, str]:
+    """Name -> the first line of its docstring, of each file in the folder of recipes that has a `main`. Nothing is
+    imported for that: torch alone would take seconds."""
+    found = {}
+    for path in sorted(_folder().glob("[!_]*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
+            found[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
+    return found
+
+
+def _folder() -> Path:
+    """Inside the package where it was installed, beside it in a checkout."""
+    inside = _PACKAGE / "recipes"
+    return inside if inside.is_dir() else _PACKAGE.parent / "recipes"
+
+
+def _recipe(name: str) -> ModuleType:
+    """name: of a recipe of ours, or a path that ends with .py."""
+    if name.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # where dataclasses look up the types of their fields
+        spec.loader.exec_module(module)
+        return module
+    if _folder().parent == _PACKAGE:
+        return importlib.import_module(f"partial_fc.recipes.{name}")
+    if str(_PACKAGE.parent) not in sys.path:
+        sys.path.insert(0, str(_PACKAGE.parent))
+    return importlib.import_module(f"recipes.{name}")

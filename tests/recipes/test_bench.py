@@ -1,0 +1,11 @@
+"""`partial-fc bench head` runs its processes, and a head takes the memory that `partial-fc plan` says."""
+
+import pytest
+
+from benchmarks.plan_memory import CASES, planned_bytes
+from partial_fc.bench.head import measure
+
+
+def test_a_head_takes_the_memory_that_is_planned():
+    """(All cases: python -m benchmarks.plan_memory.)"""
+    assert measure(CASES[0])["added_bytes"] == pytest.approx(planned_bytes(CASES[0]), rel=0.25)

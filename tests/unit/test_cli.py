@@ -1,0 +1,157 @@
+"""The command line `partial-fc`: its verbs, what it says of words that are none, and what starting it costs."""
+
+import dataclasses
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import partial_fc
+from partial_fc import cli, train_command
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs a command line: (exit status, stdout, stderr)."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["partial-fc", *words])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            status = ended.code or 0
+        return status, *capsys.readouterr()
+
+    before = signal.getsignal(signal.SIGPIPE)
+    yield run
+    signal.signal(signal.SIGPIPE, before)
+
+
+@pytest.mark.parametrize("name", cli.VERBS)
+def test_every_verb_has_its_function_and_its_flags(name):
+    function, options, summary = cli.VERBS[name]
+    assert callable(cli.load(function))
+    assert summary
+    if options:
+        assert dataclasses.is_dataclass(cli.load(cli.options_of(name)))
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "rest"),
+    [
+        (["plan", "--classes", "5"], "plan", ["--classes", "5"]),
+        (["bench", "head"], "bench head", []),
+        (["checkpoint", "classes", "add", "x"], "checkpoint classes add", ["x"]),
+        (["checkpoint", "clas"], "checkpoint", ["clas"]),
+        (["plans"], "", ["plans"]),
+        ([], "", []),
+    ],
+)
+def test_a_verb_is_the_longest_that_the_words_begin_with(words, name, rest):
+    assert cli.find(words) == (name, rest)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("packk", "data pack"),
+        ("data packk faces", "data pack"),
+        ("doctro", "doctor"),
+        ("chekpoint inspect step-00000010", "checkpoint inspect"),
+        ("classes ad", "checkpoint classes add"),
+        ("trian face", "train"),
+    ],
+)
+def test_a_word_that_is_no_verb_gets_the_nearest_one(command, words, meant):
+    status, _, said = command(*words.split())
+    assert status == 2
+    assert f"did you mean `partial-fc {meant}`?" in said
+
+
+def test_a_word_like_no_verb_gets_the_list(command):
+    status, _, said = command("qqqqqq")
+    assert status == 2
+    assert "did you mean" not in said
+    assert all(name in said for name in cli.VERBS)
+
+
+@pytest.mark.parametrize("words", [["data"], ["data", "--help"], ["data", "-h"]])
+def test_a_group_answers_with_its_verbs(command, words):
+    status, printed, _ = command(*words)
+    assert status == 0
+    assert "partial-fc data pack" in printed
+    assert "checkpoint" not in printed
+
+
+def test_version(command):
+    assert command("--version") == (0, f"partial-fc {partial_fc.__version__}\n", "")
+
+
+def test_help_and_mistakes_cost_no_library():
+    """Half a second of processor time; importing torch would take five times as much."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for words in (["--help"], ["packk"], ["train", "--help"], ["train", "fase"]):
+        subprocess.run([sys.executable, "-m", "partial_fc", *words], cwd=ROOT, capture_output=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 4 * 0.5
+
+
+def test_an_error_of_the_system_is_told_with_what_to_do(command, monkeypatch):
+    def full(_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data/train.idx")
+
+    monkeypatch.setattr("partial_fc.data.pack.make_index", full)
+    status, _, said = command("data", "index", "train.rec")
+    assert status == 1
+    assert said.startswith("partial-fc data index: No space left on device: /data/train.idx; `df -h`")
+    monkeypatch.setenv("PARTIAL_FC_TRACE", "1")
+    with pytest.raises(OSError, match="No space left"):
+        command("data", "index", "train.rec")
+
+
+# ---- train
+
+
+@pytest.fixture
+def recipe(tmp_path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        '"""A task of mine.\n\nMore."""\n'
+        "import signal\n"
+        "def main(flags):\n"
+        "    print(flags, signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN)\n"
+        "    return len(flags)\n"
+    )
+    return path
+
+
+def test_a_recipe_may_be_a_file_of_the_users(recipe):
+    """Started as a launcher would; a connection that breaks must not end it without a word."""
+    words = [sys.executable, "-m", "partial_fc", "train", str(recipe), "--a", "--b"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "['--a', '--b'] True\n"), done.stderr
+
+
+def test_recipes_of_a_checkout_are_those_with_a_main():
+    found = train_command.recipes()
+    assert {"face", "mnist"} <= set(found)
+    assert "launch_flags" not in found
+    assert found["face"].startswith("Face recognition")
+
+
+def test_recipes_of_a_wheel_lie_in_the_package(recipe, tmp_path, monkeypatch, capsys):
+    (tmp_path / "recipes").mkdir()
+    recipe.rename(tmp_path / "recipes" / "mine.py")
+    monkeypatch.setattr(train_command, "_PACKAGE", tmp_path)
+    monkeypatch.setattr(partial_fc, "__path__", [*partial_fc.__path__, str(tmp_path)])
+    assert train_command.recipes() == {"mine": "A task of mine."}
+    assert train_command.main(["mine", "--a"]) == 1
+    assert capsys.readouterr().out == "['--a'] True\n"
