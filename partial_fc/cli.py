@@ -9,8 +9,7 @@ from typing import Any
 import tyro
 
 from benchmarks.head import HeadOptions, bench_head
-from partial_fc.checkpoint.foreign.join import ImportOptions, import_centres
-from partial_fc.checkpoint.tools import class_flags, classes
+from partial_fc.checkpoint.tools import classes
 from partial_fc.checkpoint.tools.diff import DiffOptions, diff
 from partial_fc.checkpoint.tools.inspect import InspectOptions, inspect
 from partial_fc.checkpoint.tools.reshard import MergeOptions, ReshardOptions, merge, reshard
@@ -22,6 +21,7 @@ from partial_fc.data.glyphs_sheet import SheetOptions, contact_sheet
 from partial_fc.data.pack import IndexOptions, PackOptions, make_index, pack_images
 from partial_fc.doctor.data import DataOptions, doctor_data
 from partial_fc.doctor.env import EnvOptions, doctor_env
+from partial_fc.foreign.import_centres import ImportOptions, import_centres
 from partial_fc.plan_report import PlanOptions, report
 
 Command = tuple[type, Callable, str]
@@ -45,13 +45,13 @@ COMMANDS: dict[str, dict[str, Command]] = {
         "diff": (DiffOptions, diff, "in what two checkpoints differ"),
     },
     "checkpoint classes": {
-        "list": (class_flags.ListOptions, classes.list_classes, "number, name and last step of each class"),
-        "add": (class_flags.AddOptions, classes.add, "new classes, which start where their images lie"),
-        "remove": (class_flags.RemoveOptions, classes.remove, "classes go, by name"),
-        "merge": (class_flags.MergeClassesOptions, classes.merge_classes, "several classes become one"),
-        "rename": (class_flags.RenameOptions, classes.rename, "other names"),
+        "list": (classes.ListOptions, classes.list_classes, "number, name and last step of each class"),
+        "add": (classes.AddOptions, classes.add, "new classes, which start where their images lie"),
+        "remove": (classes.RemoveOptions, classes.remove, "classes go, by name"),
+        "merge": (classes.MergeClassesOptions, classes.merge_classes, "several classes become one"),
+        "rename": (classes.RenameOptions, classes.rename, "other names"),
         "match": (
-            class_flags.MatchOptions,
+            classes.MatchOptions,
             classes.match,
             "the classes of a data set: new ones added, others gone",
         ),

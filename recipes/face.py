@@ -19,13 +19,14 @@ import torch
 from torch import nn
 
 from partial_fc import checkpoint, keyed, models
-from partial_fc.checkpoint.buddy import Memory
 from partial_fc.checkpoint.class_names import names_of
+from partial_fc.checkpoint.peer.commits import Memory
 from partial_fc.comm import World, elastic
 from partial_fc.data import Loader, Source, Synthetic, open_source
 from partial_fc.data.augment import glyph, mirror
 from partial_fc.doctor.at_start import open_on_all
 from partial_fc.evaluate import Verification
+from partial_fc.foreign.backbone_weights import load_arcface_torch
 from partial_fc.optim import backbone as backbone_optimizer
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
 from partial_fc.optim.schedule import Continued, Schedule, linear_scaling
@@ -247,7 +248,7 @@ def _backbone(config: Config, device: torch.device, dtype: torch.dtype, world: W
     torch.manual_seed(keyed.fold(config.seed, *b"backbone"))
     backbone = models.build(config.network, config.embedding_size, config.image_size, dropout=config.dropout)
     if config.pretrained:
-        models.load_arcface_torch(backbone, config.pretrained)
+        load_arcface_torch(backbone, config.pretrained)
     backbone.to(device, dtype)
     if config.channels_last:
         backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint.agree import check_replicas
+from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.comm import World
 from partial_fc.data.idx import ImageSet, Split, read_set
 from partial_fc.models.convnet import NUM_CLASSES, SIDE, ConvNet

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint import apex
-from partial_fc.checkpoint.agree import newest_common, open_checkpoint
+from partial_fc.checkpoint.consistency import newest_common, open_checkpoint
 from partial_fc.checkpoint.folders import step_of
 from partial_fc.checkpoint.snapshot import FORMAT
+from partial_fc.foreign import apex
 from partial_fc.optim.backbone import load_named_state, named_state
 from partial_fc.train.precision import LossScaler
 from partial_fc.train.running_statistics import joined_statistics
