@@ -9,7 +9,7 @@ from typing import Any
 
 from partial_fc import __version__, errors
 
-_CLASSES, _FLAGS = "checkpoint.tools.classes", "checkpoint.tools.class_flags"
+_CLASSES, _FLAGS = "checkpoint.tools.classes", "checkpoint.tools.classes"
 # verb -> (its function, the class whose fields are its flags, one line of help). The first two are "module:name" below
 # partial_fc, imported when the verb is called: torch alone takes seconds. A class without a module is in that of the
 # function; without a class the function reads its arguments itself.
@@ -34,7 +34,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     ),
     "checkpoint reshard": ("checkpoint.tools.reshard:reshard", "ReshardOptions", "files of W ranks -> another number"),
     "checkpoint import": (
-        "checkpoint.foreign.join:import_centres",
+        "foreign.import_centres:import_centres",
         "ImportOptions",
         "InsightFace's centre files -> one",
     ),

@@ -21,7 +21,6 @@ import tyro
 from torch import nn
 
 from partial_fc import checkpoint, flags
-from partial_fc.checkpoint import apex
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.data import Loader
 from partial_fc.data.idx import Split
@@ -30,6 +29,7 @@ from partial_fc.data.order import PerEpoch
 from partial_fc.data.transform import pixels
 from partial_fc.evaluate import Classification
 from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
+from partial_fc.foreign import apex
 from partial_fc.head import CrossEntropy
 from partial_fc.models.convnet import NUM_CLASSES, SIDE, ConvNet
 from partial_fc.models.inputs import MNIST

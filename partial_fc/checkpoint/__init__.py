@@ -14,16 +14,16 @@ models_root/checkpoints/step-00001000/
     rank-00000-of-00002.sha256       the checksums of what that rank wrote: `sha256sum -c rank-*.sha256`
     COMPLETE                         written last; a folder without it does not count
 
-A rank's share is taken at once (snapshot.py), written in the background (write.py) and found again (folders.py,
-agree.py, read.py). What is equal on all ranks is written by one rank of each folder, so that it is on every host where
-hosts do not share one.
+A rank's share is taken at once (snapshot.py), written in the background (saver.py) and found again (folders.py,
+consistency.py, read.py). What is equal on all ranks is written by one rank of each folder, so that it is on every host
+where hosts do not share one.
 """
 
 from partial_fc.checkpoint.files import write_json
 from partial_fc.checkpoint.folders import best, complete, newest
 from partial_fc.checkpoint.read import Checkpoint
+from partial_fc.checkpoint.saver import Saver, save_model
 from partial_fc.checkpoint.snapshot import Snapshot, copied, take
-from partial_fc.checkpoint.write import Saver, save_model
 
 __all__ = [
     "Checkpoint",

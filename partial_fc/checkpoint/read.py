@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from partial_fc.checkpoint import head_rows
+from partial_fc.checkpoint import rows as head_rows
+from partial_fc.checkpoint.checksums import Sums
 from partial_fc.checkpoint.folders import MARKER
 from partial_fc.checkpoint.snapshot import FORMAT, own_name
-from partial_fc.checkpoint.sums import Sums
 from partial_fc.comm import World
 from partial_fc.head import PartialFC
 from partial_fc.optim.compression import merge_residuals

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from partial_fc.checkpoint import head_rows
+from partial_fc.checkpoint import rows as head_rows
+from partial_fc.checkpoint.checksums import sums_name, write_sums
 from partial_fc.checkpoint.files import save_tensors, write, write_json
-from partial_fc.checkpoint.head_rows import Part
-from partial_fc.checkpoint.sums import sums_name, write_sums
+from partial_fc.checkpoint.rows import Part
 from partial_fc.comm import World
 from partial_fc.head import PartialFC
 

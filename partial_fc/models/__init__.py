@@ -5,7 +5,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from partial_fc.models import iresnet
-from partial_fc.models.foreign import load_arcface_torch, load_state
 from partial_fc.models.mobilefacenet import Bottleneck, MobileFaceNet
 
 __all__ = [
@@ -14,8 +13,6 @@ __all__ = [
     "SMALLEST_IMAGE",
     "build",
     "keeps_fp32",
-    "load_arcface_torch",
-    "load_state",
     "normalise",
 ]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partial_fc import checkpoint, flags
-from partial_fc.checkpoint.agree import check_replicas, newest_common, open_checkpoint
 from partial_fc.checkpoint.class_names import check_class_names
+from partial_fc.checkpoint.consistency import check_replicas, newest_common, open_checkpoint
 from partial_fc.checkpoint.folders import step_of
-from partial_fc.checkpoint.recover import Recovered, recover
-from partial_fc.checkpoint.start import check_whole, load_centres, open_centres
+from partial_fc.checkpoint.initial_centres import check_whole, load_centres, open_centres
+from partial_fc.checkpoint.peer.recover import Recovered, recover
 from partial_fc.comm import elastic
 from partial_fc.data import Source
 from partial_fc.head import PartialFC

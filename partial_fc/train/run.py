@@ -32,8 +32,8 @@ from typing import Any, TypeVar
 import torch
 
 from partial_fc import checkpoint, flags
-from partial_fc.checkpoint.agree import check_replicas
-from partial_fc.checkpoint.buddy import Memory
+from partial_fc.checkpoint.consistency import check_replicas
+from partial_fc.checkpoint.peer.commits import Memory
 from partial_fc.comm import World, elastic
 from partial_fc.data import Loader, Source
 from partial_fc.data.order import Order

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from partial_fc import models
-from partial_fc.checkpoint import apex
-from partial_fc.checkpoint.foreign import arcface_torch, mxnet_ndarray
+from partial_fc.foreign import apex, arcface_torch, mxnet_ndarray
+from partial_fc.foreign.backbone_weights import load_arcface_torch
 from recipes import arcface_torch_config
 from tests.faults.mutations import PICKLE_WORDS, any_bytes, in_pickle, in_zip
 from tests.faults.reader import Files, Reader, written
@@ -79,7 +78,7 @@ def weight_files() -> list[Files]:
 
 
 def read_weights(folder: Path) -> None:
-    models.load_arcface_torch(model(), folder / "model.pt")
+    load_arcface_torch(model(), folder / "model.pt")
 
 
 @cache

@@ -22,7 +22,7 @@ with atheris.instrument_imports(
         "partial_fc.data",
         "partial_fc.checkpoint",
         "partial_fc.models",
-        "partial_fc.torch_file",
+        "partial_fc.foreign",
         "recipes",
     ]
 ):

@@ -10,8 +10,8 @@ import torch
 from partial_fc.train.agreement import Agreed, Agreement
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint.agree import newest_common
-from partial_fc.checkpoint.write import ranks_beside
+from partial_fc.checkpoint.consistency import newest_common
+from partial_fc.checkpoint.saver import ranks_beside
 from partial_fc.head import CosFace, PartialFC
 
 
@@ -78,7 +78,7 @@ def test_one_that_a_rank_cannot_write_counts_nowhere(world, root, begins, caplog
     if world.rank == failing and begins:  # in the way of its list of checksums
         (root / f"step-00000004/rank-{last:05d}-of-{world.size:05d}.sha256").mkdir(parents=True)
     elif world.rank == failing:
-        monkeypatch.setattr("partial_fc.checkpoint.write.unmark", unmark)
+        monkeypatch.setattr("partial_fc.checkpoint.saver.unmark", unmark)
     saver.begin(taken(world, 4))
     assert saver.under_way == begins
     saver.finish()
@@ -111,7 +111,7 @@ def test_a_disk_that_cannot_be_looked_at_is_an_error_on_all(world, tmp_path, mon
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(root))
 
     if world.rank == last:
-        monkeypatch.setattr("partial_fc.checkpoint.agree.complete", complete)
+        monkeypatch.setattr("partial_fc.checkpoint.consistency.complete", complete)
     with pytest.raises(ValueError, match=f"rank {last} cannot look for checkpoints below"):
         newest_common(tmp_path, world)
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint.foreign.join import ImportOptions, import_centres
 from partial_fc.checkpoint.tools import classes
-from partial_fc.checkpoint.tools.class_flags import AddOptions, MatchOptions
+from partial_fc.checkpoint.tools.classes import AddOptions, MatchOptions
+from partial_fc.foreign.import_centres import ImportOptions, import_centres
 from recipes import face
 from tests.recipes.conftest import SMALL
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from partial_fc.checkpoint import apex
+from partial_fc.foreign import apex
 from partial_fc.models.convnet import ConvNet
 
 ADVICE = r"expected \{'loss_scaler0': \{'loss_scale': x, 'unskipped': n\}\}"

@@ -76,7 +76,7 @@ def test_any_number_of_ranks_loads_any_other(tmp_path, saved_by, loaded_by):
 def test_only_rows_that_exist_are_stored(tmp_path, monkeypatch, saved_by, loaded_by, sub_centres, touched, num_files):
     """In files of at most five classes; also over rows that whoever loads had made already."""
     options = {"storage": Storage(torch.bfloat16, torch.float32), "sub_centres": sub_centres}
-    monkeypatch.setattr(checkpoint.head_rows, "PART_BYTES", 5 * sub_centres * (D * (2 + 4) + 4))
+    monkeypatch.setattr(checkpoint.rows, "PART_BYTES", 5 * sub_centres * (D * (2 + 4) + 4))
     heads = [head_of(rank, saved_by, **options) for rank in range(saved_by)]
     for head in heads:
         touch(head, touched)
@@ -99,7 +99,7 @@ def test_only_rows_that_exist_are_stored(tmp_path, monkeypatch, saved_by, loaded
 def test_files_of_an_earlier_try_are_not_taken_for_this_ones(tmp_path, monkeypatch):
     head = head_of(0, 1)
     touch(head, range(11))
-    monkeypatch.setattr(checkpoint.head_rows, "PART_BYTES", 100)  # one class a file
+    monkeypatch.setattr(checkpoint.rows, "PART_BYTES", 100)  # one class a file
     for size in (1, 2):  # as many ranks as now, and others
         save(tmp_path, 3, [head_of(rank, size) for rank in range(size)])
     monkeypatch.undo()
@@ -113,7 +113,7 @@ def test_files_of_an_earlier_try_are_not_taken_for_this_ones(tmp_path, monkeypat
 @pytest.mark.parametrize(("place", "every"), [("device", 1), ("device", 100), ("disk", 100)])
 def test_memory_of_saving_and_loading_is_that_of_one_file(tmp_path, monkeypatch, place, every):
     """A shard of 200 MB, of which every row or every 100th was made, in files of 4 MB."""
-    monkeypatch.setattr(checkpoint.head_rows, "PART_BYTES", 4 << 20)
+    monkeypatch.setattr(checkpoint.rows, "PART_BYTES", 4 << 20)
     num_classes, width = 100_000, 256
     heads = []
     for name in ("saved", "loaded"):

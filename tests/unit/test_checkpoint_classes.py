@@ -12,7 +12,8 @@ from torch.nn.functional import normalize
 from partial_fc import checkpoint, models
 from partial_fc.checkpoint.class_names import check_class_names
 from partial_fc.checkpoint.tools import classes
-from partial_fc.checkpoint.tools.class_flags import (
+from partial_fc.checkpoint.tools.checkpoint_on_disk import Stored
+from partial_fc.checkpoint.tools.classes import (
     AddOptions,
     ListOptions,
     MatchOptions,
@@ -20,7 +21,6 @@ from partial_fc.checkpoint.tools.class_flags import (
     RemoveOptions,
     RenameOptions,
 )
-from partial_fc.checkpoint.tools.stored import Stored
 from partial_fc.checkpoint.tools.verify import VerifyOptions, verify
 from partial_fc.data import open_source
 from partial_fc.data.decode import decode

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partial_fc import checkpoint, cli
-from partial_fc.checkpoint import head_rows
+from partial_fc.checkpoint import rows as head_rows
 from partial_fc.checkpoint.files import save_tensors
 from partial_fc.checkpoint.tools.diff import DiffOptions, diff
 from partial_fc.checkpoint.tools.inspect import InspectOptions, inspect
@@ -196,8 +196,8 @@ def test_each_file_that_is_damaged_or_missing_is_named(tmp_path, capsys, name):
 
 def rewritten(folder: Path, path: Path, tensors=None, **manifest) -> None:
     """Another content, with its right checksum: what only a look at the content can find."""
+    from partial_fc.checkpoint.checksums import read_sums, write_sums
     from partial_fc.checkpoint.files import write_json
-    from partial_fc.checkpoint.sums import read_sums, write_sums
 
     if tensors is not None:
         digest = save_tensors(tensors, path)

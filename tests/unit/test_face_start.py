@@ -10,8 +10,8 @@ from recipes.face_run import State, buddy_every, restore, resume
 from torch import nn
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint.buddy import Memory
 from partial_fc.checkpoint.folders import folder_name, mark
+from partial_fc.checkpoint.peer.commits import Memory
 from partial_fc.comm import SingleWorld
 from partial_fc.data import Synthetic
 from partial_fc.head import CosFace, PartialFC

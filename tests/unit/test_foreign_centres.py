@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from partial_fc import checkpoint, models
-from partial_fc.checkpoint import head_rows
-from partial_fc.checkpoint.foreign import mxnet_ndarray
-from partial_fc.checkpoint.foreign.join import ImportOptions, import_centres
+from partial_fc.checkpoint import rows as head_rows
 from partial_fc.checkpoint.tools.verify import VerifyOptions, verify
+from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign.import_centres import ImportOptions, import_centres
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.head.rows import RowAdamW
 from partial_fc.head.shard import Shard

@@ -2,26 +2,115 @@
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import torch
+import tyro
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from partial_fc.checkpoint.class_names import names_of, read_names
-from partial_fc.checkpoint.tools import imprint, rearrange
-from partial_fc.checkpoint.tools.class_flags import (
-    AddOptions,
-    ListOptions,
-    MatchOptions,
-    MergeClassesOptions,
-    Order,
-    RemoveOptions,
-    RenameOptions,
-)
-from partial_fc.checkpoint.tools.rearrange import Plan
-from partial_fc.checkpoint.tools.stored import Stored
+from partial_fc.checkpoint.tools import imprint, remap_classes
+from partial_fc.checkpoint.tools.checkpoint_on_disk import Stored
+from partial_fc.checkpoint.tools.remap_classes import Plan
 from partial_fc.data import ImageFolder, open_source
+
+Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME...")]
+Order = Literal["auto", "sorted", "append"]
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """Prints number, name and last step of each class, tabs between them; - : no step has touched it."""
+
+    folder: Folder
+    """A checkpoint, or a folder whose newest counts."""
+
+
+@dataclass(frozen=True)
+class AddOptions:
+    """New classes. One with images starts at their mean direction, as the checkpoint's network sees them, with the
+    length of trained centres; one without starts like any untrained class. All other rows stay as they are."""
+
+    folder: Folder
+    """A checkpoint, or a folder whose newest counts."""
+    out: Path
+    """The new checkpoint's folder; --resume takes it."""
+    names: Names = ()
+    """NAME, NAME=FOLDER of its images, or NAME=FILE.npy with embeddings of it, (N, D)."""
+    names_file: Path | None = None
+    """More of them, one a line."""
+    images: Path | None = None
+    """A folder with a sub-folder of images for each new class, which gives its name."""
+    order: Order = "auto"
+    """Where new classes go: sorted by name, as a folder of class folders has them; or after all others. auto: sorted
+    where the names are so far."""
+    max_bad_records: int = 0
+    """Images that cannot be read are named and left out, at most so many."""
+
+
+@dataclass(frozen=True)
+class RemoveOptions:
+    """Classes go; the numbers of those after them move up."""
+
+    folder: Folder
+    """A checkpoint, or a folder whose newest counts."""
+    out: Path
+    """The new checkpoint's folder; --resume takes it."""
+    names: Names = ()
+    """Which."""
+    names_file: Path | None = None
+    """More of them, one a line."""
+
+
+@dataclass(frozen=True)
+class MergeClassesOptions:
+    """Several classes turn out to be one. It gets the mean of their directions, and keeps its own length and
+    optimiser's state. (Its own direction alone would fit only its own images: they were trained apart.)"""
+
+    folder: Folder
+    """A checkpoint, or a folder whose newest counts."""
+    into: str
+    """The class that stays."""
+    out: Path
+    """The new checkpoint's folder; --resume takes it."""
+    names: Names = ()
+    """Those that become part of it."""
+    images: tuple[float, ...] = ()
+    """How many images each had, first that of --into, then the NAMEs: directions count by it. none: all alike, which
+    is as good only where they had about as many."""
+
+
+@dataclass(frozen=True)
+class RenameOptions:
+    """Other names; nothing else changes."""
+
+    folder: Folder
+    """A checkpoint, or a folder whose newest counts."""
+    out: Path
+    """The new checkpoint's folder; --resume takes it."""
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="OLD=NEW...")] = ()
+    """Which."""
+    names_file: Path | None = None
+    """More of them, one a line; or one NEW name for each class, by number."""
+
+
+@dataclass(frozen=True)
+class MatchOptions:
+    """Makes the classes those of a data set, in its order: new ones start from their images there, those that it lacks
+    go."""
+
+    folder: Folder
+    """A checkpoint, or a folder whose newest counts."""
+    data: Path
+    """The data set that training will go on with; its classes have names."""
+    out: Path
+    """The new checkpoint's folder; --resume takes it."""
+    max_bad_records: int = 0
+    """Images that cannot be read are named and left out, at most so many."""
 
 
 def list_classes(options: ListOptions) -> None:
@@ -59,7 +148,7 @@ def add(options: AddOptions) -> None:
     if not new:
         raise ValueError("no class to add: give NAME, --names-file or --images")
     plan = _with_new(stored, new, found, options.order)
-    rearrange.write(stored, plan, options.out, f"{len(new)} classes added to {stored.where}: {_some(new)}")
+    remap_classes.write(stored, plan, options.out, f"{len(new)} classes added to {stored.where}: {_some(new)}")
 
 
 def remove(options: RemoveOptions) -> None:
@@ -70,7 +159,7 @@ def remove(options: RemoveOptions) -> None:
     if not gone or not kept:
         raise ValueError(f"{len(gone)} of {len(names)} classes would go; name at least one, and not all")
     plan = Plan([names[number] for number in kept], kept)
-    rearrange.write(
+    remap_classes.write(
         stored,
         plan,
         options.out,
@@ -98,7 +187,7 @@ def merge_classes(options: MergeClassesOptions) -> None:
         first_MD = centres if centres.dim() == 2 else centres[:, 0]
         weight_M1 = torch.tensor([[weights[names[number]]] for number in made], dtype=torch.float64)
         plan.directions[now] = normalize((normalize(first_MD) * weight_M1).sum(dim=0), dim=0).float()
-    rearrange.write(
+    remap_classes.write(
         stored,
         plan,
         options.out,
@@ -128,7 +217,7 @@ def rename(options: RenameOptions) -> None:
     if renamed == names:
         raise ValueError("no class gets another name: give OLD=NEW, or --names-file")
     plan = Plan(renamed, list(range(len(names))))
-    rearrange.write(stored, plan, options.out, f"classes of {stored.where} renamed")
+    remap_classes.write(stored, plan, options.out, f"classes of {stored.where} renamed")
 
 
 def match(options: MatchOptions) -> None:
@@ -145,7 +234,7 @@ def match(options: MatchOptions) -> None:
     new = [number for number, before in enumerate(old) if before < 0]
     plan = Plan(wanted, old, imprint.directions(stored, source, new, options.max_bad_records))
     gone = len(known) - (len(old) - len(new))
-    rearrange.write(
+    remap_classes.write(
         stored,
         plan,
         options.out,

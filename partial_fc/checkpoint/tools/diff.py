@@ -10,11 +10,11 @@ import tyro
 from torch import Tensor
 from tqdm import tqdm
 
-from partial_fc.checkpoint.head_rows import hard_negatives_name
+from partial_fc.checkpoint.rows import hard_negatives_name
 from partial_fc.checkpoint.snapshot import own_name
+from partial_fc.checkpoint.tools.checkpoint_on_disk import Stored
 from partial_fc.checkpoint.tools.reshard import own_tensors
-from partial_fc.checkpoint.tools.rows import Rows, class_bytes
-from partial_fc.checkpoint.tools.stored import Stored
+from partial_fc.checkpoint.tools.stored_rows import Rows, class_bytes
 
 _SHOWN = 10
 _PIECE_BYTES = 32 << 20

@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from tqdm import tqdm
 
 from partial_fc import models
-from partial_fc.checkpoint.tools.stored import Stored
+from partial_fc.checkpoint.tools.checkpoint_on_disk import Stored
 from partial_fc.data import ImageFolder, Source
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.image_folder import image_names

@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 
 from partial_fc.checkpoint.folders import MARKER
 from partial_fc.checkpoint.read import Checkpoint
-from partial_fc.checkpoint.tools.rows import gaps
-from partial_fc.checkpoint.tools.stored import has_head, is_step, part_files, steps_below
+from partial_fc.checkpoint.tools.checkpoint_on_disk import has_head, is_step, part_files, steps_below
+from partial_fc.checkpoint.tools.stored_rows import gaps
 from partial_fc.checkpoint.tools.verify import marked_ranks
 
 _HIGHLIGHTS = (

@@ -9,12 +9,12 @@ from typing import Any, Self
 from torch import Tensor
 from tqdm import tqdm
 
-from partial_fc.checkpoint import head_rows
+from partial_fc.checkpoint import rows as head_rows
+from partial_fc.checkpoint.checksums import sums_name, write_sums
 from partial_fc.checkpoint.files import save_tensors, write, write_json
 from partial_fc.checkpoint.folders import mark
 from partial_fc.checkpoint.snapshot import FORMAT
-from partial_fc.checkpoint.sums import sums_name, write_sums
-from partial_fc.checkpoint.tools.rows import Rows, parts
+from partial_fc.checkpoint.tools.stored_rows import Rows, parts
 from partial_fc.head.shard import Shard
 
 _PIECE_BYTES = 8 << 20

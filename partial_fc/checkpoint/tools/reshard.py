@@ -8,10 +8,10 @@ from typing import Annotated
 import tyro
 from torch import Tensor
 
-from partial_fc.checkpoint import head_rows
+from partial_fc.checkpoint import rows as head_rows
 from partial_fc.checkpoint.snapshot import own_name
+from partial_fc.checkpoint.tools.checkpoint_on_disk import Stored, describe
 from partial_fc.checkpoint.tools.output import Output, say
-from partial_fc.checkpoint.tools.stored import Stored, describe
 from partial_fc.optim.compression import merge_residuals
 
 _OLD_OWN = "exchange-{:05d}-of-{:05d}.safetensors"  # format 3

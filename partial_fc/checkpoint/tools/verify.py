@@ -11,12 +11,12 @@ import tyro
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
+from partial_fc.checkpoint.checksums import read_sums, sums_name
 from partial_fc.checkpoint.files import sha256
 from partial_fc.checkpoint.folders import MARKER
 from partial_fc.checkpoint.read import Checkpoint
-from partial_fc.checkpoint.sums import read_sums, sums_name
-from partial_fc.checkpoint.tools.rows import PartFile, gaps, mismatch
-from partial_fc.checkpoint.tools.stored import has_head, is_step, part_files, steps_below
+from partial_fc.checkpoint.tools.checkpoint_on_disk import has_head, is_step, part_files, steps_below
+from partial_fc.checkpoint.tools.stored_rows import PartFile, gaps, mismatch
 from partial_fc.head.shard import Shard
 
 _NO_SUMS = "no checksums (format 3): only names, shapes and class ranges were checked"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from partial_fc.checkpoint import Snapshot
-from partial_fc.checkpoint.buddy import Buddy, Memory
+from partial_fc.checkpoint.peer.commits import Buddy, Memory
 from partial_fc.comm import World, elastic
 from partial_fc.head import PartialFC
 

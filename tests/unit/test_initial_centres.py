@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint.start import check_whole, load_centres, open_centres
+from partial_fc.checkpoint.initial_centres import check_whole, load_centres, open_centres
 from partial_fc.comm import SingleWorld
 from partial_fc.head import PartialFC
 from partial_fc.head.rows import RowAdamW
@@ -47,7 +47,7 @@ def test_another_head_and_missing_files_are_refused(tmp_path):
 
 
 def test_centres_alone_cannot_be_resumed(tmp_path):
-    from partial_fc.checkpoint.foreign.join import ImportOptions, import_centres
+    from partial_fc.foreign.import_centres import ImportOptions, import_centres
 
     torch.save(torch.ones(11, D), tmp_path / "rank_0_softmax_weight.pt")
     import_centres(ImportOptions((tmp_path,), tmp_path / "out"))

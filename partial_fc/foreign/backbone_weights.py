@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from partial_fc import torch_file
+from partial_fc.foreign import torch_file
 
 _SHOWN = 8
 

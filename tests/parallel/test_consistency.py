@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from partial_fc.checkpoint.agree import check_replicas, open_checkpoint
-from partial_fc.checkpoint.start import open_centres
+from partial_fc.checkpoint.consistency import check_replicas, open_checkpoint
+from partial_fc.checkpoint.initial_centres import open_centres
 from tests.unit.stored_checkpoints import heads_of, save
 
 

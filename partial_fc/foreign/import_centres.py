@@ -10,9 +10,10 @@ from torch import Tensor
 
 from partial_fc import models
 from partial_fc.checkpoint.class_names import read_names
-from partial_fc.checkpoint.foreign import arcface_torch
-from partial_fc.checkpoint.foreign.files import KINDS, ForeignRows, Found, find
 from partial_fc.checkpoint.tools.output import Output, say
+from partial_fc.foreign import arcface_torch
+from partial_fc.foreign.backbone_weights import load_arcface_torch, load_state
+from partial_fc.foreign.centre_files import KINDS, ForeignRows, Found, find
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 
 _OPTIMIZERS: dict[str, RowOptimizer] = {
@@ -129,13 +130,13 @@ def _backbone(
         return None, {}, {}
     model = models.build(options.network, width, options.image_size)
     if options.backbone is not None:
-        models.load_arcface_torch(model, options.backbone)
+        load_arcface_torch(model, options.backbone)
         return model.state_dict(), {}, {}
     path = found.files[0]
     if found.kind != "checkpoint":
         raise ValueError(f"--network {options.network}: {path} holds no backbone; give --backbone model.pt")
     weights, optimizer, facts = arcface_torch.backbone_of(path)
-    models.load_state(model, weights, path)
+    load_state(model, weights, path)
     parameters = {name for name, _ in model.named_parameters()}
     return model.state_dict(), arcface_torch.named_state(optimizer, weights, parameters, path), facts
 

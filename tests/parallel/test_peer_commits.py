@@ -1,12 +1,12 @@
 """Commits over real collectives; one rank then has forgotten all, as a new process has. (Worlds of other sizes:
-tests/unit/test_buddy.py.)"""
+tests/unit/test_peer_commits.py.)"""
 
 import pytest
 import torch
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint.buddy import Buddy, Memory
-from partial_fc.checkpoint.recover import recover
+from partial_fc.checkpoint.peer.commits import Buddy, Memory
+from partial_fc.checkpoint.peer.recover import recover
 from partial_fc.head import CosFace, PartialFC
 
 C, D = 1000, 16

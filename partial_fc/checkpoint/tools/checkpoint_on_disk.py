@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from partial_fc.checkpoint.folders import MARKER, newest
 from partial_fc.checkpoint.read import Checkpoint
-from partial_fc.checkpoint.tools.rows import PartFile, StoredRows
+from partial_fc.checkpoint.tools.stored_rows import PartFile, StoredRows
 
 MANIFEST = "manifest.json"
 

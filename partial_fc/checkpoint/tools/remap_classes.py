@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from partial_fc.checkpoint.tools.checkpoint_on_disk import Stored
 from partial_fc.checkpoint.tools.output import Output, say
 from partial_fc.checkpoint.tools.reshard import copy, own_files
-from partial_fc.checkpoint.tools.rows import Column, StoredRows
-from partial_fc.checkpoint.tools.stored import Stored
+from partial_fc.checkpoint.tools.stored_rows import Column, StoredRows
 from partial_fc.head.rows.table import initial_centres
 
 MAP_NAME = "class-map.tsv"

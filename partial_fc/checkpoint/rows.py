@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from partial_fc.checkpoint.sums import Sums
+from partial_fc.checkpoint.checksums import Sums
 from partial_fc.head import PartialFC
 
 PART_BYTES = 256 << 20

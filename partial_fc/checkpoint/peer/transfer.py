@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partial_fc.checkpoint.head_rows import Part
+from partial_fc.checkpoint.rows import Part
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import World
 

@@ -20,7 +20,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from partial_fc.checkpoint import head_rows
+from partial_fc.checkpoint import rows as head_rows
 from partial_fc.checkpoint.files import save_tensors
 from partial_fc.checkpoint.folders import folder_name, mark, newest, prune, unmark
 from partial_fc.checkpoint.snapshot import Snapshot

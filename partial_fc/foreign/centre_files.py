@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from partial_fc.checkpoint.foreign import arcface_torch, mxnet_ndarray
-from partial_fc.checkpoint.foreign.arcface_torch import Centres
-from partial_fc.checkpoint.tools.rows import Column
+from partial_fc.checkpoint.tools.stored_rows import Column
+from partial_fc.foreign import arcface_torch, mxnet_ndarray
+from partial_fc.foreign.arcface_torch import Centres
 from partial_fc.head.shard import Shard
 
 

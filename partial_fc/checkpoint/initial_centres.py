@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from partial_fc.checkpoint import head_rows
-from partial_fc.checkpoint.agree import agreed
+from partial_fc.checkpoint import rows as head_rows
+from partial_fc.checkpoint.consistency import agreed
 from partial_fc.checkpoint.read import Checkpoint
-from partial_fc.checkpoint.tools.stored import has_head, part_files, step_folder
+from partial_fc.checkpoint.tools.checkpoint_on_disk import has_head, part_files, step_folder
 from partial_fc.comm import World
 from partial_fc.head import PartialFC
 

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from partial_fc.checkpoint import head_rows
+from partial_fc.checkpoint import rows as head_rows
 
 _NAME = re.compile(r"head-(\d{5})-of-(\d{5})-classes-(\d{12})-(\d{12})\.safetensors")
 

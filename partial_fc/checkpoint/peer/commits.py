@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 import psutil
 import torch
 
-from partial_fc.checkpoint import head_rows
-from partial_fc.checkpoint.shares import PIECE_BYTES, Stream, blank, num_bytes, outline, tell, tensors_of
+from partial_fc.checkpoint import rows as head_rows
+from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, Stream, blank, num_bytes, outline, tell, tensors_of
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import Work, World
 from partial_fc.head import PartialFC

@@ -1,4 +1,4 @@
-"""A commit that the ranks of a new world have among them (buddy.py), read as a checkpoint is."""
+"""A commit that the ranks of a new world have among them (commits.py), read as a checkpoint is."""
 
 import json
 import logging
@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from partial_fc.checkpoint.buddy import Commit, Memory
 from partial_fc.checkpoint.files import as_json
 from partial_fc.checkpoint.folders import newest, step_of
-from partial_fc.checkpoint.head_rows import Part
-from partial_fc.checkpoint.shares import PIECE_BYTES, spread, tell
+from partial_fc.checkpoint.peer.commits import Commit, Memory
+from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, spread, tell
+from partial_fc.checkpoint.rows import Part
 from partial_fc.comm import World
 from partial_fc.head import PartialFC
 from partial_fc.head.shard import Shard

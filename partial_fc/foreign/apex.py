@@ -7,7 +7,7 @@ changed; without loss scaling x is 1. The model's tensors are fp32 under every o
 float16 weights for the file; what is written here are the fp32 masters, of which those are the rounding. Models that
 were wrapped in DistributedDataParallel have "module." before each name.
 
-Files are read as tensors and plain values only (`partial_fc.torch_file`), so a foreign one cannot run code.
+Files are read as tensors and plain values only (`partial_fc.foreign.torch_file`), so a foreign one cannot run code.
 """
 
 import math
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partial_fc import torch_file
+from partial_fc.foreign import torch_file
 
 _PARTS = ("model", "optimizer", "amp")
 _PREFIX = "module."

@@ -8,13 +8,13 @@ import torch
 from partial_fc.train.commits import Commits
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint import buddy as buddy_module
 from partial_fc.checkpoint import folders
-from partial_fc.checkpoint import recover as recover_module
-from partial_fc.checkpoint import shares as shares_module
-from partial_fc.checkpoint.buddy import Buddy, Commit, Memory, buddies
-from partial_fc.checkpoint.head_rows import Part, class_bytes
-from partial_fc.checkpoint.recover import choose, cut, recover
+from partial_fc.checkpoint.peer import commits as buddy_module
+from partial_fc.checkpoint.peer import recover as recover_module
+from partial_fc.checkpoint.peer import transfer as shares_module
+from partial_fc.checkpoint.peer.commits import Buddy, Commit, Memory, buddies
+from partial_fc.checkpoint.peer.recover import choose, cut, recover
+from partial_fc.checkpoint.rows import Part, class_bytes
 from partial_fc.head import CosFace, HardNegatives, PartialFC
 from partial_fc.head.rows import RowAdamW
 from tests.unit.thread_world import in_world

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partial_fc import torch_file
+from partial_fc.foreign import torch_file
 
 _STATES = {  # torch's name -> ours
     "momentum_buffer": "momentum",

@@ -1,1 +1,0 @@
-"""Class centres that other trainers wrote."""

@@ -1,0 +1,1 @@
+"""Files of other programs, in and out: weights, class centres, Apex checkpoints."""
