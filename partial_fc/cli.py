@@ -15,12 +15,12 @@ from partial_fc.checkpoint.tools.diff import DiffOptions, diff
 from partial_fc.checkpoint.tools.inspect import InspectOptions, inspect
 from partial_fc.checkpoint.tools.reshard import MergeOptions, ReshardOptions, merge, reshard
 from partial_fc.checkpoint.tools.verify import VerifyOptions, verify
-from partial_fc.data.digits import DigitsOptions, write_digits
-from partial_fc.data.draw_pairs import PairsOptions, make_pairs
-from partial_fc.data.glyphs import GlyphOptions, build
-from partial_fc.data.glyphs_sheet import SheetOptions, contact_sheet
-from partial_fc.data.pack import IndexOptions, PackOptions, make_index, pack_images
-from partial_fc.doctor.data import DataOptions, doctor_data
+from partial_fc.data.check.command import DataOptions, doctor_data
+from partial_fc.data.tools.draw_pairs import PairsOptions, make_pairs
+from partial_fc.data.tools.pack import IndexOptions, PackOptions, make_index, pack_images
+from partial_fc.demo.digits import DigitsOptions, write_digits
+from partial_fc.demo.glyphs import GlyphOptions, build
+from partial_fc.demo.glyphs_sheet import SheetOptions, contact_sheet
 from partial_fc.doctor.env import EnvOptions, doctor_env
 from partial_fc.plan_report import PlanOptions, report
 

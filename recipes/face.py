@@ -22,9 +22,9 @@ from partial_fc import checkpoint, keyed, models
 from partial_fc.checkpoint.buddy import Memory
 from partial_fc.checkpoint.class_names import names_of
 from partial_fc.comm import World, elastic
-from partial_fc.data import Loader, Source, Synthetic, open_source
-from partial_fc.data.augment import glyph, mirror
-from partial_fc.doctor.at_start import open_on_all
+from partial_fc.data import Loader, Source, Synthetic, open_on_all, open_source
+from partial_fc.data.augment import mirror
+from partial_fc.demo.augment import glyph
 from partial_fc.evaluate import Verification
 from partial_fc.optim import backbone as backbone_optimizer
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module

@@ -11,7 +11,7 @@ import torch
 
 from partial_fc.comm import World, elastic
 from partial_fc.data import Source
-from partial_fc.doctor.at_start import check_data
+from partial_fc.data.check.at_start import check_data
 from partial_fc.head import PartialFC
 from partial_fc.optim.rows import RowAdagrad
 

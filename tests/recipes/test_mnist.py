@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch.utils.data import DistributedSampler
 
 from partial_fc.checkpoint import apex
-from partial_fc.data.digits import load
 from partial_fc.data.idx import read_set
+from partial_fc.demo.digits import load
 from partial_fc.models.convnet import ConvNet
 from tests.recipes.conftest import losses, result
 from tests.recipes.mnist_job import (

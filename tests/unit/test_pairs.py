@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from partial_fc.data.decode import decode
-from partial_fc.data.draw_pairs import PairsOptions, draw_pairs, make_pairs
 from partial_fc.data.pairs import read_pairs, write_pairs
+from partial_fc.data.tools.draw_pairs import PairsOptions, draw_pairs, make_pairs
 
 IMAGES = [b"\xff\xd8 one", b"two\x00", b"", bytes(range(256))]
 

@@ -11,18 +11,18 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
+from partial_fc import findings as report
+from partial_fc.data.check.contact_sheet import Sheet
+from partial_fc.data.check.digits import judge_digits
+from partial_fc.data.check.identities import judge_identities, judge_layout
+from partial_fc.data.check.image_findings import judge_images
+from partial_fc.data.check.images import Looks, examine
+from partial_fc.data.check.labels import judge_labels
+from partial_fc.data.check.pairs import judge_pairs
+from partial_fc.data.check.recordio import NO_LABEL, CannotLook, Records
 from partial_fc.data.image_folder import ImageFolder
 from partial_fc.data.sample import Sample
-from partial_fc.doctor import findings as report
-from partial_fc.doctor.digits import judge_digits
-from partial_fc.doctor.findings import Finding
-from partial_fc.doctor.identities import judge_identities, judge_layout
-from partial_fc.doctor.images import Looks, examine
-from partial_fc.doctor.judge import judge_images
-from partial_fc.doctor.labels import judge_labels
-from partial_fc.doctor.pairs import judge_pairs
-from partial_fc.doctor.records import NO_LABEL, CannotLook, Records
-from partial_fc.doctor.sheet import Sheet
+from partial_fc.findings import Finding
 
 _COULD_NOT_LOOK = 2
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from partial_fc.data.record_index import read_index
 from partial_fc.data.record_source import are_whole
 from partial_fc.data.recordio import MAGIC, MAX_RECORD_BYTES
-from partial_fc.doctor.findings import Finding, Severity
+from partial_fc.findings import Finding, Severity
 
 _FRAME, _HEADER = 8, 24  # bytes
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
