@@ -135,7 +135,9 @@ class Array:
     __slots__ = ("content", "dtype", "shape")
 
     def __init__(self) -> None:
-        self.dtype, self.shape, self.content = "", (), None
+        self.dtype = ""
+        self.shape: tuple[int, ...] = ()
+        self.content: bytes | list[Any] | None = None
 
     def __setstate__(self, state: Any) -> None:
         match state:
