@@ -15,16 +15,16 @@ _CLASSES, _FLAGS = "checkpoint.tools.classes", "checkpoint.tools.classes"
 # function; without a class the function reads its arguments itself.
 VERBS: dict[str, tuple[str, str, str]] = {
     "train": ("train_command:run_and_exit", "", "a recipe, in as many processes as a launcher starts"),
-    "data pack": ("data.pack:pack_images", "PackOptions", "a folder or list of images -> train.rec"),
+    "data pack": ("data.tools.pack:pack_images", "PackOptions", "a folder or list of images -> train.rec"),
     "data pairs": (
-        "data.draw_pairs:make_pairs",
+        "data.tools.draw_pairs:make_pairs",
         "PairsOptions",
         "a list of pairs, or images to draw them from -> .bin",
     ),
-    "data index": ("data.pack:make_index", "IndexOptions", "train.idx is lost: make it anew from train.rec"),
-    "data glyphs": ("data.glyphs:build", "GlyphOptions", "the demo's data: characters across typefaces of Debian"),
-    "data digits": ("data.digits:write_digits", "DigitsOptions", "real handwritten digits as MNIST's files"),
-    "data sheet": ("data.glyphs_sheet:contact_sheet", "SheetOptions", "a picture of a glyph set: typefaces, pairs"),
+    "data index": ("data.tools.pack:make_index", "IndexOptions", "train.idx is lost: make it anew from train.rec"),
+    "data glyphs": ("demo.glyphs:build", "GlyphOptions", "the demo's data: characters across typefaces of Debian"),
+    "data digits": ("demo.digits:write_digits", "DigitsOptions", "real handwritten digits as MNIST's files"),
+    "data sheet": ("demo.glyphs_sheet:contact_sheet", "SheetOptions", "a picture of a glyph set: typefaces, pairs"),
     "checkpoint inspect": ("checkpoint.tools.inspect:inspect", "InspectOptions", "what it holds, or which there are"),
     "checkpoint verify": ("checkpoint.tools.verify:verify", "VerifyOptions", "is all there, and as it was written?"),
     "checkpoint merge": (
@@ -54,7 +54,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
         "those of a data set: some new, some gone",
     ),
     "doctor data": (
-        "doctor.data:doctor_data",
+        "data.check.command:doctor_data",
         "DataOptions",
         "what is wrong with a training set, before training does",
     ),

@@ -1,7 +1,7 @@
 """Verification pairs in the .bin files of InsightFace (lfw.bin, agedb_30.bin ...).
 
-Such a file is a pickle of (encoded images, issame): image files 2k and 2k + 1 are pair k. A pickle can run
-any code when it is loaded, and these files are passed around; so Python's unpickler is not used (plain_pickle).
+Such a file is a pickle of (encoded images, issame): image files 2k and 2k + 1 are pair k. A pickle can run any code
+when it is loaded, and these files are passed around; so they are read through restricted_pickle.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data import plain_pickle
+from partial_fc.data import restricted_pickle
 
 
 class Pairs(NamedTuple):
@@ -36,10 +36,10 @@ def write_pairs(path: str | os.PathLike[str], images: Sequence[bytes], same: Seq
 def read_pairs(path: str | os.PathLike[str]) -> Pairs:
     """Reads a .bin written by any Python. ValueError names the file and what is wrong with it."""
     try:
-        content = plain_pickle.loads(Path(path).read_bytes())
+        content = restricted_pickle.loads(Path(path).read_bytes())
         if not (isinstance(content, (tuple, list)) and len(content) == 2):
             raise ValueError(f"got a {type(content).__name__}, expected (list of images, list of issame)")
-        images, same = (part.value() if isinstance(part, plain_pickle.Array) else part for part in content)
+        images, same = (part.value() if isinstance(part, restricted_pickle.Array) else part for part in content)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read as a file of pairs: {error}") from error
     if not isinstance(images, (tuple, list, np.ndarray)) or not isinstance(same, (tuple, list, np.ndarray)):
@@ -65,7 +65,7 @@ def _image_bytes(path: str | os.PathLike[str], index: int, image: Any) -> bytes:
         return image
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 1:
         return image.tobytes()
-    if isinstance(image, plain_pickle.Array) and image.dtype == "u1" and len(image.shape) == 1:
+    if isinstance(image, restricted_pickle.Array) and image.dtype == "u1" and len(image.shape) == 1:
         assert isinstance(image.content, bytes)
         return image.content  # not a copy: a file may name one content often
     raise ValueError(

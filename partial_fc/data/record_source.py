@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.recordio import Header, RecordReader, unpack
-from partial_fc.data.sample import BadRecord, Sample, naming
+from partial_fc.data.recordio import RecordReader
+from partial_fc.data.sample import BadRecord, Sample
 
 MAX_CLASSES = 2**24  # labels are stored as float32, exact up to here
 _EXPECTED = f"expected a whole number of at most {MAX_CLASSES}"
@@ -57,9 +57,7 @@ class RecordSource:
 
     def read(self, index: int) -> Sample:
         key = int(self._keys[index])
-        record = self.reader.read(key)
-        with naming(self, index):
-            header, content = unpack(record)
+        header, content = self.reader.read_sample(key)
         label = float(header.label[0])
         if not label.is_integer() or abs(label) > MAX_CLASSES:
             raise BadRecord(f"{self.where(index)}: label {label}, {_EXPECTED}")
@@ -129,7 +127,7 @@ def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64] | range, int | 
     keys = reader.keys
     if keys[0] != 0:
         return keys, None
-    header, content = _unpack(reader, 0)
+    header, content = reader.read_sample(0)
     if header.flag == 0 or content:  # im2rec; with content and flag > 0 it is an image with several labels
         return keys, None
     end = int(keys[-1]) + 1
@@ -139,7 +137,7 @@ def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64] | range, int | 
             f"{end - 1}; expected [first identity key, {end}]. Is this the index of another file?"
         )
     first = _first_identity(reader, float(header.label[0]))
-    last_header, _ = _unpack(reader, end - 1)
+    last_header, _ = reader.read_sample(end - 1)
     if last_header.flag < 2 or last_header.label[1] != header.label[0]:
         raise ValueError(
             f"{reader.rec_path}, key {end - 1}: got {last_header.label[:2].tolist()} as the last identity's "
@@ -166,17 +164,8 @@ def _first_identity(reader: RecordReader, rounded: float) -> int:
         at = key if isinstance(known, range) else int(np.searchsorted(known, key))
         if at == 0 or at >= len(known) or known[at] != key or np.float32(key) != np.float32(rounded):
             continue
-        if not _unpack(reader, key)[1] and (known[at - 1] == 0 or _unpack(reader, int(known[at - 1]))[1]):
+        if not reader.read_sample(key)[1] and (known[at - 1] == 0 or reader.read_sample(int(known[at - 1]))[1]):
             return key
     raise ValueError(
         f"{reader.rec_path}, key 0: identity records start at {rounded:.0f}, it says; found images or nothing"
     )
-
-
-def _unpack(reader: RecordReader, key: int) -> tuple[Header, bytes]:
-    try:
-        return unpack(reader.read(key))
-    except BadRecord as error:
-        if str(reader.rec_path) in str(error):
-            raise
-        raise BadRecord(f"{reader.rec_path}, key {key}: {error}") from None

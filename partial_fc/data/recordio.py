@@ -1,15 +1,13 @@
-"""MXNet RecordIO (train.rec, train.idx) without MXNet: the file format, not what the records mean.
+"""MXNet RecordIO (train.rec, train.idx) without MXNet: records under keys, their label headers, and the writer.
 
-A file is a sequence of frames, each starting at a multiple of 4 bytes, little-endian:
-    uint32 0xCED7230A | uint32 part << 29 | length | payload | zeros up to a multiple of 4
-part is 0 for a whole record. A payload that holds the magic number at a multiple of 4 would confuse a
-scanner, so the writer splits it there and leaves those 4 bytes out: parts 1, 2, ..., 2, 3, which the reader
-joins with the magic number between them. The index is text, one line a record: `key<TAB>offset`, the offset
-being that of the record's first frame.
+record_frames.py describes the .rec file, record_index.py reads the index: text, one line a record, `key<TAB>offset`,
+the offset being that of the record's first frame.
 
-A payload starts with a label header (`pack`, `unpack`), 24 bytes `<IfQQ`: flag, label, id, id2. Where
-flag > 0, that many float32 labels follow and the label field means nothing; then comes the image file.
-Source of the format: dmlc-core `recordio.h`, `recordio.cc`; MXNet `python/mxnet/recordio.py`.
+A payload starts with a label header (`pack`, `unpack`), 24 bytes `<IfQQ`: flag, label, id, id2. Where flag > 0, that
+many float32 labels follow and the label field means nothing; then comes the image file.
+Source of the format: MXNet `python/mxnet/recordio.py`.
+
+R records.
 """
 
 import mmap
@@ -23,15 +21,22 @@ from typing import IO, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.data.record_frames import (
+    FIRST,
+    FRAME,
+    LAST,
+    MAGIC,
+    MAGIC_BYTES,
+    MAX_RECORD_BYTES,
+    MIDDLE,
+    WHOLE,
+    RecordFile,
+    aligned,
+)
 from partial_fc.data.record_index import read_index
 from partial_fc.data.sample import BadRecord
 
-MAGIC = 0xCED7230A
-MAX_RECORD_BYTES = 2**29 - 1
-_MAGIC_BYTES = struct.pack("<I", MAGIC)
-_FRAME = struct.Struct("<II")
-_HEADER = struct.Struct("<IfQQ")
-_WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
+HEADER = struct.Struct("<IfQQ")
 
 
 class Header(NamedTuple):
@@ -46,22 +51,22 @@ class Header(NamedTuple):
 def pack(label: float | Sequence[float] | NDArray[np.float32], content: bytes, id: int = 0, id2: int = 0) -> bytes:
     """A number is stored as flag 0, a sequence of n numbers as flag n; same bytes as mx.recordio.pack."""
     if isinstance(label, (int, float, np.number)):
-        return _HEADER.pack(0, label, id, id2) + content
+        return HEADER.pack(0, label, id, id2) + content
     array = np.asarray(label, dtype="<f4")
-    return _HEADER.pack(array.size, 0.0, id, id2) + array.tobytes() + content
+    return HEADER.pack(array.size, 0.0, id, id2) + array.tobytes() + content
 
 
 def unpack(record: bytes) -> tuple[Header, bytes]:
     """The label header and what follows it (empty in the header records of InsightFace)."""
-    if len(record) < _HEADER.size:
-        raise BadRecord(f"label header cut off: got {len(record)} bytes, expected at least {_HEADER.size}")
-    flag, label, id, id2 = _HEADER.unpack_from(record)
-    start = _HEADER.size + 4 * flag
+    if len(record) < HEADER.size:
+        raise BadRecord(f"label header cut off: got {len(record)} bytes, expected at least {HEADER.size}")
+    flag, label, id, id2 = HEADER.unpack_from(record)
+    start = HEADER.size + 4 * flag
     if len(record) < start:
         raise BadRecord(f"label header cut off: got {len(record)} bytes, flag {flag} needs at least {start}")
     if flag == 0:
         return Header(0, np.array([label], np.float32), id, id2), record[start:]
-    return Header(flag, np.frombuffer(record, "<f4", flag, _HEADER.size), id, id2), record[start:]
+    return Header(flag, np.frombuffer(record, "<f4", flag, HEADER.size), id, id2), record[start:]
 
 
 class RecordWriter:
@@ -87,16 +92,16 @@ class RecordWriter:
         starts = _aligned_magics(record)
         begin = 0
         for i, cut in enumerate(starts):
-            self._write_part(_FIRST if i == 0 else _MIDDLE, record[begin:cut])
-            begin = cut + len(_MAGIC_BYTES)
-        self._write_part(_LAST if starts else _WHOLE, record[begin:])
+            self._write_part(FIRST if i == 0 else MIDDLE, record[begin:cut])
+            begin = cut + len(MAGIC_BYTES)
+        self._write_part(LAST if starts else WHOLE, record[begin:])
 
     def _write_part(self, part: int, content: bytes) -> None:
         padding = -len(content) % 4
-        self._rec.write(_FRAME.pack(MAGIC, part << 29 | len(content)))
+        self._rec.write(FRAME.pack(MAGIC, part << 29 | len(content)))
         self._rec.write(content)
         self._rec.write(bytes(padding))
-        self._offset += _FRAME.size + len(content) + padding
+        self._offset += FRAME.size + len(content) + padding
 
     def close(self) -> None:
         for file, path in ((self._rec, self.rec_path), (self._idx, self.idx_path)):
@@ -132,27 +137,23 @@ class RecordReader:
                 f"{self.idx_path} not found; it tells where each record of {self.rec_path} starts. "
                 f"Make it anew: partial-fc data index {self.rec_path}"
             )
-        with open(self.rec_path, "rb") as file:
-            self._size = os.fstat(file.fileno()).st_size
-            if self._size == 0:
-                raise ValueError(f"{self.rec_path} is empty")
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._file = RecordFile(self.rec_path)
         # Records are read in random order: reading ahead of one would fetch many times what is used.
-        self._map.madvise(mmap.MADV_RANDOM)
+        self._file.map.madvise(mmap.MADV_RANDOM)
         keys, self._offsets = read_index(self.idx_path)
         self._check_offsets(keys)
-        self._mean_bytes = self._size // len(keys)
+        self._mean_bytes = self._file.size // len(keys)
         self.keys: NDArray[np.int64] | range = keys
         if keys[0] == 0 and keys[-1] == len(keys) - 1:  # sorted and unique: 0, 1, 2, ...
             self.keys = range(len(keys))
 
     def _check_offsets(self, keys: NDArray[np.int64]) -> None:
-        bad = (self._offsets < 0) | (self._offsets % 4 != 0) | (self._offsets > self._size - _FRAME.size)
+        bad = ~self._file.have_room(self._offsets)
         if bad.any():
             row = int(bad.argmax())
             raise ValueError(
                 f"{self.idx_path}: key {keys[row]} has offset {self._offsets[row]}; expected a multiple of 4 "
-                f"below {self._size}, the size of {self.rec_path}. {int(bad.sum())} of {len(keys)} are "
+                f"below {self._file.size}, the size of {self.rec_path}. {int(bad.sum())} of {len(keys)} are "
                 f"wrong: the record file is cut short, or the index belongs to another one"
             )
 
@@ -161,45 +162,43 @@ class RecordReader:
 
     def read(self, key: int) -> bytes:
         """The payload under a key. KeyError: the index has no such key. BadRecord: the record is damaged."""
-        return self._read_at(key, self._offset_of(key))
+        try:
+            return self._file.read(self._offset_of(key))
+        except BadRecord as error:
+            raise BadRecord(f"{self.rec_path}, key {key}, {error}") from None
+
+    def read_sample(self, key: int) -> tuple[Header, bytes]:
+        """The label header under a key and what follows it. KeyError and BadRecord as `read`."""
+        record = self.read(key)
+        try:
+            return unpack(record)
+        except BadRecord as error:
+            raise BadRecord(f"{self.rec_path}, key {key}: {error}") from None
 
     def will_need(self, key: int) -> None:
         """Asks the kernel to fetch a record and returns at once, so that a disk has many reads to sort."""
         start = self._offset_of(key) // mmap.PAGESIZE * mmap.PAGESIZE
         # The length is not known before the record is read. Twice the mean holds nearly all of them.
-        self._map.madvise(mmap.MADV_WILLNEED, start, min(2 * self._mean_bytes + mmap.PAGESIZE, self._size - start))
+        num_bytes = min(2 * self._mean_bytes + mmap.PAGESIZE, self._file.size - start)
+        self._file.map.madvise(mmap.MADV_WILLNEED, start, num_bytes)
 
     def first_labels(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
         """The first label of each record, float32 (len(keys),), from the headers and without a Python loop.
 
         Raises BadRecord for the first record whose frame or header is not whole, as far as the first label.
         """
-        offset = self._offsets[self._rows_of(keys)]
-        word = np.frombuffer(self._map, "<u4", self._size // 4)
-        first = offset // 4
-        whole = first + (_FRAME.size + _HEADER.size) // 4 <= len(word)
-        whole[whole] = word[first[whole]] == MAGIC
-        if not whole.all():
-            self._first_label(int(keys[int(whole.argmin())]))  # names what is wrong
-        flag = word[first + 2]
-        at = np.where(flag == 0, first + 3, first + 8)
-        label = word[np.minimum(at, len(word) - 1)].view("<f4")
-        length = word[first + 1] & MAX_RECORD_BYTES
-        # Short ones are damaged, or split within their header, where a number happens to be the magic one.
-        for row in np.flatnonzero(length < np.where(flag == 0, _HEADER.size, _HEADER.size + 4)).tolist():
-            label[row] = self._first_label(int(keys[row]))
-        return label
-
-    def _first_label(self, key: int) -> float:
-        try:
-            return float(unpack(self.read(key))[0].label[0])
-        except BadRecord as error:
-            if str(self.rec_path) in str(error):
-                raise
-            raise BadRecord(f"{self.rec_path}, key {key}: {error}") from None
+        offset_R = self._offsets[self._rows_of(keys)]
+        heads = self._file.heads(offset_R)
+        flag_R, label_R = first_labels(self._file, np.where(heads.is_frame, offset_R, 0))
+        # Those that are no frame or too short are damaged, or split within their header.
+        least_R = np.where(flag_R == 0, HEADER.size, HEADER.size + 4)
+        held_R = np.minimum(heads.length, self._file.size - FRAME.size - offset_R)
+        for row in np.flatnonzero(~heads.is_frame | (held_R < least_R)).tolist():
+            label_R[row] = self.read_sample(int(keys[row]))[0].label[0]
+        return label_R
 
     def close(self) -> None:
-        self._map.close()
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -220,76 +219,37 @@ class RecordReader:
     def _rows_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         return keys if isinstance(self.keys, range) else np.searchsorted(self.keys, keys)
 
-    def _read_at(self, key: int, start: int) -> bytes:
-        part, offset, content = self._frame(key, start)
-        if part == _WHOLE:
-            return content
-        if part != _FIRST:
-            raise BadRecord(f"{self._where(key, start)}: got part {part} of a split record, expected its first part")
-        parts = [content]
-        while part != _LAST:
-            begin = offset
-            part, offset, content = self._frame(key, begin)
-            if part not in (_MIDDLE, _LAST):
-                raise BadRecord(
-                    f"{self._where(key, begin)}: got part {part}, "
-                    f"expected part 2 or 3 of the split record that starts at {start}"
-                )
-            parts.append(content)
-        return _MAGIC_BYTES.join(parts)
 
-    def _frame(self, key: int, offset: int) -> tuple[int, int, bytes]:
-        """(part, offset of the next frame, content) of the frame at an offset."""
-        begin = offset + _FRAME.size
-        if begin > self._size:
-            raise BadRecord(f"{self._where(key, offset)}: the file ends at {self._size}, inside a frame header")
-        magic, word = _FRAME.unpack_from(self._map, offset)
-        if magic != MAGIC:
-            raise BadRecord(
-                f"{self._where(key, offset)}: got {magic:#010x}, expected the magic number {MAGIC:#010x}; "
-                f"the record is damaged, or {self.idx_path.name} belongs to another file"
-            )
-        end = begin + (word & MAX_RECORD_BYTES)
-        if end > self._size:
-            raise BadRecord(
-                f"{self._where(key, offset)}: record of {end - begin} bytes ends at {end}, "
-                f"expected at most {self._size}, the size of the file: it is cut short"
-            )
-        return word >> 29, end + -end % 4, self._map[begin:end]
-
-    def _where(self, key: int, offset: int) -> str:
-        return f"{self.rec_path}, key {key}, offset {offset}"
+def first_labels(file: RecordFile, offset_R: NDArray[np.int64]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+    """(flag, first label) of the records at offsets, as they stand in their first frame: where that holds not the whole
+    header, or is none, they mean nothing."""
+    words, first_R, last = file.words, offset_R // 4, file.size // 4 - 1
+    flag_R = words[np.minimum(first_R + 2, last)]
+    at_R = np.minimum(np.where(flag_R == 0, first_R + 3, first_R + 8), last)
+    return flag_R, words[at_R].view("<f4")
 
 
 def write_index(rec_path: str | os.PathLike[str]) -> int:
-    """Makes the .idx of a .rec that has none; returns the number of records.
-
-    The keys are the ids of the label headers, where im2rec and InsightFace store them; if those are not all
-    different or not below 2^63, the keys are 0, 1, 2, ... in file order. BadRecord: where a frame is damaged.
+    """Makes the .idx of a .rec anew and returns the number of records. Keys are the ids of the records; where those are
+    not all different or not below 2^63, the keys are 0, 1, 2, ... in file order. BadRecord: where a frame is damaged.
     """
     rec_path = Path(rec_path)
+    file = RecordFile(rec_path)
     offsets: list[int] = []
     ids: list[int] = []
-    with open(rec_path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size == 0:
-            raise ValueError(f"{rec_path} is empty")
-        offset, part = 0, _WHOLE
-        while offset < size or part in (_FIRST, _MIDDLE):
-            file.seek(offset)
-            start = file.read(_FRAME.size + _HEADER.size)
-            magic, word = _FRAME.unpack_from(start) if len(start) >= _FRAME.size else (0, 0)
-            inside = part in (_FIRST, _MIDDLE)
-            part, length = word >> 29, word & MAX_RECORD_BYTES
-            end = offset + _FRAME.size + length
-            fits = part in ((_MIDDLE, _LAST) if inside else (_WHOLE, _FIRST))
-            if magic != MAGIC or end > size or not fits:
-                raise BadRecord(f"{rec_path}, offset {offset}, after {len(offsets)} records: no whole frame here")
-            if part in (_WHOLE, _FIRST):
-                offsets.append(offset)
-                if length >= _HEADER.size:
-                    ids.append(_HEADER.unpack_from(start, _FRAME.size)[2])
-            offset = end + -end % 4
+    stop, inside = 0, False
+    for part, begin, end in file.walk(0, file.size):
+        if part not in ((MIDDLE, LAST) if inside else (WHOLE, FIRST)):
+            break
+        if not inside:
+            offsets.append(begin)
+            if end - begin >= FRAME.size + HEADER.size:
+                ids.append(HEADER.unpack_from(file.map, begin + FRAME.size)[2])
+        inside = part in (FIRST, MIDDLE)
+        stop = aligned(end)
+    if stop < file.size or inside:
+        raise BadRecord(f"{rec_path}, offset {stop}, after {len(offsets)} records: no whole frame here")
+    file.close()
     keys = ids if len(set(ids)) == len(offsets) and max(ids) < 2**63 else range(len(offsets))
     idx_path = rec_path.with_suffix(".idx")
     with open(_unfinished(idx_path), "w", newline="\n") as out:
@@ -301,11 +261,11 @@ def write_index(rec_path: str | os.PathLike[str]) -> int:
 def _aligned_magics(record: bytes) -> list[int]:
     """Multiples of 4 at which the magic number stands; bytes.find makes the usual case, none, cheap."""
     found = []
-    at = record.find(_MAGIC_BYTES)
+    at = record.find(MAGIC_BYTES)
     while at >= 0:
         if at % 4 == 0:
             found.append(at)
-        at = record.find(_MAGIC_BYTES, at + 1)
+        at = record.find(MAGIC_BYTES, at + 1)
     return found
 
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from partial_fc.doctor.findings import check_place
 from partial_fc.doctor.hosts import Failed, Host, parse
 from partial_fc.doctor.judge_host import Line, judge_host, judge_hosts
+from partial_fc.findings import check_place
 
 _ROOT = Path(__file__).parents[2]
 _PROBE_S = 120.0  # loading the libraries, from a slow network folder

@@ -35,9 +35,8 @@ from partial_fc import checkpoint, flags
 from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.checkpoint.peer.commits import Memory
 from partial_fc.comm import World, elastic
-from partial_fc.data import Loader, Source
+from partial_fc.data import Loader, Source, open_on_all
 from partial_fc.data.order import Order
-from partial_fc.doctor.at_start import open_on_all
 from partial_fc.evaluate import Evaluation
 from partial_fc.machine import peak_bytes
 from partial_fc.optim.schedule import Continued, Schedule, continued, linear_scaling

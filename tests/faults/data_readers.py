@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from partial_fc.data.decode import cv2, decode
-from partial_fc.data.draw_pairs import _read_pair_list
 from partial_fc.data.idx import read_idx, read_set, write_idx
 from partial_fc.data.image_folder import ImageFolder
 from partial_fc.data.pairs import read_pairs, write_pairs
 from partial_fc.data.record_source import RecordSource
 from partial_fc.data.recordio import MAGIC, RecordWriter, pack, write_index
 from partial_fc.data.sample import BadRecord, Source
+from partial_fc.data.tools.draw_pairs import _read_pair_list
 from tests.faults.mutations import PICKLE_WORDS, in_gzip, in_pickle, in_png
 from tests.faults.reader import Files, Reader, written
 

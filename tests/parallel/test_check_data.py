@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from partial_fc.comm.elastic import HostsChanged
-from partial_fc.data import ImageFolder, RecordSource
+from partial_fc.data import ImageFolder, RecordSource, open_on_all
+from partial_fc.data.check.at_start import check_data
 from partial_fc.data.recordio import RecordWriter, pack
-from partial_fc.doctor.at_start import check_data, open_on_all
 
 NUM_CLASSES = 7
 N = 61  # no multiple of any number of ranks
@@ -55,7 +55,7 @@ def test_labels_of_another_number_of_classes_or_of_one(world, tmp_path, mode, la
 
 
 def test_labels_where_they_are_not_cheap(world, tmp_path, monkeypatch):
-    monkeypatch.setattr("partial_fc.doctor.at_start._CHEAP_BYTES", 0)
+    monkeypatch.setattr("partial_fc.data.check.at_start._CHEAP_BYTES", 0)
     (line,) = check(source(tmp_path), world)
     assert "their labels" in line
     with pytest.raises(ValueError, match=r"label-range: 1 .*\n.*key 5, class 7"):
@@ -67,7 +67,7 @@ def test_labels_where_they_are_not_cheap(world, tmp_path, monkeypatch):
 @pytest.mark.parametrize("slice_size", [3, 4096])
 def test_damaged_records_up_to_what_the_loader_replaces(world, tmp_path, monkeypatch, slice_size):
     """However many images a rank looks at before it waits for the others."""
-    monkeypatch.setattr("partial_fc.doctor.at_start._SLICE", slice_size)
+    monkeypatch.setattr("partial_fc.data.check.at_start._SLICE", slice_size)
     waited = world.traffic.calls["data/looking"]
     narrow = cv2.imencode(".png", np.zeros((4, 400), np.uint8))[1].tobytes()
     bad = {3: b"rubbish", 20: narrow, 40: b"rubbish"}
@@ -102,7 +102,7 @@ def test_images_that_show_nothing(world, tmp_path):
 
 def test_a_sample_of_a_large_set(world, tmp_path, monkeypatch):
     """Of 61 images 13: two bad ones stand for nine; where they lie does not depend on the number of ranks."""
-    monkeypatch.setattr("partial_fc.doctor.at_start._SAMPLE", 13)
+    monkeypatch.setattr("partial_fc.data.check.at_start._SAMPLE", 13)
     (line,) = check(source(tmp_path), world)
     assert f"13 of {N} images and all labels" in line
     bad = source(tmp_path, {key: b"rubbish" for key in range(0, 15)})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from partial_fc.data.glyphs import GlyphOptions, build
+from partial_fc.demo.glyphs import GlyphOptions, build
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch.utils.data import DistributedSampler
 
-from partial_fc.data.digits import load
 from partial_fc.data.idx import names, read_set, write_idx
+from partial_fc.demo.digits import load
 from partial_fc.models.convnet import ConvNet
 from recipes import mnist
 from tests.recipes.conftest import run

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch.utils.data import DistributedSampler
 
-from partial_fc.data.digits import load
 from partial_fc.data.idx import read_set
+from partial_fc.demo.digits import load
 from partial_fc.foreign import apex
 from partial_fc.models.convnet import ConvNet
 from tests.recipes.conftest import losses, result

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from partial_fc.data.digits import DigitsOptions, write_digits
+from partial_fc.demo.digits import DigitsOptions, write_digits
 from tests.recipes.conftest import LAUNCHERS, ROOT, SMALL, environment, losses, train
 
 # name -> (launcher, the signal, who gets it, the status that the launch then ends with). horovodrun and torchrun end

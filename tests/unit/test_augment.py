@@ -2,7 +2,8 @@ import cv2
 import numpy as np
 import pytest
 
-from partial_fc.data.augment import add_noise, affine, glyph, mirror
+from partial_fc.data.augment import mirror
+from partial_fc.demo.augment import add_noise, affine, glyph
 
 
 def random_image(*shape: int) -> np.ndarray:

@@ -7,7 +7,7 @@ import pytest
 
 from partial_fc.checkpoint.class_names import check_class_names, names_of, read_names
 from partial_fc.data import ImageFolder, Synthetic, open_source
-from partial_fc.data.pack import PackOptions, pack_images
+from partial_fc.data.tools.pack import PackOptions, pack_images
 from tests.unit.test_pack import make_images
 
 

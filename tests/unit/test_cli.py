@@ -108,7 +108,7 @@ def test_an_error_of_the_system_is_told_with_what_to_do(command, monkeypatch):
     def full(_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data/train.idx")
 
-    monkeypatch.setattr("partial_fc.data.pack.make_index", full)
+    monkeypatch.setattr("partial_fc.data.tools.pack.make_index", full)
     status, _, said = command("data", "index", "train.rec")
     assert status == 1
     assert said.startswith("partial-fc data index: No space left on device: /data/train.idx; `df -h`")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from partial_fc.data.digits import NUM_TRAIN, DigitsOptions, enlarge, load, write_digits
 from partial_fc.data.idx import names, read_set
+from partial_fc.demo.digits import NUM_TRAIN, DigitsOptions, enlarge, load, write_digits
 
 
 @pytest.fixture(scope="module")

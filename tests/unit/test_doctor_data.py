@@ -11,10 +11,10 @@ import cv2
 import numpy as np
 import pytest
 
+from partial_fc.data.check.command import DataOptions, doctor_data
 from partial_fc.data.idx import write_idx
-from partial_fc.data.pack import PackOptions, pack_images
 from partial_fc.data.pairs import write_pairs
-from partial_fc.doctor.data import DataOptions, doctor_data
+from partial_fc.data.tools.pack import PackOptions, pack_images
 from tests.unit.doctor_sets import examine, picture, records, write
 
 

@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 import pytest
 
+from partial_fc.data.check.recordio import Records
 from partial_fc.data.recordio import RecordReader, pack
-from partial_fc.doctor.records import Records
 from tests.unit.doctor_sets import changed, examine, picture, records, write
 
 MAGIC = (0xCED7230A).to_bytes(4, "little")
@@ -87,7 +87,7 @@ def test_what_is_wrong_with_a_record_is_found(tmp_path, name):
 
 
 def test_remarks_about_what_no_pixel_depends_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("partial_fc.doctor.images._look_again", None)  # nor is it looked at a second time
+    monkeypatch.setattr("partial_fc.data.check.images._look_again", None)  # nor is it looked at a second time
     good = changed(k2=pack([0, 1.0], png(2, iCCP=b"x\0\0rubbish", gAMA=bytes(4), sRGB=b"\x09"), id=2))
     assert examine(write(tmp_path / "set", good)) == (0, {})
 

@@ -7,10 +7,13 @@ import cv2
 import numpy as np
 import pytest
 
-from partial_fc.data import RecordSource, glyphs
+from partial_fc.data import RecordSource
 from partial_fc.data.decode import decode
-from partial_fc.data.glyphs import GlyphOptions, build
-from partial_fc.data.glyphs_fonts import (
+from partial_fc.data.pairs import read_pairs
+from partial_fc.data.recordio import RecordReader, unpack
+from partial_fc.demo import glyphs
+from partial_fc.demo.glyphs import GlyphOptions, build
+from partial_fc.demo.glyphs_fonts import (
     CHINESE,
     NEVER_TRAINED,
     TYPEFACES,
@@ -19,11 +22,9 @@ from partial_fc.data.glyphs_fonts import (
     choose,
     find_fonts,
 )
-from partial_fc.data.glyphs_pairs import SETS, lookalikes
-from partial_fc.data.glyphs_render import Glyph, Pen, workers
-from partial_fc.data.glyphs_sheet import SheetOptions, contact_sheet
-from partial_fc.data.pairs import read_pairs
-from partial_fc.data.recordio import RecordReader, unpack
+from partial_fc.demo.glyphs_pairs import SETS, lookalikes
+from partial_fc.demo.glyphs_render import Glyph, Pen, workers
+from partial_fc.demo.glyphs_sheet import SheetOptions, contact_sheet
 
 FONTS = Path("/usr/share/fonts")
 SMALL = GlyphOptions(out=Path("unused"), num_classes=12, images_per_typeface=2, num_unseen=60, pairs=60, jobs=1, seed=3)

@@ -9,8 +9,8 @@ import pytest
 
 from partial_fc.data import ImageFolder, RecordSource, open_source
 from partial_fc.data.decode import decode
-from partial_fc.data.pack import IndexOptions, PackOptions, make_index, pack_images
 from partial_fc.data.recordio import RecordReader, unpack
+from partial_fc.data.tools.pack import IndexOptions, PackOptions, make_index, pack_images
 
 COUNTS = [2, 0, 3, 1]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from partial_fc.data.decode import decode
-from partial_fc.data.draw_pairs import PairsOptions, draw_pairs, make_pairs
 from partial_fc.data.pairs import read_pairs, write_pairs
+from partial_fc.data.tools.draw_pairs import PairsOptions, draw_pairs, make_pairs
 
 IMAGES = [b"\xff\xd8 one", b"two\x00", b"", bytes(range(256))]
 
@@ -79,7 +79,7 @@ def test_code_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         ((IMAGES, [True]), "got 4 images for 1 pairs"),
         (([], []), "got 0 images for 0 pairs"),
-        ({"images": []}, "got a dict, expected"),
+        ({"images": []}, "EMPTY_DICT at byte"),
         ((IMAGES, 3), "expected two lists"),
         ((IMAGES, [0, 2]), r"issame holds \[0, 2\]"),
         ((IMAGES, [b"0", b"1"]), "expected booleans only"),

@@ -10,7 +10,7 @@ import pytest
 from partial_fc.data import BadRecord, ImageFolder, RecordSource, Synthetic, open_source
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.record_source import _image_keys
-from partial_fc.data.recordio import RecordWriter, pack
+from partial_fc.data.recordio import Header, RecordWriter, pack
 
 
 def jpeg(value: int, size: int = 8) -> bytes:
@@ -95,10 +95,10 @@ class BigSet:
         self.first = num_images + 1
         self.keys = range(self.first + num_identities)
 
-    def read(self, key: int) -> bytes:
+    def read_sample(self, key: int) -> tuple[Header, bytes]:
         if key == 0:
-            return pack([self.first, len(self.keys)], b"")
-        return pack([0.0, 1.0], b"image") if key < self.first else pack([0.0, float(self.first)], b"")
+            return Header(2, np.float32([self.first, len(self.keys)]), 0, 0), b""
+        return Header(2, np.float32([0, self.first]), 0, 0), b"image" if key < self.first else b""
 
 
 @pytest.mark.parametrize("num_images", [2**24 - 2, 2**24, 2**24 + 1, 17_091_657, 17_091_658, 2**25 + 1, 42_474_557])

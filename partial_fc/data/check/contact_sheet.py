@@ -8,10 +8,10 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.data.check.decoder_stderr import Complaints
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.sample import BadRecord
-from partial_fc.doctor.complaints import Complaints
-from partial_fc.doctor.findings import Finding
+from partial_fc.findings import Finding
 
 _SIDE, _A_ROW, _TITLE = 112, 10, 22  # pixels, images, pixels
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.doctor.findings import Describe, Finding, Severity
-from partial_fc.doctor.images import (
+from partial_fc.data.check.images import (
     CONSTANT,
     CUT,
     DAMAGED,
@@ -24,6 +23,7 @@ from partial_fc.doctor.images import (
     repeated,
     sizes,
 )
+from partial_fc.findings import Describe, Finding, Severity
 
 # code -> (severity, key, what)
 _IMAGES: dict[int, tuple[Severity, str, str]] = {

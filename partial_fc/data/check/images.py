@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from partial_fc.data.check.decoder_stderr import Complaints
 from partial_fc.data.decode import check_proportions, decode
 from partial_fc.data.sample import BadRecord
-from partial_fc.doctor.complaints import Complaints
 
 # What a look ends with. The order is that of being worse: what is from CUT on cannot be used.
 GOOD, PADDED, CONSTANT, GREY_REST, DAMAGED, CUT, NARROW, NOT_AN_IMAGE, NOT_READ = range(9)

@@ -11,18 +11,18 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
+from partial_fc import findings as report
+from partial_fc.data.check.contact_sheet import Sheet
+from partial_fc.data.check.digits import judge_digits
+from partial_fc.data.check.identities import judge_identities, judge_layout
+from partial_fc.data.check.image_findings import judge_images
+from partial_fc.data.check.images import Looks, examine
+from partial_fc.data.check.labels import judge_labels
+from partial_fc.data.check.pairs import judge_pairs
+from partial_fc.data.check.recordio import NO_LABEL, CannotCheck, Records
 from partial_fc.data.image_folder import ImageFolder
 from partial_fc.data.sample import Sample
-from partial_fc.doctor import findings as report
-from partial_fc.doctor.digits import judge_digits
-from partial_fc.doctor.findings import Finding
-from partial_fc.doctor.identities import judge_identities, judge_layout
-from partial_fc.doctor.images import Looks, examine
-from partial_fc.doctor.judge import judge_images
-from partial_fc.doctor.labels import judge_labels
-from partial_fc.doctor.pairs import judge_pairs
-from partial_fc.doctor.records import NO_LABEL, CannotLook, Records
-from partial_fc.doctor.sheet import Sheet
+from partial_fc.findings import Finding
 
 _COULD_NOT_LOOK = 2
 
@@ -70,7 +70,7 @@ def doctor_data(options: DataOptions) -> int:
     examination = _Examination(options)
     try:
         _examine(examination)
-    except CannotLook as error:
+    except CannotCheck as error:
         print(f"partial-fc doctor data: {error}")
         return _COULD_NOT_LOOK
     seconds = time.perf_counter() - started
@@ -113,10 +113,10 @@ def _summary(examination: _Examination, seconds: float) -> dict[str, Any]:
 
 
 def _examine(examination: _Examination) -> None:
-    """By what the source is. Raises CannotLook where it is nothing that is known."""
+    """By what the source is. Raises CannotCheck where it is nothing that is known."""
     source = examination.options.source
     if not source.exists():
-        raise CannotLook(f"{source} not found; expected {_EXPECTED}")
+        raise CannotCheck(f"{source} not found; expected {_EXPECTED}")
     bins: list[Path] = []
     if source.suffix == ".bin":
         examination.kind, bins = "pairs", [source]
@@ -134,7 +134,7 @@ def _examine(examination: _Examination) -> None:
     elif bins := sorted(source.glob("*.bin")):
         examination.kind = "pairs"
     else:
-        raise CannotLook(f"{source} holds none of these: {_EXPECTED}")
+        raise CannotCheck(f"{source} holds none of these: {_EXPECTED}")
     known = np.sort(examination.hash_N)
     for path in bins:
         found, looked = judge_pairs(
@@ -165,7 +165,7 @@ def _of_records(examination: _Examination, rec_path: Path) -> None:
     examination.kind = "RecordIO"
     try:
         records = Records(rec_path)
-    except CannotLook as error:
+    except CannotCheck as error:
         examination.found.append(Finding("error", "set-unreadable", str(error), file=file))
         return
     found, num_identities = judge_identities(records)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.data.check.recordio import Records
 from partial_fc.data.record_source import are_whole
-from partial_fc.doctor.findings import Finding, Severity
-from partial_fc.doctor.records import Records
+from partial_fc.findings import Finding, Severity
 
 _EXACT = 2**24
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.glyphs_fonts import NEVER_TRAINED
-from partial_fc.data.glyphs_render import Glyph
+from partial_fc.demo.glyphs_fonts import NEVER_TRAINED
+from partial_fc.demo.glyphs_render import Glyph
 
 FOLDS = 10
 SETS = ("unseen", "unseen_font", "lookalike")

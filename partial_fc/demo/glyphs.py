@@ -23,7 +23,9 @@ import cv2
 import numpy as np
 from PIL import features
 
-from partial_fc.data.glyphs_fonts import (
+from partial_fc.data.pairs import write_pairs
+from partial_fc.data.recordio import RecordWriter, pack
+from partial_fc.demo.glyphs_fonts import (
     CHINESE,
     NEVER_TRAINED,
     TYPEFACES,
@@ -32,10 +34,8 @@ from partial_fc.data.glyphs_fonts import (
     choose,
     find_fonts,
 )
-from partial_fc.data.glyphs_pairs import FOLDS, SETS, choose_pairs, trained
-from partial_fc.data.glyphs_render import SHAPE_SIDE, Glyph, Pen, Runner, workers
-from partial_fc.data.pairs import write_pairs
-from partial_fc.data.recordio import RecordWriter, pack
+from partial_fc.demo.glyphs_pairs import FOLDS, SETS, choose_pairs, trained
+from partial_fc.demo.glyphs_render import SHAPE_SIDE, Glyph, Pen, Runner, workers
 
 MANIFEST = "manifest.json"
 _FORMAT = 1  # counts changes of the recipe: a set of another number is not the set these options mean now

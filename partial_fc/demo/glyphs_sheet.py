@@ -10,9 +10,9 @@ import tyro
 from numpy.typing import NDArray
 
 from partial_fc.data.decode import decode
-from partial_fc.data.glyphs_pairs import SETS
 from partial_fc.data.pairs import Pairs, read_pairs
 from partial_fc.data.recordio import RecordReader, unpack
+from partial_fc.demo.glyphs_pairs import SETS
 
 _PAIRS_A_ROW = 10
 _GAP = 6  # pixels between blocks

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from tqdm import tqdm
 
-from partial_fc.data.augment import add_noise, affine
+from partial_fc.demo.augment import add_noise, affine
 
 SHAPE_SIDE = 20  # values across a drawing when it is compared with others
 _CHUNK = 256

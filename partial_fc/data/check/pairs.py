@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.data.check.contact_sheet import Sheet
+from partial_fc.data.check.image_findings import judge_images
+from partial_fc.data.check.images import Looks, examine
 from partial_fc.data.pairs import read_pairs
-from partial_fc.doctor.findings import Finding
-from partial_fc.doctor.images import Looks, examine
-from partial_fc.doctor.judge import judge_images
-from partial_fc.doctor.sheet import Sheet
+from partial_fc.findings import Finding
 
 _FOLDS = 10
 

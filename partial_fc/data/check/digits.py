@@ -10,12 +10,12 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.data.check.contact_sheet import Sheet
+from partial_fc.data.check.image_findings import judge_images
+from partial_fc.data.check.images import CONSTANT, Looks
+from partial_fc.data.check.labels import judge_labels
 from partial_fc.data.idx import ImageSet, Split, find, read_set
-from partial_fc.doctor.findings import Finding
-from partial_fc.doctor.images import CONSTANT, Looks
-from partial_fc.doctor.judge import judge_images
-from partial_fc.doctor.labels import judge_labels
-from partial_fc.doctor.sheet import Sheet
+from partial_fc.findings import Finding
 
 _CLASSES = 10
 

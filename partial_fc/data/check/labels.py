@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.record_source import MAX_CLASSES
-from partial_fc.doctor.findings import Describe, Finding
+from partial_fc.findings import Describe, Finding
 
 _MOST_CLASSES = 1 << 27  # counted one by one
 _MANY_TIMES = 100  # a class of more times as many images as the median class is reported

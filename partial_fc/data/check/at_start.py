@@ -8,7 +8,7 @@ import json
 import math
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from partial_fc.comm import World, elastic
+from partial_fc.comm import World
 from partial_fc.data import RecordSource, Source
+from partial_fc.data.check.image_findings import REPLACED, judge_images
+from partial_fc.data.check.images import CONSTANT, CUT, Looks, examine, repeated
+from partial_fc.data.check.labels import judge_labels
 from partial_fc.data.sample import BadRecord
-from partial_fc.doctor.findings import Finding, count, lines
-from partial_fc.doctor.images import CONSTANT, CUT, Looks, examine, repeated
-from partial_fc.doctor.judge import REPLACED, judge_images
-from partial_fc.doctor.labels import judge_labels
+from partial_fc.findings import Finding, count, lines
 
 Mode = Literal["quick", "full", "off"]
 
@@ -36,40 +36,6 @@ _UNREAD = -(2**62)  # in place of a label
 
 # Errors that training survives, or that do not make it nonsense.
 _TOLERATED = (*REPLACED, "image-damaged", "repeated-other-class")
-
-
-def open_on_all(make: Callable[[], Source], world: World, has_trained_W: Sequence[bool] | None = None) -> Source:
-    """make() on every rank. Raises ValueError on all ranks where one cannot open it, or sees another number of images,
-    of classes, or other names of classes. A collective.
-
-    has_trained_W: which ranks have trained on it already, where hosts come and go. A new one without it, or with
-    another, must not end them: it raises ValueError alone, and the others elastic.HostsChanged.
-    """
-    source, problem = None, None
-    mine = (-1, -1, -1)
-    try:
-        source = make()
-        names = "\n".join(source.class_names() or [])
-        mine = (len(source), source.num_classes, zlib.crc32(names.encode("utf-8", "surrogateescape")))
-    except (ValueError, OSError) as error:
-        problem = error
-    seen_W3 = world.all_gather(torch.tensor([mine]), name="data/opened").tolist()
-    known_W = [has and seen[0] >= 0 for has, seen in zip(has_trained_W or [False] * world.size, seen_W3, strict=True)]
-    others = elastic.mismatched_ranks(seen_W3, known_W)
-    if others and world.rank not in others:
-        each = ", ".join(f"rank {rank} {_in_words(*seen_W3[rank])}" for rank in others)
-        raise elastic.HostsChanged(f"the training data is not what the others train on, who go on alone: {each}")
-    if problem:
-        raise ValueError(str(problem)) from problem
-    assert source is not None
-    if any(seen != seen_W3[0] for seen in seen_W3):
-        each = ", ".join(f"rank {rank} {_in_words(*seen)}" for rank, seen in enumerate(seen_W3))
-        raise ValueError(f"{world}: the training data is not the same on all ranks: {each}")
-    return source
-
-
-def _in_words(images: int, classes: int, names: int) -> str:
-    return "cannot open it" if images < 0 else f"{images:,} images, {classes:,} classes (names {names:08x})"
 
 
 def check_data(

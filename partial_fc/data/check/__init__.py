@@ -1,0 +1,1 @@
+"""What is wrong with a data set: `partial-fc doctor data`, and the check before a run (--check-data)."""

@@ -1,0 +1,1 @@
+"""Commands that write data sets: `partial-fc data pack`, `index` and `pairs`."""
