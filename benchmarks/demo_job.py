@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from recipes import presets
+from recipes import face_presets as presets
 
 DEMO = Path(__file__).parents[1] / "demo" / "glyphs"
 

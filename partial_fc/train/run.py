@@ -141,8 +141,8 @@ class Run:
         left, like = schedule.total_steps - start.step, start.step + schedule.shift
         self.logger.info(
             f"{seen:,} of {total:,.0f} images have been seen in {start.step} steps; with {self.global_batch} a "
-            f"step {left} more steps remain, {schedule.total_steps} in all; learning rate {schedule.lr(start.step):g}, as in "
-            f"step {like:.1f} of {course.total_steps} of this size"
+            f"step {left} more steps remain, {schedule.total_steps} in all; learning rate {schedule.lr(start.step):g}, "
+            f"as in step {like:.1f} of {course.total_steps} of this size"
         )
         return schedule
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from partial_fc.train.non_finite import NonFinite
+from partial_fc.train.guards.policy import NonFinite
 
 from partial_fc.head import CosFace, HardNegatives, PartialFC
 from partial_fc.train import non_finite

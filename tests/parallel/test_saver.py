@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from partial_fc.train.agreement import Agreed, Agreement
+from partial_fc.train.guards.step_vote import Agreed, Agreement
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.consistency import newest_common

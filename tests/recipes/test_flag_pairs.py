@@ -7,7 +7,7 @@ import math
 import random
 
 import pytest
-from recipes.face_config import parse
+from recipes.face import parse
 
 from tests.recipes.conftest import losses, train_several
 

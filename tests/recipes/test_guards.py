@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from partial_fc.train.commits import Commits
+from partial_fc.train.guards.commits import Commits
 
 from partial_fc.checkpoint import Saver
 from partial_fc.comm.elastic import HostsChanged

@@ -4,7 +4,7 @@ import shlex
 
 import numpy as np
 import pytest
-from recipes.mnist_config import parse
+from recipes.mnist import parse
 
 from tests.recipes.mnist_job import train_here, write_set
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 JOB = """
 import os, time
 import torch, tyro
-from recipes.launch_flags import LaunchFlags
+from partial_fc.flags import LaunchFlags
 
 def job(what: str = "sum", *, launch: tyro.conf.OmitArgPrefixes[LaunchFlags] = LaunchFlags()):
     status = launch.start()

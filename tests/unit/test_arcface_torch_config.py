@@ -1,5 +1,5 @@
 import pytest
-from recipes.arcface_torch_config import load, read, translate
+from recipes.compat.arcface_torch import load, read, translate
 
 SERVER = '''
 """One server, ArcFace."""

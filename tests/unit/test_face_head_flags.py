@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from recipes.face_config import Config, parse
+from recipes.face import Config, parse
 
 from partial_fc.comm import SingleWorld
 from partial_fc.head import PartialFC

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 import torch
-from recipes.face_config import Config
+from recipes.face import Config
 from recipes.face_run import State, buddy_every, restore, resume
 from torch import nn
 

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from recipes.launch_flags import LaunchFlags
+from partial_fc.flags import LaunchFlags
 
 from partial_fc.comm import Launch, detect
 from partial_fc.comm.launch import interface
 from partial_fc.comm.launch.detect import devices_differ
-from recipes import machine
+from partial_fc.train import device
 
 TORCHRUN = {
     "RANK": "1",

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from partial_fc.train.commits import Commits
+from partial_fc.train.guards.commits import Commits
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint import folders

@@ -1,9 +1,9 @@
 import dataclasses
 
 import pytest
-from recipes.face_config import Config, parse
+from recipes.face import Config, parse
 
-from recipes import presets
+from recipes import face_presets as presets
 
 
 def test_published_numbers():

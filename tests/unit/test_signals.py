@@ -7,7 +7,7 @@ import sys
 import threading
 
 import pytest
-from partial_fc.train.signals import SIGNALS, TOGETHER_S, StopSignals
+from partial_fc.train.guards.signals import SIGNALS, TOGETHER_S, StopSignals
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -54,7 +54,7 @@ def test_what_comes_with_the_first_signal_is_no_second_one():
 def test_a_second_signal_ends_the_process_with_it(number):
     program = f"""
 import os
-from partial_fc.train.signals import StopSignals
+from partial_fc.train.guards.signals import StopSignals
 now = 0.0
 with StopSignals(clock=lambda: now):
     os.kill(os.getpid(), {int(number)})
@@ -71,7 +71,7 @@ with StopSignals(clock=lambda: now):
 def test_a_terminal_that_is_gone_keeps_nobody_from_the_checkpoint():
     program = """
 import os
-from partial_fc.train.signals import StopSignals
+from partial_fc.train.guards.signals import StopSignals
 read, write = os.pipe()
 os.close(read)
 os.dup2(write, 2)

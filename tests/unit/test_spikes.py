@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from partial_fc.train.spikes import LEAST, Losses, note
+from partial_fc.train.guards.loss_spikes import LEAST, Losses, note
 
 from partial_fc.data import Batch
 

@@ -76,7 +76,7 @@ def report(job: "Job", spike: Spike, batches: list[Batch], lr: float) -> None:
         with path.open("a") as file:
             file.write(json.dumps(row) + "\n")
     job.logger.info(
-        f"step {job.at.step}: the loss is {spike.loss:.4f}, far above the median {spike.usual:.4f} of the last {WINDOW} "
-        f"(spread {spike.spread:.4f}); the keys of its records are in {path.parent}. Once is nothing; if it comes "
-        "again with the same records look at those, if it grows lower --lr or set --clip"
+        f"step {job.at.step}: the loss is {spike.loss:.4f}, far above the median {spike.usual:.4f} of the last "
+        f"{WINDOW} (spread {spike.spread:.4f}); the keys of its records are in {path.parent}. Once is nothing; if it "
+        "comes again with the same records look at those, if it grows lower --lr or set --clip"
     )
