@@ -1,0 +1,58 @@
+"""A recipe that nobody wrote train/ for: what every recipe gets from the shared parts."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from tests.recipes.conftest import ROOT, environment, losses, result, run
+
+STEPS = 8
+
+
+def class_folders(folder: Path) -> Path:
+    """Three classes of 10 noisy images of one brightness each."""
+    rng = np.random.default_rng(0)
+    for label in range(3):
+        (folder / f"class-{label}").mkdir(parents=True)
+        for number in range(10):
+            image = np.clip(rng.normal(40 + 90 * label, 20, (16, 16, 3)), 0, 255).astype(np.uint8)
+            cv2.imwrite(str(folder / f"class-{label}" / f"{number}.png"), image)
+    return folder
+
+
+def command(data: Path, root: Path) -> list[str]:
+    flags = f"--models-root {root} --max-steps {STEPS} --checkpoint-every 2 --verbose 0 --frequent 1"
+    return [sys.executable, "-m", "tests.recipes.throw_away", "--folder", str(data), *flags.split()]
+
+
+def test_it_trains_is_killed_and_resumes(tmp_path):
+    data = class_folders(tmp_path / "data")
+    run(command(data, tmp_path / "whole"))
+    assert np.mean(losses(tmp_path / "whole")[-3:]) < losses(tmp_path / "whole")[0]
+
+    killed = subprocess.Popen(
+        command(data, tmp_path / "killed"),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    marker = tmp_path / "killed/checkpoints/step-00000002/COMPLETE"
+    while not marker.exists():
+        assert killed.poll() is None, "ended before it was killed"
+        time.sleep(0.02)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert not (tmp_path / "killed/result.json").exists()
+
+    assert "resumed from" in run(command(data, tmp_path / "killed"))
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    one, other = (result(tmp_path / name) for name in ("whole", "killed"))
+    assert one["evaluations"] == other["evaluations"]
+    assert 0 < one["evaluations"]["train/accuracy"] <= 1
