@@ -38,6 +38,7 @@ from partial_fc.flags import (
     ScheduleFlags,
     check_least,
 )
+from partial_fc.foreign.backbone_weights import load_arcface_torch
 from partial_fc.models.inputs import FACE
 from partial_fc.optim import backbone as torch_optim
 from partial_fc.optim.gradient_sync import broadcast_module
@@ -163,9 +164,9 @@ def train_here(run: Run) -> int:
     source = run.open_data(lambda: _source(data))
     num_classes = data.num_classes or source.num_classes
     if run.data_is_new and not data.synthetic:
-        for line in check_data(source, num_classes, data.check_data, world, max_bad_records=data.max_bad_records,
+        for finding in check_data(source, num_classes, data.check_data, world, max_bad_records=data.max_bad_records,
                                seed=config.run.seed, num_threads=data.num_workers):  # fmt: skip
-            run.logger.info(line)
+            run.logger.info(finding)
     batch_size = config.optim.batch_size * 2
     sets = [Verification(path, data.image_size, batch_size, flip=data.mirror) for path in _verification_paths(data)]
     transform = SquareImage(data.image_size, glyph if data.augment == "glyph" else mirror if data.mirror else None)
@@ -262,7 +263,7 @@ def _module(run: Run, dtype: torch.dtype, world: World) -> nn.Module:
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
     module = models.build(model.network, model.embedding_size, config.data.image_size, dropout=model.dropout)
     if model.pretrained:
-        models.load_arcface_torch(module, model.pretrained)
+        load_arcface_torch(module, model.pretrained)
     module.to(run.device, dtype)
     if model.channels_last:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

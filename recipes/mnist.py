@@ -178,7 +178,7 @@ class TestSet(Classification):
 
     epochs = 0.0
 
-    def lines(self, step, epoch, values, best) -> list[str]:  # type: ignore[no-untyped-def]
+    def lines(self, step, epoch, values, best) -> list[str]:
         share = f"{values['test/accuracy']:.2%}".replace("%", " %")
         counts = f"({self.num_correct:,} of {len(self.source):,})"
         return [f"Epoch [{math.ceil(epoch)}/{self.epochs:g}], Test accuracy: {share} {counts}"]

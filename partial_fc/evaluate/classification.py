@@ -151,7 +151,8 @@ class Classification:
         tile = np.pad(tile, ((0, _CAPTION), (1, 1), *((0, 0),) * (tile.ndim - 2)), constant_values=64)
         text, corner = f"{label} as {prediction}", (6, len(tile) - 5)
         white = (255,) * (3 if tile.ndim == 3 else 1)
-        return cv2.putText(tile, text, corner, cv2.FONT_HERSHEY_SIMPLEX, 0.45, white, 1, cv2.LINE_AA)
+        cv2.putText(tile, text, corner, cv2.FONT_HERSHEY_SIMPLEX, 0.45, white, 1, cv2.LINE_AA)
+        return tile
 
 
 def _surest(row_M3: Tensor) -> Tensor:

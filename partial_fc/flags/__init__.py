@@ -1,9 +1,10 @@
 """The flag groups that all recipes share: how a run is started (launch.py), and how it trains (training.py)."""
 
+from tyro.conf import OmitArgPrefixes as Flags
+
 from partial_fc.flags.launch import LaunchFlags
 from partial_fc.flags.training import (
     ExchangeFlags,
-    Flags,
     GuardFlags,
     OptimFlags,
     RunFlags,

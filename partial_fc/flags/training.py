@@ -13,12 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
 from partial_fc.comm import elastic
 from partial_fc.optim import compression
-
-Flags = tyro.conf.OmitArgPrefixes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +224,7 @@ def with_defaults(config_type: type, values: dict[str, Any]) -> Any:
     groups = {field.name: _unchecked(field.default, left) for field in dataclasses.fields(config_type)}
     if left:
         raise ValueError(f"no flag of this recipe: {', '.join(sorted(left))}")
-    config = object.__new__(config_type)
+    config: Any = object.__new__(config_type)
     for name, group in groups.items():
         object.__setattr__(config, name, group)
     return config

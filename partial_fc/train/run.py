@@ -40,14 +40,16 @@ from partial_fc.data.order import Order
 from partial_fc.evaluate import Evaluation
 from partial_fc.machine import peak_bytes
 from partial_fc.optim.schedule import Continued, Schedule, continued, linear_scaling
-from partial_fc.train import device, resume
+from partial_fc.train import resume
 from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.device import join, versions
 from partial_fc.train.guards.commits import Commits
 from partial_fc.train.guards.policy import Guards
 from partial_fc.train.job import EXIT_PREEMPTED, Head, Job, Outcome, RunState, Settings
 from partial_fc.train.log import StepLine, open_files
 
 S = TypeVar("S", bound=Source)
+V = TypeVar("V", bound=checkpoint.Saver)
 
 
 def run_in_worlds(
@@ -58,7 +60,7 @@ def run_in_worlds(
     memory = Memory()
 
     def in_this_world() -> int:
-        world, its_device = device.join(config.launch)
+        world, its_device = join(config.launch)
         logger = open_files(config.run.models_root, world, bare=bare)
         run = Run(recipe, config, world, its_device, logger, memory)
         logger.info(f"{world} on {its_device}; {json.dumps(run.versions)}")
@@ -80,7 +82,7 @@ class Run:
     device: torch.device
     logger: Logger
     memory: Memory
-    versions: dict[str, str] = field(default_factory=device.versions)
+    versions: dict[str, str] = field(default_factory=versions)
     # Whether no earlier world of this run has trained on the data: else no second look may end or hold up the run.
     data_is_new: bool = True
     began: float = field(default_factory=time.perf_counter)
@@ -114,7 +116,7 @@ class Run:
     # ---- start
 
     @contextmanager
-    def saver(self, kind: type[checkpoint.Saver] = checkpoint.Saver) -> Iterator[checkpoint.Saver]:
+    def saver(self, kind: type[V] = checkpoint.Saver) -> Iterator[V]:  # type: ignore[assignment]
         run = self.config.run
         with closing(kind(run.checkpoints, self.world, run.keep_checkpoints, run.save_best)) as saver:
             yield saver
