@@ -14,7 +14,7 @@ from partial_fc.checkpoint.consistency import check_replicas, newest_common, ope
 from partial_fc.checkpoint.folders import step_of
 from partial_fc.checkpoint.initial_centres import check_whole, load_centres, open_centres
 from partial_fc.checkpoint.peer.commits import Memory
-from partial_fc.checkpoint.peer.recover import Recovered, recover
+from partial_fc.checkpoint.peer.recover import PeerCheckpoint, recover
 from partial_fc.comm import elastic
 from partial_fc.data import Source
 from partial_fc.head import PartialFC
@@ -71,7 +71,7 @@ def resume(config: Config, state: State, memory: Memory, source: Source, logger:
     """Gives the run the state that it starts from: what the ranks of the world before have kept, else that of --resume,
     else the centres of --head-centres. A collective. Raises ValueError where the source's classes have other names."""
     world = state.head.world
-    found: checkpoint.Checkpoint | Recovered | None = None
+    found: checkpoint.Checkpoint | PeerCheckpoint | None = None
     if elastic.active():
         found = recover(memory, world, config.checkpoints)
     if found is None:
@@ -182,12 +182,12 @@ def restore(config: Config, state: State, saver: checkpoint.Saver, logger: Logge
     return found.step, found.manifest["position"]
 
 
-def _load(found: checkpoint.Checkpoint | Recovered, state: State, logger: Logger) -> None:
+def _load(found: checkpoint.Checkpoint | PeerCheckpoint, state: State, logger: Logger) -> None:
     """What the checkpoint does not have starts anew, whatever `state` was before."""
     state.weights.load_state_dict(found.backbone())
     load_named_state(state.optimizer, state.weights, found.optimizer())
     check_replicas(
-        (*state.weights.state_dict().values(), *named_state(state.optimizer, state.weights).values()),
+        {**state.weights.state_dict(), **named_state(state.optimizer, state.weights)},
         state.head.world,
     )
     buffers = dict(state.weights.module.named_buffers())
@@ -199,7 +199,7 @@ def _load(found: checkpoint.Checkpoint | Recovered, state: State, logger: Logger
         state.precision.scaler.load_state(found.manifest.get("loss_scaler", LossScaler().state()))
 
 
-def _load_exchange(found: checkpoint.Checkpoint | Recovered, state: State) -> Iterator[str]:
+def _load_exchange(found: checkpoint.Checkpoint | PeerCheckpoint, state: State) -> Iterator[str]:
     """What the gradient compression remembers. Another compression starts anew."""
     remembered = found.exchange(state.head.world)
     if remembered.keys() == state.sync.state().keys():

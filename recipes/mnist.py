@@ -105,8 +105,7 @@ def main(arguments: list[str]) -> int:
         mnist_checkpoint.Position(),
     )  # fmt: skip
     run.position = mnist_checkpoint.resume(run, num_updates)
-    own = (p for _, p in weights.named_parameters())
-    check_replicas((*own, *named_state(optimizer, weights).values()), world)
+    check_replicas({**dict(weights.named_parameters()), **named_state(optimizer, weights)}, world)
     if _over(run) and machine.is_finished(config.models_root, world):
         logger.info(
             f"{config.models_root} is finished, see result.json; to go on give more --epochs or --max-steps, to start "

@@ -160,8 +160,8 @@ def _load_own(run: "Run", found: checkpoint.Checkpoint) -> None:
 
 def _load_amp(run: "Run", path: Path) -> None:
     found = apex.read(path)
-    run.weights.load_state_dict(apex.give_model(found, run.weights.state_dict()))
-    for note in apex.give_optimizer(found, run.optimizer):
+    run.weights.load_state_dict(apex.model_state(found, run.weights.state_dict()))
+    for note in apex.load_optimizer(found, run.optimizer):
         run.logger.info(f"note: {note}")
     scaler = run.precision.scaler
     if scaler and found.loss_scale != 1:

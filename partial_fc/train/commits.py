@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from partial_fc.checkpoint import Snapshot
-from partial_fc.checkpoint.peer.commits import Buddy, Memory
+from partial_fc.checkpoint.peer.commits import Memory, PeerCopies
 from partial_fc.comm import World, elastic
 from partial_fc.head import PartialFC
 
@@ -24,7 +24,7 @@ class Commits:
         """every: steps from one commit to the next; 0: none. A collective."""
         self._world, self._memory = world, memory
         self._member = elastic.member() if elastic.active() else None
-        self._buddy = Buddy(memory, world, every) if every else None
+        self._buddy = PeerCopies(memory, world, every) if every else None
 
     @property
     def hosts_changed(self) -> bool:

@@ -241,6 +241,7 @@ def take(job: Job, score: float | None = None, copy: bool = True) -> checkpoint.
             own,
             job.head,
             facts,
+            world=job.world,
             class_names=job.class_names,
             copy=copy,
         )

@@ -45,7 +45,9 @@ def write(root, *steps: int) -> None:
         state = state_of(SingleWorld())
         weights = {name: torch.full_like(t, step) for name, t in state.weights.state_dict().items()}
         manifest = {"position": step, "best": {}, "configuration": {}}
-        checkpoint.take(step, weights, {}, {}, state.head, manifest).write(root / folder_name(step), leads=True)
+        checkpoint.take(step, weights, {}, {}, state.head, manifest, world=state.head.world).write(
+            root / folder_name(step), leads=True
+        )
         mark(root / folder_name(step), step, [0])
 
 
