@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.files import replacing
+
 Severity = Literal["error", "warning", "info"]
 Describe = Callable[[int], Mapping[str, Any]]
 
@@ -79,8 +81,7 @@ def write_report(path: str | os.PathLike[str], summary: Mapping[str, Any], findi
 
     Written place by place, so that a million of them need no memory; it takes an older report's place at once.
     """
-    unfinished = Path(f"{path}.unfinished")
-    with open(unfinished, "w") as out:
+    with replacing(Path(path)) as partial, partial.open("w") as out:
         head = json.dumps(dict(summary), indent=1).rstrip("}").rstrip()
         out.write(f'{head}{"," if summary else ""}\n "findings": [')
         for number, finding in enumerate(findings):
@@ -89,7 +90,6 @@ def write_report(path: str | os.PathLike[str], summary: Mapping[str, Any], findi
                 out.write(f"{',' if i else ''}\n    {json.dumps(dict(finding.describe(int(place))))}")
             out.write("]}")
         out.write("\n ]\n}\n")
-    os.replace(unfinished, path)
 
 
 def _head(finding: Finding) -> str:

@@ -19,7 +19,7 @@ import torch
 import tyro
 from torch import nn
 
-from partial_fc import counter_rng, flags, models
+from partial_fc import checkpoint, counter_rng, flags, models
 from partial_fc.checkpoint.class_names import names_of
 from partial_fc.comm import World
 from partial_fc.data import Loader, Source, Synthetic, open_source
@@ -187,7 +187,7 @@ def train_here(run: Run) -> int:
             run.note(note)
 
         # ---- start: a given checkpoint, else the newest of this run, else --pretrained and --head-centres, else anew
-        saver = parts.enter_context(run.saver())
+        saver = parts.enter_context(run.saver(checkpoint.Saver))
         start = run.resume(backbone, head, source, head_centres=config.head.head_centres, may_change=_MAY_CHANGE)
         loader = parts.enter_context(
             Loader(

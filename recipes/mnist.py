@@ -229,8 +229,8 @@ def _load_amp(run: Run, backbone: TorchBackbone, path: Path, resumed: bool) -> N
         run.note(f"--load-amp {path} is for a new run; this one goes on from its own checkpoint")
         return
     found = apex.read(path)
-    backbone.weights.load_state_dict(apex.give_model(found, backbone.weights.state_dict()))
-    for note in apex.give_optimizer(found, backbone.optimizer):
+    backbone.weights.load_state_dict(apex.model_state(found, backbone.weights.state_dict()))
+    for note in apex.load_optimizer(found, backbone.optimizer):
         run.note(note)
     scaler = backbone.scaler
     if scaler and found.loss_scale != 1:

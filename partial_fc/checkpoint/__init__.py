@@ -3,10 +3,10 @@
 models_root/checkpoints/step-00001000/
     manifest.json                    step, position in the data, class ranges, scores, configuration, versions
     backbone.safetensors             parameters; running statistics of all ranks together
-    optimizer.safetensors            the backbone optimiser's state by parameter name
+    optimizer.safetensors            the backbone optimizer's state by parameter name
     class-names.txt                  one a line, by class number, where classes have names
     head-00000-of-00002-classes-<start>-<stop>.safetensors
-                                     made rows of classes [start, stop): centres, and one tensor per row state;
+                                     created rows of classes [start, stop): centres, and one tensor per row state;
                                      each rank has as many of these as its rows need
     head-00000-of-00002-hard-negatives.safetensors
                                      that rank's lists, if there are any
@@ -16,7 +16,8 @@ models_root/checkpoints/step-00001000/
 
 A rank's share is taken at once (snapshot.py), written in the background (saver.py) and found again (folders.py,
 consistency.py, read.py). What is equal on all ranks is written by one rank of each folder, so that it is on every host
-where hosts do not share one.
+where hosts do not share one. rows.py has the one description of rows, how they are cut into files and read back;
+head_state.py the rest of the head. peer/ keeps copies in the memory of other hosts, tools/ is `partial-fc checkpoint`.
 """
 
 from partial_fc.checkpoint.files import write_json

@@ -1,8 +1,12 @@
-"""All ranks start from the same place, or none does: folders of one name on several hosts need not be the same."""
+"""Whether all ranks have the same: checkpoints to start from, as folders of one name on several hosts need not be the
+same; and the bits of backbone and optimizer state."""
 
+import json
 import zlib
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,28 +14,29 @@ from torch import Tensor
 from partial_fc.checkpoint.folders import complete, step_of
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.comm import World
+from partial_fc.comm.watch.report import ranks_in_words
 
 
 def newest_common(root: Path, world: World) -> Path | None:
     """The newest checkpoint below root that counts for all ranks, where each host has a root of its own, too; None: no
     rank has any. A collective. Raises ValueError, on all ranks, where some have checkpoints and there is none that all
     have, or where one cannot look there."""
-    here: dict[int, Path] = {}
+    folders: dict[int, Path] = {}
     problem = None
     try:
-        here = {step_of(folder): folder for folder in complete(root)}
+        folders = {step_of(folder): folder for folder in complete(root)}
     except OSError as error:
         problem = error
-    count_W = world.all_gather(torch.tensor([-1 if problem else len(here)]), name="checkpoint/num_found").tolist()
+    count_W = world.all_gather(torch.tensor([-1 if problem else len(folders)]), name="checkpoint/num_found").tolist()
     if problem:
         raise ValueError(f"rank {world.rank} cannot look for checkpoints below {root}: {problem}") from problem
     if -1 in count_W:
         raise ValueError(f"rank {count_W.index(-1)} cannot look for checkpoints below {root}: its output says why")
-    found = world.all_gather(torch.tensor(list(here), dtype=torch.int64), name="checkpoint/found")
-    steps_W = [set(steps.tolist()) for steps in found.split(count_W)]
+    steps_N = world.all_gather(torch.tensor(list(folders), dtype=torch.int64), name="checkpoint/found")
+    steps_W = [set(steps.tolist()) for steps in steps_N.split(count_W)]
     common = set.intersection(*steps_W)
     if common:
-        return here[max(common)]
+        return folders[max(common)]
     if not any(count_W):
         return None
     each = ", ".join(
@@ -47,45 +52,78 @@ def newest_common(root: Path, world: World) -> Path | None:
 def open_checkpoint(folder: Path | None, world: World) -> Checkpoint | None:
     """The checkpoint in this rank's folder; None: it found none. Raises ValueError, on all ranks, where one cannot be
     read or their steps differ. A collective."""
-    return agreed(
+    return same_checkpoint(
         lambda: Checkpoint(folder) if folder else None,
         "give another --checkpoint-dir or --resume, or start anew with another --models-root",
         world,
     )
 
 
-def agreed(opened: Callable[[], Checkpoint | None], remedy: str, world: World) -> Checkpoint | None:
-    """What this rank opens, once all have opened one of the same step, or none. Raises ValueError, on all ranks, where
-    one cannot (ValueError, OSError) or their steps differ. A collective."""
-    found, problem = None, None
+def same_checkpoint(opened: Callable[[], Checkpoint | None], remedy: str, world: World) -> Checkpoint | None:
+    """The checkpoint that this rank opens, once all have opened one of the same step, or none. Raises ValueError, on
+    all ranks, where one cannot (ValueError, OSError) or their steps differ. A collective."""
+    checkpoint, problem = None, None
     try:
-        found = opened()
+        checkpoint = opened()
     except (ValueError, OSError) as error:
         problem = error
-    step = -2 if problem else found.step if found else -1
+    step = -2 if problem else checkpoint.step if checkpoint else -1
     step_W = world.all_gather(torch.tensor([step]), name="checkpoint/step").tolist()
     if problem:
         raise ValueError(str(problem)) from problem
     if len(set(step_W)) > 1:
-        seen = {-2: "cannot read its checkpoint", -1: "finds none"}
-        each = ", ".join(f"rank {rank} {seen.get(s, f'step {s}')}" for rank, s in enumerate(step_W))
+        states = {-2: "cannot read its checkpoint", -1: "finds none"}
+        each = ", ".join(f"rank {rank} {states.get(s, f'step {s}')}" for rank, s in enumerate(step_W))
         raise ValueError(
             f"{world}: the ranks would not start from the same checkpoint: {each}. Checkpoints must lie where all "
             f"hosts see them, or on each host: {remedy}"
         )
-    return found
+    return checkpoint
 
 
-def check_replicas(tensors: Iterable[Tensor], world: World) -> None:
-    """Raises ValueError, on all ranks, where these (weights, optimiser state) differ between them. A collective."""
-    digest = 0
-    for t in tensors:
-        as_bytes = t.detach().cpu().flatten().view(torch.uint8)
-        digest = zlib.crc32(as_bytes.numpy().tobytes(), digest)
-    digest_W = world.all_gather(torch.tensor([digest]), name="checkpoint/replicas").tolist()
-    others = [str(rank) for rank, other in enumerate(digest_W) if other != digest_W[0]]
-    if others:
+def check_replicas(state: Mapping[str, Tensor], world: World) -> None:
+    """Raises ValueError, on all ranks, where this state that training starts from (weights, optimizer state) differs
+    between them. A collective."""
+    difference = compare_replicas(state, world, "checkpoint/replicas")
+    if difference:
         raise ValueError(
-            f"rank(s) {', '.join(others)} start from other weights or momentum than rank 0: the files that they start "
-            "from (--resume, --pretrained, --load-amp) are not the same on all hosts"
+            f"not all ranks start from the same weights or momentum: {difference}. The files that they start from "
+            "(--resume, --pretrained, --load-amp) are not the same on all hosts"
         )
+
+
+def compare_replicas(state: Mapping[str, Any], world: World, name: str) -> str | None:
+    """Which ranks hold other values than the others, and what differs first; None: all hold the same bits.
+
+    state: tensors, and values as JSON has them, by name. A collective, of 8 bytes a rank; where the ranks differ two
+    more, of 8 bytes a value. It costs a pass of zlib's CRC over the bytes and, from a GPU, their way to the host."""
+    if world.size == 1:
+        return None
+    digests = {key: _digest(value) for key, value in state.items()}
+    total_W = world.all_gather(torch.tensor([_digest(list(digests.items()))]), name=name).tolist()
+    if len(set(total_W)) == 1:
+        return None
+    names_W = world.all_gather(torch.tensor([_digest(list(digests))]), name=f"{name}/names").tolist()
+    if len(set(names_W)) > 1:
+        return f"{_odd_ranks(names_W)}: they do not even hold tensors of the same names"
+    local = torch.tensor([list(digests.values())])
+    rows_W = [tuple(row) for row in world.all_gather(local, name=f"{name}/digests").tolist()]
+    differ = [key for key, column in zip(digests, zip(*rows_W, strict=True), strict=True) if len(set(column)) > 1]
+    return f"{_odd_ranks(rows_W)}, in {len(differ)} of {len(digests)} parts of the state, the first of them {differ[0]}"
+
+
+def _digest(value: Any) -> int:
+    if not isinstance(value, Tensor):
+        return zlib.crc32(json.dumps(value, sort_keys=True).encode())
+    # As bytes: numpy does not know bfloat16.
+    return zlib.crc32(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+
+
+def _odd_ranks(state_W: list[Any]) -> str:
+    """Which ranks differ from most of them."""
+    most, count = Counter(state_W).most_common(1)[0]
+    if 2 * count <= len(state_W):
+        kinds = [ranks_in_words([r for r, s in enumerate(state_W) if s == one]) for one in dict.fromkeys(state_W)]
+        return f"{' and '.join(kinds)} differ, and neither is what most ranks have"
+    odd = [rank for rank, state in enumerate(state_W) if state != most]
+    return f"{ranks_in_words(odd)} differ{'s' if len(odd) == 1 else ''} from the other {count}"

@@ -1,15 +1,16 @@
-"""Files that take the place of older ones at once, or not at all; on the disk when a call returns; with checksums."""
+"""Files of a checkpoint: whole or not there, on the disk when a call returns, with checksums."""
 
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from partial_fc.files import replacing
 
 # As the safetensors format spells them: https://github.com/huggingface/safetensors#format
 _DTYPES = {
@@ -50,21 +51,14 @@ def _bytes(t: Tensor) -> Any:
 def write(path: Path, contents: Iterable[memoryview | bytes]) -> str:
     """Writes a file and returns its SHA-256 in hex. It has its name only when it is whole and on the disk; the folder
     must be synced (`sync_folder`) before the name can be relied on. Raises OSError with the path."""
-    partial = path.with_name(path.name + ".partial")
     digest = hashlib.sha256()
-    try:
-        with partial.open("wb", buffering=0) as file:
-            for content in contents:
-                for begin in range(0, len(content), _PIECE_BYTES):
-                    piece = memoryview(content)[begin : begin + _PIECE_BYTES]
-                    digest.update(piece)
-                    while piece:
-                        piece = piece[file.write(piece) :]
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)  # what a full disk needs most is room
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    with replacing(path, durable=True) as partial, partial.open("wb", buffering=0) as file:
+        for content in contents:
+            for begin in range(0, len(content), _PIECE_BYTES):
+                piece = memoryview(content)[begin : begin + _PIECE_BYTES]
+                digest.update(piece)
+                while piece:
+                    piece = piece[file.write(piece) :]
     return digest.hexdigest()
 
 
@@ -74,21 +68,12 @@ def write_json(value: Any, path: Path) -> str:
 
 
 def as_json(value: Any) -> str:
-    """What `write_json` writes."""
+    """The text that `write_json` writes."""
     return json.dumps(_finite(value), indent=2, default=str, allow_nan=False) + "\n"
 
 
-def sync_folder(path: Path) -> None:
-    """Names given and taken in this folder are on the disk when this returns."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def sha256(path: Path) -> str:
-    """Of a file's contents, in hex."""
+    """The SHA-256 of a file's contents, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -6,9 +6,11 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from partial_fc.checkpoint.files import sync_folder, write_json
+from partial_fc.checkpoint.files import write_json
+from partial_fc.files import sync_folder
 
 MARKER = "COMPLETE"
+MANIFEST = "manifest.json"
 _log = logging.getLogger("partial_fc")
 
 
@@ -19,8 +21,8 @@ def folder_name(step: int) -> str:
 def complete(root: Path) -> list[Path]:
     """The folders below root that hold a whole checkpoint, by rising step. Those of other names (a copy,
     step-00000100.bak) are not ours."""
-    found = (marker.parent for marker in root.glob(f"step-*/{MARKER}"))
-    return sorted((folder for folder in found if _is_ours(folder)), key=step_of)
+    marked = (marker.parent for marker in root.glob(f"step-*/{MARKER}"))
+    return sorted((folder for folder in marked if _is_ours(folder)), key=step_of)
 
 
 def newest(root: Path) -> Path | None:
@@ -28,8 +30,35 @@ def newest(root: Path) -> Path | None:
     return max(complete(root), key=step_of, default=None)
 
 
+def is_step(folder: Path) -> bool:
+    """Whether it is the folder of one checkpoint, whole or not, and no folder of such."""
+    return (folder / MANIFEST).exists() or (folder / MARKER).exists()
+
+
+def step_folder(folder: Path) -> Path:
+    """The folder itself, or the newest complete checkpoint in it. Raises ValueError where there is none."""
+    if is_step(folder):
+        return folder
+    for root in (folder, folder / "checkpoints"):
+        newest_one = newest(root)
+        if newest_one is not None:
+            return newest_one
+    raise ValueError(
+        f"{folder} holds no complete checkpoint; expected a folder step-N with a file {MARKER}, or one of such"
+    )
+
+
+def steps_below(folder: Path) -> list[Path]:
+    """The folders of checkpoints, whole or not, in a folder of such; by name."""
+    for root in (folder, folder / "checkpoints"):
+        steps = sorted(path for path in root.glob("step-*") if path.is_dir())
+        if steps:
+            return steps
+    raise ValueError(f"{folder} holds no checkpoint; expected a folder step-N, or one with such folders")
+
+
 def step_of(folder: Path) -> int:
-    """By its name. Raises ValueError for another folder."""
+    """The step that a folder's name says. Raises ValueError for another folder."""
     return int(folder.name.removeprefix("step-"))
 
 
@@ -38,7 +67,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def mark(folder: Path, step: int, ranks: Iterable[int]) -> None:
-    """From now on the folder counts: all that these ranks have written there is on the disk."""
+    """Lets the folder count: all that these ranks have written there is on the disk."""
     sync_folder(folder)
     write_json({"step": step, "ranks": list(ranks)}, folder / MARKER)
     sync_folder(folder)
@@ -46,7 +75,7 @@ def mark(folder: Path, step: int, ranks: Iterable[int]) -> None:
 
 
 def unmark(folder: Path) -> None:
-    """From now on the folder does not count."""
+    """Lets the folder count no more."""
     if (folder / MARKER).exists():
         (folder / MARKER).unlink()
         sync_folder(folder)
@@ -59,7 +88,7 @@ def best(root: Path) -> Path | None:
 
 
 def _score(folder: Path) -> float | None:
-    path = folder / "manifest.json"
+    path = folder / MANIFEST
     try:
         score = json.loads(path.read_text()).get("score")
     except (FileNotFoundError, ValueError, AttributeError, RecursionError) as error:

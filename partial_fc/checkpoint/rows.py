@@ -1,87 +1,165 @@
-"""The head's part of a checkpoint: rows of classes, in files that are written and read one after the other.
+"""Rows of classes, wherever they lie (in a head, in files, in a commit), in which parts they are stored, and the reader
+of those.
 
-A file holds the made classes of a class range [start, stop), which is in its name, and at most PART_BYTES of them: each
-tensor of `PartialFC.row_state`, as stored, and where some classes of the range were never made also "class", the
-numbers of those that are there. A shard that fits into no memory can so be saved and loaded with one file's worth, and
-rows never made take nothing. Whoever reads takes the files that its own range overlaps, whichever ranks wrote them.
+A file holds the created classes of a class range [start, stop), which is in its name, and at most PART_BYTES of them:
+one tensor for each column (`Rows.columns`), as stored, and where some classes of the range were never created also
+"class", the numbers of those that are there. So a shard that fits into no memory is saved and loaded with one file's
+worth, and rows never created take nothing. Whoever reads takes the files that its own range overlaps, whichever ranks
+wrote them.
 
-Lists of hard negatives are a rank's own (the k nearest of its centres), so they are of use to the same number of ranks
-only.
+M classes asked for, N classes of a part that are created.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from partial_fc.checkpoint.checksums import Sums
-from partial_fc.head import PartialFC
+from partial_fc.head.class_rows import Column
 
 PART_BYTES = 256 << 20
-_RANGE = re.compile(r"-classes-(\d+)-(\d+)\.safetensors$")
+_BLOCK = 1 << 16  # classes that are looked at together
+_CLASS = "class"
+_NAME = re.compile(r"head-(\d{5})-of-(\d{5})-classes-(\d{12})-(\d{12})\.safetensors")
 
 
-@dataclass(frozen=True)
+class Rows(Protocol):
+    """The rows of classes [start, stop); a class that no step has touched need not have been created."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def stop(self) -> int: ...
+
+    @property
+    def columns(self) -> dict[str, Column]: ...
+
+    def created(self, start: int, stop: int) -> Tensor:
+        """Which of the classes [start, stop) have rows: bool (stop - start,)."""
+        ...
+
+    def read(self, classes: Tensor | range) -> dict[str, Tensor]:
+        """The rows of created classes, in the order asked for: (M, ...) for each column. Those of a range may be views
+        of what changes."""
+        ...
+
+
 class Part:
-    """Rows of classes [start, stop): what one file holds."""
+    """The rows of classes [start, stop) as a file holds them. tensors: the columns, and "class", the numbers of the
+    created classes, ascending, where some of the range were never created."""
 
-    start: int
-    stop: int
-    rows: dict[str, Tensor]  # and "class", where some of the range were never made
+    def __init__(self, start: int, stop: int, tensors: dict[str, Tensor]):
+        self.start, self.stop, self.tensors = start, stop, tensors
+
+    @property
+    def rows(self) -> dict[str, Tensor]:
+        """The columns, (N, ...) each."""
+        return {name: t for name, t in self.tensors.items() if name != _CLASS}
+
+    @property
+    def class_N(self) -> Tensor:
+        """The numbers of the created classes."""
+        return self.tensors[_CLASS] if _CLASS in self.tensors else torch.arange(self.start, self.stop)
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        return {name: Column(tuple(t.shape[1:]), t.dtype) for name, t in sorted(self.rows.items())}
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.tensors["centres"])
 
     @property
     def num_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.rows.values())
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+    def created(self, start: int, stop: int) -> Tensor:
+        if _CLASS not in self.tensors:
+            return torch.ones(stop - start, dtype=torch.bool)
+        class_N = self.tensors[_CLASS]
+        low, high = torch.searchsorted(class_N, torch.tensor((start, stop))).tolist()
+        created_L = torch.zeros(stop - start, dtype=torch.bool)
+        created_L[class_N[low:high] - start] = True
+        return created_L
+
+    def read(self, classes: Tensor | range, names: Collection[str] | None = None) -> dict[str, Tensor]:
+        """names: the columns to read; None: all."""
+        index = self._index(classes)
+        return {name: t[index] for name, t in self.rows.items() if names is None or name in names}
+
+    def _index(self, classes: Tensor | range) -> Tensor | slice:
+        """Where in the tensors the rows of these classes lie; a slice, whose rows are not copied, where they are
+        consecutive."""
+        if isinstance(classes, range):
+            classes = torch.tensor((classes.start, classes.stop - 1))[: len(classes)]
+            index_M = self._locations(classes)
+            return slice(int(index_M[0]), int(index_M[-1]) + 1) if len(index_M) else slice(0, 0)
+        index_M = self._locations(classes)
+        if len(index_M) and bool((index_M[1:] == index_M[:-1] + 1).all()):
+            return slice(int(index_M[0]), int(index_M[-1]) + 1)
+        return index_M
+
+    def _locations(self, class_M: Tensor) -> Tensor:
+        return torch.searchsorted(self.tensors[_CLASS], class_M) if _CLASS in self.tensors else class_M - self.start
+
+    def problem(self) -> str | None:
+        """What is wrong with shapes and class numbers, if anything is."""
+        expected = self.stop - self.start
+        if _CLASS in self.tensors:
+            class_N = self.tensors[_CLASS]
+            if class_N.dtype != torch.int64 or class_N.dim() != 1:
+                return f"class numbers are {class_N.dtype} of shape {tuple(class_N.shape)}; expected int64 (rows,)"
+            expected = len(class_N)
+            inside = expected == 0 or (int(class_N[0]) >= self.start and int(class_N[-1]) < self.stop)
+            if not inside or bool((class_N[1:] <= class_N[:-1]).any()):
+                return f"class numbers do not ascend within [{self.start}, {self.stop})"
+        for name, t in self.tensors.items():
+            if t.dim() < 1 or len(t) != expected:
+                return f"{name} has shape {tuple(t.shape)}; expected {expected} rows"
+        return None
 
 
-def facts(head: PartialFC) -> dict[str, Any]:
-    """What the manifest says of the head."""
-    return {
-        "num_classes": head.shard.num_classes,
-        "embedding_size": head.embedding_size,
-        "sub_centres": head.sub_centres,
-        "world_size": head.world.size,
-        "hard_negatives": head.hard_negatives.k if head.hard_negatives else 0,
-        "head": head.facts(),
-    }
+def class_numbers(classes: Tensor | range) -> Tensor:
+    return torch.arange(classes.start, classes.stop) if isinstance(classes, range) else classes
 
 
-def file_name(rank: int, world_size: int, start: int, stop: int) -> str:
-    return f"{_prefix(rank, world_size)}-classes-{start:012d}-{stop:012d}.safetensors"
+def class_bytes(rows: Rows) -> int:
+    """The bytes that one class's rows take."""
+    return sum(column.num_bytes for column in rows.columns.values())
 
 
-def hard_negatives_name(rank: int, world_size: int) -> str:
-    return f"{_prefix(rank, world_size)}-hard-negatives.safetensors"
+def cut(rows: Rows, start: int, stop: int, most_bytes: int | None = None, copy: bool = False) -> Iterator[Part]:
+    """The created classes of [start, stop) in consecutive parts of at most most_bytes (None: PART_BYTES), on the CPU.
+    copy: in memory of their own; else a part may be a view, and is to be done with before the rows change."""
+    if start == stop:
+        return
+    most = max(1, (most_bytes or PART_BYTES) // max(1, class_bytes(rows)))
+    begin, num_held = start, 0
+    held: list[Tensor] = []
+    for low in range(start, stop, _BLOCK):
+        block_M = rows.created(low, min(low + _BLOCK, stop)).nonzero().squeeze(1) + low
+        held, num_held = [*held, block_M], num_held + len(block_M)
+        while num_held > most:
+            class_M = torch.cat(held)
+            # A range goes on to the next created class that has no place in it.
+            end = int(class_M[most])
+            yield _part(rows, begin, end, class_M[:most], copy)
+            begin, held, num_held = end, [class_M[most:]], num_held - most
+    yield _part(rows, begin, stop, torch.cat(held), copy)
 
 
-def _prefix(rank: int, world_size: int) -> str:
-    return f"head-{rank:05d}-of-{world_size:05d}"
-
-
-def class_bytes(head: PartialFC) -> int:
-    """Of one class's rows."""
-    return sum(t[:1].numel() * t.element_size() for t in head.row_state().values())
-
-
-def parts(head: PartialFC, copy: bool) -> Iterator[Part]:
-    """The made classes of this rank, file by file. copy: into memory of their own, on the CPU; else a part may be a
-    view, and is to be done with before the head moves on."""
-    rows, made_L = head.row_state(), head.made_classes()
-    for begin, end in _ranges(made_L, max(1, PART_BYTES // max(1, class_bytes(head)))):
-        at_M = made_L[begin:end].nonzero().squeeze(1) + begin
-        if len(at_M) == end - begin:
-            part = {name: tensor[begin:end] for name, tensor in rows.items()}
-            if copy:
-                part = {name: copied(tensor) for name, tensor in part.items()}
-        else:
-            part = {name: tensor.index_select(0, at_M).cpu() for name, tensor in rows.items()}
-            part["class"] = at_M.cpu() + head.shard.start
-        yield Part(head.shard.start + begin, head.shard.start + end, part)
+def _part(rows: Rows, start: int, stop: int, class_M: Tensor, copy: bool) -> Part:
+    if len(class_M) == stop - start:
+        views = rows.read(range(start, stop))
+        return Part(start, stop, {name: copied(t) if copy else t.cpu() for name, t in views.items()})
+    return Part(start, stop, {name: t.cpu() for name, t in rows.read(class_M).items()} | {_CLASS: class_M})
 
 
 def copied(t: Tensor) -> Tensor:
@@ -89,107 +167,138 @@ def copied(t: Tensor) -> Tensor:
     return t.clone() if t.device.type == "cpu" else t.cpu()
 
 
-def _ranges(made_L: Tensor, most: int) -> Iterator[tuple[int, int]]:
-    """Consecutive ranges with at most `most` made classes each; none of no classes."""
-    size = min(most, 4096)
-    begin = held = 0
-    for i, block in enumerate(made_L.cpu().split(size) if len(made_L) else ()):
-        count = int(block.sum())
-        if held + count > most:
-            yield begin, i * size
-            begin, held = i * size, 0
-        held += count
-    if len(made_L):
-        yield begin, len(made_L)
+# ---- files
 
 
-def load(folder: Path, manifest: dict[str, Any], sums: Sums, head: PartialFC) -> list[str]:
-    """Gives the head the rows of its class range. Returns what a user should know. Raises ValueError where the
-    checkpoint is of another head, or a file is missing or damaged."""
-    now = facts(head)
-    if not _describes_a_head(manifest):
-        raise ValueError(f"{folder / 'manifest.json'} is damaged, or of a run without class centres")
-    for fact in ("num_classes", "embedding_size", "sub_centres"):
-        if manifest[fact] != now[fact]:
-            raise ValueError(f"{folder} has {fact} {manifest[fact]}; this run has {now[fact]}")
-    files = _files_for(folder, manifest["world_size"], head)
-    notes = []
-    if manifest["head"]["margin"].keys() != head.margin_state.keys():
-        notes.append(f"{folder} was trained with another margin: what this one remembers starts anew")
-    head.load_facts(manifest["head"])
-    for path, start, low, high in files:
-        sums.check(path)
-        _load_part(path, start, low, high, head)
-    return notes + _load_hard_negatives(folder, manifest, sums, now, head)
+def file_name(rank: int, world_size: int, start: int, stop: int) -> str:
+    return f"head-{rank:05d}-of-{world_size:05d}-classes-{start:012d}-{stop:012d}.safetensors"
 
 
-def _describes_a_head(manifest: dict[str, Any]) -> bool:
-    """Whether it has what `facts` says, each of its kind."""
-    head = manifest.get("head")
-    counts = [manifest.get(name) for name in ("num_classes", "embedding_size", "sub_centres", "hard_negatives")]
-    if not isinstance(head, dict) or not all(type(head.get(name)) is dict for name in ("margin", "schedule")):
-        return False
-    return all(type(number) is int for number in (*counts, head.get("num_steps"), head.get("row_seed")))
+@dataclass(frozen=True)
+class PartFile:
+    """A file with a part."""
+
+    path: Path
+    rank: int
+    start: int
+    stop: int
+
+    def open(self) -> Part:
+        """The part, mapped from the file: nothing is read before it is used. Raises ValueError where the file is
+        damaged."""
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{self.path} is no safetensors file, or cut short: {error}") from error
+        if "centres" not in tensors:
+            raise ValueError(f"{self.path} holds {sorted(tensors)}; expected the centres, and their state by name")
+        return Part(self.start, self.stop, tensors)
 
 
-def _files_for(folder: Path, world_size: int, head: PartialFC) -> list[tuple[Path, int, int, int]]:
-    """(file, first class of it, the range [low, high) to take from it), which together are this rank's range."""
-    found = []
-    for path in folder.glob(f"head-*-of-{world_size:05d}-classes-*.safetensors"):
-        matched = _RANGE.search(path.name)
-        if matched:
-            found.append((int(matched[1]), int(matched[2]), path))
-    files, reached = [], head.shard.start
-    for start, stop, path in sorted(found):
-        low, high = max(reached, start), min(head.shard.stop, stop)
-        if low < high and low == reached:
-            files.append((path, start, low, high))
-            reached = high
-    if reached != head.shard.stop:
-        raise ValueError(
-            f"{folder}: no head file holds class {reached}; expected all of "
-            f"[{head.shard.start}, {head.shard.stop}). Copy the head files of all hosts into this folder"
-        )
-    return files
+def part_files(folder: Path, world_size: int) -> list[PartFile]:
+    """The files with rows that so many ranks have written into a folder, by rising class."""
+    matches = ((path, _NAME.fullmatch(path.name)) for path in folder.glob(f"head-*-of-{world_size:05d}-classes-*"))
+    files = [PartFile(path, int(m[1]), int(m[3]), int(m[4])) for path, m in matches if m]
+    return sorted((file for file in files if file.stop > file.start), key=lambda file: (file.start, file.path.name))
 
 
-def _load_part(path: Path, start: int, low: int, high: int, head: PartialFC) -> None:
-    """Raises ValueError for a file that is damaged, or not of this head."""
-    try:
-        _take_rows(path, start, low, high, head)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file, or cut short: {error}") from error
-    except (
-        ValueError,
-        IndexError,
-        RuntimeError,
-    ) as error:  # other names, shapes or dtypes than the head's rows have
-        raise ValueError(f"{path} is not of this head: {error}") from error
+class StoredRows:
+    """The rows of classes [start, stop) from files, of which only what is asked for is read."""
+
+    def __init__(
+        self,
+        files: Iterable[PartFile],
+        start: int,
+        stop: int,
+        num_classes: int,
+        where: str,
+        check: Callable[[Path], object],
+    ):
+        """files: by rising class, some maybe of other ranges. where: what messages call the checkpoint. check: is
+        called with a file's path before anything of it is used. Raises ValueError where a class is in no file or in
+        two; reading does so for a file that does not fit to the others, and what `check` raises."""
+        self.start, self.stop = start, stop
+        self.files = [file for file in files if file.start < stop and start < file.stop]
+        problems = list(gaps(self.files, start, stop, num_classes))
+        if problems:
+            raise ValueError(f"{where}: {problems[0]}")
+        self._check, self._where = check, where
+        self._start_F = torch.tensor([file.start for file in self.files])
+        self._open: dict[PartFile, Part] = {}
+
+    @cached_property
+    def columns(self) -> dict[str, Column]:
+        return self._read(self.files[0]).columns if self.files else {}
+
+    def parts(self, files: Iterable[PartFile] | None = None) -> Iterator[Part]:
+        """What these files (None: all) hold, one after the other. Those of the last call stay open."""
+        before, self._open = self._open, {}
+        for file in self.files if files is None else files:
+            part = before.pop(file, None)
+            if part is None:
+                part = self._read(file)
+                problem = mismatch(self.columns, part.columns, self.files[0].path.name)
+                if problem:
+                    raise ValueError(f"{file.path}: {problem}")
+            if files is not None:
+                self._open[file] = part
+            yield part
+
+    def _read(self, file: PartFile) -> Part:
+        self._check(file.path)
+        part = file.open()
+        problem = part.problem()
+        if problem:
+            raise ValueError(f"{file.path}: {problem}")
+        return part
+
+    def created(self, start: int, stop: int) -> Tensor:
+        files = [file for file in self.files if file.start < stop and start < file.stop]
+        parts = [part.created(max(start, part.start), min(stop, part.stop)) for part in self.parts(files)]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
+
+    def read(self, classes: Tensor | range, names: Collection[str] | None = None) -> dict[str, Tensor]:
+        """names: the columns to read; None: all."""
+        class_M = class_numbers(classes)
+        file_M = torch.searchsorted(self._start_F, class_M, right=True) - 1
+        numbers = file_M.unique().tolist()
+        parts = self.parts([self.files[number] for number in numbers])
+        if len(numbers) == 1:
+            return next(parts).read(classes, names)
+        columns = {name: column for name, column in self.columns.items() if names is None or name in names}
+        rows = {name: torch.empty(len(class_M), *c.shape, dtype=c.dtype) for name, c in columns.items()}
+        for number, part in zip(numbers, parts, strict=True):
+            at_K = (file_M == number).nonzero().squeeze(1)
+            for name, t in part.read(class_M[at_K], columns).items():
+                rows[name].index_copy_(0, at_K, t)
+        return rows
 
 
-def _take_rows(path: Path, start: int, low: int, high: int, head: PartialFC) -> None:
-    with safe_open(path, framework="pt") as file:
-        names = set(file.keys())
-        begin, end, class_M = low - start, high - start, torch.arange(low, high)
-        if "class" in names:
-            class_N = file.get_tensor("class")
-            begin, end = torch.searchsorted(class_N, torch.tensor((low, high))).tolist()
-            class_M = class_N[begin:end]
-        rows = {name: file.get_slice(name)[begin:end] for name in names - {"class"}}
-        head.load_classes(low, high, class_M, rows)
+def gaps(files: list[PartFile], start: int, stop: int, num_classes: int) -> Iterator[str]:
+    """What is wrong with the class ranges of files, by rising class, that are to hold [start, stop)."""
+    elsewhere = "Where each host has a folder of its own, give the folders of all of them, or copy their files into one"
+    reached = start
+    for file in files:
+        if file.start > reached:
+            yield f"no file holds classes {reached} to {file.start - 1}. {elsewhere}"
+        elif file.start < reached and reached > start:
+            yield f"{file.path.name} holds classes from {file.start}, which another file holds, too"
+        reached = max(reached, file.stop)
+    if reached < stop:
+        yield f"no file holds classes {reached} to {stop - 1}. {elsewhere}"
+    if reached > num_classes:
+        yield f"{files[-1].path.name} holds classes up to {reached - 1}; there are {num_classes}"
 
 
-def _load_hard_negatives(
-    folder: Path, manifest: dict[str, Any], sums: Sums, now: dict[str, Any], head: PartialFC
-) -> list[str]:
-    if head.hard_negatives is None:
-        return []
-    for fact, what in (("hard_negatives", "hard negatives a class"), ("world_size", "ranks")):
-        if manifest[fact] != now[fact]:
-            head.hard_negatives.clear()
-            return [
-                f"the lists of hard negatives start empty: {folder} has {manifest[fact]} {what}, this run {now[fact]}"
-            ]
-    world = head.world
-    head.hard_negatives.load_state(sums.load(folder / hard_negatives_name(world.rank, world.size)))
-    return []
+def mismatch(expected: dict[str, Column], found: dict[str, Column], where: str, dtypes: bool = True) -> str | None:
+    """How columns differ from those expected, which are of `where`. dtypes: those count, too."""
+    for name in sorted(expected.keys() | found.keys()):
+        one, two = expected.get(name), found.get(name)
+        if one != two and (dtypes or one is None or two is None or one.shape != two.shape):
+            return f"{name} is {_shown(two)}; it is {_shown(one)} in {where}"
+    return None
+
+
+def _shown(column: Column | None) -> str:
+    return f"{column.dtype} {column.shape} a class" if column else "not there"

@@ -16,23 +16,23 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import torch
 from torch import Tensor
 
-from partial_fc.checkpoint import rows as head_rows
 from partial_fc.checkpoint.files import save_tensors
 from partial_fc.checkpoint.folders import folder_name, mark, newest, prune, unmark
+from partial_fc.checkpoint.head_state import Head
+from partial_fc.checkpoint.rows import class_bytes
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import World
-from partial_fc.head import PartialFC
+from partial_fc.machine import available_memory_bytes
 
 _log = logging.getLogger("partial_fc")
 _COPY_SHARE = 0.5  # of the memory that is free now
 
 
 class Saver:
-    """Of one run, below `root`. All ranks call its methods at the same steps.
+    """Writes the checkpoints of one run below `root`. All ranks call its methods at the same steps.
 
         saver.begin(snapshot)                       # training goes on
         saver.settle(any_busy, any_failed)          # after every step, with what all ranks say of busy and failed
@@ -55,7 +55,7 @@ class Saver:
         self._folder = root  # of the checkpoint under way
         self._step = 0
         self._began = self._pause_s = 0.0
-        self._told_of_memory = False
+        self._warned_of_memory = False
         self.last_failed = False  # whether the last one that was begun could not be written, on any rank
 
     @property
@@ -73,17 +73,18 @@ class Saver:
         """Whether this rank's job could not be done."""
         return self._job is not None and self._job.done() and self._job.exception() is not None
 
-    def can_copy(self, head: PartialFC) -> bool:
-        """Whether this rank's rows fit into memory once more beside the training: then they can be written in the
-        background."""
-        if not head.rows:
+    def can_copy(self, head: Head) -> bool:
+        """Whether this rank's rows, if the head has any, fit into memory once more beside the training: then they can
+        be written in the background."""
+        rows = head.rows
+        if rows is None:
             return True
-        if head.store.storage.place == "disk":
+        if rows.on_disk:
             return False
-        num_bytes = int(head.made_classes().sum()) * head_rows.class_bytes(head)
-        fits = num_bytes * self._world.local_size < _COPY_SHARE * psutil.virtual_memory().available
-        if not fits and not self._told_of_memory:
-            self._told_of_memory = True
+        num_bytes = int(rows.created(rows.start, rows.stop).sum()) * class_bytes(rows)
+        fits = num_bytes * self._world.local_size < _COPY_SHARE * available_memory_bytes()
+        if not fits and not self._warned_of_memory:
+            self._warned_of_memory = True
             _log.warning(
                 f"checkpoints are written while training stands still: a copy of {num_bytes / 1e9:.1f} GB of centres "
                 f"and their state, by each of this host's {self._world.local_size} processes, would take more than "
@@ -145,11 +146,11 @@ class Saver:
             self._job.exception()
 
     def _any(self, here: bool, name: str) -> bool:
-        """Whether it is so on any rank. A collective."""
+        """Whether any rank says True. A collective."""
         return bool(self._world.all_reduce(torch.tensor([float(here)]), "max", name=name).item())
 
     def _unmark(self) -> OSError | None:
-        """From now on the folder does not count. Returns what the disk has against that: it ends no training."""
+        """Lets the folder count no more. Returns the error of a disk that refuses: it ends no training."""
         try:
             if self._leads:
                 unmark(self._folder)
@@ -177,9 +178,9 @@ class Saver:
         # Without the marker it does not count; what other ranks have written there is of no use.
         unmarking = self._unmark()
         error = error or unmarking
-        why = _told(error, self._folder) if error else "another rank could not write"
-        say = _log.error if error or self._world.rank == 0 else _log.info
-        say(
+        why = _describe(error, self._folder) if error else "another rank could not write"
+        log = _log.error if error or self._world.rank == 0 else _log.info
+        log(
             f"the checkpoint of step {self._step} was not written on rank {self._world.rank}: {why}. Training goes on; "
             f"{self._what_stands()}. Make room (`df -h`, `df -i`), or stop and give another --checkpoint-dir"
         )
@@ -188,10 +189,10 @@ class Saver:
         try:
             return f"{newest(self.root) or 'no checkpoint'} stands"
         except OSError as error:
-            return f"which checkpoint stands cannot be told ({_told(error, self.root)})"
+            return f"which checkpoint stands cannot be told ({_describe(error, self.root)})"
 
 
-def _told(error: OSError, where: Path) -> str:
+def _describe(error: OSError, where: Path) -> str:
     return f"{error.strerror}: {error.filename or where}"
 
 

@@ -10,7 +10,6 @@ N images, H rows, W columns.
 import gzip
 import io
 import math
-import os
 import struct
 import zlib
 from pathlib import Path
@@ -18,6 +17,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from partial_fc.files import replacing
 
 Split = Literal["train", "t10k"]
 
@@ -160,6 +161,5 @@ def write_idx(path: Path, array: NDArray[np.uint8]) -> None:
         with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as compressed:
             compressed.write(content)
         content = buffer.getvalue()
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        partial.write_bytes(content)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data import restricted_pickle
+from partial_fc.files import replacing
 
 
 class Pairs(NamedTuple):
@@ -27,10 +28,8 @@ def write_pairs(path: str | os.PathLike[str], images: Sequence[bytes], same: Seq
     """Writes what InsightFace's own code reads with pickle.load(file, encoding="bytes")."""
     if len(images) != 2 * len(same):
         raise ValueError(f"{path}: got {len(images)} images for {len(same)} pairs, expected {2 * len(same)}")
-    unfinished = Path(f"{path}.unfinished")
-    with open(unfinished, "wb") as file:
+    with replacing(Path(path)) as partial, partial.open("wb") as file:
         pickle.dump(([bytes(image) for image in images], [bool(value) for value in same]), file, protocol=4)
-    os.replace(unfinished, path)
 
 
 def read_pairs(path: str | os.PathLike[str]) -> Pairs:

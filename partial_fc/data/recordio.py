@@ -14,6 +14,7 @@ import mmap
 import os
 import struct
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO, NamedTuple, Self
@@ -35,6 +36,7 @@ from partial_fc.data.record_frames import (
 )
 from partial_fc.data.record_index import read_index
 from partial_fc.data.sample import BadRecord
+from partial_fc.files import replacing
 
 HEADER = struct.Struct("<IfQQ")
 
@@ -79,8 +81,10 @@ class RecordWriter:
     def __init__(self, rec_path: str | os.PathLike[str]) -> None:
         self.rec_path = Path(rec_path)
         self.idx_path = self.rec_path.with_suffix(".idx")
-        self._rec: IO[bytes] = open(_unfinished(self.rec_path), "wb")  # noqa: SIM115 (closed by close)
-        self._idx: IO[str] = open(_unfinished(self.idx_path), "w", newline="\n")  # noqa: SIM115
+        self._files = ExitStack()
+        idx, rec = (self._files.enter_context(replacing(path)) for path in (self.idx_path, self.rec_path))
+        self._rec: IO[bytes] = self._files.enter_context(rec.open("wb"))
+        self._idx: IO[str] = self._files.enter_context(idx.open("w", newline="\n"))
         self._offset = 0
 
     def write(self, key: int, record: bytes) -> None:
@@ -104,9 +108,7 @@ class RecordWriter:
         self._offset += FRAME.size + len(content) + padding
 
     def close(self) -> None:
-        for file, path in ((self._rec, self.rec_path), (self._idx, self.idx_path)):
-            file.close()
-            os.replace(_unfinished(path), path)
+        self._files.close()
 
     def __enter__(self) -> Self:
         return self
@@ -114,12 +116,7 @@ class RecordWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.close()
-            return
-        for file, path in ((self._rec, self.rec_path), (self._idx, self.idx_path)):
-            file.close()
-            _unfinished(path).unlink()
+        self._files.__exit__(kind, error, trace)
 
 
 class RecordReader:
@@ -252,9 +249,8 @@ def write_index(rec_path: str | os.PathLike[str]) -> int:
     file.close()
     keys = ids if len(set(ids)) == len(offsets) and max(ids) < 2**63 else range(len(offsets))
     idx_path = rec_path.with_suffix(".idx")
-    with open(_unfinished(idx_path), "w", newline="\n") as out:
+    with replacing(idx_path) as partial, partial.open("w", newline="\n") as out:
         out.writelines(f"{key}\t{offset}\n" for key, offset in zip(keys, offsets, strict=True))
-    os.replace(_unfinished(idx_path), idx_path)
     return len(offsets)
 
 
@@ -267,7 +263,3 @@ def _aligned_magics(record: bytes) -> list[int]:
             found.append(at)
         at = record.find(MAGIC_BYTES, at + 1)
     return found
-
-
-def _unfinished(path: Path) -> Path:
-    return path.with_name(path.name + ".unfinished")

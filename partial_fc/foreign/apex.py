@@ -11,7 +11,6 @@ Files are read as tensors and plain values only (`partial_fc.foreign.torch_file`
 """
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from partial_fc.files import replacing
 from partial_fc.foreign import torch_file
 
 _PARTS = ("model", "optimizer", "amp")
@@ -60,9 +60,8 @@ def write(
         "amp": {"loss_scaler0": {"loss_scale": loss_scale, "unskipped": unskipped}},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    torch.save(content, partial)
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        torch.save(content, partial)
 
 
 def read(path: Path) -> ApexCheckpoint:
@@ -90,42 +89,42 @@ def _is_optimizer(value: Any) -> bool:
     return of_parameters and all(isinstance(p, list) and all(type(n) is int for n in p) for p in lists)
 
 
-def give_model(found: ApexCheckpoint, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def model_state(checkpoint: ApexCheckpoint, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The file's tensors for a model whose own state dict is `state`, in its dtypes. Raises ValueError where names or
     shapes are others."""
-    missing, extra = state.keys() - found.model.keys(), found.model.keys() - state.keys()
+    missing, extra = state.keys() - checkpoint.model.keys(), checkpoint.model.keys() - state.keys()
     if missing or extra:
         raise ValueError(
-            f"{found.path} is of another model: it lacks {sorted(missing)[:3]} and has {sorted(extra)[:3]} besides"
+            f"{checkpoint.path} is of another model: it lacks {sorted(missing)[:3]} and has {sorted(extra)[:3]} besides"
         )
     for name, t in state.items():
-        if found.model[name].shape != t.shape:
+        if checkpoint.model[name].shape != t.shape:
             raise ValueError(
-                f"{found.path}: {name} has shape {tuple(found.model[name].shape)}, this model's {tuple(t.shape)}"
+                f"{checkpoint.path}: {name} has shape {tuple(checkpoint.model[name].shape)}, this model's "
+                f"{tuple(t.shape)}"
             )
-    return {name: found.model[name].to(t.dtype) for name, t in state.items()}
+    return {name: checkpoint.model[name].to(t.dtype) for name, t in state.items()}
 
 
-def give_optimizer(found: ApexCheckpoint, optimizer: torch.optim.Optimizer) -> list[str]:
-    """Takes over the buffers (momentum), by the parameters' order, which is all that the file knows of them. Rates
-    and coefficients stay this run's; returns a note for each that is another one in the file. Raises ValueError where
-    the file's parameters are not this optimiser's.
-    """
-    groups, own_groups = found.optimizer["param_groups"], optimizer.param_groups
+def load_optimizer(checkpoint: ApexCheckpoint, optimizer: torch.optim.Optimizer) -> list[str]:
+    """Gives the optimizer the file's buffers (momentum), by the parameters' order, which is all that the file knows of
+    them. Rates and coefficients stay this run's; returns a note for each that is another one in the file. Raises
+    ValueError where the file's parameters are not this optimizer's."""
+    groups, target_groups = checkpoint.optimizer["param_groups"], optimizer.param_groups
     numbers = [number for group in groups for number in group["params"]]
-    parameters = [p for group in own_groups for p in group["params"]]
+    parameters = [p for group in target_groups for p in group["params"]]
     if len(numbers) != len(parameters):
         raise ValueError(
-            f"{found.path}: its optimizer has {len(numbers)} parameters, this one {len(parameters)}: another model"
+            f"{checkpoint.path}: its optimizer has {len(numbers)} parameters, this one {len(parameters)}: another model"
         )
-    own_names = _state_names(optimizer)
-    buffers = [_buffers(found, number, p, own_names) for number, p in zip(numbers, parameters, strict=True)]
+    known_names = _state_names(optimizer)
+    buffers = [_buffers(checkpoint, number, p, known_names) for number, p in zip(numbers, parameters, strict=True)]
     for p, of_parameter in zip(parameters, buffers, strict=True):
         optimizer.state[p] = of_parameter
     return [
-        f"{found.path} was written with {name} {groups[0][name]}; this run's {own_groups[0][name]} holds"
+        f"{checkpoint.path} was written with {name} {groups[0][name]}; this run's {target_groups[0][name]} holds"
         for name in _HYPERPARAMETERS
-        if isinstance(groups[0].get(name), (int, float)) and groups[0][name] != own_groups[0].get(name)
+        if isinstance(groups[0].get(name), (int, float)) and groups[0][name] != target_groups[0].get(name)
     ]
 
 
@@ -138,23 +137,23 @@ def _state_names(optimizer: torch.optim.Optimizer) -> set[str]:
     raise ValueError(f"what {type(optimizer).__name__} keeps of its steps is not known here; expected SGD or AdamW")
 
 
-def _buffers(found: ApexCheckpoint, number: int, p: Tensor, own_names: set[str]) -> dict[str, Any]:
+def _buffers(checkpoint: ApexCheckpoint, number: int, p: Tensor, known_names: set[str]) -> dict[str, Any]:
     """The file's state of parameter `number`, as that of p."""
-    given = {k: v for k, v in found.optimizer["state"].get(number, {}).items() if v is not None}
-    if given and given.keys() - own_names:
+    given = {k: v for k, v in checkpoint.optimizer["state"].get(number, {}).items() if v is not None}
+    if given and given.keys() - known_names:
         raise ValueError(
-            f"{found.path}: parameter {number} has {sorted(given)}, this optimiser keeps {sorted(own_names)}: another "
-            "optimiser"
+            f"{checkpoint.path}: parameter {number} has {sorted(given)}, this optimizer keeps {sorted(known_names)}: "
+            "another optimizer"
         )
     for name, value in given.items():
         if name == "step":
             if not isinstance(value, (int, float)) and not (isinstance(value, Tensor) and value.numel() == 1):
-                raise ValueError(f"{found.path}: step of parameter {number} is no number")
+                raise ValueError(f"{checkpoint.path}: step of parameter {number} is no number")
             continue
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         if shape != tuple(p.shape):
             raise ValueError(
-                f"{found.path}: {name} of parameter {number} has shape {shape}, the parameter {tuple(p.shape)}: "
+                f"{checkpoint.path}: {name} of parameter {number} has shape {shape}, the parameter {tuple(p.shape)}: "
                 "another model, or another order of its parameters"
             )
         given[name] = value.to(p.device, p.dtype, copy=True)

@@ -1,6 +1,6 @@
 """Reads the files of arcface_torch (InsightFace's PyTorch trainer) that hold class centres, in all its versions:
 
-    checkpoint_gpu_R.pt              partial_fc_v2.py: backbone, rank R's centres, the optimiser of both
+    checkpoint_gpu_R.pt              partial_fc_v2.py: backbone, rank R's centres, the optimizer of both
     softmax_fc_gpu_R.pt              between the two: rank R's centres
     rank_R_softmax_weight.pt, rank_R_softmax_weight_mom.pt
                                      partial_fc.py, the first: rank R's centres, and their momentum
@@ -27,35 +27,37 @@ _STATES = {  # torch's name -> ours
 
 
 @dataclass
-class Centres:
-    """One rank's. state: by our names, (rows, D), or (rows, 1) for num_steps."""
+class RankCentres:
+    """The centres of one rank. state: the optimizer's by our names, (rows, D), or (rows, 1) for num_steps."""
 
     centre_LD: Tensor
     state: dict[str, Tensor] = field(default_factory=dict)
-    momentum_unit: float = 1.0  # what the momentum is to be divided by
+    # What the momentum is to be divided by.
+    momentum_unit: float = 1.0
     notes: list[str] = field(default_factory=list)
 
 
-def from_checkpoint(path: Path) -> Centres:
-    """Of a checkpoint_gpu_R.pt."""
+def from_checkpoint(path: Path) -> RankCentres:
+    """Reads the centres of a checkpoint_gpu_R.pt."""
     checkpoint = torch_file.load(path)
     if not isinstance(checkpoint, Mapping) or "state_dict_softmax_fc" not in checkpoint:
         raise ValueError(f"{path} holds {_kind(checkpoint)}; expected a checkpoint with state_dict_softmax_fc")
-    centres = Centres(_weight(checkpoint["state_dict_softmax_fc"], path))
+    centres = RankCentres(_weight(checkpoint["state_dict_softmax_fc"], path))
     optimizer = checkpoint.get("state_optimizer")
     if optimizer:
         # The centres are the last parameter of the last group, as its trainer says they must be.
-        found = state_of(optimizer, _numbers(optimizer, path)[-1], path)
-        for name, value in found.items():
-            _take_state(centres, _STATES.get(name), value)
+        for name, value in state_of(optimizer, _numbers(optimizer, path)[-1], path).items():
+            _add_state(centres, _STATES.get(name), value)
     return centres
 
 
-def from_weights(path: Path, momentum: Path | None) -> Centres:
-    """Of a softmax_fc_gpu_R.pt, or a rank_R_softmax_weight.pt with its momentum."""
-    found = torch_file.load(path)
-    centres = Centres(_matrix(found, path) if isinstance(found, Tensor) else _weight(found, path))
-    mom = torch_file.load(momentum) if momentum else found.get("weight_mom") if isinstance(found, Mapping) else None
+def from_weights(path: Path, momentum: Path | None) -> RankCentres:
+    """Reads the centres of a softmax_fc_gpu_R.pt, or a rank_R_softmax_weight.pt with its momentum."""
+    content = torch_file.load(path)
+    centres = RankCentres(_matrix(content, path) if isinstance(content, Tensor) else _weight(content, path))
+    mom = content.get("weight_mom") if isinstance(content, Mapping) else None
+    if momentum:
+        mom = torch_file.load(momentum)
     if mom is not None:
         centres.state["momentum"] = _matrix(mom, momentum or path)
         if centres.state["momentum"].shape != centres.centre_LD.shape:
@@ -67,8 +69,8 @@ def from_weights(path: Path, momentum: Path | None) -> Centres:
 
 
 def backbone_of(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int]]:
-    """(state dict of the backbone, the optimiser's, {"epoch", "global_step"} as far as they are there) of a
-    checkpoint_gpu_R.pt."""
+    """Reads a checkpoint_gpu_R.pt: (state dict of the backbone, the optimizer's, {"epoch", "global_step"} as far as
+    they are there)."""
     checkpoint = torch_file.load(path)
     weights = checkpoint.get("state_dict_backbone") if isinstance(checkpoint, Mapping) else None
     if not isinstance(weights, Mapping) or not all(isinstance(t, Tensor) for t in weights.values()):
@@ -80,11 +82,11 @@ def backbone_of(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str
 def named_state(
     optimizer: dict[str, Any], weights: dict[str, Tensor], parameters: set[str], path: Path
 ) -> dict[str, Tensor]:
-    """The backbone's part of a state_optimizer, as '<parameter>/<state>'. The n-th parameter is the n-th of the state
-    dict that is one."""
+    """Names the backbone's part of a state_optimizer, as '<parameter>/<state>'. The n-th parameter is the n-th of the
+    state dict that is one."""
     if not optimizer:
         return {}
-    found = {}
+    state = {}
     numbers = _numbers(optimizer, path)
     for name, number in zip((name for name in weights if name in parameters), numbers, strict=False):
         for key, value in state_of(optimizer, number, path).items():
@@ -94,30 +96,30 @@ def named_state(
                     f"{path}: {key} of parameter {number} has shape {tuple(tensor.shape)}; expected that of {name}, "
                     f"{tuple(weights[name].shape)}"
                 )
-            found[f"{name}/{key}"] = tensor
-    return found
+            state[f"{name}/{key}"] = tensor
+    return state
 
 
 def _numbers(optimizer: Any, path: Path) -> list[int]:
-    """Of all parameters, in order."""
+    """The numbers of all parameters, in order."""
     try:
         numbers = [number for group in optimizer["param_groups"] for number in group["params"]]
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{path}: state_optimizer is no optimiser's state dict: it lacks {error}") from error
+        raise ValueError(f"{path}: state_optimizer is no optimizer's state dict: it lacks {error}") from error
     if not all(isinstance(number, int) for number in numbers):
         raise ValueError(f"{path}: state_optimizer's params are not all numbers: {str(numbers)[:200]}")
     return numbers
 
 
 def state_of(optimizer: dict[str, Any], number: int, path: Path) -> dict[str, Any]:
-    """Of one parameter: its tensors and numbers by torch's names."""
-    found = optimizer.get("state", {}).get(number, {})
-    if not isinstance(found, Mapping):
-        raise ValueError(f"{path}: state_optimizer has {type(found).__name__} for parameter {number}")
-    return {key: value for key, value in found.items() if isinstance(value, Tensor | int | float)}
+    """The tensors and numbers of one parameter, by torch's names."""
+    state = optimizer.get("state", {}).get(number, {})
+    if not isinstance(state, Mapping):
+        raise ValueError(f"{path}: state_optimizer has {type(state).__name__} for parameter {number}")
+    return {key: value for key, value in state.items() if isinstance(value, Tensor | int | float)}
 
 
-def _take_state(centres: Centres, name: str | None, value: Any) -> None:
+def _add_state(centres: RankCentres, name: str | None, value: Any) -> None:
     if name is None:
         return
     rows = len(centres.centre_LD)
@@ -131,22 +133,22 @@ def _take_state(centres: Centres, name: str | None, value: Any) -> None:
         )
 
 
-def _weight(found: Any, path: Path) -> Tensor:
-    if not isinstance(found, Mapping):
-        raise ValueError(f"{path} holds {_kind(found)}; expected a state dict with the centres as weight")
+def _weight(content: Any, path: Path) -> Tensor:
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{path} holds {_kind(content)}; expected a state dict with the centres as weight")
     for name in ("weight", "weight_activated"):
-        if isinstance(found.get(name), Tensor) and found[name].numel():
-            return _matrix(found[name], path)
-    raise ValueError(f"{path} holds {_kind(found)}; expected a state dict with the centres as weight")
+        if isinstance(content.get(name), Tensor) and content[name].numel():
+            return _matrix(content[name], path)
+    raise ValueError(f"{path} holds {_kind(content)}; expected a state dict with the centres as weight")
 
 
-def _matrix(found: Any, path: Path) -> Tensor:
-    if not isinstance(found, Tensor) or found.dim() != 2 or not found.is_floating_point():
-        raise ValueError(f"{path} holds {_kind(found)}; expected centres, floating (classes, D)")
-    return found
+def _matrix(content: Any, path: Path) -> Tensor:
+    if not isinstance(content, Tensor) or content.dim() != 2 or not content.is_floating_point():
+        raise ValueError(f"{path} holds {_kind(content)}; expected centres, floating (classes, D)")
+    return content
 
 
-def _kind(found: Any) -> str:
-    if isinstance(found, Tensor):
-        return f"{found.dtype} {tuple(found.shape)}"
-    return ", ".join(map(str, list(found)[:8])) if isinstance(found, Mapping) else type(found).__name__
+def _kind(content: Any) -> str:
+    if isinstance(content, Tensor):
+        return f"{content.dtype} {tuple(content.shape)}"
+    return ", ".join(map(str, list(content)[:8])) if isinstance(content, Mapping) else type(content).__name__

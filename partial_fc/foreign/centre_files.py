@@ -1,4 +1,4 @@
-"""Which files of other trainers belong together, and the rows that they hold."""
+"""The files of other trainers that belong together, and the rows that they hold."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -8,15 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from partial_fc.checkpoint.tools.stored_rows import Column
+from partial_fc.checkpoint.rows import class_numbers
 from partial_fc.foreign import arcface_torch, mxnet_ndarray
-from partial_fc.foreign.arcface_torch import Centres
+from partial_fc.foreign.arcface_torch import RankCentres
+from partial_fc.head.class_rows import Column
 from partial_fc.head.shard import Shard
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One sort of files; one for each rank, and maybe another one with its momentum."""
+class FileKind:
+    """A sort of files: one for each rank, and maybe another one with its momentum."""
 
     what: str
     name: re.Pattern[str]
@@ -25,15 +26,15 @@ class Kind:
 
 
 KINDS = {
-    "mxnet": Kind(
+    "mxnet": FileKind(
         "InsightFace's R_centers.param",
         re.compile(r"(\d+)_centers\.param"),
         re.compile(r"(\d+)_centers_mom\.param"),
         even=True,
     ),
-    "checkpoint": Kind("arcface_torch's checkpoint_gpu_R.pt", re.compile(r"checkpoint_gpu_(\d+)\.pt")),
-    "softmax_fc": Kind("arcface_torch's softmax_fc_gpu_R.pt", re.compile(r"softmax_fc_gpu_(\d+)\.pt")),
-    "weight": Kind(
+    "checkpoint": FileKind("arcface_torch's checkpoint_gpu_R.pt", re.compile(r"checkpoint_gpu_(\d+)\.pt")),
+    "softmax_fc": FileKind("arcface_torch's softmax_fc_gpu_R.pt", re.compile(r"softmax_fc_gpu_(\d+)\.pt")),
+    "weight": FileKind(
         "arcface_torch's rank_R_softmax_weight.pt",
         re.compile(r"rank[_:](\d+)_softmax_weight\.pt"),
         re.compile(r"rank[_:](\d+)_softmax_weight_mom\.pt"),
@@ -42,15 +43,15 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Found:
+class CentreFiles:
     """The files of all ranks, in order; momentum: as many, or none."""
 
     kind: str
-    files: list[Path]
+    paths: list[Path]
     momentum: list[Path]
 
 
-def find(paths: Iterable[Path]) -> Found:
+def find(paths: Iterable[Path]) -> CentreFiles:
     """paths: files, or folders that are looked through. Raises ValueError where they are of no known kind, of several,
     or where a rank's is missing."""
     listed = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
@@ -77,36 +78,36 @@ def find(paths: Iterable[Path]) -> Found:
     if momentum and len(momentum) < size:
         lack = min(set(range(size)) - momentum.keys())
         raise ValueError(f"{KINDS[name].what}: the momentum of rank {lack} is missing: give all of them, or none")
-    return Found(name, [files[r] for r in range(size)], [momentum[r] for r in sorted(momentum)])
+    return CentreFiles(name, [files[r] for r in range(size)], [momentum[r] for r in sorted(momentum)])
 
 
 def _by_rank(name: re.Pattern[str] | None, listed: Sequence[Path]) -> dict[int, Path]:
-    found: dict[int, Path] = {}
+    paths: dict[int, Path] = {}
     for path in listed:
         matched = name.fullmatch(path.name) if name else None
         if matched:
             rank = int(matched[1])
-            if rank in found:
-                raise ValueError(f"{found[rank]} and {path} are both of rank {rank}: give one set of files")
-            found[rank] = path
-    return found
+            if rank in paths:
+                raise ValueError(f"{paths[rank]} and {path} are both of rank {rank}: give one set of files")
+            paths[rank] = path
+    return paths
 
 
 class ForeignRows:
-    """The centres of all ranks, with an optimiser's state for training here. A rank's files at a time are in memory."""
+    """The centres of all ranks, with an optimizer's state for training here. A rank's files at a time are in memory."""
 
     def __init__(
         self,
-        found: Found,
+        files: CentreFiles,
         num_classes: int | None,
         state: dict[str, bool],
         touched: int,
         mxnet_lr: float | None,
     ):
-        """num_classes: all; None where the files say. state: the optimiser's columns by name, and whether they are as
+        """num_classes: all; None where the files say. state: the optimizer's columns by name, and whether they are as
         wide as centres; what the files do not have is zero. touched: steps that rows stand for. mxnet_lr: of the last
         step, which momentum of MXNet holds. Raises ValueError where the files do not fit together."""
-        self._load: Callable[[int], Centres] = _loader(found, mxnet_lr)
+        self._load: Callable[[int], RankCentres] = _loader(files, mxnet_lr)
         self._touched = touched
         first = self._load(0)
         self.width = first.centre_LD.shape[1]
@@ -114,14 +115,14 @@ class ForeignRows:
         self.notes = list(first.notes)
         self._state = state
         counts = []
-        for rank, path in enumerate(found.files):
+        for rank, path in enumerate(files.paths):
             centre_LD = first.centre_LD if rank == 0 else self._load(rank).centre_LD
             if centre_LD.shape[1] != self.width:
-                raise ValueError(f"{path}: centres of {centre_LD.shape[1]} features; {self.width} in {found.files[0]}")
+                raise ValueError(f"{path}: centres of {centre_LD.shape[1]} features; {self.width} in {files.paths[0]}")
             counts.append(len(centre_LD))
-        self.num_classes = _num_classes(found, counts, num_classes)
+        self.start, self.stop = 0, _num_classes(files, counts, num_classes)
         self._start_W = torch.tensor([sum(counts[:rank]) for rank in range(len(counts))])
-        self._held: tuple[int, Centres] = (0, first)
+        self._loaded: tuple[int, RankCentres] = (0, first)
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -129,19 +130,20 @@ class ForeignRows:
         states = {name: wide if as_wide else narrow for name, as_wide in self._state.items()}
         return {"centres": wide, **states, "touched": Column((1,), torch.int32)}
 
-    def made(self, start: int, stop: int) -> Tensor:
+    def created(self, start: int, stop: int) -> Tensor:
         return torch.ones(stop - start, dtype=torch.bool)
 
-    def take(self, class_M: Tensor) -> dict[str, Tensor]:
+    def read(self, classes: Tensor | range) -> dict[str, Tensor]:
+        class_M = class_numbers(classes)
         rows = {name: torch.zeros(len(class_M), *c.shape, dtype=c.dtype) for name, c in self.columns.items()}
         rows["touched"] += self._touched
         rank_M = torch.searchsorted(self._start_W, class_M, right=True) - 1
         for rank in rank_M.unique().tolist():
             at_K = (rank_M == rank).nonzero().squeeze(1)
             local_K = class_M[at_K] - self._start_W[rank]
-            if self._held[0] != rank:
-                self._held = rank, self._load(rank)
-            centres = self._held[1]
+            if self._loaded[0] != rank:
+                self._loaded = rank, self._load(rank)
+            centres = self._loaded[1]
             for name, tensor in {"centres": centres.centre_LD, **centres.state}.items():
                 if name in rows:
                     unit = centres.momentum_unit if name == "momentum" else 1.0
@@ -149,21 +151,21 @@ class ForeignRows:
         return rows
 
 
-def _loader(found: Found, mxnet_lr: float | None) -> Callable[[int], Centres]:
-    def load(rank: int) -> Centres:
-        path = found.files[rank]
-        momentum = found.momentum[rank] if found.momentum else None
-        if found.kind == "mxnet":
+def _loader(files: CentreFiles, mxnet_lr: float | None) -> Callable[[int], RankCentres]:
+    def load(rank: int) -> RankCentres:
+        path = files.paths[rank]
+        momentum = files.momentum[rank] if files.momentum else None
+        if files.kind == "mxnet":
             return _from_mxnet(path, momentum, mxnet_lr)
-        if found.kind == "checkpoint":
+        if files.kind == "checkpoint":
             return arcface_torch.from_checkpoint(path)
         return arcface_torch.from_weights(path, momentum)
 
     return load
 
 
-def _from_mxnet(path: Path, momentum: Path | None, lr: float | None) -> Centres:
-    centres = Centres(_only_matrix(path))
+def _from_mxnet(path: Path, momentum: Path | None, lr: float | None) -> RankCentres:
+    centres = RankCentres(_only_matrix(path))
     if momentum is not None:
         if lr is None:
             raise ValueError(
@@ -189,11 +191,11 @@ def _only_matrix(path: Path) -> Tensor:
     return next(iter(arrays.values()))
 
 
-def _num_classes(found: Found, counts: list[int], asked: int | None) -> int:
-    """How many classes the ranks' rows are of. Raises ValueError where that cannot be."""
+def _num_classes(files: CentreFiles, counts: list[int], asked: int | None) -> int:
+    """The number of classes that the ranks' rows are of. Raises ValueError where that cannot be."""
     total, size = sum(counts), len(counts)
-    what = f"{KINDS[found.kind].what}: {size} file(s) with {', '.join(map(str, counts[:8]))} rows"
-    if KINDS[found.kind].even and size > 1:
+    what = f"{KINDS[files.kind].what}: {size} file(s) with {', '.join(map(str, counts[:8]))} rows"
+    if KINDS[files.kind].even and size > 1:
         fewest = total - size + 1
         if asked is None:
             raise ValueError(
@@ -205,7 +207,7 @@ def _num_classes(found: Found, counts: list[int], asked: int | None) -> int:
     for rank, count in enumerate(counts):
         if count != len(Shard.of(total, rank, size)):
             raise ValueError(
-                f"{what}; expected {len(Shard.of(total, rank, size))} in {found.files[rank]}: are all files of one run?"
+                f"{what}; expected {len(Shard.of(total, rank, size))} in {files.paths[rank]}: are all files of one run?"
             )
     if asked is not None and asked != total:
         raise ValueError(f"{what}, which are {total} classes; --num-classes says {asked}")

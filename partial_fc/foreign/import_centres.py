@@ -10,10 +10,10 @@ from torch import Tensor
 
 from partial_fc import models
 from partial_fc.checkpoint.class_names import read_names
-from partial_fc.checkpoint.tools.output import Output, say
+from partial_fc.checkpoint.output import Output, say
 from partial_fc.foreign import arcface_torch
 from partial_fc.foreign.backbone_weights import load_arcface_torch, load_state
-from partial_fc.foreign.centre_files import KINDS, ForeignRows, Found, find
+from partial_fc.foreign.centre_files import KINDS, CentreFiles, ForeignRows, find
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 
 _OPTIMIZERS: dict[str, RowOptimizer] = {
@@ -60,13 +60,13 @@ class ImportOptions:
 def import_centres(options: ImportOptions) -> None:
     """Raises ValueError where the files do not fit together, or hold something else."""
     _check(options)
-    found = find(options.files)
-    optimizer_name, rows = _rows(found, options)
+    files = find(options.files)
+    optimizer_name, rows = _rows(files, options)
     notes = rows.notes
-    weights, state, facts = _backbone(found, options, rows.width)
+    weights, state, facts = _backbone(files, options, rows.width)
     if facts:
         notes.append(
-            f"{found.files[0]} is of "
+            f"{files.paths[0]} is of "
             + ", ".join(f"{key} {value}" for key, value in facts.items())
             + "; to go on from "
             "there, say --step and --position; otherwise training starts at step 0 of its own schedule"
@@ -74,9 +74,9 @@ def import_centres(options: ImportOptions) -> None:
     if optimizer_name == "sgd" and "momentum" not in rows.file_states:
         notes.append("the files have no momentum for the centres: it starts at zero")
     names = read_names(options.names_file) if options.names_file else None
-    if names is not None and len(names) != rows.num_classes:
-        raise ValueError(f"{options.names_file} has {len(names)} names for {rows.num_classes} classes")
-    made_by = f"imported from {len(found.files)} file(s), {KINDS[found.kind].what}: {found.files[0]} ..."
+    if names is not None and len(names) != rows.stop:
+        raise ValueError(f"{options.names_file} has {len(names)} names for {rows.stop} classes")
+    made_by = f"imported from {len(files.paths)} file(s), {KINDS[files.kind].what}: {files.paths[0]} ..."
     with Output(options.out, _manifest(options, rows), names, made_by) as output:
         output.rows(rows)
         if weights is not None:
@@ -85,7 +85,7 @@ def import_centres(options: ImportOptions) -> None:
     say(notes)
     start = "--resume" if weights is not None else "--head-centres"
     print(
-        f"{options.out}: {rows.num_classes} classes of {rows.width} features, for {optimizer_name}; start with {start} "
+        f"{options.out}: {rows.stop} classes of {rows.width} features, for {optimizer_name}; start with {start} "
         f"{options.out}"
     )
 
@@ -103,12 +103,12 @@ def _check(options: ImportOptions) -> None:
         raise ValueError(f"--num-classes is {options.num_classes}; expected at least 1")
 
 
-def _rows(found: Found, options: ImportOptions) -> tuple[str, ForeignRows]:
-    """(the optimiser that the rows are for, they)."""
+def _rows(files: CentreFiles, options: ImportOptions) -> tuple[str, ForeignRows]:
+    """(the optimizer that the rows are for, the rows)."""
 
     def rows_for(name: str) -> ForeignRows:
         state = {state: width == "row" for state, width in _OPTIMIZERS[name].state_widths().items()}
-        return ForeignRows(found, options.num_classes, state, options.step, options.momentum_lr)
+        return ForeignRows(files, options.num_classes, state, options.step, options.momentum_lr)
 
     name = "sgd" if options.optimizer == "auto" else options.optimizer
     rows = rows_for(name)
@@ -117,23 +117,23 @@ def _rows(found: Found, options: ImportOptions) -> tuple[str, ForeignRows]:
     unused = rows.file_states - set(rows.columns)
     if unused:
         rows.notes.append(f"{', '.join(sorted(unused))}: {name} has no use for it; left out")
-    if options.momentum_lr is not None and (found.kind != "mxnet" or not found.momentum):
+    if options.momentum_lr is not None and (files.kind != "mxnet" or not files.momentum):
         raise ValueError("--momentum-lr goes with R_centers_mom.param; none is given")
     return name, rows
 
 
 def _backbone(
-    found: Found, options: ImportOptions, width: int
+    files: CentreFiles, options: ImportOptions, width: int
 ) -> tuple[dict[str, Tensor] | None, dict[str, Tensor], dict[str, int]]:
-    """(weights, the optimiser's state by name, where the training stood)."""
+    """(weights, the optimizer's state by name, where the training stood)."""
     if options.network is None:
         return None, {}, {}
     model = models.build(options.network, width, options.image_size)
     if options.backbone is not None:
         load_arcface_torch(model, options.backbone)
         return model.state_dict(), {}, {}
-    path = found.files[0]
-    if found.kind != "checkpoint":
+    path = files.paths[0]
+    if files.kind != "checkpoint":
         raise ValueError(f"--network {options.network}: {path} holds no backbone; give --backbone model.pt")
     weights, optimizer, facts = arcface_torch.backbone_of(path)
     load_state(model, weights, path)
@@ -153,7 +153,7 @@ def _manifest(options: ImportOptions, rows: ForeignRows) -> dict[str, Any]:
     return {
         "step": options.step,
         "world_size": 1,
-        "num_classes": rows.num_classes,
+        "num_classes": rows.stop,
         "embedding_size": rows.width,
         "sub_centres": 1,
         "hard_negatives": 0,

@@ -22,6 +22,7 @@ from torch import Tensor
 from partial_fc.comm import SingleWorld, World
 from partial_fc.head import kernels
 from partial_fc.head.active_rows import Selection, TakingPart
+from partial_fc.head.class_rows import ClassRows
 from partial_fc.head.deferred import Pending, joined, merge
 from partial_fc.head.gather import gather
 from partial_fc.head.loss import Loss
@@ -122,8 +123,6 @@ class PartialFC:
         )
         self._taking_part: TakingPart | None = None  # in this step's micro-batches
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
-
-    rows = True
 
     @property
     def num_classes(self) -> int:
@@ -245,9 +244,14 @@ class PartialFC:
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         self.close(ended_well=error_type is None)
 
+    @property
+    def rows(self) -> ClassRows:
+        """This rank's classes with all that belongs to them: what a checkpoint stores, together with `facts`."""
+        return ClassRows(self.store, self.shard, self.sub_centres)
+
     def row_state(self) -> dict[str, Tensor]:
-        """Everything that a class has here, by name, one entry for each local class: what a checkpoint keeps."""
-        return {name: self._by_class(rows) for name, rows in self.store.row_state().items()}
+        """Everything that a class has here, by name, one entry for each local class. Not copies."""
+        return self.rows.tables()
 
     def facts(self) -> dict[str, Any]:
         """What there is to remember besides the rows, as JSON: equal on every rank."""
@@ -258,23 +262,10 @@ class PartialFC:
             "schedule": self.store.schedule_state(),
         }
 
-    def made_classes(self) -> Tensor:
-        """Which of this rank's classes have rows at all, bool (stop - start,): the others still are their start values,
-        which need not be stored."""
-        return self.store.exists_L.view(len(self.shard), self.sub_centres).any(dim=1)
-
     def load_row_state(self, rows: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Takes over what `row_state` gave, for this rank's class range, and `facts`, of any rank."""
         self.load_facts(facts)
-        self.store.load_row_state({name: self._by_row(t, len(self.shard)) for name, t in rows.items()})
-
-    def load_classes(self, begin: int, end: int, class_M: Tensor, rows: dict[str, Tensor]) -> None:
-        """Classes [begin, end) of this rank's become: class_M of them (ascending) what `row_state` gave for those,
-        the others what they are when never made. `load_facts` comes first."""
-        table = {name: self._by_row(t, len(class_M)) for name, t in rows.items()}
-        first = (begin - self.shard.start) * self.sub_centres
-        stop = (end - self.shard.start) * self.sub_centres
-        self.store.load_rows(first, stop, self._selection.rows_of(class_M), table)
+        self.store.load_row_state({name: t.reshape(-1, t.shape[-1]) for name, t in rows.items()})
 
     def load_facts(self, facts: dict[str, Any]) -> None:
         """Takes over what `facts` gave, of any rank. A margin of another kind, which remembers other things, starts
@@ -284,9 +275,6 @@ class PartialFC:
         same = facts["margin"].keys() == self.margin_state.keys()
         self.margin_state = dict(facts["margin"]) if same else self.margin.state()
         self.num_steps = facts["num_steps"]
-
-    def _by_row(self, by_class: Tensor, num_classes: int) -> Tensor:
-        return by_class.reshape(num_classes * self.sub_centres, by_class.shape[-1])
 
     def _by_class(self, rows: Tensor) -> Tensor:
         return rows if self.sub_centres == 1 else rows.unflatten(0, (-1, self.sub_centres))

@@ -14,7 +14,7 @@ from partial_fc.checkpoint.class_names import check_class_names
 from partial_fc.checkpoint.consistency import check_replicas, newest_common, open_checkpoint
 from partial_fc.checkpoint.folders import step_of
 from partial_fc.checkpoint.initial_centres import check_whole, load_centres, open_centres
-from partial_fc.checkpoint.peer.recover import Recovered, recover
+from partial_fc.checkpoint.peer.recover import PeerCheckpoint, recover
 from partial_fc.comm import elastic
 from partial_fc.data import Source
 from partial_fc.head import PartialFC
@@ -40,7 +40,7 @@ def resume(
     """Gives backbone and head the state that the run starts from. source: its classes must have the names that those of
     the checkpoint have. may_change: the recipe's own flags that do not make another run of this one. A collective.
     Raises ValueError, on all ranks, where the state is of another recipe, network or data."""
-    found: checkpoint.Checkpoint | Recovered | None = None
+    found: checkpoint.Checkpoint | PeerCheckpoint | None = None
     if elastic.active():
         found = recover(run.memory, run.world, run.config.run.checkpoints)
     if found is None:
@@ -133,7 +133,7 @@ def _is_ahead(folder: Path | None, newest: Path) -> bool:
     return step_of(folder) > step_of(newest)
 
 
-def _note_differences(run: "Run", found: checkpoint.Checkpoint | Recovered, may_change: tuple[str, ...]) -> None:
+def _note_differences(run: "Run", found: checkpoint.Checkpoint | PeerCheckpoint, may_change: tuple[str, ...]) -> None:
     """Says which flags make another run of the one that is resumed, although nothing refuses them."""
     free = {name for group in _MAY_CHANGE for name in group.__dataclass_fields__} - {"seed"} | set(may_change)
     for name, now in flags.flat(run.config).items():
@@ -142,10 +142,10 @@ def _note_differences(run: "Run", found: checkpoint.Checkpoint | Recovered, may_
             run.note(f"{found.folder} was trained with {flags.flag(name)} {then}, this run has {now}: not the same run")
 
 
-def _load(run: "Run", found: checkpoint.Checkpoint | Recovered, backbone: TorchBackbone, head: Head) -> None:
+def _load(run: "Run", found: checkpoint.Checkpoint | PeerCheckpoint, backbone: TorchBackbone, head: Head) -> None:
     """What the checkpoint does not have starts anew, whatever the state was before."""
     notes = backbone.load(found)
-    check_replicas(backbone.replicated().values(), run.world)
+    check_replicas(backbone.replicated(), run.world)
     for note in (*found.load_head(head), *notes):
         run.note(note)
 

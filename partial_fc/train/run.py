@@ -7,7 +7,7 @@
     def train_here(run):
         source = run.open_data(...)                      # data
         backbone, head = ...                             # model
-        with run.saver() as saver:
+        with run.saver(checkpoint.Saver) as saver:
             start = run.resume(backbone, head, saver)    # a checkpoint, or a fresh start
             schedule = run.schedule(start, order)
             if run.is_finished(start, schedule):
@@ -22,8 +22,8 @@ train_here is called anew in each world.
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from logging import Logger
 from pathlib import Path
@@ -115,11 +115,10 @@ class Run:
 
     # ---- start
 
-    @contextmanager
-    def saver(self, kind: type[V] = checkpoint.Saver) -> Iterator[V]:  # type: ignore[assignment]
+    def saver(self, kind: type[V]) -> AbstractContextManager[V]:
+        """What writes the checkpoints, below --checkpoint-dir; kind: checkpoint.Saver, or one of the recipe's own."""
         run = self.config.run
-        with closing(kind(run.checkpoints, self.world, run.keep_checkpoints, run.save_best)) as saver:
-            yield saver
+        return closing(kind(run.checkpoints, self.world, run.keep_checkpoints, run.save_best))
 
     def resume(self, backbone: TorchBackbone, head: Head, source: Source | None = None, **more: Any) -> RunState:
         """Gives backbone and head the state that the run starts from; see `resume.resume`."""
@@ -256,7 +255,7 @@ class Run:
 
     def check_replicas(self, backbone: TorchBackbone) -> None:
         """Raises ValueError, on all ranks, where they start from other weights than each other. A collective."""
-        check_replicas(backbone.replicated().values(), self.world)
+        check_replicas(backbone.replicated(), self.world)
 
     # ---- end
 

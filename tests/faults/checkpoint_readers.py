@@ -8,7 +8,7 @@ import torch
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.folders import mark
-from partial_fc.checkpoint.tools.inspect import look
+from partial_fc.checkpoint.tools.inspect import summary
 from partial_fc.checkpoint.tools.verify import findings
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC
@@ -25,7 +25,9 @@ def checkpoint_files() -> list[Files]:
         assert len(head.centres) == 5
         backbone, momentum = {"w": torch.ones(2)}, {"w/momentum_buffer": torch.ones(2)}
         names = ["a", "b", "c", "d", "é"]
-        checkpoint.take(3, backbone, momentum, {}, head, {"score": 0.5}, class_names=names).write(folder, leads=True)
+        checkpoint.take(3, backbone, momentum, {}, head, {"score": 0.5}, world=head.world, class_names=names).write(
+            folder, leads=True
+        )
         mark(folder, 3, [0])
 
     whole = written(write)
@@ -41,7 +43,7 @@ def _head() -> PartialFC:
 def read_checkpoint(folder: Path) -> None:
     """As a run goes on from it, then as the tools look at it."""
     bad = [text for kind, text in findings([folder], finite=True) if kind == "bad"]
-    look(folder)
+    summary(folder)
     found = checkpoint.Checkpoint(folder)
     assert found.step >= 0
     found.optimizer()

@@ -66,8 +66,8 @@ def old_weight_files() -> list[Files]:
 def read_apex(folder: Path) -> None:
     found = apex.read(folder / "amp.pt")
     small = model()
-    small.load_state_dict(apex.give_model(found, small.state_dict()))
-    apex.give_optimizer(found, torch.optim.SGD(small.parameters(), lr=0.1, momentum=0.9))
+    small.load_state_dict(apex.model_state(found, small.state_dict()))
+    apex.load_optimizer(found, torch.optim.SGD(small.parameters(), lr=0.1, momentum=0.9))
 
 
 @cache

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from partial_fc.train.guards.policy import NonFinite
 
 from partial_fc.head import CosFace, HardNegatives, PartialFC
 from partial_fc.train import non_finite
 from partial_fc.train.batch_norm import convert
+from partial_fc.train.guards.policy import NonFinite
 from tests.parallel.test_update import CLASSES, D, disturb, everything, job_of, make, micro_batches
 
 

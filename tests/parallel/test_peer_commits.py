@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint.peer.commits import Buddy, Memory
+from partial_fc.checkpoint.peer.commits import Memory, PeerCopies
 from partial_fc.checkpoint.peer.recover import recover
 from partial_fc.head import CosFace, PartialFC
 
@@ -28,16 +28,18 @@ def test_a_rank_that_has_forgotten_all_gets_it_from_the_others(world, tmp_path):
         pytest.skip("needs two ranks")
     head, memory = head_of(world, seed=0), Memory()
     step(head, world)
-    own = {"exchange/residual/w": torch.full((3,), 0.1 + world.rank), "buffer/n": torch.tensor(world.rank)}
-    taken = checkpoint.take(1, {"w": torch.arange(4.0)}, {"m/w": torch.ones(4).bfloat16()}, own, head, {"position": 8})
-    buddy = Buddy(memory, world, every=6)
-    assert not buddy.too_little_memory(head)
-    buddy.begin(taken)
+    local = {"exchange/residual/w": torch.full((3,), 0.1 + world.rank), "buffer/n": torch.tensor(world.rank)}
+    taken = checkpoint.take(
+        1, {"w": torch.arange(4.0)}, {"m/w": torch.ones(4).bfloat16()}, local, head, {"position": 8}, world=world
+    )
+    copies = PeerCopies(memory, world, every=6)
+    assert not copies.too_little_memory(head)
+    copies.begin(taken)
     steps = 0
-    while buddy.under_way:
-        buddy.start_step()
+    while copies.under_way:
+        copies.start_step()
         step(head, world)
-        buddy.end_step()
+        copies.end_step()
         steps += 1
     assert steps >= 2
     if world.rank == world.size - 1:
@@ -57,7 +59,9 @@ def test_a_rank_that_has_forgotten_all_gets_it_from_the_others(world, tmp_path):
     assert again.num_steps == 1
     rows = again.row_state()
     for part in taken.parts:
-        at_M = part.rows.get("class", torch.arange(part.start, part.stop)) - again.shard.start
+        at_M = part.class_N - again.shard.start
         for name in rows:
             assert torch.equal(rows[name][at_M], part.rows[name])
-    assert int(again.made_classes().sum()) == sum(len(part.rows["centres"]) for part in taken.parts)
+    assert int(again.rows.created(again.rows.start, again.rows.stop).sum()) == sum(
+        len(part.rows["centres"]) for part in taken.parts
+    )

@@ -6,7 +6,6 @@ from torch import nn
 
 from partial_fc.optim import backbone as backbone_optimizer
 from partial_fc.optim.gradient_sync import GradientSync
-from partial_fc.train.guards import replica_check
 from partial_fc.train.precision import Precision
 
 

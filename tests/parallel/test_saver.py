@@ -7,12 +7,12 @@ import os
 
 import pytest
 import torch
-from partial_fc.train.guards.step_vote import Agreed, Agreement
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.consistency import newest_common
 from partial_fc.checkpoint.saver import ranks_beside
 from partial_fc.head import CosFace, PartialFC
+from partial_fc.train.guards.step_vote import Agreed, Agreement
 
 
 @pytest.fixture(params=["shared", "one each"])
@@ -39,7 +39,7 @@ def filled(world, value: float) -> PartialFC:
 
 def taken(world, step: int) -> checkpoint.Snapshot:
     return checkpoint.take(
-        step, {"w": torch.ones(3)}, {}, {"buffer/b": torch.ones(2) * world.rank}, filled(world, step), {}
+        step, {"w": torch.ones(3)}, {}, {"buffer/b": torch.ones(2) * world.rank}, filled(world, step), {}, world=world
     )
 
 

@@ -7,8 +7,8 @@ import math
 import random
 
 import pytest
-from recipes.face import parse
 
+from recipes.face import parse
 from tests.recipes.conftest import losses, train_several
 
 SETTINGS = {

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from partial_fc.train.guards.commits import Commits
 
 from partial_fc.checkpoint import Saver
 from partial_fc.comm.elastic import HostsChanged
+from partial_fc.train.guards.commits import Commits
 from recipes import face
 from tests.recipes.conftest import LAUNCHERS, SMALL, run, train
 

@@ -4,8 +4,8 @@ import shlex
 
 import numpy as np
 import pytest
-from recipes.mnist import parse
 
+from recipes.mnist import parse
 from tests.recipes.mnist_job import train_here, write_set
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import tyro
 
-from partial_fc import models
+from partial_fc import checkpoint, models
 from partial_fc.data import ImageFolder, Loader
 from partial_fc.data.transform import SquareImage
 from partial_fc.evaluate import Classification
@@ -53,7 +53,7 @@ def train_here(run: Run) -> int:
         precision = Precision("fp32", run.device)
         backbone = TorchBackbone(module, world, precision, make, config.exchange.build(0), FACE, {"network": "r18"})
         head = CrossEntropy(source.num_classes, world)
-        saver = parts.enter_context(run.saver())
+        saver = parts.enter_context(run.saver(checkpoint.Saver))
         start = run.resume(backbone, head, source)
         loader = parts.enter_context(
             Loader(

@@ -35,21 +35,21 @@ def heads_of(size: int, num_classes: int = 11, made=None, num_steps: int = 7, **
                     row.fill_(c % (num_steps + 1))
                 else:
                     row.copy_(torch.randn(row.shape, generator=generator))
-        head.load_classes(head.shard.start, head.shard.stop, class_M, rows)
+        head.rows.write(head.shard.start, head.shard.stop, class_M, rows)
     return heads
 
 
 def save(
-    folder: Path, heads: list[PartialFC], *, step: int = 7, own=None, names=None, hosts=None, **facts
+    folder: Path, heads: list[PartialFC], *, step: int = 7, local=None, names=None, hosts=None, **facts
 ) -> list[Path]:
-    """Into one folder, or one for each group of ranks in `hosts`. own: what each rank has for itself. Returns them."""
+    """Saves into one folder, or one for each group of ranks in `hosts`; returns them. local: of each rank."""
     backbone = facts.pop("backbone", {"w": torch.arange(3.0), "n": torch.tensor(3)})
     groups = hosts or [list(range(len(heads)))]
     folders = [folder if hosts is None else folder / f"host{i}" / folder.name for i in range(len(groups))]
     facts = {"position": 70, "best": {"lfw": 0.9}, "configuration": {"network": "tiny"}, **facts}
     for group, into in zip(groups, folders, strict=True):
         for rank in group:
-            mine = own[rank] if own else {}
+            mine = local[rank] if local else {}
             shot = take(
                 step,
                 backbone,
@@ -57,6 +57,7 @@ def save(
                 mine,
                 heads[rank],
                 facts,
+                world=heads[rank].world,
                 class_names=names,
             )
             shot.write(into, leads=rank == group[0])

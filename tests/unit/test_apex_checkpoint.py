@@ -65,8 +65,8 @@ def test_what_was_written_goes_on_bit_by_bit(tmp_path, writer, kind):
 
     other = ConvNet()
     own = kind(other.parameters(), lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
-    other.load_state_dict(apex.give_model(found, other.state_dict()))
-    assert apex.give_optimizer(found, own) == []
+    other.load_state_dict(apex.model_state(found, other.state_dict()))
+    assert apex.load_optimizer(found, own) == []
     assert_equal(other.state_dict(), net.state_dict())
     assert_equal(continued(other, own), continued(net, optimizer))
 
@@ -101,14 +101,14 @@ def test_momentum_that_is_not_there_yet(tmp_path):
     content = by_apex(net, optimizer)
     content["optimizer"]["state"] = {number: {"momentum_buffer": None} for number in range(10)}
     _, own = trained(momentum=0)
-    assert apex.give_optimizer(saved(tmp_path, content), own) == []
+    assert apex.load_optimizer(saved(tmp_path, content), own) == []
     assert not any(own.state[p] for group in own.param_groups for p in group["params"])
 
 
 def test_this_runs_rates_hold_and_others_are_noted(tmp_path):
     net, optimizer = trained()
     own = torch.optim.SGD(ConvNet().parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
-    notes = apex.give_optimizer(saved(tmp_path, by_apex(net, optimizer)), own)
+    notes = apex.load_optimizer(saved(tmp_path, by_apex(net, optimizer)), own)
     assert own.param_groups[0]["lr"] == 0.01
     assert [note.split(" was written with ")[1] for note in notes] == [
         "lr 0.1; this run's 0.01 holds",
@@ -182,22 +182,22 @@ def test_another_model(tmp_path):
     found = saved(tmp_path, content)
     other = ConvNet(num_classes=4)
     with pytest.raises(ValueError, match=r"fc.weight has shape \(10, 1568\), this model's \(4, 1568\)"):
-        apex.give_model(found, other.state_dict())
+        apex.model_state(found, other.state_dict())
     with pytest.raises(ValueError, match=r"momentum_buffer of parameter 8 has shape \(10, 1568\)"):
-        apex.give_optimizer(found, torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9))
+        apex.load_optimizer(found, torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9))
     with pytest.raises(ValueError, match=r"has 10 parameters, this one 2"):
-        apex.give_optimizer(found, torch.optim.SGD(net.fc.parameters(), lr=0.1))
-    with pytest.raises(ValueError, match=r"keeps \['exp_avg', 'exp_avg_sq', 'step'\]: another optimiser"):
-        apex.give_optimizer(found, trained(kind=torch.optim.AdamW)[1])
+        apex.load_optimizer(found, torch.optim.SGD(net.fc.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match=r"keeps \['exp_avg', 'exp_avg_sq', 'step'\]"):
+        apex.load_optimizer(found, trained(kind=torch.optim.AdamW)[1])
     del content["model"]["module.fc.bias"]
     content["model"]["module.head.bias"] = torch.zeros(1)
     with pytest.raises(ValueError, match=r"lacks \['fc.bias'\] and has \['head.bias'\] besides"):
-        apex.give_model(saved(tmp_path, content), net.state_dict())
+        apex.model_state(saved(tmp_path, content), net.state_dict())
 
 
 def test_another_optimisers_buffers_are_refused_before_the_first_step(tmp_path):
     net, optimizer = trained(kind=torch.optim.AdamW)
     apex.write(tmp_path / "a.pt", net.state_dict(), optimizer, 1.0, 0)
     own = torch.optim.SGD(ConvNet().parameters(), lr=0.1, momentum=0.9)
-    with pytest.raises(ValueError, match=r"\['exp_avg', 'exp_avg_sq', 'step'\], this optimiser keeps \['momentum"):
-        apex.give_optimizer(apex.read(tmp_path / "a.pt"), own)
+    with pytest.raises(ValueError, match=r"\['exp_avg', 'exp_avg_sq', 'step'\].* keeps \['momentum"):
+        apex.load_optimizer(apex.read(tmp_path / "a.pt"), own)

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from partial_fc import checkpoint, models
 from partial_fc.checkpoint.class_names import check_class_names
 from partial_fc.checkpoint.tools import classes
-from partial_fc.checkpoint.tools.checkpoint_on_disk import Stored
+from partial_fc.checkpoint.tools.checkpoint_on_disk import CheckpointOnDisk
 from partial_fc.checkpoint.tools.classes import (
     AddOptions,
     ListOptions,
@@ -61,7 +61,7 @@ def rows_by_name(folder: Path, size: int, **options) -> dict[str, dict[str, torc
     heads = heads_of(size, num_classes=len(names), made=(0,), **options)
     for head in heads:
         found.load_head(head)
-    made = torch.cat([head.made_classes() for head in heads])
+    made = torch.cat([head.rows.created(head.rows.start, head.rows.stop) for head in heads])
     rows = whole(heads)
     return {names[i]: {key: t[i] for key, t in rows.items()} for i in made.nonzero().squeeze(1).tolist()}
 
@@ -242,8 +242,8 @@ def test_names_from_files_and_all_names_at_once(tmp_path):
 def test_names_are_read_as_often_for_many_new_classes_as_for_one(tmp_path, monkeypatch, count):
     saved(tmp_path / "a", 1)
     reads = []
-    names = Stored.names
-    monkeypatch.setattr(Stored, "names", lambda self: reads.append(1) or names(self))
+    names = CheckpointOnDisk.names
+    monkeypatch.setattr(CheckpointOnDisk, "names", lambda self: reads.append(1) or names(self))
     classes.add(AddOptions(tmp_path / "a", tmp_path / "b", tuple(f"x{i}" for i in range(count))))
     assert len(reads) < 10
 

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partial_fc import checkpoint, cli
-from partial_fc.checkpoint import rows as head_rows
 from partial_fc.checkpoint.files import save_tensors
+from partial_fc.checkpoint.output import Output
 from partial_fc.checkpoint.tools.diff import DiffOptions, diff
 from partial_fc.checkpoint.tools.inspect import InspectOptions, inspect
-from partial_fc.checkpoint.tools.output import Output
 from partial_fc.checkpoint.tools.reshard import MergeOptions, ReshardOptions, merge, reshard
 from partial_fc.checkpoint.tools.verify import VerifyOptions, verify
 from partial_fc.head import HardNegatives, PartialFC, Storage
@@ -36,7 +35,7 @@ def loaded(folder: Path, size: int, **options) -> list[PartialFC]:
 def test_resharded_rows_are_the_same_bit_for_bit(tmp_path, monkeypatch, capsys, before, after, made):
     """In files of at most two classes, with three centres each, of mixed dtypes."""
     options = {"storage": Storage(torch.bfloat16, torch.float32), "sub_centres": 3}
-    monkeypatch.setattr(head_rows, "PART_BYTES", 2 * 3 * (D * (2 + 4) + 4))
+    monkeypatch.setattr("partial_fc.checkpoint.rows.PART_BYTES", 2 * 3 * (D * (2 + 4) + 4))
     heads = heads_of(before, made=made, **options)
     save(tmp_path / "a", heads, names=[f"n{i}" for i in range(11)])
     reshard(ReshardOptions((tmp_path / "a",), after, tmp_path / "b"))
@@ -46,7 +45,7 @@ def test_resharded_rows_are_the_same_bit_for_bit(tmp_path, monkeypatch, capsys, 
     for name, tensor in whole(again).items():
         assert torch.equal(tensor, whole(heads)[name]), name
     # Classes that were never made still are not.
-    assert torch.equal(*(torch.cat([h.made_classes() for h in hs]) for hs in (heads, again)))
+    assert torch.equal(*(torch.cat([h.rows.created(h.rows.start, h.rows.stop) for h in hs]) for hs in (heads, again)))
     assert verify(VerifyOptions((tmp_path / "b",), finite=True)) == 0
     assert diff(DiffOptions(tmp_path / "a", tmp_path / "b")) == 0
     assert checkpoint.Checkpoint(tmp_path / "b").class_names == [f"n{i}" for i in range(11)]
@@ -83,7 +82,7 @@ def owed(value: float) -> dict[str, torch.Tensor]:
 
 
 def test_what_compression_owes_is_joined_and_running_statistics_of_ranks_are_left_out(tmp_path, capsys):
-    save(tmp_path / "a", heads_of(3), own=[owed(1.0), owed(2.0), owed(6.0)])
+    save(tmp_path / "a", heads_of(3), local=[owed(1.0), owed(2.0), owed(6.0)])
     reshard(ReshardOptions((tmp_path / "a",), 2, tmp_path / "b"))
     printed = capsys.readouterr().out
     assert "equal part" in printed
@@ -126,11 +125,11 @@ def test_lists_of_hard_negatives_stay_with_as_many_ranks(tmp_path, capsys):
 
 def test_memory_of_resharding_is_that_of_a_file(tmp_path, monkeypatch):
     """100 MB of rows, in files of 2 MB."""
-    monkeypatch.setattr(head_rows, "PART_BYTES", 2 << 20)
+    monkeypatch.setattr("partial_fc.checkpoint.rows.PART_BYTES", 2 << 20)
     head = PartialFC(50_000, 256, heads_of(1)[0].margin)
     for class_M in torch.arange(50_000).split(10_000):
         rows = {name: torch.ones(len(class_M), t.shape[1]) for name, t in head.row_state().items()}
-        head.load_classes(int(class_M[0]), int(class_M[-1]) + 1, class_M, rows)
+        head.rows.write(int(class_M[0]), int(class_M[-1]) + 1, class_M, rows)
     save(tmp_path / "a", [head], step=1)
     del head, rows
     memory = PeakMemory(torch.device("cpu"))
@@ -164,7 +163,7 @@ def damage(path: Path) -> None:
 
 
 def test_what_is_whole_passes(tmp_path, capsys):
-    save(tmp_path / "step-00000007", heads_of(3), names=list("abcdefghijk"), own=[owed(1.0)] * 3)
+    save(tmp_path / "step-00000007", heads_of(3), names=list("abcdefghijk"), local=[owed(1.0)] * 3)
     assert verify(VerifyOptions((tmp_path,), finite=True)) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'step-00000007'}: whole\n"
 
@@ -184,7 +183,7 @@ def one(folder: Path, pattern: str) -> Path:
     ],
 )
 def test_each_file_that_is_damaged_or_missing_is_named(tmp_path, capsys, name):
-    save(tmp_path / "a", heads_of(3), names=list("abcdefghijk"), own=[owed(1.0)] * 3)
+    save(tmp_path / "a", heads_of(3), names=list("abcdefghijk"), local=[owed(1.0)] * 3)
     path = one(tmp_path / "a", name)
     damage(path)
     assert verify(VerifyOptions((tmp_path / "a",))) == 1
@@ -196,7 +195,7 @@ def test_each_file_that_is_damaged_or_missing_is_named(tmp_path, capsys, name):
 
 def rewritten(folder: Path, path: Path, tensors=None, **manifest) -> None:
     """Another content, with its right checksum: what only a look at the content can find."""
-    from partial_fc.checkpoint.checksums import read_sums, write_sums
+    from partial_fc.checkpoint.checksums import read_checksums, write_checksums
     from partial_fc.checkpoint.files import write_json
 
     if tensors is not None:
@@ -204,8 +203,8 @@ def rewritten(folder: Path, path: Path, tensors=None, **manifest) -> None:
     else:
         digest = write_json({**json.loads(path.read_text()), **manifest}, path)
     for sums in folder.glob("rank-*.sha256"):
-        if path.name in read_sums(sums):
-            write_sums({**read_sums(sums), path.name: digest}, sums)
+        if path.name in read_checksums(sums):
+            write_checksums({**read_checksums(sums), path.name: digest}, sums)
 
 
 def test_what_checksums_cannot_see_is_found(tmp_path, capsys):
@@ -308,7 +307,7 @@ def test_configuration_alone_does_not_count(tmp_path):
 @pytest.mark.parametrize(("owed", "status"), [(1.0, 0), (2.0, 1)])
 def test_what_compression_owes_is_compared_in_the_format_before_too(tmp_path, owed, status):
     for name in "ab":
-        save(tmp_path / name, heads_of(1), own=[{"exchange/w": torch.ones(3)}])
+        save(tmp_path / name, heads_of(1), local=[{"exchange/w": torch.ones(3)}])
     one(tmp_path / "b", "rank-*.safetensors").unlink()
     one(tmp_path / "b", "rank-*.sha256").unlink()
     save_tensors({"w": torch.full((3,), owed)}, tmp_path / "b/exchange-00000-of-00001.safetensors")
@@ -333,7 +332,7 @@ def test_inspect_says_what_there_is(tmp_path, capsys):
     assert inspect(InspectOptions(tmp_path / "step-00000007")) == 0
     printed = capsys.readouterr().out
     assert "7, after 70 samples" in printed
-    assert "8 made, of which 1 were never touched; 3 not made yet" in printed
+    assert "8 created, of which 1 were never touched; 3 not created yet" in printed
     assert "centres float32, momentum float32, touched int32" in printed
     assert inspect(InspectOptions(tmp_path / "step-00000009")) == 1
 
@@ -344,7 +343,7 @@ def test_inspect_gives_json(tmp_path, capsys):
     inspect(InspectOptions(tmp_path, json=True))
     good, bad = json.loads(capsys.readouterr().out)
     assert good["complete"]
-    assert good["head"]["classes_made"] == 8
+    assert good["head"]["classes_created"] == 8
     assert good["head"]["columns"]["centres"] == {"shape": [D], "dtype": "float32"}
     assert "damaged" in bad["problem"]
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from recipes.face import Config, parse
 
 from partial_fc.comm import SingleWorld
 from partial_fc.head import PartialFC
 from partial_fc.head.margin import CombinedMargin, SphereFace
 from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
 from partial_fc.train.precision import Precision
+from recipes.face import Config, parse
 from recipes.face_head import build_head
 
 

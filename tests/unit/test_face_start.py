@@ -5,7 +5,6 @@ from contextlib import closing
 
 import pytest
 import torch
-from recipes.face import Config
 from recipes.face_run import State, buddy_every, restore, resume
 from torch import nn
 
@@ -19,6 +18,7 @@ from partial_fc.optim import backbone as backbone_optimizer
 from partial_fc.optim.gradient_sync import GradientSync
 from partial_fc.train.precision import Precision
 from recipes import face_run, machine
+from recipes.face import Config
 from tests.unit.thread_world import in_world
 
 C, D = 5, 4
@@ -45,7 +45,9 @@ def write(root, *steps: int) -> None:
         state = state_of(SingleWorld())
         weights = {name: torch.full_like(t, step) for name, t in state.weights.state_dict().items()}
         manifest = {"position": step, "best": {}, "configuration": {}}
-        checkpoint.take(step, weights, {}, {}, state.head, manifest).write(root / folder_name(step), leads=True)
+        checkpoint.take(step, weights, {}, {}, state.head, manifest, world=state.head.world).write(
+            root / folder_name(step), leads=True
+        )
         mark(root / folder_name(step), step, [0])
 
 

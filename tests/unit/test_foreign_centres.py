@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from partial_fc import checkpoint, models
-from partial_fc.checkpoint import rows as head_rows
 from partial_fc.checkpoint.tools.verify import VerifyOptions, verify
 from partial_fc.foreign import mxnet_ndarray
 from partial_fc.foreign.import_centres import ImportOptions, import_centres
@@ -152,7 +151,7 @@ def test_any_damage_is_a_value_error_or_other_numbers(tmp_path_factory, at, byte
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_mxnet_centres_and_momentum(tmp_path, monkeypatch, size):
     """Padding rows are cut; also where whole ranks are padding (8 ranks of 2 rows for 11 classes)."""
-    monkeypatch.setattr(head_rows, "PART_BYTES", 3 * (8 * D + 4))
+    monkeypatch.setattr("partial_fc.checkpoint.rows.PART_BYTES", 3 * (8 * D + 4))
     centre_CD, mom_CD = mx_files(tmp_path / "mx", size)
     import_centres(ImportOptions((tmp_path / "mx",), tmp_path / "out", num_classes=C, momentum_lr=0.01))
     for ranks in (1, 3):

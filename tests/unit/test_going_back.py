@@ -46,7 +46,7 @@ def test_what_the_checkpoint_lacks_is_as_at_the_start(tmp_path: Path, compressio
     weights = job(compression).weights.state_dict()
     given = PartialFC(CLASSES, D, CosFace(), sample_rate=0.3, seed=5)
     assert len(given.centres) == CLASSES
-    checkpoint.take(3, weights, {}, {}, given, {"position": 12}).write(folder, leads=True)
+    checkpoint.take(3, weights, {}, {}, given, {"position": 12}, world=given.world).write(folder, leads=True)
     mark(folder, 3, [0])
 
     trained, fresh = job(compression), job(compression)

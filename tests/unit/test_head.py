@@ -203,8 +203,18 @@ def test_classes_that_a_checkpoint_lacks_are_as_never_made():
     start = head.centres.clone()
     step(head, torch.ones(3, D), torch.tensor([1, 7, 8]))
     rows = {name: tensor[[2, 5]].clone() for name, tensor in head.row_state().items()}
-    head.load_classes(1, 8, torch.tensor([2, 5]), rows)
-    assert head.made_classes().tolist() == [True, False, True, False, False, True, False, False, True]
+    head.rows.write(1, 8, torch.tensor([2, 5]), rows)
+    assert head.rows.created(head.rows.start, head.rows.stop).tolist() == [
+        True,
+        False,
+        True,
+        False,
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
     kept = [0, 2, 5, 8]
     fresh = [1, 3, 4, 6, 7]
     assert torch.equal(head.centres[fresh], start[fresh])

@@ -28,7 +28,7 @@ def test_centres_alone_whatever_the_optimiser_and_the_number_of_ranks(tmp_path, 
     rows = whole(started)
     assert torch.equal(rows.pop("centres"), whole(heads)["centres"])
     assert not any(t.any() for t in rows.values())
-    assert torch.equal(*(torch.cat([h.made_classes() for h in hs]) for hs in (heads, started)))
+    assert torch.equal(*(torch.cat([h.rows.created(h.rows.start, h.rows.stop) for h in hs]) for hs in (heads, started)))
     assert len(torch.cat([h.centres for h in started])) == 11  # the others can be made
 
 
@@ -37,7 +37,7 @@ def test_another_head_and_missing_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="sub_centres 1; this run has 2"):
         load_centres(open_centres(folder, SingleWorld()), fresh(1, sub_centres=2)[0])
     sorted(folder.glob("head-00001-*"))[0].unlink()
-    with pytest.raises(ValueError, match="no file holds class 4"):
+    with pytest.raises(ValueError, match="no file holds classes 4 to 7"):
         load_centres(open_centres(folder, SingleWorld()), fresh(1)[0])
     load_centres(open_centres(folder, SingleWorld()), fresh(3)[2])  # whoever does not need it does not miss it
     path = sorted(folder.glob("head-00002-*"))[0]

@@ -5,12 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from partial_fc.flags import LaunchFlags
 
 from partial_fc.comm import Launch, detect
 from partial_fc.comm.launch import interface
 from partial_fc.comm.launch.detect import devices_differ
-from partial_fc.train import device
+from partial_fc.flags import LaunchFlags
 
 TORCHRUN = {
     "RANK": "1",

@@ -1,22 +1,20 @@
 """Commits in the memory of several hosts: whichever host is lost, the others have all of the state, bit by bit."""
 
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
-from partial_fc.train.guards.commits import Commits
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint import folders
-from partial_fc.checkpoint.peer import commits as buddy_module
-from partial_fc.checkpoint.peer import recover as recover_module
-from partial_fc.checkpoint.peer import transfer as shares_module
-from partial_fc.checkpoint.peer.commits import Buddy, Commit, Memory, buddies
-from partial_fc.checkpoint.peer.recover import choose, cut, recover
-from partial_fc.checkpoint.rows import Part, class_bytes
+from partial_fc.checkpoint.peer import commits, transfer
+from partial_fc.checkpoint.peer import recover as recovery
+from partial_fc.checkpoint.peer.commits import Commit, Memory, PeerCopies, peers
+from partial_fc.checkpoint.peer.recover import choose, recover
+from partial_fc.checkpoint.rows import Part, class_bytes, cut
 from partial_fc.head import CosFace, HardNegatives, PartialFC
 from partial_fc.head.rows import RowAdamW
+from partial_fc.train.guards.commits import Commits
 from tests.unit.thread_world import in_world
 
 C, D, G = 53, 6, 12
@@ -60,22 +58,27 @@ def snapshot_of(head, world) -> checkpoint.Snapshot:
         },
         head,
         {"position": step * G, "best": {"lfw": 0.1 + 0.2}},
+        world=world,
     )
 
 
 def commit(memory, head, world) -> checkpoint.Snapshot:
     """Trains on while the copies travel; returns what was committed."""
-    buddy = Buddy(memory, world, EVERY)
-    assert buddy.due(head.num_steps) == (world.size > 1)
+    copies = PeerCopies(memory, world, EVERY)
+    assert copies.due(head.num_steps) == (world.size > 1)
     snapshot = snapshot_of(head, world)
-    buddy.begin(snapshot)
+    copies.begin(snapshot)
     for _ in range(EVERY + 1):
-        assert not buddy.due(EVERY) or not buddy.under_way
-        buddy.start_step()
+        assert not copies.due(EVERY) or not copies.under_way
+        copies.start_step()
         one_step(head, world)
-        buddy.end_step()
-    assert not buddy.under_way
+        copies.end_step()
+    assert not copies.under_way
     return snapshot
+
+
+def created(head: PartialFC) -> torch.Tensor:
+    return head.rows.created(head.rows.start, head.rows.stop)
 
 
 def same(one: dict, other: dict) -> bool:
@@ -84,15 +87,15 @@ def same(one: dict, other: dict) -> bool:
 
 def hosts(monkeypatch, *host_W: str) -> None:
     """The ranks of the next worlds are on these hosts."""
-    monkeypatch.setattr(buddy_module, "buddies", lambda _: buddies(host_W))
+    monkeypatch.setattr(commits, "peers", lambda _: peers(host_W))
 
 
-def test_the_buddy_is_on_the_next_host():
-    assert buddies("aabb") == [2, 3, 0, 1]
-    assert buddies("aab") == [2, 2, 0]
-    assert buddies("abac") == [1, 3, 1, 0]
-    assert buddies("aaa") == [1, 2, 0]
-    assert buddies("a") == [0]
+def test_the_peer_is_on_the_next_host():
+    assert peers("aabb") == [2, 3, 0, 1]
+    assert peers("aab") == [2, 2, 0]
+    assert peers("abac") == [1, 3, 1, 0]
+    assert peers("aaa") == [1, 2, 0]
+    assert peers("a") == [0]
 
 
 @pytest.mark.parametrize(
@@ -110,9 +113,9 @@ def test_the_buddy_is_on_the_next_host():
 def test_what_the_others_have_is_what_a_checkpoint_of_that_step_has(tmp_path, monkeypatch, host_W, lost, size):
     """... and they go on alike: rows, moments, ages, lists, running statistics, what a compression owes."""
     hosts(monkeypatch, *host_W)
-    for module in (buddy_module, recover_module, shares_module):
+    for module in (commits, recovery, transfer):
         monkeypatch.setattr(module, "PIECE_BYTES", 700)
-    monkeypatch.setattr(buddy_module, "_SMALL_BYTES", 100)
+    monkeypatch.setattr(commits, "_SMALL_BYTES", 100)
     folder = tmp_path / folders.folder_name(3)
 
     def before(world):
@@ -142,11 +145,11 @@ def test_what_the_others_have_is_what_a_checkpoint_of_that_step_has(tmp_path, mo
         assert len(notes) == len(notes_found)
         for _ in range(3):
             assert same(heads[0].row_state(), heads[1].row_state())
-            assert torch.equal(heads[0].made_classes(), heads[1].made_classes())
+            assert torch.equal(*(created(head) for head in heads))
             assert same(heads[0].hard_negatives.state(), heads[1].hard_negatives.state())
             assert heads[0].facts() == heads[1].facts()
             assert one_step(heads[0], world) == one_step(heads[1], world)
-        assert 0 < int(heads[0].made_classes().sum()) < C
+        assert 0 < int(created(heads[0]).sum()) < C
         return len(left[world.rank].commits)
 
     assert max(in_world(size, after)) == 1
@@ -180,7 +183,7 @@ def test_hosts_go_and_come_and_go(tmp_path):
         assert {memory.age for memory in memories} == {age}
         whole = {name: torch.cat([rows[name] for _, rows, _ in found]) for name in found[0][1]}
         for part in (part for snapshot in committed for part in snapshot.parts):
-            at_M = part.rows.get("class", torch.arange(part.start, part.stop))
+            at_M = part.class_N
             for name in whole:
                 assert torch.equal(whole[name][at_M], part.rows[name])
 
@@ -219,25 +222,25 @@ def test_a_newer_checkpoint_on_disk_counts_more_than_memory(tmp_path):
 
 
 @pytest.mark.parametrize("made", [None, [10, 11, 15, 19], []])
-def test_frames_name_every_class_once(monkeypatch, made):
-    monkeypatch.setattr(recover_module, "PIECE_BYTES", 3 * 8)
+@pytest.mark.parametrize("block", [1, 3, 100])
+def test_parts_name_every_class_once(monkeypatch, made, block):
+    monkeypatch.setattr("partial_fc.checkpoint.rows._BLOCK", block)
     num = 10 if made is None else len(made)
     rows = {"centres": torch.arange(2.0 * num).view(num, 2)}
     if made is not None:
         rows["class"] = torch.tensor(made, dtype=torch.int64)
-    frames = list(cut(Part(10, 20, rows), 11, 18))
-    ranges = [frame["range"].tolist() for frame in frames]
-    assert [low for low, _ in ranges] == [11, *(high for _, high in ranges[:-1])]
-    assert ranges[-1][1] == 18
-    assert all(len(frame["centres"]) * 8 <= 24 for frame in frames)
-    got = torch.cat([frame["centres"] for frame in frames])[:, 0].tolist()
+    parts = list(cut(Part(10, 20, rows), 11, 18, most_bytes=3 * 8))
+    assert [part.start for part in parts] == [11, *(part.stop for part in parts[:-1])]
+    assert parts[-1].stop == 18
+    assert all(len(part.tensors["centres"]) <= 3 for part in parts)
+    got = torch.cat([part.tensors["centres"] for part in parts])[:, 0].tolist()
     assert got == [float(2 * i) for i, c in enumerate(range(10, 20) if made is None else made) if 11 <= c < 18]
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_too_little_memory_is_an_error_at_the_start_and_later_goes_without(monkeypatch, caplog, size):
     """... on all ranks alike. A single rank takes no commits that it could be short of memory for."""
-    monkeypatch.setattr(buddy_module, "_MEMORY_SHARE", 0.0)
+    monkeypatch.setattr(commits, "_MEMORY_SHARE", 0.0)
 
     def act(world):
         head, memory = head_of(world), Memory(age=1)
@@ -260,17 +263,17 @@ def test_too_little_memory_is_an_error_at_the_start_and_later_goes_without(monke
 
 def test_a_commit_that_is_held_makes_room_for_the_next(monkeypatch):
     """Of the two that have to fit into memory, the one of the world before is there already."""
-    free = SimpleNamespace()
-    monkeypatch.setattr(buddy_module.psutil, "virtual_memory", lambda: free)
-    monkeypatch.setattr(buddy_module, "_MEMORY_SHARE", 1.0)
+    free: list[float] = []
+    monkeypatch.setattr(commits, "available_memory_bytes", lambda: free[0])
+    monkeypatch.setattr(commits, "_MEMORY_SHARE", 1.0)
 
     def act(world):
         head, memory = head_of(world), Memory()
         assert len(head.centres) == len(head.shard)
-        free.available = 1.5 * C * class_bytes(head) * world.local_size  # each rank keeps the shares of both
-        short = [Buddy(memory, world, EVERY).too_little_memory(head)]
+        free[:] = [1.5 * C * class_bytes(head.rows) * world.local_size]  # each rank keeps the shares of both
+        short = [PeerCopies(memory, world, EVERY).too_little_memory(head)]
         commit(memory, head, world)
-        return [*short, Buddy(memory, world, EVERY).too_little_memory(head)]
+        return [*short, PeerCopies(memory, world, EVERY).too_little_memory(head)]
 
     for before, after in in_world(2, act):
         assert before.startswith("rank 0 has too little memory for commits")

@@ -1,9 +1,9 @@
 import dataclasses
 
 import pytest
-from recipes.face import Config, parse
 
 from recipes import face_presets as presets
+from recipes.face import Config, parse
 
 
 def test_published_numbers():

@@ -47,7 +47,7 @@ def small_files():
 
 
 def snapshot(head: PartialFC, step: int, score: float | None = None, **more) -> checkpoint.Snapshot:
-    return checkpoint.take(step, {"w": torch.ones(1000)}, {}, {}, head, {"score": score}, **more)
+    return checkpoint.take(step, {"w": torch.ones(1000)}, {}, {}, head, {"score": score}, world=head.world, **more)
 
 
 def save(saver: checkpoint.Saver, head: PartialFC, step: int, **more) -> None:
@@ -256,7 +256,7 @@ def test_centres_in_files_are_not_copied(saver, tmp_path):
 def test_a_copy_that_does_not_fit_is_not_made_and_that_is_said_once(saver, head, monkeypatch, caplog):
     monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
     assert saver.can_copy(head)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 100}))
+    monkeypatch.setattr("partial_fc.checkpoint.saver.available_memory_bytes", lambda: 100)
     assert not saver.can_copy(head)
     assert not saver.can_copy(head)
     assert caplog.text.count("written while training stands still") == 1

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from partial_fc.train.guards.loss_spikes import LEAST, Losses, note
 
 from partial_fc.data import Batch
+from partial_fc.train.guards.loss_spikes import LEAST, Losses, note
 
 CURVE = Path(__file__).parent / "losses_of_the_demo.txt"
 

@@ -1,15 +1,16 @@
-"""Every rank's share of the state in the memory of another host, too: a host may be lost.
+"""Keeps every rank's share of the state in the memory of another host, too: a host may be lost.
 
 At a commit each rank takes a snapshot and keeps it. What only this rank has (its rows of the head and their state, its
-running statistics, what its gradient compression owes) also goes to its buddy, a rank of the next host: a piece in each
+running statistics, residuals of gradient compression) also goes to its peer, a rank of the next host: a piece in each
 step, by an all-to-all that is started where the step begins and waited for where it ends, so that it travels while the
 step is computed. A commit is whole when all ranks have all of it; the one before is kept until then.
 
-After the loss of a host the others have every class range among them: their own, and their buddies' (recover.py). Two
-neighbouring hosts lost at once, or the second one before the next commit is whole: then the newest checkpoint on disk
-is what is left. With one host the buddy is the next rank, and the copy survives the loss of a process, not the host's.
+After the loss of a host the others have every class range among them: their own, and those that they keep for others
+(recover.py). Two neighbouring hosts lost at once, or the second one before the next commit is whole: then the newest
+checkpoint on disk is what is left. With one host the peer is the next rank, and the copy survives the loss of a
+process, not the host's.
 
-    bytes kept by a rank     twice its own snapshot (backbone, optimiser, its share), twice the shares of its buddies
+    bytes kept by a rank     twice its own snapshot (backbone, optimizer, its share), twice the shares kept for others
     bytes sent by a rank     its share, once a commit, at most PIECE_BYTES a step
 """
 
@@ -21,14 +22,22 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import psutil
 import torch
 
-from partial_fc.checkpoint import rows as head_rows
-from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, Stream, blank, num_bytes, outline, tell, tensors_of
+from partial_fc.checkpoint.head_state import Head
+from partial_fc.checkpoint.peer.transfer import (
+    PIECE_BYTES,
+    ByteStream,
+    all_gather_json,
+    empty_share,
+    local_tensors,
+    num_local_bytes,
+    outline,
+)
+from partial_fc.checkpoint.rows import class_bytes
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import Work, World
-from partial_fc.head import PartialFC
+from partial_fc.machine import available_memory_bytes
 
 _SMALL_BYTES = 1 << 20  # less in a step is not worth a message
 _MEMORY_SHARE = 0.5  # of what is free when the first commit is taken
@@ -40,59 +49,65 @@ class Commit:
     """The state after `step` updates, as far as this process has it."""
 
     step: int
-    age: int  # of the world that took it; ranks are numbered as there
-    own: Snapshot
-    shares: dict[int, Snapshot]  # by rank: its own, and those of the ranks whose buddy it is that have come
+    # Which world took it, counted from 0; ranks are numbered as there.
+    age: int
+    local: Snapshot
+    # By rank: its own share, and those that it keeps for others, as far as they have come.
+    shares: dict[int, Snapshot]
 
 
 @dataclass
 class Memory:
     """What a process keeps from one world to the next. A new process has none of it."""
 
-    commits: list[Commit] = field(default_factory=list)  # by rising step: the last whole one, and newer ones
-    age: int = 0  # worlds that the run has had before
+    # By rising step: the last whole one, and newer ones.
+    commits: list[Commit] = field(default_factory=list)
+    # How many worlds the run has had before.
+    age: int = 0
 
 
-def buddies(host_W: Sequence[int]) -> list[int]:
+def peers(host_W: Sequence[int]) -> list[int]:
     """The rank that keeps the share of each rank: on the next host, in the order of their first ranks, whose ranks
     take turns. One host: the next rank; one rank: itself, for nothing."""
     hosts = list(dict.fromkeys(host_W))
     ranks = {host: [rank for rank, h in enumerate(host_W) if h == host] for host in hosts}
     if len(hosts) == 1:
         return [(rank + 1) % len(host_W) for rank in range(len(host_W))]
-    found = [0] * len(host_W)
+    peer_W = [0] * len(host_W)
     for host, following in zip(hosts, hosts[1:] + hosts[:1], strict=True):
-        for place, rank in enumerate(ranks[host]):
-            found[rank] = ranks[following][place % len(ranks[following])]
-    return found
+        for i, rank in enumerate(ranks[host]):
+            peer_W[rank] = ranks[following][i % len(ranks[following])]
+    return peer_W
 
 
-class Buddy:
+class PeerCopies:
     """The commits of one world. All ranks call its methods at the same steps.
 
-    buddy.start_step()               # where a step begins
-    buddy.end_step()                 # where it ends, after a collective that all ranks started in this step
-    if buddy.due(step):
-        buddy.begin(snapshot)
+    copies.start_step()               # where a step begins
+    copies.end_step()                 # where it ends, after a collective that all ranks started in this step
+    if copies.due(step):
+        copies.begin(snapshot)
     """
 
     def __init__(self, memory: Memory, world: World, every: int):
         """every: steps from one commit to the next. A collective."""
         self._memory, self._world, self._every = memory, world, every
         host = zlib.crc32(socket.gethostname().encode())
-        host_W = world.all_gather(torch.tensor([host]), name="buddy/hosts").tolist()
-        self._buddy_W = buddies(host_W)
-        self._keeps = [r for r, b in enumerate(self._buddy_W) if b == world.rank and r != world.rank]
+        host_W = world.all_gather(torch.tensor([host]), name="peer/hosts").tolist()
+        self._peer_W = peers(host_W)
+        self._keeps = [r for r, p in enumerate(self._peer_W) if p == world.rank and r != world.rank]
         self._one_host = len(set(host_W)) == 1
-        self._commit: Commit | None = None  # under way
-        self._began = False  # any commit, in this world
-        self._num_told = 0
-        self._paused_s = self._waited_s = 0.0  # of the commit under way: for its snapshot, for its pieces
+        # The commit under way, and for how long its snapshot and its pieces held training up.
+        self._commit: Commit | None = None
+        self._paused_s = self._waited_s = 0.0
         self._num_steps = 0
-        self._outgoing = Stream([])
-        self._incoming: dict[int, tuple[Snapshot, Stream]] = {}
-        self._left_W: list[int] = []  # bytes that each rank has still to send
-        self._piece_W: list[int] = []  # of each rank, in a step
+        self._any_begun = False
+        self._num_logged = 0
+        self._outgoing = ByteStream([])
+        self._incoming: dict[int, tuple[Snapshot, ByteStream]] = {}
+        # Bytes that each rank has still to send, and sends in a step.
+        self._left_W: list[int] = []
+        self._piece_W: list[int] = []
         self._pending: Work | None = None
 
     @property
@@ -103,23 +118,24 @@ class Buddy:
     def due(self, step: int) -> bool:
         """Whether to take a commit after so many updates: every so often, and in a new world at once, since fewer than
         before have what there is. A single rank has nobody to send to, and commits only before it leaves."""
-        return self._world.size > 1 and not self.under_way and (not self._began or step % self._every == 0)
+        return self._world.size > 1 and not self.under_way and (not self._any_begun or step % self._every == 0)
 
-    def too_little_memory(self, head: PartialFC) -> str:
+    def too_little_memory(self, head: Head) -> str:
         """Which rank has too little memory for two commits; "": none. Alike on all ranks, but for the numbers of the
-        own one. A collective."""
-        if self._world.size == 1:  # commits only before it leaves, and keeps nobody else's share
+        local one. A collective."""
+        # A single rank commits only before it leaves, and keeps nobody else's share.
+        if self._world.size == 1 or head.rows is None:
             return ""
-        own = head_rows.class_bytes(head) * len(head.shard)  # once all classes have been met
-        own_W = self._world.all_gather(torch.tensor([own]), name="buddy/bytes").tolist()
-        commit = (own + sum(own_W[rank] for rank in self._keeps)) * self._world.local_size
+        num_bytes = class_bytes(head.rows) * (head.rows.stop - head.rows.start)  # once all classes have been met
+        bytes_W = self._world.all_gather(torch.tensor([num_bytes]), name="peer/bytes").tolist()
+        commit = (num_bytes + sum(bytes_W[rank] for rank in self._keeps)) * self._world.local_size
         # What is held from the world before goes when the first commit is whole.
         shares = [share for before in self._memory.commits for share in before.shares.values()]
         held = sum(part.num_bytes for share in shares for part in share.parts) * self._world.local_size
         need = 2 * commit - min(commit, held)
-        free = psutil.virtual_memory().available
+        free = available_memory_bytes()
         short = torch.tensor([int(need > _MEMORY_SHARE * free)])
-        short_W = self._world.all_gather(short, name="buddy/short").tolist()
+        short_W = self._world.all_gather(short, name="peer/short").tolist()
         if not any(short_W):
             return ""
         return (
@@ -133,24 +149,24 @@ class Buddy:
         began = time.perf_counter()
         assert snapshot.is_copy
         assert not self.under_way
-        self._began = True
+        self._any_begun = True
         rank = self._world.rank
         self._commit = Commit(snapshot.step, self._memory.age, snapshot, {rank: snapshot})
         self._memory.commits.append(self._commit)
-        outlined_W = tell(outline(snapshot), self._world, "buddy/outline")
-        self._outgoing = Stream(tensors_of(snapshot) if self._buddy_W[rank] != rank else [])
+        outline_W = all_gather_json(outline(snapshot), self._world, "peer/outline")
+        self._outgoing = ByteStream(local_tensors(snapshot) if self._peer_W[rank] != rank else [])
         for other in self._keeps:
-            share = blank(outlined_W[other])
-            self._incoming[other] = share, Stream(tensors_of(share))
-        size_W = self._world.all_gather(torch.tensor([self._outgoing.num_bytes]), name="buddy/size").tolist()
+            share = empty_share(outline_W[other])
+            self._incoming[other] = share, ByteStream(local_tensors(share))
+        size_W = self._world.all_gather(torch.tensor([self._outgoing.num_bytes]), name="peer/size").tolist()
         # Done after half of the steps to the next commit, but for what is very large or not worth a message.
         num_pieces = max(1, min(max(1, self._every // 2), math.ceil(max(size_W) / _SMALL_BYTES)))
         self._left_W = size_W
         self._piece_W = [min(PIECE_BYTES, math.ceil(size / num_pieces)) for size in size_W]
         self._paused_s, self._waited_s = took_s + time.perf_counter() - began, 0.0
         self._num_steps = 0
-        if not self._num_told:
-            self._tell_what_is_kept()
+        if not self._num_logged:
+            self._log_what_is_kept()
 
     def start_step(self) -> None:
         """Sends a piece, if there is any left."""
@@ -158,25 +174,25 @@ class Buddy:
             return
         size_W = [min(left, piece) for left, piece in zip(self._left_W, self._piece_W, strict=True)]
         rank, ranks = self._world.rank, range(self._world.size)
-        go_W = [size_W[rank] if to == self._buddy_W[rank] and to != rank else 0 for to in ranks]
+        go_W = [size_W[rank] if to == self._peer_W[rank] and to != rank else 0 for to in ranks]
         come_W = [size_W[of] if of in self._incoming else 0 for of in ranks]
         self._left_W = [left - size for left, size in zip(self._left_W, size_W, strict=True)]
-        piece = self._outgoing.take(size_W[rank])
+        piece = self._outgoing.read(size_W[rank])
         self._coming = come_W
-        self._pending = self._world.start_all_to_all(piece, go_W, come_W, name="buddy/share")
+        self._pending = self._world.start_all_to_all(piece, go_W, come_W, name="peer/share")
 
     def end_step(self) -> None:
         """Takes in the pieces for this rank. What was whole when this step began, is so on all ranks."""
         if self._commit is None:
             return
         if self._pending is None:
-            self._is_whole(self._commit)
+            self._complete(self._commit)
             return
         began = time.perf_counter()
         pieces = self._pending.wait().split(self._coming)
         self._pending = None
         for other, (_, stream) in self._incoming.items():
-            stream.put(pieces[other])
+            stream.write(pieces[other])
         if not any(self._left_W):
             for other, (share, _) in self._incoming.items():
                 self._commit.shares[other] = share
@@ -187,7 +203,7 @@ class Buddy:
         """Returns when the commit under way is whole. A collective."""
         while self.under_way:
             self.start_step()
-            self._world.barrier(name="buddy/finish")
+            self._world.barrier(name="peer/finish")
             self.end_step()
 
     def go_back(self, snapshot: Snapshot) -> None:
@@ -199,27 +215,29 @@ class Buddy:
         self._memory.commits = []
         self.begin(snapshot)
 
-    def _is_whole(self, commit: Commit) -> None:
+    def _complete(self, commit: Commit) -> None:
         self._memory.commits = [commit]
         self._commit = None
         self._incoming = {}
-        self._outgoing = Stream([])
-        if self._num_told < 3:  # the first one of a world, and the first ones of its usual size
-            self._num_told += 1
-            kept = sum(num_bytes(share) for rank, share in commit.shares.items() if rank != commit.own.rank) / 1e6
-            sent = 0.0 if self._world.size == 1 else num_bytes(commit.own) / 1e6
+        self._outgoing = ByteStream([])
+        if self._num_logged < 3:  # the first one of a world, and the first ones of its usual size
+            self._num_logged += 1
+            kept = (
+                sum(num_local_bytes(share) for rank, share in commit.shares.items() if rank != commit.local.rank) / 1e6
+            )
+            sent = 0.0 if self._world.size == 1 else num_local_bytes(commit.local) / 1e6
             _log.info(
-                f"the commit of step {commit.step} is whole: {commit.own.num_bytes / 1e6:.1f} MB here, of which "
-                f"{sent:.1f} MB have gone to the buddy, and {kept:.1f} MB kept for others. Its snapshot paused "
+                f"the commit of step {commit.step} is whole: {commit.local.num_bytes / 1e6:.1f} MB here, of which "
+                f"{sent:.1f} MB have gone to the peer, and {kept:.1f} MB kept for others. Its snapshot paused "
                 f"training for {self._paused_s:.3f} s, its copies, on their way in {self._num_steps} steps, for "
                 f"{self._waited_s:.3f} s"
             )
 
-    def _tell_what_is_kept(self) -> None:
+    def _log_what_is_kept(self) -> None:
         survives = "the loss of a process, not of the host" if self._one_host else "the loss of a host"
         if self._world.size == 1:
             survives = "nothing: there is no other rank, and none is made before hosts come"
         _log.info(
-            f"commits every {self._every} steps survive {survives}. This rank's buddy is rank "
-            f"{self._buddy_W[self._world.rank]}; it keeps copies for ranks {', '.join(map(str, self._keeps)) or 'none'}"
+            f"commits every {self._every} steps survive {survives}. This rank's peer is rank "
+            f"{self._peer_W[self._world.rank]}; it keeps copies for ranks {', '.join(map(str, self._keeps)) or 'none'}"
         )

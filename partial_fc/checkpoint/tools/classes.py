@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from partial_fc.checkpoint.class_names import names_of, read_names
 from partial_fc.checkpoint.tools import imprint, remap_classes
-from partial_fc.checkpoint.tools.checkpoint_on_disk import Stored
+from partial_fc.checkpoint.tools.checkpoint_on_disk import CheckpointOnDisk
 from partial_fc.checkpoint.tools.remap_classes import Plan
 from partial_fc.data import ImageFolder, open_source
 
@@ -114,20 +114,20 @@ class MatchOptions:
 
 
 def list_classes(options: ListOptions) -> None:
-    stored = Stored([options.folder])
+    stored = CheckpointOnDisk([options.folder])
     names, rows, size = stored.names(), stored.rows, 1 << 16
     for start in range(0, len(names), size):
         stop = min(start + size, len(names))
         step_L = torch.zeros(stop - start, dtype=torch.int64)
-        class_M = rows.made(start, stop).nonzero().squeeze(1) + start
+        class_M = rows.created(start, stop).nonzero().squeeze(1) + start
         if "touched" in rows.columns:
-            step_L[class_M - start] = rows.take(class_M, ["touched"])["touched"].flatten(1).amax(dim=1).long()
+            step_L[class_M - start] = rows.read(class_M, ["touched"])["touched"].flatten(1).amax(dim=1).long()
         for number, step in enumerate(step_L.tolist(), start):
             print(f"{number}\t{names[number]}\t{step or '-'}")
 
 
 def add(options: AddOptions) -> None:
-    stored = Stored([options.folder])
+    stored = CheckpointOnDisk([options.folder])
     sources: dict[str, Path | None] = {}  # name -> what it starts from
     taken = set(stored.names())
     for word in _words(options.names, options.names_file):
@@ -152,7 +152,7 @@ def add(options: AddOptions) -> None:
 
 
 def remove(options: RemoveOptions) -> None:
-    stored = Stored([options.folder])
+    stored = CheckpointOnDisk([options.folder])
     gone = _numbers(stored, _words(options.names, options.names_file))
     names = stored.names()
     kept = _all_but(gone, len(names))
@@ -168,7 +168,7 @@ def remove(options: RemoveOptions) -> None:
 
 
 def merge_classes(options: MergeClassesOptions) -> None:
-    stored = Stored([options.folder])
+    stored = CheckpointOnDisk([options.folder])
     (into,) = _numbers(stored, [options.into])
     parts = _numbers(stored, options.names)
     if not parts or into in parts:
@@ -181,11 +181,11 @@ def merge_classes(options: MergeClassesOptions) -> None:
     kept = _all_but(parts, len(names))
     now = kept.index(into)
     plan = Plan([names[number] for number in kept], kept, joined=dict.fromkeys(parts, now))
-    made = [number for number in (into, *parts) if bool(stored.rows.made(number, number + 1))]
-    if made:
-        centres = stored.rows.take(torch.tensor(made), ["centres"])["centres"].double()
+    created = [number for number in (into, *parts) if bool(stored.rows.created(number, number + 1))]
+    if created:
+        centres = stored.rows.read(torch.tensor(created), ["centres"])["centres"].double()
         first_MD = centres if centres.dim() == 2 else centres[:, 0]
-        weight_M1 = torch.tensor([[weights[names[number]]] for number in made], dtype=torch.float64)
+        weight_M1 = torch.tensor([[weights[names[number]]] for number in created], dtype=torch.float64)
         plan.directions[now] = normalize((normalize(first_MD) * weight_M1).sum(dim=0), dim=0).float()
     remap_classes.write(
         stored,
@@ -196,7 +196,7 @@ def merge_classes(options: MergeClassesOptions) -> None:
 
 
 def rename(options: RenameOptions) -> None:
-    stored = Stored([options.folder])
+    stored = CheckpointOnDisk([options.folder])
     names = stored.names()
     words = _words(options.names, options.names_file)
     if options.names_file and len(words) == len(names) and not options.names and not any("=" in w for w in words):
@@ -221,7 +221,7 @@ def rename(options: RenameOptions) -> None:
 
 
 def match(options: MatchOptions) -> None:
-    stored = Stored([options.folder])
+    stored = CheckpointOnDisk([options.folder])
     source = open_source(options.data)
     wanted = names_of(source, source.num_classes)
     if wanted is None:
@@ -252,7 +252,7 @@ def _words(words: Iterable[str], file: Path | None) -> list[str]:
     return found
 
 
-def _take_name(name: str, taken: set[str], stored: Stored) -> None:
+def _take_name(name: str, taken: set[str], stored: CheckpointOnDisk) -> None:
     """For a new class. Raises ValueError where it cannot be called so."""
     if not name or "\n" in name or "\r" in name:
         raise ValueError(f"a class cannot be called {name!r}")
@@ -261,7 +261,7 @@ def _take_name(name: str, taken: set[str], stored: Stored) -> None:
     taken.add(name)
 
 
-def _known(stored: Stored) -> dict[str, int]:
+def _known(stored: CheckpointOnDisk) -> dict[str, int]:
     """Name -> number. Raises ValueError where two classes have one name."""
     known: dict[str, int] = {}
     for number, name in enumerate(stored.names()):
@@ -274,7 +274,7 @@ def _known(stored: Stored) -> dict[str, int]:
     return known
 
 
-def _numbers(stored: Stored, names: Iterable[str]) -> list[int]:
+def _numbers(stored: CheckpointOnDisk, names: Iterable[str]) -> list[int]:
     """Of classes by name, ascending. Raises ValueError for a name that is unknown, or named twice."""
     known = _known(stored)
     found = []
@@ -293,7 +293,7 @@ def _all_but(gone: Iterable[int], count: int) -> list[int]:
     return [number for number in range(count) if number not in left_out]
 
 
-def _with_new(stored: Stored, new: list[str], found: dict[str, Tensor], order: Order) -> Plan:
+def _with_new(stored: CheckpointOnDisk, new: list[str], found: dict[str, Tensor], order: Order) -> Plan:
     names = stored.names()
     if order == "auto":
         order = "sorted" if stored.class_names and names == sorted(names) else "append"
@@ -307,7 +307,7 @@ def _with_new(stored: Stored, new: list[str], found: dict[str, Tensor], order: O
     return plan
 
 
-def _direction(stored: Stored, path: Path, max_bad: int) -> Tensor:
+def _direction(stored: CheckpointOnDisk, path: Path, max_bad: int) -> Tensor:
     """Of one class: from its embeddings, or from a folder of its images."""
     if path.suffix == ".npy":
         return imprint.from_file(path, stored.manifest["embedding_size"])

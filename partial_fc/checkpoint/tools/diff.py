@@ -10,27 +10,18 @@ import tyro
 from torch import Tensor
 from tqdm import tqdm
 
-from partial_fc.checkpoint.rows import hard_negatives_name
-from partial_fc.checkpoint.snapshot import own_name
-from partial_fc.checkpoint.tools.checkpoint_on_disk import Stored
-from partial_fc.checkpoint.tools.reshard import own_tensors
-from partial_fc.checkpoint.tools.stored_rows import Rows, class_bytes
+from partial_fc.checkpoint.head_state import hard_negatives_name
+from partial_fc.checkpoint.rows import Rows, class_bytes
+from partial_fc.checkpoint.snapshot import local_name
+from partial_fc.checkpoint.tools.checkpoint_on_disk import CheckpointOnDisk
+from partial_fc.checkpoint.tools.reshard import local_tensors
 
 _SHOWN = 10
 _PIECE_BYTES = 32 << 20
 # Facts on which the course of training depends. The others are shown, and do not count as a difference.
 _STATE = (
-    *(
-        "step",
-        "position",
-        "num_classes",
-        "embedding_size",
-        "sub_centres",
-        "hard_negatives",
-        "head",
-        "loss_scaler",
-        "left_out",
-    ),
+    *("step", "position", "num_classes", "embedding_size", "sub_centres", "hard_negatives", "head"),
+    *("loss_scaler", "left_out"),
 )
 _ASIDE = ("format", "world_size", "best", "score", "configuration", "versions")
 _Table = dict[str, Tensor]
@@ -49,7 +40,7 @@ class DiffOptions:
 
 def diff(options: DiffOptions) -> int:
     """Prints the differences; returns the exit status."""
-    first, second = Stored([options.first]), Stored([options.second])
+    first, second = CheckpointOnDisk([options.first]), CheckpointOnDisk([options.second])
     different = False
     for counts, line in differences(first, second):
         different |= counts
@@ -59,8 +50,8 @@ def diff(options: DiffOptions) -> int:
     return int(different)
 
 
-def differences(first: Stored, second: Stored) -> Iterator[tuple[bool, str]]:
-    """(whether it counts, a line)."""
+def differences(first: CheckpointOnDisk, second: CheckpointOnDisk) -> Iterator[tuple[bool, str]]:
+    """Yields (whether it counts, a line)."""
     for key in _STATE:
         # What is empty, older checkpoints do not say at all.
         for line in _unlike(key, first.manifest.get(key) or None, second.manifest.get(key) or None):
@@ -85,7 +76,7 @@ def differences(first: Stored, second: Stored) -> Iterator[tuple[bool, str]]:
     yield from ((True, line) for line in _rows(first, second))
 
 
-def _tables(first: Stored, second: Stored) -> Iterator[tuple[str, _Table, _Table]]:
+def _tables(first: CheckpointOnDisk, second: CheckpointOnDisk) -> Iterator[tuple[str, _Table, _Table]]:
     """The tensors of each file but the head's rows."""
     names = ["backbone.safetensors", "optimizer.safetensors"]
     size = first.world_size
@@ -95,7 +86,7 @@ def _tables(first: Stored, second: Stored) -> Iterator[tuple[str, _Table, _Table
         one, two = (stored.load(name) if stored.path(name) else {} for stored in (first, second))
         yield name, one, two
     for rank in ranks:
-        yield own_name(rank, size), own_tensors(first, rank), own_tensors(second, rank)
+        yield local_name(rank, size), local_tensors(first, rank), local_tensors(second, rank)
 
 
 def _unlike(key: str, one: Any, two: Any) -> Iterator[str]:
@@ -144,7 +135,7 @@ def _largest(one: Tensor, two: Tensor) -> float:
 
 @dataclass
 class _Column:
-    """What has been seen of one tensor of the rows."""
+    """How one column differs, as far as it was compared."""
 
     num_classes: int = 0
     largest: float = 0.0
@@ -158,25 +149,25 @@ class _Column:
             self.first = (*self.first, *class_M[unlike_M][:_SHOWN].tolist())[:_SHOWN]
 
 
-def _rows(first: Stored, second: Stored) -> Iterator[str]:
+def _rows(first: CheckpointOnDisk, second: CheckpointOnDisk) -> Iterator[str]:
     """The head's rows, piece by piece."""
     one, two = first.rows, second.rows
-    if one.num_classes != two.num_classes:
-        yield f"head: {one.num_classes} | {two.num_classes} classes, of which the common numbers are compared"
+    if one.stop != two.stop:
+        yield f"head: {one.stop} | {two.stop} classes, of which the common numbers are compared"
     for name in sorted(one.columns.keys() | two.columns.keys()):
         if one.columns.get(name) != two.columns.get(name):
             yield f"head: {name} is {one.columns.get(name)} | {two.columns.get(name)}"
     shared = sorted(name for name in one.columns if one.columns[name] == two.columns.get(name))
-    found = {name: _Column() for name in shared}
-    only = [_Made("the first"), _Made("the second")]
-    num_classes = min(one.num_classes, two.num_classes)
+    columns = {name: _Column() for name in shared}
+    only = [_Created("the first"), _Created("the second")]
+    num_classes = min(one.stop, two.stop)
     step = max(1, _PIECE_BYTES // max(1, class_bytes(one)))
     for start in tqdm(range(0, num_classes, step), desc="head", leave=False, disable=None):
-        _compare(one, two, start, min(start + step, num_classes), found, only)
-    for made in only:
-        if made.num_classes:
-            yield f"head: {made.num_classes} classes have rows in {made.where} only: {_listed(made.first)}"
-    for name, column in found.items():
+        _compare(one, two, start, min(start + step, num_classes), columns, only)
+    for alone in only:
+        if alone.num_classes:
+            yield f"head: {alone.num_classes} classes have rows in {alone.where} only: {_listed(alone.first)}"
+    for name, column in columns.items():
         if column.num_classes:
             yield (
                 f"head: {name} differs in {column.num_classes} of {num_classes} classes, by at most "
@@ -185,21 +176,23 @@ def _rows(first: Stored, second: Stored) -> Iterator[str]:
 
 
 @dataclass
-class _Made:
+class _Created:
+    """The classes that have rows in one checkpoint only."""
+
     where: str
     num_classes: int = 0
     first: tuple[int, ...] = ()
 
 
-def _compare(one: Rows, two: Rows, start: int, stop: int, found: dict[str, _Column], only: list[_Made]) -> None:
-    made_L = torch.stack((one.made(start, stop), two.made(start, stop)))
-    for made, other, mine in zip(made_L, made_L.flip(0), only, strict=True):
-        alone_M = (made & ~other).nonzero().squeeze(1) + start
-        mine.num_classes += len(alone_M)
-        mine.first = (*mine.first, *alone_M[:_SHOWN].tolist())[:_SHOWN]
-    class_M = made_L.all(dim=0).nonzero().squeeze(1) + start
-    rows_one, rows_two = one.take(class_M), two.take(class_M)
-    for name, column in found.items():
+def _compare(one: Rows, two: Rows, start: int, stop: int, columns: dict[str, _Column], only: list[_Created]) -> None:
+    created_2L = torch.stack((one.created(start, stop), two.created(start, stop)))
+    for here_L, there_L, alone in zip(created_2L, created_2L.flip(0), only, strict=True):
+        alone_M = (here_L & ~there_L).nonzero().squeeze(1) + start
+        alone.num_classes += len(alone_M)
+        alone.first = (*alone.first, *alone_M[:_SHOWN].tolist())[:_SHOWN]
+    class_M = created_2L.all(dim=0).nonzero().squeeze(1) + start
+    rows_one, rows_two = one.read(class_M), two.read(class_M)
+    for name, column in columns.items():
         column.add(class_M, rows_one[name], rows_two[name])
 
 

@@ -2,31 +2,26 @@
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from safetensors import SafetensorError, safe_open
+from tqdm import tqdm
 
-from partial_fc.checkpoint.folders import MARKER
+from partial_fc.checkpoint.folders import MARKER, is_step, steps_below
+from partial_fc.checkpoint.head_state import has_head
 from partial_fc.checkpoint.read import Checkpoint
-from partial_fc.checkpoint.tools.checkpoint_on_disk import has_head, is_step, part_files, steps_below
-from partial_fc.checkpoint.tools.stored_rows import gaps
+from partial_fc.checkpoint.rows import gaps, part_files
 from partial_fc.checkpoint.tools.verify import marked_ranks
 
 _HIGHLIGHTS = (
     *("dataset", "rec", "network", "embedding_size", "image_size", "loss", "scale", "margins", "sample_rate"),
     *("optimizer", "head_optimizer", "lr", "lr_scheduler", "epochs", "max_steps", "batch_size", "accumulate"),
-    *(
-        "precision",
-        "centre_dtype",
-        "centre_state_dtype",
-        "head_catch_up",
-        "gradient_compression",
-        "sync_bn",
-        "seed",
-    ),
+    *("precision", "centre_dtype", "centre_state_dtype", "head_catch_up", "gradient_compression", "sync_bn", "seed"),
 )
 
 
@@ -44,54 +39,49 @@ class InspectOptions:
 def inspect(options: InspectOptions) -> int:
     """Prints; returns the exit status: 1 where the one asked for cannot be read."""
     alone = is_step(options.folder)
-    folders = [options.folder] if alone else steps_below(options.folder)
-    seen = [look(folder) for folder in folders]
-    marks = {} if alone else _marks(seen)
-    for found in seen:
-        found["marks"] = [mark for mark, folder in marks.items() if folder == found["folder"]]
+    summaries = [summary(folder) for folder in ([options.folder] if alone else steps_below(options.folder))]
+    marks = {} if alone else _marks(summaries)
+    for each in summaries:
+        each["marks"] = [mark for mark, folder in marks.items() if folder == each["folder"]]
     if options.json:
-        print(json.dumps(seen, indent=2, default=str))
+        print(json.dumps(summaries, indent=2, default=str))
     elif alone:
-        print("\n".join(_details(seen[0])))
+        lines = _lines(summaries[0]) if "problem" not in summaries[0] else iter([("problem", summaries[0]["problem"])])
+        for name, value in [("folder", summaries[0]["folder"]), *lines]:
+            if value:
+                print(f"{name:14}{value}")
     else:
-        print("\n".join(_line(found) for found in seen))
-    return int(alone and "problem" in seen[0])
+        for each in summaries:
+            print(_line(each))
+    return int(alone and "problem" in summaries[0])
 
 
-def _marks(seen: list[dict[str, Any]]) -> dict[str, str]:
+def _marks(summaries: list[dict[str, Any]]) -> dict[str, str]:
     """Which folder is the newest, and which has the highest score (checkpoint/folders.py)."""
-    good = [found for found in seen if "problem" not in found]
-    scored = [found for found in good if isinstance(found.get("score"), int | float)]
+    good = [each for each in summaries if "problem" not in each]
+    scored = [each for each in good if isinstance(each.get("score"), int | float)]
     marks = {}
     if good:
-        marks["newest"] = max(good, key=lambda found: found["step"])["folder"]
+        marks["newest"] = max(good, key=lambda each: each["step"])["folder"]
     if scored:
-        marks["best"] = max(scored, key=lambda found: (found["score"], found["step"]))["folder"]
+        marks["best"] = max(scored, key=lambda each: (each["score"], each["step"]))["folder"]
     return marks
 
 
-def look(folder: Path) -> dict[str, Any]:
+def summary(folder: Path) -> dict[str, Any]:
     """What there is to say of one folder, as JSON. "problem": why no more can be said."""
     marker = folder / MARKER
-    found: dict[str, Any] = {
-        "folder": str(folder),
-        "complete": marker.exists(),
-        "bytes": sum(path.stat().st_size for path in folder.iterdir()),
-    }
+    num_bytes = sum(path.stat().st_size for path in folder.iterdir())
+    found: dict[str, Any] = {"folder": str(folder), "complete": marker.exists(), "bytes": num_bytes}
     if not marker.exists():
-        return {
-            **found,
-            "problem": f"incomplete: it has no file {MARKER}; it is still being written, or given up",
-        }
+        found["problem"] = f"incomplete: it has no file {MARKER}; it is still being written, or given up"
+        return found
     found["age_s"] = round(time.time() - marker.stat().st_mtime)
     try:
         checkpoint = Checkpoint(folder)
         manifest = checkpoint.manifest
-        found |= {
-            key: manifest[key]
-            for key in ("format", "step", "position", "world_size", "score", "best", "history", "versions")
-            if key in manifest
-        }
+        shown = ("format", "step", "position", "world_size", "score", "best", "history", "versions")
+        found |= {key: manifest[key] for key in shown if key in manifest}
         found["ranks_here"] = marked_ranks(folder, manifest)
         found["configuration"] = manifest.get("configuration", {})
         if not isinstance(found["configuration"], dict):
@@ -111,96 +101,87 @@ def _tensors(path: Path) -> dict[str, Any]:
     """Counts of a file, from its header."""
     try:
         with safe_open(path, framework="pt") as file:
-            parts = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118
+            tensors = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is no safetensors file, or cut short: {error}") from error
-    numbers = 0
-    for part in parts:
-        count = 1
-        for size in part.get_shape():
-            count *= size
-        numbers += count
-    dtypes = sorted({part.get_dtype() for part in parts})
-    return {"tensors": len(parts), "numbers": numbers, "dtypes": dtypes, "bytes": path.stat().st_size}
+    dtypes = sorted({t.get_dtype() for t in tensors})
+    numbers = sum(prod(t.get_shape()) for t in tensors)
+    return {"tensors": len(tensors), "numbers": numbers, "dtypes": dtypes, "bytes": path.stat().st_size}
 
 
 def _head(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    files = sorted(part_files(folder, manifest["world_size"]), key=lambda file: file.start)
-    made = sum(file.num_rows for file in files)
+    files = part_files(folder, manifest["world_size"])
+    columns: dict[str, Any] = {}
+    num_created = num_touched = 0
     for file in files:
-        problem = file.problem()
+        part = file.open()
+        problem = part.problem()
         if problem:
             raise ValueError(f"{file.path}: {problem}")
-    moved = [file.tensors["touched"] > 0 for file in files if "touched" in file.tensors]
-    touched = sum(int(rows.flatten(1).any(dim=1).sum()) if rows.dim() > 1 else int(rows.sum()) for rows in moved)
-    facts = manifest["head"]
-    found = {key: manifest.get(key) for key in ("num_classes", "embedding_size", "sub_centres", "hard_negatives")} | {
-        "classes_made": made,
-        "classes_touched": touched,
-        "columns": {
+        columns = columns or {
             name: {"shape": column.shape, "dtype": str(column.dtype).removeprefix("torch.")}
-            for name, column in (files[0].columns if files else {}).items()
-        },
-        "num_steps": facts["num_steps"],
-        "row_seed": facts["row_seed"],
-        "margin": facts["margin"],
-        "files": len(files),
-        "bytes": sum(file.path.stat().st_size for file in files),
-    }
+            for name, column in part.columns.items()
+        }
+        num_created += part.num_rows
+        if "touched" in part.rows:
+            num_touched += int((part.rows["touched"] > 0).unsqueeze(-1).flatten(1).any(dim=1).sum())
+    found = {key: manifest[key] for key in ("num_classes", "embedding_size", "sub_centres", "hard_negatives")}
+    found |= {"classes_created": num_created, "classes_touched": num_touched, "columns": columns}
+    found |= {key: manifest["head"][key] for key in ("num_steps", "row_seed", "margin")}
+    found |= {"files": len(files), "bytes": sum(file.path.stat().st_size for file in files)}
     if len(marked_ranks(folder, manifest)) == manifest["world_size"]:
-        for problem in gaps(files, manifest["num_classes"]):
+        num_classes = manifest["num_classes"]
+        for problem in gaps(files, 0, num_classes, num_classes):
             found["problem"] = problem
     return found
 
 
 def _line(found: dict[str, Any]) -> str:
     """One of several."""
-    name = Path(found["folder"]).name
+    words = [Path(found["folder"]).name, f"{_bytes(found['bytes']):>9}"]
     if "problem" in found:
-        return f"{name}  {_bytes(found['bytes']):>9}  {found['problem']}"
-    head = found.get("head")
-    words = [
-        f"{name}  {_bytes(found['bytes']):>9}  {_age(found['age_s']):>8} old  {found['world_size']} rank(s)",
-        f"{head['num_classes']} classes" if head else "",
-        f"score {found['score']:.5f}" if isinstance(found.get("score"), int | float) else "",
-        *found["marks"],
-    ]
-    return "  ".join(word for word in words if word)
+        return "  ".join((*words, found["problem"]))
+    words += [f"{_age(found['age_s']):>8} old", f"{found['world_size']} rank(s)"]
+    words += [f"{found['head']['num_classes']} classes"] if "head" in found else []
+    words += [f"score {found['score']:.5f}"] if isinstance(found.get("score"), int | float) else []
+    return "  ".join((*words, *found["marks"]))
 
 
-def _details(found: dict[str, Any]) -> list[str]:
-    """One, line by line."""
-    lines = [("folder", found["folder"])]
-    if "problem" in found:
-        lines.append(("problem", found["problem"]))
-    else:
-        lines += _facts(found)
-    return [f"{name:14}{value}" for name, value in lines if value]
-
-
-def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
+def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """One alone, as (name, value)."""
     size, here = found["world_size"], found["ranks_here"]
-    lines = [
-        ("step", f"{found['step']}, after {found.get('position', '?')} samples"),
-        ("written", f"{_age(found['age_s'])} ago by {size} rank(s), format {found['format']}"),
-        ("size", _bytes(found["bytes"])),
-        (
-            "holds",
-            f"the files of ranks {', '.join(map(str, here)) or 'none'} only" if len(here) < size else "",
-        ),
-        ("backbone", _counts(found["backbone"])),
-        ("optimizer", _counts(found["optimizer"])),
-    ]
+    yield "step", f"{found['step']}, after {found.get('position', '?')} samples"
+    yield "written", f"{_age(found['age_s'])} ago by {size} rank(s), format {found['format']}"
+    yield "size", _bytes(found["bytes"])
+    if len(here) < size:
+        yield "holds", f"the files of ranks {', '.join(map(str, here)) or 'none'} only"
+    for name in ("backbone", "optimizer"):
+        file = found[name]
+        counts = f"{file['numbers']:,} numbers in {file['tensors']} tensors"
+        yield name, f"{' '.join((counts, *file['dtypes']))}, {_bytes(file['bytes'])}"
     if "head" in found:
-        lines += _head_lines(found["head"], found["class_names"])
-    return [
-        *lines,
-        ("best", _pairs(found.get("best"))),
-        ("score", str(found["score"]) if found.get("score") is not None else ""),
-        ("trained with", _pairs({key: found["configuration"].get(key) for key in _HIGHLIGHTS})),
-        ("versions", _pairs(found.get("versions"))),
-        *(("history", str(line)) for line in found.get("history", ())),
-    ]
+        yield from _head_lines(found["head"], found["class_names"])
+    yield "best", _pairs(found.get("best"))
+    yield "score", str(found["score"]) if found.get("score") is not None else ""
+    yield "trained with", _pairs({key: found["configuration"].get(key) for key in _HIGHLIGHTS})
+    yield "versions", _pairs(found.get("versions"))
+    yield from (("history", str(line)) for line in found.get("history", ()))
+
+
+def _head_lines(head: dict[str, Any], num_names: int | None) -> Iterator[tuple[str, str]]:
+    classes, created = head["num_classes"], head["classes_created"]
+    subs = f", {head['sub_centres']} centres each" if head["sub_centres"] > 1 else ""
+    yield "classes", f"{classes} of {head['embedding_size']} features{subs}, {'with' if num_names else 'no'} names"
+    yield (
+        "rows",
+        f"{created} created, of which {created - head['classes_touched']} were never touched; {classes - created} not "
+        "created yet",
+    )
+    columns = ", ".join(f"{name} {column['dtype']}" for name, column in head["columns"].items())
+    yield "", f"{columns}; {head['files']} file(s), {_bytes(head['bytes'])}"
+    yield "head", f"{head['num_steps']} steps, row seed {head['row_seed']}"
+    yield "margin", json.dumps(head["margin"]) if head["margin"] else ""
+    yield "problem", head.get("problem", "")
 
 
 def _pairs(values: Any) -> str:
@@ -210,40 +191,8 @@ def _pairs(values: Any) -> str:
     return str(values or "")
 
 
-def _head_lines(head: dict[str, Any], num_names: int | None) -> list[tuple[str, str]]:
-    classes, made, touched = head["num_classes"], head["classes_made"], head["classes_touched"]
-    subs = f", {head['sub_centres']} centres each" if head["sub_centres"] > 1 else ""
-    columns = ", ".join(f"{name} {column['dtype']}" for name, column in head["columns"].items())
-    lines = [
-        (
-            "classes",
-            f"{classes} of {head['embedding_size']} features{subs}, {'with' if num_names else 'no'} names",
-        ),
-        (
-            "rows",
-            f"{made} made, of which {made - touched} were never touched; {classes - made} not made yet",
-        ),
-        ("", f"{columns}; {head['files']} file(s), {_bytes(head['bytes'])}"),
-        ("head", f"{head['num_steps']} steps, row seed {head['row_seed']}"),
-    ]
-    if head["margin"]:
-        lines.append(("margin", json.dumps(head["margin"])))
-    if "problem" in head:
-        lines.append(("problem", head["problem"]))
-    return [(name or " ", value) for name, value in lines]
-
-
-def _counts(tensors: dict[str, Any]) -> str:
-    kinds = f" {' '.join(tensors['dtypes'])}" if tensors["dtypes"] else ""
-    return f"{tensors['numbers']:,} numbers in {tensors['tensors']} tensors{kinds}, {_bytes(tensors['bytes'])}"
-
-
 def _bytes(number: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.2f} TB"
+    return tqdm.format_sizeof(number, "B")
 
 
 def _age(seconds: float) -> str:

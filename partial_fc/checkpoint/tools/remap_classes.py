@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from partial_fc.checkpoint.tools.checkpoint_on_disk import Stored
-from partial_fc.checkpoint.tools.output import Output, say
-from partial_fc.checkpoint.tools.reshard import copy, own_files
-from partial_fc.checkpoint.tools.stored_rows import Column, StoredRows
+from partial_fc.checkpoint.output import Output, say
+from partial_fc.checkpoint.rows import StoredRows, class_numbers
+from partial_fc.checkpoint.tools.checkpoint_on_disk import CheckpointOnDisk
+from partial_fc.checkpoint.tools.reshard import copy, local_files
+from partial_fc.head.class_rows import Column
 from partial_fc.head.rows.table import initial_centres
 
 MAP_NAME = "class-map.tsv"
@@ -24,50 +25,50 @@ class Plan:
     """Classes of the new checkpoint, by number."""
 
     names: list[str]
-    old: list[int]  # the number of each in the old checkpoint; -1: it is new
-    directions: dict[int, Tensor] = field(default_factory=dict)  # (D,) of those that get a new centre, by new number
-    joined: dict[int, int] = field(default_factory=dict)  # old number of a class that is part of another -> its new one
+    # The number of each in the old checkpoint; -1: it is new.
+    old: list[int]
+    # The directions (D,) of those that get a new centre, by new number.
+    directions: dict[int, Tensor] = field(default_factory=dict)
+    # Old number of a class that becomes part of another -> its new one.
+    joined: dict[int, int] = field(default_factory=dict)
 
 
-class Rearranged:
-    """The rows of a plan. A new class with a direction has the length of centres that were trained, and no optimiser's
+class RemappedRows:
+    """The rows of a plan. A new class with a direction has the length of centres that were trained, and no optimizer's
     state, like a row that starts; an old one that gets another direction keeps its length and state. A new class
-    without a direction is not made: whoever trains starts it as any other."""
+    without a direction is not created: whoever trains starts it as any other."""
 
     def __init__(self, stored: StoredRows, plan: Plan, num_steps: int, row_seed: int):
-        self.num_classes = len(plan.old)
-        self._stored, self._directions, self._num_steps, self._row_seed = (
-            stored,
-            plan.directions,
-            num_steps,
-            row_seed,
-        )
+        self.start, self.stop = 0, len(plan.old)
+        self._stored, self._directions = stored, plan.directions
+        self._num_steps, self._row_seed = num_steps, row_seed
         self._old_C = torch.tensor(plan.old, dtype=torch.int64)
-        self._made_C = stored.made(0, stored.num_classes)[self._old_C.clamp(min=0)] & (self._old_C >= 0)
+        self._kept_C = stored.created(0, stored.stop)[self._old_C.clamp(min=0)] & (self._old_C >= 0)
         self._length = typical_length(stored) if plan.directions else 0.0
 
     @property
     def columns(self) -> dict[str, Column]:
         return self._stored.columns
 
-    def made(self, start: int, stop: int) -> Tensor:
-        made_L = self._made_C[start:stop].clone()
+    def created(self, start: int, stop: int) -> Tensor:
+        created_L = self._kept_C[start:stop].clone()
         for number in self._directions:
             if start <= number < stop:
-                made_L[number - start] = True
-        return made_L
+                created_L[number - start] = True
+        return created_L
 
-    def take(self, class_M: Tensor) -> dict[str, Tensor]:
-        there_M = self._made_C[class_M]
-        at_K = there_M.nonzero().squeeze(1)
+    def read(self, classes: Tensor | range) -> dict[str, Tensor]:
+        class_M = class_numbers(classes)
+        kept_M = self._kept_C[class_M]
+        at_K = kept_M.nonzero().squeeze(1)
         rows = {name: torch.zeros(len(class_M), *c.shape, dtype=c.dtype) for name, c in self.columns.items()}
-        for name, kept in self._stored.take(self._old_C[class_M[at_K]]).items():
+        for name, kept in self._stored.read(self._old_C[class_M[at_K]]).items():
             rows[name].index_copy_(0, at_K, kept)
-        for at, (number, there) in enumerate(zip(class_M.tolist(), there_M.tolist(), strict=True)):
+        for at, (number, is_kept) in enumerate(zip(class_M.tolist(), kept_M.tolist(), strict=True)):
             direction_D = self._directions.get(number)
             if direction_D is not None:
-                rows["centres"][at] = self._centre(number, direction_D, rows["centres"][at] if there else None)
-                if not there and "touched" in rows:
+                rows["centres"][at] = self._centre(number, direction_D, rows["centres"][at] if is_kept else None)
+                if not is_kept and "touched" in rows:
                     rows["touched"][at] = self._num_steps  # its value stands for all steps so far
         return rows
 
@@ -92,12 +93,12 @@ class Rearranged:
 def typical_length(stored: StoredRows) -> float:
     """The median length of centres that a step has moved; of start values where there are none."""
     lengths = []
-    for file in stored.files:
-        for low in range(0, file.num_rows, 1 << 14):
-            part = slice(low, low + (1 << 14))
-            centres = file.tensors["centres"][part].float()
+    for part in stored.parts():
+        for low in range(0, part.num_rows, 1 << 14):
+            rows = {name: t[low : low + (1 << 14)] for name, t in part.rows.items()}
+            centres = rows["centres"].float()
             length = centres.norm(dim=-1).flatten()
-            touched = file.tensors["touched"][part] if "touched" in file.tensors else torch.ones(len(centres), 1)
+            touched = rows.get("touched", torch.ones(len(centres), 1))
             moved = (touched > 0).reshape(len(centres), -1)
             lengths.append(length[moved.expand(-1, length.numel() // len(centres)).flatten()])
     length_N = torch.cat(lengths) if lengths else torch.empty(0)
@@ -106,16 +107,16 @@ def typical_length(stored: StoredRows) -> float:
     return length_N.median().item()
 
 
-def write(stored: Stored, plan: Plan, out: Path, made_by: str) -> None:
+def write(stored: CheckpointOnDisk, plan: Plan, out: Path, made_by: str) -> None:
     """The new checkpoint, for as many ranks as before, with a map of the numbers beside it."""
     head = stored.manifest["head"]
-    rows = Rearranged(stored.rows, plan, head["num_steps"], head["row_seed"])
+    rows = RemappedRows(stored.rows, plan, head["num_steps"], head["row_seed"])
     manifest = {**stored.manifest, "num_classes": len(plan.names)}
     with Output(out, manifest, plan.names, made_by) as output:
         output.rows(rows)
         for name in ("backbone.safetensors", "optimizer.safetensors"):
             copy(stored, name, output)
-        say(own_files(stored, output, stored.world_size, lists=False))
+        say(local_files(stored, output, stored.world_size, lists=False))
         output.text(MAP_NAME, _map(plan, stored.names()))
     new = sum(old < 0 for old in plan.old)
     print(

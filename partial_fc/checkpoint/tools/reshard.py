@@ -8,13 +8,13 @@ from typing import Annotated
 import tyro
 from torch import Tensor
 
-from partial_fc.checkpoint import rows as head_rows
-from partial_fc.checkpoint.snapshot import own_name
-from partial_fc.checkpoint.tools.checkpoint_on_disk import Stored, describe
-from partial_fc.checkpoint.tools.output import Output, say
+from partial_fc.checkpoint.head_state import hard_negatives_name
+from partial_fc.checkpoint.output import Output, say
+from partial_fc.checkpoint.snapshot import local_name
+from partial_fc.checkpoint.tools.checkpoint_on_disk import CheckpointOnDisk, describe
 from partial_fc.optim.compression import merge_residuals
 
-_OLD_OWN = "exchange-{:05d}-of-{:05d}.safetensors"  # format 3
+_FORMAT_3_LOCAL = "exchange-{:05d}-of-{:05d}.safetensors"  # format 3
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def reshard(options: ReshardOptions) -> None:
     """Raises ValueError where a file is missing or damaged, or the folders are not of one checkpoint."""
     if options.world_size < 1:
         raise ValueError(f"--world-size is {options.world_size}; expected at least 1")
-    stored = Stored(options.folders)
+    stored = CheckpointOnDisk(options.folders)
     size = options.world_size
     made_by = f"written anew for {size} rank(s), from {stored.world_size} ({stored.where})"
     manifest = {**stored.manifest, "world_size": size}
@@ -57,30 +57,30 @@ def reshard(options: ReshardOptions) -> None:
         output.rows(stored.rows)
         for name in ("backbone.safetensors", "optimizer.safetensors"):
             copy(stored, name, output)
-        say(own_files(stored, output, size))
+        say(local_files(stored, output, size))
     print(f"{options.out}: {describe(manifest)}")
 
 
-def copy(stored: Stored, name: str, output: Output, rank: int = 0) -> None:
+def copy(stored: CheckpointOnDisk, name: str, output: Output, rank: int = 0) -> None:
     path = stored.path(name)
     if path is None:
         raise ValueError(f"{stored.where} has no {name}")
     output.copy(path, rank)
 
 
-def own_files(stored: Stored, output: Output, size: int, lists: bool = True) -> Iterator[str]:
+def local_files(stored: CheckpointOnDisk, output: Output, size: int, lists: bool = True) -> Iterator[str]:
     """What every rank has for itself, for `size` ranks; yields what is left out. lists: those of hard negatives, which
     are of use to the same ranks with the same classes only."""
     before = stored.world_size
-    states = (own_tensors(stored, rank) for rank in range(before))
+    states = (local_tensors(stored, rank) for rank in range(before))
     if before == size:
         for rank, state in enumerate(states):
             if state:
-                output.tensors(own_name(rank, size), state, rank)
+                output.tensors(local_name(rank, size), state, rank)
     else:
         yield from _joined(states, output, size)
     for rank in range(before):
-        path = stored.path(head_rows.hard_negatives_name(rank, before))
+        path = stored.path(hard_negatives_name(rank, before))
         if path is None:
             continue
         if before != size or not lists:
@@ -102,16 +102,16 @@ def _joined(states: Iterator[dict[str, Tensor]], output: Output, size: int) -> I
     owed = merge_residuals(residuals(), size)
     if owed:
         for rank in range(size):
-            output.tensors(own_name(rank, size), {f"exchange/{name}": t for name, t in owed.items()}, rank)
+            output.tensors(local_name(rank, size), {f"exchange/{name}": t for name, t in owed.items()}, rank)
         yield "what gradient compression owes is joined: each rank has an equal part of it"
     if buffers:
         yield "the ranks' own running statistics are left out; the backbone holds those of all ranks together"
 
 
-def own_tensors(stored: Stored, rank: int) -> dict[str, Tensor]:
+def local_tensors(stored: CheckpointOnDisk, rank: int) -> dict[str, Tensor]:
     """What a rank has for itself, in either format."""
-    path = stored.path(own_name(rank, stored.world_size))
+    path = stored.path(local_name(rank, stored.world_size))
     if path is not None:
         return stored.load(path.name)
-    name = _OLD_OWN.format(rank, stored.world_size)
+    name = _FORMAT_3_LOCAL.format(rank, stored.world_size)
     return {f"exchange/{key}": t for key, t in stored.load(name).items()} if stored.path(name) else {}

@@ -11,15 +11,15 @@ import tyro
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
-from partial_fc.checkpoint.checksums import read_sums, sums_name
+from partial_fc.checkpoint.checksums import checksums_name, read_checksums
 from partial_fc.checkpoint.files import sha256
-from partial_fc.checkpoint.folders import MARKER
+from partial_fc.checkpoint.folders import MARKER, is_step, steps_below
+from partial_fc.checkpoint.head_state import has_head
 from partial_fc.checkpoint.read import Checkpoint
-from partial_fc.checkpoint.tools.checkpoint_on_disk import has_head, is_step, part_files, steps_below
-from partial_fc.checkpoint.tools.stored_rows import PartFile, gaps, mismatch
+from partial_fc.checkpoint.rows import Part, PartFile, gaps, mismatch, part_files
 from partial_fc.head.shard import Shard
 
-_NO_SUMS = "no checksums (format 3): only names, shapes and class ranges were checked"
+_NO_CHECKSUMS = "no checksums (format 3): only names, shapes and class ranges were checked"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def verify(options: VerifyOptions) -> int:
 
 
 def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]:
-    """("bad" or "note", what), of the folders of one checkpoint."""
+    """Yields ("bad" or "note", what) for the folders of one checkpoint."""
     manifests, ranks = [], set()
     for folder in folders:
         try:
@@ -69,9 +69,9 @@ def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]
             yield "bad", f"{folder} is of another checkpoint than {folders[0]}"
             return
     if manifest["format"] == 3:
-        yield "note", _NO_SUMS
+        yield "note", _NO_CHECKSUMS
     else:
-        yield from _check_sums(folders, manifest, ranks)
+        yield from _check_checksums(folders, manifest, ranks)
     size = manifest["world_size"]
     if len(ranks) < size:
         yield (
@@ -90,7 +90,7 @@ def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]
 
 
 def marked_ranks(folder: Path, manifest: dict[str, Any]) -> list[int]:
-    """Those whose files are in the folder, as its marker says. Raises ValueError for another file."""
+    """The ranks whose files are in the folder, as its marker says. Raises ValueError for another file."""
     text = (folder / MARKER).read_text(errors="replace")
     size = manifest["world_size"]
     if manifest["format"] == 3 and not text:
@@ -108,22 +108,21 @@ def marked_ranks(folder: Path, manifest: dict[str, Any]) -> list[int]:
     return ranks
 
 
-def _check_sums(folders: Sequence[Path], manifest: dict[str, Any], ranks: set[int]) -> Iterator[tuple[str, str]]:
-    """Every file that a rank wrote, against what it wrote."""
+def _check_checksums(folders: Sequence[Path], manifest: dict[str, Any], ranks: set[int]) -> Iterator[tuple[str, str]]:
+    """Compares every file that a rank wrote with its checksum."""
     size = manifest["world_size"]
     listed: dict[Path, str] = {}
     for folder in folders:
         here: dict[str, str] = {}
         for rank in marked_ranks(folder, manifest):
-            path = folder / sums_name(rank, size)
+            path = folder / checksums_name(rank, size)
             try:
-                here |= read_sums(path)
+                here |= read_checksums(path)
             except (ValueError, OSError) as error:
                 yield "bad", f"{error}" if isinstance(error, ValueError) else f"{path}: {error.strerror}"
         listed |= {folder / name: digest for name, digest in here.items()}
         for path in sorted(folder.iterdir()):
-            known = path.name in here or path.name == MARKER or path.suffix == ".sha256"
-            if not known:
+            if path.name not in here and path.name != MARKER and path.suffix != ".sha256":
                 # Whoever loads takes head files by their names.
                 kind = "bad" if path.name.startswith("head-") and not path.name.endswith(".partial") else "note"
                 yield kind, f"{path} is in no list of checksums: no file of this checkpoint"
@@ -133,19 +132,19 @@ def _check_sums(folders: Sequence[Path], manifest: dict[str, Any], ranks: set[in
             if not path.exists():
                 yield "bad", f"{path} is missing"
                 continue
-            found = sha256(path)
-            if found != digest:
-                yield "bad", f"{path} is damaged: its SHA-256 is {found[:16]}..., expected {digest[:16]}..."
+            actual = sha256(path)
+            if actual != digest:
+                yield "bad", f"{path} is damaged: its SHA-256 is {actual[:16]}..., expected {digest[:16]}..."
             bar.update(path.stat().st_size)
 
 
 def _check_head(folders: Sequence[Path], manifest: dict[str, Any], ranks: set[int]) -> Iterator[tuple[str, str]]:
-    """Class ranges, shapes, dtypes, and how often rows moved."""
+    """Checks class ranges, shapes, dtypes, and how often rows moved."""
     num_classes, size = manifest["num_classes"], manifest["world_size"]
     by_name = {file.path.name: file for folder in folders for file in part_files(folder, size)}
     files = sorted(by_name.values(), key=lambda file: file.start)
     if len(ranks) == size:
-        yield from (("bad", f"{folders[0]}: {problem}") for problem in gaps(files, num_classes))
+        yield from (("bad", f"{folders[0]}: {problem}") for problem in gaps(files, 0, num_classes, num_classes))
     else:
         yield from _check_ranges(files, num_classes, size, ranks)
     names = folders[0] / "class-names.txt"
@@ -153,22 +152,23 @@ def _check_head(folders: Sequence[Path], manifest: dict[str, Any], ranks: set[in
         num_names = names.read_bytes().count(b"\n")
         if num_names != num_classes:
             yield "bad", f"{names} has {num_names} names for {num_classes} classes"
-    good: list[PartFile] = []
+    first: tuple[Part, str] | None = None
     for file in tqdm(files, desc="head", unit="file", leave=False, disable=None):
         try:
-            problem = file.problem() or _against_manifest(file, manifest)
-            problem = problem or (mismatch(good[0], file) if good else None)
+            part = file.open()
         except ValueError as error:
             yield "bad", str(error)
             continue
+        problem = part.problem() or _against_manifest(part, manifest)
+        problem = problem or (mismatch(first[0].columns, part.columns, first[1]) if first else None)
         if problem:
             yield "bad", f"{file.path}: {problem}"
         else:
-            good.append(file)
+            first = first or (part, file.path.name)
 
 
 def _check_ranges(files: list[PartFile], num_classes: int, size: int, ranks: set[int]) -> Iterator[tuple[str, str]]:
-    """Of the ranks whose files are here."""
+    """Checks that the files of the ranks that are here hold all of their classes."""
     for rank in sorted(ranks):
         shard = Shard.of(num_classes, rank, size)
         reached = shard.start
@@ -180,13 +180,14 @@ def _check_ranges(files: list[PartFile], num_classes: int, size: int, ranks: set
             yield "bad", f"rank {rank}'s files end before class {reached}; expected {shard.stop}"
 
 
-def _against_manifest(file: PartFile, manifest: dict[str, Any]) -> str | None:
+def _against_manifest(part: Part, manifest: dict[str, Any]) -> str | None:
+    """What a file holds otherwise than the manifest says, if anything."""
     width, subs = manifest["embedding_size"], manifest["sub_centres"]
     shape = (width,) if subs == 1 else (subs, width)
-    found = file.columns["centres"].shape
-    if found != shape:
-        return f"centres have shape {found} a class; the manifest says {shape}"
-    touched = file.tensors.get("touched")
+    actual = part.columns["centres"].shape
+    if actual != shape:
+        return f"centres have shape {actual} a class; the manifest says {shape}"
+    touched = part.tensors.get("touched")
     num_steps = manifest["head"]["num_steps"]
     if touched is not None and touched.numel():
         low, high = touched.min().item(), touched.max().item()

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from partial_fc.files import replacing
+
 _PAGE = mmap.PAGESIZE
 
 
@@ -118,9 +120,8 @@ class RowFiles:
 
     def _write_header(self, step: int, clean: bool) -> None:
         text = json.dumps({**self._header, "step": step, "clean": clean}, indent=2)
-        partial = self.folder / "header.json.partial"
-        partial.write_text(text + "\n")
-        partial.replace(self.folder / "header.json")
+        with replacing(self.folder / "header.json") as partial:
+            partial.write_text(text + "\n")
 
     def _full(self, num_rows: int, num_bytes: int) -> OSError:
         free = shutil.disk_usage(self.folder).free

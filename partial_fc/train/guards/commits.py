@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 from partial_fc.checkpoint import Snapshot
-from partial_fc.checkpoint.peer.commits import Buddy, Memory
+from partial_fc.checkpoint.head_state import Head
+from partial_fc.checkpoint.peer.commits import Memory, PeerCopies
 from partial_fc.comm import World, elastic
-from partial_fc.head import PartialFC
 
 _log = logging.getLogger("partial_fc")
 
@@ -24,14 +24,14 @@ class Commits:
         """every: steps from one commit to the next; 0: none. A collective."""
         self._world, self._memory = world, memory
         self._member = elastic.member() if elastic.active() else None
-        self._buddy = Buddy(memory, world, every) if every else None
+        self._buddy = PeerCopies(memory, world, every) if every else None
 
     @property
     def hosts_changed(self) -> bool:
         """Whether this rank was told of hosts that have come, or are to go."""
         return self._member is not None and self._member.hosts_changed.is_set()
 
-    def begin(self, step: int, head: PartialFC, take: Callable[[], Snapshot]) -> None:
+    def begin(self, step: int, head: Head, take: Callable[[], Snapshot]) -> None:
         """Before the first step of a world: fewer ranks than before have what there is. Where one has too little
         memory, the first world of a run raises ValueError, on all ranks, and later ones go on without commits."""
         if self._member:
@@ -47,7 +47,7 @@ class Commits:
         if self._buddy and self._buddy.due(step):
             self._begin(take)
 
-    def _check_memory(self, head: PartialFC) -> None:
+    def _check_memory(self, head: Head) -> None:
         short = self._buddy.too_little_memory(head) if self._buddy else ""
         if short and self._memory.age <= 1:
             raise ValueError(

@@ -9,12 +9,11 @@ from typing import Any, Self
 from torch import Tensor
 from tqdm import tqdm
 
-from partial_fc.checkpoint import rows as head_rows
-from partial_fc.checkpoint.checksums import sums_name, write_sums
+from partial_fc.checkpoint.checksums import checksums_name, write_checksums
 from partial_fc.checkpoint.files import save_tensors, write, write_json
-from partial_fc.checkpoint.folders import mark
+from partial_fc.checkpoint.folders import MANIFEST, mark
+from partial_fc.checkpoint.rows import Rows, cut, file_name
 from partial_fc.checkpoint.snapshot import FORMAT
-from partial_fc.checkpoint.tools.stored_rows import Rows, parts
 from partial_fc.head.shard import Shard
 
 _PIECE_BYTES = 8 << 20
@@ -36,7 +35,7 @@ class Output:
         }
         self.class_names = class_names
         self._existed = folder.exists()
-        self._sums: list[dict[str, str]] = [{} for _ in range(manifest["world_size"])]
+        self._checksums: list[dict[str, str]] = [{} for _ in range(manifest["world_size"])]
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -54,38 +53,35 @@ class Output:
             shutil.rmtree(self.folder)
 
     def tensors(self, name: str, tensors: dict[str, Tensor], rank: int = 0) -> None:
-        self._sums[rank][name] = save_tensors(tensors, self.folder / name)
+        self._checksums[rank][name] = save_tensors(tensors, self.folder / name)
 
     def copy(self, path: Path, rank: int = 0) -> None:
         """A file as it is."""
         with path.open("rb") as file:
             pieces = iter(lambda: file.read(_PIECE_BYTES), b"")
-            self._sums[rank][path.name] = write(self.folder / path.name, pieces)
+            self._checksums[rank][path.name] = write(self.folder / path.name, pieces)
 
     def text(self, name: str, lines: Iterable[str]) -> None:
-        self._sums[0][name] = write(self.folder / name, (f"{line}\n".encode() for line in lines))
+        self._checksums[0][name] = write(self.folder / name, (f"{line}\n".encode() for line in lines))
 
     def rows(self, rows: Rows) -> None:
-        """The whole head. One file's rows at a time are in memory."""
-        size = len(self._sums)
-        with tqdm(total=rows.num_classes, unit="class", desc="head", leave=False, disable=None) as bar:
-            for rank, sums in enumerate(self._sums):
-                shard = Shard.of(rows.num_classes, rank, size)
-                for start, stop, class_M in parts(rows, shard.start, shard.stop):
-                    taken = rows.take(class_M)
-                    if len(class_M) < stop - start:
-                        taken["class"] = class_M
-                    name = head_rows.file_name(rank, size, start, stop)
-                    sums[name] = save_tensors(taken, self.folder / name)
-                    bar.update(stop - start)
+        """The whole head; rows: of all classes. One file's rows at a time are in memory."""
+        size = len(self._checksums)
+        with tqdm(total=rows.stop, unit="class", desc="head", leave=False, disable=None) as bar:
+            for rank, checksums in enumerate(self._checksums):
+                shard = Shard.of(rows.stop, rank, size)
+                for part in cut(rows, shard.start, shard.stop):
+                    name = file_name(rank, size, part.start, part.stop)
+                    checksums[name] = save_tensors(part.tensors, self.folder / name)
+                    bar.update(part.stop - part.start)
 
     def _finish(self) -> None:
         if self.class_names is not None:
             self.text("class-names.txt", self.class_names)
-        self._sums[0]["manifest.json"] = write_json(self.manifest, self.folder / "manifest.json")
-        size = len(self._sums)
-        for rank, sums in enumerate(self._sums):
-            write_sums(sums, self.folder / sums_name(rank, size))
+        self._checksums[0][MANIFEST] = write_json(self.manifest, self.folder / MANIFEST)
+        size = len(self._checksums)
+        for rank, checksums in enumerate(self._checksums):
+            write_checksums(checksums, self.folder / checksums_name(rank, size))
         mark(self.folder, self.manifest["step"], range(size))
 
 

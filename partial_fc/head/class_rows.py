@@ -1,0 +1,71 @@
+"""The rows of a head by class: what a checkpoint stores of them, and gives back.
+
+M classes asked for, K rows of theirs, D feature width.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from partial_fc.head.shard import Shard
+
+if TYPE_CHECKING:
+    from partial_fc.head.rows.table import RowTable
+
+
+class Column(NamedTuple):
+    """What one class has of a tensor: (D,), (sub_centres, D) or (1,) numbers of a dtype."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+class ClassRows:
+    """The rows of this rank's classes [start, stop): each class has one entry of each column, "centres", the
+    optimizer's state by name and "touched" (`RowTable.row_state`), unless it was never created."""
+
+    def __init__(self, store: "RowTable", shard: Shard, sub_centres: int):
+        self.start, self.stop = shard.start, shard.stop
+        self._store, self._sub_centres = store, sub_centres
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether the rows lie in files, because they fit into no memory."""
+        return self._store.storage.place == "disk"
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        return {name: Column(tuple(t.shape[1:]), t.dtype) for name, t in self.tables().items()}
+
+    def tables(self) -> dict[str, Tensor]:
+        """All columns as stored, (stop - start, ...) each; zeros where a class was never created. Not copies."""
+        tables = self._store.row_state()
+        if self._sub_centres == 1:
+            return tables
+        return {name: t.unflatten(0, (self.stop - self.start, self._sub_centres)) for name, t in tables.items()}
+
+    def created(self, start: int, stop: int) -> Tensor:
+        """Which of the classes [start, stop) have rows, bool (stop - start,): the others still are their start values,
+        which need not be stored."""
+        exists = self._store.exists_L.view(self.stop - self.start, self._sub_centres)
+        return exists[start - self.start : stop - self.start].any(dim=1).cpu()
+
+    def read(self, classes: Tensor | range) -> dict[str, Tensor]:
+        """The rows of created classes, (M, ...) for each column: copies; of a range, views."""
+        tables = self.tables()
+        if isinstance(classes, range):
+            return {name: t[classes.start - self.start : classes.stop - self.start] for name, t in tables.items()}
+        return {name: t.index_select(0, (classes - self.start).to(t.device)) for name, t in tables.items()}
+
+    def write(self, start: int, stop: int, class_M: Tensor, rows: dict[str, Tensor]) -> None:
+        """Classes [start, stop) become: class_M of them (ascending) what `read` gave for those, in any dtype (converted
+        to nearest), the others what they are before they are created. The head's `load_facts` comes first."""
+        subs = self._sub_centres
+        row_K = ((class_M - self.start)[:, None] * subs + torch.arange(subs, device=class_M.device)).flatten()
+        table = {name: t.reshape(len(row_K), t.shape[-1]) for name, t in rows.items()}
+        self._store.load_rows((start - self.start) * subs, (stop - self.start) * subs, row_K, table)
