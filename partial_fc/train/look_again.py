@@ -111,7 +111,7 @@ def _of_the_head(job: Job, attempt: Attempt) -> Find | None:
                 "memory or a processor that makes mistakes?)",
             )
         begin = job.world.rank * len(key_B)  # all ranks' batches are of one size
-        loss_G = one.seen["denominator"].log() - one.seen["own_logit"]
+        loss_G = one.seen["denominator"].log() - one.seen["target_logit"]
         loss_B = loss_G[begin : begin + len(key_B)]
         for i in (~loss_B.isfinite()).nonzero().flatten().tolist():
             return Find((4, i), f"the loss of record {key_B[i]}, label {one.label_B[i]}: {loss_B[i]}")
