@@ -16,7 +16,7 @@ from statistics import median
 import torch
 import tyro
 
-from partial_fc.head.kernels import Kernel, Logits, Precision, Slopes
+from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Precision
 from partial_fc.head.margin import Negatives
 
 MATMUL_SIZE = 8192  # large enough for any device's best rate; 128 MiB a matrix
@@ -52,11 +52,11 @@ def bench_gpu(options: GpuOptions) -> None:
     from partial_fc.head.kernels.triton import TritonKernel
 
     kernel = TritonKernel(options.precision)
-    logits, slopes = _problem(options, kernel)
+    logits, logit_grad = _problem(options, kernel)
     parts: dict[str, Callable[[], object]] = {
         "matmul": _matmul(),
         "sums": lambda: kernel.sums(logits),
-        "centre_gradients": lambda: _pass_over(kernel, logits, slopes),
+        "centre_gradients": lambda: _pass_over(kernel, logits, logit_grad),
     }
     seconds: dict[str, list[float]] = {name: [] for name in parts}
     for turn in range(options.rounds + 2):
@@ -82,8 +82,8 @@ def bench_gpu(options: GpuOptions) -> None:
     print(json.dumps(line))
 
 
-def _problem(options: GpuOptions, kernel: Kernel) -> tuple[Logits, Slopes]:
-    """A first step's: centres as they start, rows' own classes anywhere, the slopes of a softmax."""
+def _problem(options: GpuOptions, kernel: Kernel) -> tuple[Logits, LogitGrad]:
+    """A first step's: centres as they start, target classes anywhere, the gradient of a softmax."""
     generator = torch.Generator("cuda").manual_seed(0)
     G, L, D = options.batch, options.classes, options.dim
     feat_GD = torch.randn(G, D, generator=generator, device="cuda")
@@ -96,8 +96,8 @@ def _problem(options: GpuOptions, kernel: Kernel) -> tuple[Logits, Slopes]:
         64.0,
         Negatives(),
     )
-    factor_G = 64.0 / G / kernel.sums(logits, want_pull=False).denominator_G
-    return logits, Slopes(factor_G, torch.full((G,), -64.0 / G, device="cuda"))
+    factor_G = 64.0 / G / kernel.sums(logits, with_weighted_sum=False).denominator_G
+    return logits, LogitGrad(factor_G, torch.full((G,), -64.0 / G, device="cuda"))
 
 
 def _matmul() -> Callable[[], object]:
@@ -107,8 +107,8 @@ def _matmul() -> Callable[[], object]:
     return lambda: torch.mm(a, b, out=out)
 
 
-def _pass_over(kernel: Kernel, logits: Logits, slopes: Slopes) -> None:
-    for _ in kernel.centre_gradients(logits, slopes):
+def _pass_over(kernel: Kernel, logits: Logits, logit_grad: LogitGrad) -> None:
+    for _ in kernel.centre_gradients(logits, logit_grad):
         pass
 
 

@@ -108,7 +108,7 @@ def _taken_over(job: Job) -> int:
     """Centres whose exponentials the CPU kernel's second pass takes over from the first."""
     if job.impl != "cpu" or job.precision != "bf16":
         return 0
-    return min(job.sampled, cpu.KEPT_BYTES // (2 * _padded_batch(job)))
+    return min(job.sampled, cpu.EXP_CACHE_BYTES // (2 * _padded_batch(job)))
 
 
 def memory(job: Job) -> dict[str, int]:

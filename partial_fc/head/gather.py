@@ -9,39 +9,62 @@ from partial_fc.comm import World
 
 
 @dataclass(frozen=True)
-class Batch:
-    """In rank order."""
+class GlobalBatch:
+    """Features and labels in rank order, equal on all ranks."""
 
     feat_GD: Tensor
     label_G: Tensor
     rows: list[int]  # how many of them each rank brought
+    training: bool  # whether a gradient is wanted
 
 
-def gather(feat_BD: Tensor, label_B: Tensor, num_classes: int, world: World, *, name: str = "head/gather") -> Batch:
-    """All features and labels in one all-gather. Their bits travel side by side, with the rank they come from, so
-    that batches of different sizes need no second exchange.
+def gather(
+    feat_BD: Tensor,
+    label_B: Tensor,
+    num_classes: int,
+    world: World,
+    *,
+    training: bool = False,
+    name: str = "head/gather",
+) -> GlobalBatch:
+    """All features and labels in one all-gather. Their bits travel side by side, with the rank they come from and
+    whether it trains, so that batches of different sizes need no second exchange. A rank without rows does what the
+    others do.
 
-    Raises ValueError, on all ranks alike, for a label outside of [0, num_classes) and for a batch without any row.
+    Raises ValueError, on all ranks alike, for a label outside of [0, num_classes), for a batch without any row, and
+    where some ranks train and others do not.
     """
-    rank_B = torch.full_like(label_B, world.rank, dtype=torch.int32)
-    parts = [x.contiguous().view(torch.uint8) for x in (feat_BD, label_B[:, None], rank_B[:, None])]
+    origin_B = torch.full_like(label_B, 2 * world.rank + training, dtype=torch.int32)
+    parts = [x.contiguous().view(torch.uint8) for x in (feat_BD, label_B[:, None], origin_B[:, None])]
     wire = world.all_gather(torch.cat(parts, dim=1), name=name)
     widths = [part.shape[1] for part in parts]
     # (contiguous() would leave a single row with the stride of the whole wire, which no other dtype divides)
-    feat, label, rank = (x.clone(memory_format=torch.contiguous_format) for x in wire.split(widths, dim=1))
-    rank_G = rank.view(torch.int32).squeeze(1)
-    batch = Batch(
+    feat, label, origin = (x.clone(memory_format=torch.contiguous_format) for x in wire.split(widths, dim=1))
+    origin_G = origin.view(torch.int32).squeeze(1)
+    counts = torch.bincount(origin_G, minlength=2 * world.size).tolist()
+    evaluating, trained = counts[::2], counts[1::2]
+    batch = GlobalBatch(
         feat.view(feat_BD.dtype),
         label.view(torch.int64).squeeze(1),
-        torch.bincount(rank_G, minlength=world.size).tolist(),
+        [a + b for a, b in zip(evaluating, trained, strict=True)],
+        any(trained),
     )
     _check_labels(batch, num_classes)
     if not len(batch.label_G):
         raise ValueError("the global batch is empty: no rank brought a row")
+    if any(evaluating) and any(trained):
+        raise ValueError(
+            f"features require a gradient on ranks {_ranks(trained)} and none on ranks {_ranks(evaluating)}: all ranks "
+            "train, or none does (under no_grad, or with features that do not require a gradient)"
+        )
     return batch
 
 
-def _check_labels(batch: Batch, num_classes: int) -> None:
+def _ranks(counts: list[int]) -> list[int]:
+    return [rank for rank, count in enumerate(counts) if count]
+
+
+def _check_labels(batch: GlobalBatch, num_classes: int) -> None:
     """Every rank sees all labels, so all raise the same error and none is left waiting in a collective."""
     bad = ((batch.label_G < 0) | (batch.label_G >= num_classes)).nonzero().flatten()
     if not len(bad):

@@ -1,4 +1,4 @@
-"""Margins: what the softmax sees instead of the cosine between a feature and its own class centre.
+"""Margins: what the softmax sees instead of the cosine between a feature and its target class centre.
 
 Each is written once, as differentiable tensor maths; the dense reference, the chunked path and the kernels take
 value and slope from here. margin_adaptive.py has those that remember something between the steps.
@@ -22,7 +22,7 @@ _EDGE = 1.0 - torch.finfo(torch.float32).eps
 
 @dataclass(frozen=True)
 class Negatives:
-    """f of the classes that are not a row's own: their logit is scale * f(cos). As it stands: f(cos) = cos.
+    """The rule f of the classes that are not a row's target: their logit is scale * f(cos). By default f(cos) = cos.
 
     filter_above: a class with a larger cosine is left out of the row's softmax (it may be the same person again).
     hard_G, hard_t: where cos > hard_G[g], f(cos) = cos * (hard_t + cos) (CurricularFace).
@@ -45,7 +45,7 @@ class Negatives:
 
 
 class Margin(Protocol):
-    """logit = scale * own(cos) for a row's own class, scale * negatives(cos) for every other one."""
+    """A rule for logits: scale * target(cos) for a row's target class, scale * negatives(cos) for every other one."""
 
     @property
     def scale(self) -> float:
@@ -53,25 +53,25 @@ class Margin(Protocol):
 
     @property
     def bound(self) -> float:
-        """The largest |value| possible, of an own class or of another one."""
+        """The largest |value| possible, of a target or of a negative."""
 
     @property
-    def needs_own_cosines(self) -> bool:
-        """Whether `advance` or `negatives` read the own cosines of all rows: one more all-reduce, of G float64."""
+    def needs_target_cosines(self) -> bool:
+        """Whether `advance` or `negatives` read the target cosines of all rows: one more all-reduce, of G float64."""
 
     def state(self) -> State:
         """What the margin remembers between the steps, at the start of training; {} for most."""
 
-    def advance(self, state: State, norm_G: Tensor, own_cos_G: Tensor | None) -> State:
+    def advance(self, state: State, norm_G: Tensor, target_cos_G: Tensor | None) -> State:
         """The state for this step, from that of the step before; once in every forward of training, before its use.
-        norm_G: lengths of the features, own_cos_G: own cosines (only where needed), both of the whole global batch,
-        so that the result is equal on all ranks."""
+        norm_G: lengths of the features, target_cos_G: target cosines (only where needed), both of the whole global
+        batch, so that the result is equal on all ranks."""
 
-    def own(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
-        """Cosines with the own class -> their values with the margin, of cos_N's shape and dtype; differentiable by
+    def target(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
+        """Cosines with the target class -> their values with the margin, of cos_N's shape and dtype; differentiable by
         cos_N. norm_N: lengths of those rows' features, constants through which no gradient flows."""
 
-    def negatives(self, own_cos_G: Tensor | None, state: State) -> Negatives:
+    def negatives(self, target_cos_G: Tensor | None, state: State) -> Negatives:
         """The rule of the other classes."""
 
 
@@ -79,16 +79,16 @@ class _Fixed:
     """A margin that remembers nothing and leaves the other classes' cosines as they are."""
 
     @property
-    def needs_own_cosines(self) -> bool:
+    def needs_target_cosines(self) -> bool:
         return False
 
     def state(self) -> State:
         return {}
 
-    def advance(self, state: State, norm_G: Tensor, own_cos_G: Tensor | None) -> State:
+    def advance(self, state: State, norm_G: Tensor, target_cos_G: Tensor | None) -> State:
         return state
 
-    def negatives(self, own_cos_G: Tensor | None, state: State) -> Negatives:
+    def negatives(self, target_cos_G: Tensor | None, state: State) -> Negatives:
         return Negatives()
 
 
@@ -114,7 +114,7 @@ class CombinedMargin(_Fixed):
     def bound(self) -> float:
         return 1.0 + abs(self.m3)
 
-    def own(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
+    def target(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
         value_N = cos_N
         if (self.m1, self.m2) != (1.0, 0.0):
             value_N = torch.cos(self.m1 * angle(cos_N) + self.m2)
@@ -163,7 +163,7 @@ class SphereFace(_Fixed):
         k = math.floor(self.m)
         return (self.relax - (-1) ** k * math.cos(self.m * math.pi) + 2 * k) / (self.relax + 1)
 
-    def own(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
+    def target(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
         theta_N = self.m * angle(cos_N)
         k_N = (theta_N.detach() / math.pi).floor()
         psi_N = (1 - 2 * (k_N % 2)) * torch.cos(theta_N) - 2 * k_N
@@ -176,9 +176,9 @@ def angle(cos: Tensor) -> Tensor:
 
 
 def value_and_slope(margin: Margin, cos_N: Tensor, norm_N: Tensor, state: State) -> tuple[Tensor, Tensor]:
-    """scale * own(cos) and its derivative by cos, both of cos_N's shape, without a graph."""
+    """Returns scale * target(cos) and its derivative by cos, both of cos_N's shape, without a graph."""
     with torch.enable_grad():
         leaf_N = cos_N.detach().requires_grad_()
-        value_N = margin.scale * margin.own(leaf_N, norm_N, state)
+        value_N = margin.scale * margin.target(leaf_N, norm_N, state)
         (slope_N,) = torch.autograd.grad(value_N.sum(), leaf_N)
     return value_N.detach(), slope_N

@@ -42,13 +42,13 @@ class AdaFace:
         return 1.0 + 2.0 * self.m
 
     @property
-    def needs_own_cosines(self) -> bool:
+    def needs_target_cosines(self) -> bool:
         return False
 
     def state(self) -> State:
         return {"mean": 20.0, "deviation": 100.0}
 
-    def advance(self, state: State, norm_G: Tensor, own_cos_G: Tensor | None) -> State:
+    def advance(self, state: State, norm_G: Tensor, target_cos_G: Tensor | None) -> State:
         length_G = norm_G.double().clamp(_SHORTEST, _LONGEST)
         deviation = length_G.std().item() if len(length_G) > 1 else state["deviation"]
         return {
@@ -56,21 +56,21 @@ class AdaFace:
             "deviation": _moved(state["deviation"], deviation, self.weight),
         }
 
-    def own(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
+    def target(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
         length_N = norm_N.detach().to(cos_N.dtype).clamp(_SHORTEST, _LONGEST)
         quality_N = (length_N - state["mean"]) / (state["deviation"] + 1e-3) * self.h
         shift_N = self.m * quality_N.clamp(-1.0, 1.0)
         theta_N = (angle(cos_N) - shift_N).clamp(0.0, math.pi)
         return torch.cos(theta_N) - (self.m + shift_N)
 
-    def negatives(self, own_cos_G: Tensor | None, state: State) -> Negatives:
+    def negatives(self, target_cos_G: Tensor | None, state: State) -> Negatives:
         return Negatives()
 
 
 @dataclass(frozen=True)
 class CurricularFace:
-    """Own class: cos(theta + m). Other classes that are nearer than that, the hard ones: cos * (t + cos), where t is
-    the running mean of the own cosine, so they count more as training succeeds (https://arxiv.org/abs/2004.00288).
+    """Target class: cos(theta + m). Other classes that are nearer than that, the hard ones: cos * (t + cos), where t is
+    the running mean of the target cosine, so they count more as training succeeds (https://arxiv.org/abs/2004.00288).
 
     momentum: what t keeps in a step; it starts as 0 and takes in the step's own mean before it is used. As the authors
     published it, theta > pi - m gives cos - m * sin(m), which falls on where cos(theta + m) would rise again (there
@@ -93,23 +93,23 @@ class CurricularFace:
         return max(2.0, 1.0 + self.m * math.sin(self.m))
 
     @property
-    def needs_own_cosines(self) -> bool:
+    def needs_target_cosines(self) -> bool:
         return True
 
     def state(self) -> State:
         return {"t": 0.0}
 
-    def advance(self, state: State, norm_G: Tensor, own_cos_G: Tensor | None) -> State:
-        assert own_cos_G is not None
-        return {"t": _moved(state["t"], own_cos_G.double().mean().item(), 1.0 - self.momentum)}
+    def advance(self, state: State, norm_G: Tensor, target_cos_G: Tensor | None) -> State:
+        assert target_cos_G is not None
+        return {"t": _moved(state["t"], target_cos_G.double().mean().item(), 1.0 - self.momentum)}
 
-    def own(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
+    def target(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
         far_N = cos_N <= math.cos(math.pi - self.m)
         return torch.where(far_N, cos_N - self.m * math.sin(self.m), torch.cos(angle(cos_N) + self.m))
 
-    def negatives(self, own_cos_G: Tensor | None, state: State) -> Negatives:
-        assert own_cos_G is not None
-        return Negatives(hard_G=torch.cos(angle(own_cos_G.detach()) + self.m), hard_t=state["t"])
+    def negatives(self, target_cos_G: Tensor | None, state: State) -> Negatives:
+        assert target_cos_G is not None
+        return Negatives(hard_G=torch.cos(angle(target_cos_G.detach()) + self.m), hard_t=state["t"])
 
 
 def _moved(mean: float, new: float, weight: float) -> float:

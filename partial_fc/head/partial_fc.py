@@ -2,37 +2,39 @@
 
 One step, as the data sees it, with its three collectives (per rank: B*(D*itemsize + 12), 16*G and 4*G*D bytes):
   1. head/gather     all-gather of (feature, label, rank) rows: every rank holds feat_GD and label_G;
-                     one pass over the sampled centres: denominators, and the features' gradient up to their division;
-  2. head/softmax    all-reduce of (denominator, own logit), two float64 a row: every rank has the loss;
+                     one pass over the active centres: denominators, and the features' gradient up to their division;
+  2. head/softmax    all-reduce of (denominator, target's logit), two float64 a row: every rank has the loss;
                      with label smoothing four, 32*G bytes: also the sum of a row's logits and the number of classes;
-  3. head/features   reduce-scatter of the features' gradient, under way from the forward on, taken in by the backward.
+  3. head/features   reduce-scatter of the features' gradient, under way from the forward on, awaited by the backward.
 `step` passes over the centres a second time and moves them, chunk by chunk, while the backbone's gradients travel.
-Margins whose negatives depend on the own cosines (CurricularFace) cost one more all-reduce, head/own, of 8*G bytes.
+Margins whose negatives depend on the target cosines (CurricularFace) cost one more all-reduce, head/target, of 8*G
+bytes. softmax.py has the mathematics between the collectives, kernels/ the passes.
 
-The local maths is in kernels/. (An, Zhu et al., "Partial FC: Training 10 Million Identities on a Single Machine",
-https://arxiv.org/abs/2010.05222.)
+(An, Zhu et al., "Partial FC: Training 10 Million Identities on a Single Machine", https://arxiv.org/abs/2010.05222.)
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from partial_fc.comm import SingleWorld, World
 from partial_fc.head import kernels
-from partial_fc.head.active_rows import Selection, TakingPart
+from partial_fc.head.active_rows import ActiveRows, RowSelector
+from partial_fc.head.backward import Backward, DeferredGradient, Loss, concatenate, sum_gradients
 from partial_fc.head.class_rows import ClassRows
-from partial_fc.head.deferred import Pending, joined, merge
 from partial_fc.head.gather import gather
-from partial_fc.head.loss import Loss
-from partial_fc.head.margin import Margin
+from partial_fc.head.hard_negatives import HardNegatives
+from partial_fc.head.kernels import Logits
+from partial_fc.head.kernels.plain import unit, unit_backward
+from partial_fc.head.margin import Margin, value_and_slope
 from partial_fc.head.rows import RowOptimizer, RowSGD, RowTable, Storage
 from partial_fc.head.sampling import Sampling
 from partial_fc.head.shard import Shard
-
-if TYPE_CHECKING:
-    from partial_fc.head.hard_negatives import HardNegatives
+from partial_fc.head.softmax import feature_gradient, find_targets, global_softmax, local_terms, logit_gradient
 
 # The denominators of the ranks are added as sums of exp(logit) in float64, whose range ends at exp(709): with logits
 # bounded by this, no maximum has to be agreed upon first, and no row can under- or overflow.
@@ -46,13 +48,20 @@ class PartialFC:
         loss.backward()                 # feat_BD.grad = d(loss)/d(these rows), exact: nothing is to be divided again
         head.step(lr)                   # updates the centres that took part
 
+    The loss is that of the dense head in one process, and so are the gradients and, up to rounding, the centres:
+
+        loss == reference.loss(features of all ranks, labels of all ranks, centres of all ranks, margin)
+
+    (with sample_rate below 1 over the active classes, reference.loss(..., sampled_S)). The batch sizes of the ranks may
+    differ, and be 0. Centres start as N(0, 0.01) by (seed, class), alike for any number of ranks.
+
     sample_rate: the share of all classes that are negatives in a step; the classes of the batch always take part.
-    The batch sizes of the ranks may differ, and be 0. Centres start as N(0, 0.01) by (seed, class), alike for any
-    number of ranks.
     dtype: what is computed in, float32; float64 is for checks. precision: of the matrix products' operands, where the
     kernel has a choice; sums are float32 or wider everywhere. storage: dtype and place of centres and their state.
-    impl: which kernel (kernels/). catch_up: "exact": a row is brought up to what a dense optimiser would have made of
+    impl: which kernel (kernels/). catch_up: "exact": a row is brought up to what a dense optimizer would have made of
     it; "none": it rests while it is not sampled.
+    backbone_gradients: how the caller combines the ranks' gradients of the backbone: "sum" (GradientSync), or "average"
+    (DistributedDataParallel, horovod.DistributedOptimizer): features then get W times their gradient.
     interclass_filtering_threshold: a negative with a larger cosine is left out of the row's softmax. sub_centres: a
     class has so many centres and its logit is that of the nearest. label_smoothing: the share of the target that is
     spread evenly over the classes that take part. sampling_correction: logits of negatives get -log(sample_rate), so
@@ -75,11 +84,12 @@ class PartialFC:
         precision: kernels.Precision = "fp32",
         storage: Storage | None = None,
         catch_up: Literal["none", "exact"] = "none",
+        backbone_gradients: Literal["sum", "average"] = "sum",
         interclass_filtering_threshold: float | None = None,
         sub_centres: int = 1,
         label_smoothing: float = 0.0,
         sampling_correction: bool = False,
-        hard_negatives: "HardNegatives | None" = None,
+        hard_negatives: HardNegatives | None = None,
     ):
         if margin.scale * margin.bound > _LARGEST_LOGIT:
             raise ValueError(
@@ -90,6 +100,11 @@ class PartialFC:
             raise ValueError(f"sub_centres is {sub_centres}; expected at least 1")
         if not 0.0 <= label_smoothing < 1.0:
             raise ValueError(f"label_smoothing is {label_smoothing}; expected 0 <= label_smoothing < 1")
+        if backbone_gradients not in ("sum", "average"):
+            raise ValueError(f"backbone_gradients is {backbone_gradients!r}; expected sum or average")
+        storage = storage or Storage(dtype)
+        if storage.dtype == torch.float64 != dtype:
+            raise ValueError(f"centres stored in float64 with dtype {dtype}: give dtype float64, too, or store less")
         self.world = world or SingleWorld()
         self.margin = margin
         self.embedding_size = embedding_size
@@ -103,6 +118,7 @@ class PartialFC:
         self.label_smoothing = label_smoothing
         self.sampling_correction = sampling_correction
         self.hard_negatives = hard_negatives
+        self._gradient_factor = self.world.size if backbone_gradients == "average" else 1
         self._refuse_unsupported_pairs()
         self.kernel = kernels.choose(impl, torch.device(device), dtype, precision)
         self.store = RowTable(
@@ -111,17 +127,18 @@ class PartialFC:
             embedding_size,
             seed,
             self.optimizer,
-            storage or Storage(dtype),
+            storage,
             device,
             catch_up,
         )
         self.margin_state = margin.state()
         self.last_step: dict[str, Tensor] = {}  # what telemetry looks at: of the last forward
-        self.pending: list[Pending] = []  # one for each backward since `step`
-        self._selection = Selection(
-            self.sampling, self.shard, sub_centres, self.store, hard_negatives, sampling_correction
+        self.pending: list[DeferredGradient] = []  # one for each backward since `step`
+        self._selector = RowSelector(
+            self.sampling, self.shard, sub_centres, self.store, hard_negatives, sampling_correction, dtype
         )
-        self._taking_part: TakingPart | None = None  # in this step's micro-batches
+        # Of this step's micro-batches: their active rows, and their classes.
+        self._prepared: tuple[ActiveRows, Tensor] | None = None
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
 
     @property
@@ -135,14 +152,68 @@ class PartialFC:
         return self._by_class(self.store.all_rows())
 
     def __call__(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
-        """feat_BD: floating; label_B: int64 class numbers. Raises ValueError, on all ranks alike, for a label outside
-        of [0, num_classes)."""
+        """feat_BD: floating; label_B: class numbers, integers. Where the features require a gradient and autograd is
+        on, this is a step of training; else only the loss is formed, and nothing learns from the batch. Raises
+        ValueError, on all ranks alike, for a label outside of [0, num_classes)."""
         if feat_BD.dim() != 2 or feat_BD.shape[1] != self.embedding_size or label_B.shape != feat_BD.shape[:1]:
             raise ValueError(
                 f"{self.world}: features {tuple(feat_BD.shape)} with labels {tuple(label_B.shape)}; "
                 f"expected (B, {self.embedding_size}) and (B,)"
             )
-        return Loss.apply(feat_BD, label_B, self)
+        training = torch.is_grad_enabled() and feat_BD.requires_grad
+        with _own_arithmetic(self.store.device):
+            loss, backward = self._forward(feat_BD.detach(), _class_numbers(label_B), training)
+        if backward is None:
+            return loss
+        with torch.enable_grad():  # a rank without rows trains where the others do, whatever its features say
+            leaf_BD = feat_BD if feat_BD.requires_grad else feat_BD.detach().requires_grad_()
+            return Loss.apply(leaf_BD, loss, backward)
+
+    def _forward(self, feat_BD: Tensor, label_B: Tensor, training: bool) -> tuple[Tensor, Backward | None]:
+        """The collectives of a forward pass, and what softmax.py and the kernel do between them."""
+        margin, world = self.margin, self.world
+        batch = gather(feat_BD, label_B, self.shard.num_classes, world, training=training)
+        label_G = batch.label_G
+        unit_GD, norm_G1 = unit(batch.feat_GD.to(self.dtype))
+        active = self.active_rows(label_G)
+        targets = find_targets(label_G, unit_GD, self.shard, self.sub_centres, active)
+        target_cos_G = None
+        if margin.needs_target_cosines:
+            target_cos_G = world.all_reduce(targets.spread(targets.cos_N.double()), name="head/target")
+        if batch.training:
+            self._advance_margin(norm_G1[:, 0], target_cos_G)
+        norm_N = norm_G1[targets.index_N, 0]
+        target_logit_N, target_slope_N = value_and_slope(margin, targets.cos_N, norm_N, self.margin_state)
+
+        negatives = margin.negatives(target_cos_G, self.margin_state)
+        if self.filter_above is not None:
+            negatives = replace(negatives, filter_above=self.filter_above)
+        table, row_S, bias_S, k = active.table, active.row_S, active.bias_S, self.sub_centres
+        logits = Logits(unit_GD, table, row_S, targets.position_G, margin.scale, negatives, bias_S, k)
+        sums = self.kernel.sums(logits, batch.training, self.label_smoothing > 0)
+        terms = local_terms(targets, target_logit_N, sums, margin.scale, unit_GD, logits.num_sampled)
+        softmax = global_softmax(world.all_reduce(terms, name="head/softmax"), self.label_smoothing)
+        self.last_step = {
+            "target_cos": targets.cos_N,
+            "denominator": softmax.denominator_G,
+            "target_logit": softmax.target_logit_G,
+        }
+        loss = softmax.loss_G.mean().to(self.dtype)
+        if not batch.training:
+            return loss, None
+
+        logit_grad = logit_gradient(softmax, targets, target_slope_N, sums, margin.scale, unit_GD)
+        grad_unit_GD = feature_gradient(softmax, targets, sums, logit_grad, margin.scale)
+        grad_feat_GD = unit_backward(grad_unit_GD, unit_GD, norm_G1)
+        features = world.start_reduce_scatter(grad_feat_GD, batch.rows, name="head/features")
+        if self.hard_negatives is not None:  # while they travel
+            class_N = self._selector.classes(active)
+            self.hard_negatives.learn(label_G, unit_GD, table, row_S, class_N, self.num_steps)
+        deferred = DeferredGradient(logits, logit_grad, active.rows)
+        return loss, Backward(self._defer, deferred, features, self._gradient_factor)
+
+    def _defer(self, gradient: DeferredGradient) -> None:
+        self.pending.append(gradient)
 
     def prepare(self, label_B: Tensor) -> None:
         """Several micro-batches make one step: these are their labels, of this rank, all together. Then
@@ -158,20 +229,35 @@ class PartialFC:
                 f"{type(self.margin).__name__} keeps averages over whole batches: micro-batches would give it others; "
                 "accumulate with another margin, or without micro-batches"
             )
-        nothing = torch.empty(len(label_B), 0, dtype=torch.uint8, device=label_B.device)
-        batch = gather(nothing, label_B, self.shard.num_classes, self.world, name="head/labels")
-        self._taking_part = self._selection.fetch(batch.label_G, self.num_steps)
+        label_B = _class_numbers(label_B)
+        no_feature_B0 = torch.empty(len(label_B), 0, dtype=torch.uint8, device=label_B.device)
+        label_G = gather(no_feature_B0, label_B, self.shard.num_classes, self.world, name="head/labels").label_G
+        self._prepared = self._selector.fetch(label_G, self.num_steps), torch.unique(label_G)
+
+    def active_rows(self, label_G: Tensor) -> ActiveRows:
+        """The rows that take part in the step of this global batch, or of all micro-batches of the step."""
+        if self._prepared is None:
+            return self._selector.fetch(label_G, self.num_steps)
+        active, prepared = self._prepared
+        missing = (~torch.isin(label_G, prepared)).nonzero()
+        if len(missing):  # equal on all ranks
+            row = int(missing[0])
+            raise ValueError(
+                f"class {int(label_G[row])}, row {row} of the global batch, is not among the labels given to prepare() "
+                "for this step: give it those of all micro-batches, and call step() or discard() after the last"
+            )
+        return active
 
     def finite(self) -> Tensor:
         """Whether all numbers of the pending gradient are finite here: bool scalar. Ranks may differ."""
-        good = [torch.isfinite(x).all() for part in self.pending for x in part.numbers()]
+        good = [torch.isfinite(x).all() for part in self.pending for x in part.tensors()]
         return torch.stack(good).all() if good else torch.ones((), dtype=torch.bool)
 
     def discard(self) -> None:
         """The step is not made: forgets the gradients since the last one, and what margin and lists of hard negatives
         learnt from its batch. The next step has the same negatives."""
         self.pending = []
-        self._taking_part = None
+        self._prepared = None
         if self._margin_before is not None:
             self.margin_state, self._margin_before = self._margin_before, None
         if self.hard_negatives is not None:
@@ -181,34 +267,39 @@ class PartialFC:
         """Sum of squares of the centres' gradient over all ranks (a collective), for clipping: float64 scalar.
         The gradient is not kept anywhere: this passes over the centres once more."""
         here = torch.zeros((), dtype=torch.float64, device=self.store.device)
-        for _, _, _, grad_KD in self.centre_gradients():
-            here += grad_KD.double().square_().sum()
+        with _own_arithmetic(here.device):
+            for _, _, _, grad_KD in self.centre_gradients():
+                here += grad_KD.double().square_().sum()
         return self.world.all_reduce(here, name="head/gradient_norm")
 
     def scale_gradient(self, factor: float) -> None:
         """Multiplies the gradient that `step` will use."""
-        for pending in self.pending:
-            pending.scale(factor)
+        for deferred in self.pending:
+            deferred.scale(factor)
 
     def step(self, lr: float) -> None:
         """Updates the centres that took part since the last step, and moves on to the next step's negatives, whose rows
         begin to come from where they lie, if that is elsewhere, while these are updated."""
-        self._selection.prefetch(self.num_steps + 1)
-        self.pending = joined(self.pending)
-        fused = len(self.pending) == 1 and self.kernel.update(
-            self.pending[0].logits, self.pending[0].slopes, self.store, lr, self.num_steps
-        )
-        if not fused:
-            for row_S, begin, end, grad_KD in self.centre_gradients():
-                row_K = None if row_S is None else row_S[begin:end]
-                self.store.update(row_K, begin, end, grad_KD, lr, self.num_steps)
-            if not self.pending:  # catching up counts every step
-                self.store.update(None, 0, 0, self.store.centre_LD[:0], lr, self.num_steps)
+        self._selector.prefetch(self.num_steps + 1)
+        with _own_arithmetic(self.store.device):
+            self._update_rows(lr)
         self.pending = []
-        self._taking_part = self._margin_before = None
+        self._prepared = self._margin_before = None
         if self.hard_negatives is not None:
             self.hard_negatives.keep()
         self.num_steps += 1
+
+    def _update_rows(self, lr: float) -> None:
+        store, step = self.store, self.num_steps
+        self.pending = concatenate(self.pending)
+        if len(self.pending) == 1:
+            (deferred,) = self.pending
+            if self.kernel.update(deferred.logits, deferred.logit_grad, store, lr, step):
+                return
+        for row_S, begin, end, grad_KD in self.centre_gradients():
+            store.update(None if row_S is None else row_S[begin:end], begin, end, grad_KD, lr, step)
+        if not self.pending:  # catching up counts every step
+            store.update(None, 0, 0, store.centre_LD[:0], lr, step)
 
     def row_losses(self, last_step: dict[str, Tensor], num_rows: int) -> Tensor:
         """The losses of this rank's num_rows rows, from `last_step` as a forward left it; all ranks' batches are of one
@@ -284,7 +375,7 @@ class PartialFC:
             "interclass filtering": self.filter_above is not None,
             "sub-centres": self.sub_centres > 1,
             "sampling correction": self.sampling_correction,
-            f"{type(self.margin).__name__}'s rule for hard negatives": self.margin.needs_own_cosines,
+            f"{type(self.margin).__name__}'s rule for hard negatives": self.margin.needs_target_cosines,
         }
         for name, used in alone.items():
             if used and self.label_smoothing:
@@ -302,27 +393,30 @@ class PartialFC:
 
     def centre_gradients(self) -> Iterator[tuple[Tensor | None, int, int, Tensor]]:
         """(row_S, begin, end, gradient) of everything pending; several backwards before a step are added up."""
-        self.pending = joined(self.pending)
+        self.pending = concatenate(self.pending)
         if len(self.pending) == 1:
-            (pending,) = self.pending
-            for begin, end, grad_KD in self.kernel.centre_gradients(pending.logits, pending.slopes):
-                yield pending.rows, begin, end, grad_KD
+            (deferred,) = self.pending
+            for begin, end, grad_KD in self.kernel.centre_gradients(deferred.logits, deferred.logit_grad):
+                yield deferred.rows, begin, end, grad_KD
         elif self.pending:
-            rows, total = merge(self.pending, self.kernel)
+            rows, total = sum_gradients(self.pending, self.kernel)
             yield rows, 0, len(total), total
 
-    def taking_part(self, label_G: Tensor) -> TakingPart:
-        """Of this batch, or of all micro-batches of this step."""
-        return self._taking_part or self._selection.fetch(label_G, self.num_steps)
-
-    def advance_margin(self, norm_G: Tensor, own_cos_G: Tensor | None) -> None:
-        """What the margin learns from a batch."""
+    def _advance_margin(self, norm_G: Tensor, target_cos_G: Tensor | None) -> None:
+        """Lets the margin learn from a batch."""
         if self._margin_before is None:
             self._margin_before = self.margin_state
-        self.margin_state = self.margin.advance(self.margin_state, norm_G, own_cos_G)
+        self.margin_state = self.margin.advance(self.margin_state, norm_G, target_cos_G)
 
-    def learn_hard_negatives(self, label_G: Tensor, unit_GD: Tensor, part: TakingPart) -> None:
-        """What the centres that take part say about which classes are near to the batch's."""
-        if self.hard_negatives is not None:
-            class_N = self._selection.classes(part)
-            self.hard_negatives.learn(label_G, unit_GD, part.table, part.row_S, class_N, self.num_steps)
+
+@contextmanager
+def _own_arithmetic(device: torch.device) -> Iterator[None]:
+    """The head forms its gradients itself, in dtypes that it chooses, whatever mode the caller is in."""
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
+
+
+def _class_numbers(label_B: Tensor) -> Tensor:
+    if label_B.is_floating_point() or label_B.is_complex() or label_B.dtype == torch.bool:
+        raise ValueError(f"labels are {label_B.dtype}; expected class numbers as integers, int64 for one")
+    return label_B.long()

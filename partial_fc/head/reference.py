@@ -20,7 +20,7 @@ def cosines(feat_GD: Tensor, centre_CD: Tensor, sub_centres: int = 1) -> Tensor:
     return cos_GC.unflatten(1, (-1, sub_centres)).max(dim=2).values if sub_centres > 1 else cos_GC
 
 
-def own_cosines(feat_GD: Tensor, label_G: Tensor, centre_CD: Tensor, sub_centres: int = 1) -> Tensor:
+def target_cosines(feat_GD: Tensor, label_G: Tensor, centre_CD: Tensor, sub_centres: int = 1) -> Tensor:
     """(G,): what a margin's `advance` and `negatives` ask for."""
     return cosines(feat_GD, centre_CD, sub_centres)[torch.arange(len(label_G)), label_G]
 
@@ -44,7 +44,7 @@ def loss(
     state: the margin's, already advanced to this step; that of the start when None.
     filter_above: other classes with a larger cosine are left out of the row's softmax.
     sub_centres: rows j*k to j*k + k-1 of centre_CD are class j, whose cosine is the largest of theirs.
-    label_smoothing: this share of a row's target is spread over all classes that take part, its own too.
+    label_smoothing: this share of a row's target is spread over all classes that take part, the target too.
     inclusion_C: the probability with which each class takes part; other classes' logits get -log of it, so that the
     expected denominator is that of all classes.
     Forms the (G, C) logits, so it is for sizes at which that is no trouble; exact in float64.
@@ -55,12 +55,12 @@ def loss(
         label_G = torch.searchsorted(sampled_S, label_G)
     state = margin.state() if state is None else state
     cos_GC = cosines(feat_GD, centre_CD, sub_centres)
-    own_GC = torch.nn.functional.one_hot(label_G, cos_GC.shape[1]).bool()
+    target_GC = torch.nn.functional.one_hot(label_G, cos_GC.shape[1]).bool()
 
-    negatives = replace(margin.negatives(cos_GC[own_GC].detach(), state), filter_above=filter_above)
+    negatives = replace(margin.negatives(cos_GC[target_GC].detach(), state), filter_above=filter_above)
     logit_GC = margin.scale * negatives(cos_GC)[0]
     if inclusion_C is not None:
         logit_GC = logit_GC - (inclusion_C if sampled_S is None else inclusion_C[sampled_S]).log()
-    own_G = margin.scale * margin.own(cos_GC[own_GC], feat_GD.detach().norm(dim=1), state)
-    logit_GC = torch.where(own_GC, own_G[:, None], logit_GC)
+    target_G = margin.scale * margin.target(cos_GC[target_GC], feat_GD.detach().norm(dim=1), state)
+    logit_GC = torch.where(target_GC, target_G[:, None], logit_GC)
     return torch.nn.functional.cross_entropy(logit_GC, label_G, label_smoothing=label_smoothing)

@@ -86,18 +86,18 @@ def ages(touched_N: Tensor, num_steps: int) -> Tensor:
     return (num_steps - touched_N[touched_N > 0]).double()
 
 
-def covered_mass(denominator_G: Tensor, own_logit_G: Tensor, rate: float, corrected: bool) -> Tensor:
-    """The estimated share of the full softmax's denominator that the sampled classes and the own one hold: (G,).
+def covered_mass(denominator_G: Tensor, target_logit_G: Tensor, rate: float, corrected: bool) -> Tensor:
+    """The estimated share of the full softmax's denominator that the sampled classes and the target hold: (G,).
 
     denominator_G: over the classes that took part. Their negatives are a share `rate` of all negatives, so all of
     them hold 1 / rate times as much (the other classes of the batch, which always take part, are taken for drawn
     ones, too). corrected: the negatives' terms in it have already been divided by the rate.
     """
-    own_G = own_logit_G.double().exp()
-    negatives_G = (denominator_G.double() - own_G).clamp_(min=0.0)  # below 0 by rounding alone
+    target_G = target_logit_G.double().exp()
+    negatives_G = (denominator_G.double() - target_G).clamp_(min=0.0)  # below 0 by rounding alone
     if corrected:
         negatives_G = negatives_G * rate
-    return (negatives_G + own_G) / (negatives_G / rate + own_G)
+    return (negatives_G + target_G) / (negatives_G / rate + target_G)
 
 
 def nearest(query_QD: Tensor, query_class_Q: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -135,7 +135,7 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
     query, float64 (head/telemetry_nearest); all-reduce of the counts, about 250 float64 (head/telemetry).
     """
     rows, last = head.row_state(), head.last_step
-    device = last["own_cos"].device
+    device = last["target_cos"].device
     key = counter_rng.derive_key(head.sampling.seed, head.num_steps, head.world.rank, *b"telemetry")
     at_N = draw(len(head.shard), NUM_ROWS, key)
     touched_N = _of(rows["touched"], at_N).squeeze(1)
@@ -144,7 +144,7 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
         torch.tensor([len(at_N), (touched_N == 0).sum()], dtype=torch.float64),
         pack(ages(touched_N, head.num_steps), AGE_EDGES),
         pack(length_N, LENGTH_EDGES),
-        pack(last["own_cos"], COSINE_EDGES),
+        pack(last["target_cos"], COSINE_EDGES),
     ]
     total = head.world.all_reduce(torch.cat([part.to(device) for part in packed]), name="head/telemetry")
     counts, *histograms = total.split([len(part) for part in packed])
@@ -154,13 +154,15 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
     if len(found):
         scalars["head/similar_classes"] = found.double().mean().item()
     if head.sampling.rate < 1.0:
-        covered_G = covered_mass(last["denominator"], last["own_logit"], head.sampling.rate, head.sampling_correction)
+        covered_G = covered_mass(
+            last["denominator"], last["target_logit"], head.sampling.rate, head.sampling_correction
+        )
         scalars["head/covered_mass"] = covered_G.mean().item()
     histograms.append(pack(near_cos_Q, COSINE_EDGES))
     named = {
         "head/age": AGE_EDGES,
         "head/centre_length": LENGTH_EDGES,
-        "head/own_cosine": COSINE_EDGES,
+        "head/target_cosine": COSINE_EDGES,
         "head/nearest_cosine": COSINE_EDGES,
     }
     pairs = zip(*(x[found].tolist() for x in (class_Q, near_class_Q, near_cos_Q)), strict=True)

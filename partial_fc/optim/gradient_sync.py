@@ -1,4 +1,4 @@
-"""The backbone's gradient exchange, overlapped with backward.
+"""Sums the backbone's gradients over the ranks while backward is still running.
 
 Who divides: the loss is the mean over the global batch, and the head hands each rank the exact gradient of its own
 rows. So a rank's backbone gradient is its part of the whole, the parts are added up over the ranks, and nothing is
@@ -23,7 +23,7 @@ BUCKET_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class StepBytes:
-    """Of one update, on this rank."""
+    """Bytes of one update, on this rank."""
 
     gradient: int  # the gradients as stored: what compression "none" hands in
     handed_in: float  # what was given to the collectives, on average; see `optim.compression` for what a link carries
@@ -38,9 +38,11 @@ class GradientSync:
 
     Several backwards for one update: all but the last inside `with sync.hold()`.
 
-    The gradients live in the buckets (p.grad are views into them), so nothing is copied. Buckets leave in one fixed
-    order, the order in which backward fills them, on all ranks: torch.distributed matches collectives by order. How a
-    bucket is summed is the compressor's business; one that takes several messages sends the later ones in `wait`.
+    The gradients live in the buckets (p.grad are views into them), so nothing is copied. Where something has taken
+    p.grad out of them (`optimizer.zero_grad()` does), they are copied in and p.grad is a view again. Buckets leave in
+    one fixed order, the order in which backward fills them, on all ranks: torch.distributed matches collectives by
+    order. How a bucket is summed is the compressor's business; one that takes several messages sends the later ones in
+    `wait`.
 
     After `wait`, gradients are without the loss scale. Those of float16 and bfloat16 parameters, in which small values
     would vanish then, are float32 and stand in `gradient_of` only: their p.grad is of no use to an optimiser.
@@ -82,7 +84,7 @@ class GradientSync:
         for number, bucket in enumerate(self._buckets):
             self.gradient_of.update(zip(bucket.parameters, bucket.views(bucket.summed), strict=True))
             for p in bucket.parameters:
-                p.register_post_accumulate_grad_hook(lambda _, number=number: self._arrived(number))
+                p.register_post_accumulate_grad_hook(lambda p, number=number: self._arrived(p, number))
 
     def zero(self, loss_scale: float = 1.0, global_batch: int | None = None) -> None:
         """Before the first backward of an update: all gradients 0.
@@ -97,6 +99,7 @@ class GradientSync:
         self._scale = GradientScale(loss_scale, global_batch)
         self._summed = self._can_undo = False
         for bucket in self._buckets:
+            bucket.attach()
             bucket.flat.zero_()
             bucket.num_missing = len(bucket.parameters)
 
@@ -170,14 +173,15 @@ class GradientSync:
         self._can_undo = False
 
     def step_bytes(self) -> StepBytes:
-        """How many bytes the updates since the start took."""
+        """The bytes of an update, on average since the start."""
         gradient = sum(bucket.num_bytes() for bucket in self._buckets)
         return StepBytes(gradient, self._bytes_handed_in / max(1, self._num_updates))
 
-    def _arrived(self, number: int) -> None:
+    def _arrived(self, p: nn.Parameter, number: int) -> None:
+        bucket = self._buckets[number]
+        bucket.attach(p)
         if self._holding:
             return
-        bucket = self._buckets[number]
         bucket.num_missing -= 1
         if number < len(self._under_way) or self._summed:
             raise ValueError(
@@ -194,6 +198,7 @@ class GradientSync:
     def _start(self, stop: int) -> None:
         """Hands out buckets up to `stop` that have not left yet."""
         for bucket in self._buckets[len(self._under_way) : stop]:
+            bucket.attach()  # also of parameters that took no part in this rank's backward: their sum may not be 0
             stages = self._compressor.run(bucket, self._scale, self._world)
             self._under_way.append((stages, self._next(stages)))
 

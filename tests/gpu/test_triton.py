@@ -13,7 +13,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from partial_fc.head.kernels import Logits, Slopes, triton_pass
+from partial_fc.head.kernels import LogitGrad, Logits, triton_pass
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.kernels.triton import TritonKernel
 from partial_fc.head.margin import Negatives
@@ -41,8 +41,8 @@ class Case:
     rule: str = "none"
     bias: bool = False
     sub_centres: int = 1
-    own: bool = True
-    all: bool = False  # Slopes.all_D
+    target_here: bool = True
+    all: bool = False  # LogitGrad.uniform_D
 
     def __str__(self) -> str:
         default = Case()
@@ -51,11 +51,11 @@ class Case:
 
 CASES = [
     Case(),
-    Case(features=1, sampled=1, own=False),
+    Case(features=1, sampled=1, target_here=False),
     Case(features=7, sampled=53, width=96, rows=True, storage=torch.bfloat16),
     Case(features=7, sampled=53, width=96, storage=torch.float16, all=True),
     Case(features=130, sampled=53, width=40, storage=torch.bfloat16, scale=300.0),
-    Case(rows=True, scale=300.0, own=False, bias=True),
+    Case(rows=True, scale=300.0, target_here=False, bias=True),
     Case(rule="filter", rows=True, all=True),
     Case(rule="hard", storage=torch.bfloat16),
     Case(rule="both", bias=True, rows=True),
@@ -65,7 +65,7 @@ CASES = [
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
-def problem(case: Case) -> tuple[Logits, Slopes]:
+def problem(case: Case) -> tuple[Logits, LogitGrad]:
     """Features and centres at random, some of them of length 0; some near each other, so that the rules apply."""
     generator = torch.Generator().manual_seed(7)
     randn = partial(torch.randn, generator=generator)
@@ -73,9 +73,9 @@ def problem(case: Case) -> tuple[Logits, Slopes]:
     L = 2 * S if case.rows else S
     row_S = torch.randperm(L, generator=generator)[:S].sort().values if case.rows else None
     centre_LD = randn(L, D) * 10 ** randn(L, 1)
-    own_G = torch.randint(-S // 2, S, (G,), generator=generator).clamp(min=-1)
-    if not case.own:
-        own_G.fill_(-1)
+    target_G = torch.randint(-S // 2, S, (G,), generator=generator).clamp(min=-1)
+    if not case.target_here:
+        target_G.fill_(-1)
     feat_GD = randn(G, D)
     near = torch.randint(0, L, (G,), generator=generator)
     feat_GD[::2] += 2.0 * torch.nn.functional.normalize(centre_LD[near])[::2] * feat_GD[::2].norm(dim=1)[:, None]
@@ -93,7 +93,7 @@ def problem(case: Case) -> tuple[Logits, Slopes]:
         torch.nn.functional.normalize(feat_GD).to(DEVICE),
         centre_LD.to(case.storage).to(DEVICE),
         None if row_S is None else row_S.to(DEVICE),
-        own_G.to(DEVICE),
+        target_G.to(DEVICE),
         case.scale,
         negatives,
         randn(S).abs().to(DEVICE) if case.bias else None,
@@ -103,8 +103,8 @@ def problem(case: Case) -> tuple[Logits, Slopes]:
     denominator_G, _ = dense_sums(logits)
     factor_G = torch.where(denominator_G > 0, case.scale / G / denominator_G, 0.0)
     factor_G[::5] = 0.0
-    all_D = randn(D).to(DEVICE) / G if case.all else None
-    return logits, Slopes(factor_G, -torch.rand(G, generator=generator).to(DEVICE) * case.scale / G, all_D)
+    uniform_D = randn(D).to(DEVICE) / G if case.all else None
+    return logits, LogitGrad(factor_G, -torch.rand(G, generator=generator).to(DEVICE) * case.scale / G, uniform_D)
 
 
 def dense_logits(logits: Logits, unit_GD: Tensor, hat_SD: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,8 +121,8 @@ def dense_logits(logits: Logits, unit_GD: Tensor, hat_SD: Tensor) -> tuple[Tenso
     if negatives.filter_above is not None:
         logit = logit.masked_fill(cos > negatives.filter_above, -torch.inf)
     class_S = torch.arange(len(hat_SD), device=cos.device) // k
-    own_class_G = torch.where(logits.own_G >= 0, logits.own_G // k, -1)
-    logit = logit.masked_fill(class_S[None, :] == own_class_G[:, None], -torch.inf)
+    target_class_G = torch.where(logits.target_G >= 0, logits.target_G // k, -1)
+    logit = logit.masked_fill(class_S[None, :] == target_class_G[:, None], -torch.inf)
     if k > 1:
         nearest = cos.detach().unflatten(1, (-1, k)).max(dim=2, keepdim=True).values
         # Of equals (centres of length 0) the first.
@@ -138,7 +138,7 @@ def sampled_centres(logits: Logits) -> Tensor:
 
 
 def dense_sums(logits: Logits) -> tuple[Tensor, Tensor]:
-    """(denominator, pull): the pull is the slope of the denominator by the feature, over scale * denominator."""
+    """(denominator, weighted sum: the slope of the denominator by the feature, over scale * denominator)."""
     unit_GD = logits.unit_GD.double().requires_grad_()
     hat_SD = torch.nn.functional.normalize(sampled_centres(logits).detach(), eps=1e-300)
     denominator_G = dense_logits(logits, unit_GD, hat_SD)[1].exp().sum(dim=1)
@@ -147,24 +147,24 @@ def dense_sums(logits: Logits) -> tuple[Tensor, Tensor]:
     return denominator_G.detach(), slope_GD / divisor_G.detach()[:, None]
 
 
-def dense_gradient(logits: Logits, slopes: Slopes) -> Tensor:
-    """Of a loss that has the slopes which `Slopes` describes."""
+def dense_gradient(logits: Logits, logit_grad: LogitGrad) -> Tensor:
+    """Of a loss that has the gradient that `LogitGrad` describes."""
     centre_SD = sampled_centres(logits)
     hat_SD = torch.nn.functional.normalize(centre_SD, eps=1e-300)
     cos, logit = dense_logits(logits, logits.unit_GD.double(), hat_SD)
-    loss = (slopes.factor_G / logits.scale * logit.exp().sum(dim=1)).sum()
-    inside = (logits.own_G >= 0).nonzero().squeeze(1)
-    loss = loss + (slopes.own_G.double()[inside] * cos[inside, logits.own_G[inside]]).sum()
-    if slopes.all_D is not None:
-        loss = loss + (hat_SD @ slopes.all_D.double()).sum()
+    loss = (logit_grad.factor_G / logits.scale * logit.exp().sum(dim=1)).sum()
+    inside = (logits.target_G >= 0).nonzero().squeeze(1)
+    loss = loss + (logit_grad.target_grad_G.double()[inside] * cos[inside, logits.target_G[inside]]).sum()
+    if logit_grad.uniform_D is not None:
+        loss = loss + (hat_SD @ logit_grad.uniform_D.double()).sum()
     (grad,) = torch.autograd.grad(loss, centre_SD)
     return grad.masked_fill(centre_SD.detach().norm(dim=1, keepdim=True) == 0, 0.0)
 
 
-def gradient_of(kernel, logits: Logits, slopes: Slopes) -> Tensor:
+def gradient_of(kernel, logits: Logits, logit_grad: LogitGrad) -> Tensor:
     """All chunks, which have to be ascending and complete."""
     parts, place = [], 0
-    for begin, end, grad_KD in kernel.centre_gradients(logits, slopes):
+    for begin, end, grad_KD in kernel.centre_gradients(logits, logit_grad):
         assert begin == place
         assert grad_KD.shape == (end - begin, logits.unit_GD.shape[1])
         place = end
@@ -181,29 +181,29 @@ def error(got: Tensor, expected: Tensor) -> float:
 
 @each_case
 def test_fp32_products_give_the_definition(case):
-    logits, slopes = problem(case)
+    logits, logit_grad = problem(case)
     kernel = TritonKernel("fp32")
-    sums = kernel.sums(logits, want_total=True)
-    denominator_G, pull_GD = dense_sums(logits)
+    sums = kernel.sums(logits, with_centre_sum=True)
+    denominator_G, weighted_sum_GD = dense_sums(logits)
     close = 4e-7 * case.scale  # a cosine is right to a few 1e-8, and is multiplied by the scale
     assert sums.denominator_G.dtype == torch.float64
     torch.testing.assert_close(sums.denominator_G, denominator_G, rtol=close, atol=0.0)
-    assert error(sums.pull_GD, pull_GD) < close
+    assert error(sums.weighted_sum_GD, weighted_sum_GD) < close
     hat_SD = torch.nn.functional.normalize(sampled_centres(logits).detach())
-    torch.testing.assert_close(sums.total_D.double(), hat_SD.sum(dim=0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sums.centre_sum_D.double(), hat_SD.sum(dim=0), rtol=1e-5, atol=1e-5)
 
-    grad_SD = gradient_of(kernel, logits, slopes)
+    grad_SD = gradient_of(kernel, logits, logit_grad)
     # By unit centre: those of the shortest centres would hide all others.
     length = sampled_centres(logits).detach().norm(dim=1, keepdim=True)
-    assert error(grad_SD * length, dense_gradient(logits, slopes) * length) < close
+    assert error(grad_SD * length, dense_gradient(logits, logit_grad) * length) < close
 
 
 def rounded(x: Tensor) -> Tensor:
     return x.float().bfloat16().double()
 
 
-def naive_bf16(logits: Logits, slopes: Slopes) -> tuple[Tensor, Tensor, Tensor]:
-    """Denominator, pull, gradient by unit centre, as anyone would write them: bf16 where there is a product."""
+def naive_bf16(logits: Logits, logit_grad: LogitGrad) -> tuple[Tensor, Tensor, Tensor]:
+    """Denominator, weighted sum, gradient by unit centre, as anyone would write them: bf16 where there is a product."""
     length = sampled_centres(logits).detach().norm(dim=1, keepdim=True)
     hat_SD = sampled_centres(logits).detach() / torch.where(length > 0, length, 1.0)
     x_GD, low_SD = rounded(logits.unit_GD), rounded(hat_SD)
@@ -214,32 +214,32 @@ def naive_bf16(logits: Logits, slopes: Slopes) -> tuple[Tensor, Tensor, Tensor]:
     (slope_GS,) = torch.autograd.grad(exp_GS.sum() / logits.scale, cos)
     denominator_G = exp_GS.detach().sum(dim=1)
     divisor_G = torch.where(denominator_G > 0, denominator_G, 1.0)
-    pull_GD = rounded(slope_GS / divisor_G[:, None]) @ low_SD
-    weight_GS = slope_GS * slopes.factor_G[:, None]
-    inside = (logits.own_G >= 0).nonzero().squeeze(1)
-    weight_GS[inside, logits.own_G[inside]] = slopes.own_G.double()[inside]
+    weighted_sum_GD = rounded(slope_GS / divisor_G[:, None]) @ low_SD
+    weight_GS = slope_GS * logit_grad.factor_G[:, None]
+    inside = (logits.target_G >= 0).nonzero().squeeze(1)
+    weight_GS[inside, logits.target_G[inside]] = logit_grad.target_grad_G.double()[inside]
     grad_SD = rounded(weight_GS).T @ x_GD
-    if slopes.all_D is not None:
-        grad_SD = grad_SD + slopes.all_D
+    if logit_grad.uniform_D is not None:
+        grad_SD = grad_SD + logit_grad.uniform_D
     grad_SD = grad_SD - hat_SD * (grad_SD * hat_SD).sum(dim=1, keepdim=True)
-    return denominator_G, pull_GD, grad_SD.masked_fill(length == 0, 0.0)
+    return denominator_G, weighted_sum_GD, grad_SD.masked_fill(length == 0, 0.0)
 
 
 # The rules have steps, where a rounded cosine may fall to the other side: no bound there.
 @pytest.mark.parametrize("case", [c for c in CASES if c.rule == "none" and c.sampled > 1], ids=str)
 def test_bf16_products_err_no_more_than_the_naive_ones(case):
-    logits, slopes = problem(replace(case, features=130))  # enough rows for errors to be alike on average
-    denominator_G, pull_GD = dense_sums(logits)
+    logits, logit_grad = problem(replace(case, features=130))  # enough rows for errors to be alike on average
+    denominator_G, weighted_sum_GD = dense_sums(logits)
     length = sampled_centres(logits).detach().norm(dim=1, keepdim=True)
-    grad_SD = dense_gradient(logits, slopes) * length
-    naive = naive_bf16(logits, slopes)
+    grad_SD = dense_gradient(logits, logit_grad) * length
+    naive = naive_bf16(logits, logit_grad)
     kernel = TritonKernel("bf16")
     sums = kernel.sums(logits)
-    ours = (sums.denominator_G, sums.pull_GD, gradient_of(kernel, logits, slopes) * length)
+    ours = (sums.denominator_G, sums.weighted_sum_GD, gradient_of(kernel, logits, logit_grad) * length)
     # Logarithms: of numbers that are e^300 apart a norm sees the largest alone.
-    logs = [(d.log(), p, g) for d, p, g in (ours, naive, (denominator_G, pull_GD, grad_SD))]
-    # A row that one class dominates: its weight is 1, exact in the naive pull, and any number with rounding in ours.
-    more = {"denominator": 1e-6, "pull": 2.0**-9, "gradient": 1e-6}
+    logs = [(d.log(), p, g) for d, p, g in (ours, naive, (denominator_G, weighted_sum_GD, grad_SD))]
+    # A row that one class dominates: its weight is 1, exact in the naive sum, and any number with rounding in ours.
+    more = {"denominator": 1e-6, "weighted sum": 2.0**-9, "gradient": 1e-6}
     for name, got, low, exact in zip(more, *logs, strict=True):
         assert error(got, exact) <= 1.2 * error(low, exact) + more[name], name
         assert error(got, exact) > 1e-7, f"{name}: these products were not in bf16"
@@ -248,112 +248,112 @@ def test_bf16_products_err_no_more_than_the_naive_ones(case):
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize("case", [CASES[4], CASES[8], CASES[10]], ids=str)
 def test_chunks_change_nothing_and_runs_repeat(case, precision, monkeypatch):
-    logits, slopes = problem(case)
+    logits, logit_grad = problem(case)
     kernel = TritonKernel(precision)
-    whole, grad = kernel.sums(logits), gradient_of(kernel, logits, slopes)
+    whole, grad = kernel.sums(logits), gradient_of(kernel, logits, logit_grad)
     again = kernel.sums(logits)
     assert torch.equal(whole.denominator_G, again.denominator_G)
-    assert torch.equal(whole.pull_GD, again.pull_GD)
-    assert torch.equal(grad, gradient_of(kernel, logits, slopes))
+    assert torch.equal(whole.weighted_sum_GD, again.weighted_sum_GD)
+    assert torch.equal(grad, gradient_of(kernel, logits, logit_grad))
 
     monkeypatch.setattr(triton_pass, "CHUNK_ROWS", 48)
-    assert len(list(kernel.centre_gradients(logits, slopes))) > 1
+    assert len(list(kernel.centre_gradients(logits, logit_grad))) > 1
     parts = kernel.sums(logits)
     torch.testing.assert_close(parts.denominator_G, whole.denominator_G, rtol=4e-7 * case.scale, atol=0.0)
-    torch.testing.assert_close(parts.pull_GD, whole.pull_GD, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(gradient_of(kernel, logits, slopes), grad, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(parts.weighted_sum_GD, whole.weighted_sum_GD, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient_of(kernel, logits, logit_grad), grad, rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_are_at_right_angles_to_their_centres():
-    logits, slopes = problem(Case(features=40, storage=torch.bfloat16))
-    grad_SD = gradient_of(TritonKernel("bf16"), logits, slopes)
+    logits, logit_grad = problem(Case(features=40, storage=torch.bfloat16))
+    grad_SD = gradient_of(TritonKernel("bf16"), logits, logit_grad)
     cos = torch.nn.functional.cosine_similarity(grad_SD.double(), sampled_centres(logits).detach(), eps=1e-300)
     assert cos.abs().max() < 1e-5
 
 
 def test_where_everything_is_left_out_there_is_nothing():
-    logits, slopes = problem(Case(sampled=64))
+    logits, logit_grad = problem(Case(sampled=64))
     logits = replace(logits, negatives=Negatives(filter_above=-1.5))
     for scale in (64.0, 300.0):
         nothing = replace(logits, scale=scale)
         sums = TritonKernel("bf16").sums(nothing)
         assert sums.denominator_G.count_nonzero() == 0
-        assert sums.pull_GD.count_nonzero() == 0
-        grad_SD = gradient_of(TritonKernel("fp32"), nothing, slopes)
-        assert error(grad_SD, dense_gradient(nothing, slopes)) < 1e-5
+        assert sums.weighted_sum_GD.count_nonzero() == 0
+        grad_SD = gradient_of(TritonKernel("fp32"), nothing, logit_grad)
+        assert error(grad_SD, dense_gradient(nothing, logit_grad)) < 1e-5
 
 
 def test_the_only_class_is_the_rows_own():
-    logits, slopes = problem(Case(features=3, sampled=1))
-    logits = replace(logits, own_G=torch.zeros_like(logits.own_G), centre_LD=torch.ones_like(logits.centre_LD))
+    logits, logit_grad = problem(Case(features=3, sampled=1))
+    logits = replace(logits, target_G=torch.zeros_like(logits.target_G), centre_LD=torch.ones_like(logits.centre_LD))
     sums = TritonKernel("bf16").sums(logits)
     assert sums.denominator_G.count_nonzero() == 0
-    assert sums.pull_GD.count_nonzero() == 0
-    grad_SD = gradient_of(TritonKernel("fp32"), logits, slopes)
-    assert error(grad_SD, dense_gradient(logits, slopes)) < 1e-5
+    assert sums.weighted_sum_GD.count_nonzero() == 0
+    grad_SD = gradient_of(TritonKernel("fp32"), logits, logit_grad)
+    assert error(grad_SD, dense_gradient(logits, logit_grad)) < 1e-5
 
 
 def test_a_shard_without_classes():
-    logits, slopes = problem(Case(features=3, sampled=4))
+    logits, logit_grad = problem(Case(features=3, sampled=4))
     logits = replace(
-        logits, row_S=torch.zeros(0, dtype=torch.int64, device=DEVICE), own_G=-torch.ones_like(logits.own_G)
+        logits, row_S=torch.zeros(0, dtype=torch.int64, device=DEVICE), target_G=-torch.ones_like(logits.target_G)
     )
-    sums = TritonKernel("bf16").sums(logits, want_total=True)
+    sums = TritonKernel("bf16").sums(logits, with_centre_sum=True)
     assert sums.denominator_G.count_nonzero() == 0
-    assert sums.pull_GD.count_nonzero() == 0
-    assert sums.total_D.count_nonzero() == 0
-    assert list(TritonKernel("bf16").centre_gradients(logits, slopes)) == []
+    assert sums.weighted_sum_GD.count_nonzero() == 0
+    assert sums.centre_sum_D.count_nonzero() == 0
+    assert list(TritonKernel("bf16").centre_gradients(logits, logit_grad)) == []
 
 
 def test_only_what_is_asked_for():
     logits, _ = problem(Case())
-    sums = TritonKernel("fp32").sums(logits, want_pull=False)
-    assert sums.pull_GD is None
-    assert sums.total_D is None
+    sums = TritonKernel("fp32").sums(logits, with_weighted_sum=False)
+    assert sums.weighted_sum_GD is None
+    assert sums.centre_sum_D is None
     torch.testing.assert_close(sums.denominator_G, dense_sums(logits)[0], rtol=1e-4, atol=0.0)
 
 
 def test_what_it_cannot_do_it_refuses():
-    logits, slopes = problem(Case(features=3, sampled=4))
+    logits, logit_grad = problem(Case(features=3, sampled=4))
     with pytest.raises(ValueError, match=r"float64; .* use impl 'plain'"):
         TritonKernel("fp32").sums(replace(logits, unit_GD=logits.unit_GD.double()))
     with pytest.raises(ValueError, match="expected the same device and rows without gaps"):
-        next(TritonKernel("fp32").centre_gradients(replace(logits, centre_LD=logits.centre_LD.T), slopes))
+        next(TritonKernel("fp32").centre_gradients(replace(logits, centre_LD=logits.centre_LD.T), logit_grad))
 
 
-def random_step(G: int, S: int, D: int) -> tuple[Logits, Slopes]:
+def random_step(G: int, S: int, D: int) -> tuple[Logits, LogitGrad]:
     """On the GPU, S of 2 * S centres, too large for the dense definition."""
     generator = torch.Generator(DEVICE).manual_seed(7)
     unit_GD = torch.nn.functional.normalize(torch.randn(G, D, generator=generator, device=DEVICE))
     centre_LD = torch.randn(2 * S, D, generator=generator, device=DEVICE).mul_(0.01).bfloat16()
     row_S = torch.arange(0, 2 * S, 2, device=DEVICE)
-    own_G = torch.randint(0, S, (G,), generator=generator, device=DEVICE)
-    logits = Logits(unit_GD, centre_LD, row_S, own_G, 64.0, Negatives())
-    factor_G = 64.0 / G / PlainKernel().sums(logits, want_pull=False).denominator_G
-    return logits, Slopes(factor_G, torch.full((G,), -64.0 / G, device=DEVICE))
+    target_G = torch.randint(0, S, (G,), generator=generator, device=DEVICE)
+    logits = Logits(unit_GD, centre_LD, row_S, target_G, 64.0, Negatives())
+    factor_G = 64.0 / G / PlainKernel().sums(logits, with_weighted_sum=False).denominator_G
+    return logits, LogitGrad(factor_G, torch.full((G,), -64.0 / G, device=DEVICE))
 
 
 @on_gpu
 @pytest.mark.parametrize(("G", "S", "D"), [(1024, 200_000, 512), (333, 70_001, 384), (4096, 66_000, 512)])
 @pytest.mark.parametrize(("precision", "close"), [("bf16", 1e-2), ("fp32", 1e-4)])
 def test_many_classes_like_the_plain_kernel(G, S, D, precision, close):
-    logits, slopes = random_step(G, S, D)
+    logits, logit_grad = random_step(G, S, D)
     kernel, plain = TritonKernel(precision), PlainKernel()
     ours, expected = kernel.sums(logits), plain.sums(logits)
     assert error(ours.denominator_G, expected.denominator_G) < close
-    assert error(ours.pull_GD, expected.pull_GD.double()) < close
-    ours, expected = gradient_of(kernel, logits, slopes), gradient_of(plain, logits, slopes)
+    assert error(ours.weighted_sum_GD, expected.weighted_sum_GD.double()) < close
+    ours, expected = gradient_of(kernel, logits, logit_grad), gradient_of(plain, logits, logit_grad)
     assert error(ours, expected.double()) < close
-    assert torch.equal(ours, gradient_of(kernel, logits, slopes))
+    assert torch.equal(ours, gradient_of(kernel, logits, logit_grad))
 
 
 @on_gpu
 @pytest.mark.parametrize("S", [100_000, 1_000_000])
 def test_memory_beyond_the_centres_does_not_grow_with_the_classes(S):
-    logits, slopes = random_step(1024, S, 512)
+    logits, logit_grad = random_step(1024, S, 512)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     TritonKernel("bf16").sums(logits)
-    for _ in TritonKernel("bf16").centre_gradients(logits, slopes):
+    for _ in TritonKernel("bf16").centre_gradients(logits, logit_grad):
         pass
     assert torch.cuda.max_memory_allocated() - before < 1 << 30

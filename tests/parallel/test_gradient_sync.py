@@ -68,6 +68,35 @@ def test_scale_multiplies_the_gradients(world):
     torch.testing.assert_close(sync.square_sum().sqrt(), norm * 0.25)
 
 
+@pytest.mark.parametrize("zero_grad", ["before the backward", "between two", "after the update"])
+def test_gradients_that_zero_grad_has_dropped_are_summed_all_the_same(world, zero_grad):
+    """zero_grad() sets p.grad to None, and autograd then puts tensors there that are in no bucket."""
+    module = nn.ModuleDict({"used": nn.Linear(3, 2), "unused": nn.Linear(3, 2)})
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    sync = GradientSync(module, world, bucket_bytes=16)
+    for step in range(3):
+        sync.zero()
+        if zero_grad == "before the backward":
+            optimizer.zero_grad()
+        if zero_grad == "between two":
+            with sync.hold():
+                module["unused"](torch.ones(1, 3)).sum().backward()
+                module["used"](torch.ones(1, 3)).sum().backward()
+            module.zero_grad()
+        # Only rank 0 uses the second layer: the others get its gradient all the same.
+        for name in ("used", "unused") if world.rank == 0 else ("used",):
+            module[name](torch.full((1, 3), 1.0 + world.rank)).sum().backward()
+            # (the second backward of rank 0 is of other parameters, in buckets that have not left)
+        sync.wait()
+        total = sum(1.0 + rank for rank in range(world.size))
+        assert torch.equal(module["used"].weight.grad, torch.full((2, 3), total)), step
+        assert torch.equal(module["unused"].weight.grad, torch.full((2, 3), 1.0)), step
+        assert sync.square_sum().item() == 6 * total**2 + 2 * world.size**2 + 6 + 2
+        optimizer.step()
+        if zero_grad == "after the update":
+            optimizer.zero_grad()
+
+
 def test_parameters_that_took_no_part_have_gradient_zero(world):
     module = nn.ModuleDict({"used": nn.Linear(4, 4), "unused": nn.Linear(4, 4)})
     sync = GradientSync(module, world, bucket_bytes=8)

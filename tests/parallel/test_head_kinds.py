@@ -89,7 +89,7 @@ def test_sharded_equals_dense(world, kind, path, sample_rate):
     centre_RD, rows, grad_SD, classes = gathered(world, head)
     centre_RD.requires_grad_()
     dense_GD = feat_GD.clone().requires_grad_()
-    cos_G = reference.own_cosines(feat_GD, label_G, centre_RD.detach(), head.sub_centres)
+    cos_G = reference.target_cosines(feat_GD, label_G, centre_RD.detach(), head.sub_centres)
     state = kind.margin.advance(kind.margin.state(), feat_GD.norm(dim=1), cos_G)
     exact = reference.loss(dense_GD, label_G, centre_RD, kind.margin, classes, state=state, **kind.of_reference)
     exact.backward()
@@ -224,7 +224,7 @@ def test_hard_negatives_take_part(world):
     label_G = torch.full((len(feat_GD),), own)
     took_part = []
     for _ in range(12):
-        rows = head.taking_part(label_G).rows
+        rows = head.active_rows(label_G).rows
         here = rows + head.shard.start
         took_part.append(bool(world.all_reduce((here == near).sum().float(), name="t/near").item()))
         head(feat_GD[:1].float().expand(2, -1).clone().requires_grad_(), label_G[:2]).backward()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from partial_fc.head import CosFace, PartialFC
-from partial_fc.head.kernels import Logits, Slopes, choose, cpu
+from partial_fc.head.kernels import LogitGrad, Logits, choose, cpu
 from partial_fc.head.kernels.cpu import CpuKernel
 from partial_fc.head.kernels.native.build import VARIANTS
 from partial_fc.head.kernels.plain import PlainKernel, unit
@@ -61,12 +61,12 @@ class Case:
             classes = torch.randperm(self.L)[: self.S].sort().values
             row_S = (classes[:, None] * k + torch.arange(k)).flatten()
         num_sampled = self.L * k if row_S is None else len(row_S)
-        own_G = torch.randint(0, num_sampled, (self.G,))
-        own_G[1::2] = -1
+        target_G = torch.randint(0, num_sampled, (self.G,))
+        target_G[1::2] = -1
         negatives = Negatives(self.filter_above, torch.rand(self.G) * 0.3 if self.hard else None, 0.4)
         bias_S = torch.rand(num_sampled) if self.bias else None
         unit_GD = unit(feat_GD)[0]
-        return Logits(unit_GD, centre_LD.to(self.dtype), row_S, own_G, self.scale, negatives, bias_S, k)
+        return Logits(unit_GD, centre_LD.to(self.dtype), row_S, target_G, self.scale, negatives, bias_S, k)
 
 
 CASES = [
@@ -92,36 +92,36 @@ def exact(logits: Logits) -> Logits:
     return replace(logits, unit_GD=logits.unit_GD.double(), negatives=negatives)
 
 
-def slopes_for(logits: Logits, denominator_G: torch.Tensor) -> Slopes:
+def logit_grad_for(logits: Logits, denominator_G: torch.Tensor) -> LogitGrad:
     torch.manual_seed(1)
     num_rows, width = logits.unit_GD.shape
     factor_G = torch.where(denominator_G > 0, 0.5 / denominator_G, 0.0)
-    return Slopes(factor_G, torch.randn(num_rows), torch.randn(width))
+    return LogitGrad(factor_G, torch.randn(num_rows), torch.randn(width))
 
 
-def gradient(kernel, logits: Logits, slopes: Slopes) -> torch.Tensor:
-    parts = [(begin, end, grad.clone()) for begin, end, grad in kernel.centre_gradients(logits, slopes)]
+def gradient(kernel, logits: Logits, logit_grad: LogitGrad) -> torch.Tensor:
+    parts = [(begin, end, grad.clone()) for begin, end, grad in kernel.centre_gradients(logits, logit_grad)]
     assert [begin for begin, _, _ in parts] == [0, *(end for _, end, _ in parts[:-1])]
     assert parts[-1][1] == logits.num_sampled
     return torch.cat([grad for _, _, grad in parts])
 
 
 def differences(found, wanted) -> list[float]:
-    """Of log denominators, and of pull, total and gradient relative to their largest element."""
+    """Of log denominators; of weighted sum, centre sum and gradient relative to their largest element."""
     log = [x.clamp(min=1e-300).log() for x in (found[0].denominator_G, wanted[0].denominator_G)]
     result = [(log[0] - log[1]).abs().max().item()]
-    pairs = [[getattr(x[0], name) for x in (found, wanted)] for name in ("pull_GD", "total_D")]
+    pairs = [[getattr(x[0], name) for x in (found, wanted)] for name in ("weighted_sum_GD", "centre_sum_D")]
     for ours, theirs in [*pairs, (found[1], wanted[1])]:
         result.append(((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6)).item())
     return result
 
 
-def both_passes(kernel, logits: Logits, slopes: Slopes | None = None):
+def both_passes(kernel, logits: Logits, logit_grad: LogitGrad | None = None):
     sums = kernel.sums(logits, True, True)
-    slopes = slopes or slopes_for(logits, sums.denominator_G)
+    logit_grad = logit_grad or logit_grad_for(logits, sums.denominator_G)
     dtype = logits.unit_GD.dtype
-    slopes = Slopes(slopes.factor_G, slopes.own_G.to(dtype), slopes.all_D.to(dtype))
-    return sums, gradient(kernel, logits, slopes)
+    logit_grad = LogitGrad(logit_grad.factor_G, logit_grad.target_grad_G.to(dtype), logit_grad.uniform_D.to(dtype))
+    return sums, gradient(kernel, logits, logit_grad)
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
@@ -129,8 +129,8 @@ def both_passes(kernel, logits: Logits, slopes: Slopes | None = None):
 def test_float32_equals_plain_float64(variant, case):
     logits = case.logits()
     wanted = both_passes(PlainKernel(), exact(logits))
-    slopes = slopes_for(logits, wanted[0].denominator_G)
-    found = both_passes(CpuKernel("fp32", variant), logits, slopes)
+    logit_grad = logit_grad_for(logits, wanted[0].denominator_G)
+    found = both_passes(CpuKernel("fp32", variant), logits, logit_grad)
     assert max(differences(found, wanted)) < 1e-5 * max(1.0, case.scale / 64)
 
 
@@ -140,10 +140,10 @@ def test_bfloat16_operands_cost_less_than_bfloat16_throughout(variant, case):
     """The naive way computes in bfloat16 from the operands to the sums; here all but the operands is float32."""
     logits = case.logits()
     wanted = both_passes(PlainKernel(), exact(logits))
-    slopes = slopes_for(logits, wanted[0].denominator_G)
-    ours = differences(both_passes(CpuKernel("bf16", variant), logits, slopes), wanted)
+    logit_grad = logit_grad_for(logits, wanted[0].denominator_G)
+    ours = differences(both_passes(CpuKernel("bf16", variant), logits, logit_grad), wanted)
     naive = replace(logits, unit_GD=logits.unit_GD.bfloat16())
-    theirs = differences(both_passes(PlainKernel(), naive, slopes), wanted)
+    theirs = differences(both_passes(PlainKernel(), naive, logit_grad), wanted)
     if case.filter_above is None:  # (a cosine that rounding moves across the threshold counts fully or not at all)
         assert ours[0] <= logits.scale * 2**-8  # both operands of each of D products rounded by 2^-9 at most
     for mine, other in zip(ours, theirs, strict=True):
@@ -162,17 +162,19 @@ def test_operands_that_bfloat16_holds_cost_nothing(variant, G, S, D):
     centre_SD = torch.zeros(S, D)
     places = torch.rand(S, D).argsort(1)[:, : 4 if D >= 4 else 1]
     centre_SD.scatter_(1, places, torch.randint(0, 2, places.shape) * 2.0 - 1)
-    own_G = torch.randint(-1, S, (G,))
-    slopes = Slopes(2.0 ** torch.randint(-3, 3, (G,)).double(), torch.randn(G))
+    target_G = torch.randint(-1, S, (G,))
+    logit_grad = LogitGrad(2.0 ** torch.randint(-3, 3, (G,)).double(), torch.randn(G))
     for scale in (0.0, 8.0):
-        logits = Logits(unit_GD, centre_SD, None, own_G, scale, Negatives())
+        logits = Logits(unit_GD, centre_SD, None, target_G, scale, Negatives())
         kernel = CpuKernel("bf16", variant)
         found, wanted = kernel.sums(logits), PlainKernel().sums(exact(logits))
         torch.testing.assert_close(found.denominator_G, wanted.denominator_G, rtol=1e-6, atol=0)
         if scale == 0:
-            torch.testing.assert_close(found.pull_GD.double(), wanted.pull_GD, rtol=1e-6, atol=1e-7)
-            plain = gradient(PlainKernel(), exact(logits), replace(slopes, own_G=slopes.own_G.double()))
-            ours = gradient(kernel, logits, slopes).double()
+            torch.testing.assert_close(found.weighted_sum_GD.double(), wanted.weighted_sum_GD, rtol=1e-6, atol=1e-7)
+            plain = gradient(
+                PlainKernel(), exact(logits), replace(logit_grad, target_grad_G=logit_grad.target_grad_G.double())
+            )
+            ours = gradient(kernel, logits, logit_grad).double()
             torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
 
 
@@ -181,16 +183,16 @@ def test_operands_that_bfloat16_holds_cost_nothing(variant, G, S, D):
 def test_repeats_bit_by_bit_and_threads_change_rounding_only(precision, variant):
     logits = Case("", G=33, L=1500, S=1201, D=64).logits()
     kernel = CpuKernel(precision, variant)
-    slopes = slopes_for(logits, kernel.sums(logits).denominator_G)
+    logit_grad = logit_grad_for(logits, kernel.sums(logits).denominator_G)
     before = torch.get_num_threads()
     try:
         results = []
         for threads in (1, 3, 3):
             torch.set_num_threads(threads)
-            results.append(both_passes(kernel, logits, slopes))
+            results.append(both_passes(kernel, logits, logit_grad))
     finally:
         torch.set_num_threads(before)
-    for name in ("denominator_G", "pull_GD", "total_D"):
+    for name in ("denominator_G", "weighted_sum_GD", "centre_sum_D"):
         alone, first, second = (getattr(sums, name) for sums, _ in results)
         assert torch.equal(first, second)
         torch.testing.assert_close(alone, first, rtol=1e-5, atol=1e-5)
@@ -204,7 +206,7 @@ def test_denominators_that_float32_cannot_hold_are_still_exact():
     logits = Logits(feat_GD, centre_LD, None, torch.tensor([-1]), 300.0, Negatives())
     sums = CpuKernel("fp32").sums(logits)
     assert abs(sums.denominator_G.log().item() - (torch.tensor(2.0).log().item() - 300)) < 1e-4
-    assert torch.allclose(sums.pull_GD, torch.tensor([[-1.0, 0.0]]))
+    assert torch.allclose(sums.weighted_sum_GD, torch.tensor([[-1.0, 0.0]]))
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
@@ -214,8 +216,8 @@ def test_nan_features_are_not_hidden_and_stay_in_their_row(variant):
     sums = CpuKernel("bf16", variant).sums(logits)
     assert sums.denominator_G[0].isnan()
     assert sums.denominator_G[1:].isfinite().all()
-    assert sums.pull_GD[0].isnan().all()
-    assert sums.pull_GD[1:].isfinite().all()
+    assert sums.weighted_sum_GD[0].isnan().all()
+    assert sums.weighted_sum_GD[1:].isfinite().all()
 
 
 OPTIMIZERS = [
@@ -251,12 +253,12 @@ def test_the_fused_update_is_that_of_the_row_optimiser(variant, optimizer, width
     for step in range(3):
         for fused, store in zip((True, False), stores, strict=True):
             table, rows = store.fetch(logits.row_S, step)
-            own = replace(logits, centre_LD=table, row_S=rows)
-            slopes = slopes_for(own, kernel.sums(own).denominator_G)
+            here = replace(logits, centre_LD=table, row_S=rows)
+            logit_grad = logit_grad_for(here, kernel.sums(here).denominator_G)
             if fused:
-                assert kernel.update(own, slopes, store, 0.1, step)
+                assert kernel.update(here, logit_grad, store, 0.1, step)
                 continue
-            for begin, end, grad_KD in kernel.centre_gradients(own, slopes):
+            for begin, end, grad_KD in kernel.centre_gradients(here, logit_grad):
                 store.update(rows[begin:end], begin, end, grad_KD, 0.1, step)
     first, second = (store.row_state() for store in stores)
     assert torch.equal(first["touched"], second["touched"])
@@ -280,14 +282,14 @@ def test_what_the_first_pass_leaves_to_the_second_changes_no_bit(variant, sub_ce
     logits = case.logits()
     kernel = CpuKernel("bf16", variant)
     padded = kernel.compiled.head_padded(case.G)
-    monkeypatch.setattr("partial_fc.head.kernels.cpu.KEPT_BYTES", 2 * padded * room)
+    monkeypatch.setattr("partial_fc.head.kernels.cpu.EXP_CACHE_BYTES", 2 * padded * room)
     sums = kernel.sums(logits)
-    slopes = slopes_for(logits, sums.denominator_G)
-    anew = gradient(kernel, logits, slopes)
-    assert torch.equal(gradient(kernel, logits, replace(slopes, kept=sums.kept)), anew)
+    logit_grad = logit_grad_for(logits, sums.denominator_G)
+    anew = gradient(kernel, logits, logit_grad)
+    assert torch.equal(gradient(kernel, logits, replace(logit_grad, cache=sums.cache)), anew)
     others = kernel.sums(replace(logits, scale=3.0))  # takes the room over: the former's rights are gone
-    assert torch.equal(gradient(kernel, logits, replace(slopes, kept=sums.kept)), anew)
-    assert others.kept is not sums.kept or others.kept is None
+    assert torch.equal(gradient(kernel, logits, replace(logit_grad, cache=sums.cache)), anew)
+    assert others.cache is not sums.cache or others.cache is None
 
 
 def test_no_gradient_of_all_sampled_rows_exists():
@@ -297,7 +299,8 @@ def test_no_gradient_of_all_sampled_rows_exists():
     centre_LD = torch.zeros(rows, 512, dtype=torch.bfloat16)
     logits = Logits(feat_GD, centre_LD, None, torch.tensor([-1, -1]), 64.0, Negatives())
     sizes = [
-        end - begin for begin, end, _ in CpuKernel("bf16").centre_gradients(logits, slopes_for(logits, torch.ones(2)))
+        end - begin
+        for begin, end, _ in CpuKernel("bf16").centre_gradients(logits, logit_grad_for(logits, torch.ones(2)))
     ]
     assert sizes == [rows // 4] * 4
 

@@ -31,28 +31,28 @@ ALL = [
 BUSY = {"mean": 25.0, "deviation": 6.0, "t": 0.4}  # a state in the middle of training
 
 
-def own(margin, cos: torch.Tensor, length: torch.Tensor = LENGTH) -> torch.Tensor:
-    return margin.own(cos, length.expand(cos.shape), BUSY)
+def target(margin, cos: torch.Tensor, length: torch.Tensor = LENGTH) -> torch.Tensor:
+    return margin.target(cos, length.expand(cos.shape), BUSY)
 
 
 def test_values_are_those_of_the_papers():
     theta = torch.acos(COS)
-    torch.testing.assert_close(own(ArcFace(64.0, 0.5), COS), torch.cos(theta + 0.5))
-    torch.testing.assert_close(own(CosFace(64.0, 0.4), COS), COS - 0.4)
-    torch.testing.assert_close(own(CombinedMargin(32.0, 1.35, 0.1, 0.2), COS), torch.cos(1.35 * theta + 0.1) - 0.2)
-    torch.testing.assert_close(own(Softmax(16.0), COS), COS)
+    torch.testing.assert_close(target(ArcFace(64.0, 0.5), COS), torch.cos(theta + 0.5))
+    torch.testing.assert_close(target(CosFace(64.0, 0.4), COS), COS - 0.4)
+    torch.testing.assert_close(target(CombinedMargin(32.0, 1.35, 0.1, 0.2), COS), torch.cos(1.35 * theta + 0.1) - 0.2)
+    torch.testing.assert_close(target(Softmax(16.0), COS), COS)
 
 
 def test_sphereface_is_the_cosine_of_the_multiple_angle_continued_downwards():
     """For whole m the cosine of a multiple angle is a polynomial of the cosine: that is how the paper wrote it."""
-    psi = own(SphereFace(m=4.0, relax=0.0), COS)
+    psi = target(SphereFace(m=4.0, relax=0.0), COS)
     chebyshev = 8 * COS**4 - 8 * COS**2 + 1
     k = (4 * torch.acos(COS) / math.pi).floor()
     torch.testing.assert_close(psi, (-1) ** k * chebyshev - 2 * k)
     assert (psi.diff() > 0).all(), "rises with the cosine"
     assert psi.diff().max() < 0.4, "without jumps"
-    torch.testing.assert_close(own(SphereFace(m=4.0), COS), (5 * COS + psi) / 6)
-    assert (own(SphereFace(m=1.7, relax=0.0), COS).diff() > 0).all()
+    torch.testing.assert_close(target(SphereFace(m=4.0), COS), (5 * COS + psi) / 6)
+    assert (target(SphereFace(m=1.7, relax=0.0), COS).diff() > 0).all()
 
 
 def test_adaface_by_hand():
@@ -60,7 +60,7 @@ def test_adaface_by_hand():
     for cos, length in ((0.3, 31.0), (0.3, 10.0), (-0.5, 90.0), (0.9, 0.0)):
         quality = max(-1.0, min(1.0, (max(length, 0.001) - 25.0) / (6.0 + 1e-3) * 0.333))
         by_hand = math.cos(math.acos(cos) - 0.4 * quality) - (0.4 + 0.4 * quality)
-        value = own(margin, torch.tensor([cos], dtype=torch.float64), torch.tensor([length]))
+        value = target(margin, torch.tensor([cos], dtype=torch.float64), torch.tensor([length]))
         assert abs(value.item() - by_hand) < 1e-12
 
 
@@ -96,19 +96,19 @@ def test_curricularface_by_hand():
     margin = CurricularFace(64.0, m=0.5)
     theta = torch.acos(COS)
     expected = torch.where(theta < math.pi - 0.5, torch.cos(theta + 0.5), COS - 0.5 * math.sin(0.5))
-    torch.testing.assert_close(own(margin, COS), expected)
+    torch.testing.assert_close(target(margin, COS), expected)
 
-    own_cos_G = torch.tensor([0.9, -0.2, -0.95], dtype=torch.float64)
-    negatives = margin.negatives(own_cos_G, {"t": 0.4})
+    target_cos_G = torch.tensor([0.9, -0.2, -0.95], dtype=torch.float64)
+    negatives = margin.negatives(target_cos_G, {"t": 0.4})
     cos_GK = torch.linspace(-1, 1, 41, dtype=torch.float64).expand(3, -1)
     value, slope = negatives(cos_GK)
-    hard = cos_GK > torch.cos(torch.acos(own_cos_G) + 0.5)[:, None]
+    hard = cos_GK > torch.cos(torch.acos(target_cos_G) + 0.5)[:, None]
     assert 0 < hard.sum() < hard.numel()
     torch.testing.assert_close(value, torch.where(hard, cos_GK * (0.4 + cos_GK), cos_GK))
     torch.testing.assert_close(slope, torch.where(hard, 0.4 + 2 * cos_GK, 1.0))
 
 
-def test_curricularface_remembers_the_mean_own_cosine():
+def test_curricularface_remembers_the_mean_target_cosine():
     margin = CurricularFace(64.0)
     state = margin.advance(margin.state(), LENGTH, torch.tensor([0.5, 0.1]))
     assert abs(state["t"] - 0.01 * 0.3) < 1e-8
@@ -121,9 +121,9 @@ def test_curricularface_remembers_the_mean_own_cosine():
 def test_slope_is_the_finite_difference(margin):
     value, slope = value_and_slope(margin, COS, LENGTH, BUSY)
     step = 1e-7
-    difference = margin.scale * (own(margin, COS + step) - own(margin, COS - step)) / (2 * step)
+    difference = margin.scale * (target(margin, COS + step) - target(margin, COS - step)) / (2 * step)
     torch.testing.assert_close(slope, difference, rtol=1e-6, atol=2e-5)
-    torch.testing.assert_close(value, margin.scale * own(margin, COS))
+    torch.testing.assert_close(value, margin.scale * target(margin, COS))
     assert not slope.requires_grad
 
 
@@ -131,7 +131,7 @@ def test_slope_is_the_finite_difference(margin):
 def test_no_gradient_flows_through_the_lengths(margin):
     length = LENGTH.clone().requires_grad_()
     cos = COS.clone().requires_grad_()
-    own(margin, cos, length).sum().backward()
+    target(margin, cos, length).sum().backward()
     assert length.grad is None
 
 
@@ -186,7 +186,7 @@ def test_bound_holds_for_every_own_and_every_other_cosine(margin):
     for t in (-1.0, 0.0, 1.0):
         state = {**BUSY, "t": t}
         for length in (0.0, 25.0, 1e6):
-            reached = max(reached, margin.own(cos, torch.full_like(cos, length), state).abs().max().item())
+            reached = max(reached, margin.target(cos, torch.full_like(cos, length), state).abs().max().item())
         negatives = margin.negatives(torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64), state)
         reached = max(reached, negatives(cos.expand(3, -1))[0].abs().max().item())
     assert reached <= margin.bound + 1e-12

@@ -41,8 +41,8 @@ def batch(sub_centres: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def advanced(margin, feat_GD, label_G, centre_CD, sub_centres=1):
-    own_cos_G = reference.own_cosines(feat_GD, label_G, centre_CD, sub_centres)
-    return margin.advance(margin.state(), feat_GD.norm(dim=1), own_cos_G)
+    target_cos_G = reference.target_cosines(feat_GD, label_G, centre_CD, sub_centres)
+    return margin.advance(margin.state(), feat_GD.norm(dim=1), target_cos_G)
 
 
 @pytest.mark.parametrize("margin", MARGINS, ids=str)
@@ -81,7 +81,7 @@ def test_filter_leaves_near_classes_out_and_never_the_own_one():
             each.append(reference.loss(feat_1D, label, centre_CD, ArcFace(8.0), stays_S))
         together = reference.loss(feat_GD, label_G, centre_CD, ArcFace(8.0), filter_above=threshold)
         torch.testing.assert_close(together, torch.stack(each).mean())
-    # With everything filtered, an own class alone has probability 1.
+    # With everything filtered, a target class alone has probability 1.
     assert reference.loss(feat_GD, label_G, centre_CD, ArcFace(8.0), filter_above=-1.0) == 0
 
 
@@ -121,15 +121,15 @@ def test_correction_makes_the_expected_denominator_the_full_one():
     feat_1D, label = feat_GD[:1], label_G[:1]
     margin = CosFace(8.0)
     inclusion_C = torch.full((C,), 1 - 1 / (C - 1), dtype=torch.float64)
-    own_logit = margin.scale * (reference.own_cosines(feat_1D, label, centre_CD) - 0.4)
+    target_logit = margin.scale * (reference.target_cosines(feat_1D, label, centre_CD) - 0.4)
     denominators = []
     for out in range(C):
         if out != label:
             stays_S = torch.tensor([c for c in range(C) if c != out])
             loss = reference.loss(feat_1D, label, centre_CD, margin, stays_S, inclusion_C=inclusion_C)
-            denominators.append((loss + own_logit).exp())
+            denominators.append((loss + target_logit).exp())
     full = reference.loss(feat_1D, label, centre_CD, margin)
-    torch.testing.assert_close(torch.stack(denominators).mean(), (full + own_logit).exp().mean())
+    torch.testing.assert_close(torch.stack(denominators).mean(), (full + target_logit).exp().mean())
 
 
 def test_curricular_weighs_hard_classes_more_as_training_succeeds():

@@ -64,20 +64,20 @@ def test_covered_mass_estimates_the_share_of_a_full_softmax(corrected):
     generator = torch.Generator().manual_seed(1)
     rate, num_classes = 0.1, 40_000
     logit_GC = torch.randn(16, num_classes, generator=generator).double()
-    own_G = torch.linspace(0, 12, 16).double()  # from lost among the negatives to larger than all of them
+    target_G = torch.linspace(0, 12, 16).double()  # from lost among the negatives to larger than all of them
     sampled = torch.randperm(num_classes, generator=generator)[: int(rate * num_classes)]
     sampled_G, all_G = logit_GC[:, sampled].exp().sum(dim=1), logit_GC.exp().sum(dim=1)
-    true_G = (sampled_G + own_G.exp()) / (all_G + own_G.exp())
-    denominator_G = sampled_G / (rate if corrected else 1.0) + own_G.exp()
-    found_G = telemetry.covered_mass(denominator_G, own_G, rate, corrected)
+    true_G = (sampled_G + target_G.exp()) / (all_G + target_G.exp())
+    denominator_G = sampled_G / (rate if corrected else 1.0) + target_G.exp()
+    found_G = telemetry.covered_mass(denominator_G, target_G, rate, corrected)
     torch.testing.assert_close(found_G, true_G, rtol=0.1, atol=0)
     assert found_G[0] < 0.11
     assert found_G[-1] > 0.7
 
 
 def test_covered_mass_with_nothing_but_the_own_class_is_one():
-    own_G = torch.tensor([0.0, 600.0])
-    assert telemetry.covered_mass(own_G.double().exp(), own_G, 0.1, False).tolist() == [1.0, 1.0]
+    target_G = torch.tensor([0.0, 600.0])
+    assert telemetry.covered_mass(target_G.double().exp(), target_G, 0.1, False).tolist() == [1.0, 1.0]
 
 
 def test_nearest_is_that_of_all_pairs():
@@ -113,7 +113,7 @@ def stand_in(world, num_classes=200, dim=16, rate=0.1, sub_centres=1):
     rows = {"centres": centres[:, None].expand(-1, sub_centres, -1), "touched": touched[:, None, None]}
     rows["touched"] = rows["touched"].expand(-1, sub_centres, -1)
     mine = slice(shard.start, shard.stop)
-    own_logit = torch.zeros(6, dtype=torch.float64)
+    target_logit = torch.zeros(6, dtype=torch.float64)
     return SimpleNamespace(
         world=world,
         shard=shard,
@@ -123,9 +123,9 @@ def stand_in(world, num_classes=200, dim=16, rate=0.1, sub_centres=1):
         sampling_correction=False,
         row_state=lambda: {k: t[mine, 0] if sub_centres == 1 else t[mine] for k, t in rows.items()},
         last_step={
-            "own_cos": torch.full((6 // world.size,), 0.3),
-            "own_logit": own_logit,
-            "denominator": own_logit.exp() + 1.0,
+            "target_cos": torch.full((6 // world.size,), 0.3),
+            "target_logit": target_logit,
+            "denominator": target_logit.exp() + 1.0,
         },
     )
 
@@ -143,7 +143,7 @@ def test_a_report_says_what_was_planted(sub_centres, monkeypatch):
     ages = report.histograms["head/age"]
     assert ages.counts[:4].tolist() == [0, 40, 80, 40], "1; 2 and 3; 4 steps"
     assert report.histograms["head/centre_length"].count == 160
-    assert report.histograms["head/own_cosine"].mean == pytest.approx(0.3)
+    assert report.histograms["head/target_cosine"].mean == pytest.approx(0.3)
     assert report.histograms["head/nearest_cosine"].count == 160
 
 
@@ -173,7 +173,7 @@ def test_a_head_in_training_reports(rate, sub_centres, place, tmp_path):
     assert report.scalars["head/never_touched"] == pytest.approx((touched == 0).double().mean().item())
     assert (report.scalars["head/never_touched"] > 0.3) == (rate < 1.0)
     assert report.histograms["head/age"].counts[0] == (touched == 3).sum()
-    assert report.histograms["head/own_cosine"].count == 6
+    assert report.histograms["head/target_cosine"].count == 6
     assert report.histograms["head/centre_length"].count == (touched > 0).sum()
     assert 0 < report.histograms["head/nearest_cosine"].count <= 128
     assert ("head/covered_mass" in report.scalars) == (rate < 1.0)

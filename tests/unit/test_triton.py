@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from partial_fc.head.kernels import Logits, Slopes, triton_kernels, triton_pass
+from partial_fc.head.kernels import LogitGrad, Logits, triton_kernels, triton_pass
 from partial_fc.head.margin import Negatives
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ SHARED_BYTES = {9: 227 << 10, 8: 99 << 10}
 PRODUCT = {9: "wgmma.mma_async", 8: "mma.sync"}
 
 
-NAMES = ("inverse_lengths", "total_units", "nearest_sub_centres", "weigh", "pull", "centre_gradient")
+NAMES = ("inverse_lengths", "sum_units", "nearest_sub_centres", "weigh", "weighted_sum", "centre_gradient")
 
 
 @pytest.fixture
@@ -94,8 +94,8 @@ def launch_everything(over: triton_pass.Pass) -> None:
     (chunk,) = over.chunks()
     over.weigh(chunk, triton_kernels.MOST.value, shift_G)
     over.weigh(chunk, triton_kernels.SUMS.value, shift_G, over.weight_GK)
-    over.pull(chunk, over.new_splits())
-    over.total(chunk, over.new_totals())
+    over.weighted_sum(chunk, over.new_splits())
+    over.centre_sum(chunk, over.new_totals())
     along = over.weigh(chunk, triton_kernels.SLOPES.value, shift_G, over.weight_GK, over.zero_G, over.zero_G)
     over.gradient(chunk, along, torch.zeros(chunk.size, over.width))
 
@@ -114,12 +114,12 @@ def launch_everything(over: triton_pass.Pass) -> None:
 )
 def test_the_compiler_takes_it_and_uses_tensor_cores(generation, operands, stored, recorders):
     G, S, D = 1024, 1000, 512
-    own_G = torch.zeros(G, dtype=torch.int64)
+    target_G = torch.zeros(G, dtype=torch.int64)
     centre_LD = torch.zeros(2 * S, D, dtype=stored)
-    logits = Logits(torch.zeros(G, D), centre_LD, torch.arange(S), own_G, 64.0, Negatives())
+    logits = Logits(torch.zeros(G, D), centre_LD, torch.arange(S), target_G, 64.0, Negatives())
     tiles = triton_pass.tiles_for(generation, operands, stored)
     launch_everything(triton_pass.Pass(logits, None, operands, tiles))
-    for name in ("weigh", "pull", "centre_gradient"):
+    for name in ("weigh", "weighted_sum", "centre_gradient"):
         for launch in recorders[name].launches:
             compiled = recorders[name].compiled(launch, 10 * generation)
             assert compiled.metadata.shared <= SHARED_BYTES[generation], name
@@ -132,11 +132,13 @@ def test_the_compiler_takes_every_rule(recorders):
     """At an odd width, without row_S: everything else that a launch can leave out is there."""
     G, S, D = 33, 300, 100
     negatives = Negatives(filter_above=0.4, hard_G=torch.zeros(G), hard_t=0.5)
-    own_G = torch.zeros(G, dtype=torch.int64)
-    logits = Logits(torch.zeros(G, D), torch.zeros(S, D), None, own_G, 64.0, negatives, torch.zeros(S), sub_centres=3)
-    slopes = Slopes(torch.zeros(G, dtype=torch.float64), torch.zeros(G), all_D=torch.zeros(D))
+    target_G = torch.zeros(G, dtype=torch.int64)
+    logits = Logits(
+        torch.zeros(G, D), torch.zeros(S, D), None, target_G, 64.0, negatives, torch.zeros(S), sub_centres=3
+    )
+    logit_grad = LogitGrad(torch.zeros(G, dtype=torch.float64), torch.zeros(G), uniform_D=torch.zeros(D))
     tiles = triton_pass.tiles_for(8, torch.bfloat16, torch.float32)
-    launch_everything(triton_pass.Pass(logits, slopes, torch.bfloat16, tiles))
+    launch_everything(triton_pass.Pass(logits, logit_grad, torch.bfloat16, tiles))
     for name, recorder in recorders.items():
         assert recorder.launches, name
         for launch in recorder.launches:

@@ -1,8 +1,8 @@
 """The local part of the softmax, behind one front door: `choose(impl, ...)`.
 
-Every kernel answers the same two questions about this rank's (G, S) logits, which are described and never formed:
-`sums`, for the loss and the features' gradient, and `centre_gradients`, chunk by chunk. plain.py is the definition,
-in PyTorch; the others are tested against it, and all of them against reference.py.
+Every kernel makes the same two passes over this rank's (G, S) logits, which never exist as a whole: `sums`, for the
+loss and the features' gradient, and `centre_gradients`, chunk by chunk. plain.py is the definition, in PyTorch; the
+others are tested against it, and all of them against reference.py.
 """
 
 import importlib.util
@@ -25,20 +25,22 @@ Precision = Literal["fp32", "bf16"]
 
 @dataclass(frozen=True)
 class Logits:
-    """scale * f(cos(feature g, centre c)) + bias_S[c], where f is the margin's `Negatives`.
+    """The logits scale * f(cos(feature g, centre c)) + bias_S[c], where f is the margin's `Negatives`: described, not
+    formed.
 
-    A row's own class is left out everywhere (its logit has the margin and is one number a row: partial_fc.py adds
-    it), and so is what `negatives` filters. Rows and centres of length 0 have cosine 0 with everything.
+    Each row's target class is left out (its logit has the margin and is one number a row: softmax.py adds it), and so
+    is what `negatives` filters. Features and centres of length 0 have cosine 0 with everything.
     """
 
     unit_GD: Tensor  # features of length 1 (or 0): float32 or float64, the dtype that is computed in
     centre_LD: Tensor  # this rank's centres as they are stored, of any length
-    row_S: Tensor | None  # int64, ascending: the rows that take part; None: all
-    own_G: Tensor  # int64: the place in row_S of the own centre; -1 where another rank has it
+    row_S: Tensor | None  # int64, ascending: the active rows; None: all
+    target_G: Tensor  # int64: position in row_S of the target centre; -1 where another rank has it
     scale: float
     negatives: Negatives
-    bias_S: Tensor | None = None  # float32: -log(probability that the class was sampled)
-    # Places k * sub_centres ... + sub_centres - 1 of row_S are one class; its logit is that of the nearest of them.
+    # Added to the logits of each row: -log(probability that its class was sampled), of unit_GD's dtype.
+    bias_S: Tensor | None = None
+    # Positions k * sub_centres ... + sub_centres - 1 of row_S are one class; its logit is that of the nearest of them.
     sub_centres: int = 1
 
     @property
@@ -48,45 +50,47 @@ class Logits:
 
 @dataclass(frozen=True)
 class Sums:
-    """What `sums` finds, over the logits that are not left out."""
+    """The result of `Kernel.sums`, over the logits that are not left out."""
 
     denominator_G: Tensor  # float64: sum of exp(logit)
     # Sum of exp(logit) * f'(cos) * (centre / its length), over denominator_G (0 where that is 0); None: not asked for.
-    pull_GD: Tensor | None
-    total_D: Tensor | None  # sum of all unit centres that take part, own ones too; None: not asked for
-    kept: object | None = None  # what the kernel may remember of this pass for the next; goes into Slopes.kept
+    weighted_sum_GD: Tensor | None
+    centre_sum_D: Tensor | None  # sum of all active unit centres, targets too; None: not asked for
+    cache: object | None = None  # names what the kernel may remember of this pass for the next: for LogitGrad.cache
 
 
 @dataclass(frozen=True)
-class Slopes:
-    """d(loss)/d(cosine) for every logit, in O(G) numbers."""
+class LogitGrad:
+    """d(loss)/d(cosine) of all (G, S) logits, in O(G) numbers."""
 
-    factor_G: Tensor  # float64: times exp(logit) * f'(cos) it is the slope of a negative
-    own_G: Tensor  # the slope of the row's own cosine; used where Logits.own_G >= 0
-    all_D: Tensor | None = None  # is added to the gradient of every unit centre (label smoothing)
-    kept: object | None = None  # Sums.kept of the same logits: saves work and changes no result
+    factor_G: Tensor  # float64: times exp(logit) * f'(cos) it is the gradient by the cosine of a negative
+    target_grad_G: Tensor  # the gradient by the target's cosine; used where Logits.target_G >= 0
+    uniform_D: Tensor | None = None  # is added to the gradient of every unit centre (label smoothing)
+    cache: object | None = None  # Sums.cache of the same logits: saves work and changes no result
 
 
 class Kernel(ABC):
+    """The local part of the softmax: forms the products, the exponentials and the centres' gradients."""
+
     name: str
 
     @abstractmethod
-    def sums(self, logits: Logits, want_pull: bool = True, want_total: bool = False) -> Sums:
+    def sums(self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False) -> Sums:
         """One pass over the centres."""
 
     @abstractmethod
-    def centre_gradients(self, logits: Logits, slopes: Slopes) -> Iterator[tuple[int, int, Tensor]]:
+    def centre_gradients(self, logits: Logits, logit_grad: LogitGrad) -> Iterator[tuple[int, int, Tensor]]:
         """(begin, end, d(loss)/d(rows begin to end of row_S)), ascending and complete; the tensor, of unit_GD's
-        dtype, is the taker's to overwrite, and valid until the next one is asked for."""
+        dtype, is the caller's to overwrite, and valid until the next one is asked for."""
 
-    def update(self, logits: Logits, slopes: Slopes, store: "RowTable", lr: float, step: int) -> bool:
+    def update(self, logits: Logits, logit_grad: LogitGrad, store: "RowTable", lr: float, step: int) -> bool:
         """Forms the gradients and moves the centres in the same pass, with what `store.update` would have done. Where
-        a kernel cannot do that for this optimiser and storage it does nothing and says False."""
+        a kernel cannot do that for this optimizer and storage it does nothing and returns False."""
         return False
 
 
 def choose(impl: Impl, device: torch.device, dtype: torch.dtype, precision: Precision) -> Kernel:
-    """The kernel that `impl` names; "auto": the fastest that is built for this device and dtype."""
+    """Returns the kernel that `impl` names; "auto": the fastest for this device and dtype."""
     if impl == "auto":
         if dtype == torch.float64:
             impl = "plain"

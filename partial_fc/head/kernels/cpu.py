@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from partial_fc.head.kernels import Kernel, Logits, Precision, Slopes, Sums
+from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Precision, Sums
 from partial_fc.head.kernels.native.build import VARIANTS, library
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.margin import Negatives
@@ -36,22 +36,22 @@ _HIGHEST_EXPONENT = 64.0
 # rows, where every negative is far away. The plain kernel, which shifts every row by itself, does them.
 _SMALLEST_DENOMINATOR = 1e-30
 GRADIENT_BYTES = 32 << 20  # of one chunk of centre_gradients
-# Of the first pass' exponentials that the second one takes over, whatever the number of classes. What does not fit is
-# formed again, to the same bits: a quarter of the products' time.
-KEPT_BYTES = 128 << 20
+# Of the first pass' exponentials that the second one reads, whatever the number of classes. What does not fit is formed
+# again, to the same bits: a quarter of the products' time.
+EXP_CACHE_BYTES = 128 << 20
 
 
 class _Job(ctypes.Structure):
-    """native/job.h."""
+    """The arguments of a call: native/job.h, field by field."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("G", "D", "S")),
-        *((name, ctypes.c_void_p) for name in ("unit", "centre", "row", "own", "bias", "hard")),
+        *((name, ctypes.c_void_p) for name in ("unit", "centre", "row", "target", "bias", "hard")),
         *((name, ctypes.c_float) for name in ("scale", "shift", "filter_above", "hard_t")),
         *((name, ctypes.c_int32) for name in ("sub_centres", "centre_dtype", "low_precision", "threads")),
-        *((name, ctypes.c_void_p) for name in ("denominator", "pull", "total", "kept")),
-        ("kept_rows", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("factor", "own_slope", "all")),
+        *((name, ctypes.c_void_p) for name in ("denominator", "weighted_sum", "centre_sum", "cache")),
+        ("cached_rows", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("factor", "target_grad", "uniform")),
         *((name, ctypes.c_int64) for name in ("begin", "end")),
         ("grad", ctypes.c_void_p),
         *((name, ctypes.c_int32) for name in ("optimizer", "nesterov")),
@@ -111,26 +111,26 @@ def best_variant() -> str:
 
 
 def difference(variant: str, trusted: str) -> str | None:
-    """What both passes of a variant, in bf16, find otherwise than those of the trusted one; None: the same but for
-    rounding. Milliseconds: sizes that fill no tile, and more than one chunk of centres."""
+    """Compares both passes of a variant, in bf16, with those of the trusted one, and says how they differ; None: they
+    are the same but for rounding. Milliseconds: sizes that fill no tile, and more than one chunk of centres."""
     random = torch.Generator().manual_seed(0)
     num_rows, num_centres, width = 35, 213, 75
     unit_GD = torch.nn.functional.normalize(torch.randn(num_rows, width, generator=random))
     centre_SD = torch.randn(num_centres, width, generator=random)
-    own_G = torch.arange(num_rows) * 5 - 1
-    logits = Logits(unit_GD, centre_SD, None, own_G, 16.0, Negatives())
-    own_slope_G = torch.randn(num_rows, generator=random)
+    target_G = torch.arange(num_rows) * 5 - 1
+    logits = Logits(unit_GD, centre_SD, None, target_G, 16.0, Negatives())
+    target_grad_G = torch.randn(num_rows, generator=random)
     results = []
     for name in (variant, trusted):
         kernel = CpuKernel("bf16", name)
         sums = kernel.sums(logits)
-        assert sums.pull_GD is not None
-        slopes = Slopes(torch.full((num_rows,), 1e-3, dtype=torch.float64), own_slope_G)
-        gradient_SD = torch.cat([part_KD for _, _, part_KD in kernel.centre_gradients(logits, slopes)])
-        results.append((sums.denominator_G, sums.pull_GD, gradient_SD))
+        assert sums.weighted_sum_GD is not None
+        logit_grad = LogitGrad(torch.full((num_rows,), 1e-3, dtype=torch.float64), target_grad_G)
+        gradient_SD = torch.cat([part_KD for _, _, part_KD in kernel.centre_gradients(logits, logit_grad)])
+        results.append((sums.denominator_G, sums.weighted_sum_GD, gradient_SD))
     names = ("denominators", "features' gradient", "centres' gradient")
-    for what, found, wanted in zip(names, *results, strict=True):
-        error = ((found - wanted).abs().max() / wanted.abs().max()).item()
+    for what, result, expected in zip(names, *results, strict=True):
+        error = ((result - expected).abs().max() / expected.abs().max()).item()
         if not error < 2**-8:  # a unit in the last place of bfloat16; also where it is NaN
             return f"its {what} differ from those of {trusted} by {error:.1e} of the largest"
     return None
@@ -146,67 +146,67 @@ class CpuKernel(Kernel):
             raise ValueError(f"variant is {variant!r}; expected one of {', '.join(VARIANTS)}")
         self.compiled = load(variant)
         self.low_precision = precision == "bf16"
-        self._kept = torch.empty(0, dtype=torch.bfloat16)
-        self._kept_of: object | None = None  # whose exponentials are in it: Sums.kept of the last pass
+        self._cache = torch.empty(0, dtype=torch.bfloat16)
+        self._cache_owner: object | None = None  # whose exponentials are in it: Sums.cache of the last pass
 
-    def sums(self, logits: Logits, want_pull: bool = True, want_total: bool = False) -> Sums:
+    def sums(self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False) -> Sums:
         num_rows, width = logits.unit_GD.shape
         denominator_G = torch.zeros(num_rows, dtype=torch.float64)
-        pull_GD = torch.zeros(num_rows, width) if want_pull else None
-        total_D = torch.zeros(width) if want_total else None
+        weighted_sum_GD = torch.zeros(num_rows, width, dtype=torch.float32) if with_weighted_sum else None
+        centre_sum_D = torch.zeros(width, dtype=torch.float32) if with_centre_sum else None
         job, shift = self._job(logits)
-        kept = self._room_for(job) if want_pull else {}
-        self._call("head_sums", job, denominator=denominator_G, pull=pull_GD, total=total_D, **kept)
-        self._kept_of = object() if kept else None
+        results = {"denominator": denominator_G, "weighted_sum": weighted_sum_GD, "centre_sum": centre_sum_D}
+        cache = self._cache_for(job) if with_weighted_sum else {}
+        self._call("head_sums", job, **results, **cache)
+        self._cache_owner = object() if cache else None
         if logits.num_sampled and bool((denominator_G < _SMALLEST_DENOMINATOR).any()):
-            return PlainKernel().sums(logits, want_pull, want_total)
-        if pull_GD is not None:
-            pull_GD.div_(denominator_G.masked_fill(denominator_G == 0, 1.0)[:, None])
-        return Sums(denominator_G * math.exp(shift), pull_GD, total_D, self._kept_of)
+            return PlainKernel().sums(logits, with_weighted_sum, with_centre_sum)
+        if weighted_sum_GD is not None:
+            weighted_sum_GD.div_(denominator_G.masked_fill(denominator_G == 0, 1.0)[:, None])
+        return Sums(denominator_G * math.exp(shift), weighted_sum_GD, centre_sum_D, self._cache_owner)
 
-    def centre_gradients(self, logits: Logits, slopes: Slopes) -> Iterator[tuple[int, int, Tensor]]:
+    def centre_gradients(self, logits: Logits, logit_grad: LogitGrad) -> Iterator[tuple[int, int, Tensor]]:
         job, shift = self._job(logits)
-        if not _representable(slopes, shift):
-            yield from PlainKernel().centre_gradients(logits, slopes)
+        if not _representable(logit_grad, shift):
+            yield from PlainKernel().centre_gradients(logits, logit_grad)
             return
         width = logits.unit_GD.shape[1]
         step = max(1, GRADIENT_BYTES // (4 * width) // logits.sub_centres) * logits.sub_centres
         for begin in range(0, logits.num_sampled, step):
             end = min(begin + step, logits.num_sampled)
-            grad_KD = torch.empty(end - begin, width)
-            self._call("head_gradients", job, **_slopes(slopes, shift), begin=begin, end=end, grad=grad_KD)
+            grad_KD = torch.empty(end - begin, width, dtype=torch.float32)
+            results = {"begin": begin, "end": end, "grad": grad_KD}
+            self._call("head_gradients", job, **_logit_grad_fields(logit_grad, shift), **results)
             yield begin, end, grad_KD
 
-    def update(self, logits: Logits, slopes: Slopes, store: "RowTable", lr: float, step: int) -> bool:
+    def update(self, logits: Logits, logit_grad: LogitGrad, store: "RowTable", lr: float, step: int) -> bool:
         """For centres and state in memory that the processor reaches."""
         if logits.centre_LD.data_ptr() != store.centre_LD.data_ptr():
             return False
         job, shift = self._job(logits)
-        if not _representable(slopes, shift):
+        if not _representable(logit_grad, shift):
             return False
-        more = {**_slopes(slopes, shift), **self._taken_over(job, slopes)}
-        self._call("head_update", job, **more, **_step(store.optimizer, store.step_fields(step, lr)), lr=lr)
+        more = _logit_grad_fields(logit_grad, shift)
+        if logit_grad.cache is not None and logit_grad.cache is self._cache_owner:  # no other pass has come since
+            more |= self._cache_for(job)
+        self._call("head_update", job, **more, **_optimizer_fields(store.optimizer, store.step_fields(step, lr)), lr=lr)
         return True
 
-    def _room_for(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Where the first pass leaves its exponentials; {}: nowhere."""
+    def _cache_for(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Memory for the first pass' exponentials, from which the second one reads them; {}: none."""
         padded = self.compiled.head_padded(job["G"])
         rows = job["S"]
-        if 2 * padded * rows > KEPT_BYTES:
+        if 2 * padded * rows > EXP_CACHE_BYTES:
             block = self.compiled.head_block(ctypes.byref(_Job(sub_centres=job["sub_centres"])))
-            rows = KEPT_BYTES // (2 * padded) // block * block
+            rows = EXP_CACHE_BYTES // (2 * padded) // block * block
         if not self.low_precision or not rows:
             return {}
-        if rows * padded > self._kept.numel():
-            self._kept = torch.empty(rows * padded, dtype=torch.bfloat16)
-        return {"kept": self._kept, "kept_rows": rows}
-
-    def _taken_over(self, job: dict[str, Any], slopes: Slopes) -> dict[str, Any]:
-        """What the first pass over the same logits left, unless another one has come since."""
-        return self._room_for(job) if slopes.kept is not None and slopes.kept is self._kept_of else {}
+        if rows * padded > self._cache.numel():
+            self._cache = torch.empty(rows * padded, dtype=torch.bfloat16)
+        return {"cache": self._cache, "cached_rows": rows}
 
     def _job(self, logits: Logits) -> tuple[dict[str, Any], float]:
-        """What all calls have in common, and the shift of the exponents."""
+        """The arguments that all calls have in common, and the shift of the exponents."""
         negatives = logits.negatives
         largest = max(1.0, 1.0 + negatives.hard_t if negatives.hard_G is not None else 1.0)
         bias = 0.0 if logits.bias_S is None or not len(logits.bias_S) else logits.bias_S.max().item()
@@ -218,7 +218,7 @@ class CpuKernel(Kernel):
             "unit": logits.unit_GD.contiguous(),
             "centre": logits.centre_LD,
             "row": logits.row_S,
-            "own": logits.own_G,
+            "target": logits.target_G,
             "bias": logits.bias_S,
             "hard": None if negatives.hard_G is None else negatives.hard_G.float(),
             "scale": logits.scale,
@@ -230,18 +230,56 @@ class CpuKernel(Kernel):
             "low_precision": self.low_precision,
             "threads": torch.get_num_threads(),
         }
+        _check_indices(logits)
         return job, shift
 
     def _call(self, name: str, job: dict[str, Any], **more: Any) -> None:
-        given = job | more
-        pointers = {k: v.data_ptr() if isinstance(v, Tensor) else v for k, v in given.items()}
-        failure = getattr(self.compiled, name)(ctypes.byref(_Job(**pointers)))
+        arguments = job | more
+        _check_tensors(arguments)
+        fields = {k: v.data_ptr() if isinstance(v, Tensor) else v for k, v in arguments.items()}
+        failure = getattr(self.compiled, name)(ctypes.byref(_Job(**fields)))
         if failure:
             raise RuntimeError(f"{name}: {failure.decode()}")
 
 
-def _step(optimizer: RowOptimizer, fields: "StepFields") -> dict[str, Any]:
-    """The optimiser, and the state that it reads and writes (native/optimizers.h)."""
+# Of the tensors whose memory C++ reads: dtype, and the sizes in _Job that its shape is made of.
+_READ = {
+    "row": (torch.int64, "S"),
+    "target": (torch.int64, "G"),
+    "unit": (torch.float32, "GD"),
+    "hard": (torch.float32, "G"),
+    "bias": (torch.float32, "S"),
+    "factor": (torch.float32, "G"),
+    "target_grad": (torch.float32, "G"),
+    "uniform": (torch.float32, "D"),
+}
+
+
+def _check_tensors(arguments: dict[str, Any]) -> None:
+    """Raises ValueError for a tensor that is shorter or of another dtype than what C++ would read."""
+    for name, (dtype, letters) in _READ.items():
+        tensor = arguments.get(name)
+        shape = tuple(arguments[letter] for letter in letters)
+        if tensor is not None and ((tensor.dtype, tensor.shape) != (dtype, shape) or not tensor.is_contiguous()):
+            raise ValueError(
+                f"the C++ kernel's {name} is {tensor.dtype} of shape {tuple(tensor.shape)}, strides {tensor.stride()}; "
+                f"expected {dtype} of shape {shape} without gaps"
+            )
+
+
+def _check_indices(logits: Logits) -> None:
+    """Raises ValueError for centres that are not there."""
+    centre_LD, row_S, width = logits.centre_LD, logits.row_S, logits.unit_GD.shape[1]
+    if centre_LD.shape[1:] != (width,) or not centre_LD.is_contiguous():
+        raise ValueError(f"the C++ kernel's centres have shape {tuple(centre_LD.shape)}; expected (rows, {width})")
+    if row_S is not None and len(row_S) and not 0 <= int(row_S[0]) <= int(row_S[-1]) < len(centre_LD):
+        raise ValueError(f"rows {int(row_S[0])} to {int(row_S[-1])} of a table of {len(centre_LD)} centres")
+    if len(logits.target_G) and int(logits.target_G.max()) >= logits.num_sampled:
+        raise ValueError(f"target {int(logits.target_G.max())} of {logits.num_sampled} active rows")
+
+
+def _optimizer_fields(optimizer: RowOptimizer, fields: "StepFields") -> dict[str, Any]:
+    """The optimizer, and the state that it reads and writes (native/optimizers.h)."""
     widths = optimizer.state_widths()
     wide = [name for name, width in widths.items() if width == "row"]
     scalar = [name for name, width in widths.items() if width == "scalar"]
@@ -270,13 +308,13 @@ def _step(optimizer: RowOptimizer, fields: "StepFields") -> dict[str, Any]:
     }
 
 
-def _representable(slopes: Slopes, shift: float) -> bool:
-    """Whether no row's denominator is so small that its exponentials are lost in float32."""
-    largest = slopes.factor_G.abs().max().item() * math.exp(shift)
+def _representable(logit_grad: LogitGrad, shift: float) -> bool:
+    """Says whether no row's denominator is so small that its exponentials are lost in float32."""
+    largest = logit_grad.factor_G.abs().max().item() * math.exp(shift)
     return not largest > 1 / _SMALLEST_DENOMINATOR  # also where it is NaN, which is to come through
 
 
-def _slopes(slopes: Slopes, shift: float) -> dict[str, Tensor | None]:
-    factor_G = (slopes.factor_G * math.exp(shift)).float()
-    all_D = None if slopes.all_D is None else slopes.all_D.float().contiguous()
-    return {"factor": factor_G, "own_slope": slopes.own_G.float().contiguous(), "all": all_D}
+def _logit_grad_fields(logit_grad: LogitGrad, shift: float) -> dict[str, Tensor | None]:
+    factor_G = (logit_grad.factor_G * math.exp(shift)).float()
+    uniform_D = None if logit_grad.uniform_D is None else logit_grad.uniform_D.float().contiguous()
+    return {"factor": factor_G, "target_grad": logit_grad.target_grad_G.float().contiguous(), "uniform": uniform_D}

@@ -1,4 +1,4 @@
-"""The definition of what a kernel finds, in PyTorch, chunk by chunk over the classes; for any device and dtype.
+"""The definition of what a kernel computes, in PyTorch, chunk by chunk over the classes; for any device and dtype.
 
 The logits of all classes never exist at once: `sums` keeps a few numbers a row and forms the features' gradient on
 its way (up to its division by the denominator, which only all ranks together know); `centre_gradients` forms each
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from partial_fc.head.kernels import Kernel, Logits, Slopes, Sums
+from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Sums
 
 # Of one chunk, whichever is reached first: 4 MiB of float32 logits, and as much of centres at D = 512, stay in a
 # core's cache.
@@ -20,9 +20,10 @@ CHUNK_ROWS = 2048
 
 
 def unit(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows (N, D) -> (rows of length 1, their former lengths (N, 1)). A row of length 0 stays 0."""
+    """Rows (N, D) -> (rows of length 1, their former lengths (N, 1)). A row of length 0 stays 0; one whose length is
+    beyond the dtype's range becomes NaN: as zeros it would hide from whoever looks for what is not finite."""
     norm = x.norm(dim=1, keepdim=True)
-    return x / torch.where(norm > 0, norm, 1.0), norm
+    return x / torch.where(norm > 0, norm, 1.0).masked_fill_(norm == torch.inf, torch.nan), norm
 
 
 def unit_backward(grad_unit: Tensor, unit_rows: Tensor, norm: Tensor) -> Tensor:
@@ -38,13 +39,13 @@ class PlainKernel(Kernel):
 
     name = "plain"
 
-    def sums(self, logits: Logits, want_pull: bool = True, want_total: bool = False) -> Sums:
+    def sums(self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False) -> Sums:
         """Denominators relative to a running maximum, so no scale under- or overflows."""
         unit_GD = logits.unit_GD
         most_G = unit_GD.new_full((len(unit_GD),), -torch.inf)
         sum_G = torch.zeros_like(most_G)
-        pull_GD = torch.zeros_like(unit_GD)
-        total_D = torch.zeros_like(unit_GD[0])
+        weighted_sum_GD = torch.zeros_like(unit_GD) if with_weighted_sum else None
+        centre_sum_D = torch.zeros_like(unit_GD[0]) if with_centre_sum else None
         for begin, end, hat_KD, _ in _chunks(logits):
             logit_GK, slope_GK = _logits(logits, begin, end, hat_KD)
             larger_G = torch.maximum(most_G, logit_GK.amax(dim=1))
@@ -52,38 +53,37 @@ class PlainKernel(Kernel):
             shrink_G = (most_G - shift_G).exp_()
             exp_GK = logit_GK.sub_(shift_G[:, None]).exp_()
             sum_G = sum_G * shrink_G + exp_GK.sum(dim=1)
-            if want_pull:
+            if weighted_sum_GD is not None:
                 weight_GK = exp_GK if slope_GK is None else exp_GK.mul_(slope_GK)
-                pull_GD.mul_(shrink_G[:, None]).addmm_(weight_GK, hat_KD)
-            if want_total:
-                total_D += hat_KD.sum(dim=0)
+                weighted_sum_GD.mul_(shrink_G[:, None]).addmm_(weight_GK, hat_KD)
+            if centre_sum_D is not None:
+                centre_sum_D += hat_KD.sum(dim=0)
             most_G = larger_G
-        if want_pull:
-            pull_GD.div_(sum_G.masked_fill(sum_G == 0, 1.0)[:, None])
-        denominator_G = sum_G.double() * most_G.double().exp()
-        return Sums(denominator_G, pull_GD if want_pull else None, total_D if want_total else None)
+        if weighted_sum_GD is not None:
+            weighted_sum_GD.div_(sum_G.masked_fill(sum_G == 0, 1.0)[:, None])
+        return Sums(sum_G.double() * most_G.double().exp(), weighted_sum_GD, centre_sum_D)
 
-    def centre_gradients(self, logits: Logits, slopes: Slopes) -> Iterator[tuple[int, int, Tensor]]:
+    def centre_gradients(self, logits: Logits, logit_grad: LogitGrad) -> Iterator[tuple[int, int, Tensor]]:
         unit_GD = logits.unit_GD
-        sign_G = slopes.factor_G.sign().to(unit_GD.dtype)
-        log_factor_G = slopes.factor_G.abs().log().to(unit_GD.dtype)
+        sign_G = logit_grad.factor_G.sign().to(unit_GD.dtype)
+        log_factor_G = logit_grad.factor_G.abs().log().to(unit_GD.dtype)
         for begin, end, hat_KD, norm_K1 in _chunks(logits):
             logit_GK, slope_GK = _logits(logits, begin, end, hat_KD)
             grad_GK = logit_GK.add_(log_factor_G[:, None]).exp_().mul_(sign_G[:, None])
             if slope_GK is not None:
                 grad_GK.mul_(slope_GK)
-            inside = ((logits.own_G >= begin) & (logits.own_G < end)).nonzero().squeeze(1)
-            grad_GK[inside, logits.own_G[inside] - begin] = slopes.own_G[inside]
+            inside = ((logits.target_G >= begin) & (logits.target_G < end)).nonzero().squeeze(1)
+            grad_GK[inside, logits.target_G[inside] - begin] = logit_grad.target_grad_G[inside]
             grad_KD = grad_GK.T @ unit_GD
-            if slopes.all_D is not None:
-                grad_KD += slopes.all_D
+            if logit_grad.uniform_D is not None:
+                grad_KD += logit_grad.uniform_D
             yield begin, end, unit_backward(grad_KD, hat_KD, norm_K1)
 
 
 def _chunks(logits: Logits) -> Iterator[tuple[int, int, Tensor, Tensor]]:
     """(begin, end, unit centres, their lengths) of chunks of whole classes."""
     step = max(64, min(CHUNK_ROWS, CHUNK_LOGITS // max(1, len(logits.unit_GD))))
-    step -= step % logits.sub_centres
+    step = max(logits.sub_centres, step - step % logits.sub_centres)
     for begin in range(0, logits.num_sampled, step):
         end = min(begin + step, logits.num_sampled)
         rows = slice(begin, end) if logits.row_S is None else logits.row_S[begin:end]
@@ -99,10 +99,10 @@ def _logits(logits: Logits, begin: int, end: int, hat_KD: Tensor) -> tuple[Tenso
         nearest = cos_GK.unflatten(1, (-1, k)).argmax(dim=2, keepdim=True)
         left_out_GK = torch.ones_like(left_out_GK)
         left_out_GK.unflatten(1, (-1, k)).scatter_(2, nearest, False)
-    own_class_G = logits.own_G - logits.own_G % k  # its first place; -1 stays below every chunk
-    inside = ((logits.own_G >= begin) & (logits.own_G < end)).nonzero().squeeze(1)
+    target_class_G = logits.target_G - logits.target_G % k  # its first place; -1 stays below every chunk
+    inside = ((logits.target_G >= begin) & (logits.target_G < end)).nonzero().squeeze(1)
     for i in range(k):
-        left_out_GK[inside, own_class_G[inside] - begin + i] = True
+        left_out_GK[inside, target_class_G[inside] - begin + i] = True
     value_GK, slope_GK = logits.negatives(cos_GK)
     logit_GK = value_GK * logits.scale
     if logits.bias_S is not None:

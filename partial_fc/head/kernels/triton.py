@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from partial_fc.head.kernels import Kernel, Logits, Precision, Slopes, Sums
+from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Precision, Sums
 from partial_fc.head.kernels import triton_kernels as device_side
 from partial_fc.head.kernels.triton_pass import Pass, Tiles, tiles_for
 
@@ -46,42 +46,42 @@ class TritonKernel(Kernel):
         self.operands = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
         self.tiles = tiles
 
-    def sums(self, logits: Logits, want_pull: bool = True, want_total: bool = False) -> Sums:
+    def sums(self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False) -> Sums:
         over = self._pass(logits)
         shift_G = self._shift(over)
         sum_G = torch.zeros_like(shift_G, dtype=torch.float64)
-        splits = over.new_splits() if want_pull else None
-        totals = over.new_totals() if want_total else None
-        weight_GK = over.weight_GK if want_pull else None
+        splits = over.new_splits() if with_weighted_sum else None
+        totals = over.new_totals() if with_centre_sum else None
+        weight_GK = over.weight_GK if with_weighted_sum else None
         for chunk in over.chunks():
             by_tile = over.weigh(chunk, device_side.SUMS.value, shift_G, weight_GK)
             sum_G += by_tile.sum(dim=0, dtype=torch.float64)
             if splits is not None:
-                over.pull(chunk, splits)
+                over.weighted_sum(chunk, splits)
             if totals is not None:
-                over.total(chunk, totals)
+                over.centre_sum(chunk, totals)
         sum_G, shift_G = sum_G[: over.num_rows], shift_G[: over.num_rows]
-        pull_GD = total_D = None
+        weighted_sum_GD = centre_sum_D = None
         if splits is not None:
-            pull_GD = splits.sum(dim=0)[: over.num_rows, : over.width]
-            pull_GD = pull_GD / torch.where(sum_G == 0, 1.0, sum_G).float()[:, None]
+            weighted_sum_GD = splits.sum(dim=0)[: over.num_rows, : over.width]
+            weighted_sum_GD = weighted_sum_GD / torch.where(sum_G == 0, 1.0, sum_G).float()[:, None]
         if totals is not None:
-            total_D = totals.sum(dim=0)[: over.width]
-        return Sums(sum_G * shift_G.double().exp(), pull_GD, total_D)
+            centre_sum_D = totals.sum(dim=0)[: over.width]
+        return Sums(sum_G * shift_G.double().exp(), weighted_sum_GD, centre_sum_D)
 
-    def centre_gradients(self, logits: Logits, slopes: Slopes) -> Iterator[tuple[int, int, Tensor]]:
-        over = self._pass(logits, slopes)
-        factor_G = slopes.factor_G.double()
+    def centre_gradients(self, logits: Logits, logit_grad: LogitGrad) -> Iterator[tuple[int, int, Tensor]]:
+        over = self._pass(logits, logit_grad)
+        factor_G = logit_grad.factor_G.double()
         # exp(logit) * factor = exp(logit + log factor) neither over- nor underflows on the way.
         shift_G = over.pad_G(-factor_G.abs().log(), torch.inf)
-        sign_G, own_slope_G = over.pad_G(factor_G.sign(), 0.0), over.pad_G(slopes.own_G, 0.0)
+        sign_G, target_grad_G = over.pad_G(factor_G.sign(), 0.0), over.pad_G(logit_grad.target_grad_G, 0.0)
         grad_KD = logits.unit_GD.new_empty(over.chunk_rows, over.width)
         for chunk in over.chunks():
-            along = over.weigh(chunk, device_side.SLOPES.value, shift_G, over.weight_GK, sign_G, own_slope_G)
+            along = over.weigh(chunk, device_side.SLOPES.value, shift_G, over.weight_GK, sign_G, target_grad_G)
             over.gradient(chunk, along, grad_KD)
             yield chunk.begin, chunk.begin + chunk.size, grad_KD[: chunk.size]
 
-    def _pass(self, logits: Logits, slopes: Slopes | None = None) -> Pass:
+    def _pass(self, logits: Logits, logit_grad: LogitGrad | None = None) -> Pass:
         unit_GD, centre_LD = logits.unit_GD, logits.centre_LD
         if unit_GD.dtype != torch.float32:
             raise ValueError(f"features are {unit_GD.dtype}; Triton's kernel computes in float32: use impl 'plain'")
@@ -96,7 +96,7 @@ class TritonKernel(Kernel):
             )
         generation = torch.cuda.get_device_capability(unit_GD.device)[0] if unit_GD.is_cuda else 0
         tiles = self.tiles or tiles_for(generation, self.operands, centre_LD.dtype)
-        return Pass(logits, slopes, self.operands, tiles)
+        return Pass(logits, logit_grad, self.operands, tiles)
 
     @staticmethod
     def _shift(over: Pass) -> Tensor:

@@ -82,11 +82,11 @@ def _cosines(
 
 @triton.jit(do_not_specialize=["K"])
 def inverse_lengths(
-    centre_ptr, row_ptr, stride, all_ptr, inverse_ptr, along_all_ptr, K,
+    centre_ptr, row_ptr, stride, uniform_ptr, inverse_ptr, along_all_ptr, K,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """1 / length of each centre, 0 past the end and where its square is 0 or below the normal numbers, without digits.
-    With all_D, also (unit centre . all_D)."""
+    With uniform_D, also (unit centre . uniform_D)."""
     place = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     row = _rows(row_ptr, place, K)
     square = tl.zeros((BLOCK_K,), dtype=tl.float32)
@@ -95,24 +95,24 @@ def inverse_lengths(
         d = first + tl.arange(0, BLOCK_D)
         centre = _centres(centre_ptr, row, stride, d, D, D_PAD).to(tl.float32)
         square += tl.sum(centre * centre, axis=1)
-        if all_ptr is not None:
-            along += tl.sum(centre * tl.load(all_ptr + d)[None, :], axis=1)
+        if uniform_ptr is not None:
+            along += tl.sum(centre * tl.load(uniform_ptr + d)[None, :], axis=1)
     there = (square >= SMALLEST) & (place < K)
     inverse = tl.where(there, 1.0 / tl.sqrt(tl.where(there, square, 1.0)), 0.0)
     tl.store(inverse_ptr + place, inverse)
-    if all_ptr is not None:
+    if uniform_ptr is not None:
         tl.store(along_all_ptr + place, along * inverse)
 
 
 @triton.jit(do_not_specialize=["K"])
-def total_units(
-    centre_ptr, row_ptr, stride, inverse_ptr, total_ptr, K, share,
+def sum_units(
+    centre_ptr, row_ptr, stride, inverse_ptr, sum_ptr, K, share,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Each program adds the unit centres of `share` places to its own row of total_ptr."""
+    """Each program adds the unit centres of `share` places to a row of sum_ptr."""
     program = tl.program_id(0)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    at = total_ptr + program * D_PAD + d
+    at = sum_ptr + program * D_PAD + d
     total = tl.load(at)
     for first in range(0, share, BLOCK_K):
         place = program * share + first + tl.arange(0, BLOCK_K)
@@ -147,7 +147,7 @@ def nearest_sub_centres(
 @triton.jit(do_not_specialize=["K", "begin"])
 def weigh(
     x_ptr, centre_ptr, row_ptr, stride, inverse_ptr, bias_ptr, nearest_ptr,
-    own_class_ptr, shift_ptr, hard_ptr, own_ptr, own_slope_ptr, sign_ptr,
+    target_class_ptr, shift_ptr, hard_ptr, target_ptr, target_grad_ptr, sign_ptr,
     weight_ptr, by_feature_ptr, along_ptr,
     K, begin, K_PAD, G_PAD, CLASSES_PAD, scale, hard_t, filter_above,
     WHAT: tl.constexpr, FILTERED: tl.constexpr, SUB_CENTRES: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
@@ -157,8 +157,8 @@ def weigh(
 
     MOST    by_feature (tiles of places, G): the largest logit - shift.
     SUMS    by_feature: the sum of e = exp(logit - shift); weight (G, K), if given: e * f' / length, what the stored
-            centre weighs in the feature's pull.
-    SLOPES  weight: the slope of the cosine, own ones too; along (tiles of features, K): sum over features of
+            centre weighs in the feature's weighted sum.
+    SLOPES  weight: the slope of the cosine, the target's too; along (tiles of features, K): sum over features of
             weight * cos, the part of the unit centre's gradient along the centre. It is the very weight that is
             stored, rounded: then exactly that part comes off.
 
@@ -180,8 +180,8 @@ def weigh(
     logit = value * scale - tl.load(shift_ptr + g)[:, None]
     if bias_ptr is not None:
         logit += tl.load(bias_ptr + place, mask=place < K, other=0.0)[None, :]
-    own_class = tl.load(own_class_ptr + g)
-    left_out = ((place + begin) // SUB_CENTRES)[None, :] == own_class[:, None]
+    target_class = tl.load(target_class_ptr + g)
+    left_out = ((place + begin) // SUB_CENTRES)[None, :] == target_class[:, None]
     left_out |= (place >= K)[None, :]
     if FILTERED:
         left_out |= cos > filter_above
@@ -202,8 +202,8 @@ def weigh(
         if hard_ptr is not None:
             weight *= tl.where(hard, hard_t + 2.0 * cos, 1.0)
         if WHAT == SLOPES:
-            own = ((place + begin)[None, :] == tl.load(own_ptr + g)[:, None]) & (place < K)[None, :]
-            weight = tl.where(own, tl.load(own_slope_ptr + g)[:, None], weight)
+            is_target = ((place + begin)[None, :] == tl.load(target_ptr + g)[:, None]) & (place < K)[None, :]
+            weight = tl.where(is_target, tl.load(target_grad_ptr + g)[:, None], weight)
         if weight_ptr is not None:
             stored = _narrow(weight, weight_ptr.dtype.element_ty)
             tl.store(weight_ptr + g[:, None] * K_PAD + place[None, :], stored)
@@ -213,11 +213,11 @@ def weigh(
 
 
 @triton.jit(do_not_specialize=["K", "share"])
-def pull(
-    weight_ptr, centre_ptr, row_ptr, stride, pull_ptr, K, share, K_PAD, G_PAD,
+def weighted_sum(
+    weight_ptr, centre_ptr, row_ptr, stride, weighted_sum_ptr, K, share, K_PAD, G_PAD,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Adds weight @ centres of `share` blocks of DEPTH places to this split's own (G, D): no two programs write to one
+    """Adds weight @ centres of `share` blocks of DEPTH places to this split's (G, D): no two programs write to one
     number, so the result repeats."""
     num_d = D_PAD // BLOCK_D
     g = tl.program_id(0) // num_d * BLOCK_G + tl.arange(0, BLOCK_G)
@@ -230,17 +230,17 @@ def pull(
         weight = tl.load(weight_ptr + g[:, None] * K_PAD + place[None, :])
         centre = _centres(centre_ptr, _rows(row_ptr, place, K), stride, d, D, D_PAD)
         total = _dot(weight, _operand(centre, weight.dtype), total)
-    at = pull_ptr + (split * G_PAD + g)[:, None].to(tl.int64) * D_PAD + d[None, :]
+    at = weighted_sum_ptr + (split * G_PAD + g)[:, None].to(tl.int64) * D_PAD + d[None, :]
     tl.store(at, tl.load(at) + total)
 
 
 @triton.jit(do_not_specialize=["K"])
 def centre_gradient(
-    weight_ptr, x_ptr, centre_ptr, row_ptr, stride, inverse_ptr, along_ptr, all_ptr, along_all_ptr, grad_ptr,
+    weight_ptr, x_ptr, centre_ptr, row_ptr, stride, inverse_ptr, along_ptr, uniform_ptr, along_all_ptr, grad_ptr,
     K, K_PAD, G_PAD, num_along,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """grad (K, D) of the centres as they are stored: (weight^T @ x + all_D - along * unit centre) / length."""
+    """grad (K, D) of the centres as they are stored: (weight^T @ x + uniform_D - along * unit centre) / length."""
     num_d = D_PAD // BLOCK_D
     place = tl.program_id(0) // num_d * BLOCK_K + tl.arange(0, BLOCK_K)
     d = tl.program_id(0) % num_d * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -253,8 +253,8 @@ def centre_gradient(
     along = tl.zeros((BLOCK_K,), dtype=tl.float32)
     for tile in range(num_along):
         along += tl.load(along_ptr + tile * K_PAD + place)
-    if all_ptr is not None:
-        total += tl.load(all_ptr + d)[None, :]
+    if uniform_ptr is not None:
+        total += tl.load(uniform_ptr + d)[None, :]
         along += tl.load(along_all_ptr + place)
     centre = _centres(centre_ptr, _rows(row_ptr, place, K), stride, d, D, D_PAD).to(tl.float32)
     grad = (total - centre * (along * inverse)[:, None]) * inverse[:, None]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from partial_fc.head.kernels import Logits, Slopes
+from partial_fc.head.kernels import LogitGrad, Logits
 from partial_fc.head.kernels import triton_kernels as device_side
 
 CHUNK_ROWS = 1 << 16
@@ -47,7 +47,7 @@ class Tiles:
     """By product; what its rows and columns are."""
 
     logits: Tile  # (features, places)
-    pull: Tile  # (features, width)
+    weighted_sum: Tile  # (features, width)
     gradient: Tile  # (places, width)
 
 
@@ -82,7 +82,7 @@ class Chunk:
     row: Tensor | None
     bias: Tensor | None
     inverse_K: Tensor  # 1 / length, 0 past the end
-    along_all_K: Tensor | None  # unit centre . all_D
+    along_all_K: Tensor | None  # unit centre . uniform_D
 
     @property
     def centres(self) -> tuple[Tensor, Tensor | None, int]:
@@ -96,26 +96,26 @@ class Pass:
     chunk and each feature, and `splits`' copies of (G, D) in fp32.
     """
 
-    def __init__(self, logits: Logits, slopes: Slopes | None, operands: torch.dtype, tiles: Tiles):
+    def __init__(self, logits: Logits, logit_grad: LogitGrad | None, operands: torch.dtype, tiles: Tiles):
         self.logits = logits
         self.num_rows, self.width = logits.unit_GD.shape
         logits_tile = tiles.logits.within(self.num_rows, logits.num_sampled, self.width)
-        pull_tile = tiles.pull.within(self.num_rows, self.width, logits.num_sampled)
+        sum_tile = tiles.weighted_sum.within(self.num_rows, self.width, logits.num_sampled)
         gradient_tile = tiles.gradient.within(logits.num_sampled, self.width, self.num_rows)
-        self.tiles = Tiles(logits_tile, pull_tile, gradient_tile)
-        self.padded_rows = _whole(self.num_rows, max(logits_tile.rows, pull_tile.rows, gradient_tile.depth))
-        self.padded_width = _whole(self.width, max(logits_tile.depth, pull_tile.columns, gradient_tile.columns))
+        self.tiles = Tiles(logits_tile, sum_tile, gradient_tile)
+        self.padded_rows = _whole(self.num_rows, max(logits_tile.rows, sum_tile.rows, gradient_tile.depth))
+        self.padded_width = _whole(self.width, max(logits_tile.depth, sum_tile.columns, gradient_tile.columns))
         more_D, more_G = self.padded_width - self.width, self.padded_rows - self.num_rows
         self.x_GD = F.pad(logits.unit_GD.to(operands), (0, more_D, 0, more_G))
         self.zero_G = logits.unit_GD.new_zeros(self.padded_rows)
-        self.own_G = self.pad_G(logits.own_G, -1)
-        own_class_G = torch.div(logits.own_G, logits.sub_centres, rounding_mode="floor")
-        self.own_class_G = self.pad_G(own_class_G, -1)
+        self.target_G = self.pad_G(logits.target_G, -1)
+        target_class_G = torch.div(logits.target_G, logits.sub_centres, rounding_mode="floor")
+        self.target_class_G = self.pad_G(target_class_G, -1)
         hard_G = logits.negatives.hard_G
         self.hard_G = None if hard_G is None else self.pad_G(hard_G, torch.inf)
-        self.all_D = None
-        if slopes is not None and slopes.all_D is not None:
-            self.all_D = F.pad(slopes.all_D.float(), (0, more_D))
+        self.uniform_D = None
+        if logit_grad is not None and logit_grad.uniform_D is not None:
+            self.uniform_D = F.pad(logit_grad.uniform_D.float(), (0, more_D))
 
         most = min(
             CHUNK_ROWS,
@@ -124,7 +124,7 @@ class Pass:
         )
         whole_classes = math.lcm(logits.sub_centres, 16)  # and 16 places, so that pieces of row_S stay aligned
         self.chunk_rows = min(max(1, logits.num_sampled), max(whole_classes, most - most % whole_classes))
-        self.padded_chunk = _whole(self.chunk_rows, max(logits_tile.columns, pull_tile.depth, gradient_tile.rows))
+        self.padded_chunk = _whole(self.chunk_rows, max(logits_tile.columns, sum_tile.depth, gradient_tile.rows))
         self.weight_GK = self.x_GD.new_empty(self.padded_rows, self.padded_chunk)
         self.widths = {"D": self.width, "D_PAD": self.padded_width}
 
@@ -147,10 +147,10 @@ class Pass:
             None if row is None else row[begin:end],
             None if bias is None else bias[begin:end],
             self.zero_G.new_empty(self.padded_chunk),
-            None if self.all_D is None else self.zero_G.new_empty(self.padded_chunk),
+            None if self.uniform_D is None else self.zero_G.new_empty(self.padded_chunk),
         )
         device_side.inverse_lengths[(self.padded_chunk // ROW_BLOCK,)](
-            *chunk.centres, self.all_D, chunk.inverse_K, chunk.along_all_K, chunk.size,
+            *chunk.centres, self.uniform_D, chunk.inverse_K, chunk.along_all_K, chunk.size,
             **self.widths, BLOCK_K=ROW_BLOCK, BLOCK_D=self.tiles.gradient.columns,
         )  # fmt: skip
         return chunk
@@ -162,7 +162,7 @@ class Pass:
         shift_G: Tensor,
         weight_GK: Tensor | None = None,
         sign_G: Tensor | None = None,
-        own_slope_G: Tensor | None = None,
+        target_grad_G: Tensor | None = None,
     ) -> Tensor:
         """Fills weight_GK; returns what `weigh` of triton_kernels.py calls by_feature or, for SLOPES, along."""
         tile, negatives = self.tiles.logits, self.logits.negatives
@@ -175,7 +175,7 @@ class Pass:
         nearest_GK = self._nearest(chunk)
         device_side.weigh[(num_g * num_k,)](
             self.x_GD, *chunk.centres, chunk.inverse_K, chunk.bias, nearest_GK,
-            self.own_class_G, shift_G, self.hard_G, self.own_G, own_slope_G, sign_G,
+            self.target_class_G, shift_G, self.hard_G, self.target_G, target_grad_G, sign_G,
             weight_GK, by_feature, along,
             chunk.size, chunk.begin, self.padded_chunk, self.padded_rows,
             0 if nearest_GK is None else nearest_GK.shape[1],
@@ -201,7 +201,7 @@ class Pass:
 
     def new_splits(self) -> Tensor:
         """(splits, G, D), fp32, 0: as many as keep all multiprocessors busy, each with its share of a chunk."""
-        tile = self.tiles.pull
+        tile = self.tiles.weighted_sum
         programs = self.padded_rows // tile.rows * (self.padded_width // tile.columns)
         processors = 4
         if self.x_GD.is_cuda:
@@ -209,12 +209,12 @@ class Pass:
         splits = max(1, min(processors // programs, self.padded_chunk // tile.depth))
         return self.zero_G.new_zeros(splits, self.padded_rows, self.padded_width)
 
-    def pull(self, chunk: Chunk, splits: Tensor) -> None:
+    def weighted_sum(self, chunk: Chunk, splits: Tensor) -> None:
         """Adds weight_GK @ centres, as they are stored."""
-        tile = self.tiles.pull
+        tile = self.tiles.weighted_sum
         programs = self.padded_rows // tile.rows * (self.padded_width // tile.columns)
         share = triton.cdiv(triton.cdiv(chunk.size, tile.depth), len(splits))
-        device_side.pull[(programs, len(splits))](
+        device_side.weighted_sum[(programs, len(splits))](
             self.weight_GK, *chunk.centres, splits, chunk.size, share, self.padded_chunk, self.padded_rows,
             **self.widths, BLOCK_G=tile.rows, BLOCK_D=tile.columns, DEPTH=tile.depth, **tile.launch,
         )  # fmt: skip
@@ -222,11 +222,11 @@ class Pass:
     def new_totals(self) -> Tensor:
         return self.zero_G.new_zeros(NUM_TOTALS, self.padded_width)
 
-    def total(self, chunk: Chunk, totals: Tensor) -> None:
+    def centre_sum(self, chunk: Chunk, totals: Tensor) -> None:
         """Adds the unit centres, in NUM_TOTALS shares."""
         block_D = self.tiles.gradient.columns
         share = _whole(triton.cdiv(chunk.size, NUM_TOTALS), ROW_BLOCK)
-        device_side.total_units[(NUM_TOTALS, self.padded_width // block_D)](
+        device_side.sum_units[(NUM_TOTALS, self.padded_width // block_D)](
             *chunk.centres, chunk.inverse_K, totals, chunk.size, share,
             **self.widths, BLOCK_K=ROW_BLOCK, BLOCK_D=block_D,
         )  # fmt: skip
@@ -236,7 +236,7 @@ class Pass:
         tile = self.tiles.gradient
         programs = self.padded_chunk // tile.rows * (self.padded_width // tile.columns)
         device_side.centre_gradient[(programs,)](
-            self.weight_GK, self.x_GD, *chunk.centres, chunk.inverse_K, along, self.all_D, chunk.along_all_K,
+            self.weight_GK, self.x_GD, *chunk.centres, chunk.inverse_K, along, self.uniform_D, chunk.along_all_K,
             grad_KD, chunk.size, self.padded_chunk, self.padded_rows, len(along),
             **self.widths, BLOCK_K=tile.rows, BLOCK_D=tile.columns, DEPTH=tile.depth, **tile.launch,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Gradients that travel together."""
+"""Buckets: gradients that travel together."""
 
 from collections.abc import Iterable, Iterator
 
@@ -26,13 +26,28 @@ class Bucket:
         self._starts = []
         size = 0
         for p in self.parameters:
+            p.grad = None
             self._starts.append(size)
             size += -(-p.numel() // ALIGNMENT) * ALIGNMENT
         self.flat = self.parameters[0].new_zeros(size)
         wide = torch.promote_types(self.flat.dtype, torch.float32)
         self.summed = self.flat if wide == self.flat.dtype else torch.zeros_like(self.flat, dtype=wide)
-        for p, grad in zip(self.parameters, self.views(self.flat), strict=True):
-            p.grad = grad
+        self._view_of = dict(zip(self.parameters, self.views(self.flat), strict=True))
+        self.attach()
+
+    @torch.no_grad()
+    def attach(self, *parameters: nn.Parameter) -> None:
+        """Makes p.grad of these parameters (by default of all) views into `flat` again, where zero_grad() has dropped
+        them and autograd perhaps put other tensors there, whose values are copied."""
+        for p in parameters or self.parameters:
+            view = self._view_of[p]
+            if p.grad is view:
+                continue
+            if p.grad is None:
+                view.zero_()
+            else:
+                view.copy_(p.grad)
+            p.grad = view
 
     def views(self, flat: Tensor) -> Iterator[Tensor]:
         """Each parameter's part of a tensor laid out like `flat`, in the parameter's shape."""
@@ -41,7 +56,7 @@ class Bucket:
             yield flat[start:].as_strided(p.shape, p.stride(), flat.storage_offset() + start)
 
     def num_bytes(self) -> int:
-        """Of the gradients as stored."""
+        """Bytes of the gradients as stored."""
         return sum(p.numel() * p.element_size() for p in self.parameters)
 
 

@@ -51,24 +51,24 @@ template <bool BF> Features features_of(const Job& job) {
 
 template <bool BF> void sums(const Job& job) {
     Features f = features_of<BF>(job);
-    struct Part { std::vector<double> denominator; Buffer pull, total; };
+    struct Part { std::vector<double> denominator; Buffer weighted_sum, centre_sum; };
     std::vector<Part> parts(job.threads);
     share(0, job.S, job.threads, block_of(job), [&](int t, int64_t begin, int64_t end) {
         Part& part = parts[t];
         part.denominator.resize(f.Gp);
-        if (job.pull) part.pull = Buffer(f.Gp * f.Dp);
-        if (job.total) part.total = Buffer(f.Dp);
-        Pass<BF>(job, f).sums(begin, end, part.denominator.data(), part.pull, part.total);
+        if (job.weighted_sum) part.weighted_sum = Buffer(f.Gp * f.Dp);
+        if (job.centre_sum) part.centre_sum = Buffer(f.Dp);
+        Pass<BF>(job, f).sums(begin, end, part.denominator.data(), part.weighted_sum, part.centre_sum);
     });
     for (Part& part : parts) {  // in their order, so that the result repeats bit by bit
         if (part.denominator.empty()) continue;
         for (int64_t g = 0; g < job.G; g++) {
             job.denominator[g] += part.denominator[g];
-            if (job.pull)
-                for (int64_t d = 0; d < job.D; d++) job.pull[g * job.D + d] += part.pull[g * f.Dp + d];
+            if (job.weighted_sum)
+                for (int64_t d = 0; d < job.D; d++) job.weighted_sum[g * job.D + d] += part.weighted_sum[g * f.Dp + d];
         }
-        if (job.total)
-            for (int64_t d = 0; d < job.D; d++) job.total[d] += part.total[d];
+        if (job.centre_sum)
+            for (int64_t d = 0; d < job.D; d++) job.centre_sum[d] += part.centre_sum[d];
     }
 }
 
@@ -124,7 +124,7 @@ EXPORT const char* head_gradients(const Job* j) {
 EXPORT const char* head_update(const Job* j) {
     return guarded([&] { j->low_precision ? update<true>(*j) : update<false>(*j); });
 }
-// The size of Job.kept: G padded, and how many centres make a block.
+// The size of Job.cache: G padded, and how many centres make a block.
 EXPORT int64_t head_padded(int64_t G) { return round_up(G, Padding<true>::columns); }
 EXPORT int64_t head_block(const Job* j) { return block_of(*j); }
 // To be called once, before the others.

@@ -10,7 +10,7 @@ struct Job {
     const float* unit;       // (G, D), length 1 or 0
     void* centre;            // (L, D) of centre_dtype
     const int64_t* row;      // (S): rows of centre, ascending; null: all
-    const int64_t* own;      // (G): place of the own centre among the S, or -1
+    const int64_t* target;   // (G): position of the target centre among the S, or -1
     const float* bias;       // (S) or null
     const float* hard;       // (G) or null
     float scale, shift;      // exp(logit - shift) is what is added up
@@ -23,20 +23,20 @@ struct Job {
 
     // results of sums
     double* denominator;     // (G): sum of exp(logit - shift)
-    float* pull;             // (G, D): sum of exp(logit - shift) * f' * unit centre, or null
-    float* total;            // (D): sum of unit centres, or null
+    float* weighted_sum;     // (G, D): sum of exp(logit - shift) * f' * unit centre, or null
+    float* centre_sum;       // (D): sum of unit centres, or null
 
-    // exp(logit - shift) * f' of the first kept_rows places as bfloat16, (kept_rows, head_padded(G)), or null: written by
-    // sums, read by gradients and update, which then do not form those logits again. Whole blocks (head_block), or S.
-    uint16_t* kept;
-    int64_t kept_rows;
+    // exp(logit - shift) * f' of the first cached_rows positions as bfloat16, (cached_rows, head_padded(G)), or null: written
+    // by sums, read by gradients and update, which then do not form those logits again. Whole blocks (head_block), or S.
+    uint16_t* cache;
+    int64_t cached_rows;
 
-    // slopes, for gradients and update
+    // the gradient by the logits, for gradients and update
     const float* factor;     // (G): times exp(logit - shift) * f' it is d(loss)/d(cosine)
-    const float* own_slope;  // (G)
-    const float* all;        // (D) or null
+    const float* target_grad;  // (G)
+    const float* uniform;    // (D) or null: is added to every unit centre's gradient
 
-    // gradients: of places [begin, end), into grad (end - begin, D)
+    // gradients: of positions [begin, end), into grad (end - begin, D)
     int64_t begin, end;
     float* grad;
 

@@ -51,20 +51,20 @@ template <bool BF> class Pass {
   public:
     Pass(const Job& job, const Features& features)
         : job(job), f(features), block(block_of(job)), rows(round_up(block, Padding<BF>::rows)),
-          operand(rows * word_row()), inverse(block), logit(rows * f.Gp), mask(block * f.Gp), masked(block), hard(f.Gp), all(f.Dp), row(f.Dp) {
+          operand(rows * word_row()), inverse(block), logit(rows * f.Gp), mask(block * f.Gp), masked(block), hard(f.Gp), uniform(f.Dp), row(f.Dp) {
         for (int64_t g = 0; g < f.G; g++)
-            if (job.own[g] >= 0) owner.emplace_back(job.own[g], g);
+            if (job.target[g] >= 0) owner.emplace_back(job.target[g], g);
         std::sort(owner.begin(), owner.end());
         if (job.hard) std::memcpy(hard, job.hard, f.G * 4);
-        if (job.all) std::memcpy(all, job.all, f.D * 4);
+        if (job.uniform) std::memcpy(uniform, job.uniform, f.D * 4);
     }
 
-    // Adds the places [begin, end) to denominator (Gp), pull (Gp, Dp; may be null) and total (Dp; may be null).
-    void sums(int64_t begin, int64_t end, double* denominator, float* pull, float* total) {
+    // Adds the places [begin, end) to denominator (Gp), weighted_sum (Gp, Dp; may be null) and centre_sum (Dp; may be null).
+    void sums(int64_t begin, int64_t end, double* denominator, float* weighted_sum, float* centre_sum) {
         Tiles tiles;
         int64_t chunk = std::max(block, CHUNK / block * block), words = round_up(chunk / (BF ? 2 : 1), Padding<BF>::words);
-        Buffer sum(f.Gp), weight(words * f.Gp), centre(pull ? words * f.Dp : 0);
-        Buffer across(Padding<BF>::tiles && pull ? f.Gp * words : 0);
+        Buffer sum(f.Gp), weight(words * f.Gp), centre(weighted_sum ? words * f.Dp : 0);
+        Buffer across(Padding<BF>::tiles && weighted_sum ? f.Gp * words : 0);
         for (int64_t at = begin; at < end; at += chunk) {
             int64_t n = std::min(chunk, end - at);
             std::memset(sum, 0, f.Gp * 4);
@@ -73,25 +73,25 @@ template <bool BF> class Pass {
                 form_logits(at + low, m, end);
                 for (int64_t c = 0; c < m; c++) {
                     float* product = logit + c * f.Gp;
-                    uint16_t* kept = is_kept(at + low, m) ? job.kept + (at + low + c) * f.Gp : nullptr;
+                    uint16_t* cached = is_cached(at + low, m) ? job.cache + (at + low + c) * f.Gp : nullptr;
                     weigh(at + low, c, sum, [&](int64_t g, vf e) {
                         store(product + g, e * inverse[c]);
-                        if (kept) store(kept + g, to_bf16(e));
+                        if (cached) store(cached + g, to_bf16(e));
                     });
-                    if (total) add_unit(row_of(at + low + c), inverse[c], total);
+                    if (centre_sum) add_unit(row_of(at + low + c), inverse[c], centre_sum);
                 }
-                if (pull) keep(m, weight + low / (BF ? 2 : 1) * f.Gp, centre + low / (BF ? 2 : 1) * f.Dp);
+                if (weighted_sum) keep(m, weight + low / (BF ? 2 : 1) * f.Gp, centre + low / (BF ? 2 : 1) * f.Dp);
             }
             for (int64_t g = 0; g < f.G; g++) denominator[g] += sum[g];
-            if (!pull) continue;
+            if (!weighted_sum) continue;
             int64_t used = BF ? (n + 1) / 2 : n;
             if constexpr (Padding<BF>::tiles) {
                 int64_t padded = round_up(used, Padding<BF>::words);
                 std::memset(weight + used * f.Gp, 0, (padded - used) * f.Gp * 4);
                 transpose(weight, padded, f.Gp, across, words);
-                gemm<BF>(f.Gp, f.Dp, padded, across, words, 1, centre, f.Dp, pull, f.Dp, true);
+                gemm<BF>(f.Gp, f.Dp, padded, across, words, 1, centre, f.Dp, weighted_sum, f.Dp, true);
             } else {
-                gemm<BF>(f.Gp, f.Dp, used, weight, 1, f.Gp, centre, f.Dp, pull, f.Dp, true);
+                gemm<BF>(f.Gp, f.Dp, used, weight, 1, f.Gp, centre, f.Dp, weighted_sum, f.Dp, true);
             }
         }
     }
@@ -105,11 +105,11 @@ template <bool BF> class Pass {
         for (int64_t at = begin; at < end; at += block) {
             int64_t n = std::min(block, end - at);
             const float* weight = BF ? half : logit;
-            bool kept = is_kept(at, n);
-            if (kept && Padding<BF>::tiles && n < rows) {  // (kept has no rows to fill tiles with)
-                std::memcpy(half, job.kept + at * f.Gp, n * f.Gp * 2);
-            } else if (kept) {
-                weight = (const float*)(job.kept + at * f.Gp);
+            bool cached = is_cached(at, n);
+            if (cached && Padding<BF>::tiles && n < rows) {  // (cached has no rows to fill tiles with)
+                std::memcpy(half, job.cache + at * f.Gp, n * f.Gp * 2);
+            } else if (cached) {
+                weight = (const float*)(job.cache + at * f.Gp);
             } else {
                 form_logits(at, n, end);
                 for (int64_t c = 0; c < n; c++) {
@@ -124,12 +124,12 @@ template <bool BF> class Pass {
             int64_t words = BF ? f.Gp / 2 : f.G, weight_row = BF ? f.Gp / 2 : f.Gp;
             auto ahead = spread(pauses<BF>(n, f.Dp, words), [&](int64_t c) {
                 if (c < n) soon(at + c);
-                if (c < n && kept) prefetch_row(job.centre, job.centre_dtype, row_of(at + c), f.D);
+                if (c < n && cached) prefetch_row(job.centre, job.centre_dtype, row_of(at + c), f.D);
             });
             gemm<BF>(n, f.Dp, words, weight, weight_row, 1, f.along_g, f.Dp, grad, f.Dp, false, ahead);
-            for (auto [place, g] : own_between(at, at + n)) {
+            for (auto [place, g] : targets_between(at, at + n)) {
                 float* to = grad + (place - at) * f.Dp;
-                for (int64_t d = 0; d < f.D; d++) to[d] += job.own_slope[g] * job.unit[g * f.D + d];
+                for (int64_t d = 0; d < f.D; d++) to[d] += job.target_grad[g] * job.unit[g * f.D + d];
             }
             for (int64_t c = 0; c < n; c++) {
                 read_row(job.centre, job.centre_dtype, row_of(at + c), f.D, row);
@@ -138,7 +138,7 @@ template <bool BF> class Pass {
         }
     }
 
-    bool is_kept(int64_t at, int64_t n) const { return BF && job.kept && at + n <= job.kept_rows; }
+    bool is_cached(int64_t at, int64_t n) const { return BF && job.cache && at + n <= job.cached_rows; }
     int64_t row_of(int64_t place) const { return job.row ? job.row[place] : place; }
 
   private:
@@ -164,9 +164,9 @@ template <bool BF> class Pass {
         find_left_out(at, n);
     }
 
-    void add_unit(int64_t from, float inv, float* total) {
+    void add_unit(int64_t from, float inv, float* centre_sum) {
         read_row(job.centre, job.centre_dtype, from, f.D, row);
-        for (int64_t d = 0; d < f.Dp; d += LANES) store(total + d, load<vf>(total + d) + load<vf>(row + d) * inv);
+        for (int64_t d = 0; d < f.Dp; d += LANES) store(centre_sum + d, load<vf>(centre_sum + d) + load<vf>(row + d) * inv);
     }
 
     // A row of the table -> operand, and the square of its length.
@@ -195,7 +195,7 @@ template <bool BF> class Pass {
         return add_up(square[0] + square[1]);
     }
 
-    // mask (n, Gp), 0 where a logit is left out, for the rows c with masked[c]: own classes, all but the nearest of a
+    // mask (n, Gp), 0 where a logit is left out, for the rows c with masked[c]: target classes, all but the nearest of a
     // class's centres.
     void find_left_out(int64_t at, int64_t n) {
         int64_t k = job.sub_centres;
@@ -214,7 +214,7 @@ template <bool BF> class Pass {
                     for (int64_t c = first; c < first + k; c++) mask[c * f.Gp + g] = c == best;
                 }
             }
-        for (auto [place, g] : own_between(at, at + n)) {
+        for (auto [place, g] : targets_between(at, at + n)) {
             int64_t first = place - place % k - at;
             for (int64_t c = first; c < first + k; c++) {
                 touch(c);
@@ -248,15 +248,15 @@ template <bool BF> class Pass {
         }
     }
 
-    // (of the centre in `row`; adds `all` to its gradient)
+    // (of the centre in `row`; adds `uniform` to its gradient)
     Projection projection(float* grad) const {
         vf along[2] = {}, square[2] = {};
         for (int64_t d = 0; d < f.Dp; d += 2 * LANES)
             for (int v = 0; v < 2; v++) {
                 int64_t at = d + v * LANES;
                 vf g = load<vf>(grad + at), w = load<vf>(row + at);
-                if (job.all) {
-                    g += load<vf>(all + at);
+                if (job.uniform) {
+                    g += load<vf>(uniform + at);
                     store(grad + at, g);
                 }
                 along[v] += g * w;
@@ -308,7 +308,7 @@ template <bool BF> class Pass {
         auto begin() const { return first; }
         auto end() const { return last; }
     };
-    Range own_between(int64_t begin, int64_t end) const {
+    Range targets_between(int64_t begin, int64_t end) const {
         auto low = std::lower_bound(owner.begin(), owner.end(), std::pair<int64_t, int64_t>(begin, -1));
         auto high = std::lower_bound(low, owner.end(), std::pair<int64_t, int64_t>(end, -1));
         return {owner.data() + (low - owner.begin()), owner.data() + (high - owner.begin())};
@@ -318,7 +318,7 @@ template <bool BF> class Pass {
     const Features& f;
     const int64_t block, rows;  // (rows: those that the products fill)
     std::vector<std::pair<int64_t, int64_t>> owner;  // (place, g), ascending
-    Buffer operand, inverse, logit, mask, masked, hard, all, row;
+    Buffer operand, inverse, logit, mask, masked, hard, uniform, row;
 };
 
 }  // namespace
