@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from partial_fc import plan
+from partial_fc.bench import plan
 from partial_fc.head import kernels
 from partial_fc.machine import Rates, measure_rates
 
