@@ -14,6 +14,8 @@ from partial_fc.checkpoint.write import ranks_beside
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.train.agreement import Agreed, Agreement
 
+pytestmark = pytest.mark.transport
+
 
 @pytest.fixture(params=["shared", "one each"])
 def root(request, world, tmp_path_factory):
