@@ -30,11 +30,11 @@ class Options:
     """Trains the demo for a few steps in each mode; prints a table and one JSON line."""
 
     modes: tuple[str, ...] = ("fp32", "bf16", "fp16", "fp16-o2")
-    """Of --precision."""
+    """Values of --precision."""
     processes: int = 2
-    """On this machine."""
+    """Processes on this machine."""
     steps: int = 60
-    """Of each run; all but the first 10 are timed."""
+    """Steps of each run; all but the first 10 are timed."""
     rounds: int = 3
     """Runs of each mode."""
 

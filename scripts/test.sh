@@ -46,8 +46,8 @@ if [ "$mode" = quick ]; then
     stage "recipe face learns" 20 python -m pytest "tests/recipes/test_face.py::test_learns_to_tell_unseen_characters_apart" "$@"
 else
     stage "unit" 150 python -m pytest tests/unit "${two[@]}" "$@"
-    # The mathematics does not depend on the transport: all of it over these two, Gloo on two ranks and MPI on three (which
-    # no number of classes divides by). Elsewhere only what speaks to the transport.
+    # The mathematics does not depend on the transport: all of it over these two, MPI on three ranks, by which the numbers of
+    # classes do not divide. Elsewhere only what speaks to the transport.
     stage "parallel, horovodrun Gloo, 2 ranks" 90 gloo 2 "${tests[@]}"
     stage "parallel, horovodrun MPI, 3 ranks" 90 mpi 3 "${tests[@]}"
     stage "transport, horovodrun Gloo, 3 ranks" 30 gloo 3 "${tests[@]}" -m transport

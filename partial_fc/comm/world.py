@@ -165,7 +165,7 @@ class World(ABC):
         return self.start_reduce_scatter(t, rows, name=name).wait()
 
     def broadcast(self, t: Tensor, root: int = 0, *, name: str) -> Tensor:
-        """What rank `root` holds in t. Shape and dtype are equal on all ranks."""
+        """Returns t of rank `root`. Shape and dtype are equal on all ranks."""
         self._count(name, t)
         wire, restore = _as_sent(t)
         return self._start(name, lambda: self._broadcast(wire, root, name), restore).wait()

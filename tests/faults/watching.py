@@ -18,10 +18,8 @@ from typing import Any
 
 from partial_fc.data.sample import BadRecord
 
-OURS = (
-    ValueError,
-    BadRecord,
-)  # exactly these: JSONDecodeError, UnicodeDecodeError are ValueErrors without a file's name
+# Exactly these: JSONDecodeError, UnicodeDecodeError are ValueErrors without a file's name.
+OURS = (ValueError, BadRecord)
 SECONDS = 5.0  # of processor time; valid files take milliseconds
 _RUNS_CODE = {
     "os.system",
@@ -63,7 +61,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Fault(AssertionError):
-    """What a reader must not do. `where`: the innermost line of ours, by which faults are told apart."""
+    """Something that a reader must not do. `where`: the innermost line of ours, by which faults are told apart."""
 
     def __init__(self, what: str, where: str) -> None:
         super().__init__(f"{what} at {where}")
@@ -139,7 +137,7 @@ class _TooLong(Exception):
 
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    """Of processor time, so that other programs do not count."""
+    """Ends a reader after SECONDS of processor time, so that other programs do not count."""
 
     def stop(*_: object) -> None:
         raise _TooLong(f"still reading after {SECONDS} s")
