@@ -17,6 +17,8 @@ from partial_fc.head.kernels.plain import PlainKernel, unit
 from partial_fc.head.margin import Negatives
 from partial_fc.optim.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 
+pytestmark = pytest.mark.slow
+
 FLAGS = {
     "portable": set(),
     "amx_emulated": set(),

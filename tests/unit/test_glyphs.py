@@ -25,6 +25,8 @@ from partial_fc.data.glyphs_sheet import SheetOptions, contact_sheet
 from partial_fc.data.pairs import read_pairs
 from partial_fc.data.recordio import RecordReader, unpack
 
+pytestmark = pytest.mark.slow
+
 FONTS = Path("/usr/share/fonts")
 SMALL = GlyphOptions(out=Path("unused"), num_classes=12, images_per_typeface=2, num_unseen=60, pairs=60, jobs=1, seed=3)
 
