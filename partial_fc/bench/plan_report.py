@@ -165,8 +165,8 @@ def table(figures: dict[str, Any]) -> str:
     """The plan as a table."""
     lines = [
         f"{figures['classes']:,} classes, D {figures['dim']}, batch {figures['batch']:,}, "
-        f"{figures['gpus']:,} process(es) of {figures['local_classes']:,} classes; {figures['sampled']:,} take part at rate "
-        f"{figures['sample_rate']:g}",
+        f"{figures['gpus']:,} process(es) of {figures['local_classes']:,} classes; "
+        f"{figures['sampled']:,} take part at rate {figures['sample_rate']:g}",
         "",
         "memory of a process",
         *(f"  {name:32}{_size(size):>12}" for name, size in figures["memory"].items()),
