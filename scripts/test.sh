@@ -53,12 +53,12 @@ else
     stage "transport, horovodrun Gloo, 3 ranks" 30 gloo 3 "${tests[@]}" -m transport
     stage "transport, horovodrun MPI, 2 ranks" 15 mpi 2 "${tests[@]}" -m transport
     stage "transport, torchrun, 2 ranks" 15 run torchrun --standalone --nproc_per_node=2 --no-python "${tests[@]}" -m transport
-    stage "transport, one process" 10 "${tests[@]}" -m transport
+    stage "transport, one process" 15 "${tests[@]}" -m transport
     # The GPU's kernel, sharded, in Triton's interpreter. (One process: tests/unit/test_triton.py.)
     stage "Triton, horovodrun MPI, 3 ranks" 30 mpi 3 env TRITON_INTERPRET=1 "${tests[@]}" -k sharded_equals_dense
     stage "recipes" 200 python -m pytest tests/recipes "${two[@]}" "$@"
     stage "faults" 40 python -m pytest tests/faults -rs "$@"
-    stage "cluster, two hosts" 50 python -m pytest tests/cluster -rs "$@" # -rs: why, where it is skipped
+    stage "cluster, two hosts" 45 python -m pytest tests/cluster -rs "$@" # -rs: why, where it is skipped
 fi
 
 printf '\n%s%5d s of %3d  in all\n' "$table" "$SECONDS" "$budget"
