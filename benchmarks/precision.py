@@ -61,10 +61,7 @@ def main() -> None:
                 flush=True,
             )
     rows = [
-        {
-            "mode": mode,
-            **{k: median(r[k] for r in runs) for k in ("images_per_s", "peak_memory_bytes", "loss")},
-        }
+        {"mode": mode, **{k: median(r[k] for r in runs) for k in ("images_per_s", "peak_memory_bytes", "loss")}}
         for mode, runs in found.items()
     ]
     print("| precision | images/s | a process's memory at its peak | loss |\n| --- | --- | --- | --- |")

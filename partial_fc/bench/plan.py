@@ -144,11 +144,7 @@ def elsewhere_bytes(workload: Workload) -> int:
 def backbone_bytes(parameters: int, optimizer: str) -> dict[str, int]:
     """Bytes of float32 parameters, their gradient and optimiser state. Activations depend on the network: not here."""
     moments = {"sgd": 1, "adamw": 2}.get(optimizer, 2)
-    return {
-        "backbone": 4 * parameters,
-        "its gradient": 4 * parameters,
-        "its optimiser state": 4 * moments * parameters,
-    }
+    return {"backbone": 4 * parameters, "its gradient": 4 * parameters, "its optimiser state": 4 * moments * parameters}
 
 
 def largest_classes(workload: Workload, limit_bytes: int) -> int:

@@ -21,15 +21,7 @@ from partial_fc.data.sample import BadRecord
 # Exactly these: JSONDecodeError, UnicodeDecodeError are ValueErrors without a file's name.
 OURS = (ValueError, BadRecord)
 SECONDS = 5.0  # of processor time; valid files take milliseconds
-_RUNS_CODE = {
-    "os.system",
-    "os.exec",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.fork",
-    "os.forkpty",
-    "subprocess.Popen",
-}
+_RUNS_CODE = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "subprocess.Popen"}
 _RUNS_CODE |= {
     "pty.spawn",
     "socket.connect",
@@ -39,24 +31,8 @@ _RUNS_CODE |= {
     "code.__new__",
     "pickle.find_class",
 }
-_CHANGES_FILES = {
-    "os.mkdir",
-    "os.remove",
-    "os.rmdir",
-    "os.rename",
-    "os.link",
-    "os.symlink",
-    "os.chmod",
-    "os.chown",
-}
-_CHANGES_FILES |= {
-    "os.truncate",
-    "os.utime",
-    "os.setxattr",
-    "shutil.rmtree",
-    "shutil.copyfile",
-    "shutil.move",
-}
+_CHANGES_FILES = {"os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.link", "os.symlink", "os.chmod", "os.chown"}
+_CHANGES_FILES |= {"os.truncate", "os.utime", "os.setxattr", "shutil.rmtree", "shutil.copyfile", "shutil.move"}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 

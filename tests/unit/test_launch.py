@@ -87,10 +87,7 @@ def test_a_port_that_is_none(port):
     [
         ({"gpus": 0}, "--gpus is 0; expected at least 1"),
         ({"nodes": 0}, "--nodes is 0; expected at least 1"),
-        (
-            {"nodes": 2, "nr": 2, "master_addr": "a"},
-            "--nr is 2, of --nodes 2; nodes are numbered from 0 to 1",
-        ),
+        ({"nodes": 2, "nr": 2, "master_addr": "a"}, "--nr is 2, of --nodes 2; nodes are numbered from 0 to 1"),
         ({"nr": -1}, "--nr is -1"),
         ({"nodes": 2}, "--nodes 2 needs --master-addr"),
         ({"gpus": 2, "master_port": 65536}, "--master-port is 65536"),

@@ -122,14 +122,7 @@ def test_time_follows_from_the_rates():
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [
-        ("80GiB", 80 << 30),
-        ("24 GB", 24 * 10**9),
-        ("1e9", 10**9),
-        ("1.5MiB", 3 << 19),
-        ("512", 512),
-        ("2T", 2 * 10**12),
-    ],
+    [("80GiB", 80 << 30), ("24 GB", 24 * 10**9), ("1e9", 10**9), ("1.5MiB", 3 << 19), ("512", 512), ("2T", 2 * 10**12)],
 )
 def test_sizes_are_read(text, size):
     assert plan_report.num_bytes(text) == size
