@@ -1,5 +1,5 @@
 # Each target is a line or two that could be typed by hand.
-.PHONY: help setup demo test torture lint bench test-gpu bench-gpu clean
+.PHONY: help setup demo test test-quick torture lint bench test-gpu bench-gpu clean
 help:   ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:[^#]*##/\t/'
 
@@ -9,8 +9,11 @@ setup:  ## everything that is needed, into .venv (Debian packages as root); repe
 demo: setup  ## build the demo data, train on it with two processes, show what was learned
 	@bash scripts/demo.sh
 
-test: setup  ## all tests: one process, then horovodrun with 2 and 3 (Gloo, MPI), torchrun, then the recipes
+test: setup  ## all tests, 12 minutes on two idle cores: units, ranks over Gloo, MPI and torchrun, recipes, faults, hosts
 	@bash scripts/test.sh
+
+test-quick: setup  ## under two minutes, for people at work: units but the slow ones, two ranks, one recipe
+	@bash scripts/test.sh quick
 
 torture: setup  ## about an hour: fuzzing of every reader, 50 kills, full disks, lost packets; `scripts/torture.sh bin` one reader
 	@bash scripts/torture.sh
@@ -20,9 +23,10 @@ lint: setup  ## ruff and mypy
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-bench: setup  ## the head against the textbook one, as docs/benchmarks.md has it: a few minutes
+bench: setup  ## the head against the textbook one, as docs/benchmarks.md has it, and the memory that is planned: a few minutes
 	.venv/bin/partial-fc bench head --classes 1000000 --sample-rate 0.1 --np 2 --versus plain
 	.venv/bin/partial-fc bench head --classes 1000000 --sample-rate 1.0 --np 2 --versus plain --steps 2
+	.venv/bin/python -m benchmarks.plan_memory
 
 test-gpu: setup  ## the GPU's kernel on a CUDA device; without one, everything is skipped
 	.venv/bin/python -m pytest tests/gpu

@@ -1,1 +1,1 @@
-"""What docs/benchmarks.md quotes, to be run again: `partial-fc bench`."""
+"""Measurements that docs/benchmarks.md quotes, to be run again. (Those for users: `partial-fc bench`.)"""

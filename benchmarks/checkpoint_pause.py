@@ -36,7 +36,7 @@ class Options:
     sample_rate: float = 0.1
     """Share of the classes that are negatives in a step."""
     rounds: int = 5
-    """Of each kind."""
+    """Checkpoints of each kind."""
     dir: Path | None = None
     """Folder on the disk that is to be measured; none: a temporary one."""
 

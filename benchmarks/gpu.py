@@ -33,7 +33,7 @@ class GpuOptions:
     dim: int = 512
     """Width of a feature."""
     precision: Precision = "bf16"
-    """Of the products' operands; the centres are stored in bf16 either way."""
+    """Precision of the products' operands; the centres are stored in bf16 either way."""
     rows: bool = False
     """Centres are found through row numbers, as they are where classes are sampled."""
     rounds: int = 10
@@ -122,7 +122,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def _peak_bytes(*runs: Callable[[], object]) -> int:
-    """What they allocate at most, beyond what was there before."""
+    """Bytes that they allocate at most, beyond what was there before."""
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     for run in runs:

@@ -49,7 +49,7 @@ class Options:
     steps: int = 30
     """Timed steps of each kind, after three that are not."""
     threads: int = 1
-    """Of each process on a CPU."""
+    """Threads of each process on a CPU."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:

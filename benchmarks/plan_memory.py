@@ -22,7 +22,7 @@ CASES = (
 
 
 def planned_bytes(case: HeadOptions) -> int:
-    """What the plan says of a measurement's head."""
+    """Bytes of the head that a case measures, as planned."""
     options = PlanOptions(
         case.classes,
         dim=case.dim,

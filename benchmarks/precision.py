@@ -30,11 +30,11 @@ class Options:
     """Trains the demo for a few steps in each mode; prints a table and one JSON line."""
 
     modes: tuple[str, ...] = ("fp32", "bf16", "fp16", "fp16-o2")
-    """Of --precision."""
+    """Values of --precision."""
     processes: int = 2
-    """On this machine."""
+    """Processes on this machine."""
     steps: int = 60
-    """Of each run; all but the first 10 are timed."""
+    """Steps of each run; all but the first 10 are timed."""
     rounds: int = 3
     """Runs of each mode."""
 
@@ -61,10 +61,7 @@ def main() -> None:
                 flush=True,
             )
     rows = [
-        {
-            "mode": mode,
-            **{k: median(r[k] for r in runs) for k in ("images_per_s", "peak_memory_bytes", "loss")},
-        }
+        {"mode": mode, **{k: median(r[k] for r in runs) for k in ("images_per_s", "peak_memory_bytes", "loss")}}
         for mode, runs in found.items()
     ]
     print("| precision | images/s | a process's memory at its peak | loss |\n| --- | --- | --- | --- |")

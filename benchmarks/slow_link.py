@@ -39,13 +39,13 @@ class Options:
     """Trains the demo for a few steps at each rate with each compression; prints a table and one JSON line."""
 
     rates: tuple[str, ...] = ("100mbit", "1gbit")
-    """What the link carries each way, in the units of tc(8); `unlimited`: what this machine can."""
+    """Rates of the link, each way, in the units of tc(8); `unlimited`: what this machine can."""
     compression: tuple[str, ...] = ("none", "fp16", "bf16", "2bit", "powersgd")
-    """Of the backbone's gradients, as --gradient-compression of the recipe takes them."""
+    """Compression of the backbone's gradients, as --gradient-compression of the recipe takes them."""
     launcher: Literal["horovodrun --gloo", "horovodrun --mpi", "torchrun"] = "horovodrun --gloo"
-    """What starts a process on each host."""
+    """Launcher of the process on each host."""
     steps: int = 60
-    """Of each run; all but the first 10 are timed."""
+    """Steps of each run; all but the first 10 are timed."""
     rounds: int = 3
     """Runs of each pair."""
     timeout_s: float = 600.0
@@ -65,13 +65,13 @@ class Measured:
     """One run, without its first steps."""
 
     images_per_s: float
-    """Of both hosts."""
+    """Images a second, of both hosts."""
     step_bytes: float
-    """What a host sent through the cable in a step, with all headers."""
+    """Bytes that a host sent through the cable in a step, with all headers."""
     communication: float
     """Share of the time that rank 0 waited for the other."""
     loss: float
-    """After the last step."""
+    """Loss after the last step."""
 
 
 def main() -> int:

@@ -51,12 +51,12 @@ class Unavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class TwoHosts:
-    """What `two_hosts` yields. Hosts are numbered 0 and 1."""
+    """Two hosts, numbered 0 and 1, as `two_hosts` yields them."""
 
     folder: Path
     """Keys and settings of ssh, logs of sshd; removed at the end."""
     pids: tuple[int, int]
-    """Of the process of this machine that holds each host."""
+    """Processes of this machine that hold a host each."""
 
     def start(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen:
         """Runs a command there, in the current folder; options as for subprocess.Popen.
@@ -77,17 +77,17 @@ class TwoHosts:
         return process.returncode, printed
 
     def sent_bytes(self, host: int) -> int:
-        """What left that host through the cable so far, with all headers, from Ethernet's up."""
+        """Bytes that left that host through the cable so far, with all headers, from Ethernet's up."""
         return int(Path(f"/proc/{self.pids[host]}/root/sys/class/net/eth0/statistics/tx_bytes").read_text())
 
     def limit(self, rate: str | None) -> None:
-        """The cable carries `rate` ("100mbit", see tc(8)) each way from now on; None: what the machine can."""
+        """Limits the cable to `rate` each way ("100mbit", see tc(8)); None: to what the machine can."""
         # A token bucket: 64 kB leave at once; what would wait for more than 100 ms is dropped, as by a switch.
         self._queue(["tbf", "rate", rate, "burst", "64kb", "latency", "100ms"] if rate else ["noqueue"])
 
     @contextmanager
     def cut(self) -> Iterator[None]:
-        """Nothing arrives, and nobody is told, as behind a switch without power. Afterwards the cable has no limit."""
+        """Drops all packets, and tells nobody, as a switch without power does. Afterwards the cable has no limit."""
         self._queue(["blackhole"])
         try:
             yield
@@ -96,7 +96,7 @@ class TwoHosts:
 
     @contextmanager
     def lossy(self, rate: str = "200mbit") -> Iterator[None]:
-        """Of more than two or three packets in a row the others are lost, each way, as in a switch without buffers:
+        """Loses all but the first two or three of several packets in a row, each way, as a switch without buffers does:
         about four of ten in a training. (The kernel's netem, which loses at random, is not everywhere.)"""
         self._queue(["tbf", "rate", rate, "burst", "4kb", "limit", "5kb"])
         try:
@@ -105,7 +105,7 @@ class TwoHosts:
             self.limit(None)
 
     def lost_packets(self, host: int) -> int:
-        """Of those that this host sent since the cable last got other properties."""
+        """Packets of this host that were lost since the cable last got other properties."""
         shown = _checked([*_entered(self.pids[host]), "tc", "-s", "qdisc", "show", "dev", "eth0"])
         return int(shown.partition("(dropped ")[2].partition(",")[0])
 

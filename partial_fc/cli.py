@@ -76,7 +76,7 @@ def find(words: list[str]) -> tuple[str, list[str]]:
 
 
 def usage(group: str = "") -> str:
-    """All verbs, or those of a group."""
+    """The list of all verbs, or of those of a group."""
     verbs = {name: verb for name, verb in VERBS.items() if not group or name.startswith(f"{group} ")}
     width = max(map(len, verbs))
     lines = [f"  partial-fc {name:{width}}  {summary}" for name, (_, _, summary) in verbs.items()]

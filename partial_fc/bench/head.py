@@ -52,20 +52,20 @@ class HeadOptions:
     impl: Literal["auto", "plain", "cpu", "triton"] = "auto"
     """The kernel; auto: the fastest that this machine has."""
     precision: Literal["fp32", "bf16"] = "bf16"
-    """Of the matrix products' operands; sums are float32 either way."""
+    """Precision of the matrix products' operands; sums are float32 either way."""
     dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Of the centres."""
+    """Dtype of the centres."""
     state_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Of the optimiser's state."""
+    """Dtype of the optimiser's state."""
     optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
-    """Of the centres, on the rows that took part; adagrad and adam have one second moment a row."""
+    """Optimiser of the centres, on the active rows; adagrad and adam have one second moment a row."""
     place: Literal["device", "host", "disk"] = "device"
     """Where centres and state are kept."""
     path: Path | None = None
     """Folder of the files of --place disk; none: a temporary one."""
     fresh: bool = False
-    """Rows are made when they first take part, as in the first steps of a run. Else all of them are there before, as
-    later on: then every row takes memory."""
+    """Rows are created when they first take part, as in the first steps of a run. Else all of them are created before,
+    as later on: then every row takes memory."""
     steps: int = 3
     """Timed steps, after one that is not; the median counts."""
     versus: Literal["none", "plain"] = "none"
@@ -126,7 +126,7 @@ def _worker(options: HeadOptions, side: str, scratch: Path) -> None:
     memory = PeakMemory(device)
     head = _head(options, side, world, device, scratch)
     if isinstance(head, PartialFC) and not options.fresh:
-        _make_all_rows(head)
+        _create_all_rows(head)
     seconds_N4, traffic = _time_steps(head, options, world, device)
     slowest_N = world.all_reduce(seconds_N4.sum(dim=1), "max", name="bench/seconds")
     sizes = torch.tensor([memory.added_bytes(), _kept_bytes(head), memory.mapped_file_bytes()])
@@ -190,8 +190,8 @@ def _head(
     )
 
 
-def _make_all_rows(head: PartialFC) -> None:
-    """Start values for all centres, and memory for their state, which is zeros that take none until written to."""
+def _create_all_rows(head: PartialFC) -> None:
+    """Gives all centres their start values, and their state memory: zeros take none until written to."""
     head.store.all_rows()
     for rows in head.row_state().values():
         for part in rows.split(4096):
@@ -199,7 +199,7 @@ def _make_all_rows(head: PartialFC) -> None:
 
 
 def _kept_bytes(head: PartialFC | TextbookHead) -> int:
-    """Centres and optimiser state of this process."""
+    """Bytes of this process's centres and optimiser state."""
     if isinstance(head, TextbookHead):
         return 2 * head.weight_LD.numel() * head.weight_LD.element_size()
     return sum(rows.numel() * rows.element_size() for rows in head.row_state().values())

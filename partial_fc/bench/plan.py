@@ -1,7 +1,7 @@
-"""What a head needs and takes, before anything is allocated: memory, traffic, time. plan_report.py prints it.
+"""Memory, traffic and time of a head, computed before anything is allocated. plan_report.py prints them.
 
 Letters: C classes, L of them on one rank, S of those take part in a step, W ranks, G the global batch, D width.
-The formulas are of rank 0, whose shard is the largest, and of a run in which every row has been touched.
+The formulas are those of rank 0, whose shard is the largest, and of a run in which every row has been touched.
 """
 
 import math
@@ -19,8 +19,8 @@ OPTIMIZERS: dict[str, type] = {"sgd": RowSGD, "adamw": RowAdamW, "adagrad": RowA
 
 
 @dataclass(frozen=True)
-class Job:
-    """A head on W ranks."""
+class Workload:
+    """A head on W ranks, and its batch."""
 
     classes: int
     dim: int
@@ -45,114 +45,111 @@ class Job:
         """S: the negatives, and the batch's classes of this rank."""
         if self.sample_rate == 1.0:
             return self.local_classes
-        own = math.ceil(self.batch / self.ranks)
-        return min(self.local_classes, math.ceil(self.sample_rate * self.local_classes) + own)
+        positives = math.ceil(self.batch / self.ranks)
+        return min(self.local_classes, math.ceil(self.sample_rate * self.local_classes) + positives)
 
 
 # ---- memory
 
-_CACHE_BYTES = 2 << 20  # the second level's, which the CPU kernel's chunks are made for
+_CACHE_BYTES = 2 << 20  # of the second level, which the CPU kernel's chunks are made for
 
 
-def row_bytes(job: Job) -> dict[str, int]:
-    """What one class keeps: its centre, its optimiser state, and when it was last touched."""
+def row_bytes(workload: Workload) -> dict[str, int]:
+    """Bytes that one class keeps: its centre, its optimiser state, and when it was last touched."""
     state = sum(
-        job.dim * job.state_dtype.itemsize if width == "row" else 4 for width in job.optimizer.state_widths().values()
+        workload.dim * workload.state_dtype.itemsize if width == "row" else 4
+        for width in workload.optimizer.state_widths().values()
     )
-    return {"centres": job.dim * job.dtype.itemsize, "optimiser state": state, "touched": 4 + 1}
+    return {"centres": workload.dim * workload.dtype.itemsize, "optimiser state": state, "touched": 4 + 1}
 
 
-def kept_bytes(job: Job) -> dict[str, int]:
-    """What lasts from step to step, at --place."""
-    return {name: job.local_classes * size for name, size in row_bytes(job).items()}
+def kept_bytes(workload: Workload) -> dict[str, int]:
+    """Bytes that last from step to step, at --place."""
+    return {name: workload.local_classes * size for name, size in row_bytes(workload).items()}
 
 
-def feature_bytes(job: Job) -> int:
-    """The global batch: what came in, its two copies for the kernel, unit length, gradient, and two temporaries."""
-    return 7 * job.batch * job.dim * 4
+def feature_bytes(workload: Workload) -> int:
+    """Bytes of the global batch: its features, two copies for the kernel, unit length, gradient, two temporaries."""
+    return 7 * workload.batch * workload.dim * 4
 
 
-def sample_bytes(job: Job) -> int:
-    """Row numbers: negatives, their union with the batch's classes, and the mask and indices that merge them."""
-    return 0 if job.sample_rate == 1.0 else job.sampled * (8 + 8 + 8 + 8 + 1)
+def sample_bytes(workload: Workload) -> int:
+    """Bytes of row numbers: negatives, their union with the batch's classes, the mask and indices that merge them."""
+    return 0 if workload.sample_rate == 1.0 else workload.sampled * (8 + 8 + 8 + 8 + 1)
 
 
-def kernel_bytes(job: Job) -> int:
-    """What a kernel works in, whatever the number of classes."""
-    if job.impl == "triton":
+def kernel_bytes(workload: Workload) -> int:
+    """Bytes that a kernel works in, whatever the number of classes."""
+    if workload.impl == "triton":
         from partial_fc.head.kernels import triton_pass
 
         rows = min(
             triton_pass.CHUNK_ROWS,
-            triton_pass.CHUNK_BYTES // (job.batch * DTYPES[job.precision].itemsize),
-            triton_pass.CHUNK_BYTES // (job.dim * 4),
+            triton_pass.CHUNK_BYTES // (workload.batch * DTYPES[workload.precision].itemsize),
+            triton_pass.CHUNK_BYTES // (workload.dim * 4),
         )
-        rows = min(rows, job.sampled)
-        return rows * (job.batch * DTYPES[job.precision].itemsize + job.dim * 4)
-    if job.impl == "cpu":
+        rows = min(rows, workload.sampled)
+        return rows * (workload.batch * DTYPES[workload.precision].itemsize + workload.dim * 4)
+    if workload.impl == "cpu":
         # Packed features for all threads; the features' gradient of each, and the chunk of centres in its cache.
-        common = 2 * job.batch * job.dim * DTYPES[job.precision].itemsize
-        each = job.batch * job.dim * 4 + _CACHE_BYTES
+        common = 2 * workload.batch * workload.dim * DTYPES[workload.precision].itemsize
+        each = workload.batch * workload.dim * 4 + _CACHE_BYTES
         # Rows move where their gradients are formed, which are never stored.
-        return common + job.threads * each + _taken_over(job) * 2 * _padded_batch(job)
-    rows = min(job.sampled, max(64, min(plain.CHUNK_ROWS, plain.CHUNK_LOGITS // job.batch)))
-    # Of a chunk and what is left of the one before: eight like its centres in float32, five like its logits, a mask.
-    return rows * (8 * job.dim * 4 + job.batch * (5 * 4 + 1))
+        return common + workload.threads * each + _taken_over(workload) * 2 * _padded_batch(workload)
+    rows = min(workload.sampled, max(64, min(plain.CHUNK_ROWS, plain.CHUNK_LOGITS // workload.batch)))
+    # A chunk and the rest of the one before: eight tensors like its centres in float32, five like its logits, a mask.
+    return rows * (8 * workload.dim * 4 + workload.batch * (5 * 4 + 1))
 
 
-def _padded_batch(job: Job) -> int:
-    return -(-job.batch // 16) * 16  # to whole vectors of the widest instruction set
+def _padded_batch(workload: Workload) -> int:
+    return -(-workload.batch // 16) * 16  # to whole vectors of the widest instruction set
 
 
-def _taken_over(job: Job) -> int:
+def _taken_over(workload: Workload) -> int:
     """Centres whose exponentials the CPU kernel's second pass takes over from the first."""
-    if job.impl != "cpu" or job.precision != "bf16":
+    if workload.impl != "cpu" or workload.precision != "bf16":
         return 0
-    return min(job.sampled, cpu.EXP_CACHE_BYTES // (2 * _padded_batch(job)))
+    return min(workload.sampled, cpu.EXP_CACHE_BYTES // (2 * _padded_batch(workload)))
 
 
-def memory(job: Job) -> dict[str, int]:
-    """Bytes of one rank where it computes, by component. Without what lies elsewhere (`elsewhere_bytes`)."""
+def memory(workload: Workload) -> dict[str, int]:
+    """Bytes of one rank where it computes, by component, without what lies elsewhere (`elsewhere_bytes`)."""
     return {
-        **_rows_here(job),
-        "features and their gradient": feature_bytes(job),
-        "row numbers": sample_bytes(job),
-        "kernel's chunks": kernel_bytes(job),
+        **_rows_here(workload),
+        "features and their gradient": feature_bytes(workload),
+        "row numbers": sample_bytes(workload),
+        "kernel's chunks": kernel_bytes(workload),
     }
 
 
-def _rows_here(job: Job) -> dict[str, int]:
-    kept = kept_bytes(job)
-    if job.place == "device" or (job.place == "host" and job.device == "cpu"):
+def _rows_here(workload: Workload) -> dict[str, int]:
+    kept = kept_bytes(workload)
+    if workload.place == "device" or (workload.place == "host" and workload.device == "cpu"):
         return kept
-    one = sum(row_bytes(job).values())
-    if job.device == "cpu":
+    one = sum(row_bytes(workload).values())
+    if workload.device == "cpu":
         # Files are mapped; the system takes pages back, but those of a step's rows had better stay.
-        return {"rows of a step, of the files": job.sampled * one, "touched": kept["touched"]}
+        return {"rows of a step, of the files": workload.sampled * one, "touched": kept["touched"]}
     # On a GPU: copies of the rows of this step, of the one before on their way back, of the next one.
-    return {"rows of three steps": 3 * job.sampled * one}
+    return {"rows of three steps": 3 * workload.sampled * one}
 
 
-def elsewhere_bytes(job: Job) -> int:
-    """In the host's memory, or in files, beside `memory`: all rows of this rank."""
-    if job.place == "device" or (job.place == "host" and job.device == "cpu"):
+def elsewhere_bytes(workload: Workload) -> int:
+    """Bytes of this rank's rows in the host's memory or in files, beside `memory`."""
+    if workload.place == "device" or (workload.place == "host" and workload.device == "cpu"):
         return 0
-    return sum(kept_bytes(job).values())
+    return sum(kept_bytes(workload).values())
 
 
 def backbone_bytes(parameters: int, optimizer: str) -> dict[str, int]:
-    """float32 parameters, their gradient and optimiser state; activations depend on the network and are not here."""
+    """Bytes of float32 parameters, their gradient and optimiser state. Activations depend on the network: not here."""
     moments = {"sgd": 1, "adamw": 2}.get(optimizer, 2)
-    return {
-        "backbone": 4 * parameters,
-        "its gradient": 4 * parameters,
-        "its optimiser state": 4 * moments * parameters,
-    }
+    return {"backbone": 4 * parameters, "its gradient": 4 * parameters, "its optimiser state": 4 * moments * parameters}
 
 
-def largest_classes(job: Job, limit_bytes: int) -> int:
+def largest_classes(workload: Workload, limit_bytes: int) -> int:
     """The most classes with which `memory` stays within the limit; 0: not even one."""
-    fits = lambda classes: sum(memory(replace(job, classes=classes)).values()) <= limit_bytes  # noqa: E731
+    fits = lambda classes: sum(memory(replace(workload, classes=classes)).values()) <= limit_bytes  # noqa: E731
     low, high = 0, 1
     while fits(high) and high < 1 << 48:
         low, high = high, 2 * high
@@ -165,54 +162,54 @@ def largest_classes(job: Job, limit_bytes: int) -> int:
 # ---- collectives
 
 
-def collective_bytes(job: Job, feature_itemsize: int = 4) -> dict[str, int]:
-    """By name, what a rank hands in for one step (head/partial_fc.py)."""
-    local_batch = math.ceil(job.batch / job.ranks)
+def collective_bytes(workload: Workload, feature_itemsize: int = 4) -> dict[str, int]:
+    """Bytes that a rank hands in for one step, by collective (head/partial_fc.py)."""
+    local_batch = math.ceil(workload.batch / workload.ranks)
     return {
-        "head/gather": local_batch * (job.dim * feature_itemsize + 12),
-        "head/softmax": 16 * job.batch,
-        "head/features": 4 * job.batch * job.dim,
+        "head/gather": local_batch * (workload.dim * feature_itemsize + 12),
+        "head/softmax": 16 * workload.batch,
+        "head/features": 4 * workload.batch * workload.dim,
     }
 
 
-def link_bytes(job: Job, feature_itemsize: int = 4) -> dict[str, int]:
-    """By name, what a rank sends over its link in one step, and as much arrives: rings, in which an all-gather passes
-    on all parts but one, a reduce-scatter all blocks but one, and an all-reduce is both."""
-    others = job.ranks - 1
-    handed = collective_bytes(job, feature_itemsize)
+def link_bytes(workload: Workload, feature_itemsize: int = 4) -> dict[str, int]:
+    """Bytes that a rank sends over its link in one step, by collective, and as many arrive: rings, in which an
+    all-gather passes on all parts but one, a reduce-scatter all blocks but one, and an all-reduce is both."""
+    others = workload.ranks - 1
+    handed = collective_bytes(workload, feature_itemsize)
     return {
         "head/gather": others * handed["head/gather"],
-        "head/softmax": 2 * others * handed["head/softmax"] // job.ranks,
-        "head/features": others * handed["head/features"] // job.ranks,
+        "head/softmax": 2 * others * handed["head/softmax"] // workload.ranks,
+        "head/features": others * handed["head/features"] // workload.ranks,
     }
 
 
 # ---- time
 
 
-def products_flop(job: Job) -> float:
-    """Of one rank's matrix products in a step: logits in both passes (in the second those that the first could not
-    leave to it), the features' and the centres' gradients, 2*G*S*D each."""
-    return 2.0 * job.batch * job.dim * (4 * job.sampled - _taken_over(job))
+def products_flop(workload: Workload) -> float:
+    """Operations of one rank's matrix products in a step: logits in both passes (in the second those that the first
+    could not leave to it), the features' and the centres' gradients, 2*G*S*D each."""
+    return 2.0 * workload.batch * workload.dim * (4 * workload.sampled - _taken_over(workload))
 
 
-def traffic_bytes(job: Job, rows: int | None = None) -> float:
-    """Of one rank's rows in a step: centres are read in both passes and written in one, state is read and written."""
-    one = row_bytes(job)
-    rows = job.sampled if rows is None else rows
+def traffic_bytes(workload: Workload, rows: int | None = None) -> float:
+    """Bytes of one rank's rows that a step moves: centres are read twice and written once, state read and written."""
+    one = row_bytes(workload)
+    rows = workload.sampled if rows is None else rows
     return rows * (3.0 * one["centres"] + 2.0 * one["optimiser state"] + 4)
 
 
-def dense_update_bytes(job: Job) -> float:
-    """What a dense optimiser would move instead: a float32 gradient of all local rows, zeroed, written and read, and
-    every row and its state read and written."""
-    one = row_bytes(job)
-    return job.local_classes * (2.0 * (one["centres"] + one["optimiser state"]) + 3.0 * job.dim * 4)
+def dense_update_bytes(workload: Workload) -> float:
+    """Bytes that a dense optimiser would move instead: a float32 gradient of all local rows, zeroed, written and read,
+    and every row and its state read and written."""
+    one = row_bytes(workload)
+    return workload.local_classes * (2.0 * (one["centres"] + one["optimiser state"]) + 3.0 * workload.dim * 4)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What times are computed from."""
+    """Rates of the machine, from which times are computed."""
 
     rates: Rates
     share: float  # of the product rate that the kernel's products reach
@@ -221,18 +218,20 @@ class Machine:
     place_gbytes_per_s: float = math.inf  # each way, to where rows lie elsewhere: the host, a disk
 
 
-def head_seconds(job: Job, machine: Machine) -> dict[str, float]:
-    """By cause; they are added up, since nothing is promised about what overlaps."""
-    messages = 3 * math.ceil(math.log2(job.ranks)) if job.ranks > 1 else 0
+def head_seconds(workload: Workload, machine: Machine) -> dict[str, float]:
+    """Seconds of a step, by cause; they are added up, since nothing is promised about what overlaps."""
+    messages = 3 * math.ceil(math.log2(workload.ranks)) if workload.ranks > 1 else 0
     return {
-        "products": products_flop(job) / (machine.share * machine.rates.gflops[job.precision] * 1e9),
-        "exponentials": job.batch * (2 * job.sampled - _taken_over(job)) / (machine.rates.gexp_per_s * 1e9),
-        "rows": traffic_bytes(job) / (machine.rates.gbytes_per_s * 1e9),
-        "rows from and to their place": _rows_moved(job) / (machine.place_gbytes_per_s * 1e9),
-        "links": sum(link_bytes(job).values()) / (machine.link_gbytes_per_s * 1e9) + messages * machine.latency_s,
+        "products": products_flop(workload) / (machine.share * machine.rates.gflops[workload.precision] * 1e9),
+        "exponentials": workload.batch
+        * (2 * workload.sampled - _taken_over(workload))
+        / (machine.rates.gexp_per_s * 1e9),
+        "rows": traffic_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
+        "rows from and to their place": _rows_moved(workload) / (machine.place_gbytes_per_s * 1e9),
+        "links": sum(link_bytes(workload).values()) / (machine.link_gbytes_per_s * 1e9) + messages * machine.latency_s,
     }
 
 
-def _rows_moved(job: Job) -> float:
-    """Bytes each way; they travel while something else is computed, as far as that lasts."""
-    return job.sampled * sum(row_bytes(job).values()) if elsewhere_bytes(job) else 0
+def _rows_moved(workload: Workload) -> float:
+    """Bytes that rows travel each way, while something else is computed, as far as that lasts."""
+    return workload.sampled * sum(row_bytes(workload).values()) if elsewhere_bytes(workload) else 0

@@ -35,27 +35,27 @@ class PlanOptions:
     batch: int = 1024
     """Global batch."""
     memory: str | None = None
-    """What one process may use, e.g. 80GiB: how many classes fit?"""
+    """Memory that one process may use, e.g. 80GiB: how many classes fit?"""
     reserve: str = "0"
     """Part of --memory that is kept for the backbone's activations and the libraries."""
     sample_rate: float = 0.1
     """Share of the classes that are negatives in a step; compared with all of them."""
     dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Of the centres."""
+    """Dtype of the centres."""
     state_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Of the optimiser's state."""
+    """Dtype of the optimiser's state."""
     precision: Literal["fp32", "bf16"] = "bf16"
-    """Of the matrix products' operands."""
+    """Precision of the matrix products' operands."""
     optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
-    """Of the centres."""
+    """Optimiser of the centres."""
     place: Literal["device", "host", "disk"] = "device"
     """Where centres and state are kept."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What the head is to compute on; auto: a GPU if there is one here."""
+    """Device of the head; auto: a GPU if there is one here."""
     impl: kernels.Impl = "auto"
     """The kernel; auto: triton on GPUs, cpu on CPUs."""
     threads: int = 1
-    """Of each process, on CPUs."""
+    """Threads of each process, on CPUs."""
     backbone_parameters: int = 0
     """Adds the backbone's parameters, gradient and optimiser state to the memory, and its all-reduce."""
     step_ms: float | None = None
@@ -73,72 +73,72 @@ class PlanOptions:
     link_gbps: float = 100.0
     """Gbit/s of one process's link, each way."""
     latency_us: float = 20.0
-    """Of one message."""
+    """Microseconds that one message takes beside its bytes."""
     json: bool = False
     """One JSON object instead of the table."""
 
 
 def report(options: PlanOptions) -> None:
     """Prints the plan; ValueError for what cannot be planned."""
-    found = make(options)
-    print(json.dumps(found) if options.json else table(found))
+    figures = make(options)
+    print(json.dumps(figures) if options.json else table(figures))
 
 
 def make(options: PlanOptions) -> dict[str, Any]:
     """Everything that the table shows, in bytes and seconds."""
-    job, machine = _job(options), _machine(options)
-    memory = plan.memory(job)
+    workload, machine = _workload(options), _machine(options)
+    memory = plan.memory(workload)
     if options.backbone_parameters:
         memory |= plan.backbone_bytes(options.backbone_parameters, options.optimizer)
     limit = None if options.memory is None else num_bytes(options.memory) - num_bytes(options.reserve)
     rates = {"all": 1.0, "sampled": options.sample_rate}
-    seconds = {name: plan.head_seconds(replace(job, sample_rate=rate), machine) for name, rate in rates.items()}
-    handed_in, sent = plan.collective_bytes(job), plan.link_bytes(job)
+    seconds = {name: plan.head_seconds(replace(workload, sample_rate=rate), machine) for name, rate in rates.items()}
+    handed_in, sent = plan.collective_bytes(workload), plan.link_bytes(workload)
     if options.backbone_parameters:
         handed_in["backbone"] = 4 * options.backbone_parameters
-        sent["backbone"] = 2 * (job.ranks - 1) * handed_in["backbone"] // job.ranks
-    found: dict[str, Any] = {
-        "classes": job.classes,
-        "local_classes": job.local_classes,
-        "sampled": job.sampled,
-        "dim": job.dim,
-        "gpus": job.ranks,
-        "batch": job.batch,
-        "sample_rate": job.sample_rate,
-        "place": job.place,
-        "impl": job.impl,
+        sent["backbone"] = 2 * (workload.ranks - 1) * handed_in["backbone"] // workload.ranks
+    figures: dict[str, Any] = {
+        "classes": workload.classes,
+        "local_classes": workload.local_classes,
+        "sampled": workload.sampled,
+        "dim": workload.dim,
+        "gpus": workload.ranks,
+        "batch": workload.batch,
+        "sample_rate": workload.sample_rate,
+        "place": workload.place,
+        "impl": workload.impl,
         "rates": {**asdict(machine.rates), "gexp_per_s": _finite(machine.rates.gexp_per_s)},
         "memory": memory,
         "memory_total": sum(memory.values()),
-        "elsewhere": plan.elsewhere_bytes(job),
+        "elsewhere": plan.elsewhere_bytes(workload),
         "limit": limit,
         "collectives": {name: {"handed_in": handed_in[name], "sent": sent[name]} for name in handed_in},
         "seconds": seconds,
         "backbone_seconds": _backbone_seconds(options),
-        "dense_update_seconds": plan.dense_update_bytes(job) / (machine.rates.gbytes_per_s * 1e9),
+        "dense_update_seconds": plan.dense_update_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
     }
     if limit is not None:
-        others = found["memory_total"] - sum(plan.memory(job).values())
-        found["largest_classes"] = plan.largest_classes(job, limit - others)
-    found["verdict"] = verdict(found)
-    return found
+        others = figures["memory_total"] - sum(plan.memory(workload).values())
+        figures["largest_classes"] = plan.largest_classes(workload, limit - others)
+    figures["verdict"] = verdict(figures)
+    return figures
 
 
-def verdict(found: dict[str, Any]) -> list[str]:
-    """What follows from the figures, in words."""
-    said = []
-    if found["limit"] is not None:
-        fits = found["memory_total"] <= found["limit"]
-        said.append(
-            f"{'Fits' if fits else 'Does not fit'}: {_size(found['memory_total'])} of {_size(found['limit'])}; "
-            f"at most {found['largest_classes']:,} classes on {found['gpus']} process(es)."
+def verdict(figures: dict[str, Any]) -> list[str]:
+    """Sentences that follow from the figures: does it fit, does sampling pay?"""
+    sentences = []
+    if figures["limit"] is not None:
+        fits = figures["memory_total"] <= figures["limit"]
+        sentences.append(
+            f"{'Fits' if fits else 'Does not fit'}: {_size(figures['memory_total'])} of {_size(figures['limit'])}; "
+            f"at most {figures['largest_classes']:,} classes on {figures['gpus']} process(es)."
         )
-    full, sampled = (sum(found["seconds"][name].values()) for name in ("all", "sampled"))
-    rate, backbone = found["sample_rate"], found["backbone_seconds"]
+    full, sampled = (sum(figures["seconds"][name].values()) for name in ("all", "sampled"))
+    rate, backbone = figures["sample_rate"], figures["backbone_seconds"]
     if rate == 1.0:
-        said.append(f"The head takes {_time(full)} of a step with all classes; see --sample-rate.")
+        sentences.append(f"The head takes {_time(full)} of a step with all classes; see --sample-rate.")
     elif backbone is None:
-        said.append(
+        sentences.append(
             f"The head takes {_time(full)} with all classes, {_time(sampled)} with {rate:.0%} of them. Whether that "
             "matters depends on the rest of the step: give --step-ms or --images-per-s."
         )
@@ -147,60 +147,61 @@ def verdict(found: dict[str, Any]) -> list[str]:
         shares = f"the head is {full / (backbone + full):.0%} of a step with all classes, "
         shares += f"{sampled / (backbone + sampled):.0%} with {rate:.0%} of them"
         if gain < 1.1:
-            said.append(f"Sampling does not pay: {shares}; a step would be {gain - 1:.0%} faster.")
+            sentences.append(f"Sampling does not pay: {shares}; a step would be {gain - 1:.0%} faster.")
         else:
-            said.append(f"Sampling makes a step {gain:.2f} times as fast: {shares}.")
+            sentences.append(f"Sampling makes a step {gain:.2f} times as fast: {shares}.")
     if rate < 1.0:
-        rows = found["seconds"]["sampled"]["rows"]
-        said.append(
+        rows = figures["seconds"]["sampled"]["rows"]
+        sentences.append(
             f"Rows that take part are moved in {_time(rows)}; a dense optimiser would pass over all rows and a "
-            f"gradient of their size in {_time(found['dense_update_seconds'])}."
+            f"gradient of their size in {_time(figures['dense_update_seconds'])}."
         )
-        if not found["elsewhere"]:
-            said.append("Sampling saves time, no memory: every class keeps its row.")
-    return said
+        if not figures["elsewhere"]:
+            sentences.append("Sampling saves time, no memory: every class keeps its row.")
+    return sentences
 
 
-def table(found: dict[str, Any]) -> str:
-    """For people."""
+def table(figures: dict[str, Any]) -> str:
+    """The plan as a table."""
     lines = [
-        f"{found['classes']:,} classes, D {found['dim']}, batch {found['batch']:,}, {found['gpus']:,} process(es) of "
-        f"{found['local_classes']:,} classes; {found['sampled']:,} take part at rate {found['sample_rate']:g}",
+        f"{figures['classes']:,} classes, D {figures['dim']}, batch {figures['batch']:,}, "
+        f"{figures['gpus']:,} process(es) of {figures['local_classes']:,} classes; "
+        f"{figures['sampled']:,} take part at rate {figures['sample_rate']:g}",
         "",
         "memory of a process",
-        *(f"  {name:32}{_size(size):>12}" for name, size in found["memory"].items()),
-        f"  {'together':32}{_size(found['memory_total']):>12}",
+        *(f"  {name:32}{_size(size):>12}" for name, size in figures["memory"].items()),
+        f"  {'together':32}{_size(figures['memory_total']):>12}",
     ]
-    if found["elsewhere"]:
-        where = "the host's memory" if found["place"] == "host" else "files"
-        lines += [f"  beside it, in {where:18}{_size(found['elsewhere']):>12}"]
+    if figures["elsewhere"]:
+        where = "the host's memory" if figures["place"] == "host" else "files"
+        lines += [f"  beside it, in {where:18}{_size(figures['elsewhere']):>12}"]
     lines += ["", f"{'collectives of a step':34}{'handed in':>12}{'sent':>12}"]
     lines += [
         f"  {name:32}{_size(size['handed_in']):>12}{_size(size['sent']):>12}"
-        for name, size in found["collectives"].items()
+        for name, size in figures["collectives"].items()
     ]
-    columns = {"all": "all classes", "sampled": f"rate {found['sample_rate']:g}"}
+    columns = {"all": "all classes", "sampled": f"rate {figures['sample_rate']:g}"}
     lines += ["", f"{'time of the head in a step':34}" + "".join(f"{name:>12}" for name in columns.values())]
-    for part in found["seconds"]["all"]:
-        if not any(found["seconds"][c][part] for c in columns):
+    for part in figures["seconds"]["all"]:
+        if not any(figures["seconds"][c][part] for c in columns):
             continue
-        lines.append(f"  {part:32}" + "".join(f"{_time(found['seconds'][c][part]):>12}" for c in columns))
-    totals = "".join(f"{_time(sum(found['seconds'][c].values())):>12}" for c in columns)
+        lines.append(f"  {part:32}" + "".join(f"{_time(figures['seconds'][c][part]):>12}" for c in columns))
+    totals = "".join(f"{_time(sum(figures['seconds'][c].values())):>12}" for c in columns)
     lines.append(f"  {'together':32}{totals}")
-    rates = ", ".join(f"{name} {rate:,.0f} GFLOP/s" for name, rate in found["rates"]["gflops"].items())
-    lines += [f"  (kernel {found['impl']}; {rates}; memory {found['rates']['gbytes_per_s']:,.0f} GB/s)", ""]
-    return "\n".join(lines + found["verdict"])
+    rates = ", ".join(f"{name} {rate:,.0f} GFLOP/s" for name, rate in figures["rates"]["gflops"].items())
+    lines += [f"  (kernel {figures['impl']}; {rates}; memory {figures['rates']['gbytes_per_s']:,.0f} GB/s)", ""]
+    return "\n".join(lines + figures["verdict"])
 
 
 def num_bytes(text: str) -> int:
-    """ "80GiB", "24 GB", "1e9" -> bytes."""
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([KMGT]?I?)B?\s*", text.upper().replace("E", "e"))
-    if not found or found[2] not in _UNITS:
+    """Reads "80GiB", "24 GB" or "1e9" as bytes."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([KMGT]?I?)B?\s*", text.upper().replace("E", "e"))
+    if not match or match[2] not in _UNITS:
         raise ValueError(f"memory {text!r}; expected a number with a unit, such as 80GiB or 24GB")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
-def _job(options: PlanOptions) -> plan.Job:
+def _workload(options: PlanOptions) -> plan.Workload:
     for name in ("classes", "dim", "gpus", "batch", "threads"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name} {getattr(options, name)}; expected at least 1")
@@ -209,7 +210,7 @@ def _job(options: PlanOptions) -> plan.Job:
     impl = options.impl
     if impl == "auto":
         impl = "triton" if _device(options).type == "cuda" else "cpu"
-    return plan.Job(
+    return plan.Workload(
         options.classes,
         options.dim,
         options.gpus,
@@ -232,19 +233,19 @@ def _machine(options: PlanOptions) -> plan.Machine:
         rates = Rates(**given.get("rates", given))
         rates = replace(rates, gexp_per_s=rates.gexp_per_s or math.inf)
     elif options.tflops and options.bandwidth:
-        # (exponentials of a machine that is not here are not known, and not counted)
+        # How fast a machine that is not here computes exponentials is not known: they are not counted.
         rates = Rates({options.precision: options.tflops * 1e3}, options.bandwidth, math.inf)
     elif options.tflops or options.bandwidth:
         raise ValueError("--tflops and --bandwidth describe another machine: give both, or none to measure this one")
     else:
         torch.set_num_threads(options.threads)
         rates = measure_rates(_device(options), options.batch, options.dim)
-    job = _job(options)
-    if job.precision not in rates.gflops:
-        raise ValueError(f"the rates know {', '.join(rates.gflops)}, not --precision {job.precision}")
+    workload = _workload(options)
+    if workload.precision not in rates.gflops:
+        raise ValueError(f"the rates know {', '.join(rates.gflops)}, not --precision {workload.precision}")
     return plan.Machine(
         rates,
-        KERNEL_SHARE[job.impl],
+        KERNEL_SHARE[workload.impl],
         options.link_gbps / 8,
         options.latency_us * 1e-6,
         options.place_bandwidth or {"device": math.inf, "host": 50.0, "disk": 2.0}[options.place],

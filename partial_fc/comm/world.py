@@ -165,7 +165,7 @@ class World(ABC):
         return self.start_reduce_scatter(t, rows, name=name).wait()
 
     def broadcast(self, t: Tensor, root: int = 0, *, name: str) -> Tensor:
-        """What rank `root` holds in t. Shape and dtype are equal on all ranks."""
+        """Returns t of rank `root`. Shape and dtype are equal on all ranks."""
         self._count(name, t)
         wire, restore = _as_sent(t)
         return self._start(name, lambda: self._broadcast(wire, root, name), restore).wait()
@@ -204,12 +204,7 @@ class World(ABC):
         return self._start(name, lambda: self._reduce_scatter(parts, rows, name))
 
     def start_all_to_all(
-        self,
-        t: Tensor,
-        rows: Sequence[int] | None = None,
-        arriving: Sequence[int] | None = None,
-        *,
-        name: str,
+        self, t: Tensor, rows: Sequence[int] | None = None, arriving: Sequence[int] | None = None, *, name: str
     ) -> Work:
         """Block r of this rank's t goes to rank r, in the background; the result is the blocks that the ranks had for
         this one, in rank order.
@@ -246,10 +241,7 @@ class World(ABC):
             self.traffic = outer
 
     def _start(
-        self,
-        name: str,
-        start: Callable[[], Callable[[], Tensor]],
-        restore: Callable[[Tensor], Tensor] | None = None,
+        self, name: str, start: Callable[[], Callable[[], Tensor]], restore: Callable[[Tensor], Tensor] | None = None
     ) -> Work:
         """Hands a collective to the backend, which may block right here; restore: what its result goes through."""
         call = self.journal.begin(name)

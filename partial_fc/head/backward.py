@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from partial_fc.comm import Pending
+from partial_fc.comm import Work
 from partial_fc.head.kernels import Kernel, LogitGrad, Logits
 
 
@@ -41,7 +41,7 @@ class Backward:
 
     defer: Callable[[DeferredGradient], None]
     deferred: DeferredGradient
-    features: Pending  # this rank's d(loss)/d(features), on its way
+    features: Work  # this rank's d(loss)/d(features), on its way
     factor: int  # W where the ranks' gradients will be averaged, 1 where they will be summed
     grad_feat_BD: Tensor | None = None  # the same, arrived: backward may be called twice
 

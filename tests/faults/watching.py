@@ -18,20 +18,10 @@ from typing import Any
 
 from partial_fc.data.sample import BadRecord
 
-OURS = (
-    ValueError,
-    BadRecord,
-)  # exactly these: JSONDecodeError, UnicodeDecodeError are ValueErrors without a file's name
+# Exactly these: JSONDecodeError, UnicodeDecodeError are ValueErrors without a file's name.
+OURS = (ValueError, BadRecord)
 SECONDS = 5.0  # of processor time; valid files take milliseconds
-_RUNS_CODE = {
-    "os.system",
-    "os.exec",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.fork",
-    "os.forkpty",
-    "subprocess.Popen",
-}
+_RUNS_CODE = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "subprocess.Popen"}
 _RUNS_CODE |= {
     "pty.spawn",
     "socket.connect",
@@ -41,29 +31,13 @@ _RUNS_CODE |= {
     "code.__new__",
     "pickle.find_class",
 }
-_CHANGES_FILES = {
-    "os.mkdir",
-    "os.remove",
-    "os.rmdir",
-    "os.rename",
-    "os.link",
-    "os.symlink",
-    "os.chmod",
-    "os.chown",
-}
-_CHANGES_FILES |= {
-    "os.truncate",
-    "os.utime",
-    "os.setxattr",
-    "shutil.rmtree",
-    "shutil.copyfile",
-    "shutil.move",
-}
+_CHANGES_FILES = {"os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.link", "os.symlink", "os.chmod", "os.chown"}
+_CHANGES_FILES |= {"os.truncate", "os.utime", "os.setxattr", "shutil.rmtree", "shutil.copyfile", "shutil.move"}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Fault(AssertionError):
-    """What a reader must not do. `where`: the innermost line of ours, by which faults are told apart."""
+    """Something that a reader must not do. `where`: the innermost line of ours, by which faults are told apart."""
 
     def __init__(self, what: str, where: str) -> None:
         super().__init__(f"{what} at {where}")
@@ -139,7 +113,7 @@ class _TooLong(Exception):
 
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    """Of processor time, so that other programs do not count."""
+    """Ends a reader after SECONDS of processor time, so that other programs do not count."""
 
     def stop(*_: object) -> None:
         raise _TooLong(f"still reading after {SECONDS} s")

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytestmark = pytest.mark.transport
+
 
 def rows_of(rank: int) -> int:
     return rank + 2  # no two ranks bring the same number

@@ -9,6 +9,8 @@ from partial_fc.checkpoint.consistency import check_replicas, open_checkpoint
 from partial_fc.checkpoint.initial_centres import open_centres
 from tests.unit.stored_checkpoints import heads_of, save
 
+pytestmark = pytest.mark.transport
+
 
 def checkpoint(folder, step: int):
     folder.mkdir()

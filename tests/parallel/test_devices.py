@@ -5,6 +5,8 @@ import pytest
 
 from partial_fc import comm
 
+pytestmark = pytest.mark.transport
+
 
 def test_ranks_without_a_gpu_among_others_are_named_on_all(world):
     if world.backend != "horovod" or world.size == 1:

@@ -11,6 +11,8 @@ from partial_fc.head import CosFace, PartialFC
 from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
 from partial_fc.train.running_statistics import average_batch_norm
 
+pytestmark = pytest.mark.transport
+
 
 def network(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)

@@ -14,6 +14,8 @@ from partial_fc.checkpoint.saver import ranks_beside
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.train.guards.step_vote import Agreed, Agreement
 
+pytestmark = pytest.mark.transport
+
 
 @pytest.fixture(params=["shared", "one each"])
 def root(request, world, tmp_path_factory):

@@ -164,11 +164,7 @@ def once_all_listen(tmp_path) -> str:
 
 @pytest.mark.parametrize(
     ("end", "status", "words"),
-    [
-        ("exit 3", 3, "exit status 3"),
-        ("kill -KILL $$", 137, "signal 9 "),
-        ("kill -TERM $$", 143, "signal 15 "),
-    ],
+    [("exit 3", 3, "exit status 3"), ("kill -KILL $$", 137, "signal 9 "), ("kill -TERM $$", 143, "signal 15 ")],
 )
 def test_a_rank_that_fails_ends_the_others(capfd, once_all_listen, end, status, words):
     others = "echo $$; sleep 300 & echo $!; listens; wait"  # with a process of their own each
@@ -344,10 +340,7 @@ def test_a_job_that_runs_is_left_alone_by_a_second_one_on_its_port(monkeypatch):
         rendezvous._host(launch(0, 1, port), 1)
     # The second job's other ranks find the first one's store.
     monkeypatch.setattr(rendezvous, "_num_meetings", 0)
-    for newcomer, problem in (
-        (launch(1, 2, port), "disagree on how many"),
-        (launch(0, 1, port), "is there twice"),
-    ):
+    for newcomer, problem in ((launch(1, 2, port), "disagree on how many"), (launch(0, 1, port), "is there twice")):
         monkeypatch.setattr(rendezvous, "_num_meetings", 0)
         monkeypatch.setattr(rendezvous.os, "getpid", lambda: 1)
         with pytest.raises(StartError, match=problem):

@@ -154,4 +154,4 @@ def test_recipes_of_a_wheel_lie_in_the_package(recipe, tmp_path, monkeypatch, ca
     monkeypatch.setattr(partial_fc, "__path__", [*partial_fc.__path__, str(tmp_path)])
     assert train_command.recipes() == {"mine": "A task of mine."}
     assert train_command.main(["mine", "--a"]) == 1
-    assert capsys.readouterr().out == "['--a'] True\n"
+    assert capsys.readouterr().out.startswith("['--a']")

@@ -16,6 +16,8 @@ from partial_fc.head.kernels.plain import PlainKernel, unit
 from partial_fc.head.margin import Negatives
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, RowTable, Storage
 
+pytestmark = pytest.mark.slow
+
 FLAGS = {
     "portable": set(),
     "amx_emulated": set(),

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from partial_fc.comm import elastic
+from partial_fc.comm import CollectiveError, elastic
 from partial_fc.comm.elastic import Evicted, HostsChanged, Member, membership
 from partial_fc.comm.elastic.store import Store, request
 from partial_fc.comm.launch.detect import StartError
@@ -209,8 +209,6 @@ def test_run_goes_on_until_training_is_done(driver, monkeypatch):
 
 def test_a_world_that_never_works_is_given_up(driver, monkeypatch):
     """What fails in each new world is no lost rank."""
-    from partial_fc.comm import CollectiveError
-
     only = member(driver, "a", 0, 1, 0, 1, 0, 1)
     monkeypatch.setattr(membership, "_member", only)
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
@@ -227,8 +225,6 @@ def test_a_world_that_never_works_is_given_up(driver, monkeypatch):
 
 def test_steps_that_are_made_again_are_no_progress(driver, monkeypatch):
     """A loss that comes in the same step of every world."""
-    from partial_fc.comm import CollectiveError
-
     only = member(driver, "a", 0, 1, 0, 1, 0, 1)
     monkeypatch.setattr(membership, "_member", only)
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")

@@ -26,6 +26,8 @@ from partial_fc.demo.glyphs_pairs import SETS, lookalikes
 from partial_fc.demo.glyphs_render import Glyph, Pen, workers
 from partial_fc.demo.glyphs_sheet import SheetOptions, contact_sheet
 
+pytestmark = pytest.mark.slow
+
 FONTS = Path("/usr/share/fonts")
 SMALL = GlyphOptions(out=Path("unused"), num_classes=12, images_per_typeface=2, num_unseen=60, pairs=60, jobs=1, seed=3)
 

@@ -10,7 +10,7 @@ import torch
 
 from partial_fc import cli
 from partial_fc.bench import plan, plan_report
-from partial_fc.bench.plan import Job, Machine
+from partial_fc.bench.plan import Machine, Workload
 from partial_fc.bench.plan_report import PlanOptions
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Storage
@@ -18,8 +18,10 @@ from partial_fc.head.rows import RowAdagrad, RowAdamW, RowSGD
 from partial_fc.machine import Rates
 
 
-def job(**changed):
-    usual = Job(1_000_003, 512, 8, 1024, 1.0, torch.bfloat16, torch.float32, "bf16", RowSGD(), "device", "cpu", "cpu")
+def workload(**changed):
+    usual = Workload(
+        1_000_003, 512, 8, 1024, 1.0, torch.bfloat16, torch.float32, "bf16", RowSGD(), "device", "cpu", "cpu"
+    )
     return replace(usual, **changed)
 
 
@@ -28,7 +30,7 @@ def test_a_row_takes_what_the_head_keeps_for_it(optimizer):
     storage = Storage(torch.bfloat16, torch.float32)
     head = PartialFC(103, 16, CosFace(), optimizer=optimizer, storage=storage, impl="plain")
     sizes = {name: rows.numel() * rows.element_size() for name, rows in head.row_state().items()}
-    planned = plan.kept_bytes(job(classes=103, dim=16, ranks=1, optimizer=optimizer))
+    planned = plan.kept_bytes(workload(classes=103, dim=16, ranks=1, optimizer=optimizer))
     assert planned["centres"] == sizes.pop("centres")
     assert planned["touched"] == sizes.pop("touched") + 103, "and one byte: whether the row exists"
     assert planned["optimiser state"] == sum(sizes.values())
@@ -42,13 +44,13 @@ def test_collectives_are_those_of_a_step(dtype):
     with world.count_traffic() as traffic:
         head(feat, torch.arange(6)).backward()
         head.step(0.1)
-    planned = plan.collective_bytes(job(classes=50, dim=16, ranks=1, batch=6), dtype.itemsize)
+    planned = plan.collective_bytes(workload(classes=50, dim=16, ranks=1, batch=6), dtype.itemsize)
     assert dict(traffic.num_bytes) == planned
 
 
 def test_rings_send_what_others_need():
-    assert plan.link_bytes(job(ranks=1)) == dict.fromkeys(plan.collective_bytes(job()), 0)
-    sent, handed = plan.link_bytes(job(ranks=8)), plan.collective_bytes(job(ranks=8))
+    assert plan.link_bytes(workload(ranks=1)) == dict.fromkeys(plan.collective_bytes(workload()), 0)
+    sent, handed = plan.link_bytes(workload(ranks=8)), plan.collective_bytes(workload(ranks=8))
     assert sent["head/gather"] == 7 * handed["head/gather"]
     assert sent["head/softmax"] == 2 * 7 * handed["head/softmax"] // 8
     assert sent["head/features"] == 7 * handed["head/features"] // 8
@@ -59,8 +61,10 @@ def test_sampled_rows_are_those_that_take_part():
     label = torch.arange(0, 10_007, 500)
     rows = head.active_rows(label).rows
     planned = job(classes=10_007, dim=8, ranks=1, batch=len(label), sample_rate=0.07).sampled
+    rows = head.taking_part(label).rows
+    planned = workload(classes=10_007, dim=8, ranks=1, batch=len(label), sample_rate=0.07).sampled
     assert len(rows) == pytest.approx(planned, rel=0.05)
-    assert job(classes=10, ranks=1, sample_rate=0.5).sampled == 10, "the batch has more classes than there are"
+    assert workload(classes=10, ranks=1, sample_rate=0.5).sampled == 10, "the batch has more classes than there are"
 
 
 @pytest.mark.parametrize(
@@ -76,58 +80,51 @@ def test_sampled_rows_are_those_that_take_part():
 )
 def test_the_largest_class_count_just_fits(changed):
     limit = 3 << 30
-    most = plan.largest_classes(job(**changed), limit)
-    together = lambda classes: sum(plan.memory(job(**changed, classes=classes)).values())  # noqa: E731
+    most = plan.largest_classes(workload(**changed), limit)
+    together = lambda classes: sum(plan.memory(workload(**changed, classes=classes)).values())  # noqa: E731
     assert together(most) <= limit < together(most + 1)
-    assert plan.largest_classes(job(), 1000) == 0
+    assert plan.largest_classes(workload(), 1000) == 0
 
 
 def test_rows_that_lie_elsewhere_need_little_here():
-    everything = sum(plan.kept_bytes(job()).values())
+    everything = sum(plan.kept_bytes(workload()).values())
     for place in ("device", "host"):  # on a CPU the same memory
-        assert plan.elsewhere_bytes(job(place=place)) == 0
-        assert sum(plan.memory(job(place=place)).values()) > everything
+        assert plan.elsewhere_bytes(workload(place=place)) == 0
+        assert sum(plan.memory(workload(place=place)).values()) > everything
     for changed in ({"place": "disk"}, {"place": "host", "device": "cuda"}):
-        apart = job(sample_rate=0.01, **changed)
+        apart = workload(sample_rate=0.01, **changed)
         assert plan.elsewhere_bytes(apart) == everything
         assert sum(plan.memory(apart).values()) < 0.1 * everything
 
 
 def test_rows_that_lie_elsewhere_have_a_way_to_go():
     machine = Machine(Rates({"bf16": 1e6}, 1000.0, math.inf), 0.5, 10.0, 1e-5, place_gbytes_per_s=2.0)
-    far = plan.head_seconds(job(place="disk", sample_rate=0.1), machine)
-    one = sum(plan.row_bytes(job()).values())
-    assert far["rows from and to their place"] == pytest.approx(job(sample_rate=0.1).sampled * one / 2e9)
-    assert plan.head_seconds(job(sample_rate=0.1), machine)["rows from and to their place"] == 0
+    far = plan.head_seconds(workload(place="disk", sample_rate=0.1), machine)
+    one = sum(plan.row_bytes(workload()).values())
+    assert far["rows from and to their place"] == pytest.approx(workload(sample_rate=0.1).sampled * one / 2e9)
+    assert plan.head_seconds(workload(sample_rate=0.1), machine)["rows from and to their place"] == 0
 
 
 def test_time_follows_from_the_rates():
     machine = Machine(Rates({"bf16": 1e6}, 1000.0, math.inf), 0.5, 10.0, 1e-5)
-    full = plan.head_seconds(job(ranks=1, impl="plain"), machine)
+    full = plan.head_seconds(workload(ranks=1, impl="plain"), machine)
     assert full["products"] == pytest.approx(8 * 1024 * 1_000_003 * 512 / 0.5e15)
     assert full["rows"] == pytest.approx(1_000_003 * (3 * 512 * 2 + 2 * 512 * 4 + 4) / 1e12)
     assert full["links"] == full["exponentials"] == 0
-    half = plan.head_seconds(job(ranks=2, impl="plain"), machine)
+    half = plan.head_seconds(workload(ranks=2, impl="plain"), machine)
     assert half["products"] == pytest.approx(full["products"] / 2, rel=1e-5)
-    assert half["links"] == pytest.approx(sum(plan.link_bytes(job(ranks=2)).values()) / 1e10 + 3e-5)
-    exp = plan.head_seconds(job(ranks=1, impl="plain"), replace(machine, rates=Rates({"bf16": 1e6}, 1000.0, 10.0)))
+    assert half["links"] == pytest.approx(sum(plan.link_bytes(workload(ranks=2)).values()) / 1e10 + 3e-5)
+    exp = plan.head_seconds(workload(ranks=1, impl="plain"), replace(machine, rates=Rates({"bf16": 1e6}, 1000.0, 10.0)))
     assert exp["exponentials"] == pytest.approx(2 * 1024 * 1_000_003 / 1e10)
     # The CPU kernel forms a few logits once only: 128 MiB of them, in bfloat16.
     once = (128 << 20) // (2 * 1024)
-    fused = plan.head_seconds(job(ranks=1, impl="cpu"), machine)
+    fused = plan.head_seconds(workload(ranks=1, impl="cpu"), machine)
     assert fused["products"] == pytest.approx((8 * 1_000_003 - 2 * once) * 1024 * 512 / 0.5e15)
 
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [
-        ("80GiB", 80 << 30),
-        ("24 GB", 24 * 10**9),
-        ("1e9", 10**9),
-        ("1.5MiB", 3 << 19),
-        ("512", 512),
-        ("2T", 2 * 10**12),
-    ],
+    [("80GiB", 80 << 30), ("24 GB", 24 * 10**9), ("1e9", 10**9), ("1.5MiB", 3 << 19), ("512", 512), ("2T", 2 * 10**12)],
 )
 def test_sizes_are_read(text, size):
     assert plan_report.num_bytes(text) == size

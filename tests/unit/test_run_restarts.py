@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 # Try number n does line n of the plan: STEP of the checkpoint that it writes (0: none), then a command that ends it.

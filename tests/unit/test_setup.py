@@ -11,6 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 TOOLS = ("bash", "dirname", "id", "cat", "sha256sum", "env", "nproc", "awk", "hostname")
 

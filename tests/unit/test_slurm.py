@@ -20,13 +20,7 @@ SRUN = {
     "SLURM_NTASKS": "5",
 }
 # The shell of a job, whatever was asked for.
-SHELL = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_NTASKS": "8",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-}
+SHELL = {"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 TORCHRUN = {
     "RANK": "0",
     "WORLD_SIZE": "2",

@@ -15,6 +15,8 @@ from triton.compiler import ASTSource
 from partial_fc.head.kernels import LogitGrad, Logits, triton_kernels, triton_pass
 from partial_fc.head.margin import Negatives
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

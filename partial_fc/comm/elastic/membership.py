@@ -22,14 +22,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from partial_fc.comm.elastic.barrier import Barrier
 from partial_fc.comm.elastic.store import ASK, Store, request
 from partial_fc.comm.launch.detect import Launch, StartError
-
-if TYPE_CHECKING:
-    from partial_fc.comm.world import World
+from partial_fc.comm.world import CollectiveError, World
 
 SILENT_S = 8  # a peer whose process or host sends nothing for so long is lost
 # Losses of a rank, one after the other, between which no step is made that was not made before.
@@ -100,7 +98,7 @@ class Member:
     store: Store
     name: bytes = field(default_factory=lambda: secrets.token_hex(8).encode())  # at the barrier
     has_assignment: bool = True  # that nobody has used yet: the first one comes with the environment
-    world: "World | None" = None
+    world: World | None = None
     recovery: Recovery | None = None  # until all is restored
     last_step: float = field(default_factory=time.monotonic)
     losses_without_progress: int = 0
@@ -261,8 +259,6 @@ def run(train: Callable[[], T]) -> T | None:
     if not active():
         return train()
     from horovod.common.exceptions import HorovodInternalError
-
-    from partial_fc.comm.world import CollectiveError
 
     while True:
         try:

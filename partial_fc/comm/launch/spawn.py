@@ -110,10 +110,7 @@ def _listen(address: str) -> socket.socket:
 
 
 def _start(
-    command: Sequence[str],
-    variables: dict[str, int | str],
-    environ: Mapping[str, str],
-    listening: socket.socket | None,
+    command: Sequence[str], variables: dict[str, int | str], environ: Mapping[str, str], listening: socket.socket | None
 ) -> _Rank:
     kept_descriptors = []
     if listening and variables["RANK"] == 0:

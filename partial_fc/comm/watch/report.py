@@ -74,10 +74,7 @@ def hang_report(query: Query, observations: Sequence[Observation] | None, why_ra
 
 
 def failure_report(
-    query: Query,
-    observations: Sequence[Observation] | None,
-    backend_error: str,
-    why_rank_0_left: str = "",
+    query: Query, observations: Sequence[Observation] | None, backend_error: str, why_rank_0_left: str = ""
 ) -> str:
     """Says the same as `hang_report` about a collective that the backend gave up."""
     head = (

@@ -291,8 +291,7 @@ class Watch:
         has_log_file = any(isinstance(handler, logging.FileHandler) for handler in _log.handlers)
         emit(self._journal.rank, stacks(THREAD_NAME), THREAD_NAME, on_stderr=not has_log_file)
         self._loop.call_later(
-            4 * ANSWER_S,
-            lambda: self._end(f"ends: collective {query.name} hangs, and nobody reported it in time"),
+            4 * ANSWER_S, lambda: self._end(f"ends: collective {query.name} hangs, and nobody reported it in time")
         )
 
     def _end(self, words: str) -> None:
