@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from partial_fc.doctor.findings import check_place
+from partial_fc.doctor.host_findings import HostFinding, common_findings, host_findings
 from partial_fc.doctor.hosts import Failed, Host, parse
-from partial_fc.doctor.judge_host import Line, judge_host, judge_hosts
 
 _ROOT = Path(__file__).parents[2]
 _PROBE_S = 120.0  # loading the libraries, from a slow network folder
@@ -56,17 +56,17 @@ def doctor_env(options: EnvOptions) -> int:
     except (ValueError, OSError) as error:
         print(f"partial-fc doctor env: {error}", file=sys.stderr)
         return 2
-    lines: list[Line] = []
+    lines: list[HostFinding] = []
 
-    def say(line: Line) -> None:
+    def say(line: HostFinding) -> None:
         lines.append(line)
         print(line, flush=True)
 
     seen = _ask_all(hosts, options, say)
     for host, facts in seen:
-        for line in judge_host(host, facts, len(hosts)):
+        for line in host_findings(host, facts, len(hosts)):
             say(line)
-    for line in judge_hosts(seen):
+    for line in common_findings(seen):
         say(line)
     links = []
     if options.transfer and len(seen) > 1:
@@ -86,18 +86,20 @@ def doctor_env(options: EnvOptions) -> int:
     return int(faults > 0)
 
 
-def _ask_all(hosts: list[Host], options: EnvOptions, say: Callable[[Line], None]) -> list[tuple[Host, dict[str, Any]]]:
+def _ask_all(
+    hosts: list[Host], options: EnvOptions, say: Callable[[HostFinding], None]
+) -> list[tuple[Host, dict[str, Any]]]:
     """What the hosts say that answer."""
 
-    def ask(host: Host) -> tuple[Line | None, dict[str, Any] | None]:
+    def ask(host: Host) -> tuple[HostFinding | None, dict[str, Any] | None]:
         line = None
         if not host.is_here:
             try:
                 host.check_ssh(options.ssh_timeout)
-                line = Line("ok", host.name, "ssh", "answers without asking")
+                line = HostFinding("ok", host.name, "ssh", "answers without asking")
             except Failed as error:
                 to_do = next((do for said, do in _SSH.items() if said in str(error)), _SSH_ELSE)
-                return Line("fault", host.name, "ssh", str(error), to_do.format(host=host.name)), None
+                return HostFinding("fault", host.name, "ssh", str(error), to_do.format(host=host.name)), None
         wanted = {
             "checkout": str(_ROOT),
             "models_root": str(options.models_root.absolute()),
@@ -107,7 +109,7 @@ def _ask_all(hosts: list[Host], options: EnvOptions, say: Callable[[Line], None]
             return line, host.ask("facts", wanted, _PROBE_S)
         except Failed as error:
             to_do = f"this checkout must lie at {_ROOT} there, too, with `make setup` done"
-            return Line("fault", host.name, "python", f"{sys.executable}: {error}", to_do), None
+            return HostFinding("fault", host.name, "python", f"{sys.executable}: {error}", to_do), None
 
     seen = []
     with ThreadPoolExecutor(min(32, len(hosts))) as pool:
@@ -119,7 +121,7 @@ def _ask_all(hosts: list[Host], options: EnvOptions, say: Callable[[Line], None]
     return seen
 
 
-def _links(hosts: list[Host]) -> Iterator[tuple[Line, dict[str, Any]]]:
+def _links(hosts: list[Host]) -> Iterator[tuple[HostFinding, dict[str, Any]]]:
     """Each host and the next, the last and the first: every host's network then sends and receives."""
     pairs = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
     for one, other in pairs[:1] if len(hosts) == 2 else pairs:
@@ -132,22 +134,24 @@ def _links(hosts: list[Host]) -> Iterator[tuple[Line, dict[str, Any]]]:
                 "the processes talk over ports that the system chooses: open all of them between the hosts; is the "
                 "right network named (--network-interfaces)?"
             )
-            yield Line("fault", one.name, what, str(error), to_do), {"from": one.name, "to": other.name}
+            yield HostFinding("fault", one.name, what, str(error), to_do), {"from": one.name, "to": other.name}
             continue
-        yield from _judge_link(one, other, what, link)
+        yield from _link_findings(one, other, what, link)
 
 
-def _judge_link(one: Host, other: Host, what: str, link: dict[str, Any]) -> Iterator[tuple[Line, dict[str, Any]]]:
+def _link_findings(
+    one: Host, other: Host, what: str, link: dict[str, Any]
+) -> Iterator[tuple[HostFinding, dict[str, Any]]]:
     found = f"{link['latency_ms']:.2f} ms there and back, {link['up']:.2f} Gbit/s there, {link['down']:.2f} back"
     slow = min(link["up"], link["down"]) < 1
     status: Literal["ok", "warning"] = "warning" if slow else "ok"
     seconds = 8 * 0.175 / min(link["up"], link["down"])
     to_do = f"r50's gradient (175 MB) takes {seconds:.1f} s a step: is it the right network? See --gradient-compression"
     values = {"from": one.name, "to": other.name, **link}
-    yield Line(status, one.name, what, found, to_do if slow else ""), values
+    yield HostFinding(status, one.name, what, found, to_do if slow else ""), values
     apart = link["clock_s"]
     found = f"{other.name} is {abs(apart):.3f} s {'ahead' if apart > 0 else 'behind'}"
     if abs(apart) > 1:
-        yield Line("warning", one.name, "clocks", found, "set them by NTP: logs cannot be compared"), {}
+        yield HostFinding("warning", one.name, "clocks", found, "set them by NTP: logs cannot be compared"), {}
     else:
-        yield Line("ok", one.name, "clocks", found), {}
+        yield HostFinding("ok", one.name, "clocks", found), {}

@@ -12,8 +12,8 @@ import pytest
 
 from partial_fc.doctor import probe
 from partial_fc.doctor.env import EnvOptions, doctor_env
+from partial_fc.doctor.host_findings import common_findings, host_findings
 from partial_fc.doctor.hosts import Failed, Host, parse
-from partial_fc.doctor.judge_host import judge_host, judge_hosts
 
 GOOD = {
     "name": "node1",
@@ -54,7 +54,7 @@ def with_values(**values) -> dict:
 
 def lines(facts: dict, num_hosts: int = 2) -> list[tuple[str, str, str]]:
     """Those that are not ok."""
-    judged = judge_host(Host("10.0.0.1", 8), facts, num_hosts)
+    judged = host_findings(Host("10.0.0.1", 8), facts, num_hosts)
     return [(line.status, line.what, f"{line.found}: {line.to_do}") for line in judged if line.status != "ok"]
 
 
@@ -109,17 +109,17 @@ def test_one_host_needs_no_network():
 
 def test_what_must_be_the_same_everywhere():
     first = (Host("a"), GOOD)
-    same = [line for line in judge_hosts([first, (Host("b"), GOOD)])]
+    same = [line for line in common_findings([first, (Host("b"), GOOD)])]
     assert {line.status for line in same} == {"ok"}
     other = with_values(packages__torch="2.12.0", checkout="", python="3.11.2", gpus=[], mpirun="")
     other["routes"]["10.0.0.2"]["interface"] = "ens3"
-    found = {line.what: line for line in judge_hosts([first, (Host("b"), other)])}
+    found = {line.what: line for line in common_findings([first, (Host("b"), other)])}
     assert {what: line.status for what, line in found.items()} == {
         "checkout": "fault", "python": "fault", "packages": "fault", "MPI": "fault", "GPUs": "fault",
         "interface": "warning",
     }  # fmt: skip
     assert found["packages"].found == "torch 2.12.0, not torch 2.13.0 as on a"
-    assert list(judge_hosts([first])) == []
+    assert list(common_findings([first])) == []
 
 
 def test_hosts_as_launchers_take_them(tmp_path):

@@ -19,7 +19,7 @@ _INTERFACE_VARIABLES = (
 
 
 @dataclass(frozen=True)
-class Line:
+class HostFinding:
     """One thing looked at on one host."""
 
     status: Status
@@ -33,7 +33,7 @@ class Line:
         return f"{self.status:10}{self.host}: {self.what}: {self.found}{more}"
 
 
-def judge_host(host: Host, facts: dict[str, Any], num_hosts: int) -> Iterator[Line]:
+def host_findings(host: Host, facts: dict[str, Any], num_hosts: int) -> Iterator[HostFinding]:
     """What one host's facts mean for a run on num_hosts."""
     for judged in (
         _horovod(facts),
@@ -42,13 +42,13 @@ def judge_host(host: Host, facts: dict[str, Any], num_hosts: int) -> Iterator[Li
         _network(facts, num_hosts),
     ):
         for status, what, found, to_do in judged:
-            yield Line(status, host.name, what, found, to_do)
+            yield HostFinding(status, host.name, what, found, to_do)
 
 
-_Judged = Iterator[tuple[Status, str, str, str]]
+_Found = Iterator[tuple[Status, str, str, str]]
 
 
-def _horovod(facts: dict[str, Any]) -> _Judged:
+def _horovod(facts: dict[str, Any]) -> _Found:
     horovod, version = facts["horovod"], facts["packages"]["horovod"]
     if "error" in horovod:
         installed = horovod["error"] != "not installed"
@@ -75,7 +75,7 @@ def _horovod(facts: dict[str, Any]) -> _Judged:
         yield "warning", "MPI", "no mpirun", "run.sh and horovodrun --mpi need it; horovodrun --gloo does not"
 
 
-def _gpus(facts: dict[str, Any], slots: int) -> _Judged:
+def _gpus(facts: dict[str, Any], slots: int) -> _Found:
     torch, gpus = facts["torch"], facts["gpus"]
     if "error" in torch:
         yield "fault", "torch", torch["error"], "run `make setup` there"
@@ -99,7 +99,7 @@ def _gpus(facts: dict[str, Any], slots: int) -> _Judged:
             yield "ok", "GPUs", found, ""
 
 
-def _machine(facts: dict[str, Any], slots: int) -> _Judged:
+def _machine(facts: dict[str, Any], slots: int) -> _Found:
     if not facts["gpus"] and slots > facts["cores"]:
         yield (
             "warning",
@@ -133,7 +133,7 @@ def _machine(facts: dict[str, Any], slots: int) -> _Judged:
     yield "warning" if few else "ok", "open files", f"at most {soft}" if soft >= 0 else "no limit", to_do
 
 
-def _network(facts: dict[str, Any], num_hosts: int) -> _Judged:
+def _network(facts: dict[str, Any], num_hosts: int) -> _Found:
     interfaces: dict[str, dict[str, Any]] = facts["interfaces"]
     for variable in _INTERFACE_VARIABLES:
         said = facts["environment"].get(variable, "")
@@ -194,7 +194,7 @@ def _interface(interfaces: dict[str, dict[str, Any]], used: set[str]) -> tuple[S
     return "warning", "interface", found + (f"; also {', '.join(others)}" if others else ""), to_do
 
 
-def judge_hosts(seen: list[tuple[Host, dict[str, Any]]]) -> Iterator[Line]:
+def common_findings(seen: list[tuple[Host, dict[str, Any]]]) -> Iterator[HostFinding]:
     """What must be the same on all of them; the first one's counts."""
     if len(seen) < 2:
         return
@@ -209,13 +209,13 @@ def judge_hosts(seen: list[tuple[Host, dict[str, Any]]]) -> Iterator[Line]:
         others = [(host, value(f)) for host, f in seen[1:] if value(f) != value(facts)]
         for host, theirs in others:
             ours = value(facts)
-            yield Line("fault", host.name, what, f"{_differing(theirs, ours)} as on {first.name}", to_do)
+            yield HostFinding("fault", host.name, what, f"{_differing(theirs, ours)} as on {first.name}", to_do)
         if not others and what in ("checkout", "packages"):
-            yield Line("ok", "all", what, f"the same on {len(seen)} hosts: {value(facts)}")
+            yield HostFinding("ok", "all", what, f"the same on {len(seen)} hosts: {value(facts)}")
     names = {route["interface"] for _, f in seen for route in f["routes"].values() if route.get("interface")}
     if len(names) > 1:
         to_do = "variables and flags that name an interface hold for all hosts: name networks, or give none"
-        yield Line("warning", "all", "interface", f"called {' and '.join(sorted(names))}", to_do)
+        yield HostFinding("warning", "all", "interface", f"called {' and '.join(sorted(names))}", to_do)
 
 
 def _packages(facts: dict[str, Any]) -> str:
