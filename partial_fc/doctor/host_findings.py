@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from partial_fc.doctor.hosts import Host
 
+Status = Literal["ok", "warning", "fault"]
 _GIB = 1 << 30
 # Those of comm's interface.py; not imported, since that loads torch, which may be what is broken here.
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include")
@@ -15,7 +16,7 @@ _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLO
 class HostFinding:
     """One thing looked at on one host."""
 
-    status: Literal["ok", "warning", "fault"]
+    status: Status
     host: str
     subject: str
     observed: str
@@ -40,13 +41,13 @@ def host_findings(host: Host, facts: dict[str, Any], num_hosts: int) -> Iterator
 
 
 # status, subject, what was observed, remedy
-_Findings = Iterator[tuple[Literal["ok", "warning", "fault"], str, str, str]]
+_Findings = Iterator[tuple[Status, str, str, str]]
 
 
 def _horovod(facts: dict[str, Any]) -> _Findings:
     horovod, version = facts["horovod"], facts["packages"]["horovod"]
     if "error" in horovod:
-        status = "warning" if horovod["error"] == "not installed" else "fault"
+        status: Status = "warning" if horovod["error"] == "not installed" else "fault"
         remedy = "run `make setup` (docs/launching.md); torchrun, srun and --gpus work without it"
         yield status, "Horovod", f"{version} {horovod['error']}".strip(), remedy
     else:

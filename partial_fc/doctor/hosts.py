@@ -68,8 +68,10 @@ class Host:
     @contextmanager
     def serving(self, seconds: float) -> Iterator[dict[str, Any]]:
         """port and token with which the probe there answers one `connect`, within the block. Raises HostError."""
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen(self.command(_probe("serve"), seconds), text=True, **pipes) as process:
+        command, pipe = self.command(_probe("serve"), seconds), subprocess.PIPE
+        with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
             try:
                 process.stdin.write(json.dumps({"seconds": seconds}))
                 process.stdin.close()

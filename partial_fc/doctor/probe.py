@@ -276,6 +276,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         serve(**arguments)
     else:
-        _print({"facts": facts, "connect": connect}[sys.argv[1]](**arguments))
+        _print(facts(**arguments) if sys.argv[1] == "facts" else connect(**arguments))
     sys.stdout.flush()
     os._exit(0)  # libraries that were loaded for a look need no tidying up, and some of them fail at it
