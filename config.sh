@@ -18,6 +18,17 @@ if [ "$local_size" -gt 1 ]; then
     export MXNET_CPU_WORKER_NTHREADS=${MXNET_CPU_WORKER_NTHREADS:-$OMP_NUM_THREADS}
 fi
 
+# A process that waits in MPI asks again and again, and keeps a core busy with it. Where the ranks fill all cores, that is
+# taken from one that computes. (mpirun sees it where there are more processes than cores; it knows nothing of threads.)
+threads=${OMP_NUM_THREADS:-$cores}
+if [ -n "${OMPI_COMM_WORLD_LOCAL_SIZE:-}" ] && [ -z "${OMPI_MCA_mpi_yield_when_idle:-}" ] &&
+    [ $((local_size * ${threads%%,*})) -ge "$cores" ]; then
+    export OMPI_MCA_mpi_yield_when_idle=1
+    [ "${OMPI_COMM_WORLD_LOCAL_RANK:-}" != 0 ] ||
+        echo "config.sh on $(hostname): $local_size process(es) x ${threads%%,*} thread(s) fill the $cores core(s):" \
+            "OMPI_MCA_mpi_yield_when_idle=1, so that ranks that wait leave theirs to ranks that compute" >&2
+fi
+
 # A step on a CPU allocates the same large tensors as the one before. glibc would give each back to the kernel and have it
 # cleared anew: a seventh to a quarter of the demo's time (docs/log.md, 2026-11-20).
 export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-1073741824}

@@ -2,9 +2,9 @@
 # Builds a wheel of Horovod, version $2, with the interpreter $1 and leaves it in folder $3 (about 3 minutes on 2 cores).
 #
 # The release is from 2023 and asks for C++14; torch 2.13's headers need 20 and MXNet's stop at 17, so the two standards
-# are set per sub-project. It is built without debug information, Gloo leaves the size of send buffers to the kernel, and
-# horovodrun waits two seconds, not minutes, for a host that does not answer, see below. Nothing else in the sources
-# changes. HOROVOD_GPU_OPERATIONS and the like pass through.
+# are set per sub-project. It is built without debug information, Gloo leaves the size of send buffers to the kernel,
+# horovodrun waits two seconds, not minutes, for a host that does not answer, and its store answers only those who know
+# its token, see below. Nothing else in the sources changes. HOROVOD_GPU_OPERATIONS and the like pass through.
 set -euo pipefail
 python=$1 version=$2 wheels=$3
 work=$(mktemp -d)
@@ -19,6 +19,15 @@ source="$work/horovod-$version"
 expect() {
     grep -qF "$2" "$source/$1" ||
         { echo "build_horovod.sh: horovod $version: $1 has no '$2'; its patch needs a new look" >&2; exit 1; }
+}
+
+# replace FILE OLD NEW: OLD, which has to be in FILE exactly once, becomes NEW.
+replace() {
+    local text
+    text=$(<"$source/$1")
+    [[ $text == *"$2"* && ${text#*"$2"} != *"$2"* ]] ||
+        { echo "build_horovod.sh: horovod $version: $1 must have '$2' once; its patch needs a new look" >&2; exit 1; }
+    printf '%s\n' "${text%%"$2"*}$3${text#*"$2"}" >"$source/$1"
 }
 
 old='set(CMAKE_CXX_STANDARD 14)'
@@ -45,6 +54,111 @@ expect $pair 'kMaxSendBufferSize = 0'
 network=horovod/runner/common/util/network.py
 sed -i '/def _send_one/,/return resp/ s/^\( *\)sock\.connect(addr)$/\1sock.settimeout(2)\n&\n\1sock.settimeout(None)/' "$source/$network"
 expect $network 'sock.settimeout(2)'
+
+# CVE-2024-10190: horovodrun's store listens on all addresses and unpickles what anybody puts there. Here it listens on the
+# address that the processes are told, and refuses (403), before it reads on, whoever does not send the token that
+# horovodrun makes. The processes of this host inherit that, those of other hosts read it from ssh's standard input: words
+# of a command line are for all users to see in /proc. (Horovod on Ray and on Spark, which pass nothing on, is left out.)
+runner=horovod/runner
+replace $runner/common/util/secret.py "HOROVOD_SECRET_KEY = '_HOROVOD_SECRET_KEY'" "$(cat <<'END'
+HOROVOD_SECRET_KEY = '_HOROVOD_SECRET_KEY'
+STORE_TOKEN = '_HOROVOD_STORE_TOKEN'
+STORE_HEADER = 'Horovod-Store-Token'
+
+
+def make_store_token():
+    if not os.environ.get(STORE_TOKEN):
+        os.environ[STORE_TOKEN] = make_secret_key().hex()
+
+
+def store_headers():
+    return {STORE_HEADER: os.environ.get(STORE_TOKEN, '')}
+
+
+def has_store_token(headers):
+    token = os.environ[STORE_TOKEN]
+    return hmac.compare_digest(headers.get(STORE_HEADER, '').encode(), token.encode())
+END
+)"
+replace $runner/common/util/env.py 'secret.HOROVOD_SECRET_KEY}' 'secret.HOROVOD_SECRET_KEY, secret.STORE_TOKEN}'
+
+file=$runner/http/http_server.py
+old='from horovod.runner.util.network import find_port'
+replace $file "$old" "from horovod.runner.common.util import secret"$'\n'"$old"
+replace $file '    # Override GET handler' "$(cat <<'END'
+    # Of every request, whatever its method is.
+    def parse_request(self):
+        if not super().parse_request():
+            return False
+        if secret.has_store_token(self.headers):
+            return True
+        self.send_status_code(403)
+        return False
+
+    # Override GET handler
+END
+)"
+made='        secret.make_store_token()'
+replace $file 'def start(self, handler_cls=RendezvousHandler):' \
+    "def start(self, handler_cls=RendezvousHandler, address=''):"$'\n'"$made"
+replace $file 'addr, handler_cls, self._verbose))' 'addr, handler_cls, self._verbose), address)'
+replace $file 'def start_server(self):' "def start_server(self, address=''):"$'\n'"$made"
+replace $file 'addr, KVStoreHandler, self.verbose))' 'addr, KVStoreHandler, self.verbose), address)'
+replace $runner/util/network.py 'def find_port(server_factory):' "def find_port(server_factory, address=''):"
+replace $runner/util/network.py "addr = ('', port)" 'addr = (address, port)'
+
+file=$runner/http/http_client.py
+replace $file 'import codec' 'import codec, secret'
+replace $file 'Request(url)' 'Request(url, headers=secret.store_headers())'
+replace $file 'Request(url, data=' 'Request(url, headers=secret.store_headers(), data='
+
+# The elastic store is opened later than before: when it is known on which address.
+file=$runner/gloo_run.py
+start='    global_rendezv_port = rendezvous.start('
+replace $file "$start)" "${start}address=server_ip)"
+replace $file "${start}handler)"$'\n' ''
+address='    server_ip = network.get_driver_ip(nics)'
+replace $file "$address" "$address"$'\n'"${start}handler, server_ip)"
+replace $file 'run_func_server.start_server()' 'run_func_server.start_server(server_ip)'
+replace $runner/launch.py 'run_func_server.start_server()' 'run_func_server.start_server(driver_ip)'
+
+# What goes to other hosts: printf is the shell's own command, so the token is on no command line here, either.
+replace $file 'import env as env_util, safe_shell_exec' 'import env as env_util, safe_shell_exec, secret'
+replace $file "quote('cd {pwd} > /dev/null 2>&1 ; {command}'" \
+    "quote('exec sh -c ' + quote('read -r {token}; export {token}; cd {pwd} > /dev/null 2>&1 ; {command}'"
+replace $file '.format(pwd=os.getcwd(), command=command))' \
+    '.format(token=secret.STORE_TOKEN, pwd=os.getcwd(), command=command)))'
+old='identity_file=settings.ssh_identity_file)'
+send='            command = f'\''printf "%s\\n" "${secret.STORE_TOKEN}" | {command}'\'
+replace $file "$old" "$old"$'\n'"$send"
+# horovod.run(function) over MPI: mpirun is given the name alone.
+file=$runner/mpi_run.py
+replace $file 'import env as env_util, hosts, safe_shell_exec' 'import env as env_util, hosts, safe_shell_exec, secret'
+replace $file 'env_util.is_exportable(key))' 'env_util.is_exportable(key) or key == secret.STORE_TOKEN)'
+
+# The same for the C++ in the processes, which asks the store who is where.
+file=horovod/common/gloo/http_store.cc
+replace $file '#include <cstring>' '#include <cstdlib>'$'\n''#include <cstring>'
+replace $file 'http::Response response = request.send(method, body);' "$(cat <<'END'
+const char* token = std::getenv("_HOROVOD_STORE_TOKEN");
+      http::Response response = request.send(
+          method, body, {std::string("Horovod-Store-Token: ") + (token ? token : "")});
+END
+)"
+
+# Where the hosts' common network is looked for (several hosts, no --network-interfaces), the key of the servers that do
+# it was on command lines. What it opens is unpickled, too.
+file=$runner/driver/driver_service.py
+replace $file "'{driver_addresses} {settings}' " "'{driver_addresses}' "
+replace $file 'driver_addresses=codec.dumps_base64(driver_addresses),
+                    settings=codec.dumps_base64(settings))' 'driver_addresses=codec.dumps_base64(driver_addresses))'
+replace $file 'exit_code = safe_shell_exec.execute(command,' \
+    "env = {**os.environ, '_HOROVOD_SETTINGS': codec.dumps_base64(settings)}
+            exit_code = safe_shell_exec.execute('printf \"%s\\\\n\" \"\$_HOROVOD_SETTINGS\" | ' + command, env=env,"
+file=$runner/task_fn.py
+replace $file 'len(sys.argv) != 5' 'len(sys.argv) != 4'
+replace $file '<driver_addresses> <settings>' '<driver_addresses>'
+replace $file 'codec.loads_base64(sys.argv[4])' 'codec.loads_base64(sys.stdin.readline())'
 
 # Make's own MAKEFLAGS, where make called this, would set the number of jobs to one; so would nproc under OMP_NUM_THREADS.
 env HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MXNET=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \

@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
-from partial_fc.doctor.hosts import Failed, Host, parse
-from partial_fc.doctor.judge_host import Line, judge_host, judge_hosts
+from partial_fc.doctor.host_findings import HostFinding, common_findings, host_findings
+from partial_fc.doctor.hosts import ROOT, Host, HostError, parse
 from partial_fc.findings import check_place
 
-_ROOT = Path(__file__).parents[2]
 _PROBE_S = 120.0  # loading the libraries, from a slow network folder
 _TRANSFER_S = 60.0
 
@@ -56,98 +55,106 @@ def doctor_env(options: EnvOptions) -> int:
     except (ValueError, OSError) as error:
         print(f"partial-fc doctor env: {error}", file=sys.stderr)
         return 2
-    lines: list[Line] = []
+    findings: list[HostFinding] = []
 
-    def say(line: Line) -> None:
-        lines.append(line)
-        print(line, flush=True)
+    def report(finding: HostFinding) -> None:
+        findings.append(finding)
+        print(finding, flush=True)
 
-    seen = _ask_all(hosts, options, say)
-    for host, facts in seen:
-        for line in judge_host(host, facts, len(hosts)):
-            say(line)
-    for line in judge_hosts(seen):
-        say(line)
+    answers = _ask_all(hosts, options, report)
+    for host, facts in answers:
+        for finding in host_findings(host, facts, len(hosts)):
+            report(finding)
+    for finding in common_findings(answers):
+        report(finding)
     links = []
-    if options.transfer and len(seen) > 1:
-        for line, link in _links([host for host, _ in seen]):
-            say(line)
+    if options.transfer and len(answers) > 1:
+        for finding, link in _links([host for host, _ in answers]):
+            report(finding)
             links.append(link)
-    faults, warnings = (sum(line.status == status for line in lines) for status in ("fault", "warning"))
+    faults, warnings = (sum(finding.status == status for finding in findings) for status in ("fault", "warning"))
     print(f"\n{faults} fault(s), {warnings} warning(s) on {len(hosts)} host(s)")
     if options.report:
-        report = {
-            "hosts": {host.name: facts for host, facts in seen},
+        content = {
+            "hosts": {host.name: facts for host, facts in answers},
             "links": links,
-            "lines": [asdict(line) for line in lines],
+            "lines": [asdict(finding) for finding in findings],
         }
-        options.report.write_text(json.dumps(report, indent=1) + "\n")
+        options.report.write_text(json.dumps(content, indent=1) + "\n")
         print(f"what the hosts said: {options.report}")
     return int(faults > 0)
 
 
-def _ask_all(hosts: list[Host], options: EnvOptions, say: Callable[[Line], None]) -> list[tuple[Host, dict[str, Any]]]:
-    """What the hosts say that answer."""
+Answers = list[tuple[Host, dict[str, Any]]]
+"""What the hosts said of themselves (probe.facts)."""
 
-    def ask(host: Host) -> tuple[Line | None, dict[str, Any] | None]:
-        line = None
+
+def _ask_all(hosts: list[Host], options: EnvOptions, report: Callable[[HostFinding], None]) -> Answers:
+    """The answers of the hosts that do answer; reports those that do not."""
+
+    def ask(host: Host) -> tuple[HostFinding | None, dict[str, Any] | None]:
+        finding = None
         if not host.is_here:
             try:
                 host.check_ssh(options.ssh_timeout)
-                line = Line("ok", host.name, "ssh", "answers without asking")
-            except Failed as error:
-                to_do = next((do for said, do in _SSH.items() if said in str(error)), _SSH_ELSE)
-                return Line("fault", host.name, "ssh", str(error), to_do.format(host=host.name)), None
-        wanted = {
-            "checkout": str(_ROOT),
+                finding = HostFinding("ok", host.name, "ssh", "answers without asking")
+            except HostError as error:
+                remedy = next((remedy for words, remedy in _SSH.items() if words in str(error)), _SSH_ELSE)
+                return HostFinding("fault", host.name, "ssh", str(error), remedy.format(host=host.name)), None
+        arguments = {
+            "checkout": str(ROOT),
             "models_root": str(options.models_root.absolute()),
             "peers": [other.name for other in hosts if other is not host],
         }
         try:
-            return line, host.ask("facts", wanted, _PROBE_S)
-        except Failed as error:
-            to_do = f"this checkout must lie at {_ROOT} there, too, with `make setup` done"
-            return Line("fault", host.name, "python", f"{sys.executable}: {error}", to_do), None
+            return finding, host.ask("facts", arguments, _PROBE_S)
+        except HostError as error:
+            remedy = f"this checkout must lie at {ROOT} there, too, with `make setup` done"
+            return HostFinding("fault", host.name, "python", f"{sys.executable}: {error}", remedy), None
 
-    seen = []
+    answers = []
     with ThreadPoolExecutor(min(32, len(hosts))) as pool:
-        for host, (line, facts) in zip(hosts, pool.map(ask, hosts), strict=True):
-            if line:
-                say(line)
+        for host, (finding, facts) in zip(hosts, pool.map(ask, hosts), strict=True):
+            if finding:
+                report(finding)
             if facts:
-                seen.append((host, facts))
-    return seen
+                answers.append((host, facts))
+    return answers
 
 
-def _links(hosts: list[Host]) -> Iterator[tuple[Line, dict[str, Any]]]:
+def _links(hosts: list[Host]) -> Iterator[tuple[HostFinding, dict[str, Any]]]:
     """Each host and the next, the last and the first: every host's network then sends and receives."""
     pairs = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
     for one, other in pairs[:1] if len(hosts) == 2 else pairs:
-        what = f"network to {other.name}"
+        subject = f"network to {other.name}"
         try:
-            with other.serving(_TRANSFER_S) as port:
-                link = one.ask("connect", {"address": other.name, "port": port}, _TRANSFER_S)
-        except Failed as error:
-            to_do = (
+            with other.serving(_TRANSFER_S) as door:
+                link = one.ask("connect", {"address": other.name, **door}, _TRANSFER_S)
+        except HostError as error:
+            remedy = (
                 "the processes talk over ports that the system chooses: open all of them between the hosts; is the "
                 "right network named (--network-interfaces)?"
             )
-            yield Line("fault", one.name, what, str(error), to_do), {"from": one.name, "to": other.name}
+            yield HostFinding("fault", one.name, subject, str(error), remedy), {"from": one.name, "to": other.name}
             continue
-        yield from _judge_link(one, other, what, link)
+        yield _bandwidth(one, subject, link), {"from": one.name, "to": other.name, **link}
+        yield _clocks(one, other, link["clock_s"]), {}
 
 
-def _judge_link(one: Host, other: Host, what: str, link: dict[str, Any]) -> Iterator[tuple[Line, dict[str, Any]]]:
-    found = f"{link['latency_ms']:.2f} ms there and back, {link['up']:.2f} Gbit/s there, {link['down']:.2f} back"
-    slow = min(link["up"], link["down"]) < 1
-    status: Literal["ok", "warning"] = "warning" if slow else "ok"
-    seconds = 8 * 0.175 / min(link["up"], link["down"])
-    to_do = f"r50's gradient (175 MB) takes {seconds:.1f} s a step: is it the right network? See --gradient-compression"
-    values = {"from": one.name, "to": other.name, **link}
-    yield Line(status, one.name, what, found, to_do if slow else ""), values
-    apart = link["clock_s"]
-    found = f"{other.name} is {abs(apart):.3f} s {'ahead' if apart > 0 else 'behind'}"
-    if abs(apart) > 1:
-        yield Line("warning", one.name, "clocks", found, "set them by NTP: logs cannot be compared"), {}
-    else:
-        yield Line("ok", one.name, "clocks", found), {}
+def _bandwidth(one: Host, subject: str, link: dict[str, float]) -> HostFinding:
+    observed = f"{link['latency_ms']:.2f} ms there and back, {link['up']:.2f} Gbit/s there, {link['down']:.2f} back"
+    slowest = min(link["up"], link["down"])
+    if slowest >= 1:
+        return HostFinding("ok", one.name, subject, observed)
+    seconds = 8 * 0.175 / slowest
+    remedy = (
+        f"r50's gradient (175 MB) takes {seconds:.1f} s a step: is it the right network? See --gradient-compression"
+    )
+    return HostFinding("warning", one.name, subject, observed, remedy)
+
+
+def _clocks(one: Host, other: Host, ahead_s: float) -> HostFinding:
+    observed = f"{other.name} is {abs(ahead_s):.3f} s {'ahead' if ahead_s > 0 else 'behind'}"
+    if abs(ahead_s) <= 1:
+        return HostFinding("ok", one.name, "clocks", observed)
+    return HostFinding("warning", one.name, "clocks", observed, "set them by NTP: logs cannot be compared")

@@ -1,11 +1,12 @@
 """The hosts of a run, and how the doctor runs its probe on them: here directly, elsewhere over ssh."""
 
 import json
+import re
 import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,15 @@ from typing import Any
 
 import psutil
 
-from partial_fc.doctor import probe
+from partial_fc.doctor.probe import MARK
 
-_SOURCE = Path(probe.__file__).read_text()
+ROOT = Path(__file__).parents[2]
+"""The folder of the package, on all hosts."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*")
 
 
-class Failed(RuntimeError):
+class HostError(RuntimeError):
     """A host did not answer as expected; says what it said."""
 
 
@@ -39,8 +43,7 @@ class Host:
             address = socket.gethostbyname(self.name)
         except OSError:
             return False
-        own = {entry.address for found in psutil.net_if_addrs().values() for entry in found}
-        return address in own
+        return address in {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
 
     def command(self, words: Sequence[str], timeout_s: float) -> list[str]:
         """What runs `words` there, without ever asking anything."""
@@ -48,30 +51,34 @@ class Host:
             return list(words)
         port = ["-p", str(self.ssh_port)] if self.ssh_port else []
         options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, round(timeout_s))}"]
-        return ["ssh", *options, *port, self.name, shlex.join(words)]
+        return ["ssh", *options, *port, "--", self.name, shlex.join(words)]
 
     def check_ssh(self, timeout_s: float) -> None:
-        """Raises Failed."""
+        """Raises HostError."""
         self._run(["true"], "", timeout_s, grace_s=2)  # ssh's own words come first
 
-    def ask(self, what: str, values: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """What the probe answers there. Raises Failed."""
-        said = self._run(_probe(what, values), _SOURCE, timeout_s)
-        return json.loads(_marked(said))
+    def ask(self, what: str, arguments: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """What the probe answers there. Raises HostError."""
+        printed = self._run(_probe(what), json.dumps(arguments), timeout_s)
+        answer = _marked(printed.splitlines())
+        if answer is None:
+            raise HostError(f"the probe printed {printed[-200:]!r}")
+        return answer
 
     @contextmanager
-    def serving(self, seconds: float) -> Iterator[int]:
-        """The port at which the probe answers one `connect` there, within the block. Raises Failed."""
-        pipe = subprocess.PIPE
-        with subprocess.Popen(
-            self.command(_probe("serve", {"seconds": seconds}), seconds),
-            stdin=pipe,
-            stdout=pipe,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        ) as process:
+    def serving(self, seconds: float) -> Iterator[dict[str, Any]]:
+        """port and token with which the probe there answers one `connect`, within the block. Raises HostError."""
+        command, pipe = self.command(_probe("serve"), seconds), subprocess.PIPE
+        with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
             try:
-                yield _port(process)
+                process.stdin.write(json.dumps({"seconds": seconds}))
+                process.stdin.close()
+                answer = _marked(process.stdout)
+                if answer is None:
+                    raise HostError(f"its end of the transfer ended with status {process.wait()}")
+                yield answer
             finally:
                 process.kill()
 
@@ -81,36 +88,23 @@ class Host:
         try:
             done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=limit_s)
         except subprocess.TimeoutExpired:
-            raise Failed(f"no answer within {limit_s:g} s") from None
+            raise HostError(f"no answer within {limit_s:g} s") from None
         except OSError as error:
-            raise Failed(f"{error.strerror}: {error.filename}") from None
+            raise HostError(f"{error.strerror}: {error.filename}") from None
         if done.returncode:
-            said = done.stderr.strip().splitlines()
-            raise Failed(said[-1] if said else f"exit status {done.returncode}")
+            complaint = done.stderr.strip().splitlines()
+            raise HostError(complaint[-1] if complaint else f"exit status {done.returncode}")
         return done.stdout
 
 
-def _probe(what: str, values: Mapping[str, Any]) -> list[str]:
-    """The Python of this environment, which lies at the same path on all hosts."""
-    return [sys.executable, "-I", "-", what, json.dumps(values)]
+def _probe(what: str) -> list[str]:
+    """The Python and the sources that lie at the same path on all hosts."""
+    return ["env", "-C", str(ROOT), sys.executable, "-m", "partial_fc.doctor.probe", what]
 
 
-def _port(process: subprocess.Popen[str]) -> int:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(_SOURCE)
-    process.stdin.close()
-    for line in process.stdout:
-        if line.startswith(probe.MARK):
-            return int(line.removeprefix(probe.MARK))
-    raise Failed(f"its end of the transfer ended with status {process.wait()}")
-
-
-def _marked(said: str) -> str:
-    for line in said.splitlines():
-        if line.startswith(probe.MARK):
-            return line.removeprefix(probe.MARK)
-    raise Failed(f"the probe printed {said[-200:]!r}")
+def _marked(lines: Iterable[str]) -> dict[str, Any] | None:
+    """The probe's answer among what login scripts print."""
+    return next((json.loads(line.removeprefix(MARK)) for line in lines if line.startswith(MARK)), None)
 
 
 def parse(text: str, ssh_port: int | None = None) -> list[Host]:
@@ -118,17 +112,17 @@ def parse(text: str, ssh_port: int | None = None) -> list[Host]:
     are left aside. Raises ValueError."""
     path = Path(text)
     entries = path.read_text().splitlines() if path.is_file() else text.split(",")
-    found = []
+    hosts = []
     for entry in (e.strip() for e in entries):
         if not entry or entry.startswith("#"):
             continue
         first, *rest = entry.partition("#")[0].split()
         name, _, slots = first.partition(":")
         slots = next((word[6:] for word in rest if word.startswith("slots=")), slots)
-        if not name or (slots and not slots.isdecimal()) or not all("=" in word for word in rest):
+        if not _NAME.fullmatch(name) or (slots and not slots.isdecimal()) or not all("=" in word for word in rest):
             raise ValueError(f"{text}: {entry!r} is no host; expected a:8,b:8 or a file with lines `a slots=8`")
-        found.append(Host(name, int(slots or 0), ssh_port))
-    names = [host.name for host in found]
-    if not found or len(set(names)) < len(names):
+        hosts.append(Host(name, int(slots or 0), ssh_port))
+    names = [host.name for host in hosts]
+    if not hosts or len(set(names)) < len(names):
         raise ValueError(f"{text}: expected hosts like a:8,b:8, each once; got {', '.join(names) or 'none'}")
-    return found
+    return hosts

@@ -1,40 +1,45 @@
-"""What a host says about itself, and how fast two hosts talk. Runs on any host that has a Python: this file alone is
-sent there (hosts.py), so it imports nothing of ours, and others only to see whether they are there.
+"""What a host says about itself, and how fast two hosts talk: run on each host by `partial-fc doctor env` (hosts.py).
 
-    python -I - facts '{"checkout": ..., "models_root": ..., "peers": [...]}'   prints a line of JSON
-    python -I - serve '{"seconds": 30}'                                         prints its port, answers one `connect`
-    python -I - connect '{"address": ..., "port": ...}'                         prints a line of JSON
+    python -m partial_fc.doctor.probe facts|serve|connect <<<'{"name of the argument": its value, ...}'
+
+Arguments come from standard input, where no other user can read them; the answer is a line of JSON after MARK.
 """
 
-import fcntl
 import hashlib
+import hmac
 import json
+import math
 import os
 import platform
 import resource
+import secrets
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 # Before the line that is meant: what login scripts print comes first.
 MARK = "partial-fc doctor: "
 
 _PACKAGES = ("torch", "numpy", "horovod", "mxnet", "opencv-python-headless", "safetensors")
-_SIOCGIFADDR = 0x8915  # netdevice(7)
 _PINGS = 50
 _FIRST_BYTES, _MOST_BYTES, _ENOUGH_S = 1 << 20, 1 << 30, 0.3
+_TOKEN_BYTES, _TOKEN_S = 16, 2.0
 _BLOCK = bytes(1 << 18)
 
 
 def facts(checkout: str, models_root: str, peers: list[str]) -> dict[str, Any]:
-    """Of this host. peers: names of the others, as they are given to the launchers."""
-    shm = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
+    """What a run needs to know of this host. peers: names of the others, as they are given to the launchers."""
+    interfaces = _interfaces()
     return {
         "name": socket.gethostname(),
         "time": time.time(),
@@ -46,13 +51,13 @@ def facts(checkout: str, models_root: str, peers: list[str]) -> dict[str, Any]:
         "gpus": _output(["nvidia-smi", "--list-gpus"]).splitlines(),
         "mpirun": _output(["mpirun", "--version"]).partition("\n")[0],
         "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": _available_bytes(),
-        "shm_bytes": shm.free if shm else 0,
+        "memory_bytes": psutil.virtual_memory().available,
+        "shm_bytes": shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
         "disk": _disk(Path(models_root)),
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE),
-        "interfaces": _interfaces(),
+        "interfaces": interfaces,
         "own_address": _address(socket.gethostname()),
-        "routes": {peer: _route(peer) for peer in peers},
+        "routes": {peer: _route(peer, interfaces) for peer in peers},
         "environment": {
             name: value
             for name, value in os.environ.items()
@@ -69,14 +74,14 @@ def _version(package: str) -> str:
 
 
 def _digest(checkout: Path) -> str:
-    """Of the sources that a run consists of; nothing where they are not there."""
+    """A checksum of the sources that a run consists of; nothing where they are not there."""
     files = [checkout / "train.py", checkout / "config.sh"]
-    files += [p for folder in ("partial_fc", "recipes") for p in (checkout / folder).rglob("*.py")]
-    found = sorted((str(path.relative_to(checkout)), path) for path in files if path.is_file())
+    files += [path for folder in ("partial_fc", "recipes") for path in (checkout / folder).rglob("*.py")]
+    sources = sorted((str(path.relative_to(checkout)), path) for path in files if path.is_file())
     digest = hashlib.sha256()
-    for name, path in found:
+    for name, path in sources:
         digest.update(f"{name}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()[:12] if found else ""
+    return digest.hexdigest()[:12] if sources else ""
 
 
 def _horovod() -> dict[str, Any]:
@@ -91,7 +96,7 @@ def _horovod() -> dict[str, Any]:
     except Exception as error:  # a library that is missing, of another version ...: whatever it says is the finding
         return {"error": f"{type(error).__name__}: {error}", "frameworks": frameworks}
     built = {"gloo": hvd.gloo_built(), "mpi": hvd.mpi_built(), "nccl": hvd.nccl_built()}
-    return {"frameworks": frameworks, "built": [name for name, there in built.items() if there]}
+    return {"frameworks": frameworks, "built": [name for name, is_built in built.items() if is_built]}
 
 
 def _torch() -> dict[str, Any]:
@@ -99,11 +104,11 @@ def _torch() -> dict[str, Any]:
         import torch
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    there = torch.cuda.is_available()
+    usable = torch.cuda.is_available()
     return {
         "cuda": torch.version.cuda or "",
-        "gpus": torch.cuda.device_count() if there else 0,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if there else "",
+        "gpus": torch.cuda.device_count() if usable else 0,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if usable else "",
     }
 
 
@@ -116,47 +121,28 @@ def _output(command: list[str]) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _available_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
 def _disk(path: Path) -> dict[str, Any]:
-    """Of the folder, or of the nearest above it that is there."""
-    there = next(p for p in (path, *path.absolute().parents) if p.exists())
+    """The disk of the folder, or of the nearest one above it that exists."""
+    folder = next(p for p in (path, *path.absolute().parents) if p.exists())
     return {
-        "path": str(there),
-        "free_bytes": shutil.disk_usage(there).free,
-        "writable": os.access(there, os.W_OK | os.X_OK),
+        "path": str(folder),
+        "free_bytes": shutil.disk_usage(folder).free,
+        "writable": os.access(folder, os.W_OK | os.X_OK),
     }
 
 
 def _interfaces() -> dict[str, dict[str, Any]]:
-    """Those that are up and have an IPv4 address. mbps: what the link says of itself, or -1."""
-    found = {}
-    for _, name in socket.if_nameindex():
-        address = _interface_address(name)
-        if address:
-            found[name] = {"address": address, "mbps": _link_mbps(name)}
-    return found
-
-
-def _interface_address(name: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        try:
-            answer = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        except OSError:
-            return ""  # none
-    return socket.inet_ntoa(answer[20:24])
-
-
-def _link_mbps(name: str) -> int:
-    try:
-        return int(Path(f"/sys/class/net/{name}/speed").read_text())
-    except (OSError, ValueError):
-        return -1  # virtual ones have none
+    """Those that are up and have an IPv4 address. mbps: what the link says of itself; 0 where it says nothing."""
+    addresses = {
+        name: [entry.address for entry in entries if entry.family == socket.AF_INET]
+        for name, entries in psutil.net_if_addrs().items()
+    }
+    links = psutil.net_if_stats()
+    return {
+        name: {"address": addresses[name][0], "mbps": link.speed}
+        for name, link in links.items()
+        if link.isup and addresses.get(name)
+    }
 
 
 def _address(name: str) -> str:
@@ -166,8 +152,8 @@ def _address(name: str) -> str:
         return ""
 
 
-def _route(peer: str) -> dict[str, str]:
-    """By which interface packets to that host leave; nothing is sent."""
+def _route(peer: str, interfaces: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """The interface by which packets to that host leave; nothing is sent."""
     address = _address(peer)
     if not address:
         return {"error": f"cannot resolve {peer}"}
@@ -176,38 +162,56 @@ def _route(peer: str) -> dict[str, str]:
             s.connect((address, 9))
         except OSError as error:
             return {"address": address, "error": error.strerror or str(error)}
-        own = s.getsockname()[0]
-    names = [name for _, name in socket.if_nameindex() if _interface_address(name) == own]
-    return {"address": address, "source": own, "interface": names[0] if names else ""}
+        source = s.getsockname()[0]
+    names = [name for name, interface in interfaces.items() if interface["address"] == source]
+    return {"address": address, "source": source, "interface": names[0] if names else ""}
 
 
-# ---- how fast two hosts talk: after a letter and a number of bytes one of them sends those
+# ---- how fast two hosts talk: after the token, a letter and a number of bytes one of them sends those
 
 
 def serve(seconds: float) -> None:
+    """Answers one `connect` that knows the token, and ends after so many seconds, whatever happens."""
+    signal.alarm(math.ceil(seconds))
+    token = secrets.token_bytes(_TOKEN_BYTES)
     with socket.create_server(("", 0)) as listening:
-        listening.settimeout(seconds)
-        print(f"{MARK}{listening.getsockname()[1]}", flush=True)
-        connection, _ = listening.accept()
-        with connection:
-            connection.settimeout(seconds)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while order := _receive(connection, 9):
-                kind, num_bytes = order[:1], int.from_bytes(order[1:], "big")
-                if kind == b"P":
-                    connection.sendall(struct.pack("!d", time.time()))
-                elif kind == b"U":
-                    _skip(connection, num_bytes)
-                    connection.sendall(b"!")
-                else:
-                    _send(connection, num_bytes)
+        _print({"port": listening.getsockname()[1], "token": token.hex()})
+        while True:
+            connection, _ = listening.accept()
+            with connection:
+                if _knows(token, connection):
+                    _answer(connection, seconds)
+                    return
 
 
-def connect(address: str, port: int) -> dict[str, float]:
+def _knows(token: bytes, connection: socket.socket) -> bool:
+    connection.settimeout(_TOKEN_S)
+    try:
+        return hmac.compare_digest(_receive(connection, len(token)), token)
+    except OSError:  # silent, or gone
+        return False
+
+
+def _answer(connection: socket.socket, seconds: float) -> None:
+    connection.settimeout(seconds)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while order := _receive(connection, 9):
+        kind, num_bytes = order[:1], min(int.from_bytes(order[1:], "big"), _MOST_BYTES)
+        if kind == b"P":
+            connection.sendall(struct.pack("!d", time.time()))
+        elif kind == b"U":
+            _skip(connection, num_bytes)
+            connection.sendall(b"!")
+        else:
+            _send(connection, num_bytes)
+
+
+def connect(address: str, port: int, token: str) -> dict[str, float]:
     """latency_ms: there and back. clock_s: how far that host's clock is ahead of ours. up, down: Gbit/s."""
     with socket.create_connection((address, port), timeout=5) as connection:
         connection.settimeout(20)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(bytes.fromhex(token))
         pings = []
         for _ in range(_PINGS):
             started, before = time.perf_counter(), time.time()
@@ -229,7 +233,7 @@ def connect(address: str, port: int) -> dict[str, float]:
         return {"latency_ms": 1e3 * latency, "clock_s": clock, "up": _gbps(up), "down": _gbps(down)}
 
 
-def _gbps(transfer) -> float:
+def _gbps(transfer: Callable[[int], None]) -> float:
     """With twice as many bytes until it takes long enough to be measured."""
     num_bytes = _FIRST_BYTES
     while True:
@@ -257,22 +261,21 @@ def _receive(connection: socket.socket, num_bytes: int) -> bytes:
 def _skip(connection: socket.socket, num_bytes: int) -> None:
     buffer = bytearray(len(_BLOCK))
     while num_bytes:
-        got = connection.recv_into(buffer, min(num_bytes, len(buffer)))
-        if not got:
+        received = connection.recv_into(buffer, min(num_bytes, len(buffer)))
+        if not received:
             raise ConnectionError("the other host ended the connection")
-        num_bytes -= got
+        num_bytes -= received
 
 
-def main() -> None:
-    what, values = sys.argv[1], json.loads(sys.argv[2])
-    if what == "serve":
-        serve(**values)
-        return
-    result = facts(**values) if what == "facts" else connect(**values)
-    print(MARK + json.dumps(result), flush=True)
+def _print(values: dict[str, Any]) -> None:
+    print(MARK + json.dumps(values), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    arguments = json.load(sys.stdin)
+    if sys.argv[1] == "serve":
+        serve(**arguments)
+    else:
+        _print(facts(**arguments) if sys.argv[1] == "facts" else connect(**arguments))
     sys.stdout.flush()
     os._exit(0)  # libraries that were loaded for a look need no tidying up, and some of them fail at it

@@ -14,7 +14,7 @@ def test_two_hosts_are_looked_at_from_the_first(hosts, env, tmp_path):
     status, printed = hosts.run(0, command, timeout_s=120, env=env)
     assert status == 1, printed  # the third is not there
     said = json.loads(report.read_text())
-    faults = [(line["host"], line["what"]) for line in said["lines"] if line["status"] == "fault"]
+    faults = [(line["host"], line["subject"]) for line in said["lines"] if line["status"] == "fault"]
     assert faults == [("10.77.0.9", "ssh")]
     assert set(said["hosts"]) == set(ADDRESSES)
     for address, other in (ADDRESSES, ADDRESSES[::-1]):
@@ -25,5 +25,5 @@ def test_two_hosts_are_looked_at_from_the_first(hosts, env, tmp_path):
     assert link["up"] > 0
     assert link["down"] > 0
     assert abs(link["clock_s"]) < 5  # one machine's clock
-    same = {line["what"] for line in said["lines"] if line["host"] == "all" and line["status"] == "ok"}
+    same = {line["subject"] for line in said["lines"] if line["host"] == "all" and line["status"] == "ok"}
     assert same == {"checkout", "packages"}

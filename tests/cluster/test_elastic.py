@@ -1,8 +1,10 @@
 """A host is lost, the other goes on from the last commit; it comes back, and takes its classes again."""
 
+import json
 import shlex
 import sys
 
+from benchmarks.two_hosts import ADDRESSES, TwoHosts
 from tests.cluster.conftest import JOB
 from tests.cluster.elastic_job import EVERY, kill_all, running, stop, trainers
 from tests.recipes.conftest import run
@@ -16,13 +18,33 @@ def rows(root) -> list[str]:
     return found
 
 
+def stranger(hosts: TwoHosts, env: dict[str, str], host: int, *words: object) -> str:
+    command = [sys.executable, "-m", "tests.cluster.stranger", *map(str, words)]
+    status, printed = hosts.run(host, command, timeout_s=60, env=env)
+    assert status == 0, printed
+    return printed
+
+
 def test_a_host_is_lost_and_comes_back(hosts, env, tmp_path):
     """The one with rank 0, the status board and the log. On one host, what follows is what a run does that resumes from
-    the checkpoint of that step."""
+    the checkpoint of that step.
+
+    Before, a stranger tries to have horovodrun execute his code (CVE-2024-10190): its store refuses him, on the one
+    address where it listens, and the token that he would need is on no command line."""
     root = tmp_path / "run"
     flags = shlex.split(f"--checkpoint-every {EVERY} --keep-checkpoints 1000 --sample-rate 0.5")
     with running(hosts, env, root, flags, rank_0=1) as job:
         job.wait_for("step 36/")
+        first, second = (json.loads(stranger(hosts, env, host, "look")) for host in (0, 1))
+        ((address, port),) = first["stores"]
+        assert [at for at, number in first["listening"] if number == int(port)] == [address] == [ADDRESSES[0]]
+        assert second["stores"] == first["stores"]
+        (token,) = second["tokens"]
+        assert first["tokens"] == [token]
+        assert not [word for word in first["words"] + second["words"] if token in word]
+        assert stranger(hosts, env, 1, "put", address, port, tmp_path / "executed") == "403\n"
+        assert not (tmp_path / "executed").exists()
+
         kill_all(hosts, 1)
         step, seconds = job.recovered()
         assert step >= 30

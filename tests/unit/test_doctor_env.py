@@ -3,17 +3,16 @@
 import copy
 import json
 import socket
-import subprocess
 import sys
 import threading
-from pathlib import Path
+from contextlib import suppress
 
 import pytest
 
 from partial_fc.doctor import probe
 from partial_fc.doctor.env import EnvOptions, doctor_env
-from partial_fc.doctor.hosts import Failed, Host, parse
-from partial_fc.doctor.judge_host import judge_host, judge_hosts
+from partial_fc.doctor.host_findings import common_findings, host_findings
+from partial_fc.doctor.hosts import Host, HostError, parse
 
 GOOD = {
     "name": "node1",
@@ -54,8 +53,8 @@ def with_values(**values) -> dict:
 
 def lines(facts: dict, num_hosts: int = 2) -> list[tuple[str, str, str]]:
     """Those that are not ok."""
-    judged = judge_host(Host("10.0.0.1", 8), facts, num_hosts)
-    return [(line.status, line.what, f"{line.found}: {line.to_do}") for line in judged if line.status != "ok"]
+    findings = host_findings(Host("10.0.0.1", 8), facts, num_hosts)
+    return [(f.status, f.subject, f"{f.observed}: {f.remedy}") for f in findings if f.status != "ok"]
 
 
 def test_a_good_host_has_nothing_to_do():
@@ -109,17 +108,17 @@ def test_one_host_needs_no_network():
 
 def test_what_must_be_the_same_everywhere():
     first = (Host("a"), GOOD)
-    same = [line for line in judge_hosts([first, (Host("b"), GOOD)])]
+    same = [line for line in common_findings([first, (Host("b"), GOOD)])]
     assert {line.status for line in same} == {"ok"}
     other = with_values(packages__torch="2.12.0", checkout="", python="3.11.2", gpus=[], mpirun="")
     other["routes"]["10.0.0.2"]["interface"] = "ens3"
-    found = {line.what: line for line in judge_hosts([first, (Host("b"), other)])}
+    found = {line.subject: line for line in common_findings([first, (Host("b"), other)])}
     assert {what: line.status for what, line in found.items()} == {
         "checkout": "fault", "python": "fault", "packages": "fault", "MPI": "fault", "GPUs": "fault",
         "interface": "warning",
     }  # fmt: skip
-    assert found["packages"].found == "torch 2.12.0, not torch 2.13.0 as on a"
-    assert list(judge_hosts([first])) == []
+    assert found["packages"].observed == "torch 2.12.0, not torch 2.13.0 as on a"
+    assert list(common_findings([first])) == []
 
 
 def test_hosts_as_launchers_take_them(tmp_path):
@@ -128,11 +127,23 @@ def test_hosts_as_launchers_take_them(tmp_path):
     assert parse(str(tmp_path / "hosts"), 2222) == [Host("10.0.0.1", 8, 2222), Host("10.0.0.2", 4, 2222)]
     (tmp_path / "hosts").write_text("10.0.0.1\tslots=8\nb slots=4 max_slots=8  # new\nc\n")
     assert parse(str(tmp_path / "hosts")) == [Host("10.0.0.1", 8), Host("b", 4), Host("c")]
-    for wrong in ("a:b", "", "a,a", ":3", "a 8", "a slots=x"):
+    for wrong in ("a:b", "", "a,a", ":3", "a 8", "a slots=x", "a;b"):
         with pytest.raises(ValueError, match="expected"):
             parse(wrong)
         assert doctor_env(EnvOptions(hosts=wrong or ",")) == 2
     assert doctor_env(EnvOptions(report=tmp_path / "no" / "report.json")) == 2
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_what_is_no_name_is_refused_before_ssh_sees_it(tmp_path, capsys, in_file):
+    """ssh would take it for an option."""
+    hosts = f"-oProxyCommand=touch${{IFS}}{tmp_path}/executed"
+    if in_file:
+        (tmp_path / "hosts").write_text(f"{hosts} slots=8\n")
+        hosts = str(tmp_path / "hosts")
+    assert doctor_env(EnvOptions(hosts=hosts)) == 2
+    assert "is no host" in capsys.readouterr().err
+    assert not (tmp_path / "executed").exists()
 
 
 def test_this_machine_needs_no_ssh():
@@ -142,26 +153,44 @@ def test_this_machine_needs_no_ssh():
     assert not Host("192.0.2.77").is_here  # RFC 5737: nobody's
     command = Host("192.0.2.77", ssh_port=2222).command(["echo", "two words"], 5)
     assert command[0] == "ssh"
-    assert command[-3:] == ["2222", "192.0.2.77", "echo 'two words'"]
+    assert command[-4:] == ["2222", "--", "192.0.2.77", "echo 'two words'"]
     assert "BatchMode=yes" in command
 
 
 def test_two_ends_of_a_transfer(monkeypatch):
+    """Strangers come first, and spoil nothing."""
     monkeypatch.setattr(probe, "_MOST_BYTES", probe._FIRST_BYTES)
-    with Host("localhost").serving(20) as port:
-        link = probe.connect("127.0.0.1", port)
+    with Host("localhost").serving(20) as door:
+        with socket.create_connection(("127.0.0.1", door["port"]), timeout=10) as stranger:
+            stranger.sendall(b"0" * probe._TOKEN_BYTES + b"D" + b"\xff" * 8)
+            with suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        link = probe.connect("127.0.0.1", **door)
     assert abs(link["clock_s"]) < 5  # one clock
     assert link["latency_ms"] > 0
     assert link["up"] > 0
     assert link["down"] > 0
 
 
-def test_an_end_that_hangs_up_is_an_error(monkeypatch):
+def test_the_end_that_answers_ends_by_itself_and_sends_no_more_than_a_measurement():
+    received = 0
+    with (
+        Host("localhost").serving(1.5) as door,
+        socket.create_connection(("127.0.0.1", door["port"]), timeout=20) as peer,
+        suppress(ConnectionResetError),
+    ):
+        peer.sendall(bytes.fromhex(door["token"]) + b"D" + b"\xff" * 8)
+        while part := peer.recv(1 << 20):
+            received += len(part)
+    assert received <= probe._MOST_BYTES
+
+
+def test_an_end_that_hangs_up_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=lambda: listening.accept()[0].close())
         thread.start()
         with pytest.raises((OSError, probe.struct.error)):
-            probe.connect("127.0.0.1", listening.getsockname()[1])
+            probe.connect("127.0.0.1", listening.getsockname()[1], "00" * probe._TOKEN_BYTES)
         thread.join()
 
 
@@ -178,13 +207,13 @@ def test_answers_are_found_among_what_shells_print_and_failures_are_told(tmp_pat
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "executable", str(python))
             if expected:
-                with pytest.raises(Failed, match=expected):
-                    said("connect", {"address": "127.0.0.1", "port": 1}, 20)
+                with pytest.raises(HostError, match=expected):
+                    said("connect", {"address": "127.0.0.1", "port": 1, "token": ""}, 20)
             else:
-                with Host("localhost").serving(20) as port:
-                    assert port > 0
-                with pytest.raises(Failed, match="refused"):
-                    said("connect", {"address": "127.0.0.1", "port": 1}, 20)
+                with Host("localhost").serving(20) as door:
+                    assert door["port"] > 0
+                with pytest.raises(HostError, match="refused"):
+                    said("connect", {"address": "127.0.0.1", "port": 1, "token": ""}, 20)
 
 
 SSH = {
@@ -210,7 +239,7 @@ def test_ssh_that_hangs(tmp_path, monkeypatch, capsys):
     (tmp_path / "ssh").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(Failed, match=r"no answer within 0\.2 s"):
+    with pytest.raises(HostError, match=r"no answer within 0\.2 s"):
         Host("192.0.2.77")._run(["true"], "", 0.2)
 
 
@@ -228,13 +257,3 @@ def test_this_machine(tmp_path, capsys):
     assert facts["interfaces"]["lo"]["address"] == "127.0.0.1"
     assert facts["checkout"]
     assert status == int("fault" in {line["status"] for line in written["lines"]})
-
-
-def test_the_probe_runs_alone():
-    """On a host with nothing but Python's own modules."""
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-", "serve", '{"seconds": 0.01}'],
-        input=Path(probe.__file__).read_text(), capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.stdout.startswith(probe.MARK)
-    assert "TimeoutError" in done.stderr  # nobody came

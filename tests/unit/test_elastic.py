@@ -1,5 +1,6 @@
 """How processes find their places under horovodrun's elastic driver, of which a small double stands here."""
 
+import http.client
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ import pytest
 
 from partial_fc.comm import CollectiveError, elastic
 from partial_fc.comm.elastic import Evicted, HostsChanged, Member, membership
-from partial_fc.comm.elastic.store import Store, request
+from partial_fc.comm.elastic.store import TOKEN, TOKEN_HEADER, Store, request
 from partial_fc.comm.launch.detect import StartError
 
 
@@ -33,6 +34,9 @@ class Driver(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: Driver
+
+    def parse_request(self):
+        return super().parse_request() and self.headers[TOKEN_HEADER] == "of this job"
 
     def do_GET(self):
         _, scope, key = self.path.split("/")
@@ -65,7 +69,8 @@ def driver():
 
 @pytest.fixture(autouse=True)
 def _place(monkeypatch):
-    """`meet` writes these for Horovod's C++."""
+    """`meet` writes these for Horovod's C++; horovodrun sets the token."""
+    monkeypatch.setenv(TOKEN, "of this job")
     for name in membership._RANK_VARIABLES:
         monkeypatch.setenv(name, "0")
 
@@ -108,6 +113,19 @@ def test_those_that_are_left_meet_in_a_new_world(driver):
     request("127.0.0.1", port, "PUT", "/global/1", b"x")
     assert driver.kept["/global/1"] == b"x"
     assert request("127.0.0.1", port, "GET", "/global/2", None)[0] == 404
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+def test_who_does_not_know_the_token_is_refused(driver, monkeypatch, method):
+    """Another user of this host."""
+    port = member(driver, "a", 0, 1, 0, 1, 0, 1).store.server_port
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request(method, "/global/1", b"x" if method == "PUT" else None, {TOKEN_HEADER: "a guess"})
+    assert connection.getresponse().status == 403
+    assert not driver.kept
+    monkeypatch.delenv(TOKEN)
+    with pytest.raises(StartError, match=r"CVE-2024-10190.*make setup"):
+        member(driver, "a", 0, 1, 0, 1, 0, 1)
 
 
 def test_who_does_not_come_is_asked_about(driver):

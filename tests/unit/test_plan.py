@@ -60,8 +60,6 @@ def test_sampled_rows_are_those_that_take_part():
     head = PartialFC(10_007, 8, CosFace(), sample_rate=0.07, impl="plain")
     label = torch.arange(0, 10_007, 500)
     rows = head.active_rows(label).rows
-    planned = job(classes=10_007, dim=8, ranks=1, batch=len(label), sample_rate=0.07).sampled
-    rows = head.taking_part(label).rows
     planned = workload(classes=10_007, dim=8, ranks=1, batch=len(label), sample_rate=0.07).sampled
     assert len(rows) == pytest.approx(planned, rel=0.05)
     assert workload(classes=10, ranks=1, sample_rate=0.5).sampled == 10, "the batch has more classes than there are"

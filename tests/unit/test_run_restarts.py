@@ -189,18 +189,3 @@ def test_a_signal_in_the_pause_ends_it_with_nothing_running(start, tmp_path, num
     process.send_signal(number)
     status, _, calls = outcome(process, tmp_path)
     assert (status, len(calls)) == (expected, 1)
-
-
-def test_the_last_host_of_a_file_counts_also_without_a_line_end(tmp_path):
-    """For horovodrun's elastic mode."""
-    (tmp_path / "hosts").write_text("# ours\nlocalhost slots=2\n\n127.0.0.1 slots=3")
-    found = subprocess.run(
-        ["bash", "hosts/discover.sh"],
-        cwd=ROOT,
-        env={**os.environ, "HOST_FILE": str(tmp_path / "hosts")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert sorted(found.stdout.split()) == ["127.0.0.1:3", "localhost:2"]

@@ -1,22 +1,40 @@
-"""What horovodrun's elastic driver stores: asked here, and passed on to Horovod's own code in this process."""
+"""What horovodrun's elastic driver stores: asked here, and passed on to Horovod's own code in this process.
 
+Every request carries the token that scripts/build_horovod.sh has horovodrun make, and is refused without it, there and
+here: whoever may write into the driver's store executes code in it (CVE-2024-10190).
+"""
+
+import hmac
 import http.client
 import logging
+import os
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from partial_fc.comm.launch import StartError
+
+TOKEN = "_HOROVOD_STORE_TOKEN"  # the environment variable; Horovod puts it on no command line
+TOKEN_HEADER = "Horovod-Store-Token"
 ASK = "rank_and_size"  # the scope in which the driver answers with a process's place
 ANSWER_S = 10.0  # in which the driver answers where it need not wait for others
 _log = logging.getLogger("partial_fc")
 
 
 class Store(ThreadingHTTPServer):
-    """The driver's store, as Horovod's own code of this process sees it."""
+    """The driver's store, as Horovod's own code of this process sees it.
+
+    Raises StartError where the driver's own is open to anybody."""
 
     daemon_threads = True
 
     def __init__(self, address: str, port: int):
+        if not os.environ.get(TOKEN):
+            raise StartError(
+                f"horovodrun gave this process no {TOKEN}: its Horovod is not the one that `make setup` builds, and "
+                "its elastic mode executes what anybody in the network sends (CVE-2024-10190). Start the job with this "
+                "checkout's .venv/bin/horovodrun; if it says the same, run `make setup` again, on each host"
+            )
         super().__init__(("127.0.0.1", 0), _Handler)
         self.behind = address, port
         self.place = b""
@@ -25,6 +43,16 @@ class Store(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: Store
+
+    def parse_request(self) -> bool:
+        """Whether to go on with the request, of any method."""
+        if not super().parse_request():
+            return False
+        given = self.headers.get(TOKEN_HEADER, "")
+        if hmac.compare_digest(given.encode(), os.environ[TOKEN].encode()):
+            return True
+        self._answer(403, b"")
+        return False
 
     def do_GET(self) -> None:
         if self.path.startswith(f"/{ASK}/"):
@@ -73,7 +101,7 @@ def request(
                 (socket.TCP_KEEPCNT, 4),
             ):
                 connection.sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        connection.request(method, path, body)
+        connection.request(method, path, body, {TOKEN_HEADER: os.environ[TOKEN]})
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:
