@@ -138,7 +138,7 @@ fi
 
 if have "${CXX:-g++}" >/dev/null; then
     say "compiling the head's CPU kernels"
-    .venv/bin/python -m partial_fc.head.kernels.native.build || die "see above"
+    .venv/bin/python partial_fc/head/kernels/native/build.py || die "see above"
 else
     say "no g++: the head's CPU kernels are not compiled; the head takes the plain one, which is slower, and says so"
 fi

@@ -59,12 +59,11 @@ try:
     with _lend():
         import mxnet as mx
 except ModuleNotFoundError as error:
-    if error.name == "mxnet":
-        to_do = "`pip install --no-deps mxnet==1.9.1` (without its dependencies: it asks for a numpy of 2022)"
-    elif error.name == "distutils":
-        to_do = "`pip install setuptools`: Python itself has no distutils since 3.12"
-    else:
-        to_do = f"`pip install {error.name}`"
-    raise ImportError(f"MXNet cannot be imported, for want of {error.name}: {to_do}", name=error.name) from error
+    missing = (error.name or "").partition(".")[0]
+    to_do = {
+        "mxnet": "`pip install --no-deps mxnet==1.9.1` (without its dependencies: it asks for a numpy of 2022)",
+        "distutils": "`pip install setuptools` (since 3.12 it is not Python's own)",
+    }.get(missing, f"`pip install {missing}`")
+    raise ModuleNotFoundError(f"MXNet cannot be imported, for want of {missing}: {to_do}", name=error.name) from error
 
 __all__ = ["mx"]

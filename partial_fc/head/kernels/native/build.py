@@ -1,8 +1,8 @@
 """Compiles head.cpp into the user's cache, at first use: for the instruction set that is asked for.
 
-`python -m partial_fc.head.kernels.native.build` does it for all of them, and `make setup` runs that. Each variant is a
-library of its own, since a function that the linker shares between objects would be taken from one of them, and perhaps
-from one that this processor cannot run.
+`python -m partial_fc.head.kernels.native.build [VARIANT ...]` does it for those, or for all; `make setup` runs that.
+Each variant is a library of its own, since a function that the linker shares between objects would be taken from one
+of them, and perhaps from one that this processor cannot run.
 """
 
 import fcntl
@@ -95,6 +95,6 @@ def _compile(variant: str) -> None:
 
 if __name__ == "__main__":
     try:
-        build()
+        build(sys.argv[1:] or VARIANTS)
     except (CompilerNotFoundError, RuntimeError, OSError) as error:
         sys.exit(str(error))
