@@ -3,7 +3,7 @@
 help:   ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:[^#]*##/\t/'
 
-setup:  ## everything that is needed, into .venv (Debian packages as root); repeating it takes a second
+setup:  ## everything that is needed, into .venv (Debian packages as root); repeating it takes a second; docs/install.md
 	@bash scripts/setup.sh
 
 demo: setup  ## build the demo data, train on it with two processes, show what was learned

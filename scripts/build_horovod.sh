@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Builds a wheel of Horovod, version $2, with the interpreter $1 and leaves it in folder $3 (about 3 minutes on 2 cores).
+# MXNet among the other arguments: for it, too; always for PyTorch, over MPI and Gloo.
 #
 # The release is from 2023 and asks for C++14; torch 2.13's headers need 20 and MXNet's stop at 17, so the two standards
 # are set per sub-project. It is built without debug information, Gloo leaves the size of send buffers to the kernel,
@@ -7,6 +8,8 @@
 # its token, see below. Nothing else in the sources changes. HOROVOD_GPU_OPERATIONS and the like pass through.
 set -euo pipefail
 python=$1 version=$2 wheels=$3
+if [[ " ${*:4} " == *" MXNet "* ]]; then mxnet=WITH; else mxnet=WITHOUT; fi
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -34,6 +37,22 @@ old='set(CMAKE_CXX_STANDARD 14)'
 for file in CMakeLists.txt horovod/torch/CMakeLists.txt; do expect "$file" "$old"; done
 sed -i "s/$old/set(CMAKE_CXX_STANDARD 17)/" "$source/CMakeLists.txt"
 sed -i "s/$old/set(CMAKE_CXX_STANDARD 20)/" "$source/horovod/torch/CMakeLists.txt"
+
+# CUDA only where it is asked for: CMake turns it on by itself where PyTorch's build has it and there is an nvcc, and then
+# fails unless the whole toolkit is there.
+old='elseif (Pytorch_CUDA AND NOT HAVE_CUDA)'
+expect horovod/torch/CMakeLists.txt "$old"
+if [ -z "$(env | sed -n 's/^HOROVOD_GPU[A-Z_]*=//p')" ]; then
+    sed -i "s/$old/elseif (FALSE)/" "$source/horovod/torch/CMakeLists.txt"
+    expect horovod/torch/CMakeLists.txt 'elseif (FALSE)'
+fi
+
+# MXNet 1.9.1 imports with today's numpy by way of partial_fc.mxnet only, in the build (with PYTHONPATH, below) and later.
+expect cmake/Modules/FindMxnet.cmake 'import mxnet'
+sed -i 's/import mxnet/import partial_fc.mxnet; &/' "$source/cmake/Modules/FindMxnet.cmake"
+expect horovod/mxnet/__init__.py 'from horovod.common.util import check_extension'
+sed -i 's/^from horovod.common.util import check_ext/import partial_fc.mxnet\n&/' "$source/horovod/mxnet/__init__.py"
+expect horovod/mxnet/__init__.py 'import partial_fc.mxnet'
 
 # Debug information would be 110 of 116 MB installed, and a quarter of the time to build them.
 old='string(REPLACE "-O2" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO'
@@ -161,8 +180,8 @@ replace $file '<driver_addresses> <settings>' '<driver_addresses>'
 replace $file 'codec.loads_base64(sys.argv[4])' 'codec.loads_base64(sys.stdin.readline())'
 
 # Make's own MAKEFLAGS, where make called this, would set the number of jobs to one; so would nproc under OMP_NUM_THREADS.
-env HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MXNET=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
-    MAKEFLAGS="-j$(env -u OMP_NUM_THREADS nproc)" \
+env HOROVOD_WITH_PYTORCH=1 HOROVOD_${mxnet}_MXNET=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
+    PYTHONPATH="$root" MAKEFLAGS="-j$(env -u OMP_NUM_THREADS nproc)" \
     "$python" -m pip wheel --quiet --no-deps --no-build-isolation -w "$work/wheels" "$source" >"$work/log" 2>&1 ||
     { cat "$work/log" >&2; exit 1; }
 mkdir -p "$wheels"

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Everything this project needs on a machine, from nothing: `make setup`. Safe to repeat; a repeated run takes a second.
 #
-#   PYTHON=/path/to/python3.11   the interpreter, where the first one on the PATH is not wanted
+#   PYTHON=/path/to/python3      the interpreter, 3.11 or newer, where the first one on the PATH is not wanted
 #   TORCH_INDEX_URL=URL          pip index with the PyTorch build wanted (CPU only, or for one CUDA version). Without it
 #                                pip takes what its own configuration offers; PIP_EXTRA_INDEX_URL etc. work as ever.
-#   HOROVOD_GPU_OPERATIONS=NCCL  build Horovod with NCCL (nvcc and NCCL's headers must be on this machine)
+#   HOROVOD_GPU_OPERATIONS=NCCL  build Horovod with NCCL (nvcc and NCCL's headers must be on this machine). Otherwise it is
+#                                built without CUDA, whatever PyTorch's build is, and without MPI's or Gloo's GPU paths.
+#   HOROVOD=0                    no Horovod, hence no compiler, no MPI, no ssh: torchrun and --gpus start the processes
+#   MXNET=0                      no MXNet, which the KVStore recipe and some tests use; 0 anyway but on x86-64
 #
-# These choose what goes into a new .venv; to change them later, remove it first (`make clean`).
+# HOROVOD and MXNET are remembered; the others choose what goes into a new .venv: remove it first (`make clean`).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,44 +21,60 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 have() { command -v "$1"; }
 font() { test -e "/usr/share/fonts/$1"; }
-# Exactly 3.11: MXNet 1.9.1 needs numpy 1.23, whose last wheels are for it. The base interpreter is meant: with .venv
-# activated, python3 is the one that is about to be replaced.
+# The base interpreter is meant: with .venv activated, python3 is the one that is about to be replaced.
 find_python() {
     local candidate
-    for candidate in ${PYTHON:-python3.11 python3}; do
-        "$candidate" -c 'import sys; assert sys.version_info[:2] == (3, 11); print(sys._base_executable)' && return
+    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+        "$candidate" -c 'import sys; assert sys.version_info >= (3, 11); print(sys._base_executable)' && return
     done 2>/dev/null
 }
 python_found() { test -n "$python"; }
 python_venv() { "$python" -c 'import ensurepip, venv'; }
+shared_library() { "$python" -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' "$1"; }
 python_header() { "$python" -c 'import sysconfig as s; open(s.get_path("include") + "/Python.h")'; }
 
+remembered() { sed -n "s/^$1=//p" .venv/choices 2>/dev/null || true; }
+HOROVOD=${HOROVOD:-$(remembered HOROVOD)}
+MXNET=${MXNET:-$(remembered MXNET)}
+HOROVOD=${HOROVOD:-1}
+MXNET=${MXNET:-$([ "$(uname -m)" = x86_64 ] && echo 1 || echo 0)}
+for choice in "HOROVOD=$HOROVOD" "MXNET=$MXNET"; do
+    [[ $choice == *=[01] ]] || die "$choice: expected 0 or 1"
+done
+
 probes=(
-    "python3.11           python_found"
-    "python3.11-venv      python_venv"
-    "python3.11-dev       python_header"
-    "g++                  have g++"
-    "make                 have make"
-    "cmake                have cmake"
-    "openmpi-bin          have mpirun"
-    "libopenmpi-dev       have mpicxx"
-    "openssh-client       have ssh"
-    "openssh-server       test -x /usr/sbin/sshd"
-    "iproute2             test -x /sbin/ip"
-    "fonts-noto-cjk       font opentype/noto/NotoSerifCJK-Bold.ttc"
-    "fonts-wqy-zenhei     font truetype/wqy/wqy-zenhei.ttc"
-    "fonts-wqy-microhei   font truetype/wqy/wqy-microhei.ttc"
-    "fonts-arphic-uming   font truetype/arphic/uming.ttc"
-    "fonts-arphic-ukai    font truetype/arphic/ukai.ttc"
-    "fonts-nanum          font truetype/nanum/NanumGothic.ttf"
-    "fonts-unfonts-core   font truetype/unfonts-core/UnBatang.ttf"
+    "python3              python_found"
+    "python3-venv         python_venv"
 )
+if [ "$MXNET" = 1 ]; then
+    probes+=("libgomp1             shared_library libgomp.so.1")
+fi
+if [ "$HOROVOD" = 1 ]; then
+    probes+=(
+        "python3-dev          python_header"
+        "g++                  have g++"
+        "make                 have make"
+        "cmake                have cmake"
+        "openmpi-bin          have mpirun"
+        "libopenmpi-dev       have mpicxx"
+        "openssh-client       have ssh"
+        "openssh-server       test -x /usr/sbin/sshd"
+        "iproute2             test -x /sbin/ip"
+        "fonts-noto-cjk       font opentype/noto/NotoSerifCJK-Bold.ttc"
+        "fonts-wqy-zenhei     font truetype/wqy/wqy-zenhei.ttc"
+        "fonts-wqy-microhei   font truetype/wqy/wqy-microhei.ttc"
+        "fonts-arphic-uming   font truetype/arphic/uming.ttc"
+        "fonts-arphic-ukai    font truetype/arphic/ukai.ttc"
+        "fonts-nanum          font truetype/nanum/NanumGothic.ttf"
+        "fonts-unfonts-core   font truetype/unfonts-core/UnBatang.ttf"
+    )
+fi
 
 # Sets `python` and `missing`.
 probe() {
     local line
     python=$(find_python || true)
-    [ -n "$python" ] || [ -z "${PYTHON:-}" ] || die "PYTHON=$PYTHON is not a Python 3.11"
+    [ -n "$python" ] || [ -z "${PYTHON:-}" ] || die "PYTHON=$PYTHON is not a Python 3.11 or newer"
     missing=()
     for line in "${probes[@]}"; do
         # shellcheck disable=SC2086  # package, command and argument are words
@@ -83,8 +102,8 @@ fi
 # --- 2. Is everything there already? ---------------------------------------------------------------------------------
 
 base="$("$python" -V) $python $PWD"
-kernels=partial_fc/head/kernels/native
-stamp="$base $(cat constraints.txt setup.cfg pyproject.toml scripts/setup.sh scripts/build_horovod.sh $kernels/*.* | sha256sum)"
+choices="HOROVOD=$HOROVOD"$'\n'"MXNET=$MXNET"
+stamp="$base ${choices/$'\n'/ } $(cat constraints.txt setup.cfg setup.py pyproject.toml scripts/setup.sh scripts/build_horovod.sh | sha256sum)"
 if [ "$(cat .venv/stamp 2>/dev/null)" = "$stamp" ]; then
     say "already set up"
     exit
@@ -98,40 +117,64 @@ if [ -e .venv/stamp ] && [[ "$(cat .venv/stamp)" != "$base "* ]]; then clear=(--
 rm -f .venv/stamp
 say "creating .venv with $python"
 "$python" -m venv "${clear[@]}" .venv
+echo "$choices" >.venv/choices
 pip=(.venv/bin/python -m pip --disable-pip-version-check)
 version() { sed -n "s/^$1==//p" constraints.txt; }
 
 say "installing PyTorch $(version torch) (the largest download)"
 "${pip[@]}" install --quiet -c constraints.txt ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
 
-say "installing MXNet, OpenCV and the rest"
+say "installing OpenCV and the rest"
 "${pip[@]}" install --quiet -c constraints.txt setuptools wheel cffi cloudpickle packaging psutil pyyaml # for Horovod
-"${pip[@]}" install --quiet -c constraints.txt --no-build-isolation -e '.[mxnet,glyphs,digits,export,dev]'
+"${pip[@]}" install --quiet -c constraints.txt --no-build-isolation -e '.[glyphs,digits,export,dev]'
+if [ "$MXNET" = 1 ]; then
+    say "installing MXNet $(version mxnet)"
+    "${pip[@]}" install --quiet -c constraints.txt graphviz requests
+    # Without its dependencies: it asks for a numpy of 2022 and runs with today's (partial_fc/mxnet/__init__.py).
+    "${pip[@]}" install --quiet --no-deps "mxnet==$(version mxnet)"
+fi
 
 # --- 4. The head's CPU kernels, for every instruction set; seconds -----------------------------------------------------
 
-say "compiling the head's CPU kernels"
-.venv/bin/python partial_fc/head/kernels/native/build.py || die "see above"
+if have "${CXX:-g++}" >/dev/null; then
+    say "compiling the head's CPU kernels"
+    .venv/bin/python partial_fc/head/kernels/native/build.py || die "see above"
+else
+    say "no g++: the head's CPU kernels are not compiled; the head takes the plain one, which is slower, and says so"
+fi
 
 # --- 5. Horovod: published as sources only, so built here once and kept ----------------------------------------------
 
-torch=$(.venv/bin/python -c 'import torch; print(torch.__version__)') # with the build: 2.13.0+cpu is not 2.13.0+cu130
-build="horovod-$(version horovod)-torch-$torch-mxnet-$(version mxnet)-py3.11-$(uname -m)${HOROVOD_GPU_OPERATIONS:+-$HOROVOD_GPU_OPERATIONS}-$(cksum <scripts/build_horovod.sh | cut -d' ' -f1)"
-wheels="${XDG_CACHE_HOME:-$HOME/.cache}/partial-fc/wheels/$build"
-if ! compgen -G "$wheels/*.whl" >/dev/null; then
-    say "building Horovod $(version horovod) for PyTorch and MXNet: about 3 minutes on 2 cores; kept in $wheels"
-    bash scripts/build_horovod.sh .venv/bin/python "$(version horovod)" "$wheels"
-fi
-"${pip[@]}" install --quiet --no-deps --force-reinstall "$wheels"/*.whl
+build_horovod() {
+    local torch parts=(PyTorch MPI Gloo) build wheels check part
+    # The build's name has all that decides it: 2.13.0+cpu is not 2.13.0+cu130.
+    torch=$(.venv/bin/python -c 'import torch; print(torch.__version__)')
+    build="horovod-$(version horovod)-torch-$torch"
+    # Horovod with CUDA wants every framework to have it, and MXNet's wheel for Linux has not.
+    if [ "$MXNET" = 1 ] && [ -z "${HOROVOD_GPU_OPERATIONS:-}" ]; then
+        build+="-mxnet-$(version mxnet)"
+        parts+=(MXNet)
+    fi
+    build+="-$(.venv/bin/python -c 'import sys; print(sys.implementation.cache_tag)')-$(uname -m)"
+    build+="${HOROVOD_GPU_OPERATIONS:+-$HOROVOD_GPU_OPERATIONS}-$(cksum <scripts/build_horovod.sh | cut -d' ' -f1)"
+    wheels="${XDG_CACHE_HOME:-$HOME/.cache}/partial-fc/wheels/$build"
+    if ! compgen -G "$wheels/*.whl" >/dev/null; then
+        say "building Horovod $(version horovod) for ${parts[*]}: about 3 minutes on 2 cores; kept in $wheels"
+        bash scripts/build_horovod.sh .venv/bin/python "$(version horovod)" "$wheels" "${parts[@]}"
+    fi
+    "${pip[@]}" install --quiet --no-deps --force-reinstall "$wheels"/*.whl
 
-say "checking Horovod"
-check=$(.venv/bin/horovodrun --check-build 2>&1) || die "horovodrun --check-build failed:
+    say "checking Horovod"
+    check=$(.venv/bin/horovodrun --check-build 2>&1) || die "horovodrun --check-build failed:
 $check"
-for part in PyTorch MXNet MPI Gloo; do
-    grep -qF "[X] $part" <<<"$check" || die "Horovod was built without $part, or cannot load it:
+    for part in "${parts[@]}"; do
+        grep -qF "[X] $part" <<<"$check" || die "Horovod was built without $part, or cannot load it:
 $check
 The wheel is in $wheels; remove that folder to have it built again."
-done
+    done
+}
+
+if [ "$HOROVOD" = 1 ]; then build_horovod; fi
 
 echo "$stamp" >.venv/stamp
 say "ready: .venv ($(du -sh .venv | cut -f1))"

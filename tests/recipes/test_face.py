@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.recipes.conftest import LAUNCHERS, ROOT, SMALL, losses, result, run, train
+from tests.unit.mxnet_recordio import mxnet_pack
 
 CURVE = "--max-steps 30 --batch-size 16 --val-targets"
 
@@ -95,28 +96,27 @@ def test_learns_to_tell_unseen_characters_apart(glyphs, tmp_path):
 
 def write_with_mxnet(folder, style: str) -> None:
     """Three classes of plain colours, ten images each, as im2rec or InsightFace's face2rec lay them out."""
-    mx = pytest.importorskip("mxnet")
+    mx = pytest.importorskip("partial_fc.mxnet").mx
     folder.mkdir()
     record = mx.recordio.MXIndexedRecordIO(str(folder / "train.idx"), str(folder / "train.rec"), "w")
     rng = np.random.default_rng(0)
 
-    def image(label: int) -> np.ndarray:
+    def image(label: int) -> bytes:
         noise = rng.integers(0, 60, (40, 40, 3), dtype=np.uint8)
         noise[:, :, label] += 150
-        return noise
+        return cv2.imencode(".jpg", noise)[1].tobytes()
 
     if style == "im2rec":
         for key in range(30):
-            header = mx.recordio.IRHeader(0, float(key % 3), key, 0)
-            record.write_idx(key, mx.recordio.pack_img(header, image(key % 3), quality=95, img_fmt=".jpg"))
+            record.write_idx(key, mxnet_pack(float(key % 3), image(key % 3), key))
     else:
-        record.write_idx(0, mx.recordio.pack(mx.recordio.IRHeader(2, [31.0, 34.0], 0, 0), b""))
+        record.write_idx(0, mxnet_pack([31.0, 34.0], b"", 0, flag=2))
         for key in range(1, 31):
-            header = mx.recordio.IRHeader(2, [float((key - 1) // 10), 1.0], key, 0)
-            record.write_idx(key, mx.recordio.pack_img(header, image((key - 1) // 10), quality=95, img_fmt=".jpg"))
+            identity = (key - 1) // 10
+            record.write_idx(key, mxnet_pack([float(identity), 1.0], image(identity), key, flag=2))
         for label in range(3):
             span = [1.0 + 10 * label, 11.0 + 10 * label]
-            record.write_idx(31 + label, mx.recordio.pack(mx.recordio.IRHeader(2, span, 31 + label, 0), b""))
+            record.write_idx(31 + label, mxnet_pack(span, b"", 31 + label, flag=2))
         (folder / "property").write_text("3,40,40\n")
     record.close()
 

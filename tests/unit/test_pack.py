@@ -48,7 +48,7 @@ def test_insightface_layout(tmp_path: Path) -> None:
 
 def test_mxnet_iterates_over_what_we_pack(tmp_path: Path) -> None:
     """The way InsightFace's FaceImageIter walks a set: record 0, identity records, images."""
-    mx = pytest.importorskip("mxnet")
+    mx = pytest.importorskip("partial_fc.mxnet").mx
     make_images(tmp_path / "in", COUNTS)
     pack_images(PackOptions(tmp_path / "in", tmp_path / "out", image_size=8))
     record = mx.recordio.MXIndexedRecordIO(str(tmp_path / "out/train.idx"), str(tmp_path / "out/train.rec"), "r")
@@ -66,7 +66,7 @@ def test_mxnet_iterates_over_what_we_pack(tmp_path: Path) -> None:
 
 
 def test_plain_layout_feeds_mxnets_image_iterator(tmp_path: Path) -> None:
-    mx = pytest.importorskip("mxnet")
+    mx = pytest.importorskip("partial_fc.mxnet").mx
     make_images(tmp_path / "in", COUNTS)
     pack_images(PackOptions(tmp_path / "in", tmp_path / "out", image_size=8, plain=True))
     batch = mx.io.ImageRecordIter(

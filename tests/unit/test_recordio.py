@@ -10,6 +10,7 @@ import pytest
 from partial_fc.data import record_index, recordio
 from partial_fc.data.recordio import RecordReader, RecordWriter, pack, unpack
 from partial_fc.data.sample import BadRecord
+from tests.unit.mxnet_recordio import mxnet_pack
 
 MAGIC = struct.pack("<I", recordio.MAGIC)
 # Lengths of every remainder modulo 4; the magic number aligned, unaligned, first, last, in a row, in a tail.
@@ -37,7 +38,7 @@ def write(path: Path, payloads: list[bytes]) -> Path:
 
 
 def mxnet_write(path: Path, payloads: list[bytes]) -> Path:
-    mx = pytest.importorskip("mxnet")
+    mx = pytest.importorskip("partial_fc.mxnet").mx
     writer = mx.recordio.MXIndexedRecordIO(str(path.with_suffix(".idx")), str(path), "w")
     for key, payload in enumerate(payloads):
         writer.write_idx(key, payload)
@@ -53,7 +54,7 @@ def test_bytes_equal_mxnets(tmp_path: Path) -> None:
 
 
 def test_mxnet_reads_ours_and_we_read_theirs(tmp_path: Path) -> None:
-    mx = pytest.importorskip("mxnet")
+    mx = pytest.importorskip("partial_fc.mxnet").mx
     theirs = RecordReader(mxnet_write(tmp_path / "theirs.rec", PAYLOADS))
     ours = write(tmp_path / "ours.rec", PAYLOADS)
     mxnet_reader = mx.recordio.MXIndexedRecordIO(str(ours.with_suffix(".idx")), str(ours), "r")
@@ -64,8 +65,8 @@ def test_mxnet_reads_ours_and_we_read_theirs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("label", [3, 7.5, [2.0], [5.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
 def test_label_header_equals_mxnets(label: float | list[float]) -> None:
-    mx = pytest.importorskip("mxnet")
-    theirs = mx.recordio.pack(mx.recordio.IRHeader(0, label, 11, 12), b"image")
+    mx = pytest.importorskip("partial_fc.mxnet").mx
+    theirs = mxnet_pack(label, b"image", 11, 12)
     assert pack(label, b"image", 11, 12) == theirs
     header, content = unpack(theirs)
     expected, _ = mx.recordio.unpack(theirs)

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("bash", "dirname", "id", "cat", "sha256sum", "env", "nproc", "awk", "hostname")
+TOOLS = ("bash", "dirname", "id", "uname", "cat", "sed", "sha256sum", "env", "nproc", "awk", "hostname")
 
 
 def script(path: Path, text: str) -> Path:
@@ -29,7 +29,15 @@ def checkout(tmp_path: Path) -> Path:
     """A checkout without .venv, and next to it bin/ with nothing but the basic tools."""
     copy = tmp_path / "check out"
     (copy / "scripts").mkdir(parents=True)
-    for name in ("setup.cfg", "pyproject.toml", "constraints.txt", "config.sh", "run.sh", "scripts/setup.sh"):
+    for name in (
+        "setup.cfg",
+        "setup.py",
+        "pyproject.toml",
+        "constraints.txt",
+        "config.sh",
+        "run.sh",
+        "scripts/setup.sh",
+    ):
         shutil.copy(ROOT / name, copy / name)
     shutil.copytree(ROOT / "hosts", copy / "hosts")
     (tmp_path / "bin").mkdir()
@@ -55,11 +63,24 @@ def test_setup_without_apt_names_what_is_missing_and_changes_nothing(checkout):
     before = sorted(checkout.rglob("*"))
     done = run(checkout, "bash", checkout / "scripts/setup.sh")
     assert done.returncode == 1
-    for package in ("python3.11-venv", "g++", "cmake", "openmpi-bin", "libopenmpi-dev"):
+    for package in ("python3-venv", "g++", "cmake", "openmpi-bin", "libopenmpi-dev"):
         assert package in done.stderr
     assert "apt-get install" in done.stderr, "the command to type"
     assert "Nothing was changed" in done.stderr
     assert sorted(checkout.rglob("*")) == before
+
+
+def test_setup_without_horovod_needs_no_compiler_and_no_mpi(checkout):
+    done = run(checkout, "bash", checkout / "scripts/setup.sh", HOROVOD="0", MXNET="0")
+    assert "are missing" in done.stderr
+    assert done.stderr.splitlines()[-1].endswith("--no-install-recommends python3 python3-venv")
+
+
+@pytest.mark.parametrize("name", ["HOROVOD", "MXNET"])
+def test_setup_takes_no_other_word_for_yes_or_no(checkout, name):
+    done = run(checkout, "bash", checkout / "scripts/setup.sh", **{name: "no"})
+    assert done.returncode == 1
+    assert f"{name}=no" in done.stderr
 
 
 def test_setup_as_another_user_does_not_call_apt(checkout):
@@ -76,7 +97,7 @@ def test_setup_refuses_a_python_that_cannot_work(checkout):
     old = script(checkout.parent / "python3.8", "#!/bin/sh\nexit 1\n")
     done = run(checkout, "bash", checkout / "scripts/setup.sh", PYTHON=str(old))
     assert done.returncode == 1
-    assert f"PYTHON={old} is not a Python 3.11" in done.stderr
+    assert f"PYTHON={old} is not a Python 3.11 or newer" in done.stderr
 
 
 def test_constraints_name_every_dependency_of_the_project():
@@ -91,7 +112,10 @@ def test_constraints_name_every_dependency_of_the_project():
     on_demand = extras["torture"].split()  # scripts/torture.sh installs it
     wanted = setup["options"]["install_requires"].split()
     for extra in extras.values():
-        wanted += extra.split()
+        wanted += [line for line in extra.splitlines() if line and not line.startswith("#")]
+    assert {"horovod", "mxnet", "setuptools", "wheel"} <= pinned.keys(), (
+        "scripts/setup.sh takes their versions from there"
+    )
     for requirement in map(Requirement, wanted):
         version = pinned.get(canonicalize_name(requirement.name))
         assert version, f"{requirement} of setup.cfg is not in constraints.txt"

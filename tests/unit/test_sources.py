@@ -11,6 +11,7 @@ from partial_fc.data import BadRecord, ImageFolder, RecordSource, Synthetic, ope
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.record_source import _image_keys
 from partial_fc.data.recordio import Header, RecordWriter, pack
+from tests.unit.mxnet_recordio import mxnet_pack
 
 
 def jpeg(value: int, size: int = 8) -> bytes:
@@ -43,15 +44,15 @@ def write(folder: Path, records: dict[int, bytes]) -> Path:
 
 @pytest.mark.parametrize("hole", [None, 3])
 def test_insightface_layout_as_mxnet_writes_it(tmp_path: Path, hole: int | None) -> None:
-    mx = pytest.importorskip("mxnet")
+    mx = pytest.importorskip("partial_fc.mxnet").mx
     writer = mx.recordio.MXIndexedRecordIO(str(tmp_path / "train.idx"), str(tmp_path / "train.rec"), "w")
     images = {1: 0, 2: 0, 3: 1, 4: 2, 5: 2, 6: 2}
     for key, label in images.items():
         if key != hole:  # InsightFace's packer leaves out what it cannot read
-            writer.write_idx(key, mx.recordio.pack(mx.recordio.IRHeader(0, [label, 1], key, 0), jpeg(key)))
-    writer.write_idx(0, mx.recordio.pack(mx.recordio.IRHeader(2, [7, 10], 0, 0), b""))
+            writer.write_idx(key, mxnet_pack([label, 1], jpeg(key), key))
+    writer.write_idx(0, mxnet_pack([7, 10], b"", 0, flag=2))
     for key, ends in {7: [1, 3], 8: [3, 4], 9: [4, 7]}.items():
-        writer.write_idx(key, mx.recordio.pack(mx.recordio.IRHeader(2, ends, key, 0), b""))
+        writer.write_idx(key, mxnet_pack(ends, b"", key, flag=2))
     writer.close()
 
     source = open_source(tmp_path)
@@ -66,12 +67,10 @@ def test_insightface_layout_as_mxnet_writes_it(tmp_path: Path, hole: int | None)
 
 
 def test_im2rec_layout_as_mxnet_writes_it(tmp_path: Path) -> None:
-    mx = pytest.importorskip("mxnet")
+    mx = pytest.importorskip("partial_fc.mxnet").mx
     writer = mx.recordio.MXIndexedRecordIO(str(tmp_path / "train.idx"), str(tmp_path / "train.rec"), "w")
     for key in (2, 0, 1):  # im2rec shuffles
-        writer.write_idx(
-            key, mx.recordio.pack_img(mx.recordio.IRHeader(0, key * 5, key, 0), np.zeros((9, 9, 3), np.uint8))
-        )
+        writer.write_idx(key, mxnet_pack(key * 5, jpeg(key), key))
     writer.close()
     source = RecordSource(tmp_path)
     assert [source.read(i)[1:] for i in range(3)] == [(0, 0), (5, 1), (10, 2)]

@@ -12,7 +12,7 @@ import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from partial_fc.comm.launch import StartError
+from partial_fc.comm.launch.detect import StartError
 
 TOKEN = "_HOROVOD_STORE_TOKEN"  # the environment variable; Horovod puts it on no command line
 TOKEN_HEADER = "Horovod-Store-Token"

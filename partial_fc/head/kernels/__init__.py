@@ -6,6 +6,7 @@ others are tested against it, and all of them against reference.py.
 """
 
 import importlib.util
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -90,12 +91,15 @@ class Kernel(ABC):
 
 
 def choose(impl: Impl, device: torch.device, dtype: torch.dtype, precision: Precision) -> Kernel:
-    """Returns the kernel that `impl` names; "auto": the fastest for this device and dtype."""
+    """Returns the kernel that `impl` names; "auto": the fastest for this device and dtype. On a CPU without a compiler
+    that is the plain one, and a RuntimeWarning says so."""
     if impl == "auto":
         if dtype == torch.float64:
             impl = "plain"
+        elif device.type == "cuda":
+            impl = "triton"
         else:
-            impl = "triton" if device.type == "cuda" else "cpu"
+            impl = _auto_on_cpu()
     if impl == "plain":
         from partial_fc.head.kernels.plain import PlainKernel
 
@@ -120,3 +124,15 @@ def choose(impl: Impl, device: torch.device, dtype: torch.dtype, precision: Prec
 
         return CpuKernel(precision)
     raise ValueError(f"impl is {impl!r}; expected one of {', '.join(get_args(Impl))}")
+
+
+def _auto_on_cpu() -> Impl:
+    from partial_fc.head.kernels.cpu import load
+    from partial_fc.head.kernels.native.build import CompilerNotFoundError
+
+    try:
+        load()
+    except CompilerNotFoundError as error:
+        warnings.warn(f"{error}. impl 'auto' takes 'plain' on this machine", RuntimeWarning, stacklevel=3)
+        return "plain"
+    return "cpu"

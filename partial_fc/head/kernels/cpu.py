@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Precision, Sums
-from partial_fc.head.kernels.native.build import VARIANTS, library
+from partial_fc.head.kernels.native.build import VARIANTS, build, library
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.margin import Negatives
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
@@ -67,26 +67,21 @@ class _Job(ctypes.Structure):
 
 @functools.cache
 def load(variant: str | None = None) -> ctypes.CDLL:
-    """The compiled kernel: of the given variant, else of the best that this processor has. ValueError where it
-    is not built, RuntimeError where the operating system does not let us use it."""
+    """The compiled kernel: of the given variant, else of the best that this processor has; compiles it at first use.
+    CompilerNotFoundError where that cannot be, RuntimeError where the operating system does not let us use it."""
     if variant is None:
         variant = best_variant()
-    path = library(variant)
-    if not path.exists():
-        raise ValueError(
-            f"the head's CPU kernel is not built for these sources ({path.name} is missing): run `make setup`, or "
-            "`python -m partial_fc.head.kernels.native.build`; impl 'plain' does without it"
-        )
-    found = ctypes.CDLL(str(path))
+    build([variant])
+    compiled = ctypes.CDLL(str(library(variant)))
     for name in ("head_best", "head_prepare", "head_sums", "head_gradients", "head_update"):
-        getattr(found, name).restype = ctypes.c_char_p
+        getattr(compiled, name).restype = ctypes.c_char_p
     for name in ("head_padded", "head_block"):
-        getattr(found, name).restype = ctypes.c_int64
-    found.head_padded.argtypes = [ctypes.c_int64]
-    refusal = found.head_prepare()
+        getattr(compiled, name).restype = ctypes.c_int64
+    compiled.head_padded.argtypes = [ctypes.c_int64]
+    refusal = compiled.head_prepare()
     if refusal:
         raise RuntimeError(refusal.decode())
-    return found
+    return compiled
 
 
 def best_variant() -> str:

@@ -1,13 +1,18 @@
-"""Compiles head.cpp for every instruction set that it knows: `python -m partial_fc.head.kernels.native.build`.
+"""Compiles head.cpp into the user's cache, at first use: for the instruction set that is asked for.
 
-`make setup` runs it. Each variant is a library of its own, since a function that the linker shares between objects
-would be taken from one of them, and perhaps from one that this processor cannot run.
+`python -m partial_fc.head.kernels.native.build [VARIANT ...]` does it for those, or for all; `make setup` runs that.
+Each variant is a library of its own, since a function that the linker shares between objects would be taken from one
+of them, and perhaps from one that this processor cannot run.
 """
 
+import fcntl
 import hashlib
+import os
 import platform
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -37,37 +42,59 @@ if platform.machine() == "x86_64":
     }
 
 
+class CompilerNotFoundError(ValueError):
+    """A variant is not compiled on this machine, and nothing here can compile it."""
+
+
+def folder() -> Path:
+    """The folder of compiled libraries, in the user's cache: the package may lie where they cannot write."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "partial-fc" / "kernels"
+
+
 def library(variant: str) -> Path:
     """Where a variant's library is, or will be: its name holds a hash of what it is made of."""
     digest = hashlib.sha256(" ".join(FLAGS + VARIANTS[variant]).encode())
     for source in sorted((*HERE.glob("*.h"), *HERE.glob("*.cpp"))):
         digest.update(source.read_bytes())
-    return HERE / "build" / f"{variant}-{digest.hexdigest()[:16]}.so"
+    return folder() / f"{variant}-{digest.hexdigest()[:16]}.so"
 
 
-def build() -> None:
-    """Compiles what is not there yet; removes what earlier sources left. RuntimeError with the compiler's words."""
-    wanted = {library(variant): flags for variant, flags in VARIANTS.items()}
-    missing = {path: flags for path, flags in wanted.items() if not path.exists()}
-    (HERE / "build").mkdir(exist_ok=True)
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(_compile, missing.keys(), missing.values()))
-    for old in (HERE / "build").glob("*.so"):
-        if old not in wanted:
-            old.unlink()
+def build(variants: Iterable[str] = tuple(VARIANTS)) -> None:
+    """Compiles those of the variants that are not there yet. CompilerNotFoundError without g++, RuntimeError with the
+    compiler's words, OSError where the folder cannot be written."""
+    if all(library(variant).exists() for variant in variants):
+        return
+    folder().mkdir(parents=True, exist_ok=True)
+    with open(folder() / "lock", "w") as lock:
+        # All ranks of a host come here at once: the first compiles, the others wait and find that it is done.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        missing = [variant for variant in variants if not library(variant).exists()]
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(_compile, missing))
 
 
-def _compile(path: Path, flags: list[str]) -> None:
-    partial = path.with_suffix(".partial")
-    command = ["g++", *FLAGS, *flags, str(HERE / "head.cpp"), "-o", str(partial)]
+def _compile(variant: str) -> None:
+    compiler = os.environ.get("CXX") or "g++"
+    if shutil.which(compiler) is None:
+        raise CompilerNotFoundError(
+            f"the head's C++ kernel is not compiled on this machine, and there is no {compiler} to do it: install it "
+            "(Debian: `apt-get install g++`; CXX names another compiler), or take impl 'plain', which needs none and "
+            "is slower"
+        )
+    path = library(variant)
+    # The name is this process' own: hosts that share the folder need not share the lock.
+    partial = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")
+    command = [compiler, *FLAGS, *VARIANTS[variant], str(HERE / "head.cpp"), "-o", str(partial)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+        partial.unlink(missing_ok=True)
+        raise RuntimeError(f"the head's C++ kernel cannot be compiled: {' '.join(command)} said\n{done.stderr}")
     partial.replace(path)
 
 
 if __name__ == "__main__":
     try:
-        build()
-    except (RuntimeError, FileNotFoundError) as error:
-        sys.exit(f"the head's CPU kernels could not be built (is g++ installed?): {error}")
+        build(sys.argv[1:] or VARIANTS)
+    except (CompilerNotFoundError, RuntimeError, OSError) as error:
+        sys.exit(str(error))

@@ -1,0 +1,69 @@
+"""Everything that imports MXNet: `from partial_fc.mxnet import mx`, and nothing else does.
+
+MXNet 1.9.1 (2022, the last release) takes names from numpy that numpy has removed since. They are lent to it: put into
+numpy where they are missing, and taken out again once MXNet has been imported. Nothing that numpy has is replaced;
+afterwards other packages see numpy as it is, but for two names that MXNet also looks up later (_LOOKED_UP_LATER).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import numpy as np
+
+# bool: of 1.24 to 1.26 only; numpy 2 has the name again. Inf: EarlyStoppingHandler.
+_LOOKED_UP_LATER = {"bool": bool, "Inf": np.inf}
+
+
+def _msort(a: Any) -> Any:
+    return np.sort(a, axis=0)
+
+
+def _moved(*_: Any, **__: Any) -> NoReturn:
+    raise NotImplementedError("numpy's financial functions are in the package numpy-financial since numpy 1.20")
+
+
+_LENT = {
+    "int": int,
+    **dict.fromkeys(("NAN", "NaN"), np.nan),
+    "PINF": np.inf,
+    "NINF": -np.inf,
+    "PZERO": 0.0,
+    "NZERO": -0.0,
+    "alltrue": np.all,
+    "sometrue": np.any,
+    "in1d": np.isin,
+    "msort": _msort,
+    "trapz": getattr(np, "trapezoid", None),
+    "product": np.prod,
+    "round_": np.round,
+    # mx.np hands these on under their names; they have not worked since numpy 1.20.
+    **dict.fromkeys(("mirr", "npv", "pmt", "ppmt", "pv", "rate"), _moved),
+}
+
+
+@contextmanager
+def _lend() -> Iterator[None]:
+    """Gives numpy the names that it removed, for as long as MXNet is being imported."""
+    missing = {name: value for name, value in {**_LENT, **_LOOKED_UP_LATER}.items() if name not in vars(np)}
+    for name, value in missing.items():
+        setattr(np, name, value)
+    try:
+        yield
+    finally:
+        for name in missing.keys() - _LOOKED_UP_LATER.keys():
+            delattr(np, name)
+
+
+try:
+    with _lend():
+        import mxnet as mx
+except ModuleNotFoundError as error:
+    missing = (error.name or "").partition(".")[0]
+    to_do = {
+        "mxnet": "`pip install --no-deps mxnet==1.9.1` (without its dependencies: it asks for a numpy of 2022)",
+        "distutils": "`pip install setuptools` (since 3.12 it is not Python's own)",
+    }.get(missing, f"`pip install {missing}`")
+    raise ModuleNotFoundError(f"MXNet cannot be imported, for want of {missing}: {to_do}", name=error.name) from error
+
+__all__ = ["mx"]

@@ -1,0 +1,77 @@
+"""How the C++ kernel comes into the user's cache."""
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from partial_fc.head.kernels import choose, cpu
+from partial_fc.head.kernels.native import build as native
+from partial_fc.head.kernels.native.build import CompilerNotFoundError, build, folder, library
+from partial_fc.head.kernels.plain import PlainKernel
+
+
+@pytest.fixture
+def compiled() -> Path:
+    """A library that is there already."""
+    build(["portable"])
+    return library("portable")
+
+
+@pytest.fixture
+def empty_cache(compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "partial-fc" / "kernels"
+
+
+def compiler(path: Path, last_line: str) -> Path:
+    """A program that says in PATH.log that it was called, and whose last argument is what g++ is to write."""
+    path.write_text(f'#!/bin/sh\necho called >>"$0.log"\n{last_line}\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_ranks_that_start_at_once_compile_it_once(compiled, empty_cache, tmp_path, monkeypatch):
+    slow = compiler(tmp_path / "slow-g++", f'sleep 1; for last; do :; done; cp "{compiled}" "$last"')
+    monkeypatch.setenv("CXX", str(slow))
+    ranks = [subprocess.Popen([sys.executable, native.__file__, "portable"]) for _ in range(3)]
+    assert [rank.wait(timeout=60) for rank in ranks] == [0, 0, 0]
+    assert Path(f"{slow}.log").read_text() == "called\n"
+    assert sorted(path.name for path in empty_cache.iterdir()) == ["lock", compiled.name], "and nothing half-written"
+    cpu.load.__wrapped__("portable")
+
+
+def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(empty_cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", str(compiler(tmp_path / "bad-g++", "echo head.cpp:1: no such thing >&2; exit 3")))
+    with pytest.raises(RuntimeError, match="no such thing"):
+        build(["portable"])
+    assert [path.name for path in folder().iterdir()] == ["lock"]
+
+
+@pytest.fixture
+def no_compiler(empty_cache, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", os.devnull)
+    cpu.load.cache_clear()
+    yield
+    cpu.load.cache_clear()
+
+
+def test_without_a_compiler_auto_takes_the_plain_kernel_and_says_so_once(no_compiler):
+    choice = ("auto", torch.device("cpu"), torch.float32, "fp32")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        kernels = [choose(*choice) for _ in range(2)]
+    assert all(isinstance(kernel, PlainKernel) for kernel in kernels)
+    (warning,) = caught
+    assert "g++" in str(warning.message)
+    assert "'plain'" in str(warning.message)
+
+
+def test_without_a_compiler_the_kernel_that_is_asked_for_by_name_is_refused(no_compiler):
+    with pytest.raises(CompilerNotFoundError, match=r"g\+\+.*'plain'"):
+        choose("cpu", torch.device("cpu"), torch.float32, "fp32")

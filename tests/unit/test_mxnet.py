@@ -1,0 +1,87 @@
+"""MXNet 1.9.1 beside today's numpy, in processes of their own."""
+
+import importlib.metadata
+import subprocess
+import sys
+
+import pytest
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+
+
+TRAIN = """
+import numpy as np
+before = dict(vars(np))
+from partial_fc.mxnet import mx
+
+after = vars(np)
+removed = {"bool", "int", "NAN", "NINF", "product", "msort", "in1d", "npv", "Inf"} - before.keys()
+assert removed & after.keys() <= {"bool", "Inf"}, "lent, and taken back but for what MXNet looks up later"
+assert all(after[name] is value for name, value in before.items()), "nothing is replaced"
+
+mx.random.seed(0)
+np.random.seed(0)
+net = mx.gluon.nn.HybridSequential()
+net.add(mx.gluon.nn.Conv2D(4, 3, activation="relu"), mx.gluon.nn.BatchNorm(), mx.gluon.nn.Dense(3))
+net.initialize()
+net.hybridize()
+images, labels = mx.nd.random.uniform(shape=(6, 1, 8, 8)), mx.nd.array([0, 1, 2, 0, 1, 2])
+trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+criterion = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+for _ in range(30):
+    with mx.autograd.record():
+        loss = criterion(net(images), labels)
+    loss.backward()
+    trainer.step(6)
+print(loss.mean().asscalar())
+"""
+
+
+def test_it_imports_and_trains_and_leaves_numpy_alone():
+    pytest.importorskip("partial_fc.mxnet")
+    done = python(TRAIN)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.01
+
+
+def test_horovod_was_built_for_it_and_finds_it():
+    pytest.importorskip("partial_fc.mxnet")
+    try:
+        importlib.metadata.version("horovod")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("Horovod is not installed")
+    # In one process with torch, torch comes first: Horovod loads MXNet's symbols for everybody.
+    done = python("import torch, horovod.mxnet as hvd; hvd.init(); print(hvd.size()); hvd.shutdown()")
+    if "has not been built" in done.stderr:
+        pytest.skip("Horovod was built without MXNet")
+    assert done.stdout == "1\n", done.stderr
+
+
+@pytest.mark.parametrize("name", ["mxnet", "distutils"])
+def test_what_is_missing_is_named_with_the_command(name):
+    pytest.importorskip("partial_fc.mxnet")
+    done = python(f"import sys; sys.modules[{name!r}] = None; import partial_fc.mxnet")
+    assert done.returncode == 1
+    assert "pip install" in done.stderr
+    assert {"mxnet": "--no-deps mxnet==", "distutils": "setuptools"}[name] in done.stderr
+
+
+EVERYTHING = """
+import importlib, pkgutil, sys
+sys.modules["horovod"] = sys.modules["mxnet"] = None
+import partial_fc, recipes
+names = [module.name for package in (partial_fc, recipes)
+         for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".", onerror=lambda name: None)]
+for name in names:
+    if name not in ("partial_fc.comm.horovod", "partial_fc.mxnet"):
+        importlib.import_module(name)
+print(len(names))
+"""
+
+
+def test_nothing_imports_horovod_or_mxnet_that_does_not_need_it():
+    done = python(EVERYTHING)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 100
