@@ -12,7 +12,7 @@ import tyro
 
 from partial_fc.doctor.hosts import Failed, Host, parse
 from partial_fc.doctor.judge_host import Line, judge_host, judge_hosts
-from partial_fc.findings import check_place
+from partial_fc.findings import check_writable
 
 _ROOT = Path(__file__).parents[2]
 _PROBE_S = 120.0  # loading the libraries, from a slow network folder
@@ -51,7 +51,7 @@ class EnvOptions:
 def doctor_env(options: EnvOptions) -> int:
     """Prints a line for everything looked at and returns the exit status."""
     try:
-        check_place(options.report)
+        check_writable(options.report)
         hosts = parse(options.hosts, options.ssh_port) if options.hosts else [Host("localhost")]
     except (ValueError, OSError) as error:
         print(f"partial-fc doctor env: {error}", file=sys.stderr)

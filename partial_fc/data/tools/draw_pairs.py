@@ -15,6 +15,7 @@ from partial_fc.data import Sample, open_source
 from partial_fc.data.decode import encode_square
 from partial_fc.data.pairs import write_pairs
 from partial_fc.data.sample import BadRecord
+from partial_fc.findings import counted
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class PairsOptions:
 
 
 def make_pairs(options: PairsOptions) -> None:
-    """Writes options.output. ValueError names the line, the file or the fold that is wrong."""
+    """Writes options.output, which must not exist. ValueError names the line, the file or the fold that is wrong."""
+    if options.output.exists():
+        raise ValueError(f"{options.output} exists; remove it or choose another name")
     if options.source.is_file() and options.source.suffix != ".rec":
         names, same = _read_pair_list(options.source)
         root = options.root or options.source.parent
@@ -56,7 +59,7 @@ def make_pairs(options: PairsOptions) -> None:
             for index in tqdm(pair_P2.ravel().tolist(), unit="image")
         ]
     write_pairs(options.output, images, same.tolist())
-    print(f"{options.output}: {len(same)} pairs, {int(same.sum())} of them of one class")
+    print(f"{options.output}: {counted(len(same), 'pair')}, {int(same.sum())} of them of one class")
 
 
 def draw_pairs(
