@@ -1,4 +1,4 @@
-"""What a check reports: for a person (the first places of each finding) and for a program (all of them, as JSON)."""
+"""Findings of a check, and their report: for a person (the first places of each) and for a program (all, as JSON)."""
 
 import json
 import os

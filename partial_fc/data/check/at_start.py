@@ -70,26 +70,26 @@ def check_data(
         return {"file": source.where(int(index_n[i])), **({} if label == _UNREAD else {"class": label})}
 
     labels = "their labels"
-    found = check_images(scan, label_n, describe)
+    findings = check_images(scan, label_n, describe)
     if label_N is None:
-        found += _check_some_labels(label_n, num_classes, describe)
+        findings += _check_some_labels(label_n, num_classes, describe)
     else:
         read = np.flatnonzero(label_N != _UNREAD)
         read_label = label_N[read]
         labels = "all labels" if len(read) == len(source) else counted(len(read), "label")
-        found += check_labels(
+        findings += check_labels(
             read_label, num_classes, lambda i: {"file": source.where(int(read[i])), "class": int(read_label[i])}
         )
-    found += _check_whole(scan, len(source), max_bad_records)
+    findings += _check_whole(scan, len(source), max_bad_records)
     what = f"{len(index_n):,} of {counted(len(source), 'image')} and {labels}"
-    errors = [finding for finding in found if finding.severity == "error" and finding.key not in _TOLERATED]
+    errors = [finding for finding in findings if finding.severity == "error" and finding.key not in _TOLERATED]
     if errors:
         listed = "\n".join(f"  {line}" for finding in errors for line in text_lines(finding, _SHOWN))
         raise ValueError(
             f"the training data is not fit to train on (--check-data {mode} looked at {what}):\n{listed}\n"
             "`partial-fc doctor data` lists everything; --check-data off trains all the same"
         )
-    rest = [finding for finding in found if finding.severity != "info"]
+    rest = [finding for finding in findings if finding.severity != "info"]
     verdict = counted(len(rest), "finding") if rest else "nothing wrong"
     seconds = time.perf_counter() - started
     return [
@@ -159,7 +159,7 @@ def _gather(scan: ImageScan, label_n: NDArray[np.int64], world: World) -> tuple[
 
 
 def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] | None:
-    """_UNREAD in place of those that cannot be read. None in a quick look where they are not cheap to read. Raises
+    """All labels, _UNREAD for those that cannot be read; None in a quick check where they are not cheap to read. Raises
     ValueError where they differ between ranks: each host may have a copy of its own."""
     label_N = None
     cheap = _labels_are_cheap(source)
@@ -200,17 +200,17 @@ def _check_some_labels(label_n: NDArray[np.int64], num_classes: int, describe: D
     """Some labels do not say which classes are missing."""
     what = f"labels outside 0 to {num_classes - 1}: is the number of classes that of another set?"
     outside = (label_n != _UNREAD) & ((label_n < 0) | (label_n >= num_classes))
-    found = findings_at("error", "label-range", what, outside, describe)
+    findings = findings_at("error", "label-range", what, outside, describe)
     values = np.unique(label_n[label_n != _UNREAD])
     if len(values) == 1 and num_classes > 1 and len(label_n) >= _FEW:
-        found.append(Finding("error", "label-constant", f"all labels are {values[0]}: were they lost?"))
-    return found
+        findings.append(Finding("error", "label-constant", f"all labels are {values[0]}: were they lost?"))
+    return findings
 
 
 def _check_whole(scan: ImageScan, num_samples: int, max_bad_records: int) -> list[Finding]:
     """What the images scanned say about all of the set."""
     num_scanned = len(scan.code_N)
-    found = []
+    findings = []
     bad = np.flatnonzero(scan.code_N >= CUT)
     expected = len(bad) * num_samples / max(1, num_scanned)
     # A single one in a sample tells little about how many there are.
@@ -220,14 +220,14 @@ def _check_whole(scan: ImageScan, num_samples: int, max_bad_records: int) -> lis
             f"{len(bad):,} of {num_scanned:,} images cannot be used{about}; more than {max_bad_records} on a rank end "
             "the training (--max-bad-records)"
         )
-        found += findings_at("error", "images-bad", what, bad, lambda i: {"problem": scan.messages.get(i, "")})
+        findings += findings_at("error", "images-bad", what, bad, lambda i: {"problem": scan.messages.get(i, "")})
     if num_scanned < _FEW:
-        return found
+        return findings
     constant = int((scan.code_N == CONSTANT).sum())
     if constant > num_scanned / 2:
         what = f"{constant:,} of {num_scanned:,} images show one colour and nothing else"
-        found.append(Finding("error", "images-constant", what, constant))
+        findings.append(Finding("error", "images-constant", what, constant))
     elif len(scan.repetitions()) == num_scanned - 1:
         what = f"all {num_scanned:,} images are one and the same"
-        found.append(Finding("error", "images-equal", what, num_scanned))
-    return found
+        findings.append(Finding("error", "images-equal", what, num_scanned))
+    return findings

@@ -106,7 +106,7 @@ class _Check:
     sheet: ContactSheet = field(default_factory=ContactSheet)
 
     def run(self) -> None:
-        """By what the source is. Raises CannotCheck where it is nothing that is known."""
+        """Finds out what the source is, and checks it. Raises CannotCheck where it is nothing that is known."""
         source, options = self.options.source, self.options
         if not source.exists():
             raise CannotCheck(f"{source} not found; expected {_EXPECTED}")
@@ -131,10 +131,10 @@ class _Check:
             raise CannotCheck(f"{source} holds none of these: {_EXPECTED}")
         trained_hash = np.sort(self.hash_N)
         for path in bins:
-            found, num_decoded = check_pairs(
+            findings, num_decoded = check_pairs(
                 path, options.num_workers, options.images, trained_hash, options.bar, self.sheet
             )
-            self.findings += found
+            self.findings += findings
             self.num_decoded += num_decoded
 
     def summary(self, seconds: float) -> dict[str, Any]:
@@ -213,9 +213,9 @@ class _Check:
             return
         bar = source.name if self.options.bar else ""
         scan = scan_images(read, len(label_N), self.options.num_workers, hear_decoder=True, bar=bar)
-        found = check_images(scan, label_N, describe, str(source), size)
-        self.findings += found
-        self.sheet.add(found, read, len(label_N), describe, source.name)
+        findings = check_images(scan, label_N, describe, str(source), size)
+        self.findings += findings
+        self.sheet.add(findings, read, len(label_N), describe, source.name)
         self.hash_N, self.num_decoded = scan.hash_N, len(label_N)
 
 
@@ -238,12 +238,12 @@ def _read_property(
     if num_classes < 1:
         what = f"expected `num_classes,height,width`, got {line[:80]!r}"
         return None, None, [Finding("error", "property", what, file=file)]
-    found = []
+    findings = []
     if num_identities and num_classes != num_identities:
         what = f"it says {num_classes} classes; the .rec has {num_identities} identity records"
-        found.append(Finding("warning", "property-classes", what, file=file))
+        findings.append(Finding("warning", "property-classes", what, file=file))
     if len(numbers) > 3 and numbers[3] and numbers[3] != num_images:
         what = f"it says {numbers[3]} images; the .rec has {num_images}"
-        found.append(Finding("warning", "property-images", what, file=file))
+        findings.append(Finding("warning", "property-images", what, file=file))
     square = len(height_width) == 2 and height_width[0] == height_width[1] > 0
-    return num_classes, height_width[0] if square else None, found
+    return num_classes, height_width[0] if square else None, findings

@@ -25,10 +25,10 @@ class ContactSheet:
     rows: list[tuple[Finding, Callable[[int], bytes]]] = field(default_factory=list)
 
     def add(
-        self, found: list[Finding], read: Callable[[int], bytes], num_images: int, describe: Describe, file: str
+        self, findings: list[Finding], read: Callable[[int], bytes], num_images: int, describe: Describe, file: str
     ) -> None:
         """The findings about the images of a set; read(index) gives the file of one, describe(index) its name."""
-        self.rows += [(f, read) for f in found if len(f.places) and f.key.startswith("image-")]
+        self.rows += [(f, read) for f in findings if len(f.places) and f.key.startswith("image-")]
         spread = np.unique(np.linspace(0, num_images - 1, _A_ROW).astype(np.int64))
         self.rows.append((Finding("info", f"some of {file}", "", num_images, spread, describe), read))
 

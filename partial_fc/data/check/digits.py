@@ -21,7 +21,7 @@ _CLASSES = 10
 
 def check_digits(folder: Path, sheet: ContactSheet) -> tuple[list[Finding], int]:
     """(findings about both sets, images scanned). sheet: is given the images."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     hashes: dict[Split, NDArray[np.uint64]] = {}
     splits: tuple[Split, Split] = ("train", "t10k")
     for split in splits:
@@ -29,7 +29,7 @@ def check_digits(folder: Path, sheet: ContactSheet) -> tuple[list[Finding], int]
             file = find(folder, split)[0]
             images = read_set(folder, split, _CLASSES)
         except (ValueError, OSError) as error:
-            found.append(Finding("error", "idx-unreadable", str(error), file=str(folder)))
+            findings.append(Finding("error", "idx-unreadable", str(error), file=str(folder)))
             continue
         scan = _scan(images)
         hashes[split] = scan.hash_N
@@ -41,14 +41,14 @@ def check_digits(folder: Path, sheet: ContactSheet) -> tuple[list[Finding], int]
             return cv2.imencode(".png", image_NHW[i])[1].tobytes()
 
         about_images = check_images(scan, images.label_N, describe, str(file))
-        found += check_labels(images.label_N, _CLASSES, describe, str(file)) + about_images
+        findings += check_labels(images.label_N, _CLASSES, describe, str(file)) + about_images
         sheet.add(about_images, as_file, len(images.label_N), describe, file.name)
     if len(hashes) == 2:
         what = "images of the test set are also trained on, pixel for pixel"
         both = np.isin(hashes["t10k"], hashes["train"])
         name = str(find(folder, "t10k")[0])
-        found += findings_at("warning", "pairs-trained-on", what, both, lambda i: {"image": i}, name)
-    return found, sum(map(len, hashes.values()))
+        findings += findings_at("warning", "pairs-trained-on", what, both, lambda i: {"image": i}, name)
+    return findings, sum(map(len, hashes.values()))
 
 
 def _scan(images: ImageSet) -> ImageScan:

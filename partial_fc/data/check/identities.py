@@ -32,8 +32,8 @@ def check_identities(records: Records) -> tuple[list[Finding], int | None]:
         )
         return [Finding("error", "identity-record-0", what, file=file)], None
     key_I = records.key_R[identity]
-    found = [*_labels_without_image(records, lone), *_check_record_0(records, key_I)]
-    return [*found, *_check_ranges(records, identity)], len(identity)
+    findings = [*_labels_without_image(records, lone), *_check_record_0(records, key_I)]
+    return [*findings, *_check_ranges(records, identity)], len(identity)
 
 
 def _longest_run(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -54,23 +54,23 @@ def _check_record_0(records: Records, key_I: NDArray[np.int64]) -> list[Finding]
     file = str(records.path)
     stored = np.array([records.raw_label_R[0], records.raw_second_R[0]])
     first, end = int(key_I[0]), int(key_I[-1]) + 1
-    found = []
+    findings = []
     if stored.tolist() != [np.float32(first), np.float32(end)] or end - first != len(key_I):
         what = (
             f"record 0 says that identity records are [{stored[0]:.0f}, {stored[1]:.0f}); without an image are "
             f"{len(key_I):,} keys from {first} to {end - 1}"
         )
-        found.append(Finding("error", "identity-record-0", what, file=file))
+        findings.append(Finding("error", "identity-record-0", what, file=file))
     elif end - 1 > _EXACT:
         what = (
             f"record 0 and the identity records name keys above {_EXACT:,}, which float32 rounds to even numbers. This "
             "trainer looks at the records themselves; readers that trust the numbers may take an identity record for "
             "an image"
         )
-        found.append(Finding("info", "identity-rounded", what, file=file))
+        findings.append(Finding("info", "identity-rounded", what, file=file))
     what = f"images have keys among or behind those of the identity records, from {first} on: not read"
     late = records.key_N >= first
-    return found + findings_at("error", "identity-late-image", what, late, records.describe, file)
+    return findings + findings_at("error", "identity-late-image", what, late, records.describe, file)
 
 
 def _check_ranges(records: Records, identity: NDArray[np.int64]) -> list[Finding]:
@@ -84,9 +84,9 @@ def _check_ranges(records: Records, identity: NDArray[np.int64]) -> list[Finding
         return {"key": int(key_I[i]), "identity": i, "range": f"[{start_I[i]:.0f}, {stop_I[i]:.0f})"}
 
     def add(severity: Severity, key: str, what: str, which: NDArray[np.bool_]) -> None:
-        found.extend(findings_at(severity, key, what, which, describe, file))
+        findings.extend(findings_at(severity, key, what, which, describe, file))
 
-    found: list[Finding] = []
+    findings: list[Finding] = []
     expected_I = np.append(records.key_N[0] if len(records) else 1, stop_I[:-1])
     good = np.isfinite(start_I) & np.isfinite(stop_I) & (start_I >= 1) & (start_I <= stop_I)
     good &= stop_I <= np.float32(key_I[0])
@@ -113,7 +113,7 @@ def _check_ranges(records: Records, identity: NDArray[np.int64]) -> list[Finding
         "identities whose images have another label than their place among the identity records",
         exact & (low_I == high_I) & (low_I != number_I),
     )
-    return found
+    return findings
 
 
 def _extremes(
@@ -136,10 +136,10 @@ def check_layout(records: Records) -> list[Finding]:
     file = str(records.path)
     raw_N = records.raw_label_R[records.image_N]
     what = "labels are no whole numbers: training takes their records for damaged"
-    found = findings_at("error", "label-fraction", what, ~are_whole(raw_N), records.describe, file)
+    findings = findings_at("error", "label-fraction", what, ~are_whole(raw_N), records.describe, file)
     what = f"labels above {_EXACT:,}: float32 rounds them, and classes fall together"
     large = np.isfinite(raw_N) & (np.abs(raw_N) > _EXACT)
-    found += findings_at("error", "label-float32", what, large, records.describe, file)
+    findings += findings_at("error", "label-float32", what, large, records.describe, file)
     id_N = records.id_R[records.image_N]
     wrong = id_N != records.key_N.astype(np.uint64)
 
@@ -148,7 +148,7 @@ def check_layout(records: Records) -> list[Finding]:
 
     if wrong.sum() < len(id_N) / 2:  # else the ids are something else, or all 0
         what = "records have another id than their key, most others have it: is part of the index that of another file?"
-        found += findings_at("warning", "record-id", what, wrong, with_id, file)
+        findings += findings_at("warning", "record-id", what, wrong, with_id, file)
     key_N = records.key_N
     step = np.diff(key_N)
 
@@ -158,8 +158,8 @@ def check_layout(records: Records) -> list[Finding]:
     holes = np.flatnonzero(step > 1)
     if len(holes):
         what = "keys between the first and the last image that no record has: left out when the set was packed?"
-        found.append(Finding("info", "key-holes", what, int((step[holes] - 1).sum()), holes, hole, file))
-    return [*found, _check_order(records)]
+        findings.append(Finding("info", "key-holes", what, int((step[holes] - 1).sum()), holes, hole, file))
+    return [*findings, _check_order(records)]
 
 
 def _check_order(records: Records) -> Finding:

@@ -51,10 +51,10 @@ def check_images(
         message = scan.messages.get(index)
         return {**describe(index), **({"problem": message} if message else {})}
 
-    found = []
+    findings = []
     for code, (severity, key, what) in _BY_CODE.items():
-        found += findings_at(severity, key, what, scan.code_N == code, with_problem, file)
-    return found + _check_sizes(scan, describe, file, size) + _check_repetitions(scan, label_N, describe, file)
+        findings += findings_at(severity, key, what, scan.code_N == code, with_problem, file)
+    return findings + _check_sizes(scan, describe, file, size) + _check_repetitions(scan, label_N, describe, file)
 
 
 def _check_sizes(scan: ImageScan, describe: Describe, file: str, size: int | None) -> list[Finding]:
@@ -66,7 +66,7 @@ def _check_sizes(scan: ImageScan, describe: Describe, file: str, size: int | Non
     decoded = scan.height_N > 0
     if (scan.height_N != scan.width_N).sum() > decoded.sum() / 2:
         more += ". Most are not square: training sees their middle. Are faces cut out and aligned (docs/data.md)?"
-    found = [Finding("info", "image-sizes", f"images of height x width {shown}{more}", file=file)]
+    findings = [Finding("info", "image-sizes", f"images of height x width {shown}{more}", file=file)]
 
     def with_size(index: int) -> Mapping[str, Any]:
         return {**describe(index), "height": int(scan.height_N[index]), "width": int(scan.width_N[index])}
@@ -77,12 +77,12 @@ def _check_sizes(scan: ImageScan, describe: Describe, file: str, size: int | Non
         who = "`property` says" if size else "nearly all have"
         what = f"images are not {usual[0]} x {usual[1]}, as {who}: training resizes and crops them"
         other = decoded & ((scan.height_N != usual[0]) | (scan.width_N != usual[1]))
-        found += findings_at("warning", "image-other-size", what, other, with_size, file)
+        findings += findings_at("warning", "image-other-size", what, other, with_size, file)
     grey = int((decoded & ~scan.coloured_N).sum())
     if grey:
         what = f"of {int(decoded.sum()):,} images have no colour"
-        found.append(Finding("info", "image-grey", f"{grey:,} {what}", grey, file=file))
-    return found
+        findings.append(Finding("info", "image-grey", f"{grey:,} {what}", grey, file=file))
+    return findings
 
 
 def _check_repetitions(scan: ImageScan, label_N: NDArray[np.int64], describe: Describe, file: str) -> list[Finding]:
@@ -94,6 +94,6 @@ def _check_repetitions(scan: ImageScan, label_N: NDArray[np.int64], describe: De
 
     differ = label_N[pair_P2[:, 0]] != label_N[pair_P2[:, 1]]
     what = "image files also occur in another class: one label of two is wrong"
-    found = findings_at("error", "repeated-other-class", what, differ, both, file)
+    findings = findings_at("error", "repeated-other-class", what, differ, both, file)
     what = "image files repeat another one of their class"
-    return found + findings_at("warning", "repeated-same-class", what, ~differ, both, file)
+    return findings + findings_at("warning", "repeated-same-class", what, ~differ, both, file)

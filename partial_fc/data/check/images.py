@@ -162,7 +162,7 @@ def _scan_image(scan: ImageScan, index: int, read: Callable[[], bytes]) -> None:
 
 
 def hash_of(content: bytes | memoryview) -> int:
-    """Of 64 bits, never 0."""
+    """A hash of 64 bits, never 0."""
     return max(1, int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"))
 
 

@@ -28,11 +28,11 @@ def check_labels(label_N: NDArray[np.int64], num_classes: int, describe: Describ
         f"would be in no class{hint}"
     )
     outside = (label_N < 0) | (label_N >= num_classes)
-    found = findings_at("error", "label-range", what, outside, describe, file)
+    findings = findings_at("error", "label-range", what, outside, describe, file)
     if num_classes > _MOST_CLASSES:
         what = f"{num_classes:,} classes for {counted(len(label_N), 'image')}: is the largest label wrong?"
-        return [*found, Finding("error", "class-number", what, 1, [int(label_N.argmax())], describe, file)]
-    return found + check_classes(np.bincount(label_N[~outside], minlength=num_classes), file)
+        return [*findings, Finding("error", "class-number", what, 1, [int(label_N.argmax())], describe, file)]
+    return findings + check_classes(np.bincount(label_N[~outside], minlength=num_classes), file)
 
 
 def check_classes(count_C: NDArray[np.int64], file: str = "") -> list[Finding]:
@@ -42,12 +42,12 @@ def check_classes(count_C: NDArray[np.int64], file: str = "") -> list[Finding]:
         return {"class": label, "images": int(count_C[label])}
 
     def add(severity: Severity, key: str, what: str, which: NDArray[np.bool_]) -> None:
-        found.extend(findings_at(severity, key, what, which, describe, file))
+        findings.extend(findings_at(severity, key, what, which, describe, file))
 
     used = np.flatnonzero(count_C)
     if not len(used):
         return [Finding("error", "label-none", "no image has a label of any class", file=file)]
-    found: list[Finding] = []
+    findings: list[Finding] = []
     label_C, num_images = np.arange(len(count_C)), int(count_C.sum())
     if len(count_C) > 1 and len(used) == 1 and num_images > 1:
         others = counted(len(count_C) - 1, "class")
@@ -55,7 +55,7 @@ def check_classes(count_C: NDArray[np.int64], file: str = "") -> list[Finding]:
         add("error", "label-constant", what, count_C > 0)
     if len(count_C) > MAX_CLASSES:
         what = f"classes; labels in a .rec are float32, exact up to {MAX_CLASSES:,} only"
-        found.append(Finding("warning", "label-float32", what, len(count_C), file=file))
+        findings.append(Finding("warning", "label-float32", what, len(count_C), file=file))
     add(
         "warning", "class-gap", "numbers below the largest label that no image has: classes of nobody",
         (count_C == 0) & (label_C < used[-1]),
@@ -74,4 +74,4 @@ def check_classes(count_C: NDArray[np.int64], file: str = "") -> list[Finding]:
             "half of all: a bin for what could not be told apart?",
             (count_C > _MANY_TIMES * median) | ((count_C > num_images / 2) & (len(used) > 2)),
         )  # fmt: skip
-    return found
+    return findings

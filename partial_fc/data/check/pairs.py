@@ -29,9 +29,9 @@ def check_pairs(
         pairs = read_pairs(path)
     except (ValueError, OSError) as error:
         return [Finding("error", "pairs-unreadable", str(error), file=file)], 0
-    found = _check_answers(pairs.same, file)
+    findings = _check_answers(pairs.same, file)
     if not images:
-        return found, 0
+        return findings, 0
     read = pairs.images.__getitem__
     scan = scan_images(read, len(pairs.images), num_threads, hear_decoder=True, bar=path.name if bar else "")
 
@@ -42,46 +42,46 @@ def check_pairs(
     hash_N, scan.hash_N = scan.hash_N, np.zeros_like(scan.hash_N)
     about_images = check_images(scan, np.zeros(len(pairs.images), np.int64), describe, file)
     sheet.add(about_images, read, len(pairs.images), describe, path.name)
-    found += about_images + _check_repetitions(hash_N, pairs.same, file)
+    findings += about_images + _check_repetitions(hash_N, pairs.same, file)
     if len(trained_hash):
         at = np.minimum(np.searchsorted(trained_hash, hash_N), len(trained_hash) - 1)
         what = "images are also trained on, byte for byte: the accuracy is not that on unseen ones"
         trained = (trained_hash[at] == hash_N) & (hash_N != 0)
-        found += findings_at("warning", "pairs-trained-on", what, trained, describe, file)
-    return found, len(pairs.images)
+        findings += findings_at("warning", "pairs-trained-on", what, trained, describe, file)
+    return findings, len(pairs.images)
 
 
 def _check_answers(same_P: NDArray[np.bool_], file: str) -> list[Finding]:
     num_pairs, num_same = len(same_P), int(same_P.sum())
     counts = f"{counted(num_pairs, 'pair')}, {num_same:,} of them of one class"
-    found = [Finding("info", "pairs-count", counts, file=file)]
+    findings = [Finding("info", "pairs-count", counts, file=file)]
     if num_same in (0, num_pairs):
         what = f"{counts}: with one kind of answer any embedding is right"
-        return [*found, Finding("error", "pairs-one-answer", what, file=file)]
+        return [*findings, Finding("error", "pairs-one-answer", what, file=file)]
     if not 0.4 <= num_same / num_pairs <= 0.6:
         what = f"{counts}; usual is half: accuracy then says little, `always yes` or `always no` has more than 60 %"
-        found.append(Finding("warning", "pairs-balance", what, file=file))
+        findings.append(Finding("warning", "pairs-balance", what, file=file))
     folds = np.array_split(same_P, min(_FOLDS, num_pairs))
     one_answer = np.array([fold.all() or not fold.any() for fold in folds])
     what = (
         f"{one_answer.sum()} of {len(folds)} folds hold one kind of answer: pairs are to be mixed, fold after fold "
         "(docs/data.md)"
     )
-    found += findings_at("warning", "pairs-folds", what, one_answer, lambda fold: {"fold": fold}, file)
+    findings += findings_at("warning", "pairs-folds", what, one_answer, lambda fold: {"fold": fold}, file)
     if num_pairs % _FOLDS:
         what = f"{counted(num_pairs, 'pair')}: no multiple of {_FOLDS} folds"
-        found.append(Finding("info", "pairs-folds-uneven", what, file=file))
-    return found
+        findings.append(Finding("info", "pairs-folds-uneven", what, file=file))
+    return findings
 
 
 def _check_repetitions(hash_N: NDArray[np.uint64], same_P: NDArray[np.bool_], file: str) -> list[Finding]:
     hash_P2 = hash_N.reshape(-1, 2)
     readable = (hash_P2 != 0).all(axis=1)
     identical = readable & (hash_P2[:, 0] == hash_P2[:, 1])
-    found: list[Finding] = []
+    findings: list[Finding] = []
 
     def add(severity: Severity, key: str, what: str, which: NDArray[np.bool_]) -> None:
-        found.extend(findings_at(severity, key, what, which, lambda pair: {"pair": pair}, file))
+        findings.extend(findings_at(severity, key, what, which, lambda pair: {"pair": pair}, file))
 
     add(
         "error", "pairs-contradict", "pairs of an image with itself are marked as two classes", identical & ~same_P
@@ -96,4 +96,4 @@ def _check_repetitions(hash_N: NDArray[np.uint64], same_P: NDArray[np.bool_], fi
         "error", "pairs-two-answers", "pairs occur again with the other answer",
         again & (same_P != same_P[first[of_pair]]),
     )  # fmt: skip
-    return found
+    return findings

@@ -37,7 +37,7 @@ class PackOptions:
     """Resize (shorter side, then the middle square) and write as JPEG. Images of this size, and with None all
     images, are copied byte for byte."""
     quality: int = 95
-    """Of JPEG files that are written anew."""
+    """Quality of JPEG files that are written anew."""
     plain: bool = False
     """im2rec's layout, keys from 0. Otherwise InsightFace's: sorted by class, with identity records."""
     num_workers: int = 4
