@@ -60,16 +60,16 @@ def read_set(folder: Path, split: Split, num_classes: int = 10) -> ImageSet:
 
 def find(folder: Path, split: Split) -> tuple[Path, Path]:
     """(images, labels) of a set. An uncompressed file comes before a compressed one of the same name."""
-    places = (folder, folder / "MNIST" / "raw")
-    for place in places:
-        found = [_file(place, split, kind) for kind in ("images", "labels")]
-        if found[0] and found[1]:
-            return found[0], found[1]
-        if found[0] or found[1]:
-            missing = names(split)[0 if found[0] is None else 1]
-            raise ValueError(f"{place} has {found[0] or found[1]} but no {missing} or {missing}.gz beside it")
+    folders = (folder, folder / "MNIST" / "raw")
+    for folder in folders:
+        images, labels = (_file(folder, split, kind) for kind in ("images", "labels"))
+        if images and labels:
+            return images, labels
+        if images or labels:
+            missing = names(split)[1 if images else 0]
+            raise ValueError(f"{folder} has {images or labels} but no {missing} or {missing}.gz beside it")
     raise ValueError(
-        f"no MNIST files in {' or '.join(str(place) for place in places)}; expected {' and '.join(names(split))}, each "
+        f"no MNIST files in {' or '.join(map(str, folders))}; expected {' and '.join(names(split))}, each "
         "perhaps with .gz. Nothing is downloaded: put them there, name their folder with --data-dir, or write a small "
         "set of real digits with `partial-fc data digits --out DIR`"
     )
@@ -80,9 +80,9 @@ def names(split: Split) -> tuple[str, str]:
     return f"{split}-images-idx3-ubyte", f"{split}-labels-idx1-ubyte"
 
 
-def _file(place: Path, split: Split, kind: Literal["images", "labels"]) -> Path | None:
+def _file(folder: Path, split: Split, kind: Literal["images", "labels"]) -> Path | None:
     name = names(split)[0 if kind == "images" else 1]
-    for path in (place / name, place / f"{name}.gz"):
+    for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
     return None
@@ -93,7 +93,7 @@ def read_idx(path: Path, expect: Literal["images", "labels"]) -> NDArray[np.uint
     content = _content(path)
     magic = int.from_bytes(content[:4], "big") if len(content) >= 4 else None
     if _KINDS.get(magic or 0) != expect:
-        got = f"{_KINDS[magic]}: are two files swapped?" if magic in _KINDS else _strange(content)
+        got = f"{_KINDS[magic]}: are two files swapped?" if magic in _KINDS else _unknown(content)
         wanted = next(number for number, kind in _KINDS.items() if kind == expect)
         raise ValueError(f"{path}: expected {expect}, an idx file that starts with 0x{wanted:08x}; got {got}")
     assert magic is not None
@@ -142,7 +142,7 @@ def _as_announced(file: gzip.GzipFile) -> bytes:
     return b"".join(pieces)
 
 
-def _strange(content: bytes) -> str:
+def _unknown(content: bytes) -> str:
     if not content:
         return "an empty file"
     page = " (a page of text: did a download fail?)" if content[:1] in b"<{" else ""

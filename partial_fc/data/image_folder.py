@@ -1,6 +1,7 @@
 """Image files in one folder per class, or named by a list."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.sample import BadRecord, Sample
+from partial_fc.findings import counted
 
 MAX_LABEL = 2**53  # labels are read as floats, exact up to here
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
@@ -19,6 +21,8 @@ class ImageFolder:
     With a list file: one image a line, `path label` (the label last, so the path may hold blanks), or the
     .lst of im2rec, `index<TAB>label<TAB>path`. Paths are relative to `root`, which is the list's own folder
     if not given.
+
+    left_out: how many files of the class folders end in something else than an image that can be read, by ending.
     """
 
     def __init__(
@@ -27,11 +31,12 @@ class ImageFolder:
         list_file: str | os.PathLike[str] | None = None,
         num_classes: int | None = None,
     ) -> None:
+        self.left_out: Counter[str] = Counter()
         if list_file is None:
             if root is None:
                 raise ValueError("neither a folder nor a list of images is given")
             self.root = Path(root)
-            self.classes, self.names, self._labels = _scan(self.root)
+            self.classes, self.names, self._labels, self.left_out = _scan(self.root)
         else:
             self.root = Path(root) if root is not None else Path(list_file).parent
             self.names, self._labels = _read_list(Path(list_file))
@@ -46,12 +51,14 @@ class ImageFolder:
         return len(self.names)
 
     def read(self, index: int) -> Sample:
+        return Sample(self.read_file(index), int(self._labels[index]), index)
+
+    def read_file(self, index: int) -> bytes:
         try:
-            content = (self.root / self.names[index]).read_bytes()
+            return (self.root / self.names[index]).read_bytes()
         except OSError as error:
             what = "not found" if isinstance(error, FileNotFoundError) else error.strerror
             raise BadRecord(f"{self.where(index)}: {what}") from None
-        return Sample(content, int(self._labels[index]), index)
 
     def where(self, index: int) -> str:
         return str(self.root / self.names[index])
@@ -66,28 +73,41 @@ class ImageFolder:
         """The names of the folders; a list has none."""
         return self.classes or None
 
+    def left_out_text(self) -> str:
+        """`3 .heic, 1 .gif; only .jpg ... are read`."""
+        counts = ", ".join(f"{number:,} {suffix}" for suffix, number in self.left_out.most_common())
+        return f"{counts}; only {' '.join(_SUFFIXES)} are read"
+
 
 def image_names(folder: Path) -> list[str]:
     """The image files of a folder, sorted."""
     return sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(_SUFFIXES))
 
 
-def _scan(root: Path) -> tuple[list[str], list[str], NDArray[np.int64]]:
+def _scan(root: Path) -> tuple[list[str], list[str], NDArray[np.int64], Counter[str]]:
+    """(class names, file names, labels, files left out by their ending)."""
     if not root.is_dir():
         raise ValueError(f"{root} is not a folder; expected one with a sub-folder of images for each class")
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
     names: list[str] = []
     counts = []
+    left_out: Counter[str] = Counter()
     for name in classes:
         files = image_names(root / name)
+        others = {entry.name for entry in os.scandir(root / name) if entry.is_file() and entry.name[0] != "."}
+        left_out.update(Path(other).suffix.lower() or "without ending" for other in others.difference(files))
         names.extend(f"{name}/{file}" for file in files)
         counts.append(len(files))
     if not names:
-        raise ValueError(
-            f"{root}: {len(classes)} sub-folders, no image in them; expected ROOT/CLASS/IMAGE with "
-            f"{', '.join(_SUFFIXES)}"
-        )
-    return classes, names, np.repeat(np.arange(len(classes)), counts)
+        expected = f"expected ROOT/CLASS/IMAGE with {', '.join(_SUFFIXES)}"
+        flat = len(image_names(root))
+        if flat:
+            raise ValueError(
+                f"{root} itself holds the images, {flat} of them, not in a sub-folder for each class; {expected}. Move "
+                "them, or name each with its label in a list (`path label` a line)"
+            )
+        raise ValueError(f"{root}: {counted(len(classes), 'sub-folder')}, no image in them; {expected}")
+    return classes, names, np.repeat(np.arange(len(classes)), counts), left_out
 
 
 def _read_list(path: Path) -> tuple[list[str], NDArray[np.int64]]:

@@ -11,10 +11,11 @@ from partial_fc.comm import World, elastic
 from partial_fc.data.image_folder import ImageFolder
 from partial_fc.data.record_source import RecordSource
 from partial_fc.data.sample import Source
+from partial_fc.findings import counted
 
 
 def open_source(path: str | os.PathLike[str], num_classes: int | None = None) -> RecordSource | ImageFolder:
-    """A folder with train.rec or a .rec file, a folder with one sub-folder per class, or a list of images."""
+    """The source at a path: a folder with train.rec, a .rec file, a folder of class folders, or a list of images."""
     path = Path(path)
     if not path.exists():
         raise ValueError(f"{path} not found; expected a folder with train.rec, a folder of class folders, or a list")
@@ -26,34 +27,36 @@ def open_source(path: str | os.PathLike[str], num_classes: int | None = None) ->
 
 
 def open_on_all(make: Callable[[], Source], world: World, has_trained_W: Sequence[bool] | None = None) -> Source:
-    """make() on every rank. Raises ValueError on all ranks where one cannot open it, or sees another number of images,
-    of classes, or other names of classes. A collective.
+    """Opens a source with make() on every rank. Raises ValueError on all ranks where one cannot open it, or sees
+    another number of images, of classes, or other names of classes. A collective.
 
     has_trained_W: which ranks have trained on it already, where hosts come and go. A new one without it, or with
     another, must not end them: it raises ValueError alone, and the others elastic.HostsChanged.
     """
     source, problem = None, None
-    mine = (-1, -1, -1)
+    local = (-1, -1, -1)
     try:
         source = make()
         names = "\n".join(source.class_names() or [])
-        mine = (len(source), source.num_classes, zlib.crc32(names.encode("utf-8", "surrogateescape")))
+        local = (len(source), source.num_classes, zlib.crc32(names.encode("utf-8", "surrogateescape")))
     except (ValueError, OSError) as error:
         problem = error
-    seen_W3 = world.all_gather(torch.tensor([mine]), name="data/opened").tolist()
+    seen_W3 = world.all_gather(torch.tensor([local]), name="data/opened").tolist()
     known_W = [has and seen[0] >= 0 for has, seen in zip(has_trained_W or [False] * world.size, seen_W3, strict=True)]
     others = elastic.mismatched_ranks(seen_W3, known_W)
     if others and world.rank not in others:
-        each = ", ".join(f"rank {rank} {_in_words(*seen_W3[rank])}" for rank in others)
+        each = ", ".join(f"rank {rank} {_describe(*seen_W3[rank])}" for rank in others)
         raise elastic.HostsChanged(f"the training data is not what the others train on, who go on alone: {each}")
     if problem:
         raise ValueError(str(problem)) from problem
     assert source is not None
     if any(seen != seen_W3[0] for seen in seen_W3):
-        each = ", ".join(f"rank {rank} {_in_words(*seen)}" for rank, seen in enumerate(seen_W3))
+        each = ", ".join(f"rank {rank} {_describe(*seen)}" for rank, seen in enumerate(seen_W3))
         raise ValueError(f"{world}: the training data is not the same on all ranks: {each}")
     return source
 
 
-def _in_words(images: int, classes: int, names: int) -> str:
-    return "cannot open it" if images < 0 else f"{images:,} images, {classes:,} classes (names {names:08x})"
+def _describe(images: int, classes: int, names: int) -> str:
+    if images < 0:
+        return "cannot open it"
+    return f"{counted(images, 'image')}, {counted(classes, 'class')} (names {names:08x})"

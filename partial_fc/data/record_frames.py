@@ -32,7 +32,7 @@ class FrameHeads(NamedTuple):
     """is_frame: does a frame begin there? Else its part and length are 0. length: bytes of its payload."""
 
     is_frame: NDArray[np.bool_]
-    part: NDArray[np.uint32]
+    part: NDArray[np.uint8]
     length: NDArray[np.int64]
 
 
@@ -66,7 +66,7 @@ class RecordFile:
         at = np.where(inside, offset_F // 4, 0)
         is_frame = inside & (words[at] == MAGIC)
         head = np.where(is_frame, words[np.where(is_frame, at + 1, 0)], np.uint32(0))
-        return FrameHeads(is_frame, head >> 29, (head & MAX_RECORD_BYTES).astype(np.int64))
+        return FrameHeads(is_frame, (head >> 29).astype(np.uint8), (head & MAX_RECORD_BYTES).astype(np.int64))
 
     def walk(self, begin: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """(part, begin, end) of the frames that follow one another from `begin` on, as long as they are whole and end

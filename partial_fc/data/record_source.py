@@ -34,13 +34,13 @@ class RecordSource:
         self._keys, num_identities = _image_keys(self.reader)
         if len(self._keys) == 0:
             raise ValueError(f"{rec_path} holds no image records")
-        said = _read_property(rec_path.with_name("property"))
-        if said and num_identities and said != num_identities:
+        stated = _read_property(rec_path.with_name("property"))
+        if stated and num_identities and stated != num_identities:
             _log.warning(
                 "%s says %d classes, %s holds %d identity records",
-                rec_path.with_name("property"), said, rec_path, num_identities,
+                rec_path.with_name("property"), stated, rec_path, num_identities,
             )  # fmt: skip
-        self._num_classes = num_classes or said or num_identities or int(self.labels().max()) + 1
+        self._num_classes = num_classes or stated or num_identities or int(self.labels().max()) + 1
         if self._num_classes < 1:
             raise ValueError(f"{rec_path}: no label is 0 or more; give the number of classes")
         if self._num_classes > MAX_CLASSES:
@@ -81,8 +81,8 @@ class RecordSource:
         return label.astype(np.int64)
 
     def class_names(self) -> list[str] | None:
-        """What classes.txt beside the .rec says, one name a line (`partial-fc data pack` writes it); None: it is not
-        there. Raises ValueError where it names more classes than there are."""
+        """The names in classes.txt beside the .rec, one a line (`partial-fc data pack` writes it); None: there is none.
+        Raises ValueError where it names more classes than there are."""
         path = self.reader.rec_path.with_name("classes.txt")
         if not path.exists():
             return None
@@ -155,16 +155,16 @@ def _first_identity(reader: RecordReader, rounded: float) -> int:
     float32 stores it exactly only up to 2^24 (glint360k has 17.1 million images), so the stored number is
     taken for a neighbourhood: in it, the first key without an image that follows a key with one.
     """
-    known = reader.keys
+    keys = reader.keys
     near: range | tuple[int, ...] = ()
-    if 1 <= rounded <= 2 * known[-1]:
+    if 1 <= rounded <= 2 * keys[-1]:
         spread = int(np.spacing(np.float32(rounded))) if rounded >= 2**24 else 0
         near = range(int(rounded) - spread, int(rounded) + spread + 1)
     for key in near:
-        at = key if isinstance(known, range) else int(np.searchsorted(known, key))
-        if at == 0 or at >= len(known) or known[at] != key or np.float32(key) != np.float32(rounded):
+        row = key if isinstance(keys, range) else int(np.searchsorted(keys, key))
+        if row == 0 or row >= len(keys) or keys[row] != key or np.float32(key) != np.float32(rounded):
             continue
-        if not reader.read_sample(key)[1] and (known[at - 1] == 0 or reader.read_sample(int(known[at - 1]))[1]):
+        if not reader.read_sample(key)[1] and (keys[row - 1] == 0 or reader.read_sample(int(keys[row - 1]))[1]):
             return key
     raise ValueError(
         f"{reader.rec_path}, key 0: identity records start at {rounded:.0f}, it says; found images or nothing"

@@ -256,10 +256,10 @@ def write_index(rec_path: str | os.PathLike[str]) -> int:
 
 def _aligned_magics(record: bytes) -> list[int]:
     """Multiples of 4 at which the magic number stands; bytes.find makes the usual case, none, cheap."""
-    found = []
+    aligned_at = []
     at = record.find(MAGIC_BYTES)
     while at >= 0:
         if at % 4 == 0:
-            found.append(at)
+            aligned_at.append(at)
         at = record.find(MAGIC_BYTES, at + 1)
-    return found
+    return aligned_at

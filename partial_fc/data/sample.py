@@ -1,4 +1,4 @@
-"""What every source of training images gives, and the error for one that cannot be used."""
+"""A sample, the sources that give them, and the error for one that cannot be used."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -45,8 +45,7 @@ class Source(Protocol):
         ...
 
     def class_names(self) -> list[str] | None:
-        """What the classes are called, by label; None: they have no names but their numbers. There may be fewer names
-        than classes."""
+        """The names of the classes, by label, perhaps of the first ones only; None: they have only numbers."""
         ...
 
 

@@ -98,8 +98,8 @@ def build(options: GlyphOptions) -> None:
         print(f"{options.out}: the glyph set is there already, with these options")
         return
     fonts = find_fonts(options.fonts)
-    standing = characters(fonts)
-    classes, unseen = choose(standing, options.num_classes, options.num_unseen, options.seed)
+    typefaces = characters(fonts)
+    classes, unseen = choose(typefaces, options.num_classes, options.num_unseen, options.seed)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     # Made beside its place and renamed at the end: nobody ever meets half a set.
     folder = Path(tempfile.mkdtemp(prefix=f".{options.out.name}-", dir=options.out.parent))
@@ -111,7 +111,7 @@ def build(options: GlyphOptions) -> None:
             options.seed,
         )
         with workers(options.jobs) as run:
-            class_typefaces = _drawn(pen, run, {code: trained(standing[code]) for code in classes})
+            class_typefaces = _drawn(pen, run, {code: trained(typefaces[code]) for code in classes})
             unseen_typefaces = _drawn(pen, run, {code: CHINESE for code in unseen})
             images = _write_training(folder, pen, run, class_typefaces, options.images_per_typeface)
             _write_tests(folder, pen, run, unseen_typefaces, options)
@@ -119,8 +119,8 @@ def build(options: GlyphOptions) -> None:
             "classes": len(classes),
             "images": images,
             "unseen": len(unseen),
-            "in_5_typefaces": len(standing),
-            "in_all_chinese_typefaces": sum(set(CHINESE) <= set(places) for places in standing.values()),
+            "in_5_typefaces": len(typefaces),
+            "in_all_chinese_typefaces": sum(set(CHINESE) <= set(indices) for indices in typefaces.values()),
         }
         _write_manifest(folder, options, fonts, counts, unseen)
         folder.chmod(0o755)  # mkdtemp makes folders that only their owner can read
@@ -158,17 +158,17 @@ def _drawn(pen: Pen, run: Runner, typefaces: Mapping[int, Iterable[int]]) -> dic
     two characters with one outline, some by mistake (Micro Hei: U+4E7E as U+4E81). Such images would be wrong
     labels.
     """
-    glyphs = [Glyph(code, typeface) for code, places in typefaces.items() for typeface in places]
+    glyphs = [Glyph(code, typeface) for code, indices in typefaces.items() for typeface in indices]
     digests = list(run(pen.digests, glyphs, "checking outlines"))
     drawn_alike = Counter((glyph.typeface, digest) for glyph, digest in zip(glyphs, digests, strict=True))
     drawn: dict[int, list[int]] = {code: [] for code in typefaces}
     for glyph, digest in zip(glyphs, digests, strict=True):
         if digest and drawn_alike[glyph.typeface, digest] == 1:
             drawn[glyph.code].append(glyph.typeface)
-    for code, places in drawn.items():
-        if not places:
+    for code, indices in drawn.items():
+        if not indices:
             raise ValueError(f"{chr(code)} (U+{code:04X}): no typeface draws it unlike all others; use another seed")
-    return {code: tuple(places) for code, places in drawn.items()}
+    return {code: tuple(indices) for code, indices in drawn.items()}
 
 
 def _write_training(
@@ -181,8 +181,8 @@ def _write_training(
     """
     glyphs = [
         Glyph(code, typeface, 0, number)
-        for code, places in typefaces.items()
-        for typeface in places
+        for code, indices in typefaces.items()
+        for typeface in indices
         for number in range(images_per_typeface)
     ]
     first_class_key = 1 + len(glyphs)
@@ -203,8 +203,8 @@ def _write_training(
             name = f"{glyph.code:04x}/{TYPEFACES[glyph.typeface].name}-{glyph.number}.jpg"
             lines.write(f"{_ALIGNED:.0f}\t{name}\t{label}\n")
         begin = 1
-        for label, places in enumerate(typefaces.values()):
-            end = begin + len(places) * images_per_typeface
+        for label, indices in enumerate(typefaces.values()):
+            end = begin + len(indices) * images_per_typeface
             records.write(first_class_key + label, pack((begin, end), b"", id=first_class_key + label))
             begin = end
     (folder / "property").write_text(f"{len(typefaces)},{pen.size},{pen.size}\n")
@@ -218,7 +218,7 @@ def _write_tests(
 ) -> None:
     """NAME.bin and NAME.tsv of each verification set."""
     faces = trained(CHINESE)
-    wanted = [Glyph(code, face) for code, places in typefaces.items() for face in faces if face in places]
+    wanted = [Glyph(code, face) for code, indices in typefaces.items() for face in faces if face in indices]
     shape_NTP = np.zeros((len(typefaces), len(faces), SHAPE_SIDE**2), np.float32)
     row_of = {code: row for row, code in enumerate(typefaces)}
     for glyph, shape in zip(wanted, run(pen.shapes, wanted, "comparing characters"), strict=True):

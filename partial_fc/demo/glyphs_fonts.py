@@ -26,7 +26,7 @@ class Typeface:
 
 _HAN, _HANGUL = frozenset({"han"}), frozenset({"hangul"})
 
-# An image is seeded by its typeface's place in this list: new typefaces go to the end.
+# An image is seeded by its typeface's index in this list: new typefaces go to the end.
 # Un Dotum is left out because WenQuanYi Zen Hei draws Hangul with its outlines.
 TYPEFACES = (
     Typeface("noto-sans", "fonts-noto-cjk", "NotoSansCJK-Regular.ttc", "Noto Sans CJK SC"),
@@ -78,16 +78,16 @@ def script(code: int) -> str | None:
 
 
 def characters(fonts: list[Font]) -> dict[int, tuple[int, ...]]:
-    """Every character of at least LEAST_TYPEFACES typefaces -> their places in TYPEFACES; sorted by code."""
-    found: dict[int, list[int]] = {}
-    for place, font in enumerate(fonts):
+    """Every character of at least LEAST_TYPEFACES typefaces -> their indices in TYPEFACES; sorted by code."""
+    typefaces: dict[int, list[int]] = {}
+    for index, font in enumerate(fonts):
         for code in font.codes:
-            found.setdefault(code, []).append(place)
-    return {code: tuple(found[code]) for code in sorted(found) if len(found[code]) >= LEAST_TYPEFACES}
+            typefaces.setdefault(code, []).append(index)
+    return {code: tuple(typefaces[code]) for code in sorted(typefaces) if len(typefaces[code]) >= LEAST_TYPEFACES}
 
 
 def choose(
-    standing: Mapping[int, tuple[int, ...]], num_classes: int, num_unseen: int, seed: int
+    typefaces: Mapping[int, tuple[int, ...]], num_classes: int, num_unseen: int, seed: int
 ) -> tuple[list[int], list[int]]:
     """(characters of the classes in class order, characters held out for the tests).
 
@@ -95,14 +95,14 @@ def choose(
     are used up. The held-out ones depend on the seed and their own number only, so sets of any num_classes
     are tested on the same characters, and the classes of a smaller set are the first classes of a larger one.
     """
-    whole = [code for code, places in standing.items() if set(CHINESE) <= set(places)]
-    rest = [code for code, places in standing.items() if not set(CHINESE) <= set(places)]
+    whole = [code for code, indices in typefaces.items() if set(CHINESE) <= set(indices)]
+    rest = [code for code, indices in typefaces.items() if not set(CHINESE) <= set(indices)]
     if num_unseen > len(whole):
         raise ValueError(f"num_unseen {num_unseen}: only {len(whole)} characters stand in all Chinese typefaces")
-    if num_classes + num_unseen > len(standing):
+    if num_classes + num_unseen > len(typefaces):
         raise ValueError(
-            f"num_classes {num_classes}, num_unseen {num_unseen}: {len(standing)} characters stand in "
-            f"{LEAST_TYPEFACES} typefaces or more; ask for at most {len(standing) - num_unseen} classes"
+            f"num_classes {num_classes}, num_unseen {num_unseen}: {len(typefaces)} characters stand in "
+            f"{LEAST_TYPEFACES} typefaces or more; ask for at most {len(typefaces) - num_unseen} classes"
         )
     order = _shuffled(whole, counter_rng.derive_key(seed, 0)) + _shuffled(rest, counter_rng.derive_key(seed, 1))
     return order[num_unseen : num_unseen + num_classes], order[:num_unseen]

@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 class Glyph(NamedTuple):
-    """One image. typeface: place in TYPEFACES. use: 0 training, 1, 2, 3 the tests. number: counts images."""
+    """One image. typeface: index in TYPEFACES. use: 0 training, 1, 2, 3 the tests. number: counts images."""
 
     code: int
     typeface: int
@@ -38,7 +38,8 @@ class Glyph(NamedTuple):
 
 @dataclass(frozen=True)
 class Pen:
-    """What all images of a set share. fonts: (file, index in it) of each typeface. size: in pixels."""
+    """Draws characters, and holds what all images of a set share. fonts: (file, index in it) of each typeface. size: in
+    pixels."""
 
     fonts: tuple[tuple[Path, int], ...]
     size: int
@@ -69,7 +70,7 @@ class Pen:
         return files
 
     def digests(self, glyphs: Sequence[Glyph]) -> list[bytes]:
-        """What identifies each clean drawing; empty where there is no ink."""
+        """A digest of each clean drawing; empty where there is no ink."""
         drawings = [self.drawing(glyph) for glyph in glyphs]
         return [hashlib.blake2b(ink.tobytes(), digest_size=16).digest() if ink.any() else b"" for ink in drawings]
 

@@ -1,4 +1,4 @@
-"""One picture of a glyph set for a person to look at: strokes cut off? characters missing? labels right?"""
+"""A picture of a glyph set for a person to look at: strokes cut off? characters missing? labels right?"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from partial_fc.demo.glyphs_pairs import SETS
 
 _PAIRS_A_ROW = 10
 _GAP = 6  # pixels between blocks
+_CAPTION = 20  # pixels
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,13 @@ class SheetOptions:
 
 def contact_sheet(options: SheetOptions) -> None:
     """Writes options.png. ValueError where the set is not there or the file cannot be written."""
-    blocks = [_grid(_classes(options.folder / "train.rec", options.num_rows))]
+    blocks = [_captioned("training: one class a row", _grid(_classes(options.folder / "train.rec", options.num_rows)))]
     for name in SETS:
         pairs = read_pairs(options.folder / f"{name}.bin")
-        halves = [_grid(_rows_of(pairs, kind, options.num_rows // 2)) for kind in (True, False)]
+        halves = [
+            _captioned(f"{name}: {answer}", _grid(_rows_of(pairs, same, options.num_rows // 2)))
+            for same, answer in ((True, "one character"), (False, "two characters"))
+        ]
         blocks.append(_stack(halves, axis=1))
     if not cv2.imwrite(str(options.png), _stack(blocks, axis=0)):
         raise ValueError(f"{options.png}: cannot be written")
@@ -57,6 +61,12 @@ def _rows_of(pairs: Pairs, same: bool, num_rows: int) -> list[list[bytes]]:
     chosen = np.flatnonzero(pairs.same == same)[: _PAIRS_A_ROW * num_rows]
     parts = [chosen[i : i + _PAIRS_A_ROW] for i in range(0, len(chosen), _PAIRS_A_ROW)]
     return [[pairs.images[2 * i + which] for i in part] for part in parts for which in (0, 1)]
+
+
+def _captioned(caption: str, block: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    bar = np.zeros((_CAPTION, block.shape[1], 3), np.uint8)
+    cv2.putText(bar, caption, (4, _CAPTION - 6), cv2.FONT_HERSHEY_SIMPLEX, 0.5, (255, 255, 255), 1, cv2.LINE_AA)
+    return np.concatenate((bar, block))
 
 
 def _grid(rows: list[list[bytes]]) -> NDArray[np.uint8]:

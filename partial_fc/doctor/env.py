@@ -12,7 +12,7 @@ import tyro
 
 from partial_fc.doctor.host_findings import HostFinding, common_findings, host_findings
 from partial_fc.doctor.hosts import ROOT, Host, HostError, parse
-from partial_fc.findings import check_place
+from partial_fc.findings import check_writable
 
 _PROBE_S = 120.0  # loading the libraries, from a slow network folder
 _TRANSFER_S = 60.0
@@ -50,7 +50,7 @@ class EnvOptions:
 def doctor_env(options: EnvOptions) -> int:
     """Prints a line for everything looked at and returns the exit status."""
     try:
-        check_place(options.report)
+        check_writable(options.report)
         hosts = parse(options.hosts, options.ssh_port) if options.hosts else [Host("localhost")]
     except (ValueError, OSError) as error:
         print(f"partial-fc doctor env: {error}", file=sys.stderr)

@@ -18,6 +18,6 @@ def test_labels_of_another_number_of_classes_are_refused(glyphs, tmp_path):
         expect=1,
     )
     assert said.count("train.py face: the training data is not fit to train on (--check-data quick") == 2
-    assert "error   label-range: 4 labels outside 0 to 13" in said
+    assert "error   label-range (4): labels outside 0 to 13" in said
     assert f"{tmp_path}/train.rec, key 197, class 14" in said
     assert not list((tmp_path / "run").rglob("*.safetensors"))

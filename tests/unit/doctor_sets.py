@@ -18,14 +18,14 @@ def picture(seed: int, size: int = 24) -> bytes:
     return cv2.imencode(".jpg", cv2.resize(few, (size, size)))[1].tobytes()
 
 
-def records() -> dict[int, bytes]:
+def records(counts: tuple[int, ...] = COUNTS) -> dict[int, bytes]:
     """Key -> record, in InsightFace's layout."""
-    label_N = np.repeat(np.arange(len(COUNTS)), COUNTS).tolist()
+    label_N = np.repeat(np.arange(len(counts)), counts).tolist()
     out = {key: pack([label, 1.0], picture(key), id=key) for key, label in enumerate(label_N, start=1)}
-    first = 1 + sum(COUNTS)
-    out[0] = pack([first, first + len(COUNTS)], b"")
+    first = 1 + sum(counts)
+    out[0] = pack([first, first + len(counts)], b"")
     start = 1
-    for label, count in enumerate(COUNTS):
+    for label, count in enumerate(counts):
         out[first + label] = pack([start, start + count], b"", id=first + label)
         start += count
     return out
@@ -49,14 +49,3 @@ def examine(source: Path, **options) -> tuple[int, dict[str, dict]]:
     assert len(found) == report["errors"] + report["warnings"]  # each key once
     assert status == int(report["errors"] > 0)
     return status, found
-
-
-def changed(**replace: bytes | None) -> dict[int, bytes]:
-    out = records()
-    for name, record in replace.items():
-        key = int(name[1:])
-        if record is None:
-            del out[key]
-        else:
-            out[key] = record
-    return out

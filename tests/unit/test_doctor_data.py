@@ -17,6 +17,8 @@ from partial_fc.data.pairs import write_pairs
 from partial_fc.data.tools.pack import PackOptions, pack_images
 from tests.unit.doctor_sets import examine, picture, records, write
 
+TITLE, ROW = 22, 22 + 112  # pixels of a sheet
+
 
 def test_what_pack_writes_is_good(tmp_path):
     for seed, label in enumerate([0, 0, 1, 1, 2, 2]):
@@ -55,8 +57,26 @@ def test_class_folders(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert f"    {tmp_path}/in/class2/5.jpg, class 2, problem no image that OpenCV can read" in printed
     sheet = cv2.imread(str(tmp_path / "sheet.png"))
-    assert sheet is not None
-    assert sheet.shape[1] == 10 * 112
+    assert sheet.shape == (2 * ROW, 10 * 112, 3)
+    # The tile of the one that cannot be decoded: its name is written in white.
+    assert (sheet[TITLE:ROW, :112] > 200).all(axis=2).any()
+
+
+def test_files_of_other_endings_are_counted(tmp_path):
+    for name in ("a/0.jpg", "a/1.HEIC", "a/2.heic", "b/3.jpg", "b/4.gif", "b/.hidden"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(picture(ord(name[2])))
+    _, found = examine(tmp_path)
+    assert found["files-left-out"]["count"] == 3
+    assert "2 .heic, 1 .gif" in found["files-left-out"]["what"]
+
+
+def test_images_without_class_folders(tmp_path):
+    for seed in range(3):
+        (tmp_path / f"{seed}.jpg").write_bytes(picture(seed))
+    status, found = examine(tmp_path)
+    assert (status, set(found)) == (1, {"set-unreadable"})
+    assert "3 of them, not in a sub-folder" in found["set-unreadable"]["what"]
 
 
 def test_lists(tmp_path):
@@ -107,7 +127,8 @@ def test_pairs(tmp_path, name):
     sheet = tmp_path / "sheet.png"
     status, found = examine(write_to(tmp_path / "test.bin"), sheet=sheet)
     assert ({key: f["count"] for key, f in found.items()}, status) == (expected, exit_status)
-    assert sheet.exists() == any(key.startswith("image-") for key in found)
+    # A row of some images of the set, and one of each finding about images.
+    assert cv2.imread(str(sheet)).shape[0] == ROW * (1 + sum(key.startswith("image-") for key in found))
 
 
 def test_pairs_beside_a_set_that_holds_their_images(tmp_path):
@@ -134,7 +155,8 @@ def test_idx_files(tmp_path):
     write_idx(tmp_path / "train-images-idx3-ubyte", image_NHW)
     status, found = examine(tmp_path, sheet=tmp_path / "sheet.png")
     assert (status, set(found)) == (1, {"image-constant", "repeated-other-class"})
-    assert cv2.imread(str(tmp_path / "sheet.png")).shape[0] < 2 * 112  # one row
+    # Some images of each of the two sets, and one finding.
+    assert cv2.imread(str(tmp_path / "sheet.png")).shape[0] == 3 * ROW
     write_idx(tmp_path / "t10k-labels-idx1-ubyte", label_N[1:])
     _, found = examine(tmp_path)
     assert "20 images" in found["idx-unreadable"]["what"]

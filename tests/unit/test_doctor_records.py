@@ -9,7 +9,7 @@ import pytest
 
 from partial_fc.data.check.recordio import Records
 from partial_fc.data.recordio import RecordReader, pack
-from tests.unit.doctor_sets import changed, examine, picture, records, write
+from tests.unit.doctor_sets import examine, picture, records, write
 
 MAGIC = (0xCED7230A).to_bytes(4, "little")
 
@@ -37,58 +37,61 @@ def cut(content: bytes) -> bytes:
     return content[:-60]
 
 
-# what is wrong -> (records, the only finding, its places' keys, exit status)
-WRONG = {
-    "cut short": (changed(k2=pack([0, 1.0], cut(picture(2)), id=2)), "image-cut", [2], 1),
-    "cut, with an end marker": (
-        changed(k2=pack([0, 1.0], cut(picture(2)) + b"\xff\xd9", id=2)),
-        "image-damaged",
-        [2],
-        1,
-    ),
-    "padded": (
-        changed(k2=pack([0, 1.0], picture(2)[:-2] + b"\1" * 16 + b"\xff\xd9", id=2)), "image-padded", [2], 0,
-    ),
-    "left over by damage": (
-        changed(k2=pack([0, 1.0], picture(2)[:-2] + b"\1" * 60 + b"\xff\xd9", id=2)), "image-damaged", [2], 1,
-    ),
-    "too narrow": (
-        changed(k2=pack([0, 1.0], cv2.imencode(".png", np.eye(4, 400) * 255)[1].tobytes(), id=2)),
-        "image-narrow", [2], 1,
-    ),
-    "no image": (changed(k9=pack([2, 1.0], b"<html>", id=9)), "image-undecodable", [9], 1),
-    "one colour": (
-        changed(k3=pack([0, 1.0], cv2.imencode(".png", np.full((24, 24, 3), 7, np.uint8))[1].tobytes(), id=3)),
-        "image-constant",
-        [3],
-        0,
-    ),
-    "another size": (changed(k3=pack([0, 1.0], picture(3, 30), id=3)), "image-other-size", [3], 0),
-    "again in its class": (changed(k3=pack([0, 1.0], picture(2), id=3)), "repeated-same-class", [3], 0),
-    "again in another class": (changed(k6=pack([1, 1.0], picture(2), id=6)), "repeated-other-class", [6], 1),
-    "fraction": (changed(k2=pack([0.5, 1.0], picture(2), id=2)), "label-fraction", [2], 1),
-    "id": (changed(k2=pack([0, 1.0], picture(2), id=5)), "record-id", [2], 0),
-    "header of 3 bytes": (changed(k2=b"abc"), "record-header", [2], 1),
-    "no image file": (changed(k2=pack([0, 1.0], b"", id=2)), "record-no-image", [2], 1),
-    "range of an identity": (changed(k16=pack([4, 8], b"", id=16)), "identity-gap", [16], 1),
-    "range backwards": (changed(k18=pack([15, 13], b"", id=18)), "identity-range", [18], 1),
-}  # fmt: skip
+def constant(height: int, width: int, grey: int) -> bytes:
+    return cv2.imencode(".png", np.full((height, width, 3), grey, np.uint8))[1].tobytes()
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_with_a_record_is_found(tmp_path, name):
-    wrong, key, places, expected = WRONG[name]
-    status, found = examine(write(tmp_path / "set", wrong))
-    also = {"fraction": {"identity-mixed"}, "range of an identity": {"identity-mixed"}}
-    assert set(found) == {key} | also.get(name, set())
-    assert [place["key"] for place in found[key]["places"]] == places
-    assert found[key]["count"] == len(places)
-    assert status == expected
+# key -> (its record in a set whose keys 1 to 10 are class 0, 11 to 20 class 1; the finding about it, how bad that is)
+FAULTS = {
+    2: (pack([0, 1.0], cut(picture(2)), id=2), "image-cut", "error"),
+    3: (pack([0, 1.0], cut(picture(3)) + b"\xff\xd9", id=3), "image-damaged", "error"),
+    4: (pack([0, 1.0], picture(4)[:-2] + b"\1" * 16 + b"\xff\xd9", id=4), "image-padded", "warning"),
+    5: (pack([0, 1.0], picture(5)[:-2] + b"\1" * 60 + b"\xff\xd9", id=5), "image-damaged", "error"),
+    6: (pack([0, 1.0], constant(4, 400, 9), id=6), "image-narrow", "error"),
+    7: (pack([0, 1.0], b"<html>", id=7), "image-undecodable", "error"),
+    8: (pack([0, 1.0], constant(24, 24, 7), id=8), "image-constant", "warning"),
+    9: (pack([0, 1.0], picture(9, 30), id=9), "image-other-size", "warning"),
+    12: (pack([1, 1.0], picture(11), id=12), "repeated-same-class", "warning"),
+    13: (pack([1, 1.0], picture(1), id=13), "repeated-other-class", "error"),
+    14: (pack([1, 1.0], picture(14), id=5), "record-id", "warning"),
+    15: (b"abc", "record-header", "error"),
+    16: (pack([1, 1.0], b"", id=16), "record-no-image", "error"),
+}
+
+
+def test_each_fault_of_a_record_is_found_where_it_is(tmp_path):
+    faulty = {key: record for key, (record, _, _) in FAULTS.items()}
+    status, found = examine(write(tmp_path / "set", {**records((10, 10)), **faulty}, "2,24,24\n"))
+    expected: dict[str, list[int]] = {}
+    for key, (_, finding, severity) in FAULTS.items():
+        expected.setdefault(finding, []).append(key)
+        assert found[finding]["severity"] == severity
+    assert {finding: [place["key"] for place in f["places"]] for finding, f in found.items()} == expected
+    assert status == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "record", "expected"),
+    [
+        (2, pack([0.5, 1.0], picture(2), id=2), {"label-fraction": 2, "identity-mixed": 15}),
+        (16, pack([4, 8], b"", id=16), {"identity-gap": 16, "identity-mixed": 16}),
+        (18, pack([15, 13], b"", id=18), {"identity-range": 18}),
+    ],
+)
+def test_labels_and_ranges_that_are_none(tmp_path, key, record, expected):
+    status, found = examine(write(tmp_path / "set", {**records(), key: record}), images=False)
+    assert {finding: f["places"][0]["key"] for finding, f in found.items()} == expected
+    assert status == 1
+
+
+def test_a_few_images_class_after_class(tmp_path, capsys):
+    assert examine(write(tmp_path / "set", records((5, 4)), "2,24,24\n")) == (0, {})
+    assert "class after class" in capsys.readouterr().out
 
 
 def test_remarks_about_what_no_pixel_depends_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("partial_fc.data.check.images._look_again", None)  # nor is it looked at a second time
-    good = changed(k2=pack([0, 1.0], png(2, iCCP=b"x\0\0rubbish", gAMA=bytes(4), sRGB=b"\x09"), id=2))
+    monkeypatch.setattr("partial_fc.data.check.images._scan_again", None)  # nor is it looked at a second time
+    good = {**records(), 2: pack([0, 1.0], png(2, iCCP=b"x\0\0rubbish", gAMA=bytes(4), sRGB=b"\x09"), id=2)}
     assert examine(write(tmp_path / "set", good)) == (0, {})
 
 
@@ -96,13 +99,13 @@ def test_grey_rows_at_the_end_of_a_good_file(tmp_path):
     image = cv2.imdecode(np.frombuffer(picture(2), np.uint8), cv2.IMREAD_COLOR)
     image[16:] = 128
     grey = cv2.imencode(".png", image)[1].tobytes()
-    status, found = examine(write(tmp_path / "set", changed(k2=pack([0, 1.0], grey, id=2))))
+    status, found = examine(write(tmp_path / "set", {**records(), 2: pack([0, 1.0], grey, id=2)}))
     assert (status, set(found)) == (0, {"image-grey-rest"})
     assert found["image-grey-rest"]["places"] == [{"key": 2, "class": 0, "problem": "the last 8 of 24 rows are grey"}]
 
 
 def test_labels_of_another_identity(tmp_path):
-    mixed = changed(k2=pack([1, 1.0], picture(2), id=2))
+    mixed = {**records(), 2: pack([1, 1.0], picture(2), id=2)}
     _, found = examine(write(tmp_path / "mixed", mixed))
     assert set(found) == {"identity-mixed"}
     shifted = {**records(), **{key: pack([3, 1.0], picture(key), id=key) for key in (5, 6, 7)}}
@@ -235,7 +238,7 @@ def test_property_against_the_records(tmp_path):
 
 
 def test_record_0_that_lies(tmp_path):
-    _, found = examine(write(tmp_path / "set", changed(k0=pack([14, 19], b""))))
+    _, found = examine(write(tmp_path / "set", {**records(), 0: pack([14, 19], b"")}))
     assert set(found) == {"identity-record-0"}
     late = {**records(), 19: pack([0, 1.0], picture(19), id=19)}
     _, found = examine(write(tmp_path / "late", late))

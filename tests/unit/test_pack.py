@@ -125,12 +125,15 @@ def test_names_that_are_no_utf_8(tmp_path: Path) -> None:
 def test_bad_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_images(tmp_path / "in", COUNTS)
     (tmp_path / "in/class2/1.png").write_bytes(b"rubbish")
+    for name in ("a.heic", "b.HEIC"):
+        (tmp_path / "in/class0" / name).write_bytes(b"")
     with pytest.raises(ValueError, match=r"class2/1.png: no image.*--max-bad-records"):
         pack_images(PackOptions(tmp_path / "in", tmp_path / "out"))
     assert not (tmp_path / "out/train.rec").exists()
     pack_images(PackOptions(tmp_path / "in", tmp_path / "out", max_bad_records=1))
     assert "left out: " in caplog.text
-    assert "1 classes have no image, the first: [1]" in caplog.text
+    assert "2 .heic" in caplog.text
+    assert "1 class with no image, the first: [1]" in caplog.text
     assert RecordSource(tmp_path / "out").labels().tolist() == [0, 0, 2, 2, 3]
     with pytest.raises(ValueError, match="exists; remove it"):
         pack_images(PackOptions(tmp_path / "in", tmp_path / "out"))

@@ -133,6 +133,8 @@ def test_all_pairs_of_one_class_can_be_drawn() -> None:
 def test_from_a_folder_and_from_a_list(tmp_path: Path) -> None:
     make_images(tmp_path / "images", [3, 2, 4, 2])
     make_pairs(PairsOptions(tmp_path / "images", tmp_path / "a.bin", num_pairs=8, folds=2, image_size=10))
+    with pytest.raises(ValueError, match=r"a\.bin exists"):
+        make_pairs(PairsOptions(tmp_path / "images", tmp_path / "a.bin"))
     drawn = read_pairs(tmp_path / "a.bin")
     assert drawn.same.tolist() == [True, True, False, False] * 2
     assert decode(drawn.images[0]).shape == (10, 10, 3)

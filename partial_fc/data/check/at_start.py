@@ -1,7 +1,7 @@
-"""Before a run trains: is this data what it should be, and the same on all ranks?
+"""The check before a run trains: is this data what it should be, and the same on all ranks?
 
-The ranks share the work; what they see is gathered, so that every one of them comes to the same verdict from the same
-numbers. N samples of the set, n of them looked at.
+The ranks share the work; the results are gathered, so that every one of them comes to the same verdict from the same
+numbers. N samples of the set, n of them scanned.
 """
 
 import json
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from partial_fc.comm import World
 from partial_fc.data import RecordSource, Source
-from partial_fc.data.check.image_findings import REPLACED, judge_images
-from partial_fc.data.check.images import CONSTANT, CUT, Looks, examine, repeated
-from partial_fc.data.check.labels import judge_labels
+from partial_fc.data.check.image_findings import REPLACED, check_images
+from partial_fc.data.check.images import CONSTANT, CUT, ImageScan, scan_images
+from partial_fc.data.check.labels import check_labels
 from partial_fc.data.sample import BadRecord
-from partial_fc.findings import Finding, count, lines
+from partial_fc.findings import Describe, Finding, counted, findings_at, text_lines
 
 Mode = Literal["quick", "full", "off"]
 
@@ -32,6 +32,7 @@ _FEW = 16  # of fewer images nothing is said about what all of them have in comm
 _CHEAP_BYTES = 1 << 30  # of a .rec, in which the labels lie beside the images
 _MESSAGES = 20  # of each rank
 _SHOWN = 3
+_ARRAYS = ("code_N", "hash_N", "height_N", "width_N", "coloured_N")  # of a scan
 _UNREAD = -(2**62)  # in place of a label
 
 # Errors that training survives, or that do not make it nonsense.
@@ -48,54 +49,56 @@ def check_data(
     seed: int = 0,
     num_threads: int = 2,
 ) -> list[str]:
-    """What is to be said about the data. Raises ValueError, on all ranks alike, where training on it would be nonsense
+    """Lines for the log about the data. Raises ValueError, on all ranks alike, where training on it would be nonsense
     or would be given up. A collective.
 
-    quick: some hundred images spread over the set, and all labels where reading them costs nothing to speak of. full:
-    every image and label. max_bad_records: what the loader replaces on each rank.
+    quick: some hundred images spread over the set, and all labels where they are cheap to read. full: every image and
+    label. max_bad_records: what the loader replaces on each rank.
     """
     if mode == "off":
         return []
     started = time.perf_counter()
-    index_n = _chosen(len(source), mode, seed)
+    index_n = _choose_indices(len(source), mode, seed)
     mine = index_n[world.rank :: world.size]
-    looks, label_n = _look_in_slices(source, mine, math.ceil(len(index_n) / world.size), num_threads, world)
-    looks, label_n = _gather(looks, label_n, world)
+    scan, label_n = _scan_in_slices(source, mine, math.ceil(len(index_n) / world.size), num_threads, world)
+    scan, label_n = _gather(scan, label_n, world)
     index_n = np.concatenate([index_n[rank :: world.size] for rank in range(world.size)])
     label_N = _all_labels(source, mode, world)
 
-    def describe(place: int) -> Mapping[str, Any]:
-        label = int(label_n[place])
-        return {"file": source.where(int(index_n[place])), **({} if label == _UNREAD else {"class": label})}
-
-    def describe_all(index: int) -> Mapping[str, Any]:
-        assert label_N is not None
-        return {"file": source.where(index), "class": int(label_N[index])}
+    def describe(i: int) -> Mapping[str, Any]:
+        label = int(label_n[i])
+        return {"file": source.where(int(index_n[i])), **({} if label == _UNREAD else {"class": label})}
 
     labels = "their labels"
-    found = judge_images(looks, label_n, describe)
-    if label_N is not None:
-        read = np.flatnonzero(label_N != _UNREAD)
-        labels = "all labels" if len(read) == len(source) else f"{len(read):,} labels"
-        found += judge_labels(label_N[read], num_classes, lambda i: describe_all(int(read[i])))
+    findings = check_images(scan, label_n, describe)
+    if label_N is None:
+        findings += _check_some_labels(label_n, num_classes, describe)
     else:
-        found += _judge_sample(label_n, num_classes, describe)
-    found += _judge_whole(looks, len(source), max_bad_records)
-    errors = [finding for finding in found if finding.severity == "error" and finding.key not in _TOLERATED]
-    what = f"{len(index_n):,} of {len(source):,} images and {labels}"
+        read = np.flatnonzero(label_N != _UNREAD)
+        read_label = label_N[read]
+        labels = "all labels" if len(read) == len(source) else counted(len(read), "label")
+        findings += check_labels(
+            read_label, num_classes, lambda i: {"file": source.where(int(read[i])), "class": int(read_label[i])}
+        )
+    findings += _check_whole(scan, len(source), max_bad_records)
+    what = f"{len(index_n):,} of {counted(len(source), 'image')} and {labels}"
+    errors = [finding for finding in findings if finding.severity == "error" and finding.key not in _TOLERATED]
     if errors:
-        listed = "\n".join(f"  {line}" for finding in errors for line in lines(finding, _SHOWN))
+        listed = "\n".join(f"  {line}" for finding in errors for line in text_lines(finding, _SHOWN))
         raise ValueError(
             f"the training data is not fit to train on (--check-data {mode} looked at {what}):\n{listed}\n"
             "`partial-fc doctor data` lists everything; --check-data off trains all the same"
         )
-    rest = [finding for finding in found if finding.severity != "info"]
-    told = [line for finding in rest for line in lines(finding, _SHOWN)]
-    verdict = f"{count(rest, 'error') + count(rest, 'warning')} finding(s)" if rest else "nothing wrong"
-    return [f"--check-data {mode}: {what} in {time.perf_counter() - started:.1f} s: {verdict}", *told]
+    rest = [finding for finding in findings if finding.severity != "info"]
+    verdict = counted(len(rest), "finding") if rest else "nothing wrong"
+    seconds = time.perf_counter() - started
+    return [
+        f"--check-data {mode}: {what} in {seconds:.1f} s: {verdict}",
+        *(line for finding in rest for line in text_lines(finding, _SHOWN)),
+    ]
 
 
-def _chosen(num_samples: int, mode: Mode, seed: int) -> NDArray[np.int64]:
+def _choose_indices(num_samples: int, mode: Mode, seed: int) -> NDArray[np.int64]:
     """One of each of n equal stretches of the set, or all; equal on all ranks."""
     if mode == "full" or num_samples <= _SAMPLE:
         return np.arange(num_samples)
@@ -103,61 +106,60 @@ def _chosen(num_samples: int, mode: Mode, seed: int) -> NDArray[np.int64]:
     return np.random.default_rng(seed).integers(edges[:-1], edges[1:])
 
 
-def _look_in_slices(
+def _scan_in_slices(
     source: Source, index_n: NDArray[np.int64], longest: int, num_threads: int, world: World
-) -> tuple[Looks, NDArray[np.int64]]:
+) -> tuple[ImageScan, NDArray[np.int64]]:
     """longest: images of the rank with the most. A rank whose disk is much slower would count as hung (--comm-timeout)
     if the others waited for it only at the end."""
     slices = []
     for begin in range(0, max(1, longest), _SLICE):
         if begin:
             world.barrier(name="data/looking")
-        slices.append(_look(source, index_n[begin : begin + _SLICE], num_threads))
-    names = ("code_N", "hash_N", "height_N", "width_N", "coloured_N")
-    joined = Looks(**{name: np.concatenate([getattr(looks, name) for looks, _ in slices]) for name in names})
-    for number, (looks, _) in enumerate(slices):
-        joined.messages |= {number * _SLICE + place: message for place, message in looks.messages.items()}
+        slices.append(_scan_slice(source, index_n[begin : begin + _SLICE], num_threads))
+    joined = ImageScan(*(np.concatenate([getattr(scan, name) for scan, _ in slices]) for name in _ARRAYS))
+    for number, (scan, _) in enumerate(slices):
+        joined.messages |= {number * _SLICE + i: message for i, message in scan.messages.items()}
     return joined, np.concatenate([label_n for _, label_n in slices])
 
 
-def _look(source: Source, index_n: NDArray[np.int64], num_threads: int) -> tuple[Looks, NDArray[np.int64]]:
+def _scan_slice(source: Source, index_n: NDArray[np.int64], num_threads: int) -> tuple[ImageScan, NDArray[np.int64]]:
     label_n = np.full(len(index_n), _UNREAD)
 
-    def read(place: int) -> bytes:
-        sample = source.read(int(index_n[place]))
-        label_n[place] = sample.label
+    def read(i: int) -> bytes:
+        sample = source.read(int(index_n[i]))
+        label_n[i] = sample.label
         assert isinstance(sample.image, bytes), "files and records give encoded images"
         return sample.image
 
     source.will_need(index_n[:_SAMPLE].tolist())
-    return examine(read, len(index_n), num_threads), label_n
+    return scan_images(read, len(index_n), num_threads), label_n
 
 
-def _gather(looks: Looks, label_n: NDArray[np.int64], world: World) -> tuple[Looks, NDArray[np.int64]]:
-    """Of all ranks, one after the other."""
+def _gather(scan: ImageScan, label_n: NDArray[np.int64], world: World) -> tuple[ImageScan, NDArray[np.int64]]:
+    """The scans and labels of all ranks, in the order of the ranks."""
 
     def all_of(array: NDArray, name: str) -> NDArray:
         return world.all_gather(torch.from_numpy(array), name=f"data/{name}").numpy()
 
-    first = dict(sorted(looks.messages.items())[:_MESSAGES])
-    words = np.frombuffer((json.dumps([len(looks.code_N), first]) + "\n").encode(), np.uint8).copy()
-    gathered = Looks(
-        all_of(looks.code_N, "codes"),
-        all_of(looks.hash_N.view(np.int64), "hashes").view(np.uint64),
-        all_of(looks.height_N.astype(np.int32), "heights").astype(np.uint16),
-        all_of(looks.width_N.astype(np.int32), "widths").astype(np.uint16),
-        all_of(looks.coloured_N.view(np.uint8), "colours").view(np.bool_),
+    first = dict(sorted(scan.messages.items())[:_MESSAGES])
+    words = np.frombuffer((json.dumps([len(scan.code_N), first]) + "\n").encode(), np.uint8).copy()
+    gathered = ImageScan(
+        all_of(scan.code_N, "codes"),
+        all_of(scan.hash_N.view(np.int64), "hashes").view(np.uint64),
+        all_of(scan.height_N.astype(np.int32), "heights").astype(np.uint16),
+        all_of(scan.width_N.astype(np.int32), "widths").astype(np.uint16),
+        all_of(scan.coloured_N.view(np.uint8), "colours").view(np.bool_),
     )
     start = 0
     for line in all_of(words, "words").tobytes().decode().splitlines():
         num_images, messages = json.loads(line)
-        gathered.messages |= {start + int(place): message for place, message in messages.items()}
+        gathered.messages |= {start + int(i): message for i, message in messages.items()}
         start += num_images
     return gathered, all_of(label_n, "labels")
 
 
 def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] | None:
-    """_UNREAD in place of those that cannot be read. None in a quick look where they are not cheap to read. Raises
+    """All labels, _UNREAD for those that cannot be read; None in a quick check where they are not cheap to read. Raises
     ValueError where they differ between ranks: each host may have a copy of its own."""
     label_N = None
     cheap = _labels_are_cheap(source)
@@ -194,42 +196,38 @@ def _labels_are_cheap(source: Source) -> bool:
     return not isinstance(source, RecordSource) or source.reader.rec_path.stat().st_size <= _CHEAP_BYTES
 
 
-def _judge_sample(label_n: NDArray[np.int64], num_classes: int, describe) -> list[Finding]:
-    """Of a sample one cannot say which classes are missing."""
-    found = []
-    outside = np.flatnonzero((label_n != _UNREAD) & ((label_n < 0) | (label_n >= num_classes)))
-    if len(outside):
-        what = f"labels outside 0 to {num_classes - 1}: is the number of classes that of another set?"
-        found.append(Finding("error", "label-range", what, len(outside), outside, describe))
+def _check_some_labels(label_n: NDArray[np.int64], num_classes: int, describe: Describe) -> list[Finding]:
+    """Some labels do not say which classes are missing."""
+    what = f"labels outside 0 to {num_classes - 1}: is the number of classes that of another set?"
+    outside = (label_n != _UNREAD) & ((label_n < 0) | (label_n >= num_classes))
+    findings = findings_at("error", "label-range", what, outside, describe)
     values = np.unique(label_n[label_n != _UNREAD])
     if len(values) == 1 and num_classes > 1 and len(label_n) >= _FEW:
-        what = f"all labels are {values[0]}: were they lost?"
-        found.append(Finding("error", "label-constant", what))
-    return found
+        findings.append(Finding("error", "label-constant", f"all labels are {values[0]}: were they lost?"))
+    return findings
 
 
-def _judge_whole(looks: Looks, num_samples: int, max_bad_records: int) -> list[Finding]:
-    looked = len(looks.code_N)
-    found = []
-    bad = int((looks.code_N >= CUT).sum())
-    expected = bad * num_samples / max(1, looked)
+def _check_whole(scan: ImageScan, num_samples: int, max_bad_records: int) -> list[Finding]:
+    """What the images scanned say about all of the set."""
+    num_scanned = len(scan.code_N)
+    findings = []
+    bad = np.flatnonzero(scan.code_N >= CUT)
+    expected = len(bad) * num_samples / max(1, num_scanned)
     # A single one in a sample tells little about how many there are.
-    if expected > max_bad_records and (bad > 1 or looked == num_samples or not max_bad_records):
-        about = "" if looked == num_samples else f", which makes about {expected:,.0f} of {num_samples:,}"
+    if expected > max_bad_records and (len(bad) > 1 or num_scanned == num_samples or not max_bad_records):
+        about = "" if num_scanned == num_samples else f", which makes about {expected:,.0f} of {num_samples:,}"
         what = (
-            f"of {looked:,} images cannot be used{about}; more than {max_bad_records} on a rank end the training "
-            "(--max-bad-records)"
+            f"{len(bad):,} of {num_scanned:,} images cannot be used{about}; more than {max_bad_records} on a rank end "
+            "the training (--max-bad-records)"
         )
-        places = np.flatnonzero(looks.code_N >= CUT)
-        found.append(
-            Finding("error", "images-bad", what, bad, places, lambda i: {"problem": looks.messages.get(i, "")})
-        )
-    if looked < _FEW:
-        return found
-    constant = int((looks.code_N == CONSTANT).sum())
-    if constant > looked / 2:
-        what = f"of {looked:,} images show one colour and nothing else"
-        found.append(Finding("error", "images-constant", what, constant))
-    elif len(repeated(looks.hash_N)) == looked - 1:
-        found.append(Finding("error", "images-equal", f"of {looked:,} images are one and the same", looked))
-    return found
+        findings += findings_at("error", "images-bad", what, bad, lambda i: {"problem": scan.messages.get(i, "")})
+    if num_scanned < _FEW:
+        return findings
+    constant = int((scan.code_N == CONSTANT).sum())
+    if constant > num_scanned / 2:
+        what = f"{constant:,} of {num_scanned:,} images show one colour and nothing else"
+        findings.append(Finding("error", "images-constant", what, constant))
+    elif len(scan.repetitions()) == num_scanned - 1:
+        what = f"all {num_scanned:,} images are one and the same"
+        findings.append(Finding("error", "images-equal", what, num_scanned))
+    return findings

@@ -1,5 +1,5 @@
-"""What image decoders say on stderr. libjpeg fills what is missing or garbled in a JPEG with grey, returns an image as
-if nothing were wrong, and says so nowhere else."""
+"""What image decoders write to stderr. libjpeg fills what is missing or garbled in a JPEG with grey, returns an image
+as if nothing were wrong, and reports it nowhere else."""
 
 import os
 import tempfile
@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import IO, Self
 
 
-class Complaints:
+class DecoderStderr:
     """Within its block what anything in this process writes to stderr goes to a file without a name, to be read here.
     The descriptor belongs to the whole process: for commands, not for a run that trains."""
 
@@ -27,12 +27,13 @@ class Complaints:
         self.terminal.close()
         self._file.close()
 
-    def take(self) -> list[str]:
-        """The lines said since the last call."""
+    def new_lines(self) -> list[str]:
+        """The lines written since the last call."""
         if os.fstat(self._file.fileno()).st_size == 0:
             return []
         self._file.seek(0)
-        said = self._file.read().decode(errors="replace")
+        written = self._file.read().decode(errors="replace")
         self._file.truncate(0)
-        self._file.seek(0)  # both descriptors share one position
-        return said.splitlines()
+        # Both descriptors share one position.
+        self._file.seek(0)
+        return written.splitlines()

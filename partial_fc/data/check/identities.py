@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from partial_fc.data.check.recordio import Records
 from partial_fc.data.record_source import are_whole
-from partial_fc.findings import Finding, Severity
+from partial_fc.findings import Finding, Severity, counted, findings_at
 
 _EXACT = 2**24
 
 
-def judge_identities(records: Records) -> tuple[list[Finding], int | None]:
+def check_identities(records: Records) -> tuple[list[Finding], int | None]:
     """(findings, number of identity records; None: the set has none, every key is an image)."""
     headless = np.flatnonzero((records.content_bytes_R == 0) & ~records.cut_R)
     has_record_0 = len(records.key_R) > 0 and records.key_R[0] == 0
@@ -32,8 +32,8 @@ def judge_identities(records: Records) -> tuple[list[Finding], int | None]:
         )
         return [Finding("error", "identity-record-0", what, file=file)], None
     key_I = records.key_R[identity]
-    found = [*_labels_without_image(records, lone), *_judge_record_0(records, key_I)]
-    return [*found, *_judge_ranges(records, identity)], len(identity)
+    findings = [*_labels_without_image(records, lone), *_check_record_0(records, key_I)]
+    return [*findings, *_check_ranges(records, identity)], len(identity)
 
 
 def _longest_run(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -45,44 +45,35 @@ def _longest_run(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _labels_without_image(records: Records, headless: NDArray[np.int64]) -> list[Finding]:
-    if not len(headless):
-        return []
     what = "records have a label but no image: readers that know no identity records take them for damaged images"
-    keys = records.key_R
-    return [
-        Finding(
-            "error", "record-no-image", what, len(headless), headless, lambda row: {"key": int(keys[row])},
-            str(records.path),
-        )
-    ]  # fmt: skip
+    keys, file = records.key_R, str(records.path)
+    return findings_at("error", "record-no-image", what, headless, lambda row: {"key": int(keys[row])}, file)
 
 
-def _judge_record_0(records: Records, key_I: NDArray[np.int64]) -> list[Finding]:
+def _check_record_0(records: Records, key_I: NDArray[np.int64]) -> list[Finding]:
     file = str(records.path)
-    said = np.array([records.raw_label_R[0], records.raw_second_R[0]])
+    stored = np.array([records.raw_label_R[0], records.raw_second_R[0]])
     first, end = int(key_I[0]), int(key_I[-1]) + 1
-    found = []
-    if said.tolist() != [np.float32(first), np.float32(end)] or end - first != len(key_I):
+    findings = []
+    if stored.tolist() != [np.float32(first), np.float32(end)] or end - first != len(key_I):
         what = (
-            f"record 0 says that identity records are [{said[0]:.0f}, {said[1]:.0f}); without an image are "
+            f"record 0 says that identity records are [{stored[0]:.0f}, {stored[1]:.0f}); without an image are "
             f"{len(key_I):,} keys from {first} to {end - 1}"
         )
-        found.append(Finding("error", "identity-record-0", what, file=file))
+        findings.append(Finding("error", "identity-record-0", what, file=file))
     elif end - 1 > _EXACT:
         what = (
             f"record 0 and the identity records name keys above {_EXACT:,}, which float32 rounds to even numbers. This "
             "trainer looks at the records themselves; readers that trust the numbers may take an identity record for "
             "an image"
         )
-        found.append(Finding("info", "identity-rounded", what, file=file))
-    late = np.flatnonzero(records.key_N >= first)
-    if len(late):
-        what = f"images have keys among or behind those of the identity records, from {first} on: not read"
-        found.append(Finding("error", "identity-late-image", what, len(late), late, records.describe, file))
-    return found
+        findings.append(Finding("info", "identity-rounded", what, file=file))
+    what = f"images have keys among or behind those of the identity records, from {first} on: not read"
+    late = records.key_N >= first
+    return findings + findings_at("error", "identity-late-image", what, late, records.describe, file)
 
 
-def _judge_ranges(records: Records, identity: NDArray[np.int64]) -> list[Finding]:
+def _check_ranges(records: Records, identity: NDArray[np.int64]) -> list[Finding]:
     """The ranges follow one another; the images of each have one label."""
     file = str(records.path)
     key_I = records.key_R[identity]
@@ -90,22 +81,16 @@ def _judge_ranges(records: Records, identity: NDArray[np.int64]) -> list[Finding
     stop_I = records.raw_second_R[identity].astype(np.float64)
 
     def describe(i: int) -> Mapping[str, Any]:
-        return {
-            "key": int(key_I[i]),
-            "identity": i,
-            "range": f"[{start_I[i]:.0f}, {stop_I[i]:.0f})",
-        }
+        return {"key": int(key_I[i]), "identity": i, "range": f"[{start_I[i]:.0f}, {stop_I[i]:.0f})"}
 
-    def say(severity: Severity, key: str, what: str, which: NDArray[np.bool_]) -> None:
-        places = np.flatnonzero(which)
-        if len(places):
-            found.append(Finding(severity, key, what, len(places), places, describe, file))
+    def add(severity: Severity, key: str, what: str, which: NDArray[np.bool_]) -> None:
+        findings.extend(findings_at(severity, key, what, which, describe, file))
 
-    found: list[Finding] = []
+    findings: list[Finding] = []
     expected_I = np.append(records.key_N[0] if len(records) else 1, stop_I[:-1])
     good = np.isfinite(start_I) & np.isfinite(stop_I) & (start_I >= 1) & (start_I <= stop_I)
     good &= stop_I <= np.float32(key_I[0])
-    say(
+    add(
         "error",
         "identity-range",
         f"identity records whose range of images is not within 1 to {key_I[0]}, or runs backwards",
@@ -113,22 +98,22 @@ def _judge_ranges(records: Records, identity: NDArray[np.int64]) -> list[Finding
     )
     joined = start_I == expected_I
     joined[0] |= start_I[0] == 1  # its first images may be missing
-    say("error", "identity-gap", "identity records do not start where the one before ends", good & ~joined)
+    add("error", "identity-gap", "identity records do not start where the one before ends", good & ~joined)
     # Rounded ends would put the images at an edge into the wrong range.
     exact = good & (stop_I < _EXACT)
     begin_I, end_I = (np.searchsorted(records.key_N, np.where(exact, k, 0)) for k in (start_I, stop_I))
     exact &= end_I > begin_I
     label_N = records.label_N
     low_I, high_I = _extremes(label_N, begin_I, end_I, exact)
-    say("error", "identity-mixed", "identities whose images have different labels", exact & (low_I != high_I))
+    add("error", "identity-mixed", "identities whose images have different labels", exact & (low_I != high_I))
     number_I = key_I - key_I[0]
-    say(
+    add(
         "warning",
         "identity-number",
         "identities whose images have another label than their place among the identity records",
         exact & (low_I == high_I) & (low_I != number_I),
     )
-    return found
+    return findings
 
 
 def _extremes(
@@ -146,61 +131,55 @@ def _extremes(
     return low_I, high_I
 
 
-def judge_layout(records: Records) -> list[Finding]:
+def check_layout(records: Records) -> list[Finding]:
     """Labels that are no class numbers, ids against keys, holes among the keys, and the order in the file."""
     file = str(records.path)
-    found = []
     raw_N = records.raw_label_R[records.image_N]
-    odd = np.flatnonzero(~are_whole(raw_N))
-    if len(odd):
-        what = "labels are no whole numbers: training takes their records for damaged"
-        found.append(Finding("error", "label-fraction", what, len(odd), odd, records.describe, file))
-    large = np.flatnonzero(np.isfinite(raw_N) & (np.abs(raw_N) > _EXACT))
-    if len(large):
-        what = f"labels above {_EXACT:,}: float32 rounds them, and classes fall together"
-        found.append(Finding("error", "label-float32", what, len(large), large, records.describe, file))
+    what = "labels are no whole numbers: training takes their records for damaged"
+    findings = findings_at("error", "label-fraction", what, ~are_whole(raw_N), records.describe, file)
+    what = f"labels above {_EXACT:,}: float32 rounds them, and classes fall together"
+    large = np.isfinite(raw_N) & (np.abs(raw_N) > _EXACT)
+    findings += findings_at("error", "label-float32", what, large, records.describe, file)
     id_N = records.id_R[records.image_N]
-    wrong = np.flatnonzero(id_N != records.key_N.astype(np.uint64))
-    if 0 < len(wrong) < len(id_N) / 2:  # else the ids are something else, or all 0
+    wrong = id_N != records.key_N.astype(np.uint64)
 
-        def with_id(i: int) -> Mapping[str, Any]:
-            return {**records.describe(i), "id": int(id_N[i])}
+    def with_id(i: int) -> Mapping[str, Any]:
+        return {**records.describe(i), "id": int(id_N[i])}
 
+    if wrong.sum() < len(id_N) / 2:  # else the ids are something else, or all 0
         what = "records have another id than their key, most others have it: is part of the index that of another file?"
-        found.append(Finding("warning", "record-id", what, len(wrong), wrong, with_id, file))
-    step = np.diff(records.key_N)
+        findings += findings_at("warning", "record-id", what, wrong, with_id, file)
+    key_N = records.key_N
+    step = np.diff(key_N)
+
+    def hole(i: int) -> Mapping[str, Any]:
+        return {"behind key": int(key_N[i]), "missing": int(step[i] - 1)}
+
     holes = np.flatnonzero(step > 1)
     if len(holes):
         what = "keys between the first and the last image that no record has: left out when the set was packed?"
-        key_N = records.key_N
-        found.append(
-            Finding(
-                "info", "key-holes", what, int((step[holes] - 1).sum()), holes,
-                lambda i: {"behind key": int(key_N[i]), "missing": int(key_N[i + 1] - key_N[i] - 1)}, file,
-            )
-        )  # fmt: skip
-    return [*found, _order(records)]
+        findings.append(Finding("info", "key-holes", what, int((step[holes] - 1).sum()), holes, hole, file))
+    return [*findings, _check_order(records)]
 
 
-def _order(records: Records) -> Finding:
-    order = records.in_file_order()
-    label_N = records.label_N
-    file = str(records.path)
+def _check_order(records: Records) -> Finding:
+    order, label_N, file = records.in_file_order(), records.label_N, str(records.path)
+    num_images = len(order)
     backwards = int((np.diff(order) < 0).sum())
-    in_order = "in order of their keys" if not backwards else f"with {backwards:,} steps back in their keys"
-    neighbours = float((np.diff(label_N[order]) == 0).mean()) if len(order) > 1 else 0.0
+    in_order = "in order of their keys" if not backwards else f"with {counted(backwards, 'step')} back in their keys"
+    neighbours = float((np.diff(label_N[order]) == 0).mean()) if num_images > 1 else 0.0
     _, counts = np.unique(label_N, return_counts=True)
-    by_chance = float(((counts / len(label_N)) ** 2).sum())
-    if neighbours > 0.5 and neighbours > 2 * by_chance:
-        return Finding(
-            "info",
-            "order-by-class",
+    pairs = max(1, num_images * (num_images - 1))
+    by_chance = float((counts * (counts - 1.0)).sum() / pairs)
+    sorted_by_class = 1 - (len(counts) - 1) / max(1, num_images - 1)
+    if neighbours > (by_chance + sorted_by_class) / 2:
+        what = (
             f"images lie {in_order}, class after class ({neighbours:.0%} have the class of the one before). This "
             "trainer draws a new order for each epoch; for readers that go through the file in order it is not "
-            "shuffled, and on a disk the random order costs a seek for each image (docs/data.md)",
-            file=file,
+            "shuffled, and on a disk the random order costs a seek for each image (docs/data.md)"
         )
-    return Finding(
-        "info", "order-shuffled", f"images lie {in_order}, classes mixed ({neighbours:.1%} have the class of the one "
-        f"before, {by_chance:.1%} by chance)", file=file,
-    )  # fmt: skip
+        return Finding("info", "order-by-class", what, file=file)
+    what = (
+        f"images lie {in_order}, classes mixed ({neighbours:.1%} have the class of the one before, {by_chance:.1%} by "
+    )
+    return Finding("info", "order-shuffled", f"{what}chance)", file=file)

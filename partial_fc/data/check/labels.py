@@ -10,94 +10,68 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.record_source import MAX_CLASSES
-from partial_fc.findings import Describe, Finding
+from partial_fc.findings import Describe, Finding, Severity, counted, findings_at
 
 _MOST_CLASSES = 1 << 27  # counted one by one
 _MANY_TIMES = 100  # a class of more times as many images as the median class is reported
 
 
-def judge_labels(label_N: NDArray[np.int64], num_classes: int, describe: Describe, file: str = "") -> list[Finding]:
+def check_labels(label_N: NDArray[np.int64], num_classes: int, describe: Describe, file: str = "") -> list[Finding]:
     """label_N: of all samples that have one. describe(i) names sample i."""
     if not len(label_N):
-        return judge_classes(np.zeros(0, np.int64), file)
-    found = []
-    outside = np.flatnonzero((label_N < 0) | (label_N >= num_classes))
-    if len(outside):
-        found.append(
-            Finding(
-                "error",
-                "label-range",
-                f"labels outside 0 to {num_classes - 1} (smallest {label_N.min()}, largest {label_N.max()}): their "
-                f"images would be in no class{_hint(label_N, num_classes)}",
-                len(outside),
-                outside,
-                describe,
-                file,
-            )
-        )
+        return check_classes(np.zeros(0, np.int64), file)
+    hint = f"; is the number of classes, {num_classes}, that of another set?"
+    if label_N.min() == 1 and label_N.max() == num_classes:
+        hint = ". Do they count from 1? Classes count from 0"
+    what = (
+        f"labels outside 0 to {num_classes - 1} (smallest {label_N.min()}, largest {label_N.max()}): their images "
+        f"would be in no class{hint}"
+    )
+    outside = (label_N < 0) | (label_N >= num_classes)
+    findings = findings_at("error", "label-range", what, outside, describe, file)
     if num_classes > _MOST_CLASSES:
-        largest = int(label_N.argmax())
-        what = f"{num_classes:,} classes for {len(label_N):,} images: is the largest label wrong?"
-        return [*found, Finding("error", "class-number", what, 1, [largest], describe, file)]
-    count_C = np.bincount(label_N[(label_N >= 0) & (label_N < num_classes)], minlength=num_classes)
-    return found + judge_classes(count_C, file)
+        what = f"{num_classes:,} classes for {counted(len(label_N), 'image')}: is the largest label wrong?"
+        return [*findings, Finding("error", "class-number", what, 1, [int(label_N.argmax())], describe, file)]
+    return findings + check_classes(np.bincount(label_N[~outside], minlength=num_classes), file)
 
 
-def judge_classes(count_C: NDArray[np.int64], file: str = "") -> list[Finding]:
+def check_classes(count_C: NDArray[np.int64], file: str = "") -> list[Finding]:
     """count_C: images of each class."""
 
     def describe(label: int) -> Mapping[str, Any]:
         return {"class": label, "images": int(count_C[label])}
 
-    def finding(severity, key: str, what: str, classes: NDArray[np.int64]) -> list[Finding]:
-        return [Finding(severity, key, what, len(classes), classes, describe, file)] if len(classes) else []
+    def add(severity: Severity, key: str, what: str, which: NDArray[np.bool_]) -> None:
+        findings.extend(findings_at(severity, key, what, which, describe, file))
 
     used = np.flatnonzero(count_C)
     if not len(used):
         return [Finding("error", "label-none", "no image has a label of any class", file=file)]
-    found = []
-    if len(count_C) > 1 and len(used) == 1 and count_C.sum() > 1:
-        found += finding(
-            "error",
-            "label-constant",
-            f"class has all {count_C.sum():,} images, {len(count_C) - 1} classes have none: were the labels lost?",
-            used,
-        )
+    findings: list[Finding] = []
+    label_C, num_images = np.arange(len(count_C)), int(count_C.sum())
+    if len(count_C) > 1 and len(used) == 1 and num_images > 1:
+        others = counted(len(count_C) - 1, "class")
+        what = f"one class has all {num_images:,} images, {others} have none: were the labels lost?"
+        add("error", "label-constant", what, count_C > 0)
     if len(count_C) > MAX_CLASSES:
         what = f"classes; labels in a .rec are float32, exact up to {MAX_CLASSES:,} only"
-        found.append(Finding("warning", "label-float32", what, len(count_C), file=file))
-    empty = np.flatnonzero(count_C == 0)
-    gaps, beyond = empty[empty < used[-1]], empty[empty > used[-1]]
-    found += finding(
-        "warning", "class-gap", "numbers below the largest label that no image has: classes of nobody", gaps
-    )
-    found += finding(
-        "warning",
-        "class-unused",
+        findings.append(Finding("warning", "label-float32", what, len(count_C), file=file))
+    add(
+        "warning", "class-gap", "numbers below the largest label that no image has: classes of nobody",
+        (count_C == 0) & (label_C < used[-1]),
+    )  # fmt: skip
+    add(
+        "warning", "class-unused",
         f"classes above the largest label, {used[-1]}, that no image has: is the number of classes, {len(count_C)}, "
-        "that of another set?",
-        beyond,
-    )
-    found += finding(
-        "warning",
-        "class-one-image",
-        "classes with one image: it attracts nothing of its kind",
-        np.flatnonzero(count_C == 1),
-    )
-    median, half = float(np.median(count_C[used])), count_C.sum() / 2
+        "that of another set?", label_C > used[-1],
+    )  # fmt: skip
+    add("warning", "class-one-image", "classes with one image: it attracts nothing of its kind", count_C == 1)
     if len(used) > 1:
-        large = (count_C > _MANY_TIMES * median) | ((count_C > half) & (len(used) > 2))
-        found += finding(
-            "warning",
-            "class-huge",
+        median = float(np.median(count_C[used]))
+        add(
+            "warning", "class-huge",
             f"classes with more than {_MANY_TIMES} times the images of the median class ({median:g}), or more than "
             "half of all: a bin for what could not be told apart?",
-            np.flatnonzero(large),
-        )
-    return found
-
-
-def _hint(label_N: NDArray[np.int64], num_classes: int) -> str:
-    if label_N.min() == 1 and label_N.max() == num_classes:
-        return ". Do they count from 1? Classes count from 0"
-    return f"; is the number of classes, {num_classes}, that of another set?"
+            (count_C > _MANY_TIMES * median) | ((count_C > num_images / 2) & (len(used) > 2)),
+        )  # fmt: skip
+    return findings

@@ -10,107 +10,90 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.check.contact_sheet import Sheet
-from partial_fc.data.check.image_findings import judge_images
-from partial_fc.data.check.images import Looks, examine
+from partial_fc.data.check.contact_sheet import ContactSheet
+from partial_fc.data.check.image_findings import check_images
+from partial_fc.data.check.images import scan_images
 from partial_fc.data.pairs import read_pairs
-from partial_fc.findings import Finding
+from partial_fc.findings import Finding, Severity, counted, findings_at
 
 _FOLDS = 10
 
 
-def judge_pairs(
-    path: Path, num_threads: int, images: bool, known_hash: NDArray[np.uint64], bar: bool, sheet: Sheet
+def check_pairs(
+    path: Path, num_threads: int, images: bool, trained_hash: NDArray[np.uint64], bar: bool, sheet: ContactSheet
 ) -> tuple[list[Finding], int]:
-    """(findings, images looked at). known_hash: of the images that are trained on, sorted. sheet: is given the
-    suspicious images."""
+    """(findings, images scanned). trained_hash: of the images that are trained on, sorted. sheet: is given the
+    images."""
     file = str(path)
     try:
         pairs = read_pairs(path)
     except (ValueError, OSError) as error:
         return [Finding("error", "pairs-unreadable", str(error), file=file)], 0
-    found = _judge_answers(pairs.same, file)
+    findings = _check_answers(pairs.same, file)
     if not images:
-        return found, 0
-    looks = examine(
-        pairs.images.__getitem__,
-        len(pairs.images),
-        num_threads,
-        hear_decoder=True,
-        bar=path.name if bar else "",
-    )
+        return findings, 0
+    read = pairs.images.__getitem__
+    scan = scan_images(read, len(pairs.images), num_threads, hear_decoder=True, bar=path.name if bar else "")
 
     def describe(image: int) -> Mapping[str, Any]:
         return {"pair": image // 2, "image": image, "same": bool(pairs.same[image // 2])}
 
-    # Lists of pairs name an image many times: repetitions are judged by pairs only.
-    alone = Looks(looks.code_N, np.zeros_like(looks.hash_N), looks.height_N, looks.width_N, looks.coloured_N)
-    alone.messages = looks.messages
-    about_images = judge_images(alone, np.zeros(len(pairs.images), np.int64), describe, file)
-    found += about_images
-    sheet.add(about_images, pairs.images.__getitem__)
-    found += _judge_hashes(looks.hash_N, pairs.same, describe, file)
-    at = np.searchsorted(known_hash, looks.hash_N)
-    trained = np.zeros(len(looks.hash_N), np.bool_)
-    if len(known_hash):
-        trained = (known_hash[np.minimum(at, len(known_hash) - 1)] == looks.hash_N) & (looks.hash_N != 0)
-    if trained.any():
-        places = np.flatnonzero(trained)
+    # Lists of pairs name an image many times: repetitions are reported by pairs only.
+    hash_N, scan.hash_N = scan.hash_N, np.zeros_like(scan.hash_N)
+    about_images = check_images(scan, np.zeros(len(pairs.images), np.int64), describe, file)
+    sheet.add(about_images, read, len(pairs.images), describe, path.name)
+    findings += about_images + _check_repetitions(hash_N, pairs.same, file)
+    if len(trained_hash):
+        at = np.minimum(np.searchsorted(trained_hash, hash_N), len(trained_hash) - 1)
         what = "images are also trained on, byte for byte: the accuracy is not that on unseen ones"
-        found.append(Finding("warning", "pairs-trained-on", what, len(places), places, describe, file))
-    return found, len(pairs.images)
+        trained = (trained_hash[at] == hash_N) & (hash_N != 0)
+        findings += findings_at("warning", "pairs-trained-on", what, trained, describe, file)
+    return findings, len(pairs.images)
 
 
-def _judge_answers(same_P: NDArray[np.bool_], file: str) -> list[Finding]:
+def _check_answers(same_P: NDArray[np.bool_], file: str) -> list[Finding]:
     num_pairs, num_same = len(same_P), int(same_P.sum())
-    said = f"{num_pairs:,} pairs, {num_same:,} of them of one class"
-    found = [Finding("info", "pairs-count", said, file=file)]
+    counts = f"{counted(num_pairs, 'pair')}, {num_same:,} of them of one class"
+    findings = [Finding("info", "pairs-count", counts, file=file)]
     if num_same in (0, num_pairs):
-        what = f"{said}: with one kind of answer any embedding is right"
-        return [*found, Finding("error", "pairs-one-answer", what, file=file)]
+        what = f"{counts}: with one kind of answer any embedding is right"
+        return [*findings, Finding("error", "pairs-one-answer", what, file=file)]
     if not 0.4 <= num_same / num_pairs <= 0.6:
-        what = f"{said}; usual is half: accuracy then says little, `always yes` or `always no` has more than 60 %"
-        found.append(Finding("warning", "pairs-balance", what, file=file))
+        what = f"{counts}; usual is half: accuracy then says little, `always yes` or `always no` has more than 60 %"
+        findings.append(Finding("warning", "pairs-balance", what, file=file))
     folds = np.array_split(same_P, min(_FOLDS, num_pairs))
-    lone = [number for number, fold in enumerate(folds) if fold.all() or not fold.any()]
-    if lone:
-        what = f"of {len(folds)} folds hold one kind of answer: pairs are to be mixed, fold after fold (docs/data.md)"
-        found.append(Finding("warning", "pairs-folds", what, len(lone), lone, lambda fold: {"fold": fold}, file))
+    one_answer = np.array([fold.all() or not fold.any() for fold in folds])
+    what = (
+        f"{one_answer.sum()} of {len(folds)} folds hold one kind of answer: pairs are to be mixed, fold after fold "
+        "(docs/data.md)"
+    )
+    findings += findings_at("warning", "pairs-folds", what, one_answer, lambda fold: {"fold": fold}, file)
     if num_pairs % _FOLDS:
-        found.append(
-            Finding("info", "pairs-folds-uneven", f"{num_pairs:,} pairs are no multiple of 10 folds", file=file)
-        )
-    return found
+        what = f"{counted(num_pairs, 'pair')}: no multiple of {_FOLDS} folds"
+        findings.append(Finding("info", "pairs-folds-uneven", what, file=file))
+    return findings
 
 
-def _judge_hashes(hash_N: NDArray[np.uint64], same_P: NDArray[np.bool_], describe, file: str) -> list[Finding]:
+def _check_repetitions(hash_N: NDArray[np.uint64], same_P: NDArray[np.bool_], file: str) -> list[Finding]:
     hash_P2 = hash_N.reshape(-1, 2)
     readable = (hash_P2 != 0).all(axis=1)
     identical = readable & (hash_P2[:, 0] == hash_P2[:, 1])
-    found = []
+    findings: list[Finding] = []
 
-    def say(severity, key: str, what: str, which: NDArray[np.bool_]) -> None:
-        pairs = np.flatnonzero(which)
-        if len(pairs):
-            found.append(Finding(severity, key, what, len(pairs), pairs, lambda pair: {"pair": pair}, file))
+    def add(severity: Severity, key: str, what: str, which: NDArray[np.bool_]) -> None:
+        findings.extend(findings_at(severity, key, what, which, lambda pair: {"pair": pair}, file))
 
-    say(
-        "error",
-        "pairs-contradict",
-        "pairs of an image with itself are marked as two classes",
-        identical & ~same_P,
-    )
-    say(
-        "warning",
-        "pairs-identical",
-        "pairs of one class are an image with itself: no test",
-        identical & same_P,
-    )
+    add(
+        "error", "pairs-contradict", "pairs of an image with itself are marked as two classes", identical & ~same_P
+    )  # fmt: skip
+    add("warning", "pairs-identical", "pairs of one class are an image with itself: no test", identical & same_P)
     # Which of the two comes first makes no pair another one.
     ordered = np.sort(hash_P2, axis=1)
     _, first, of_pair, times = np.unique(ordered, axis=0, return_index=True, return_inverse=True, return_counts=True)
     again = readable & (times[of_pair] > 1) & (first[of_pair] != np.arange(len(ordered)))
-    say("warning", "pairs-again", "pairs occur more than once", again & ~identical)
-    other = again & (same_P != same_P[first[of_pair]])
-    say("error", "pairs-two-answers", "pairs occur again with the other answer", other)
-    return found
+    add("warning", "pairs-again", "pairs occur more than once", again & ~identical)
+    add(
+        "error", "pairs-two-answers", "pairs occur again with the other answer",
+        again & (same_P != same_P[first[of_pair]]),
+    )  # fmt: skip
+    return findings

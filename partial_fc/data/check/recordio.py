@@ -17,7 +17,7 @@ from partial_fc.data.record_index import read_index
 from partial_fc.data.record_source import are_whole
 from partial_fc.data.recordio import HEADER, first_labels
 from partial_fc.data.sample import BadRecord
-from partial_fc.findings import Describe, Finding, Severity
+from partial_fc.findings import Describe, Finding, Severity, findings_at
 
 NO_LABEL = -(2**62)
 _FAR = 2.0**61
@@ -92,7 +92,7 @@ class Records:
             return {"key": int(keys[row]), "offset": int(offsets[row])}
 
         def add(severity: Severity, key: str, what: str, which: NDArray[np.bool_]) -> None:
-            self._add(severity, key, what, np.flatnonzero(which), describe)
+            self._add(severity, key, what, which, describe)
 
         file = self._file
         inside = file.have_room(offsets)
@@ -155,9 +155,8 @@ class Records:
         ):  # fmt: skip
             self._add("warning", key, what, np.array(offsets, np.int64), lambda offset: {"offset": offset})
 
-    def _add(self, severity: Severity, key: str, what: str, places: NDArray[np.int64], describe: Describe) -> None:
-        if len(places):
-            self.findings.append(Finding(severity, key, what, len(places), places, describe, str(self.path)))
+    def _add(self, severity: Severity, key: str, what: str, which: NDArray[Any], describe: Describe) -> None:
+        self.findings += findings_at(severity, key, what, which, describe, str(self.path))
 
     # ---- label headers
 
@@ -171,7 +170,7 @@ class Records:
             return {"key": int(keys[row]), "bytes": int(record_bytes_R[row])}
 
         what = "records are shorter than their label header"
-        self._add("error", "record-header", what, np.flatnonzero(self.cut_R), describe)
+        self._add("error", "record-header", what, self.cut_R, describe)
         self.flag_R = np.where(self.cut_R, 0, flag_R)
         self.header_bytes_R = HEADER.size + 4 * self.flag_R
         self.content_bytes_R = np.where(self.cut_R, 0, record_bytes_R - self.header_bytes_R)

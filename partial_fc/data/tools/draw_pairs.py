@@ -15,6 +15,7 @@ from partial_fc.data import Sample, open_source
 from partial_fc.data.decode import encode_square
 from partial_fc.data.pairs import write_pairs
 from partial_fc.data.sample import BadRecord
+from partial_fc.findings import counted
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,17 @@ class PairsOptions:
     folds: int = 10
     """No class occurs in two folds, so that a threshold is never chosen on people it is tested on."""
     seed: int = 0
-    """Of the drawing."""
+    """Seed of the drawing."""
     image_size: int | None = None
     """Resize (shorter side, then the middle square), write as JPEG; None keeps the files as they are."""
     quality: int = 95
-    """Of JPEG files that are written anew."""
+    """Quality of JPEG files that are written anew."""
 
 
 def make_pairs(options: PairsOptions) -> None:
-    """Writes options.output. ValueError names the line, the file or the fold that is wrong."""
+    """Writes options.output, which must not exist. ValueError names the line, the file or the fold that is wrong."""
+    if options.output.exists():
+        raise ValueError(f"{options.output} exists; remove it or choose another name")
     if options.source.is_file() and options.source.suffix != ".rec":
         names, same = _read_pair_list(options.source)
         root = options.root or options.source.parent
@@ -56,7 +59,7 @@ def make_pairs(options: PairsOptions) -> None:
             for index in tqdm(pair_P2.ravel().tolist(), unit="image")
         ]
     write_pairs(options.output, images, same.tolist())
-    print(f"{options.output}: {len(same)} pairs, {int(same.sum())} of them of one class")
+    print(f"{options.output}: {counted(len(same), 'pair')}, {int(same.sum())} of them of one class")
 
 
 def draw_pairs(
@@ -94,12 +97,12 @@ def _same_class(images: list[list[int]], count: int, fold: int, rng: random.Rand
             f"fold {fold}: its {len(images)} classes have {possible.sum()} pairs of one class, "
             f"expected {count}; ask for fewer pairs or folds, or give more images"
         )
-    take = np.zeros_like(possible)
-    while take.sum() < count:
-        left = np.flatnonzero(take < possible)
-        take[left[: count - int(take.sum())]] += 1
+    wanted = np.zeros_like(possible)
+    while wanted.sum() < count:
+        left = np.flatnonzero(wanted < possible)
+        wanted[left[: count - int(wanted.sum())]] += 1
     pairs = []
-    for of_class, number in zip(images, take.tolist(), strict=True):
+    for of_class, number in zip(images, wanted.tolist(), strict=True):
         for pair in rng.sample(range(len(of_class) * (len(of_class) - 1) // 2), number):
             # pair counts (1, 0), (2, 0), (2, 1), (3, 0) ...: row `second` starts at second (second - 1) / 2
             second = int((1 + np.sqrt(1 + 8 * pair)) / 2)

@@ -16,6 +16,7 @@ from partial_fc.data.decode import encode_square
 from partial_fc.data.record_source import MAX_CLASSES
 from partial_fc.data.recordio import RecordWriter, pack, write_index
 from partial_fc.data.sample import BadRecord, naming
+from partial_fc.findings import counted
 
 _CHUNK = 1024  # images in work at a time
 
@@ -36,7 +37,7 @@ class PackOptions:
     """Resize (shorter side, then the middle square) and write as JPEG. Images of this size, and with None all
     images, are copied byte for byte."""
     quality: int = 95
-    """Of JPEG files that are written anew."""
+    """Quality of JPEG files that are written anew."""
     plain: bool = False
     """im2rec's layout, keys from 0. Otherwise InsightFace's: sorted by class, with identity records."""
     num_workers: int = 4
@@ -85,6 +86,8 @@ def pack_images(options: PackOptions) -> None:
     if isinstance(source, ImageFolder) and source.classes:
         names = "".join(f"{name}\n" for name in source.classes)
         (options.output / "classes.txt").write_bytes(names.encode("utf-8", "surrogateescape"))
+    if isinstance(source, ImageFolder) and source.left_out:
+        _log.warning("%s: files are left out: %s", options.source, source.left_out_text())
     _report(options.output, count_C)
 
 
@@ -101,7 +104,7 @@ def make_index(options: IndexOptions) -> None:
     idx_path = options.source.with_suffix(".idx")
     if idx_path.exists():
         raise ValueError(f"{idx_path} exists; remove it first if it is wrong")
-    print(f"{idx_path}: {write_index(options.source)} records")
+    print(f"{idx_path}: {counted(write_index(options.source), 'record')}")
 
 
 def write_identities(writer: RecordWriter, count_C: np.ndarray) -> None:
@@ -146,11 +149,10 @@ def _encoded_images(
 
 
 def _report(output: Path, count_C: np.ndarray) -> None:
-    print(
-        f"{output}: {count_C.sum()} images of {len(count_C)} classes; a class has {count_C.min()} to "
-        f"{count_C.max()}, half of them at most {int(np.median(count_C))}"
-    )
+    least, most, median = int(count_C.min()), int(count_C.max()), int(np.median(count_C))
+    each = str(least) if least == most else f"{least} to {most}, half of them at most {median}"
+    print(f"{output}: {counted(int(count_C.sum()), 'image')} of {counted(len(count_C), 'class')}; a class has {each}")
     for number, what in ((0, "no image"), (1, "one image only")):
         labels = np.flatnonzero(count_C == number)
         if len(labels):
-            _log.warning("%d classes have %s, the first: %s", len(labels), what, labels[:10].tolist())
+            _log.warning("%s with %s, the first: %s", counted(len(labels), "class"), what, labels[:10].tolist())
