@@ -1,4 +1,5 @@
 import pytest
+
 from recipes.compat.arcface_torch import load, read, translate
 
 SERVER = '''

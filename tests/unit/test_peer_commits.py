@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from partial_fc.train.guards.commits import Commits
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint import folders
@@ -17,6 +16,7 @@ from partial_fc.checkpoint.peer.recover import choose, cut, recover
 from partial_fc.checkpoint.rows import Part, class_bytes
 from partial_fc.head import CosFace, HardNegatives, PartialFC
 from partial_fc.head.rows import RowAdamW
+from partial_fc.train.guards.commits import Commits
 from tests.unit.thread_world import in_world
 
 C, D, G = 53, 6, 12
@@ -60,6 +60,7 @@ def snapshot_of(head, world) -> checkpoint.Snapshot:
         },
         head,
         {"position": step * G, "best": {"lfw": 0.1 + 0.2}},
+        world=world,
     )
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 
 import pytest
+
 from partial_fc.train.guards.signals import SIGNALS, TOGETHER_S, StopSignals
 
 
