@@ -17,8 +17,8 @@ pytestmark = [
 def test_16_bits_learn_like_fp32(mode, accumulate):
     world = SingleWorld()
     narrow, wide = (job_of(world, kind, sample_rate=1.0, device="cuda") for kind in (mode, "fp32"))
-    if narrow.precision.scaler:
-        narrow.precision.scaler.scale = 1024.0
+    if narrow.backbone.scaler:
+        narrow.backbone.scaler.scale = 1024.0
     batches = micro_batches(world, 0, accumulate)
     first = make(wide, batches)
     make(narrow, batches)
@@ -32,11 +32,11 @@ def test_16_bits_learn_like_fp32(mode, accumulate):
 def test_an_overflow_skips_the_update(compression):
     world = SingleWorld()
     job = job_of(world, "fp16", compression, device="cuda")
-    job.precision.scaler.scale = 256.0
+    job.backbone.scaler.scale = 256.0
     make(job, micro_batches(world, 0, 1))
     before = [t.clone() for t in everything(job)]
     handle = disturb(job, rank=0)
     make(job, micro_batches(world, 1, 1))
     handle.remove()
-    assert job.precision.scaler.scale == 128.0
+    assert job.backbone.scaler.scale == 128.0
     assert all(torch.equal(a, b) for a, b in zip(everything(job), before, strict=True))

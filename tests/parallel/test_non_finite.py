@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from partial_fc.head import CosFace, HardNegatives, PartialFC
-from partial_fc.train import non_finite
 from partial_fc.train.batch_norm import convert
-from partial_fc.train.guards.policy import NonFinite
+from partial_fc.train.guards.policy import NonFinite, roll_back
 from tests.parallel.test_update import CLASSES, D, disturb, everything, job_of, make, micro_batches
 
 
@@ -28,7 +27,7 @@ def spoil_output(job, place: int, rank: int, value=torch.nan):
             output.view(-1)[3] = value
         return output
 
-    return job.backbone[place].register_forward_hook(hook)
+    return job.backbone.module[place].register_forward_hook(hook)
 
 
 def message_of(job, batches, world) -> str:
@@ -50,7 +49,7 @@ def test_the_module_whose_output_was_first_is_named(world, folder, mode):
     last = world.size - 1
     spoil_output(job, 2, last)
     batches = micro_batches(world, 0, 1)
-    statistics = [b.clone() for b in job.backbone[1].buffers()]
+    statistics = [b.clone() for b in job.backbone.module[1].buffers()]
     before = everything(job)
     text = message_of(job, batches, world)
     assert text.startswith("the loss is nan at step 1 (usual causes: ")
@@ -59,10 +58,10 @@ def test_the_module_whose_output_was_first_is_named(world, folder, mode):
     )
     assert "Nothing was updated in this step" in text
     assert "ROOT/non-finite/step-00000001-rank-*.json" in text
-    for a, b in zip([*job.weights.state_dict().values()][-2:], before[-3:-1], strict=True):
+    for a, b in zip([*job.backbone.weights.state_dict().values()][-2:], before[-3:-1], strict=True):
         assert torch.equal(a, b)
     # one forward counts, the second look does not
-    assert int(job.backbone[1].num_batches_tracked) == int(statistics[2]) + 1
+    assert int(job.backbone.module[1].num_batches_tracked) == int(statistics[2]) + 1
 
     found = json.loads((folder / f"non-finite/step-00000001-rank-{world.rank:05d}.json").read_text())
     assert (found["step"], found["rank"], found["loss"]) == (1, world.rank, "nan")
@@ -71,7 +70,7 @@ def test_the_module_whose_output_was_first_is_named(world, folder, mode):
     assert (found["first_on_this_rank"] is not None) == (world.rank == last)
     assert found["largest"]["outputs"]["2"]["not_finite"] == (world.rank == last)
     assert found["largest"]["weights"]["0.weight"]["largest"] == pytest.approx(
-        job.backbone[0].weight.abs().max().item()
+        job.backbone.module[0].weight.abs().max().item()
     )
 
 
@@ -79,7 +78,7 @@ def test_a_weight_is_named_before_what_it_spoils(world, folder):
     job = job_of(world)
     job.models_root = folder
     with torch.no_grad():
-        job.backbone[1].bias[2] = torch.inf
+        job.backbone.module[1].bias[2] = torch.inf
     text = message_of(job, micro_batches(world, 0, 1), world)
     ranks = "" if world.size == 1 else f" (and on {world.size - 1} other{'s' if world.size > 2 else ''})"
     assert f"on rank 0{ranks}: weight 1.bias (1 of 6 values, the largest of the others 0)" in text
@@ -120,8 +119,8 @@ def test_a_gradient_is_named_by_rank_and_parameter(world, folder, clip):
     assert f"on rank {world.size - 1}: the gradient of 0.weight (162 of 162 values)" in text
     assert ("Nothing was updated" in text) == bool(clip)
     assert ("The centres of this step have moved, the backbone has not" in text) == (not clip)
-    named = dict(job.weights.named_parameters())
-    for (name, a), b in zip(job.weights.state_dict().items(), before[:-1], strict=True):
+    named = dict(job.backbone.weights.named_parameters())
+    for (name, a), b in zip(job.backbone.weights.state_dict().items(), before[:-1], strict=True):
         if name in named:
             assert torch.equal(a, b)
     assert torch.equal(job.head.centres, before[-1]) == bool(clip)
@@ -130,12 +129,12 @@ def test_a_gradient_is_named_by_rank_and_parameter(world, folder, clip):
 def test_with_global_batch_norm_all_ranks_still_call_the_same_collectives(world, folder):
     job = job_of(world)
     job.models_root = folder
-    convert(job.backbone, world)
+    convert(job.backbone.module, world)
     disturb(job, 0)
     assert "on rank 0: the gradient of 0.weight" in message_of(job, micro_batches(world, 0, 2), world)
     other = job_of(world)
     other.models_root = folder
-    convert(other.backbone, world)
+    convert(other.backbone.module, world)
     spoil_output(other, 0, 0)
     assert "on rank 0: the output of module 0 (Conv2d)" in message_of(other, micro_batches(world, 0, 1), world)
 
@@ -149,7 +148,7 @@ def test_a_fault_that_does_not_come_again_is_said_to_be_one(world, folder):
         calls.append(1)
         return output * torch.nan if len(calls) == 1 and world.rank == 0 else output
 
-    job.backbone[4].register_forward_hook(once)
+    job.backbone.module[4].register_forward_hook(once)
     batches = micro_batches(world, 0, 1)
     key = int(world.broadcast(batches[0].key_B[:1], name="t/key"))
     text = message_of(job, batches, world)
@@ -174,7 +173,6 @@ def test_a_skipped_update_leaves_no_trace(world, folder, how, compression, accum
         job.head = PartialFC(CLASSES, D, CosFace(16.0), 0.3, world, seed=1, hard_negatives=lists)
         job.models_root = folder
         job.guards.on_nan = "skip"
-        job.loader.global_batch_size = 4 * world.size
         make(job, micro_batches(world, 0, accumulate))
     before = [t.clone() for t in all_of(disturbed)]
     last = world.size - 1
@@ -210,13 +208,14 @@ def test_too_many_skips_in_a_row_end_the_run(world, folder):
 def test_an_overflow_is_no_fault_but_at_the_smallest_scale_it_is(world, folder):
     job = job_of(world, "fp16")
     job.models_root = folder
-    job.precision.scaler.scale = 2.0
+    job.backbone.scaler.scale = 2.0
     disturb(job, 0)
     make(job, micro_batches(world, 0, 1))
-    assert job.precision.scaler.scale == 1.0
+    assert job.backbone.scaler.scale == 1.0
     assert not (folder / "non-finite").exists()
     text = message_of(job, micro_batches(world, 0, 1), world)
-    assert "not finite at loss scale 1, after one halving an update, at step 2" in text
+    assert "not finite at loss scale 1, after one halving an update" in text
+    assert "(step 2)" in text
     assert "on rank 0: the gradient of 0.weight" in text
 
 
@@ -226,7 +225,7 @@ def test_weights_that_are_not_finite_are_a_fault_at_any_scale(world, folder, on_
     job.models_root = folder
     job.guards.on_nan = on_nan
     with torch.no_grad():
-        dict(job.weights.named_parameters())["4.weight"][0, 0] = torch.nan
+        dict(job.backbone.weights.named_parameters())["4.weight"][0, 0] = torch.nan
     text = message_of(job, micro_batches(world, 0, 1), world)
     assert "weight 4.weight (1 of 432 values" in text
     assert ("--on-nan skip cannot help: every batch would meet it" in text) == (on_nan == "skip")
@@ -239,23 +238,23 @@ def test_what_a_rollback_needs(world, folder):
     """The loop's part is in tests/recipes/test_guards.py."""
     job = job_of(world)
     job.models_root = folder
-    job.step, fault = 9, NonFinite("the loss is nan at step 10.")
+    job.at.step, fault = 9, NonFinite("the loss is nan at step 10.")
     went = []
-    job.loader = SimpleNamespace(go_to=went.append)  # type: ignore[assignment]
+    job.loader = SimpleNamespace(seek=went.append)  # type: ignore[assignment]
     with pytest.raises(NonFinite, match=r"at step 10\.$"):
-        non_finite.roll_back(job, fault, 200)
+        roll_back(job, fault, 200)
     job.guards.on_nan, job.guards.max_rollbacks = "rollback", 3
     job.guards.restore = lambda: None
     with pytest.raises(NonFinite, match="there is no checkpoint yet"):
-        non_finite.roll_back(job, fault, 200)
+        roll_back(job, fault, 200)
     for start, position, left_out in (
         ((4, 80), 200, [(80, 200)]),
         ((4, 80), 300, [(80, 300)]),  # the same checkpoint: no sample is left out twice
         ((9, 400), 500, [(80, 300), (400, 500)]),
     ):
         job.guards.restore = lambda start=start: start
-        non_finite.roll_back(job, fault, position)
-        assert (job.step, job.position, went[-1], job.left_out) == (start[0], position, position, left_out)
+        roll_back(job, fault, position)
+        assert (job.at.step, job.at.position, went[-1], job.at.left_out) == (start[0], position, position, left_out)
         assert job.guards.last_equal == start[0]
     with pytest.raises(NonFinite, match=r"gone back 3 times already.*--max-rollbacks"):
-        non_finite.roll_back(job, fault, 600)
+        roll_back(job, fault, 600)

@@ -1,11 +1,16 @@
 """The check that the replicas are one: a single bit on one rank is found and named, on all ranks alike."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from partial_fc.optim import backbone as backbone_optimizer
-from partial_fc.optim.gradient_sync import GradientSync
+from partial_fc.models.inputs import FACE
+from partial_fc.optim import backbone as torch_optim
+from partial_fc.optim.compression import build_compressor
+from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.guards import replica_check
 from partial_fc.train.precision import Precision
 
 
@@ -15,24 +20,22 @@ class Model:
     def __init__(self, world, mode="fp32", kind="sgd"):
         torch.manual_seed(3)
         self.world = world
-        self.module = nn.Sequential(
+        module = nn.Sequential(
             nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(5 * 36, 7, bias=False)
         ).to(memory_format=torch.channels_last)
-        precision = Precision(mode, torch.device("cpu"))
-        self.weights, _ = precision.prepare(self.module)
-        sync = GradientSync(self.module, world)
-        self.weights.bind_gradients(sync.gradient_of)
-        self.optimizer = backbone_optimizer.build(kind, self.weights, 0.9, 0.0)
-        backbone_optimizer.set_lr(self.optimizer, 0.1)
-        image = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(world.rank))
-        sync.zero()
-        self.module(precision.as_input(image)).float().square().sum().backward()
-        sync.wait()
-        self.optimizer.step()
-        self.weights.publish()
+        precision, make = Precision(mode, torch.device("cpu")), partial(torch_optim.build, kind, momentum=0.9)
+        optimizer = partial(make, weight_decay=0.0)
+        self.backbone = TorchBackbone(module, world, precision, optimizer, build_compressor("none"), FACE, {})
+        image = torch.randint(0, 256, (4, 3, 8, 8), generator=torch.Generator().manual_seed(world.rank))
+        self.backbone.zero(4 * world.size)
+        output_B = self.backbone.forward(image.to(torch.uint8))
+        output_B.square().sum().backward()
+        self.backbone.backward(output_B.grad)
+        self.backbone.wait()
+        self.backbone.step(0.1)
 
     def check(self, **facts) -> None:
-        replicas.check(self.weights, self.optimizer, {"scale": 2.0, **facts}, 70, 60, self.world)
+        replica_check.check(self.backbone.replicated(), {"scale": 2.0, **facts}, 70, 60, self.world)
 
 
 def flip_a_bit(t: torch.Tensor) -> None:
@@ -55,18 +58,18 @@ def test_equal_replicas_pass_with_one_small_message(world, mode, kind):
 def test_a_single_bit_of_the_last_rank_is_found(world, where):
     model = Model(world)
     scale = 2.0
-    parameter = dict(model.weights.named_parameters())["3.weight"]
+    parameter = dict(model.backbone.weights.named_parameters())["3.weight"]
     if world.rank == world.size - 1:
         if where == "weight":
             flip_a_bit(parameter)
         elif where == "state":
-            flip_a_bit(model.optimizer.state[parameter]["momentum_buffer"])
+            flip_a_bit(model.backbone.optimizer.state[parameter]["momentum_buffer"])
         else:
             scale = 4.0
     if world.size == 1:
         model.check(scale=scale)
         return
-    name = {"weight": "weight 3.weight", "state": "optimiser state 3.weight/momentum_buffer", "fact": "scale"}
+    name = {"weight": "weight 3.weight", "state": "optimizer state 3.weight/momentum_buffer", "fact": "scale"}
     who = (
         "rank 0 and rank 1 differ, and neither is what most ranks have"
         if world.size == 2
@@ -80,10 +83,10 @@ def test_a_single_bit_of_the_last_rank_is_found(world, where):
     assert "since some step after 60, where they were equal" in str(error.value)
 
 
-def test_a_rank_without_optimiser_state_is_found(world):
+def test_a_rank_without_optimizer_state_is_found(world):
     model = Model(world)
     if world.rank == 0 and world.size > 1:
-        model.optimizer.state.clear()
+        model.backbone.optimizer.state.clear()
     if world.size == 1:
         model.check()
         return

@@ -12,9 +12,7 @@ from partial_fc import checkpoint
 from partial_fc.checkpoint.consistency import newest_common
 from partial_fc.checkpoint.saver import ranks_beside
 from partial_fc.head import CosFace, PartialFC
-from partial_fc.train.guards.step_vote import Agreed, Agreement
-
-pytestmark = pytest.mark.transport
+from partial_fc.train.guards.step_vote import StepVerdict, StepVote
 
 
 @pytest.fixture(params=["shared", "one each"])
@@ -119,13 +117,13 @@ def test_a_disk_that_cannot_be_looked_at_is_an_error_on_all(world, tmp_path, mon
 
 
 def test_what_one_rank_says_all_know(world):
-    agreement = Agreement(world)
+    vote = StepVote(world)
     last = world.rank == world.size - 1
 
     class Says:
         busy, failed = last, world.rank == 0
 
-    agreement.begin(False, Says)
-    assert agreement.end() == Agreed(stop=False, busy=True, failed=True)
-    agreement.begin(last, type("Says", (), {"busy": False, "failed": False}))
-    assert agreement.end() == Agreed(stop=True, busy=False, failed=False)
+    vote.start(False, Says)
+    assert vote.result() == StepVerdict(stop=False, busy=True, failed=True)
+    vote.start(last, type("Says", (), {"busy": False, "failed": False}))
+    assert vote.result() == StepVerdict(stop=True, busy=False, failed=False)

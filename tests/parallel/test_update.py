@@ -1,8 +1,8 @@
 """One update of backbone and head: micro-batches are one batch, and an overflow on one rank is one everywhere."""
 
 import logging
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,13 +11,16 @@ from torch import nn
 from partial_fc.data import Batch
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.head.rows import RowSGD
-from partial_fc.optim import backbone as backbone_optimizer
+from partial_fc.models.inputs import FACE
+from partial_fc.optim import backbone as torch_optim
 from partial_fc.optim.compression import build_compressor
-from partial_fc.optim.gradient_sync import GradientSync, broadcast_module
+from partial_fc.optim.gradient_sync import broadcast_module
 from partial_fc.optim.schedule import Schedule
-from partial_fc.train.job import Job
+from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.guards.policy import Guards
+from partial_fc.train.job import Job, RunState, Settings
+from partial_fc.train.log import SpeedLine
 from partial_fc.train.precision import Precision
-from partial_fc.train.running_statistics import RunningStatistics
 from partial_fc.train.stopwatch import Stopwatch
 from partial_fc.train.update import update
 
@@ -34,37 +37,27 @@ def job_of(world, mode="fp32", compression="none", sample_rate=0.3, clip=0.0, de
     precision = Precision(mode, torch.device(device))
     module = network().to(device, precision.parameter_dtype)
     broadcast_module(module, world)
-    weights, _ = precision.prepare(module)
-    sync = GradientSync(module, world, compressor=build_compressor(compression))
-    weights.bind_gradients(sync.gradient_of)
+    optimizer = partial(torch_optim.build, "sgd", momentum=0.9, weight_decay=5e-4)
+    backbone = TorchBackbone(module, world, precision, optimizer, build_compressor(compression), FACE, {})
+    backbone.keep_statistics()
+    backbone.train()
     head = PartialFC(CLASSES, D, CosFace(16.0), sample_rate, world, 1, RowSGD(), device, precision.parameter_dtype)
     return Job(
         world=world,
-        device=precision.device,
-        seed=0,
-        loader=SimpleNamespace(global_batch_size=4 * world.size),  # type: ignore[arg-type]
-        backbone=module.train(),
+        loader=NotImplemented,
+        backbone=backbone,
         head=head,
-        optimizer=backbone_optimizer.build("sgd", weights, 0.9, 5e-4),
-        sync=sync,
         schedule=Schedule(kind="constant", base_lr=0.1, total_steps=10),
-        precision=precision,
-        weights=weights,
-        accumulate=1,
-        clip=clip,
-        head_clip=0.0,
-        head_lr_ratio=1.0,
-        models_root=Path(),
-        logger=logging.getLogger("test"),
-        verifications=[],
-        verbose=0,
-        frequent=1,
-        telemetry_every=0,
+        evaluations=[],
+        settings=Settings(clip=clip),
+        guards=Guards(),
         saver=NotImplemented,
         commits=NotImplemented,
-        checkpoint_every=0,
-        save_best=False,
-        class_names=None,
+        at=RunState(),
+        line=SpeedLine(1, 10, 40),
+        models_root=Path(),
+        logger=logging.getLogger("test"),
+        seed=0,
         facts={},
     )
 
@@ -73,23 +66,22 @@ def micro_batches(world, step: int, count: int = MICRO) -> list[Batch]:
     generator = torch.Generator().manual_seed(100 * step + world.rank)
     image = torch.randint(0, 256, (count, 4, 3, SIDE, SIDE), generator=generator).to(torch.uint8)
     label = torch.randint(0, CLASSES, (count, 4), generator=generator)
-    return [Batch(image[i], label[i], label[i], 0.0, 0) for i in range(count)]
+    return [Batch(image[i], label[i], label[i], 0.0, 0, 4 * world.size) for i in range(count)]
 
 
 def joined(batches: list[Batch]) -> Batch:
-    image, label, key = (torch.cat([getattr(b, name) for b in batches]) for name in Batch._fields[:3])
-    return Batch(image, label, key, 0.0, 0)
+    input_B, label, key = (torch.cat([getattr(b, name) for b in batches]) for name in Batch._fields[:3])
+    return Batch(input_B, label, key, 0.0, 0, sum(b.num_global for b in batches))
 
 
 def make(job: Job, batches: list[Batch]) -> float:
-    watch = Stopwatch(job.world, job.device)
-    loss = update(job, batches, 0.1, RunningStatistics(job.backbone), watch)
-    job.step += 1
+    loss = update(job, batches, 0.1, Stopwatch(job.world, job.backbone.device))
+    job.at.step += 1
     return loss
 
 
 def everything(job: Job) -> list[torch.Tensor]:
-    return [*job.weights.state_dict().values(), job.head.centres.clone()]
+    return [*job.backbone.weights.state_dict().values(), job.head.centres.clone()]
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
@@ -97,9 +89,8 @@ def everything(job: Job) -> list[torch.Tensor]:
 def test_four_micro_batches_equal_one_batch(world, compression, clip):
     """Batch norm frozen: it would see micro-batches."""
     one, many = (job_of(world, "fp64", compression, clip=clip) for _ in range(2))
-    one.loader.global_batch_size *= MICRO
     for job in (one, many):
-        job.backbone[1].eval()
+        job.backbone.module[1].eval()
     for step in range(3):
         batches = micro_batches(world, step)
         assert make(many, batches) == pytest.approx(make(one, [joined(batches)]), rel=1e-12)
@@ -120,7 +111,7 @@ def disturb(job: Job, rank: int):
     """This rank's next backbone gradient overflows float16."""
     if job.world.rank != rank:
         return None
-    return job.backbone[0].weight.register_hook(lambda gradient: gradient * torch.inf)
+    return job.backbone.module[0].weight.register_hook(lambda gradient: gradient * torch.inf)
 
 
 @pytest.mark.parametrize("compression", ["none", "fp16", "bf16", "2bit", "powersgd"])
@@ -129,20 +120,20 @@ def test_an_overflow_on_one_rank_skips_the_update_on_all(world, mode, compressio
     """... of backbone and head, and leaves no trace: the next update is as if that batch had not been."""
     plain, disturbed = (job_of(world, mode, compression) for _ in range(2))
     for job in (plain, disturbed):
-        job.precision.scaler.scale = 256.0
+        job.backbone.scaler.scale = 256.0
         make(job, micro_batches(world, 0, 1))
-    assert plain.precision.scaler.state() == {"scale": 256.0, "clean_steps": 1}
+    assert plain.backbone.scaler.state() == {"scale": 256.0, "clean_steps": 1}
 
     before = everything(disturbed)
     handle = disturb(disturbed, rank=world.size - 1)
     make(disturbed, micro_batches(world, 7, 1))
     if handle:
         handle.remove()
-    assert disturbed.precision.scaler.state() == {"scale": 128.0, "clean_steps": 0}
+    assert disturbed.backbone.scaler.state() == {"scale": 128.0, "clean_steps": 0}
     for a, b in zip(everything(disturbed), before, strict=True):
         assert torch.equal(a, b)
 
-    plain.precision.scaler.scale = 128.0
+    plain.backbone.scaler.scale = 128.0
     for job in (plain, disturbed):
         make(job, micro_batches(world, 1, 1))
     # Three summands, in float16 even: their order depends on which messages Horovod happened to send together.
@@ -153,15 +144,15 @@ def test_an_overflow_on_one_rank_skips_the_update_on_all(world, mode, compressio
 
 def test_replicas_stay_equal_when_one_rank_overflows(world):
     job = job_of(world, "fp16")
-    job.precision.scaler.scale = 1024.0
+    job.backbone.scaler.scale = 1024.0
     for step in range(4):
         handle = disturb(job, rank=0) if step == 2 else None
         make(job, micro_batches(world, step, 1))
         if handle:
             handle.remove()
-    scales = world.all_gather(torch.tensor([job.precision.scaler.scale]), name="t/scales")
+    scales = world.all_gather(torch.tensor([job.backbone.scaler.scale]), name="t/scales")
     assert scales.tolist() == [512.0] * world.size
-    for name, p in job.weights.named_parameters():
+    for name, p in job.backbone.weights.named_parameters():
         every = world.all_gather(p.detach().flatten()[None], name=f"t/{name}")
         assert (every == every[0]).all()
 
@@ -171,12 +162,12 @@ def test_an_overflow_in_the_head_skips_the_backbone_too(world):
     job = job_of(world, "fp16")
     before = everything(job)
     batches = micro_batches(world, 0, 1)
-    spoil = job.backbone[4].register_forward_hook(
+    spoil = job.backbone.module[4].register_forward_hook(
         lambda _module, _input, output: output * (torch.inf if world.rank == 0 else 1.0)
     )
     make(job, batches)
     spoil.remove()
-    assert job.precision.scaler.scale == 2.0**15
+    assert job.backbone.scaler.scale == 2.0**15
     for a, b in zip(everything(job), before, strict=True):
         assert torch.equal(a, b)
 
@@ -185,12 +176,12 @@ def test_without_a_loss_scale_a_loss_that_is_not_finite_is_an_error_on_all_ranks
     job = job_of(world)
     job.models_root = tmp_path / str(world.rank)
     before = everything(job)
-    job.backbone[4].register_forward_hook(
+    job.backbone.module[4].register_forward_hook(
         lambda _module, _input, output: output * (torch.nan if world.rank == 0 else 1.0)
     )
     with pytest.raises(FloatingPointError, match="the loss is nan at step 1"):
         make(job, micro_batches(world, 0, 1))
-    for (name, a), b in zip(job.weights.state_dict().items(), before, strict=False):
+    for (name, a), b in zip(job.backbone.weights.state_dict().items(), before, strict=False):
         assert torch.equal(a, b) or "running" in name or "tracked" in name
 
 
@@ -198,10 +189,10 @@ def test_a_sum_that_float16_cannot_hold_ends_the_run_before_anything_moves(world
     job = job_of(world, compression="fp16")
     job.models_root = tmp_path / str(world.rank)
     before = everything(job)
-    job.backbone[4].register_full_backward_pre_hook(lambda _module, gradient: (gradient[0] * 1e9,))
+    job.backbone.module[4].register_full_backward_pre_hook(lambda _module, gradient: (gradient[0] * 1e9,))
     with pytest.raises(FloatingPointError, match="exceeds what float16 holds at step 1"):
         make(job, micro_batches(world, 0, 1))
-    for (name, a), b in zip(job.weights.state_dict().items(), before, strict=False):
+    for (name, a), b in zip(job.backbone.weights.state_dict().items(), before, strict=False):
         assert torch.equal(a, b) or "running" in name or "tracked" in name
     assert torch.equal(job.head.centres, before[-1])
 
@@ -210,8 +201,8 @@ def test_a_sum_that_float16_cannot_hold_ends_the_run_before_anything_moves(world
 def test_16_bits_learn_like_fp32(world, mode):
     """After twenty updates on one batch the losses are alike, and lower."""
     narrow, wide = job_of(world, mode, sample_rate=1.0), job_of(world, "fp32", sample_rate=1.0)
-    if narrow.precision.scaler:
-        narrow.precision.scaler.scale = 1024.0
+    if narrow.backbone.scaler:
+        narrow.backbone.scaler.scale = 1024.0
     batches = micro_batches(world, 0, 1)
     first = make(wide, batches)
     make(narrow, batches)

@@ -2,52 +2,56 @@
 
 import logging
 from contextlib import closing
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
-from recipes.face_run import State, buddy_every, restore, resume
 from torch import nn
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.folders import folder_name, mark
 from partial_fc.checkpoint.peer.commits import Memory
-from partial_fc.comm import SingleWorld
+from partial_fc.comm import SingleWorld, elastic
 from partial_fc.data import Synthetic
 from partial_fc.head import CosFace, PartialFC
-from partial_fc.optim import backbone as backbone_optimizer
-from partial_fc.optim.gradient_sync import GradientSync
+from partial_fc.models.inputs import FACE
+from partial_fc.optim import backbone as torch_optim
+from partial_fc.optim.compression import build_compressor
+from partial_fc.optim.schedule import Schedule
+from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.job import RunState
 from partial_fc.train.precision import Precision
-from recipes import face_run, machine
-from recipes.face import Config
+from partial_fc.train.resume import restore
+from partial_fc.train.run import Run
+from recipes import face
 from tests.unit.thread_world import in_world
 
 C, D = 5, 4
-_log = logging.getLogger("test")
+CONTRACT = {"network": "tiny", "embedding_size": str(D), "image_size": "24"}
 
 
-def state_of(world) -> State:
-    precision = Precision("fp32", torch.device("cpu"))
-    model = nn.Linear(D, D)
-    weights, _ = precision.prepare(model)
-    head = PartialFC(C, D, CosFace(), world=world)
-    return State(
-        weights,
-        backbone_optimizer.build("sgd", weights, 0.9, 0.0),
-        head,
-        GradientSync(model, world),
-        precision,
-    )
+def parts_of(world, **contract: str) -> tuple[TorchBackbone, PartialFC]:
+    optimizer = partial(torch_optim.build, "sgd", momentum=0.9, weight_decay=0.0)
+    precision, nothing = Precision("fp32", torch.device("cpu")), build_compressor("none")
+    backbone = TorchBackbone(nn.Linear(D, D), world, precision, optimizer, nothing, FACE, CONTRACT | contract)
+    return backbone, PartialFC(C, D, CosFace(), world=world)
 
 
-def write(root, *steps: int) -> None:
+def run_of(world, root: Path, age: int = 0, recipe: str = "face", resume: str = "auto", **flags: object) -> Run:
+    words = {"dataset": "synthetic", "num-classes": C, "models-root": root, "resume": resume, **flags}
+    config, _ = face.parse([f"--{name}={value}" for name, value in words.items()])
+    return Run(recipe, config, world, torch.device("cpu"), logging.getLogger("test"), Memory(age=age), versions={})
+
+
+def write(root: Path, *steps: int, **facts: object) -> None:
     """Checkpoints of these steps, with that number as every weight."""
     for step in steps:
-        state = state_of(SingleWorld())
-        weights = {name: torch.full_like(t, step) for name, t in state.weights.state_dict().items()}
-        manifest = {"position": step, "best": {}, "configuration": {}}
-        checkpoint.take(step, weights, {}, {}, state.head, manifest, world=state.head.world).write(
-            root / folder_name(step), leads=True
-        )
+        backbone, head = parts_of(SingleWorld())
+        weights = {name: torch.full_like(t, step) for name, t in backbone.weights.state_dict().items()}
+        manifest = {"position": step, "best": {}, "configuration": {}, **facts}
+        taken = checkpoint.take(step, weights, {}, {}, head, manifest, world=head.world)
+        taken.write(root / folder_name(step), leads=True)
         mark(root / folder_name(step), step, [0])
 
 
@@ -66,18 +70,18 @@ def write(root, *steps: int) -> None:
 )
 def test_a_world_after_the_first_without_commits(tmp_path, monkeypatch, asked, own, expected):
     """Two ranks, of which one has only come now."""
-    monkeypatch.setattr(face_run.elastic, "active", lambda: True)
+    monkeypatch.setattr(elastic, "active", lambda: True)
     write(tmp_path / "given", 50)
     write(tmp_path / "run/checkpoints", *own)
     asked = asked if asked in ("auto", "never") else str(tmp_path / asked)
-    config = Config(dataset="synthetic", num_classes=C, models_root=tmp_path / "run", resume=asked, embedding_size=D)
 
     def begin(world):
-        state = state_of(world)
-        start = resume(config, state, Memory(age=1 - world.rank), Synthetic(C, 8, 10), _log)
-        with closing(checkpoint.Saver(config.checkpoints, world, keep=3)) as saver:
-            back = restore(config, state, saver, _log)
-        numbers = {float(t) for weight in state.weights.state_dict().values() for t in weight.flatten()}
+        backbone, head = parts_of(world)
+        run = run_of(world, tmp_path / "run", age=1 - world.rank, resume=asked)
+        start = run.resume(backbone, head, Synthetic(C, 8, 10))
+        with closing(checkpoint.Saver(run.config.run.checkpoints, world, keep=3)) as saver:
+            back = restore(run, backbone, head, saver)
+        numbers = {float(t) for weight in backbone.weights.state_dict().values() for t in weight.flatten()}
         return start.step, back, numbers
 
     for step, back, numbers in in_world(2, begin):
@@ -86,23 +90,49 @@ def test_a_world_after_the_first_without_commits(tmp_path, monkeypatch, asked, o
         assert numbers == {float(step)} or not step
 
 
+@pytest.mark.parametrize("facts", [{"recipe": "face", "contract": CONTRACT}, {"configuration": CONTRACT}])
+@pytest.mark.parametrize(
+    ("name", "now"), [("network", "r50"), ("embedding_size", "8"), ("image_size", "32"), ("recipe", "mnist")]
+)
+def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_read(tmp_path, monkeypatch, facts, name, now):
+    """... on all ranks, also one of an earlier release, which has no more than its flags."""
+    write(tmp_path / "checkpoints", 7, **facts)
+    for reader in ("backbone", "optimizer", "buffers", "exchange", "load_head"):
+        monkeypatch.setattr(checkpoint.Checkpoint, reader, lambda *_: pytest.fail("a tensor was read"))
+
+    def refused(world):
+        changed = {} if name == "recipe" else {name: now}
+        recipe = now if name == "recipe" else "face"
+        with pytest.raises(ValueError) as error:
+            run_of(world, tmp_path, recipe=recipe).resume(*parts_of(world, **changed), Synthetic(C, 8, 10))
+        return str(error.value)
+
+    for message in in_world(2, refused):
+        words = ("recipe face", "recipe mnist") if name == "recipe" else (f"--{name.replace('_', '-')}", now)
+        for word in ("step-00000007", "--models-root", *words):
+            assert word in message
+
+
 def test_a_run_is_finished_where_rank_0_says_so(tmp_path):
     """It writes the result, and the others may have folders of their own."""
     roots = [tmp_path / str(rank) for rank in range(3)]
     for root in roots:
         root.mkdir()
+    schedule = Schedule(kind="constant", base_lr=0.1, total_steps=5)
 
-    def ask(world):
-        return machine.is_finished(roots[world.rank], world)
+    def ask(world, step: int = 5):
+        return run_of(world, roots[world.rank]).is_finished(RunState(step=step), schedule)
 
     (roots[2] / "result.json").touch()
     assert in_world(3, ask) == [False] * 3
     (roots[0] / "result.json").touch()
     assert in_world(3, ask) == [True] * 3
+    assert in_world(3, partial(ask, step=4)) == [False] * 3
 
 
-def test_commits_only_where_ranks_come_and_go(monkeypatch):
-    configs = [Config(dataset="synthetic", num_classes=C, buddy_every=every) for every in (None, 7, 0)]
-    assert [buddy_every(config) for config in configs] == [0, 0, 0]
-    monkeypatch.setattr(face_run.elastic, "active", lambda: True)
-    assert [buddy_every(config) for config in configs] == [100, 7, 0]
+def test_commits_only_where_ranks_come_and_go(tmp_path, monkeypatch):
+    runs = [run_of(SingleWorld(), tmp_path, **flags) for flags in ({}, {"buddy-every": 7}, {"buddy-every": 0})]
+    assert [run._commit_every(in_memory=True) for run in runs] == [0, 0, 0]
+    monkeypatch.setattr(elastic, "active", lambda: True)
+    assert [run._commit_every(in_memory=True) for run in runs] == [100, 7, 0]
+    assert [run._commit_every(in_memory=False) for run in runs] == [0, 7, 0]

@@ -196,7 +196,7 @@ class Cores:
         self.others = others
 
     def all_gather(self, t: torch.Tensor, *, name: str) -> torch.Tensor:
-        return torch.cat([t, *(torch.tensor(machine.cores(host, used)) for host, used in self.others)])
+        return torch.cat([t, *(torch.tensor(device.cores(host, used)) for host, used in self.others)])
 
 
 def all_of(num: int) -> tuple[str, set[int]]:
@@ -218,22 +218,21 @@ def all_of(num: int) -> tuple[str, set[int]]:
 )
 def test_processes_share_the_cores_that_they_have_in_common(monkeypatch, given, others, expected):
     asked: list[int] = []
-    monkeypatch.setattr(machine.torch, "set_num_threads", asked.append)
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(machine.socket, "gethostname", lambda: "here")
+    monkeypatch.setattr(device.torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(device.socket, "gethostname", lambda: "here")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    machine.share_cores(Cores(others))
+    device.share_cores(Cores(others))
     assert asked == expected
 
 
 def test_a_recipe_joins_or_ends_with_the_status_of_those_it_started(environ, monkeypatch):
     environ.setenv("OMP_NUM_THREADS", "1")
-    config = SimpleNamespace(launch=LaunchFlags(), device="cpu", deterministic=False)
-    world, device = machine.join(config)
-    assert (world.backend, world.size, device) == ("single", 1, torch.device("cpu"))
+    world, its_device = device.join(LaunchFlags(device="cpu"))
+    assert (world.backend, world.size, its_device) == ("single", 1, torch.device("cpu"))
     monkeypatch.setattr(LaunchFlags, "start", lambda _: 3)
     with pytest.raises(SystemExit) as end:
-        machine.join(config)
+        device.join(LaunchFlags(device="cpu"))
     assert end.value.code == 3

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -12,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from partial_fc.data import BadRecord, Batch, Loader, RecordSource, Synthetic
-from partial_fc.data.loader import sample_order
+from partial_fc.data.order import PerEpoch, sample_order
 from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.data.sample import Sample
+from partial_fc.data.transform import Augment, SquareImage
 
 
 class Numbers(Synthetic):
@@ -34,6 +36,10 @@ def jpeg(value: int, size: int) -> bytes:
     return cv2.imencode(".jpg", np.full((size, size, 3), value, np.uint8))[1].tobytes()
 
 
+def loader_of(source: Numbers | RecordSource, size: int = 4, augment: Augment | None = None, **more: Any) -> Loader:
+    return Loader(source, SquareImage(size, augment), **more)
+
+
 def take(loader: Loader, count: int) -> list[Batch]:
     with loader:
         return [next(loader) for _ in range(count)]
@@ -44,11 +50,11 @@ def keys(batches: list[Batch]) -> list[int]:
 
 
 def test_every_epoch_holds_every_sample_once_in_its_own_order() -> None:
-    seen = keys(take(Loader(Numbers(10), image_size=4, batch_size=4), 10))  # batches straddle the epochs
+    seen = keys(take(loader_of(Numbers(10), batch_size=4), 10))  # batches straddle the epochs
     epochs = [seen[i : i + 10] for i in range(0, 40, 10)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 4
-    assert seen != keys(take(Loader(Numbers(10), image_size=4, batch_size=4, seed=1), 10))
+    assert seen != keys(take(loader_of(Numbers(10), batch_size=4, seed=1), 10))
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 3, 101])
@@ -60,7 +66,7 @@ def test_a_batch_may_hold_several_epochs(num_samples: int) -> None:
 @pytest.mark.parametrize(("world_size", "batch_size"), [(1, 12), (2, 6), (3, 4), (12, 1)])
 def test_order_does_not_depend_on_the_number_of_ranks(world_size: int, batch_size: int) -> None:
     ranks = [
-        take(Loader(Numbers(31), image_size=4, batch_size=batch_size, rank=rank, world_size=world_size), 7)
+        take(loader_of(Numbers(31), batch_size=batch_size, rank=rank, world_size=world_size), 7)
         for rank in range(world_size)
     ]
     together = [key for step in zip(*ranks, strict=True) for key in keys(list(step))]
@@ -68,12 +74,12 @@ def test_order_does_not_depend_on_the_number_of_ranks(world_size: int, batch_siz
 
 
 def test_pixels_labels_keys_and_layout() -> None:
-    (batch,) = take(Loader(Numbers(10), image_size=4, batch_size=5), 1)
-    assert batch.image_B3HW.shape == (5, 3, 4, 4)
-    assert batch.image_B3HW.dtype == torch.uint8
-    assert batch.image_B3HW.is_contiguous(memory_format=torch.channels_last)
+    (batch,) = take(loader_of(Numbers(10), batch_size=5), 1)
+    assert batch.input_B.shape == (5, 3, 4, 4)
+    assert batch.input_B.dtype == torch.uint8
+    assert batch.input_B.is_contiguous(memory_format=torch.channels_last)
     assert batch.label_B.dtype == batch.key_B.dtype == torch.int64
-    assert (batch.image_B3HW == batch.label_B[:, None, None, None]).all()
+    assert (batch.input_B == batch.label_B[:, None, None, None]).all()
     assert batch.epoch == 0.5
 
 
@@ -82,17 +88,16 @@ def noise(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint
 
 
 def test_resume_by_position_is_exact_for_any_number_of_ranks_and_threads() -> None:
-    whole = take(Loader(Numbers(50), image_size=4, batch_size=6, augment=noise, num_workers=1), 20)
-    with Loader(Numbers(50), image_size=4, batch_size=6, augment=noise, num_workers=3) as loader:
+    whole = take(loader_of(Numbers(50), batch_size=6, augment=noise, num_workers=1), 20)
+    with loader_of(Numbers(50), batch_size=6, augment=noise, num_workers=3) as loader:
         for _ in range(9):
             next(loader)
         position = loader.position
     assert position == 54
     rest = [
         take(
-            Loader(
+            loader_of(
                 Numbers(50),
-                image_size=4,
                 batch_size=3,
                 augment=noise,
                 position=position,
@@ -104,7 +109,7 @@ def test_resume_by_position_is_exact_for_any_number_of_ranks_and_threads() -> No
         for rank in range(2)
     ]
     for expected, left, right in zip(whole[9:], *rest, strict=True):
-        assert torch.equal(expected.image_B3HW, torch.cat((left.image_B3HW, right.image_B3HW)))
+        assert torch.equal(expected.input_B, torch.cat((left.input_B, right.input_B)))
         assert torch.equal(expected.label_B, torch.cat((left.label_B, right.label_B)))
         assert expected.position == left.position
         assert expected.epoch == right.epoch
@@ -112,8 +117,8 @@ def test_resume_by_position_is_exact_for_any_number_of_ranks_and_threads() -> No
 
 def test_augmentation_differs_between_epochs_and_seeds() -> None:
     def images(seed: int) -> set[bytes]:
-        batches = take(Loader(Numbers(5), image_size=4, batch_size=5, augment=noise, seed=seed), 4)
-        return {image.numpy().tobytes() for batch in batches for image in batch.image_B3HW}
+        batches = take(loader_of(Numbers(5), batch_size=5, augment=noise, seed=seed), 4)
+        return {image.numpy().tobytes() for batch in batches for image in batch.input_B}
 
     assert len(images(0) | images(1)) == 40
 
@@ -121,27 +126,27 @@ def test_augmentation_differs_between_epochs_and_seeds() -> None:
 def test_bad_records_are_named_and_replaced_alike_everywhere(caplog: pytest.LogCaptureFixture) -> None:
     source = Numbers(20, bad=(3, 11, 12))
     with caplog.at_level(logging.WARNING):
-        one = take(Loader(source, image_size=4, batch_size=8, num_workers=3), 10)
+        one = take(loader_of(source, batch_size=8, num_workers=3), 10)
     named = [record.message for record in caplog.records if "sample 11 is damaged" in record.message]
     assert named == [named[0]]  # once, however often it comes by
     assert not set(keys(one)) & set(source.bad)
     order = sample_order(torch.arange(80), 20, seed=0).tolist()
     assert all(got == meant for got, meant in zip(keys(one), order, strict=True) if meant not in source.bad)
-    halves = [take(Loader(source, image_size=4, batch_size=4, rank=rank, world_size=2), 10) for rank in range(2)]
+    halves = [take(loader_of(source, batch_size=4, rank=rank, world_size=2), 10) for rank in range(2)]
     assert keys(one) == [key for step in zip(*halves, strict=True) for key in keys(list(step))]
 
 
 def test_too_many_bad_records() -> None:
     source = Numbers(20, bad=(3, 11, 12))
-    loader = Loader(source, image_size=4, batch_size=20, max_bad_records=2, num_workers=1)
+    loader = loader_of(source, batch_size=20, max_bad_records=2, num_workers=1)
     with pytest.raises(ValueError, match=r"(?s)3 bad records on rank 0, at most 2 .*sample (3|11|12) is damaged"):
         next(loader)
     with pytest.raises(ValueError, match="4 bad records"):
-        next(Loader(Numbers(4, bad=(0, 1, 2, 3)), image_size=4, batch_size=1, num_workers=1))
+        next(loader_of(Numbers(4, bad=(0, 1, 2, 3)), batch_size=1, num_workers=1))
 
 
 def test_no_thread_searches_for_ever_when_all_records_are_bad() -> None:
-    loader = Loader(Numbers(3, bad=(0, 1, 2)), image_size=4, batch_size=1, num_workers=4, prefetch=20)
+    loader = loader_of(Numbers(3, bad=(0, 1, 2)), batch_size=1, num_workers=4, prefetch=20)
     with pytest.raises(ValueError, match="3 bad records"):
         next(loader)
     assert not loader_threads()
@@ -165,16 +170,16 @@ def test_an_image_in_a_record_file_that_cannot_be_used(
     with RecordWriter(tmp_path / "train.rec") as writer:
         for key in range(6):
             writer.write(key, pack(key, content if key == 4 else jpeg(key * 40, 9 + key)))
-    loader = Loader(RecordSource(tmp_path), image_size=9, batch_size=6)
+    loader = loader_of(RecordSource(tmp_path), size=9, batch_size=6)
     with caplog.at_level(logging.WARNING):
         (batch,) = take(loader, 1)
     assert loader.num_bad_records == 1
     assert f"train.rec, key 4: {words}" in caplog.text
-    assert (batch.image_B3HW[:, 0, 4, 4] == batch.label_B * 40).all()
+    assert (batch.input_B[:, 0, 4, 4] == batch.label_B * 40).all()
 
 
 def test_other_errors_reach_the_consumer_and_end_the_threads() -> None:
-    loader = Loader(Numbers(20, bad=(3,), error=OSError), image_size=4, batch_size=20)
+    loader = loader_of(Numbers(20, bad=(3,), error=OSError), batch_size=20)
     with pytest.raises(OSError, match="sample 3 is damaged"):
         next(loader)
     assert not loader_threads()
@@ -196,7 +201,7 @@ def test_close_waits_for_one_image_not_for_the_batches() -> None:
         time.sleep(0.01)
         return image
 
-    loader = Loader(Numbers(1000), image_size=4, batch_size=1000, augment=slow, num_workers=2)
+    loader = loader_of(Numbers(1000), batch_size=1000, augment=slow, num_workers=2)
 
     def consume() -> None:
         with pytest.raises(RuntimeError, match=r"closed|shutdown"):  # waiting for a batch, or starting one
@@ -212,14 +217,39 @@ def test_close_waits_for_one_image_not_for_the_batches() -> None:
     loader.close()  # twice is fine
 
 
-def test_augmentation_of_the_wrong_type_or_shape_is_an_error() -> None:
-    with pytest.raises(TypeError, match="float"):
-        next(Loader(Numbers(5), image_size=4, batch_size=1, augment=lambda image, rng: image / 255))
-    with pytest.raises(ValueError, match="broadcast"):
-        next(Loader(Numbers(5), image_size=4, batch_size=1, augment=lambda image, rng: image[1:]))
+def test_a_transform_that_gives_another_shape_or_type_is_an_error_that_names_the_sample() -> None:
+    for change in (lambda image: image / 255, lambda image: image[1:]):
+        odd = loader_of(
+            Numbers(5),
+            augment=lambda image, _, change=change: change(image) if image.max() == 3 else image,
+            batch_size=5,
+        )
+        with pytest.raises(ValueError, match=r"sample 3.*one shape and dtype"):
+            next(odd)
 
 
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"num_workers": 0}, {"rank": 2, "world_size": 2}, {"rank": -1}])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_update_ends_where_its_epoch_does(num_workers: int) -> None:
+    """... with an order of epochs; ranks have equally many, and the last batch of an epoch may be smaller."""
+    ranks = []
+    for rank in range(2):
+        order = PerEpoch(21, seed=1)
+        with Loader(
+            Numbers(21), SquareImage(4), order, batch_size=4, rank=rank, world_size=2, num_workers=num_workers
+        ) as loader:
+            ranks.append([loader.next_update(2) for _ in range(4)])
+    for updates in ranks:
+        assert [[len(batch.label_B) for batch in update] for update in updates] == [[4, 4], [3], [4, 4], [3]]
+        assert [[batch.num_global for batch in update] for update in updates] == [[8, 8], [6], [8, 8], [6]]
+        assert [update[-1].ends_epoch for update in updates] == [False, True, False, True]
+        assert [update[-1].position for update in updates] == [16, 21, 37, 42]
+    for update in (0, 2):
+        seen = [key for updates in ranks for batches in updates[update : update + 2] for key in keys(batches)]
+        assert set(seen) == set(range(21))
+        assert len(seen) == 22
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"num_workers": -1}, {"rank": 2, "world_size": 2}, {"rank": -1}])
 def test_wrong_arguments(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="expected"):
-        Loader(Numbers(5), image_size=4, **({"batch_size": 1} | wrong))  # type: ignore[arg-type]
+        loader_of(Numbers(5), **({"batch_size": 1} | wrong))  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from partial_fc.comm import SingleWorld
-from partial_fc.train.log import LossCurve, Progress
+from partial_fc.train.log import LossCurve, Progress, SpeedLine
 
 HEADER = "step,loss,lr\n"
 
@@ -61,7 +61,7 @@ def test_going_back_needs_no_room(tmp_path, limit, back_to):
     curve = LossCurve(tmp_path, SingleWorld(), 0)
     limit(len(whole(5)) + 4)
     add(curve, 1, 9)
-    curve.go_back(back_to)
+    curve.rewind(back_to)
     limit(None)
     curve.add(back_to + 1, 1 / (back_to + 1), 0.1)
     curve.close()
@@ -98,7 +98,7 @@ def test_a_file_that_is_no_curve_is_begun_anew(tmp_path):
 def test_tensorboard_goes_on_once_it_can(tmp_path, caplog):
     folder = tmp_path / "tensorboard"
     folder.write_text("in the way")
-    progress = Progress(logging.getLogger("test"), tmp_path, SingleWorld(), 1, 0, 10, 4)
+    progress = Progress(logging.getLogger("test"), tmp_path, SingleWorld(), SpeedLine(1, 10, 4), 0, 0, 10)
     for step in range(3):
         progress.scalars(step, {"train/loss": 1.0})
     assert caplog.text.count("TensorBoard's file below") == 1

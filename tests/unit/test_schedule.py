@@ -3,9 +3,15 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from recipes.face_run import Start, go_on
+import torch
 
+from partial_fc.checkpoint.peer.commits import Memory
+from partial_fc.comm import SingleWorld
+from partial_fc.data.order import Keyed, PerEpoch
+from partial_fc.flags import OptimFlags, ScheduleFlags
 from partial_fc.optim.schedule import Schedule, continued, linear_scaling
+from partial_fc.train.job import RunState
+from partial_fc.train.run import Run
 
 
 def test_constant():
@@ -97,14 +103,14 @@ def test_linear_scaling_shows_its_arithmetic():
 def test_a_course_goes_on_at_the_same_share_of_the_data_with_steps_of_another_size():
     """1,000 samples, of which 400 were seen by steps of 20; then 50 a step."""
     course = Schedule(kind="polynomial", base_lr=1.0, total_steps=20, power=1.0)  # of steps of 50
-    schedule = continued(course, step=20, position=400, num_samples=1000, global_batch=50)
+    schedule = continued(course, step=20, left=12, shift=400 / 50 - 20)
     assert schedule.total_steps == 20 + 12
     assert schedule.lr(20) == pytest.approx(0.6)  # of a run that always had steps of 50, the 9th
     assert schedule.lr(31) == pytest.approx(1 / 20)
     assert schedule.lr(32) == 0.0
     # and back again, in the midst of it
     course = Schedule(kind="polynomial", base_lr=1.0, total_steps=50, power=1.0)
-    again = continued(course, step=22, position=510, num_samples=1000, global_batch=20)
+    again = continued(course, step=22, left=25, shift=510 / 20 - 22)
     assert again.total_steps == 22 + 25
     assert again.lr(22) == pytest.approx(0.49)
     assert again.lr(46) == pytest.approx(0.01)
@@ -112,30 +118,51 @@ def test_a_course_goes_on_at_the_same_share_of_the_data_with_steps_of_another_si
 
 def test_decays_of_a_continued_course_count_updates():
     course = Schedule(kind="step", base_lr=1.0, total_steps=20, decay_steps=(25,))
-    schedule = continued(course, step=20, position=400, num_samples=1000, global_batch=50)
+    schedule = continued(course, step=20, left=12, shift=400 / 50 - 20)
     assert schedule.total_steps == 32
     assert [schedule.lr(step) for step in (20, 24, 25, 31)] == pytest.approx([1.0, 1.0, 0.1, 0.1])
 
 
-def test_nothing_is_left_of_data_that_all_have_seen():
-    course = Schedule(kind="constant", base_lr=1.0, total_steps=10)
-    assert continued(course, step=30, position=1000, num_samples=990.0, global_batch=100).total_steps == 30
+def schedule_of(start: RunState, order, batch_size: int = 10, **flags):
+    """Of two epochs of 500 images."""
+    given = ScheduleFlags(**{"epochs": 2.0, "lr_scheduler": "constant", "lr_scaling": "none", **flags})
+    config = SimpleNamespace(optim=OptimFlags(batch_size=batch_size), schedule=given)
+    log, device = logging.getLogger("test"), torch.device("cpu")
+    return Run("face", config, SingleWorld(), device, log, Memory(), versions={}).schedule(start, order)
 
 
 def test_a_run_of_epochs_goes_on_by_the_data_that_is_left(caplog):
     """Data left out by a rollback was not seen; with --max-steps, and with steps as before, nothing changes."""
-    log = logging.getLogger("test")
-    course = Schedule(kind="constant", base_lr=1.0, total_steps=100)
-    epochs, updates = SimpleNamespace(epochs=2.0, max_steps=None), SimpleNamespace(epochs=2.0, max_steps=100)
-    same = Start(step=30, position=300)
-    rolled_back = Start(step=30, position=340, left_out=[(290, 330)])
-    for config, start in ((epochs, same), (epochs, rolled_back), (updates, same), (updates, rolled_back)):
-        assert go_on(config, course, start, num_samples=500, global_batch=10, logger=log) is course
     caplog.set_level("INFO")
-    assert go_on(epochs, course, rolled_back, 500, 20, log).total_steps == 30 + 35
-    assert (
-        "300 of 1,000 images have been seen in 30 steps; with 20 a step 35 more steps remain, 65 in all" in caplog.text
-    )
-    assert go_on(updates, course, rolled_back, 500, 20, log) is course
+    order = Keyed(500, seed=0)
+    rolled_back = RunState(step=30, position=340, left_out=[(290, 330)])
+    for start in (RunState(step=30, position=300), rolled_back):
+        for flags in ({}, {"max_steps": 100}):
+            course = schedule_of(start, order, **flags)
+            assert isinstance(course, Schedule)
+            assert course.total_steps == 100
+    assert "have been seen" not in caplog.text
+    assert schedule_of(rolled_back, order, batch_size=20).total_steps == 30 + 35
+    for words in ("300 of 1,000 images", "30 steps", "with 20 a step 35 more steps", "65 in all"):
+        assert words in caplog.text
+    assert schedule_of(rolled_back, order, batch_size=20, max_steps=100).total_steps == 100
     with pytest.raises(ValueError, match="step 101, beyond this run's 100"):
-        go_on(updates, course, Start(step=101, position=1), 500, 20, log)
+        schedule_of(RunState(step=101, position=1), order, max_steps=100)
+
+
+def test_nothing_is_left_of_data_that_all_have_seen():
+    assert schedule_of(RunState(step=30, position=1000), Keyed(500, 0), batch_size=100, epochs=1.98).total_steps == 30
+
+
+def test_epochs_that_end_in_a_smaller_batch_count_as_they_are_stepped():
+    """An epoch of 500 has 21 updates of 24; at its end, and within the next, another size goes on."""
+    order = PerEpoch(500, seed=0)
+    for start, size, total in (
+        (RunState(step=21, position=500), 24, 42),
+        (RunState(step=24, position=572), 24, 42),
+        (RunState(step=21, position=500), 50, 21 + 10),
+        (RunState(step=24, position=572), 50, 24 + 9),  # 428 images are left
+    ):
+        schedule = schedule_of(start, order, batch_size=size)
+        assert schedule.total_steps == total
+        assert isinstance(schedule, Schedule) == (size == 24)

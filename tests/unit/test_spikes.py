@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from partial_fc.data import Batch
-from partial_fc.train.guards.loss_spikes import LEAST, Losses, note
+from partial_fc.train.guards.loss_spikes import LEAST, SpikeDetector, report
 
 CURVE = Path(__file__).parent / "losses_of_the_demo.txt"
 
 
 def spikes_of(losses) -> list[int]:
     """Indices of the losses that are told."""
-    watched = Losses()
+    watched = SpikeDetector()
     return [index for index, loss in enumerate(losses) if watched.add(float(loss))]
 
 
@@ -59,7 +59,7 @@ def test_a_spike_is_told_once_and_with_its_numbers():
     losses[400:405] = 30
     losses[700] = 12
     assert spikes_of(losses) == [400, 700]
-    watched = Losses()
+    watched = SpikeDetector()
     for loss in losses[:400]:
         assert watched.add(loss) is None
     found = watched.add(30.0)
@@ -84,19 +84,18 @@ def test_the_records_of_a_spike_are_written_down(tmp_path, caplog):
     job = SimpleNamespace(
         models_root=tmp_path,
         world=SimpleNamespace(rank=3),
-        step=77,
-        position=640,
+        at=SimpleNamespace(step=77, position=640),
         logger=logging.getLogger("test"),
     )
     image = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
-    batches = [Batch(image, torch.tensor([5, 6]), torch.tensor([i, 40]), 0.0, 640) for i in (1, 2)]
-    watched = Losses()
+    batches = [Batch(image, torch.tensor([5, 6]), torch.tensor([i, 40]), 0.0, 640, 2) for i in (1, 2)]
+    watched = SpikeDetector()
     for _ in range(LEAST):
         watched.add(1.0)
     found = watched.add(9.0)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            note(job, found, batches, lr=0.1)  # type: ignore[arg-type]
+            report(job, found, batches, lr=0.1)  # type: ignore[arg-type]
     assert "step 77: the loss is 9.0000, far above the median 1.0000" in caplog.text
     rows = [json.loads(line) for line in (tmp_path / "spikes/rank-00003.jsonl").read_text().splitlines()]
     assert len(rows) == 2
@@ -106,5 +105,5 @@ def test_the_records_of_a_spike_are_written_down(tmp_path, caplog):
 
     (tmp_path / "in-the-way").write_text("")
     job.models_root = tmp_path / "in-the-way"
-    note(job, found, batches, lr=0.1)  # type: ignore[arg-type]
+    report(job, found, batches, lr=0.1)  # type: ignore[arg-type]
     assert "rank-00003.jsonl cannot be written" in caplog.text

@@ -1,0 +1,98 @@
+"""Classification over real ranks: every sample once, the numbers of one process to the last bit."""
+
+import numpy as np
+import pytest
+import torch
+
+from partial_fc.comm import SingleWorld
+from partial_fc.data import BadRecord, Synthetic
+from partial_fc.data.sample import Sample
+from partial_fc.data.transform import pixels
+from partial_fc.evaluate import Classification
+
+C, N, SIDE = 7, 45, 6
+
+
+class Images(Synthetic):
+    """Noise of one mean for each class; all ranks have the same."""
+
+    def __init__(self, num_classes: int = C, bad: tuple[int, ...] = ()):
+        super().__init__(num_classes, SIDE, N)
+        self.bad = bad
+
+    def read(self, index: int) -> Sample:
+        if index in self.bad:
+            raise BadRecord(f"sample {index} is damaged")
+        label = index % self.num_classes
+        image = np.random.default_rng(index).normal(30 * label, 60, (SIDE, SIDE, 1))
+        return Sample(image.clip(0, 255).astype(np.uint8), label, index)
+
+
+def network(num_classes: int = C):
+    """What it gives for an image may depend on the batch in the last bits."""
+    torch.manual_seed(3)
+    layers = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU(), torch.nn.Flatten())
+    last = torch.nn.Linear(8 * (SIDE - 2) ** 2, num_classes)
+    return lambda input_B: last(layers(input_B.float() / 128 - 1)).detach()
+
+
+def all_of(one: Classification, forward, world) -> tuple:
+    values = dict(one.run(forward, world))
+    return values, one.num_correct, one.mistakes_M3.tolist(), one.confusion_CC.tolist()
+
+
+@pytest.mark.parametrize("batch_size", [4, 45])  # 12 batches, and 1: some ranks have none
+def test_equals_one_process_to_the_last_bit(world, batch_size):
+    together = all_of(Classification("test", Images(), pixels, batch_size, top=3), network(), world)
+    alone = all_of(Classification("test", Images(), pixels, batch_size, top=3), network(), SingleWorld())
+    assert together == alone
+
+
+def test_the_numbers_are_those_of_every_sample_once(world):
+    samples = [Images().read(index) for index in range(N)]
+    logit_NC = network()(torch.tensor(np.stack([sample.image for sample in samples])).movedim(-1, 1)).double()
+    label_N, order_NC = torch.tensor([sample.label for sample in samples]), logit_NC.argsort(1, descending=True)
+    confusion = np.zeros((C, C), np.int64)
+    np.add.at(confusion, (label_N.numpy(), order_NC[:, 0].numpy()), 1)
+    wrong_N = order_NC[:, 0] != label_N
+    surest = logit_NC.softmax(1).amax(1)[wrong_N].sort(descending=True).values
+    values, num_correct, mistakes, found = all_of(Classification("test", Images(), pixels, 4, top=3), network(), world)
+    assert values == {
+        "test/accuracy": int((~wrong_N).sum()) / N,
+        "test/top3": int((order_NC[:, :3] == label_N[:, None]).any(1).sum()) / N,
+    }
+    assert found == confusion.tolist()
+    assert 0 < num_correct == int((~wrong_N).sum()) < N
+    assert len(mistakes) == int(wrong_N.sum())
+    torch.testing.assert_close(torch.tensor([row[2] for row in mistakes], dtype=torch.float64), surest)
+
+
+def test_more_classes_than_a_table_has_room_for(world):
+    one = Classification("test", Images(1200), pixels, 4)
+    assert dict(one.run(network(1200), world)).keys() == {"test/accuracy", "test/top5"}
+    assert one.confusion_CC is None
+
+
+def in_step(world) -> bool:
+    """Whether the next collective works."""
+    return world.all_reduce(torch.ones(1), name="test/in_step").item() == world.size
+
+
+def test_a_sample_that_cannot_be_used_is_an_error_on_all_ranks(world):
+    """It is in the first batch, which only rank 0 sees."""
+    with pytest.raises(ValueError, match=r"sample 2 is damaged" if world.rank == 0 else "test: another rank"):
+        list(Classification("test", Images(bad=(2,)), pixels, 4).run(network(), world))
+    assert in_step(world)
+
+
+def test_an_output_that_is_not_finite_is_an_error_on_all_ranks(world):
+    forward = network()
+
+    def sick(input_B):
+        logit_BC = forward(input_B)
+        logit_BC[1, 2] = torch.nan if world.rank == 0 else logit_BC[1, 2]
+        return logit_BC
+
+    with pytest.raises(FloatingPointError, match=rf"test: .* not finite for \d+ of {N}"):
+        list(Classification("test", Images(), pixels, 5).run(sick, world))
+    assert in_step(world)

@@ -1,0 +1,83 @@
+"""Orders of samples: what stands at which position, for any number of ranks."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.utils.data import DistributedSampler
+
+from partial_fc.data.order import Keyed, Order, PerEpoch, Selection, Sequential
+
+
+def batches(order: Order, start: int, stop: int, batch_size: int, world_size: int) -> list[list[Selection]]:
+    """From one position until another is reached: by batch, by rank."""
+    found: list[list[Selection]] = []
+    while start < stop:
+        found.append([order.select(start, batch_size, rank, world_size) for rank in range(world_size)])
+        start = found[-1][0].end
+        assert {(one.end, one.ends_epoch, len(one.index_B)) for one in found[-1]} == {
+            (start, found[-1][0].ends_epoch, len(found[-1][0].index_B))
+        }
+    return found
+
+
+def indices(selections: list[Selection]) -> list[int]:
+    return torch.cat([one.index_B for one in selections]).tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("num_samples", [4, 10, 12, 31])
+def test_per_epoch_is_torchs_distributed_sampler(num_samples, world_size):
+    order = PerEpoch(num_samples, seed=5)
+    samplers = [
+        DistributedSampler(range(num_samples), world_size, rank, seed=5)  # type: ignore[arg-type]
+        for rank in range(world_size)
+    ]
+    for batch_size in (1, 3, 100):
+        for epoch in range(3):
+            found = batches(order, epoch * num_samples, (epoch + 1) * num_samples, batch_size, world_size)
+            for rank, sampler in enumerate(samplers):
+                sampler.set_epoch(epoch)
+                assert indices([ranks[rank] for ranks in found]) == list(sampler)
+            assert [ranks[0].ends_epoch for ranks in found] == [False] * (len(found) - 1) + [True]
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (1, 3), (3, 1)])
+@pytest.mark.parametrize("num_batches", [1, 2, 3])
+def test_an_epoch_goes_on_with_another_number_of_ranks(before, after, num_batches):
+    """Every sample of it is seen once, but for those that fill up its last batch."""
+    num_samples, order = 31, PerEpoch(31, seed=0)
+    first = batches(order, num_samples, 2 * num_samples, 3, before)[:num_batches]
+    rest = batches(order, first[-1][0].end, 2 * num_samples, 2, after)
+    together = batches(order, num_samples, 2 * num_samples, 1, 1)
+    seen = Counter(index for ranks in (*first, *rest) for index in indices(ranks))
+    assert seen.keys() == set(indices([ranks[0] for ranks in together])) == set(range(num_samples))
+    assert seen.total() == num_samples + -(num_samples - num_batches * 3 * before) % after
+    assert rest[-1][0].end == 2 * num_samples
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_sequential_deals_the_samples_out_in_turn(world_size):
+    num_samples, batch_size = 10, 2
+    found = batches(Sequential(num_samples), 0, 24, batch_size, world_size)
+    for rank in range(world_size):
+        taken = indices([ranks[rank] for ranks in found])
+        assert taken == [(rank + i * world_size) % num_samples for i in range(len(taken))]
+    assert not any(one.ends_epoch for ranks in found for one in ranks)
+    for ranks, following in pairwise(found):  # from any position on with any number of ranks
+        (alone,) = batches(Sequential(num_samples), ranks[0].end, ranks[0].end + 1, 3, 1)
+        assert indices(alone)[:1] == indices([following[0]])[:1]
+
+
+@pytest.mark.parametrize(
+    "order", [Keyed(31, 0), Sequential(31), PerEpoch(31, 0)], ids=lambda order: type(order).__name__
+)
+@pytest.mark.parametrize(("batch_size", "world_size"), [(4, 1), (2, 3), (31, 1)])
+def test_updates_are_counted_as_they_are_made(order, batch_size, world_size):
+    made = [ranks[0].end for ranks in batches(order, 0, 3 * 31, batch_size, world_size)]
+    update_size = batch_size * world_size
+    for number, position in enumerate((0, *made)):
+        assert order.updates_at(position, update_size) == number
+        assert order.updates_to(position, 3 * 31, update_size) == len(made) - number
+    assert order.updates_to(made[-1], 31, update_size) == 0
