@@ -8,7 +8,7 @@ import socket
 import psutil
 import pytest
 
-from partial_fc.comm.elastic_store import TOKEN, TOKEN_HEADER, request
+from partial_fc.comm.elastic.store import TOKEN, TOKEN_HEADER, request
 from tests.cluster.stranger import exploit, put_exploit
 
 pytest.importorskip("horovod.runner")
