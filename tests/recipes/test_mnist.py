@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 
 import cv2
 import numpy as np
@@ -156,18 +157,24 @@ def test_half_the_bits_learn_as_fp32(digits, tmp_path):
     assert {t.dtype for name, t in weights.items() if "num_batches" not in name} == {torch.float32}
 
 
-def test_it_has_what_the_loop_has(digits, tmp_path, monkeypatch):
-    """A batch that is left out, checkpoints within epochs, going back to one of them; the same update as before it."""
+@pytest.fixture
+def put_in_faults(monkeypatch):
+    """put_in_faults("nan@5"), for this test."""
     for module, name in ((updates, "forward_backward"), (loop, "update")):
         monkeypatch.setattr(module, name, getattr(module, name))  # and back, after what `put_in` does
-    put_in("nan@5", is_last=True)
+    return lambda faults: put_in(faults, is_last=True)
+
+
+def test_it_has_what_the_loop_has(digits, tmp_path, put_in_faults):
+    """A batch that is left out, checkpoints within epochs, going back to one of them."""
+    put_in_faults("nan@5")
     train_here(digits, tmp_path / "skip", "--on-nan skip --checkpoint-every 3 --keep-checkpoints 9 --epochs 1")
     curve = losses(tmp_path / "skip")
     assert [step for step, loss in enumerate(curve, 1) if math.isnan(loss)] == [5]
     assert [path.parent.name[-1] for path in sorted((tmp_path / "skip").glob("checkpoints/*/COMPLETE"))] == list("367")
     assert (tmp_path / "skip/non-finite/step-00000005-rank-00000.json").exists()
 
-    put_in("nan@5", is_last=True)
+    put_in_faults("nan@5")
     train_here(digits, tmp_path / "rollback", "--on-nan rollback --checkpoint-every 3 --max-steps 7")
     manifest = json.loads((tmp_path / "rollback/checkpoints/step-00000007/manifest.json").read_text())
     assert manifest["left_out"] == [[3 * GLOBAL_BATCH, 5 * GLOBAL_BATCH]]
@@ -175,15 +182,25 @@ def test_it_has_what_the_loop_has(digits, tmp_path, monkeypatch):
     assert manifest["position"] == NUM_TRAIN + 2 * GLOBAL_BATCH  # the epoch ended with its seventh batch
 
 
-def test_a_checkpoint_of_version_0_1_goes_on(digits, tmp_path):
+def test_a_checkpoint_of_version_0_1_goes_on(digits, tmp_path, put_in_faults):
     """Its position counted epochs and their updates, and its manifest had other names."""
     flags = "--precision fp16 --momentum 0.9"
     for name, more in (("whole", ""), ("parts", "--max-steps 9")):
         train_here(digits, tmp_path / name, f"{flags} {more}")
     make_old(tmp_path / "parts/checkpoints/step-00000009")
+    shutil.copytree(tmp_path / "parts", tmp_path / "back")
     train_here(digits, tmp_path / "parts", flags)
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     assert_same_files(tmp_path / "whole", tmp_path / "parts", 14)
+    results = [result(tmp_path / name) for name in ("whole", "parts")]
+    for name in ("skipped_updates", "loss_scale"):
+        assert results[0][name] == results[1][name]
+    assert results[1]["best_test_accuracy"] >= results[0]["best_test_accuracy"]  # it was looked at more often
+
+    put_in_faults("nan@11")
+    train_here(digits, tmp_path / "back", "--momentum 0.9 --on-nan rollback --max-steps 11")
+    manifest = json.loads((tmp_path / "back/checkpoints/step-00000011/manifest.json").read_text())
+    assert manifest["left_out"] == [[NUM_TRAIN + 2 * GLOBAL_BATCH, NUM_TRAIN + 4 * GLOBAL_BATCH]]
 
 
 # ---- Apex's files

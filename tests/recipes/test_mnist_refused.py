@@ -71,6 +71,7 @@ def test_checkpoints_of_other_runs(digits, tmp_path, capfd):
     printed = capfd.readouterr().out
     for words in ("--lr 0.05, this run has 0.01", "--gradient-compression none, this run has 2bit"):
         assert words in printed
+    assert "--epochs" not in printed  # a longer run is the same one
     (tmp_path / "checkpoints/step-00000014/rank-00000-of-00001.safetensors").unlink()
     with pytest.raises(ValueError, match=r"rank-00000-of-00001.safetensors is missing"):
         train_here(digits, tmp_path, "--epochs 3")
