@@ -24,8 +24,10 @@ from partial_fc.train.job import Head, RunState
 if TYPE_CHECKING:
     from partial_fc.train.run import Run
 
-# Groups of flags that say how and where a run is trained, not what it learns: they may change on the way.
+# Groups of flags that say how and where a run is trained, not what it learns, and flags that say how long: they may
+# change on the way.
 _MAY_CHANGE = (flags.LaunchFlags, flags.RunFlags, flags.GuardFlags)
+_HOW_LONG = ("epochs", "max_steps")
 
 
 def resume(
@@ -51,17 +53,21 @@ def resume(
     _load(run, found, backbone, head)
     run.logger.info(f"resumed from {found.folder}")
     manifest = found.manifest
+    # Recipe mnist of version 0.1 had these among its position.
+    old = {} if isinstance(manifest["position"], int) else manifest["position"]
     return RunState(
         step=found.step,
         position=_position(manifest, source),
-        num_overflows=manifest.get("num_overflows", 0),
+        num_overflows=manifest.get("num_overflows", old.get("skipped", 0)),
         left_out=[(begin, end) for begin, end in manifest.get("left_out", [])],
-        best=manifest.get("best") or {},
+        best=manifest.get("best") or ({"test": old["best"]} if old else {}),
         best_score=manifest.get("best_score") or 0.0,
     )
 
 
-def restore(run: "Run", backbone: TorchBackbone, head: Head, saver: checkpoint.Saver) -> tuple[int, int] | None:
+def restore(
+    run: "Run", backbone: TorchBackbone, head: Head, saver: checkpoint.Saver, source: Source | None = None
+) -> tuple[int, int] | None:
     """Brings back the newest complete checkpoint of this run, or the one that it started from, while it runs. (Step,
     position in the data); none where there is neither. A collective."""
     saver.finish()
@@ -73,7 +79,7 @@ def restore(run: "Run", backbone: TorchBackbone, head: Head, saver: checkpoint.S
     if found is None:
         return None
     _load(run, found, backbone, head)
-    return found.step, _position(found.manifest, None)
+    return found.step, _position(found.manifest, source)
 
 
 def _checkpoint(
@@ -135,10 +141,11 @@ def _is_ahead(folder: Path | None, newest: Path) -> bool:
 
 def _note_differences(run: "Run", found: checkpoint.Checkpoint | PeerCheckpoint, may_change: tuple[str, ...]) -> None:
     """Says which flags make another run of the one that is resumed, although nothing refuses them."""
-    free = {name for group in _MAY_CHANGE for name in group.__dataclass_fields__} - {"seed"} | set(may_change)
-    for name, now in flags.flat(run.config).items():
+    free = {name for group in _MAY_CHANGE for name in group.__dataclass_fields__} - {"seed"} | {*_HOW_LONG, *may_change}
+    for name, value in flags.flat(run.config).items():
+        now = list(value) if isinstance(value, tuple) else value  # as JSON has it
         then = found.manifest["configuration"].get(name, now)  # older runs did not have every flag
-        if name not in free and str(then) != str(list(now) if isinstance(now, tuple) else now):  # as JSON has it
+        if name not in free and str(then) != str(now):
             run.note(f"{found.folder} was trained with {flags.flag(name)} {then}, this run has {now}: not the same run")
 
 

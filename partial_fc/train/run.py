@@ -218,7 +218,8 @@ class Run:
             **settings,
         }
         guards = Guards(
-            **dataclasses.asdict(config.guards), restore=lambda: resume.restore(self, backbone, head, saver)
+            **dataclasses.asdict(config.guards),
+            restore=lambda: resume.restore(self, backbone, head, saver, loader.source),
         )
         return Job(
             world=self.world,

@@ -10,7 +10,7 @@ import torch
 
 from partial_fc.foreign import apex, arcface_torch, mxnet_ndarray
 from partial_fc.foreign.backbone_weights import load_arcface_torch
-from recipes.compat import arcface_torch
+from recipes.compat import arcface_torch as arcface_torch_config
 from tests.faults.mutations import PICKLE_WORDS, any_bytes, in_pickle, in_zip
 from tests.faults.reader import Files, Reader, written
 

@@ -30,7 +30,7 @@ class Images(Synthetic):
 
 def network(num_classes: int = C):
     """What it gives for an image may depend on the batch in the last bits."""
-    torch.manual_seed(3)
+    torch.manual_seed(11)
     layers = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU(), torch.nn.Flatten())
     last = torch.nn.Linear(8 * (SIDE - 2) ** 2, num_classes)
     return lambda input_B: last(layers(input_B.float() / 128 - 1)).detach()

@@ -1,11 +1,15 @@
 """Small glyph sets and a way to start the trainer as a user does."""
 
+import hashlib
 import json
+import logging
 import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,11 +87,33 @@ def train(models_root: Path, flags: str, launcher: str = "one process", expect: 
     return run([*command, *SMALL, *shlex.split(flags)], expect)
 
 
+def train_here(models_root: Path, flags: str) -> str:
+    """`train` of one process, in this one, which saves the seconds that torch takes to be imported. Returns its log."""
+    import torch
+
+    from recipes import face
+
+    torch.set_num_threads(1)
+    logger = logging.getLogger("partial_fc")
+    try:
+        assert face.main(["--models-root", str(models_root), *SMALL, *shlex.split(flags)]) == 0
+    finally:
+        for handler in logger.handlers[:]:
+            logger.removeHandler(handler)
+            handler.close()
+        logger.propagate = True
+    return (models_root / "logs/rank-0000.log").read_text()
+
+
 def train_several(runs: dict[Path, str], num_processes: int = 2) -> str:
     """`train` for each folder with its flags, one after the other, in one launch with torchrun. (horovodrun's
     collectives, of which small runs mostly consist, take much longer.)"""
-    words = [shlex.join(["--models-root", str(root), *SMALL, *shlex.split(flags)]) for root, flags in runs.items()]
-    launcher = torchrun(num_processes) if num_processes > 1 else []
+    return several(list(runs.items()), torchrun(num_processes) if num_processes > 1 else [])
+
+
+def several(runs: list[tuple[Path, str]], launcher: list[str]) -> str:
+    """The same with another launcher; a folder may come again."""
+    words = [shlex.join(["--models-root", str(root), *SMALL, *shlex.split(flags)]) for root, flags in runs]
     return run([*launcher, sys.executable, "-m", "tests.recipes.several", *words])
 
 
@@ -96,6 +122,16 @@ def losses(models_root: Path) -> list[float]:
     rows = [line.split(",") for line in (models_root / "loss.csv").read_text().splitlines()[1:]]
     assert [int(step) for step, _, _ in rows] == list(range(1, len(rows) + 1))
     return [float(loss) for _, loss, _ in rows]
+
+
+def change_manifest(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Of a checkpoint, and its checksum."""
+    path = folder / "manifest.json"
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    after = hashlib.sha256(path.read_bytes()).hexdigest()
+    for sums in folder.glob("*.sha256"):
+        sums.write_text(sums.read_text().replace(before, after))
 
 
 def result(models_root: Path) -> dict:

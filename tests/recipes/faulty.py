@@ -14,8 +14,9 @@ from collections import Counter
 import torch
 
 from partial_fc import comm
-from partial_fc.train import loop, spikes
+from partial_fc.train import loop
 from partial_fc.train import update as updates
+from partial_fc.train.guards import loss_spikes
 from recipes import face
 
 forward_backward, update = updates.forward_backward, loop.update
@@ -35,8 +36,8 @@ def put_in(faults: str, is_last: bool) -> None:
 
     def faulty_forward_backward(job, *arguments):
         hooks = []
-        if due("nan", job.step + 1) and is_last:
-            hooks.append(job.backbone.register_forward_hook(lambda _module, _input, output: output * torch.nan))
+        if due("nan", job.at.step + 1) and is_last:
+            hooks.append(job.backbone.module.register_forward_hook(lambda _module, _input, output: output * torch.nan))
         try:
             forward_backward(job, *arguments)
         finally:
@@ -45,10 +46,10 @@ def put_in(faults: str, is_last: bool) -> None:
 
     def faulty_update(job, *arguments):
         loss = update(job, *arguments)
-        if due("bit", job.step + 1) and is_last:
-            weight = next(job.backbone.parameters()).data
+        if due("bit", job.at.step + 1) and is_last:
+            weight = next(job.backbone.module.parameters()).data
             weight[(0,) * weight.dim()].view(torch.int32).bitwise_xor_(1)
-        return loss + 100 * due("spike", job.step + 1)
+        return loss + 100 * due("spike", job.at.step + 1)
 
     updates.forward_backward, loop.update = faulty_forward_backward, faulty_update  # type: ignore[assignment]
 
@@ -58,7 +59,7 @@ def main(runs: list[str]) -> None:
     end = world.close
     world.close = lambda: None  # type: ignore[method-assign]
     comm.init = lambda *_, **__: world
-    spikes.LEAST = 8
+    loss_spikes.LEAST = 8
     for run in runs:
         faults, _, flags = run.partition("|")
         put_in(faults, is_last=world.rank == world.size - 1)

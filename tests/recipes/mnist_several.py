@@ -10,9 +10,22 @@ import shlex
 import sys
 
 import torch
+from torch import Tensor
 
 from partial_fc import comm
+from partial_fc.models.inputs import MNIST, InputContract
+from partial_fc.train.job import Job, Outcome
 from recipes import mnist
+
+
+class TooBright(InputContract):
+    """MNIST's input; in one step, on one rank, a million times as bright."""
+
+    world: comm.World
+    step = -1
+
+    def __call__(self, pixel_B: Tensor) -> Tensor:
+        return super().__call__(pixel_B) * (1e6 if self.world.step == TooBright.step else 1)
 
 
 def main(runs: list[str]) -> None:
@@ -20,24 +33,18 @@ def main(runs: list[str]) -> None:
     end = world.close
     world.close = lambda: None  # type: ignore[method-assign]
     comm.init = lambda *_, **__: world
-    pixels, train = mnist.pixels, mnist.train
+    train, TooBright.world = mnist.train, world
 
-    bright_step = -1
+    def train_and_compare(job: Job) -> Outcome:
+        here = world.rank == 1 and job.backbone.precision.mode == "fp16-o2"
+        TooBright.step = int(os.environ.get("OVERFLOW_AT", -1)) if here else -1
+        outcome = train(job)
+        local = torch.cat([p.detach().double().flatten() for p in job.backbone.module.parameters()])
+        all_W = world.all_gather(local.unsqueeze(0), name="test/weights")
+        assert all(torch.equal(local, other) for other in all_W), "the replicas have parted"
+        return outcome
 
-    def too_bright(image_B1HW: torch.Tensor) -> torch.Tensor:
-        return pixels(image_B1HW) * (1e6 if world.step == bright_step else 1)
-
-    def train_and_compare(run: mnist.Run, num_updates: int):
-        nonlocal bright_step
-        here = world.rank == 1 and run.precision.mode == "fp16-o2"
-        bright_step = int(os.environ.get("OVERFLOW_AT", -1)) if here else -1
-        found = train(run, num_updates)
-        own = torch.cat([p.detach().double().flatten() for p in run.model.parameters()])
-        all_W = world.all_gather(own.unsqueeze(0), name="test/weights")
-        assert all(torch.equal(own, other) for other in all_W), "the replicas have parted"
-        return found
-
-    mnist.pixels, mnist.train = too_bright, train_and_compare  # type: ignore[attr-defined]
+    mnist.MNIST, mnist.train = TooBright(MNIST.description, MNIST.mean, MNIST.std), train_and_compare  # type: ignore[attr-defined]
     for flags in runs:
         assert mnist.main(shlex.split(flags)) == 0
     end()

@@ -1,8 +1,6 @@
 """A run whose classes become others: trained on a folder of class folders, continued on a larger one. In this process:
 starting one takes longer than these runs."""
 
-import logging
-import shlex
 from pathlib import Path
 
 import cv2
@@ -14,8 +12,7 @@ from partial_fc import checkpoint
 from partial_fc.checkpoint.tools import classes
 from partial_fc.checkpoint.tools.classes import AddOptions, MatchOptions
 from partial_fc.foreign.import_centres import ImportOptions, import_centres
-from recipes import face
-from tests.recipes.conftest import SMALL
+from tests.recipes.conftest import train_here
 
 FLAGS = "--network tiny --image-size 20 --embedding-size 8 --batch-size 8 --val-targets --check-data off"
 
@@ -33,20 +30,7 @@ def write_class(folder: Path, name: str, count: int = 6) -> None:
 
 def train(root: Path, data: Path, flags: str) -> str:
     """Returns the run's log."""
-    words = [*SMALL, *shlex.split(FLAGS), "--models-root", str(root), "--rec", str(data), *shlex.split(flags)]
-    logger = logging.getLogger("partial_fc")
-    try:
-        assert face.main(words) == 0
-    finally:
-        for handler in logger.handlers[:]:
-            logger.removeHandler(handler)
-            handler.close()
-        logger.propagate = True
-    return (root / "logs/rank-0000.log").read_text()
-
-
-def losses(root: Path) -> list[float]:
-    return [float(line.split(",")[1]) for line in (root / "loss.csv").read_text().splitlines()[1:]]
+    return train_here(root, f"{FLAGS} --rec {data} {flags}")
 
 
 def rows(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
@@ -99,7 +83,10 @@ def test_classes_are_added_and_training_continues(trained, tmp_path):
     # And better than with new classes that start anywhere, on the same images.
     classes.add(AddOptions(old, tmp_path / "anywhere", ("bea", "zoe")))
     train(tmp_path / "b", tmp_path / "more", f"--max-steps 24 --resume {tmp_path / 'anywhere'}")
-    imprinted, anywhere = losses(tmp_path / "a"), losses(tmp_path / "b")
+    imprinted, anywhere = (
+        [float(line.split(",")[1]) for line in (tmp_path / name / "loss.csv").read_text().splitlines()[1:]]
+        for name in "ab"
+    )
     assert len(imprinted) == len(anywhere) == 4
     assert sum(imprinted) < sum(anywhere)
 

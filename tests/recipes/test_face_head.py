@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from recipes import face
-from tests.recipes.conftest import SMALL, losses, train, train_several
+from tests.recipes.conftest import losses, train_here, train_several
 
 OPTIMIZERS = ("sgd", "nesterov", "adamw", "adagrad", "adam")
 # What any of them may be tried with; the first run of each group is the one without.
@@ -40,10 +39,9 @@ def data(glyphs) -> str:
     return f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --lr-scheduler constant --warmup-steps 0 "
 
 
-def in_process(models_root, flags: str) -> list[float]:
+def in_process(models_root: Path, flags: str) -> list[float]:
     """One rank, here: the losses."""
-    torch.set_num_threads(1)
-    face.main(["--models-root", str(models_root), *SMALL, *shlex.split(flags)])
+    train_here(models_root, flags)
     return losses(models_root)
 
 
@@ -134,7 +132,7 @@ def test_resume_continues_bit_by_bit(resumed, name):
 def test_resume_on_another_number_of_ranks_says_what_starts_anew(resumed, glyphs, tmp_path):
     folder = resumed["hard negatives"][0] / "checkpoints/step-00000008"
     flags = f"{data(glyphs)} {RESUMED['hard negatives']} --max-steps 10 --clip 5 --resume {shlex.quote(str(folder))}"
-    printed = train(tmp_path, flags)
+    printed = train_here(tmp_path, flags)
     assert "hard negatives start empty" in printed
     assert "2 ranks, this run 1" in printed
     assert len((tmp_path / "loss.csv").read_text().splitlines()) == 3
@@ -144,8 +142,8 @@ def test_what_compression_owes_goes_to_another_number_of_ranks(resumed, glyphs, 
     """One process takes over the sum of what two owed."""
     folder = resumed["fp16-o2, 2bit"][0] / "checkpoints/step-00000008"
     flags = f"{data(glyphs)} {RESUMED['fp16-o2, 2bit']} --clip 5 --max-steps 9 --resume {shlex.quote(str(folder))}"
-    train(tmp_path / "same", flags)
-    printed = train(tmp_path / "other", flags + " --gradient-compression none")
+    train_here(tmp_path / "same", flags)
+    printed = train_here(tmp_path / "other", flags + " --gradient-compression none")
     assert "what that still owed is left out" in printed
 
     def owed(folder: Path, rank: int, size: int) -> dict[str, torch.Tensor]:

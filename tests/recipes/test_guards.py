@@ -1,6 +1,5 @@
 """What runs do about NaN, loss spikes, replicas that part (--on-nan, --desync-every) and hosts that change."""
 
-import hashlib
 import json
 import math
 import shlex
@@ -14,7 +13,7 @@ from partial_fc.checkpoint import Saver
 from partial_fc.comm.elastic import HostsChanged
 from partial_fc.train.guards.commits import Commits
 from recipes import face
-from tests.recipes.conftest import LAUNCHERS, SMALL, run, train
+from tests.recipes.conftest import LAUNCHERS, SMALL, change_manifest, run, train
 
 FLAGS = "--max-steps 14 --batch-size 8 --checkpoint-every 5 --val-targets --dropout 0.1"
 RUNS = {  # name -> faults, flags
@@ -95,7 +94,7 @@ def test_rollback_goes_on_from_the_checkpoint_with_the_data_after_the_bad_batch(
     by_hand = tmp_path / "by-hand"
     shutil.copytree(root / "checkpoints/step-00000005", by_hand / "checkpoints/step-00000005")
     shutil.copy(root / "loss.csv", by_hand)
-    change_position(by_hand / "checkpoints/step-00000005", 16 * 9)
+    change_manifest(by_hand / "checkpoints/step-00000005", lambda manifest: manifest | {"position": 16 * 9})
     flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --sample-rate 0.5"
     train(by_hand, flags, launcher="torchrun")
     assert rows(by_hand) == rows(root)
@@ -107,15 +106,6 @@ def test_rollback_goes_on_from_the_checkpoint_with_the_data_after_the_bad_batch(
 
 def test_centres_in_files_go_back_like_others(runs):
     assert rows(runs["rollback of files"][0]) == rows(runs["rollback"][0])
-
-
-def change_position(folder: Path, position: int) -> None:
-    path = folder / "manifest.json"
-    before = hashlib.sha256(path.read_bytes()).hexdigest()
-    path.write_text(json.dumps({**json.loads(path.read_text()), "position": position}))
-    after = hashlib.sha256(path.read_bytes()).hexdigest()
-    for sums in folder.glob("*.sha256"):
-        sums.write_text(sums.read_text().replace(before, after))
 
 
 def test_rollbacks_end(runs):

@@ -1,7 +1,9 @@
 """Recipe `mnist` as its users start it, in one process, on some of scikit-learn's digits."""
 
 import json
+import math
 import re
+import shutil
 
 import cv2
 import numpy as np
@@ -15,13 +17,17 @@ from partial_fc.data.idx import read_set
 from partial_fc.demo.digits import load
 from partial_fc.foreign import apex
 from partial_fc.models.convnet import ConvNet
+from partial_fc.train import loop
+from partial_fc.train import update as updates
 from tests.recipes.conftest import losses, result
+from tests.recipes.faulty import put_in
 from tests.recipes.mnist_job import (
     GLOBAL_BATCH,
     NUM_TEST,
     NUM_TRAIN,
     assert_same_files,
     assert_same_weights,
+    make_old,
     reference,
     train_here,
     write_set,
@@ -56,7 +62,9 @@ def test_what_is_printed_and_written(digits, tmp_path, capfd):
     assert found["steps"] == 302
     assert found["images_per_s"] > 0
     assert found["test_accuracy"] > 0.3
-    assert list((tmp_path / "tensorboard").iterdir())
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    for tag in (b"train/loss", b"time/data", b"time/backbone", b"speed/images_per_s", b"test/accuracy"):
+        assert tag in events.read_bytes()
     assert (tmp_path / "logs" / "rank-0000.log").read_text().count(" rank 0 I Epoch [") == 4
 
 
@@ -81,7 +89,6 @@ def test_accuracy_and_mistakes_are_those_of_the_model_it_leaves(digits, tmp_path
 @pytest.mark.parametrize(
     "flags",
     [
-        "--momentum 0.9",
         "--precision fp16-o2 --momentum 0.9 --gradient-compression powersgd",
         "--precision fp16 --accumulate 2 --gradient-compression 2bit",
     ],
@@ -111,7 +118,7 @@ def test_accumulated_batches_are_one_large_one(tmp_path):
     found = load()["train"]
     same = np.repeat(found.image_NHW[:1], 84, 0), np.full(84, 3, np.uint8)
     data = write_set(tmp_path / "data", train=same, t10k=same)
-    for number, more in enumerate(("", "--gradient-compression 2bit --compression-threshold 0.01", "--momentum 0.9")):
+    for number, more in enumerate(("--momentum 0.9", "--gradient-compression 2bit --compression-threshold 0.01")):
         one, four = tmp_path / f"one{number}", tmp_path / f"four{number}"
         train_here(data, one, f"--precision fp64 --batch-size 32 --lr 0.001 {more}")
         train_here(data, four, f"--precision fp64 --batch-size 8 --accumulate 4 --lr 0.001 {more}")
@@ -136,18 +143,64 @@ def test_orders_of_epochs_differ_and_depend_on_the_seed(digits, tmp_path):
     assert first != losses(tmp_path / "1")[:7]
 
 
-@pytest.mark.parametrize("precision", ["fp16-o2", "fp16", "bf16"])
-def test_precisions_learn_as_fp32(digits, tmp_path, precision):
-    for mode in ("fp32", precision):
+def test_half_the_bits_learn_as_fp32(digits, tmp_path):
+    """(The other precisions: tests/parallel/test_update.py.)"""
+    for mode in ("fp32", "fp16-o2"):
         train_here(digits, tmp_path / mode, f"--epochs 8 --lr 0.01 --momentum 0.9 --precision {mode}")
-    wide, narrow = (result(tmp_path / mode) for mode in ("fp32", precision))
+    wide, narrow = (result(tmp_path / mode) for mode in ("fp32", "fp16-o2"))
     assert wide["test_accuracy"] > 0.8
     assert narrow["test_accuracy"] > wide["test_accuracy"] - 0.06  # 6 of 101 images
-    curves = [losses(tmp_path / mode) for mode in ("fp32", precision)]
+    curves = [losses(tmp_path / mode) for mode in ("fp32", "fp16-o2")]
     assert np.mean(curves[1][-7:]) < np.mean(curves[0][-7:]) + 0.1
     assert curves[0] != curves[1]
-    weights = load_file(tmp_path / precision / "model.safetensors")
+    weights = load_file(tmp_path / "fp16-o2" / "model.safetensors")
     assert {t.dtype for name, t in weights.items() if "num_batches" not in name} == {torch.float32}
+
+
+@pytest.fixture
+def put_in_faults(monkeypatch):
+    """put_in_faults("nan@5"), for this test."""
+    for module, name in ((updates, "forward_backward"), (loop, "update")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # and back, after what `put_in` does
+    return lambda faults: put_in(faults, is_last=True)
+
+
+def test_it_has_what_the_loop_has(digits, tmp_path, put_in_faults):
+    """A batch that is left out, checkpoints within epochs, going back to one of them."""
+    put_in_faults("nan@5")
+    train_here(digits, tmp_path / "skip", "--on-nan skip --checkpoint-every 3 --keep-checkpoints 9 --epochs 1")
+    curve = losses(tmp_path / "skip")
+    assert [step for step, loss in enumerate(curve, 1) if math.isnan(loss)] == [5]
+    assert [path.parent.name[-1] for path in sorted((tmp_path / "skip").glob("checkpoints/*/COMPLETE"))] == list("367")
+    assert (tmp_path / "skip/non-finite/step-00000005-rank-00000.json").exists()
+
+    put_in_faults("nan@5")
+    train_here(digits, tmp_path / "rollback", "--on-nan rollback --checkpoint-every 3 --max-steps 7")
+    manifest = json.loads((tmp_path / "rollback/checkpoints/step-00000007/manifest.json").read_text())
+    assert manifest["left_out"] == [[3 * GLOBAL_BATCH, 5 * GLOBAL_BATCH]]
+    assert losses(tmp_path / "rollback")[:3] == curve[:3]
+    assert manifest["position"] == NUM_TRAIN + 2 * GLOBAL_BATCH  # the epoch ended with its seventh batch
+
+
+def test_a_checkpoint_of_version_0_1_goes_on(digits, tmp_path, put_in_faults):
+    """Its position counted epochs and their updates, and its manifest had other names."""
+    flags = "--precision fp16 --momentum 0.9"
+    for name, more in (("whole", ""), ("parts", "--max-steps 9")):
+        train_here(digits, tmp_path / name, f"{flags} {more}")
+    make_old(tmp_path / "parts/checkpoints/step-00000009")
+    shutil.copytree(tmp_path / "parts", tmp_path / "back")
+    train_here(digits, tmp_path / "parts", flags)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert_same_files(tmp_path / "whole", tmp_path / "parts", 14)
+    results = [result(tmp_path / name) for name in ("whole", "parts")]
+    for name in ("skipped_updates", "loss_scale"):
+        assert results[0][name] == results[1][name]
+    assert results[1]["best_test_accuracy"] >= results[0]["best_test_accuracy"]  # it was looked at more often
+
+    put_in_faults("nan@11")
+    train_here(digits, tmp_path / "back", "--momentum 0.9 --on-nan rollback --max-steps 11")
+    manifest = json.loads((tmp_path / "back/checkpoints/step-00000011/manifest.json").read_text())
+    assert manifest["left_out"] == [[NUM_TRAIN + 2 * GLOBAL_BATCH, NUM_TRAIN + 4 * GLOBAL_BATCH]]
 
 
 # ---- Apex's files
@@ -160,7 +213,7 @@ def test_apex_file_is_written_and_started_from(digits, tmp_path, capfd):
     found = apex.read(file)
     assert found.loss_scale == result(tmp_path / "first")["loss_scale"]
     manifest = json.loads((tmp_path / "first/checkpoints/step-00000007/manifest.json").read_text())
-    assert found.unskipped == manifest["scaler"]["clean_steps"] > 0
+    assert found.unskipped == manifest["loss_scaler"]["clean_steps"] > 0
     train_here(digits, tmp_path / "second", f"{flags} --epochs 1 --load-amp {file}")
     assert f"started from {file}" in capfd.readouterr().out
 
@@ -198,7 +251,7 @@ def test_loss_scale_of_apexs_file_falls_until_gradients_fit(digits, tmp_path, ca
     found = result(tmp_path / "fp16")
     assert found["loss_scale"] == 2.0 ** (24 - found["skipped_updates"])
     assert found["skipped_updates"] >= 3
-    assert capfd.readouterr().out.count("the gradient overflowed, no update") == found["skipped_updates"]
+    assert capfd.readouterr().out.count("a gradient overflowed") == found["skipped_updates"]
     # Updates that were not made left nothing behind: up to the first one made, losses are those at rate 0.
     train_here(digits, tmp_path / "still", f"--precision fp16 --load-amp {file} --lr 0")
     first = next(

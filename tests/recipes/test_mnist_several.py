@@ -1,8 +1,6 @@
-"""Recipe `mnist` in several processes: launchers, replicas, resuming."""
+"""Recipe `mnist` in several processes: replicas, resuming. (Launchers: test_face.py.)"""
 
 import re
-import shlex
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.recipes.conftest import LAUNCHERS, losses, result, run
+from tests.recipes.conftest import losses, result
 from tests.recipes.mnist_job import (
     GLOBAL_BATCH,
     NUM_TEST,
@@ -21,52 +19,48 @@ from tests.recipes.mnist_job import (
     train_several,
 )
 
-PLAIN = f"--precision fp32 --lr 0.05 --epochs 1 --batch-size {GLOBAL_BATCH // 2}"
 OWING = f"--batch-size {GLOBAL_BATCH // 2} --momentum 0.9 --gradient-compression 2bit --compression-threshold 0.01"
 HALVES = f"--batch-size {GLOBAL_BATCH // 2} --momentum 0.9 --precision fp16-o2"
 
 
+def exact(num_ranks: int) -> str:
+    return f"--precision fp64 --batch-size {GLOBAL_BATCH // num_ranks}"
+
+
 @pytest.fixture(scope="module")
-def two(digits, tmp_path_factory) -> Path:
-    """What two processes leave behind, torchrun's."""
+def three(digits, tmp_path_factory) -> Path:
+    """What three processes leave behind: with a batch norm each, with one for all, and that within an epoch."""
+    root = tmp_path_factory.mktemp("three")
+    runs = [
+        (root / "plain", exact(3)),
+        (root / "shared", f"{exact(3)} --sync-bn"),
+        (root / "moved", f"{exact(3)} --sync-bn --max-steps 10"),
+    ]
+    train_several(digits, runs, num_ranks=3)
+    return root
+
+
+@pytest.fixture(scope="module")
+def two(digits, three, tmp_path_factory) -> Path:
+    """What two processes leave behind; one of the runs of three is theirs from then on."""
     root = tmp_path_factory.mktemp("two")
     runs = [
-        (root / "torchrun", PLAIN),
-        *exact_runs(root, 2),
+        (root / "plain", exact(2)),
+        (root / "shared", f"{exact(2)} --sync-bn"),
+        (three / "moved", f"{exact(2)} --sync-bn"),
         (root / "whole", OWING),
         (root / "parts", f"{OWING} --max-steps 4"),
         (root / "parts", OWING),
         (root / "halves", f"{HALVES} --max-steps 10"),
     ]
-    train_several(digits, runs, num_ranks=2, OVERFLOW_AT="6")
+    printed = train_several(digits, runs, num_ranks=2, OVERFLOW_AT="6")
+    assert len(re.findall(r"^Training complete in: \d+:\d\d:\d\d\.\d{6}$", printed, re.M)) == len(runs)
     return root
-
-
-def exact_runs(root: Path, num_ranks: int) -> list[tuple[Path, str]]:
-    flags = f"--precision fp64 --batch-size {GLOBAL_BATCH // num_ranks}"
-    return [(root / "plain", flags), (root / "shared", f"{flags} --sync-bn")]
-
-
-def test_launchers_agree(digits, two, tmp_path):
-    """Two processes with a batch norm each, fp32. (That the curve is the tutorial's is seen in fp64, below.)"""
-    expected = losses(two / "torchrun")
-    assert len(expected) == 7
-    for name in ("horovodrun --gloo", "horovodrun --mpi", "--gpus 2"):
-        root = tmp_path / name.replace(" ", "")
-        words = f"--data-dir {digits} --models-root {root} {PLAIN} {'' if name in LAUNCHERS else name}"
-        printed = run([*LAUNCHERS.get(name, []), sys.executable, "train.py", "mnist", *shlex.split(words)])
-        assert len(re.findall(r"Training complete in: \d+:\d\d:\d\d\.\d{6}", printed)) == 1
-        assert losses(root) == pytest.approx(expected, abs=1e-6), name
-        assert result(root)["world_size"] == 2
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_several_processes_give_the_curve_of_one(digits, tmp_path, num_ranks, request):
-    if num_ranks == 2:
-        root = request.getfixturevalue("two")
-    else:
-        root = tmp_path
-        train_several(digits, exact_runs(root, num_ranks), num_ranks)
+    root = request.getfixturevalue({2: "two", 3: "three"}[num_ranks])
 
     # As the tutorial has it, with a batch norm in each process.
     curve, weights = reference(digits, num_ranks, epochs=2, lr=0.05, dtype=torch.float64)
@@ -81,6 +75,16 @@ def test_several_processes_give_the_curve_of_one(digits, tmp_path, num_ranks, re
     assert several[:6] == pytest.approx(one[:6], rel=1e-8)
     for name in ("plain", "shared"):
         assert np.sum(result(root / name)["confusion"]) == NUM_TEST
+        assert result(root / name)["world_size"] == num_ranks
+
+
+def test_two_processes_go_on_in_the_midst_of_an_epoch_of_three(three, two):
+    """The same images in the same steps, up to the last of the epoch, which repeats another number of them."""
+    moved, shared = losses(three / "moved"), losses(three / "shared")
+    assert len(moved) == len(shared) == 14
+    assert moved[:10] == shared[:10]
+    assert moved[10:13] == pytest.approx(shared[10:13], rel=1e-8)
+    assert result(three / "moved")["world_size"] == 2
 
 
 def test_two_processes_resume_and_agree_on_what_overflows(digits, two):
@@ -91,14 +95,14 @@ def test_two_processes_resume_and_agree_on_what_overflows(digits, two):
     assert_same_files(whole, parts, 14)
 
     # In step 6 the numbers of rank 1 alone overflowed: nobody made that update (mnist_several compares the replicas).
-    assert "step 6: the gradient overflowed, no update" in (halves / "logs/rank-0000.log").read_text()
+    assert "step 6: a gradient overflowed" in (halves / "logs/rank-0000.log").read_text()
     found = result(halves)
     assert found["loss_scale"] == 2.0 ** (16 - found["skipped_updates"])
     weights = load_file(halves / "model.safetensors")
     assert all(t.isfinite().all() for t in weights.values())
 
-    # One process takes over what two owed, from the end of an epoch; within one, only two can finish it.
+    # One process takes over what two owed, with its own smaller steps: from the end of an epoch, and within one.
     train_here(digits, parts, f"{OWING} --epochs 3")
     assert result(parts)["steps"] == 14 + 13
-    with pytest.raises(ValueError, match=r"in the midst of epoch 2, and this run's number of processes would"):
-        train_here(digits, halves, HALVES)
+    train_here(digits, halves, HALVES)
+    assert result(halves)["steps"] == 10 + 7  # of the 79 images that are left, 12 each

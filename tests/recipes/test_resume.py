@@ -6,30 +6,63 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.recipes.conftest import losses, result, train, train_several
+from tests.recipes.conftest import (
+    LAUNCHERS,
+    change_manifest,
+    losses,
+    result,
+    several,
+    train,
+    train_here,
+    train_several,
+)
 
 
 @pytest.mark.parametrize("launcher", ["one process", "horovodrun --gloo", "torchrun"])
 def test_resume_continues_bit_by_bit(glyphs, tmp_path, launcher):
+    """Each part by processes of its own, or all by one launch (one process: by this one)."""
     flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --lr-scheduler constant --sample-rate 0.3 "
     flags += "--dropout 0.2 --clip 5 --checkpoint-every 4 --max-steps "
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(whole, flags + "12", launcher=launcher)
-    train(parts, flags + "4", launcher=launcher)
-    printed = train(parts, flags + "12", launcher=launcher)
-    assert "resumed from" in printed
-    assert losses(parts) == losses(whole)
-    finished = result(parts)
-    assert "is finished" in train(parts, flags + "12", launcher=launcher)
-    assert result(parts) == finished
+    runs = [(whole, flags + "12"), (parts, flags + "4"), (parts, flags + "12"), (parts, flags + "12")]
     if launcher == "one process":
-        assert "is ahead of where this run would start" in train(parts, flags + "12 --resume never", expect=1)
+        printed = [train_here(root, words) for root, words in runs][-1]
+    elif launcher == "torchrun":
+        printed = "".join(train(root, words, launcher=launcher) for root, words in runs)
+    else:
+        printed = several(runs, LAUNCHERS[launcher])
+    assert f"resumed from {parts}/checkpoints/step-00000004" in printed
+    assert f"{parts} is finished" in printed
+    assert losses(parts) == losses(whole)
+    assert result(parts)["steps"] == 12
     files = sorted(path.name for path in (whole / "checkpoints/step-00000012").glob("*.safetensors"))
     assert len(files) == (4 if launcher == "one process" else 6)
     for name in files:
         a, b = (load_file(root / "checkpoints/step-00000012" / name) for root in (whole, parts))
         assert a.keys() == b.keys()
         assert all(torch.equal(a[key], b[key]) for key in a), name
+    models = [(root / "model.safetensors").read_bytes() for root in (whole, parts)]
+    assert models[0] == models[1]
+
+
+def test_a_checkpoint_of_version_0_1_goes_on(glyphs, tmp_path):
+    """Bit by bit. Its manifest has no more than the flags to say of which model it is."""
+    flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --lr-scheduler constant --max-steps"
+    train_here(tmp_path / "whole", f"{flags} 4 --precision fp16")
+    train_here(tmp_path / "parts", f"{flags} 2 --precision fp16")
+
+    def old(manifest: dict) -> dict:
+        del manifest["configuration"]["lr_steps"]  # not every flag was there
+        return {name: fact for name, fact in manifest.items() if name not in ("recipe", "contract", "num_overflows")}
+
+    change_manifest(tmp_path / "parts/checkpoints/step-00000002", old)
+    with pytest.raises(ValueError, match=r"--embedding-size 32, this run has 16"):
+        train_here(tmp_path / "parts", f"{flags} 4 --precision fp16 --embedding-size 16")
+    assert "not the same run" not in train_here(tmp_path / "parts", f"{flags} 4 --precision fp16")
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    for name in ("backbone", "optimizer"):
+        one, other = (tmp_path / part / f"checkpoints/step-00000004/{name}.safetensors" for part in ("parts", "whole"))
+        assert one.read_bytes() == other.read_bytes()
 
 
 # precision -> (flags, steps, how near the losses must be)

@@ -106,6 +106,7 @@ def test_a_full_disk_that_names_no_file(failing):
 def test_errors_with_words_of_their_own_are_told_as_they_are(failing):
     for error in (
         ValueError("key 17"),
+        FloatingPointError("the loss is nan at step 3"),
         ConnectionError("rank 3 did not come"),
         SafetensorError("I/O error: No space left on device"),
     ):

@@ -38,9 +38,12 @@ def parts_of(world, **contract: str) -> tuple[TorchBackbone, PartialFC]:
     return backbone, PartialFC(C, D, CosFace(), world=world)
 
 
-def run_of(world, root: Path, age: int = 0, recipe: str = "face", resume: str = "auto", **flags: object) -> Run:
-    words = {"dataset": "synthetic", "num-classes": C, "models-root": root, "resume": resume, **flags}
-    config, _ = face.parse([f"--{name}={value}" for name, value in words.items()])
+def config_of(root: Path, **flags: object) -> face.Config:
+    words = {"dataset": "synthetic", "num-classes": C, "models-root": root, **flags}
+    return face.parse([f"--{name}={value}" for name, value in words.items()])[0]
+
+
+def run_of(world, config: face.Config, age: int = 0, recipe: str = "face") -> Run:
     return Run(recipe, config, world, torch.device("cpu"), logging.getLogger("test"), Memory(age=age), versions={})
 
 
@@ -73,13 +76,13 @@ def test_a_world_after_the_first_without_commits(tmp_path, monkeypatch, asked, o
     monkeypatch.setattr(elastic, "active", lambda: True)
     write(tmp_path / "given", 50)
     write(tmp_path / "run/checkpoints", *own)
-    asked = asked if asked in ("auto", "never") else str(tmp_path / asked)
+    config = config_of(tmp_path / "run", resume=asked if asked in ("auto", "never") else tmp_path / asked)
 
     def begin(world):
         backbone, head = parts_of(world)
-        run = run_of(world, tmp_path / "run", age=1 - world.rank, resume=asked)
+        run = run_of(world, config, age=1 - world.rank)
         start = run.resume(backbone, head, Synthetic(C, 8, 10))
-        with closing(checkpoint.Saver(run.config.run.checkpoints, world, keep=3)) as saver:
+        with closing(checkpoint.Saver(config.run.checkpoints, world, keep=3)) as saver:
             back = restore(run, backbone, head, saver)
         numbers = {float(t) for weight in backbone.weights.state_dict().values() for t in weight.flatten()}
         return start.step, back, numbers
@@ -100,11 +103,13 @@ def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_read(tmp_pa
     for reader in ("backbone", "optimizer", "buffers", "exchange", "load_head"):
         monkeypatch.setattr(checkpoint.Checkpoint, reader, lambda *_: pytest.fail("a tensor was read"))
 
+    config = config_of(tmp_path)
+
     def refused(world):
         changed = {} if name == "recipe" else {name: now}
         recipe = now if name == "recipe" else "face"
         with pytest.raises(ValueError) as error:
-            run_of(world, tmp_path, recipe=recipe).resume(*parts_of(world, **changed), Synthetic(C, 8, 10))
+            run_of(world, config, recipe=recipe).resume(*parts_of(world, **changed), Synthetic(C, 8, 10))
         return str(error.value)
 
     for message in in_world(2, refused):
@@ -118,10 +123,10 @@ def test_a_run_is_finished_where_rank_0_says_so(tmp_path):
     roots = [tmp_path / str(rank) for rank in range(3)]
     for root in roots:
         root.mkdir()
-    schedule = Schedule(kind="constant", base_lr=0.1, total_steps=5)
+    configs, schedule = list(map(config_of, roots)), Schedule(kind="constant", base_lr=0.1, total_steps=5)
 
     def ask(world, step: int = 5):
-        return run_of(world, roots[world.rank]).is_finished(RunState(step=step), schedule)
+        return run_of(world, configs[world.rank]).is_finished(RunState(step=step), schedule)
 
     (roots[2] / "result.json").touch()
     assert in_world(3, ask) == [False] * 3
@@ -131,7 +136,8 @@ def test_a_run_is_finished_where_rank_0_says_so(tmp_path):
 
 
 def test_commits_only_where_ranks_come_and_go(tmp_path, monkeypatch):
-    runs = [run_of(SingleWorld(), tmp_path, **flags) for flags in ({}, {"buddy-every": 7}, {"buddy-every": 0})]
+    several = ({}, {"buddy-every": 7}, {"buddy-every": 0})
+    runs = [run_of(SingleWorld(), config_of(tmp_path, **flags)) for flags in several]
     assert [run._commit_every(in_memory=True) for run in runs] == [0, 0, 0]
     monkeypatch.setattr(elastic, "active", lambda: True)
     assert [run._commit_every(in_memory=True) for run in runs] == [100, 7, 0]

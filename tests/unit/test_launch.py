@@ -10,6 +10,7 @@ from partial_fc.comm import Launch, detect
 from partial_fc.comm.launch import interface
 from partial_fc.comm.launch.detect import devices_differ
 from partial_fc.flags import LaunchFlags
+from partial_fc.train import device
 
 TORCHRUN = {
     "RANK": "1",

@@ -70,7 +70,7 @@ def test_a_step_outside_the_training_is_an_error(step):
     ("change", "message"),
     [
         ({"kind": "exponential"}, "'exponential', expected constant, step"),
-        ({"base_lr": 0.0}, "base_lr is 0.0"),
+        ({"base_lr": -0.1}, "base_lr is -0.1"),
         ({"base_lr": math.nan}, "base_lr is nan"),
         ({"total_steps": 0}, "total_steps is 0"),
         ({"warmup_steps": 10}, "training ends before the warm-up"),
