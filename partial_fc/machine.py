@@ -59,7 +59,7 @@ def peak_bytes(device: torch.device) -> int:
 def available_memory_bytes(proc: Path = Path("/proc/self")) -> int:
     """The memory that this process can still take without swapping or being killed: what the machine has free, and no
     more than any memory cgroup that it is in has left (a container, a job of SLURM or Kubernetes)."""
-    return max(0, min(psutil.virtual_memory().available, *_cgroup_bytes_left(proc)))
+    return max(0, min([psutil.virtual_memory().available, *_cgroup_bytes_left(proc)]))
 
 
 def _cgroup_bytes_left(proc: Path) -> Iterator[int]:
