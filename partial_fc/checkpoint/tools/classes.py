@@ -17,7 +17,6 @@ from partial_fc.checkpoint.tools.checkpoint_on_disk import CheckpointOnDisk
 from partial_fc.checkpoint.tools.remap_classes import Plan
 from partial_fc.data import ImageFolder, open_source
 
-Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME...")]
 Order = Literal["auto", "sorted", "append"]
 
@@ -26,19 +25,21 @@ Order = Literal["auto", "sorted", "append"]
 class ListOptions:
     """Prints number, name and last step of each class, tabs between them; - : no step has touched it."""
 
-    folder: Folder
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
     """A checkpoint, or a folder whose newest counts."""
 
 
 @dataclass(frozen=True)
-class AddOptions:
+class _NewOptions(ListOptions):
+    out: Path
+    """The new checkpoint's folder; --resume takes it."""
+
+
+@dataclass(frozen=True)
+class AddOptions(_NewOptions):
     """New classes. One with images starts at their mean direction, as the checkpoint's network sees them, with the
     length of trained centres; one without starts like any untrained class. All other rows stay as they are."""
 
-    folder: Folder
-    """A checkpoint, or a folder whose newest counts."""
-    out: Path
-    """The new checkpoint's folder; --resume takes it."""
     names: Names = ()
     """NAME, NAME=FOLDER of its images, or NAME=FILE.npy with embeddings of it, (N, D)."""
     names_file: Path | None = None
@@ -53,13 +54,9 @@ class AddOptions:
 
 
 @dataclass(frozen=True)
-class RemoveOptions:
+class RemoveOptions(_NewOptions):
     """Classes go; the numbers of those after them move up."""
 
-    folder: Folder
-    """A checkpoint, or a folder whose newest counts."""
-    out: Path
-    """The new checkpoint's folder; --resume takes it."""
     names: Names = ()
     """Which."""
     names_file: Path | None = None
@@ -67,16 +64,12 @@ class RemoveOptions:
 
 
 @dataclass(frozen=True)
-class MergeClassesOptions:
+class MergeClassesOptions(_NewOptions):
     """Several classes turn out to be one. It gets the mean of their directions, and keeps its own length and
-    optimiser's state. (Its own direction alone would fit only its own images: they were trained apart.)"""
+    optimizer's state. (Its own direction alone would fit only its own images: they were trained apart.)"""
 
-    folder: Folder
-    """A checkpoint, or a folder whose newest counts."""
     into: str
     """The class that stays."""
-    out: Path
-    """The new checkpoint's folder; --resume takes it."""
     names: Names = ()
     """Those that become part of it."""
     images: tuple[float, ...] = ()
@@ -85,13 +78,9 @@ class MergeClassesOptions:
 
 
 @dataclass(frozen=True)
-class RenameOptions:
+class RenameOptions(_NewOptions):
     """Other names; nothing else changes."""
 
-    folder: Folder
-    """A checkpoint, or a folder whose newest counts."""
-    out: Path
-    """The new checkpoint's folder; --resume takes it."""
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="OLD=NEW...")] = ()
     """Which."""
     names_file: Path | None = None
@@ -99,16 +88,12 @@ class RenameOptions:
 
 
 @dataclass(frozen=True)
-class MatchOptions:
+class MatchOptions(_NewOptions):
     """Makes the classes those of a data set, in its order: new ones start from their images there, those that it lacks
     go."""
 
-    folder: Folder
-    """A checkpoint, or a folder whose newest counts."""
     data: Path
     """The data set that training will go on with; its classes have names."""
-    out: Path
-    """The new checkpoint's folder; --resume takes it."""
     max_bad_records: int = 0
     """Images that cannot be read are named and left out, at most so many."""
 

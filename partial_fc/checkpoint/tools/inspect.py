@@ -46,10 +46,10 @@ def inspect(options: InspectOptions) -> int:
     if options.json:
         print(json.dumps(summaries, indent=2, default=str))
     elif alone:
-        lines = _lines(summaries[0]) if "problem" not in summaries[0] else iter([("problem", summaries[0]["problem"])])
-        for name, value in [("folder", summaries[0]["folder"]), *lines]:
+        only = summaries[0]
+        for name, value in _lines({key: only[key] for key in ("folder", "problem")} if "problem" in only else only):
             if value:
-                print(f"{name:14}{value}")
+                print(f"{name:22}{value}")
     else:
         for each in summaries:
             print(_line(each))
@@ -147,48 +147,27 @@ def _line(found: dict[str, Any]) -> str:
     return "  ".join((*words, *found["marks"]))
 
 
-def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """One alone, as (name, value)."""
-    size, here = found["world_size"], found["ranks_here"]
-    yield "step", f"{found['step']}, after {found.get('position', '?')} samples"
-    yield "written", f"{_age(found['age_s'])} ago by {size} rank(s), format {found['format']}"
-    yield "size", _bytes(found["bytes"])
-    if len(here) < size:
-        yield "holds", f"the files of ranks {', '.join(map(str, here)) or 'none'} only"
-    for name in ("backbone", "optimizer"):
-        file = found[name]
-        counts = f"{file['numbers']:,} numbers in {file['tensors']} tensors"
-        yield name, f"{' '.join((counts, *file['dtypes']))}, {_bytes(file['bytes'])}"
-    if "head" in found:
-        yield from _head_lines(found["head"], found["class_names"])
-    yield "best", _pairs(found.get("best"))
-    yield "score", str(found["score"]) if found.get("score") is not None else ""
-    yield "trained with", _pairs({key: found["configuration"].get(key) for key in _HIGHLIGHTS})
-    yield "versions", _pairs(found.get("versions"))
-    yield from (("history", str(line)) for line in found.get("history", ()))
+def _lines(values: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """What there is of one, as (name, value); what holds other things, in several lines."""
+    if name == "head" or not name:
+        for key, value in values.items():
+            yield from _lines(value, f"{name}.{key}" if name else key)
+    elif name == "history":
+        yield from ((name, str(line)) for line in values)
+    elif name == "configuration":
+        yield name, _words({key: values.get(key) for key in _HIGHLIGHTS})
+    elif name == "age_s":
+        yield "age", _age(values)
+    else:
+        yield name, _bytes(values) if name.endswith("bytes") else _words(values)
 
 
-def _head_lines(head: dict[str, Any], num_names: int | None) -> Iterator[tuple[str, str]]:
-    classes, created = head["num_classes"], head["classes_created"]
-    subs = f", {head['sub_centres']} centres each" if head["sub_centres"] > 1 else ""
-    yield "classes", f"{classes} of {head['embedding_size']} features{subs}, {'with' if num_names else 'no'} names"
-    yield (
-        "rows",
-        f"{created} created, of which {created - head['classes_touched']} were never touched; {classes - created} not "
-        "created yet",
-    )
-    columns = ", ".join(f"{name} {column['dtype']}" for name, column in head["columns"].items())
-    yield "", f"{columns}; {head['files']} file(s), {_bytes(head['bytes'])}"
-    yield "head", f"{head['num_steps']} steps, row seed {head['row_seed']}"
-    yield "margin", json.dumps(head["margin"]) if head["margin"] else ""
-    yield "problem", head.get("problem", "")
-
-
-def _pairs(values: Any) -> str:
-    """Recipe mnist has one number where face has several by name."""
-    if isinstance(values, dict):
-        return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
-    return str(values or "")
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_words(item)}" for key, item in value.items() if item is not None)
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
+    return "" if value is None else str(value)
 
 
 def _bytes(number: float) -> str:
