@@ -46,8 +46,10 @@ def inspect(options: InspectOptions) -> int:
     if options.json:
         print(json.dumps(summaries, indent=2, default=str))
     elif alone:
-        only = summaries[0]
-        for name, value in _lines({key: only[key] for key in ("folder", "problem")} if "problem" in only else only):
+        single = summaries[0]
+        for name, value in _lines(
+            {key: single[key] for key in ("folder", "problem")} if "problem" in single else single
+        ):
             if value:
                 print(f"{name:22}{value}")
     else:
@@ -57,7 +59,7 @@ def inspect(options: InspectOptions) -> int:
 
 
 def _marks(summaries: list[dict[str, Any]]) -> dict[str, str]:
-    """Which folder is the newest, and which has the highest score (checkpoint/folders.py)."""
+    """The folder that is the newest, and the one with the highest score (checkpoint/folders.py)."""
     good = [each for each in summaries if "problem" not in each]
     scored = [each for each in good if isinstance(each.get("score"), int | float)]
     marks = {}
@@ -72,29 +74,29 @@ def summary(folder: Path) -> dict[str, Any]:
     """What there is to say of one folder, as JSON. "problem": why no more can be said."""
     marker = folder / MARKER
     num_bytes = sum(path.stat().st_size for path in folder.iterdir())
-    found: dict[str, Any] = {"folder": str(folder), "complete": marker.exists(), "bytes": num_bytes}
+    facts: dict[str, Any] = {"folder": str(folder), "complete": marker.exists(), "bytes": num_bytes}
     if not marker.exists():
-        found["problem"] = f"incomplete: it has no file {MARKER}; it is still being written, or given up"
-        return found
-    found["age_s"] = round(time.time() - marker.stat().st_mtime)
+        facts["problem"] = f"incomplete: it has no file {MARKER}; it is still being written, or given up"
+        return facts
+    facts["age_s"] = round(time.time() - marker.stat().st_mtime)
     try:
         checkpoint = Checkpoint(folder)
         manifest = checkpoint.manifest
         shown = ("format", "step", "position", "world_size", "score", "best", "history", "versions")
-        found |= {key: manifest[key] for key in shown if key in manifest}
-        found["ranks_here"] = marked_ranks(folder, manifest)
-        found["configuration"] = manifest.get("configuration", {})
-        if not isinstance(found["configuration"], dict):
-            raise ValueError(f"{folder}: manifest.json says configuration is {found['configuration']!r}")
+        facts |= {key: manifest[key] for key in shown if key in manifest}
+        facts["ranks_here"] = marked_ranks(folder, manifest)
+        facts["configuration"] = manifest.get("configuration", {})
+        if not isinstance(facts["configuration"], dict):
+            raise ValueError(f"{folder}: manifest.json says configuration is {facts['configuration']!r}")
         names = checkpoint.class_names
-        found["class_names"] = len(names) if names is not None else None
-        found["backbone"] = _tensors(folder / "backbone.safetensors")
-        found["optimizer"] = _tensors(folder / "optimizer.safetensors")
+        facts["class_names"] = len(names) if names is not None else None
+        facts["backbone"] = _tensors(folder / "backbone.safetensors")
+        facts["optimizer"] = _tensors(folder / "optimizer.safetensors")
         if has_head(manifest, str(folder)):
-            found["head"] = _head(folder, manifest)
+            facts["head"] = _head(folder, manifest)
     except (ValueError, OSError) as error:
-        found["problem"] = str(error)
-    return found
+        facts["problem"] = str(error)
+    return facts
 
 
 def _tensors(path: Path) -> dict[str, Any]:
@@ -125,30 +127,30 @@ def _head(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
         num_created += part.num_rows
         if "touched" in part.rows:
             num_touched += int((part.rows["touched"] > 0).unsqueeze(-1).flatten(1).any(dim=1).sum())
-    found = {key: manifest[key] for key in ("num_classes", "embedding_size", "sub_centres", "hard_negatives")}
-    found |= {"classes_created": num_created, "classes_touched": num_touched, "columns": columns}
-    found |= {key: manifest["head"][key] for key in ("num_steps", "row_seed", "margin")}
-    found |= {"files": len(files), "bytes": sum(file.path.stat().st_size for file in files)}
+    facts = {key: manifest[key] for key in ("num_classes", "embedding_size", "sub_centres", "hard_negatives")}
+    facts |= {"classes_created": num_created, "classes_touched": num_touched, "columns": columns}
+    facts |= {key: manifest["head"][key] for key in ("num_steps", "row_seed", "margin")}
+    facts |= {"files": len(files), "bytes": sum(file.path.stat().st_size for file in files)}
     if len(marked_ranks(folder, manifest)) == manifest["world_size"]:
         num_classes = manifest["num_classes"]
         for problem in gaps(files, 0, num_classes, num_classes):
-            found["problem"] = problem
-    return found
+            facts["problem"] = problem
+    return facts
 
 
-def _line(found: dict[str, Any]) -> str:
-    """One of several."""
-    words = [Path(found["folder"]).name, f"{_bytes(found['bytes']):>9}"]
-    if "problem" in found:
-        return "  ".join((*words, found["problem"]))
-    words += [f"{_age(found['age_s']):>8} old", f"{found['world_size']} rank(s)"]
-    words += [f"{found['head']['num_classes']} classes"] if "head" in found else []
-    words += [f"score {found['score']:.5f}"] if isinstance(found.get("score"), int | float) else []
-    return "  ".join((*words, *found["marks"]))
+def _line(facts: dict[str, Any]) -> str:
+    """One line of several."""
+    words = [Path(facts["folder"]).name, f"{_bytes(facts['bytes']):>9}"]
+    if "problem" in facts:
+        return "  ".join((*words, facts["problem"]))
+    words += [f"{_age(facts['age_s']):>8} old", f"{facts['world_size']} rank(s)"]
+    words += [f"{facts['head']['num_classes']} classes"] if "head" in facts else []
+    words += [f"score {facts['score']:.5f}"] if isinstance(facts.get("score"), int | float) else []
+    return "  ".join((*words, *facts["marks"]))
 
 
 def _lines(values: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """What there is of one, as (name, value); what holds other things, in several lines."""
+    """One checkpoint as lines of (name, value)."""
     if name == "head" or not name:
         for key, value in values.items():
             yield from _lines(value, f"{name}.{key}" if name else key)
