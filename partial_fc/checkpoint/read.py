@@ -58,12 +58,8 @@ class Checkpoint:
         all of them owed. Empty: the run had none."""
         if self.manifest["world_size"] == world.size:
             return _below("exchange/", self._local(world.rank))
-        states: list[dict[str, Tensor]] = []
-        for rank in range(self.manifest["world_size"]):
-            states.append(_below("exchange/", self._local(rank)))
-            if not states[-1]:
-                return {}
-        return joined(states, world.size)
+        owed = [_below("exchange/", self._local(rank)) for rank in range(self.manifest["world_size"])]
+        return joined(owed, world.size) if all(owed) else {}
 
     def buffers(self, world: World) -> dict[str, Tensor]:
         """The running statistics that this rank had; those of all ranks together are in the backbone, and are what
