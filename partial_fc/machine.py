@@ -1,4 +1,5 @@
-"""What this machine can do, measured in a second: rates of matrix products and of memory, and how large we grew."""
+"""What this machine can do, measured in a second (rates of matrix products and of memory), how much memory is free, and
+how much this process took."""
 
 import platform
 import re
@@ -18,7 +19,7 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one process with its threads, or of one GPU."""
+    """The rates of one process with its threads, or of one GPU."""
 
     gflops: dict[str, float]  # of matrix products, by dtype: "fp32", "bf16"
     gbytes_per_s: float  # of memory: what is read plus what is written
@@ -45,7 +46,7 @@ class PeakMemory:
         return _status_bytes("VmHWM") - self._idle
 
     def mapped_file_bytes(self) -> int:
-        """Of mapped files, resident now beyond the start: the kernel takes them back where memory is short."""
+        """Bytes of mapped files, resident now beyond the start: the kernel takes them back where memory is short."""
         return 0 if self._device.type == "cuda" else _status_bytes("RssFile") - self._idle_file
 
 
@@ -59,12 +60,12 @@ def peak_bytes(device: torch.device) -> int:
 def available_memory_bytes(proc: Path = Path("/proc/self")) -> int:
     """The memory that this process can still take without swapping or being killed: what the machine has free, and no
     more than any memory cgroup that it is in has left (a container, a job of SLURM or Kubernetes)."""
-    return max(0, min(psutil.virtual_memory().available, *_cgroup_bytes_left(proc)))
+    return max(0, min([psutil.virtual_memory().available, *_cgroup_bytes_left(proc)]))
 
 
 def _cgroup_bytes_left(proc: Path) -> Iterator[int]:
-    """What each memory cgroup of the process has left, those above it included. Pages of files that were not used
-    lately do not count as taken: the kernel takes them back (v1 and v2: man 7 cgroups, memory.stat)."""
+    """The bytes that each memory cgroup of the process has left, those above it included. Pages of files that were not
+    used lately do not count as taken: the kernel takes them back (v1 and v2: man 7 cgroups, memory.stat)."""
     for folder, top, names in _memory_cgroups(proc):
         for group in (folder, *folder.parents):
             limit, usage, stat = (_read(group / name) for name in (names.limit, names.usage, "memory.stat"))
@@ -76,7 +77,7 @@ def _cgroup_bytes_left(proc: Path) -> Iterator[int]:
 
 
 class _Names(NamedTuple):
-    """What the files of a memory cgroup, and a line of its memory.stat, are called."""
+    """The names of a memory cgroup's files, and of a line of its memory.stat."""
 
     limit: str
     usage: str

@@ -24,14 +24,14 @@ def _line(name: str) -> str:
     return as_bytes.decode("utf-8", "backslashreplace").replace("\n", "\\n").replace("\r", "\\r")
 
 
-def check_class_names(found: Checkpoint, source: "Source") -> list[str]:
-    """Whether the class numbers of a checkpoint mean the same as those of the data that training goes on with. Returns
-    notes where that cannot be told. Raises ValueError, with the first difference, where they do not."""
-    stored, names = found.class_names, source.class_names()
+def check_class_names(checkpoint: Checkpoint, source: "Source") -> list[str]:
+    """Checks that the class numbers of a checkpoint mean the same as those of the data that training goes on with.
+    Returns notes where that cannot be told. Raises ValueError, with the first difference, where they do not."""
+    stored, names = checkpoint.class_names, source.class_names()
     if stored is None and names is None:
         return []
     if stored is None or names is None:
-        has, lacks = (found.folder, "the data set") if stored else ("the data set", found.folder)
+        has, lacks = (checkpoint.folder, "the data set") if stored else ("the data set", checkpoint.folder)
         return [
             f"{has} has names for its classes, {lacks} has none: whether class numbers mean the same cannot be checked"
         ]
@@ -42,9 +42,9 @@ def check_class_names(found: Checkpoint, source: "Source") -> list[str]:
     number = next((i for i, (then, name) in enumerate(zip(stored, now, strict=False)) if then != name), len(stored))
     then = repr(stored[number]) if number < len(stored) else "not there"
     raise ValueError(
-        f"{found.folder}: class {number} is {then}; it is {now[number]!r} in the data set, which has {len(names)} "
+        f"{checkpoint.folder}: class {number} is {then}; it is {now[number]!r} in the data set, which has {len(names)} "
         f"classes, the checkpoint {len(stored)}. To make the checkpoint's classes those of the data: `partial-fc "
-        f"checkpoint classes match {found.folder} --data DATA --out NEW`, then --resume NEW"
+        f"checkpoint classes match {checkpoint.folder} --data DATA --out NEW`, then --resume NEW"
     )
 
 

@@ -163,7 +163,7 @@ def _part(rows: Rows, start: int, stop: int, class_M: Tensor, copy: bool) -> Par
 
 
 def copied(t: Tensor) -> Tensor:
-    """In memory of its own, on the CPU; copied once, as training stands still for it."""
+    """A tensor in memory of its own, on the CPU; copied once, as training stands still for it."""
     return t.clone() if t.device.type == "cpu" else t.cpu()
 
 
@@ -291,10 +291,10 @@ def gaps(files: list[PartFile], start: int, stop: int, num_classes: int) -> Iter
         yield f"{files[-1].path.name} holds classes up to {reached - 1}; there are {num_classes}"
 
 
-def mismatch(expected: dict[str, Column], found: dict[str, Column], where: str, dtypes: bool = True) -> str | None:
+def mismatch(expected: dict[str, Column], actual: dict[str, Column], where: str, dtypes: bool = True) -> str | None:
     """How columns differ from those expected, which are of `where`. dtypes: those count, too."""
-    for name in sorted(expected.keys() | found.keys()):
-        one, two = expected.get(name), found.get(name)
+    for name in sorted(expected.keys() | actual.keys()):
+        one, two = expected.get(name), actual.get(name)
         if one != two and (dtypes or one is None or two is None or one.shape != two.shape):
             return f"{name} is {_shown(two)}; it is {_shown(one)} in {where}"
     return None

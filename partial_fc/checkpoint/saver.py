@@ -5,8 +5,8 @@ A checkpoint goes through two jobs, each done by all ranks in threads of their o
     writing   every rank writes its files, with checksums, and has them on the disk
     marking   one rank of each folder writes COMPLETE there; older checkpoints may go once all have
 
-No thread speaks to another rank. Whether all ranks have done a job, and whether it failed on any, is told to the saver
-by the training thread, which finds out with the others (train/agreement.py). So where ranks see folders of their own
+No thread speaks to another rank. Whether all ranks have done a job, and whether it failed on any, is said to the saver
+by the training thread, which finds out with the others. So where ranks see folders of their own
 instead of a shared one, a checkpoint is either whole in all of them or older ones are still there.
 """
 

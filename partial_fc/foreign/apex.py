@@ -129,7 +129,7 @@ def load_optimizer(checkpoint: ApexCheckpoint, optimizer: torch.optim.Optimizer)
 
 
 def _state_names(optimizer: torch.optim.Optimizer) -> set[str]:
-    """What it keeps for a parameter, also before its first step."""
+    """The names of what the optimizer keeps for a parameter, also before its first step."""
     if isinstance(optimizer, torch.optim.SGD):
         return {"momentum_buffer"} if any(g["momentum"] for g in optimizer.param_groups) else set()
     if isinstance(optimizer, torch.optim.AdamW):

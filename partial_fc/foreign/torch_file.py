@@ -58,14 +58,16 @@ class _BoundedFile(io.BufferedReader):
 
 
 def _check_calls(file: _BoundedFile) -> None:
-    """Of what weights_only calls, this alone takes memory that a number in the file says. No state dict has one."""
+    """Refuses a bytearray: of what weights_only calls, it alone takes memory that a number in the file says. No state
+    dict has one; fuzzing found it."""
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content.find(b"\nbytearray\n") >= 0:
             raise ValueError("a bytearray, which is no part of a state dict")
 
 
 def _check_no_tar(file: _BoundedFile) -> None:
-    """Of the time before torch 0.1.10; for such a file torch makes a folder, and advises to load it as a program."""
+    """Refuses files of the time before torch 0.1.10, for which torch makes a folder, and advises to load it as a
+    program."""
     try:
         tarfile.open(fileobj=file, mode="r:").close()
     except tarfile.TarError:
@@ -75,7 +77,8 @@ def _check_no_tar(file: _BoundedFile) -> None:
 
 
 def _check_sizes(file: _BoundedFile) -> None:
-    """torch.save does not compress; what is compressed, or overlaps, can be many times the file."""
+    """Refuses compressed files: torch.save writes none, and what is compressed, or overlaps, can be many times the
+    file."""
     with zipfile.ZipFile(file) as archive:
         parts = archive.infolist()
     if any(part.compress_type != zipfile.ZIP_STORED or part.file_size != part.compress_size for part in parts):

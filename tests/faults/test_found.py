@@ -141,7 +141,7 @@ FOUND: dict[str, tuple[str, Callable[[], bytes], str]] = {
     ),
     "names: no UTF-8": ("class-names", lambda: b"\xff\n", "names"),
     "marker: no UTF-8": ("marker", lambda: b"\xff", "COMPLETE says"),
-    "manifest: no head": ("manifest", lambda: b'{"format": 3, "step": 3, "world_size": 1}', "or of a run without"),
+    "manifest: no head": ("manifest", lambda: b'{"format": 3, "step": 3, "world_size": 1}', "has no class centres"),
 }  # fmt: skip
 
 

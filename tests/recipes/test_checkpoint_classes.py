@@ -37,7 +37,7 @@ def rows(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     """Of one process's checkpoint, by class name."""
     found = checkpoint.Checkpoint(folder)
     (path,) = folder.glob("head-*-classes-*")
-    tensors = found.sums.load(path)
+    tensors = found.checksums.load(path)
     return {name: {key: t[i] for key, t in tensors.items()} for i, name in enumerate(found.class_names)}
 
 
@@ -66,7 +66,7 @@ def test_classes_are_added_and_training_continues(trained, tmp_path):
     with pytest.raises(ValueError, match=message):
         train(tmp_path / "a", tmp_path / "more", f"--max-steps 24 --resume {old}")
 
-    classes.match(MatchOptions(old, tmp_path / "more", tmp_path / "matched"))
+    classes.match(MatchOptions(old, tmp_path / "matched", tmp_path / "more"))
     classes.add(AddOptions(old, tmp_path / "added", images=tmp_path / "new"))
     before, matched, added = rows(old), rows(tmp_path / "matched"), rows(tmp_path / "added")
     assert set(matched) == set(added) == {*before, "bea", "zoe"}

@@ -171,7 +171,7 @@ def test_classes_that_become_one_share_a_direction(tmp_path):
 
 def test_directions_count_by_images(tmp_path):
     rows = whole(saved(tmp_path / "a", 2))
-    options = MergeClassesOptions(tmp_path / "a", "eve", tmp_path / "b", ("kim", "bob"), images=(1, 5, 3))
+    options = MergeClassesOptions(tmp_path / "a", tmp_path / "b", "eve", ("kim", "bob"), images=(1, 5, 3))
     classes.merge_classes(options)
     parts = normalize(rows["centres"][[4, 10, 1]]) * torch.tensor([[1.0], [5.0], [3.0]])
     expected_D = normalize(parts.sum(dim=0), dim=0) * rows["centres"][4].norm()

@@ -17,7 +17,6 @@ from partial_fc.checkpoint.tools.checkpoint_on_disk import CheckpointOnDisk
 from partial_fc.checkpoint.tools.remap_classes import Plan
 from partial_fc.data import ImageFolder, open_source
 
-Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME...")]
 Order = Literal["auto", "sorted", "append"]
 
@@ -26,19 +25,21 @@ Order = Literal["auto", "sorted", "append"]
 class ListOptions:
     """Prints number, name and last step of each class, tabs between them; - : no step has touched it."""
 
-    folder: Folder
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
     """A checkpoint, or a folder whose newest counts."""
 
 
 @dataclass(frozen=True)
-class AddOptions:
+class _NewOptions(ListOptions):
+    out: Path
+    """The new checkpoint's folder; --resume takes it."""
+
+
+@dataclass(frozen=True)
+class AddOptions(_NewOptions):
     """New classes. One with images starts at their mean direction, as the checkpoint's network sees them, with the
     length of trained centres; one without starts like any untrained class. All other rows stay as they are."""
 
-    folder: Folder
-    """A checkpoint, or a folder whose newest counts."""
-    out: Path
-    """The new checkpoint's folder; --resume takes it."""
     names: Names = ()
     """NAME, NAME=FOLDER of its images, or NAME=FILE.npy with embeddings of it, (N, D)."""
     names_file: Path | None = None
@@ -53,13 +54,9 @@ class AddOptions:
 
 
 @dataclass(frozen=True)
-class RemoveOptions:
+class RemoveOptions(_NewOptions):
     """Classes go; the numbers of those after them move up."""
 
-    folder: Folder
-    """A checkpoint, or a folder whose newest counts."""
-    out: Path
-    """The new checkpoint's folder; --resume takes it."""
     names: Names = ()
     """Which."""
     names_file: Path | None = None
@@ -67,16 +64,12 @@ class RemoveOptions:
 
 
 @dataclass(frozen=True)
-class MergeClassesOptions:
+class MergeClassesOptions(_NewOptions):
     """Several classes turn out to be one. It gets the mean of their directions, and keeps its own length and
-    optimiser's state. (Its own direction alone would fit only its own images: they were trained apart.)"""
+    optimizer's state. (Its own direction alone would fit only its own images: they were trained apart.)"""
 
-    folder: Folder
-    """A checkpoint, or a folder whose newest counts."""
     into: str
     """The class that stays."""
-    out: Path
-    """The new checkpoint's folder; --resume takes it."""
     names: Names = ()
     """Those that become part of it."""
     images: tuple[float, ...] = ()
@@ -85,13 +78,9 @@ class MergeClassesOptions:
 
 
 @dataclass(frozen=True)
-class RenameOptions:
+class RenameOptions(_NewOptions):
     """Other names; nothing else changes."""
 
-    folder: Folder
-    """A checkpoint, or a folder whose newest counts."""
-    out: Path
-    """The new checkpoint's folder; --resume takes it."""
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="OLD=NEW...")] = ()
     """Which."""
     names_file: Path | None = None
@@ -99,16 +88,12 @@ class RenameOptions:
 
 
 @dataclass(frozen=True)
-class MatchOptions:
+class MatchOptions(_NewOptions):
     """Makes the classes those of a data set, in its order: new ones start from their images there, those that it lacks
     go."""
 
-    folder: Folder
-    """A checkpoint, or a folder whose newest counts."""
     data: Path
     """The data set that training will go on with; its classes have names."""
-    out: Path
-    """The new checkpoint's folder; --resume takes it."""
     max_bad_records: int = 0
     """Images that cannot be read are named and left out, at most so many."""
 
@@ -132,22 +117,22 @@ def add(options: AddOptions) -> None:
     taken = set(stored.names())
     for word in _words(options.names, options.names_file):
         name, _, start = word.partition("=")
-        _take_name(name, taken, stored)
+        _reserve_name(name, taken, stored)
         sources[name] = Path(start) if start else None
     folder = ImageFolder(options.images) if options.images else None
     for name in folder.classes if folder else ():
-        _take_name(name, taken, stored)
-    found: dict[str, Tensor] = {}
+        _reserve_name(name, taken, stored)
+    directions: dict[str, Tensor] = {}
     for name, path in sources.items():
         if path is not None:
-            found[name] = _direction(stored, path, options.max_bad_records)
+            directions[name] = _direction(stored, path, options.max_bad_records)
     if folder:
         by_label = imprint.directions(stored, folder, range(folder.num_classes), options.max_bad_records)
-        found |= {folder.classes[label]: direction_D for label, direction_D in by_label.items()}
+        directions |= {folder.classes[label]: direction_D for label, direction_D in by_label.items()}
     new = [*sources, *(folder.classes if folder else ())]
     if not new:
         raise ValueError("no class to add: give NAME, --names-file or --images")
-    plan = _with_new(stored, new, found, options.order)
+    plan = _with_new(stored, new, directions, options.order)
     remap_classes.write(stored, plan, options.out, f"{len(new)} classes added to {stored.where}: {_some(new)}")
 
 
@@ -203,13 +188,13 @@ def rename(options: RenameOptions) -> None:
         renamed = words
     else:
         renamed = list(names)
-        known = {name: number for number, name in enumerate(names)}
+        number_of = {name: number for number, name in enumerate(names)}
         for word in words:
             # Names may hold = themselves.
-            cuts = [i for i, letter in enumerate(word) if letter == "=" and word[:i] in known]
+            cuts = [i for i, letter in enumerate(word) if letter == "=" and word[:i] in number_of]
             if len(cuts) != 1 or not word[cuts[0] + 1 :]:
                 raise ValueError(f"{word!r}: expected OLD=NEW, with the name of one class of {stored.where}")
-            renamed[known[word[: cuts[0]]]] = word[cuts[0] + 1 :]
+            renamed[number_of[word[: cuts[0]]]] = word[cuts[0] + 1 :]
     first = {name: number for number, name in reversed(list(enumerate(renamed)))}
     twice = [(first[name], number) for number, name in enumerate(renamed) if first[name] != number]
     if twice:
@@ -229,11 +214,11 @@ def match(options: MatchOptions) -> None:
             f"{options.data} has no names for its classes: expected a folder of class folders, or classes.txt (one "
             "name a line) beside the .rec"
         )
-    known = _known(stored)
-    old = [known.get(name, -1) for name in wanted]
+    number_of = _numbers_by_name(stored)
+    old = [number_of.get(name, -1) for name in wanted]
     new = [number for number, before in enumerate(old) if before < 0]
     plan = Plan(wanted, old, imprint.directions(stored, source, new, options.max_bad_records))
-    gone = len(known) - (len(old) - len(new))
+    gone = len(number_of) - (len(old) - len(new))
     remap_classes.write(
         stored,
         plan,
@@ -246,14 +231,11 @@ def match(options: MatchOptions) -> None:
 
 
 def _words(words: Iterable[str], file: Path | None) -> list[str]:
-    found = list(words)
-    if file is not None:
-        found += [line for line in read_names(file) if line]
-    return found
+    return [*words, *(line for line in (read_names(file) if file is not None else ()) if line)]
 
 
-def _take_name(name: str, taken: set[str], stored: CheckpointOnDisk) -> None:
-    """For a new class. Raises ValueError where it cannot be called so."""
+def _reserve_name(name: str, taken: set[str], stored: CheckpointOnDisk) -> None:
+    """Reserves the name of a new class. Raises ValueError where it cannot be called so."""
     if not name or "\n" in name or "\r" in name:
         raise ValueError(f"a class cannot be called {name!r}")
     if name in taken:
@@ -261,31 +243,31 @@ def _take_name(name: str, taken: set[str], stored: CheckpointOnDisk) -> None:
     taken.add(name)
 
 
-def _known(stored: CheckpointOnDisk) -> dict[str, int]:
+def _numbers_by_name(stored: CheckpointOnDisk) -> dict[str, int]:
     """Name -> number. Raises ValueError where two classes have one name."""
-    known: dict[str, int] = {}
+    number_of: dict[str, int] = {}
     for number, name in enumerate(stored.names()):
-        if name in known:
+        if name in number_of:
             raise ValueError(
-                f"{stored.where}: classes {known[name]} and {number} are both called {name!r}; give each a name of its "
-                "own first: `partial-fc checkpoint classes rename --names-file`"
+                f"{stored.where}: classes {number_of[name]} and {number} are both called {name!r}; give each a name of "
+                "its own first: `partial-fc checkpoint classes rename --names-file`"
             )
-        known[name] = number
-    return known
+        number_of[name] = number
+    return number_of
 
 
 def _numbers(stored: CheckpointOnDisk, names: Iterable[str]) -> list[int]:
-    """Of classes by name, ascending. Raises ValueError for a name that is unknown, or named twice."""
-    known = _known(stored)
-    found = []
+    """The numbers of classes by name, ascending. Raises ValueError for a name that is unknown, or named twice."""
+    number_of = _numbers_by_name(stored)
+    numbers = []
     for name in names:
-        if name not in known:
-            near = ", ".join(difflib.get_close_matches(name, known, 3))
+        if name not in number_of:
+            near = ", ".join(difflib.get_close_matches(name, number_of, 3))
             raise ValueError(f"{stored.where} has no class {name!r}{f'; there is {near}' if near else ''}")
-        found.append(known[name])
-    if len(set(found)) < len(found):
+        numbers.append(number_of[name])
+    if len(set(numbers)) < len(numbers):
         raise ValueError("a class is named twice")
-    return sorted(found)
+    return sorted(numbers)
 
 
 def _all_but(gone: Iterable[int], count: int) -> list[int]:
@@ -293,7 +275,7 @@ def _all_but(gone: Iterable[int], count: int) -> list[int]:
     return [number for number in range(count) if number not in left_out]
 
 
-def _with_new(stored: CheckpointOnDisk, new: list[str], found: dict[str, Tensor], order: Order) -> Plan:
+def _with_new(stored: CheckpointOnDisk, new: list[str], directions: dict[str, Tensor], order: Order) -> Plan:
     names = stored.names()
     if order == "auto":
         order = "sorted" if stored.class_names and names == sorted(names) else "append"
@@ -303,12 +285,12 @@ def _with_new(stored: CheckpointOnDisk, new: list[str], found: dict[str, Tensor]
             raise ValueError(f"--order sorted: the classes of {stored.where} are not sorted by name so far")
         pairs.sort(key=lambda pair: pair[0])
     plan = Plan([name for name, _ in pairs], [old for _, old in pairs])
-    plan.directions = {number: found[name] for number, name in enumerate(plan.names) if name in found}
+    plan.directions = {number: directions[name] for number, name in enumerate(plan.names) if name in directions}
     return plan
 
 
 def _direction(stored: CheckpointOnDisk, path: Path, max_bad: int) -> Tensor:
-    """Of one class: from its embeddings, or from a folder of its images."""
+    """The direction of one class: from its embeddings, or from a folder of its images."""
     if path.suffix == ".npy":
         return imprint.from_file(path, stored.manifest["embedding_size"])
     if not path.is_dir():

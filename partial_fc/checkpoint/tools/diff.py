@@ -73,7 +73,7 @@ def differences(first: CheckpointOnDisk, second: CheckpointOnDisk) -> Iterator[t
             yield True, f"{name}: ... and {len(lines) - _SHOWN} more"
     if first.world_size != second.world_size:
         yield False, "(aside) what each rank has for itself is not compared: other numbers of ranks"
-    yield from ((True, line) for line in _rows(first, second))
+    yield from ((True, line) for line in _rows(first.rows, second.rows))
 
 
 def _tables(first: CheckpointOnDisk, second: CheckpointOnDisk) -> Iterator[tuple[str, _Table, _Table]]:
@@ -134,68 +134,51 @@ def _largest(one: Tensor, two: Tensor) -> float:
 
 
 @dataclass
-class _Column:
-    """How one column differs, as far as it was compared."""
+class _Classes:
+    """Classes that differ in something: how many, the first of them, by how much at most."""
 
-    num_classes: int = 0
+    count: int = 0
+    first: tuple[int, ...] = ()
     largest: float = 0.0
-    first: tuple[int, ...] = ()
 
-    def add(self, class_M: Tensor, one: Tensor, two: Tensor) -> None:
-        unlike_M = (~_same(one, two)).flatten(1).any(dim=1)
-        if bool(unlike_M.any()):
-            self.num_classes += int(unlike_M.sum())
-            self.largest = max(self.largest, _largest(one[unlike_M], two[unlike_M]))
-            self.first = (*self.first, *class_M[unlike_M][:_SHOWN].tolist())[:_SHOWN]
+    def add(self, class_M: Tensor, largest: float = 0.0) -> None:
+        self.count += len(class_M)
+        self.first = (*self.first, *class_M[:_SHOWN].tolist())[:_SHOWN]
+        self.largest = max(self.largest, largest)
+
+    def __str__(self) -> str:
+        return f"class {', '.join(map(str, self.first))}{', ...' if len(self.first) == _SHOWN else ''}"
 
 
-def _rows(first: CheckpointOnDisk, second: CheckpointOnDisk) -> Iterator[str]:
-    """The head's rows, piece by piece."""
-    one, two = first.rows, second.rows
-    if one.stop != two.stop:
-        yield f"head: {one.stop} | {two.stop} classes, of which the common numbers are compared"
-    for name in sorted(one.columns.keys() | two.columns.keys()):
-        if one.columns.get(name) != two.columns.get(name):
-            yield f"head: {name} is {one.columns.get(name)} | {two.columns.get(name)}"
-    shared = sorted(name for name in one.columns if one.columns[name] == two.columns.get(name))
-    columns = {name: _Column() for name in shared}
-    only = [_Created("the first"), _Created("the second")]
-    num_classes = min(one.stop, two.stop)
-    step = max(1, _PIECE_BYTES // max(1, class_bytes(one)))
+def _rows(first: Rows, second: Rows) -> Iterator[str]:
+    """Compares the head's rows, piece by piece."""
+    one, two = first.columns, second.columns
+    if first.stop != second.stop:
+        yield f"head: {first.stop} | {second.stop} classes, of which the common numbers are compared"
+    for name in sorted(one.keys() | two.keys()):
+        if one.get(name) != two.get(name):
+            yield f"head: {name} is {one.get(name)} | {two.get(name)}"
+    columns = {name: _Classes() for name in sorted(one) if one[name] == two.get(name)}
+    only = {"the first": _Classes(), "the second": _Classes()}
+    num_classes = min(first.stop, second.stop)
+    step = max(1, _PIECE_BYTES // max(1, class_bytes(first)))
     for start in tqdm(range(0, num_classes, step), desc="head", leave=False, disable=None):
-        _compare(one, two, start, min(start + step, num_classes), columns, only)
-    for alone in only:
-        if alone.num_classes:
-            yield f"head: {alone.num_classes} classes have rows in {alone.where} only: {_listed(alone.first)}"
-    for name, column in columns.items():
-        if column.num_classes:
+        stop = min(start + step, num_classes)
+        created_2L = torch.stack((first.created(start, stop), second.created(start, stop)))
+        for here_L, there_L, classes in zip(created_2L, created_2L.flip(0), only.values(), strict=True):
+            classes.add((here_L & ~there_L).nonzero().squeeze(1) + start)
+        class_M = created_2L.all(dim=0).nonzero().squeeze(1) + start
+        rows_one, rows_two = first.read(class_M), second.read(class_M)
+        for name, classes in columns.items():
+            unlike_M = (~_same(rows_one[name], rows_two[name])).flatten(1).any(dim=1)
+            if bool(unlike_M.any()):
+                classes.add(class_M[unlike_M], _largest(rows_one[name][unlike_M], rows_two[name][unlike_M]))
+    for where, classes in only.items():
+        if classes.count:
+            yield f"head: {classes.count} classes have rows in {where} only: {classes}"
+    for name, classes in columns.items():
+        if classes.count:
             yield (
-                f"head: {name} differs in {column.num_classes} of {num_classes} classes, by at most "
-                f"{column.largest:.3g}: {_listed(column.first)}"
+                f"head: {name} differs in {classes.count} of {num_classes} classes, by at most "
+                f"{classes.largest:.3g}: {classes}"
             )
-
-
-@dataclass
-class _Created:
-    """The classes that have rows in one checkpoint only."""
-
-    where: str
-    num_classes: int = 0
-    first: tuple[int, ...] = ()
-
-
-def _compare(one: Rows, two: Rows, start: int, stop: int, columns: dict[str, _Column], only: list[_Created]) -> None:
-    created_2L = torch.stack((one.created(start, stop), two.created(start, stop)))
-    for here_L, there_L, alone in zip(created_2L, created_2L.flip(0), only, strict=True):
-        alone_M = (here_L & ~there_L).nonzero().squeeze(1) + start
-        alone.num_classes += len(alone_M)
-        alone.first = (*alone.first, *alone_M[:_SHOWN].tolist())[:_SHOWN]
-    class_M = created_2L.all(dim=0).nonzero().squeeze(1) + start
-    rows_one, rows_two = one.read(class_M), two.read(class_M)
-    for name, column in columns.items():
-        column.add(class_M, rows_one[name], rows_two[name])
-
-
-def _listed(first: tuple[int, ...]) -> str:
-    more = ", ..." if len(first) == _SHOWN else ""
-    return f"class {', '.join(map(str, first))}{more}"

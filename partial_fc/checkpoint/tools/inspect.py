@@ -46,10 +46,12 @@ def inspect(options: InspectOptions) -> int:
     if options.json:
         print(json.dumps(summaries, indent=2, default=str))
     elif alone:
-        lines = _lines(summaries[0]) if "problem" not in summaries[0] else iter([("problem", summaries[0]["problem"])])
-        for name, value in [("folder", summaries[0]["folder"]), *lines]:
+        single = summaries[0]
+        for name, value in _lines(
+            {key: single[key] for key in ("folder", "problem")} if "problem" in single else single
+        ):
             if value:
-                print(f"{name:14}{value}")
+                print(f"{name:22}{value}")
     else:
         for each in summaries:
             print(_line(each))
@@ -57,7 +59,7 @@ def inspect(options: InspectOptions) -> int:
 
 
 def _marks(summaries: list[dict[str, Any]]) -> dict[str, str]:
-    """Which folder is the newest, and which has the highest score (checkpoint/folders.py)."""
+    """The folder that is the newest, and the one with the highest score (checkpoint/folders.py)."""
     good = [each for each in summaries if "problem" not in each]
     scored = [each for each in good if isinstance(each.get("score"), int | float)]
     marks = {}
@@ -72,29 +74,29 @@ def summary(folder: Path) -> dict[str, Any]:
     """What there is to say of one folder, as JSON. "problem": why no more can be said."""
     marker = folder / MARKER
     num_bytes = sum(path.stat().st_size for path in folder.iterdir())
-    found: dict[str, Any] = {"folder": str(folder), "complete": marker.exists(), "bytes": num_bytes}
+    facts: dict[str, Any] = {"folder": str(folder), "complete": marker.exists(), "bytes": num_bytes}
     if not marker.exists():
-        found["problem"] = f"incomplete: it has no file {MARKER}; it is still being written, or given up"
-        return found
-    found["age_s"] = round(time.time() - marker.stat().st_mtime)
+        facts["problem"] = f"incomplete: it has no file {MARKER}; it is still being written, or given up"
+        return facts
+    facts["age_s"] = round(time.time() - marker.stat().st_mtime)
     try:
         checkpoint = Checkpoint(folder)
         manifest = checkpoint.manifest
         shown = ("format", "step", "position", "world_size", "score", "best", "history", "versions")
-        found |= {key: manifest[key] for key in shown if key in manifest}
-        found["ranks_here"] = marked_ranks(folder, manifest)
-        found["configuration"] = manifest.get("configuration", {})
-        if not isinstance(found["configuration"], dict):
-            raise ValueError(f"{folder}: manifest.json says configuration is {found['configuration']!r}")
+        facts |= {key: manifest[key] for key in shown if key in manifest}
+        facts["ranks_here"] = marked_ranks(folder, manifest)
+        facts["configuration"] = manifest.get("configuration", {})
+        if not isinstance(facts["configuration"], dict):
+            raise ValueError(f"{folder}: manifest.json says configuration is {facts['configuration']!r}")
         names = checkpoint.class_names
-        found["class_names"] = len(names) if names is not None else None
-        found["backbone"] = _tensors(folder / "backbone.safetensors")
-        found["optimizer"] = _tensors(folder / "optimizer.safetensors")
+        facts["class_names"] = len(names) if names is not None else None
+        facts["backbone"] = _tensors(folder / "backbone.safetensors")
+        facts["optimizer"] = _tensors(folder / "optimizer.safetensors")
         if has_head(manifest, str(folder)):
-            found["head"] = _head(folder, manifest)
+            facts["head"] = _head(folder, manifest)
     except (ValueError, OSError) as error:
-        found["problem"] = str(error)
-    return found
+        facts["problem"] = str(error)
+    return facts
 
 
 def _tensors(path: Path) -> dict[str, Any]:
@@ -125,70 +127,49 @@ def _head(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
         num_created += part.num_rows
         if "touched" in part.rows:
             num_touched += int((part.rows["touched"] > 0).unsqueeze(-1).flatten(1).any(dim=1).sum())
-    found = {key: manifest[key] for key in ("num_classes", "embedding_size", "sub_centres", "hard_negatives")}
-    found |= {"classes_created": num_created, "classes_touched": num_touched, "columns": columns}
-    found |= {key: manifest["head"][key] for key in ("num_steps", "row_seed", "margin")}
-    found |= {"files": len(files), "bytes": sum(file.path.stat().st_size for file in files)}
+    facts = {key: manifest[key] for key in ("num_classes", "embedding_size", "sub_centres", "hard_negatives")}
+    facts |= {"classes_created": num_created, "classes_touched": num_touched, "columns": columns}
+    facts |= {key: manifest["head"][key] for key in ("num_steps", "row_seed", "margin")}
+    facts |= {"files": len(files), "bytes": sum(file.path.stat().st_size for file in files)}
     if len(marked_ranks(folder, manifest)) == manifest["world_size"]:
         num_classes = manifest["num_classes"]
         for problem in gaps(files, 0, num_classes, num_classes):
-            found["problem"] = problem
-    return found
+            facts["problem"] = problem
+    return facts
 
 
-def _line(found: dict[str, Any]) -> str:
-    """One of several."""
-    words = [Path(found["folder"]).name, f"{_bytes(found['bytes']):>9}"]
-    if "problem" in found:
-        return "  ".join((*words, found["problem"]))
-    words += [f"{_age(found['age_s']):>8} old", f"{found['world_size']} rank(s)"]
-    words += [f"{found['head']['num_classes']} classes"] if "head" in found else []
-    words += [f"score {found['score']:.5f}"] if isinstance(found.get("score"), int | float) else []
-    return "  ".join((*words, *found["marks"]))
+def _line(facts: dict[str, Any]) -> str:
+    """One line of several."""
+    words = [Path(facts["folder"]).name, f"{_bytes(facts['bytes']):>9}"]
+    if "problem" in facts:
+        return "  ".join((*words, facts["problem"]))
+    words += [f"{_age(facts['age_s']):>8} old", f"{facts['world_size']} rank(s)"]
+    words += [f"{facts['head']['num_classes']} classes"] if "head" in facts else []
+    words += [f"score {facts['score']:.5f}"] if isinstance(facts.get("score"), int | float) else []
+    return "  ".join((*words, *facts["marks"]))
 
 
-def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """One alone, as (name, value)."""
-    size, here = found["world_size"], found["ranks_here"]
-    yield "step", f"{found['step']}, after {found.get('position', '?')} samples"
-    yield "written", f"{_age(found['age_s'])} ago by {size} rank(s), format {found['format']}"
-    yield "size", _bytes(found["bytes"])
-    if len(here) < size:
-        yield "holds", f"the files of ranks {', '.join(map(str, here)) or 'none'} only"
-    for name in ("backbone", "optimizer"):
-        file = found[name]
-        counts = f"{file['numbers']:,} numbers in {file['tensors']} tensors"
-        yield name, f"{' '.join((counts, *file['dtypes']))}, {_bytes(file['bytes'])}"
-    if "head" in found:
-        yield from _head_lines(found["head"], found["class_names"])
-    yield "best", _pairs(found.get("best"))
-    yield "score", str(found["score"]) if found.get("score") is not None else ""
-    yield "trained with", _pairs({key: found["configuration"].get(key) for key in _HIGHLIGHTS})
-    yield "versions", _pairs(found.get("versions"))
-    yield from (("history", str(line)) for line in found.get("history", ()))
+def _lines(values: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """One checkpoint as lines of (name, value)."""
+    if name == "head" or not name:
+        for key, value in values.items():
+            yield from _lines(value, f"{name}.{key}" if name else key)
+    elif name == "history":
+        yield from ((name, str(line)) for line in values)
+    elif name == "configuration":
+        yield name, _words({key: values.get(key) for key in _HIGHLIGHTS})
+    elif name == "age_s":
+        yield "age", _age(values)
+    else:
+        yield name, _bytes(values) if name.endswith("bytes") else _words(values)
 
 
-def _head_lines(head: dict[str, Any], num_names: int | None) -> Iterator[tuple[str, str]]:
-    classes, created = head["num_classes"], head["classes_created"]
-    subs = f", {head['sub_centres']} centres each" if head["sub_centres"] > 1 else ""
-    yield "classes", f"{classes} of {head['embedding_size']} features{subs}, {'with' if num_names else 'no'} names"
-    yield (
-        "rows",
-        f"{created} created, of which {created - head['classes_touched']} were never touched; {classes - created} not "
-        "created yet",
-    )
-    columns = ", ".join(f"{name} {column['dtype']}" for name, column in head["columns"].items())
-    yield "", f"{columns}; {head['files']} file(s), {_bytes(head['bytes'])}"
-    yield "head", f"{head['num_steps']} steps, row seed {head['row_seed']}"
-    yield "margin", json.dumps(head["margin"]) if head["margin"] else ""
-    yield "problem", head.get("problem", "")
-
-
-def _pairs(values: Any) -> str:
-    """Recipe mnist has one number where face has several by name."""
-    if isinstance(values, dict):
-        return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
-    return str(values or "")
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_words(item)}" for key, item in value.items() if item is not None)
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
+    return "" if value is None else str(value)
 
 
 def _bytes(number: float) -> str:

@@ -69,8 +69,8 @@ def copy(stored: CheckpointOnDisk, name: str, output: Output, rank: int = 0) -> 
 
 
 def local_files(stored: CheckpointOnDisk, output: Output, size: int, lists: bool = True) -> Iterator[str]:
-    """What every rank has for itself, for `size` ranks; yields what is left out. lists: those of hard negatives, which
-    are of use to the same ranks with the same classes only."""
+    """Writes what every rank has for itself, for `size` ranks; yields what is left out. lists: those of hard negatives,
+    which are of use to the same ranks with the same classes only."""
     before = stored.world_size
     states = (local_tensors(stored, rank) for rank in range(before))
     if before == size:
@@ -85,6 +85,7 @@ def local_files(stored: CheckpointOnDisk, output: Output, size: int, lists: bool
             continue
         if before != size or not lists:
             yield "lists of hard negatives are for the same ranks with the same classes: left out, they grow anew"
+            output.manifest["hard_negatives"] = 0
             return
         output.copy(path, rank)
 

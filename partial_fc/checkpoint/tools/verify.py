@@ -43,12 +43,12 @@ def verify(options: VerifyOptions) -> int:
     num_bad = 0
     for group in groups:
         where = ", ".join(map(str, group))
-        problems = []
+        num_problems = 0
         for kind, text in findings(group, options.finite):
             print(f"{kind}: {text}")
-            problems += [text] if kind == "bad" else []
-        print(f"{where}: {f'{len(problems)} problem(s)' if problems else 'whole'}")
-        num_bad += bool(problems)
+            num_problems += kind == "bad"
+        print(f"{where}: {f'{num_problems} problem(s)' if num_problems else 'whole'}")
+        num_bad += num_problems > 0
     return int(num_bad > 0)
 
 

@@ -1,0 +1,118 @@
+"""Free memory is the container's where a container has less than the machine: cgroups v1 and v2."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from partial_fc.machine import _memory_cgroups, available_memory_bytes
+
+GB = 10**9
+V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+V2 = "memory.max", "memory.current", "inactive_file"
+
+
+@pytest.fixture(autouse=True)
+def host(monkeypatch):
+    """A machine with 64 GB free."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 64 * GB}))
+
+
+def group(folder: Path, names: tuple[str, str, str], limit: object, usage: int, inactive: int = 0) -> None:
+    """The files of one cgroup."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in zip(names, (limit, usage), strict=False):
+        (folder / name).write_text(f"{value}\n")
+    (folder / "memory.stat").write_text(f"cache 1\n{names[2]} {inactive}\nactive_file 7000000000\n")
+
+
+def proc(folder: Path, cgroup: str, mountinfo: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "cgroup").write_text(cgroup)
+    (folder / "mountinfo").write_text(f"22 1 0:5 / /proc rw - proc proc rw\n{mountinfo}\n")
+    return folder
+
+
+def v1(tmp_path: Path, path: str, root: str = "/") -> Path:
+    mount = f"35 31 0:32 {root} {tmp_path}/memory rw,relatime - cgroup cgroup rw,memory"
+    other = f"36 31 0:33 / {tmp_path}/cpu rw,relatime - cgroup cgroup rw,cpu"
+    return proc(tmp_path / "proc", f"9:name=systemd:/\n4:memory:{path}\n1:cpu:/\n0::/\n", f"{other}\n{mount}")
+
+
+def v2(tmp_path: Path, path: str, root: str = "/") -> Path:
+    mount = f"29 22 0:26 {root} {tmp_path}/unified rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
+    return proc(tmp_path / "proc", f"0::{path}\n", mount)
+
+
+def test_without_limits_it_is_the_machines(tmp_path):
+    group(tmp_path / "memory", V1, 2**63 - 4096, 10 * GB)
+    assert available_memory_bytes(v1(tmp_path, "/")) == 64 * GB
+    group(tmp_path / "unified/a", V2, "max", 10 * GB)
+    assert available_memory_bytes(v2(tmp_path, "/a")) == 64 * GB
+    assert available_memory_bytes(tmp_path / "nothing") == 64 * GB
+
+
+@pytest.mark.parametrize(("make", "names", "top"), [(v1, V1, "memory"), (v2, V2, "unified")])
+def test_the_tightest_of_nested_limits_counts_and_pages_of_files_are_free(tmp_path, make, names, top):
+    group(tmp_path / top / "job", names, 8 * GB, 6 * GB, inactive=1 * GB)
+    group(tmp_path / top / "job/task", names, 5 * GB, 1 * GB)
+    assert available_memory_bytes(make(tmp_path, "/job/task")) == 3 * GB
+    group(tmp_path / top / "job/task", names, 5 * GB, 4 * GB, inactive=GB // 2)
+    assert available_memory_bytes(make(tmp_path, "/job/task")) == 3 * GB // 2
+    group(tmp_path / top / "job/task", names, 5 * GB, 6 * GB)
+    assert available_memory_bytes(make(tmp_path, "/job/task")) == 0
+
+
+@pytest.mark.parametrize(("make", "names", "top"), [(v1, V1, "memory"), (v2, V2, "unified")])
+@pytest.mark.parametrize(
+    ("path", "root"), [("/docker/ab", "/docker/ab"), ("/", "/"), ("/", "/docker/ab"), ("/../x", "/")]
+)
+def test_a_container_sees_its_own_limit_at_the_mount_point(tmp_path, make, names, top, path, root):
+    group(tmp_path / top, names, 2 * GB, 1 * GB)
+    assert available_memory_bytes(make(tmp_path, path, root)) == 1 * GB
+
+
+JOB = """
+import sys, torch
+from pathlib import Path
+from partial_fc import checkpoint
+from partial_fc.comm import SingleWorld
+from partial_fc.head import CosFace, PartialFC
+group, root = map(Path, sys.argv[1:3])
+head = PartialFC(300_000, 128, CosFace(), impl="plain")
+len(head.centres)
+head.row_state()["momentum"].fill_(1)
+usage = int((group / "memory.usage_in_bytes").read_text())
+(group / "memory.limit_in_bytes").write_text(str(usage + (150 << 20)))
+saver = checkpoint.Saver(root, SingleWorld(), keep=1)
+copy = saver.can_copy(head)
+saver.begin(checkpoint.take(1, {}, {}, {}, head, {}, world=SingleWorld(), copy=copy))
+saver.finish()
+print(copy, checkpoint.newest(root).name)
+"""
+
+
+def test_a_checkpoint_is_written_where_its_copy_would_be_killed(tmp_path):
+    """307 MB of rows in a memory cgroup with 150 MB left."""
+    folders = [folder for folder, _, _ in _memory_cgroups(Path("/proc/self")) if (folder / V1[0]).exists()]
+    if not folders or not os.access(folders[0], os.W_OK):
+        pytest.skip("needs a cgroup v1 for memory that this user may divide")
+    limited = folders[0] / f"partial-fc-test-{os.getpid()}"
+    try:
+        limited.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made below {folders[0]}: {error.strerror}")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", JOB, limited, tmp_path / "checkpoints"],
+            capture_output=True,
+            text=True,
+            preexec_fn=lambda: (limited / "cgroup.procs").write_text(str(os.getpid())),
+        )
+    finally:
+        limited.rmdir()
+    assert done.returncode == 0, f"status {done.returncode} (-9: killed): {done.stderr[-500:]}"
+    assert done.stdout.split() == ["False", "step-00000001"]
