@@ -81,7 +81,7 @@ def normal(row: Tensor, width: int, key: int) -> Tensor:
     pairs = (width + 1) // 2
     column = torch.arange(pairs, device=row.device)
     first_P, second_P = hash32(2 * column + 1).int(), (2 * column + 2).int()
-    normal_N2P = torch.empty(len(row), pairs, 2, device=row.device)
+    normal_N2P = torch.empty(len(row), pairs, 2, dtype=torch.float32, device=row.device)
     for part, key_N1 in _row_keys(row, pairs, key, 0x51ED270B):
         first = _hash32_inplace(key_N1 + first_P)
         second = _hash32_inplace(_hash32_inplace(key_N1 ^ second_P).bitwise_xor_(first))

@@ -9,12 +9,16 @@
 """
 
 import math
+from typing import TYPE_CHECKING
 
 from partial_fc.comm.launch import interface
 from partial_fc.comm.launch.detect import Launch, StartError, detect, started_here
 from partial_fc.comm.single import SingleWorld
 from partial_fc.comm.watch.watchdog import report_failure
 from partial_fc.comm.world import CollectiveError, Work, World
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = [
     "CollectiveError",
@@ -24,6 +28,7 @@ __all__ = [
     "Work",
     "World",
     "detect",
+    "from_process_group",
     "init",
     "report_failure",
     "started_here",
@@ -69,3 +74,14 @@ def init(
         world = SingleWorld()
     world.watch(comm_timeout_s, network_interface)
     return world
+
+
+def from_process_group(group: "ProcessGroup | None" = None) -> World:
+    """The ranks of a torch.distributed group, None: of all processes, for programs that have set that up themselves.
+
+    A group of its own (`torch.distributed.new_group()`) keeps these collectives apart from the caller's. Its timeout is
+    the caller's, too; `world.watch` names the ranks that are missing, where wanted.
+    """
+    from partial_fc.comm.torch_dist import GroupWorld
+
+    return GroupWorld(group)

@@ -25,6 +25,7 @@ class TorchWorld(World):
     """The processes that torchrun, srun or our own command started."""
 
     backend = "torch"
+    _group: dist.ProcessGroup | None = None  # None: all processes
 
     def __init__(self, launch: Launch, device: str, comm_timeout_s: float = 600.0, start_timeout_s: float = 120.0):
         """comm_timeout_s: seconds that a collective may take, 0: for ever. start_timeout_s: until all ranks are there.
@@ -54,7 +55,7 @@ class TorchWorld(World):
         super().__init__(launch)
 
     def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]:
-        work = dist.all_reduce(t, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX, async_op=True)
+        work = dist.all_reduce(t, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX, self._group, async_op=True)
         return lambda: _finish(work, t)
 
     def _all_gather(self, t: Tensor, rows: Sequence[int] | None, name: str) -> Callable[[], Tensor]:
@@ -62,13 +63,13 @@ class TorchWorld(World):
             # torch.distributed gathers only equal shapes, so the row counts travel first: 8 bytes a rank.
             count = torch.tensor([t.shape[0]], device=t.device)
             counts = torch.empty(self.size, dtype=torch.int64, device=t.device)
-            dist.all_gather_single(counts, count)
+            dist.all_gather_single(counts, count, self._group)
             rows = counts.tolist()
         most = max(rows)
         if t.shape[0] < most:
             t = torch.cat((t, t.new_zeros(most - t.shape[0], *t.shape[1:])))
         gathered = t.new_empty(self.size * most, *t.shape[1:])
-        work = dist.all_gather_single(gathered, t, async_op=True)
+        work = dist.all_gather_single(gathered, t, self._group, async_op=True)
 
         def finish() -> Tensor:
             blocks = _finish(work, gathered)
@@ -81,7 +82,7 @@ class TorchWorld(World):
     def _reduce_scatter(self, t: Tensor, rows: Sequence[int], name: str) -> Callable[[], Tensor]:
         padded = pad_rows(t, rows)
         result = padded.new_empty(max(rows), *t.shape[1:])
-        work = dist.reduce_scatter_single(result, padded, dist.ReduceOp.SUM, async_op=True)
+        work = dist.reduce_scatter_single(result, padded, dist.ReduceOp.SUM, self._group, async_op=True)
         return lambda: _finish(work, result)[: rows[self.rank]]
 
     def _all_to_all(
@@ -90,16 +91,29 @@ class TorchWorld(World):
         result = torch.empty_like(t) if arriving is None else t.new_empty(sum(arriving), *t.shape[1:])
         output_splits = None if arriving is None else list(arriving)
         input_splits = None if rows is None else list(rows)
-        work = dist.all_to_all_single(result, t, output_splits, input_splits, async_op=True)
+        work = dist.all_to_all_single(result, t, output_splits, input_splits, self._group, async_op=True)
         return lambda: _finish(work, result)
 
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:
         result = t.clone()
-        work = dist.broadcast(result, root, async_op=True)
+        work = dist.broadcast(result, group=self._group, group_src=root, async_op=True)
         return lambda: _finish(work, result)
 
     def _leave(self) -> None:
         dist.destroy_process_group()
+
+
+class GroupWorld(TorchWorld):
+    """The ranks of a process group that the caller has made, and will end."""
+
+    def __init__(self, group: dist.ProcessGroup | None):
+        if not dist.is_initialized():
+            raise ValueError("no process group: call torch.distributed.init_process_group first, or use comm.init")
+        self._group = group
+        World.__init__(self, Launch("torch", dist.get_rank(group), dist.get_world_size(group)))
+
+    def _leave(self) -> None:
+        pass
 
 
 def _finish(work: dist.Work | None, result: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from partial_fc.head.hard_negatives import HardNegatives
 from partial_fc.head.margin import ArcFace, CombinedMargin, CosFace, Margin, Softmax, SphereFace
 from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
 from partial_fc.head.partial_fc import PartialFC
-from partial_fc.head.rows.storage import Storage
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, Storage
 from partial_fc.head.shard import Shard
 
 __all__ = [
@@ -22,6 +22,10 @@ __all__ = [
     "HardNegatives",
     "Margin",
     "PartialFC",
+    "RowAdagrad",
+    "RowAdam",
+    "RowAdamW",
+    "RowSGD",
     "Shard",
     "Softmax",
     "SphereFace",

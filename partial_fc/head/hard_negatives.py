@@ -3,7 +3,7 @@
 Uniform draws seldom contain the few centres that a class is confused with, and an index over all centres is out of
 date as soon as they move; a mixture of both does well where neither does (ASTRA, https://arxiv.org/abs/2409.20156).
 Here there is no index to build. In every `every`-th step each class of the batch is compared with the centres that take
-part, and the k nearest of this rank become its list. The list's own centres take part whenever the class does, so they
+part, and the k nearest of this rank become its list. The centres in the list take part whenever the class does, so they
 are compared afresh each time: a list only gets nearer, as the uniform draws bring up candidates, and forgets a centre
 that has moved away. After about 1 / sample rate such steps with a class in the batch all centres were candidates.
 
@@ -24,7 +24,7 @@ _NONE = -1
 
 
 class HardNegatives:
-    """The lists of one rank: T of them, each k class numbers of its shard (int32), -1 where there are fewer."""
+    """The hard negatives of one rank: T lists, each k class numbers of its shard (int32), -1 where there are fewer."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class HardNegatives:
         finite_G = unit_GD.isfinite().all(dim=1)  # after an overflow in fp16 some are not
         label_G, unit_GD = label_G[finite_G], unit_GD[finite_G]
         class_U, first_U = _first_of_each(label_G)
-        slot_U, kept_U = _first_of_each(self._slot(class_U))  # of classes that share a slot, one gets it
-        class_U, hat_UD = class_U[kept_U], unit_GD[first_U[kept_U]]
+        slot_U, chosen_U = _first_of_each(self._slot(class_U))  # of classes that share a slot, one gets it
+        class_U, hat_UD = class_U[chosen_U], unit_GD[first_U[chosen_U]]
 
         num_rows = len(table) if row_S is None else len(row_S)
         sub_centres = num_rows // len(class_N)
@@ -87,31 +87,31 @@ class HardNegatives:
             centre_KD = table[rows if row_S is None else row_S[rows]].to(hat_UD.dtype)
             cos_UM = (hat_UD @ unit(centre_KD)[0].T).unflatten(1, (-1, sub_centres)).amax(dim=2)
             cos_UM.masked_fill_(candidate_M == class_U[:, None], -torch.inf)
-            best_UK, place = torch.cat((best_UK, cos_UM), dim=1).topk(self.k)
-            near_UK = torch.cat((near_UK, candidate_M.expand(len(class_U), -1)), dim=1).gather(1, place)
+            best_UK, index_UK = torch.cat((best_UK, cos_UM), dim=1).topk(self.k)
+            near_UK = torch.cat((near_UK, candidate_M.expand(len(class_U), -1)), dim=1).gather(1, index_UK)
         near_UK.masked_fill_(best_UK == -torch.inf, _NONE)
         self._before.append((slot_U, self._owner_T[slot_U], self._near_TK[slot_U]))
         self._owner_T[slot_U] = class_U.int()
         self._near_TK[slot_U] = near_UK
 
     def keep(self) -> None:
-        """The step is made: what was learnt for it stays."""
+        """Confirms what was learnt: the step is made."""
         self._before = []
 
     def undo(self) -> None:
-        """The step is not made: the lists are again as they were when `keep` was last called."""
+        """Makes the lists again what they were when `keep` was last called: the step is not made."""
         for slot_U, owner_U, near_UK in reversed(self._before):
             self._owner_T[slot_U], self._near_TK[slot_U] = owner_U, near_UK
         self._before = []
 
     def clear(self) -> None:
-        """No class has a list, as at the start."""
+        """Empties all lists."""
         self._owner_T.fill_(_NONE)
         self._near_TK.fill_(_NONE)
         self._before = []
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps, for each rank; not copies."""
+        """The lists of this rank, for a checkpoint; not copies."""
         return {"owner": self._owner_T, "near": self._near_TK}
 
     def load_state(self, state: dict[str, Tensor]) -> None:

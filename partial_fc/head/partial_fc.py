@@ -141,6 +141,14 @@ class PartialFC:
         self._prepared: tuple[ActiveRows, Tensor] | None = None
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
 
+    def __repr__(self) -> str:
+        storage = self.store.storage
+        return (
+            f"PartialFC({self.shard.num_classes} classes, {self.embedding_size} wide, {self.margin}, sample rate "
+            f"{self.sampling.rate}, {self.optimizer}, rows in {storage.dtype} on {storage.place}, kernel "
+            f"{self.kernel.name}; {self.world}: classes [{self.shard.start}, {self.shard.stop}))"
+        )
+
     @property
     def num_classes(self) -> int:
         """All classes, of all ranks."""
@@ -339,6 +347,35 @@ class PartialFC:
     def rows(self) -> ClassRows:
         """This rank's classes with all that belongs to them: what a checkpoint stores, together with `facts`."""
         return ClassRows(self.store, self.shard, self.sub_centres)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that this rank's part of the head is, for torch.save: every rank saves its own. Not copies. (To load it
+        with another number of ranks: partial_fc.checkpoint.)"""
+        lists = {} if self.hard_negatives is None else self.hard_negatives.state()
+        return {**self._identity(), "facts": self.facts(), "rows": self.row_state(), "hard_negatives": lists}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what `state_dict` gave. Raises ValueError for another range of classes, or another head's."""
+        for name, expected in self._identity().items():
+            if state.get(name) != expected:
+                raise ValueError(
+                    f"{self.world}: the state has {name} {state.get(name)}, this head {expected}: each rank loads what "
+                    "it saved, with as many ranks as saved it; partial_fc.checkpoint loads with any number"
+                )
+        if (self.hard_negatives is None) != (not state["hard_negatives"]):
+            raise ValueError("the state is that of a head with hard negatives, or this head has them: not of both")
+        self.pending, self._prepared, self._margin_before = [], None, None
+        self.load_row_state(state["rows"], state["facts"])
+        if self.hard_negatives is not None:
+            self.hard_negatives.load_state(state["hard_negatives"])
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "num_classes": self.shard.num_classes,
+            "classes": [self.shard.start, self.shard.stop],
+            "embedding_size": self.embedding_size,
+            "sub_centres": self.sub_centres,
+        }
 
     def row_state(self) -> dict[str, Tensor]:
         """Everything that a class has here, by name, one entry for each local class. Not copies."""

@@ -1,4 +1,4 @@
-"""Which classes are negatives in which step.
+"""Sampling: which classes are negatives in which step.
 
 The classes are cut into blocks of 4,096 that have nothing to do with ranks. A block's walk goes in rounds of
 n = floor(1 / rate) steps: each round takes a new keyed permutation of the block and each step the next rate * 4,096
@@ -52,7 +52,7 @@ class Sampling:
         for part in chain(self._full(turns[0], class_S.device), map(self._last, turns[1:])):
             class_S[end : end + len(part)] = part
             end += len(part)
-        # Of a block that straddles ranks each keeps its own.
+        # Of a block that straddles ranks each keeps its part.
         begin, end = torch.searchsorted(class_S, torch.tensor((shard.start, shard.stop), device=device)).tolist()
         return class_S[begin:end]
 
@@ -65,7 +65,7 @@ class Sampling:
         return probability_S
 
     def _turn(self, block_N: Tensor, size: int, step: int) -> "_Turn":
-        """Where blocks, each of `size` classes, stand in this step."""
+        """Returns where blocks, each of `size` classes, are along their walks in this step."""
         n = self.steps_per_round
         # Multiples of the golden ratio: any row of neighbouring blocks is spread evenly over the round.
         spread_N = (block_N * 0x9E3779B9 + derive_key(self.seed, *b"phase")) & 0xFFFFFFFF
@@ -84,7 +84,7 @@ class Sampling:
         """Class numbers, ascending, of whole blocks, so many at a time that what they need stays in cache.
 
         The permutation of a block: two that all blocks share (tables of 4,096), and before, between and after them
-        the block's own keys, which are added or xor-ed (an iterated Even-Mansour cipher of 12 bits).
+        keys of the block, which are added or xor-ed (an iterated Even-Mansour cipher of 12 bits).
         """
         if not len(turn.block_N):
             return
@@ -100,13 +100,13 @@ class Sampling:
             key_1, key_2, key_3, begin_N1, count_N1 = (
                 x.int().to(device)[:, None] for x in (*keys, turn.begin_N[part], count_N)
             )
-            place = (column_Q + (begin_N1 + key_1)).bitwise_and_(BLOCK - 1)
-            place = table_1.index_select(0, place.view(-1)).view(place.shape).bitwise_xor_(key_2)
-            place = table_2.index_select(0, place.view(-1)).view(place.shape)
-            place.add_(key_3).bitwise_and_(BLOCK - 1)
-            place += torch.arange(0, len(count_N) * BLOCK, BLOCK, dtype=torch.int32, device=device)[:, None]
-            place.masked_fill_(column_Q >= count_N1, _NONE)
-            drawn = place.view(-1).sort().values[: int(count_N.sum())]
+            position = (column_Q + (begin_N1 + key_1)).bitwise_and_(BLOCK - 1)
+            position = table_1.index_select(0, position.view(-1)).view(position.shape).bitwise_xor_(key_2)
+            position = table_2.index_select(0, position.view(-1)).view(position.shape)
+            position.add_(key_3).bitwise_and_(BLOCK - 1)
+            position += torch.arange(0, len(count_N) * BLOCK, BLOCK, dtype=torch.int32, device=device)[:, None]
+            position.masked_fill_(column_Q >= count_N1, _NONE)
+            drawn = position.view(-1).sort().values[: int(count_N.sum())]
             yield drawn.long().add_(turn.block_N[begin] * BLOCK)
 
     def _last(self, turn: "_Turn") -> Tensor:
@@ -119,7 +119,8 @@ class Sampling:
 
 @dataclass(frozen=True)
 class _Turn:
-    """For each block: the key of its permutation, the first place along it and how many (int64, on the CPU)."""
+    """A step of each block's walk: the key of its permutation, the first position along it and how many (int64, on the
+    CPU)."""
 
     block_N: Tensor
     key_N: Tensor

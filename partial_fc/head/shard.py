@@ -1,4 +1,4 @@
-"""Which classes a rank owns. Nobody else computes it."""
+"""The classes of a rank. Nobody else computes them."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""How the head is doing, seen through a few of its rows: how many were never touched, how old, long and near they are.
+"""Telemetry: a few of the head's rows, how many were never touched, how old, long and near to each other they are.
 
     report = observe(head)          # every few hundred steps, on all ranks; three small collectives
     report.scalars, report.histograms, report.similar
@@ -41,7 +41,7 @@ class Histogram:
 
     @classmethod
     def unpack(cls, packed: Tensor, edges: Tensor) -> "Histogram":
-        """Of what `pack` made, summed over ranks."""
+        """Reads what `pack` made, summed over ranks."""
         return cls(edges, packed[:-2].cpu(), packed[-2].item(), packed[-1].item())
 
     @property
@@ -122,7 +122,7 @@ def nearest(query_QD: Tensor, query_class_Q: Tensor, chunks: Iterable[tuple[Tens
 
 @dataclass(frozen=True)
 class Report:
-    """Equal on all ranks."""
+    """The figures of one step, equal on all ranks."""
 
     scalars: dict[str, float]
     histograms: dict[str, Histogram]
@@ -130,7 +130,7 @@ class Report:
 
 
 def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
-    """What there is to say after a step, from the head's rows and its last forward pass. A collective: all-reduce of
+    """Reports on the head after a step, from its rows and its last forward pass. A collective: all-reduce of
     the queries' centres, NUM_QUERIES * D float32 (head/telemetry_queries); all-gather of (cosine, class) for each
     query, float64 (head/telemetry_nearest); all-reduce of the counts, about 250 float64 (head/telemetry).
     """
@@ -149,10 +149,10 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
     total = head.world.all_reduce(torch.cat([part.to(device) for part in packed]), name="head/telemetry")
     counts, *histograms = total.split([len(part) for part in packed])
     class_Q, near_class_Q, near_cos_Q = _nearest_of_all(head, rows, key, device)
-    found = near_cos_Q > similar
+    is_similar = near_cos_Q > similar
     scalars = {"head/never_touched": (counts[1] / counts[0]).item()}
-    if len(found):
-        scalars["head/similar_classes"] = found.double().mean().item()
+    if len(is_similar):
+        scalars["head/similar_classes"] = is_similar.double().mean().item()
     if head.sampling.rate < 1.0:
         covered_G = covered_mass(
             last["denominator"], last["target_logit"], head.sampling.rate, head.sampling_correction
@@ -165,7 +165,7 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
         "head/target_cosine": COSINE_EDGES,
         "head/nearest_cosine": COSINE_EDGES,
     }
-    pairs = zip(*(x[found].tolist() for x in (class_Q, near_class_Q, near_cos_Q)), strict=True)
+    pairs = zip(*(x[is_similar].tolist() for x in (class_Q, near_class_Q, near_cos_Q)), strict=True)
     return Report(
         scalars,
         {
@@ -206,8 +206,8 @@ def _nearest_of_all(
     best_WQ2 = world.all_gather(mine_1Q2, name="head/telemetry_nearest")
     cos_Q, rank_Q = best_WQ2[:, :, 0].max(dim=0)
     near_Q = best_WQ2[:, :, 1].gather(0, rank_Q[None]).squeeze(0).long()
-    known = (query_QD.norm(dim=1) > 0) & (near_Q >= 0)
-    return class_Q[known], near_Q[known], cos_Q[known]
+    valid = (query_QD.norm(dim=1) > 0) & (near_Q >= 0)
+    return class_Q[valid], near_Q[valid], cos_Q[valid]
 
 
 def _of(table: Tensor, at_N: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Schedules, the backbone's optimiser and gradient exchange, the row optimisers of the centres."""
+"""Schedules, the backbone's optimizer, and the exchange of its gradients."""

@@ -1,4 +1,4 @@
-"""The backbone's optimiser: torch's own, with names for its state that outlive the order of its parameters."""
+"""The backbone's optimizer: torch's, with names for its state that outlive the order of its parameters."""
 
 from collections.abc import Iterable
 from typing import Literal, Protocol

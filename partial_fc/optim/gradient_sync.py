@@ -105,7 +105,7 @@ class GradientSync:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Backwards inside only add up here; nothing leaves."""
+        """Lets the backwards inside only add up here; nothing leaves."""
         if self._under_way:
             raise ValueError("hold() after gradients have left: all backwards but an update's last belong inside")
         self._holding = True
@@ -138,11 +138,11 @@ class GradientSync:
 
     @property
     def may_overflow(self) -> bool:
-        """Whether a finite gradient can become infinite on its way."""
+        """Says whether a finite gradient can become infinite on its way."""
         return self._compressor.kind == "fp16"
 
     def finite(self) -> Tensor:
-        """Whether all summed gradients are finite: bool scalar. Equal on all ranks where the sums are. One pass of a
+        """Says whether all summed gradients are finite: bool scalar. Equal on all ranks where the sums are. One pass of a
         sum, in which neither NaN nor infinity vanishes; only where that is not finite every value is looked at."""
         total = torch.stack([bucket.summed.sum() for bucket in self._buckets]).isfinite().all()
         if total:
@@ -150,7 +150,7 @@ class GradientSync:
         return torch.stack([bucket.summed.isfinite().all() for bucket in self._buckets]).all()
 
     def square_sum(self) -> Tensor:
-        """Sum of squares of the summed gradient: float64 scalar, equal on all ranks."""
+        """Returns the sum of squares of the summed gradient: float64 scalar, equal on all ranks."""
         return torch.stack([bucket.summed.double().square().sum() for bucket in self._buckets]).sum()
 
     def scale(self, factor: float) -> None:

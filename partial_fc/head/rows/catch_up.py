@@ -1,4 +1,4 @@
-"""What a dense optimiser would have done to a row in the steps in which it took no part.
+"""Catch-up: does to a row what a dense optimizer would have done in the steps in which it took no part.
 
 A dense optimiser moves every row in every step: where the gradient is zero, weight decay and the momentum of earlier
 gradients still act. A catch-up applies just that to rows that lag behind, before they take part again, so that the
@@ -17,17 +17,19 @@ _Matrix = tuple[Any, ...]  # 2x2, as (ww, wm, mw, mm)
 
 
 class CatchUp(Protocol):
+    """Moves rows that lag behind."""
+
     rates: list[float]  # the learning rate of every step so far
 
     def record(self, lr: float) -> None:
         """One more step was made, with this learning rate."""
 
     def apply(self, centre_KD: Tensor, state: dict[str, Tensor], since_K: Tensor, step: int) -> None:
-        """Steps since_K[k] to step - 1 for each row k, in place. since_K: integers, ascending, all below `step`."""
+        """Makes steps since_K[k] to step - 1 of each row k, in place. since_K: integers, ascending, all below `step`."""
 
 
 def make(optimizer: RowOptimizer, rates: list[float], device: torch.device) -> CatchUp | None:
-    """None: a zero gradient moves nothing, so there is nothing to make up for."""
+    """Returns the catch-up of an optimizer; None: a zero gradient moves nothing, so there is nothing to do."""
     if isinstance(optimizer, RowSGD):
         return SGDCatchUp(optimizer, rates, device)
     if isinstance(optimizer, RowAdagrad) and not optimizer.weight_decay:
@@ -73,9 +75,9 @@ class SGDCatchUp:
         momentum_KD = state["momentum"]
         product_4K = self._product_4N.index_select(1, since_K).to(centre_KD.dtype)
         ww_K1, wm_K1, mw_K1, mm_K1 = product_4K.unsqueeze(2).unbind()
-        pull_KD = momentum_KD * wm_K1
+        from_momentum_KD = momentum_KD * wm_K1
         momentum_KD.mul_(mm_K1).addcmul_(centre_KD, mw_K1)
-        centre_KD.mul_(ww_K1).add_(pull_KD)
+        centre_KD.mul_(ww_K1).add_(from_momentum_KD)
 
 
 class StepByStep:

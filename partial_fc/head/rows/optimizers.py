@@ -1,6 +1,6 @@
-"""Optimisers for class centres: the mathematics of one step, on the rows that take part in it.
+"""Optimizers for class centres: the mathematics of one step, on the rows that take part in it.
 
-They know nothing of where rows lie or in which dtype they rest: head/centres.py hands them working copies and puts the
+They know nothing of where rows lie or in which dtype they rest: table.py hands them working copies and puts the
 results back. A row that takes no part rests with its state, as if it had not lived in that step (the meaning that
 InsightFace's Partial FC gives it), unless catch_up.py makes up for it. Where every row takes part in every step, each
 is its dense namesake.
@@ -16,10 +16,10 @@ Width = Literal["row", "scalar"]
 
 
 class RowOptimizer(Protocol):
-    """Keeps no rows itself. The state of rows that were never touched is all zeros."""
+    """The rule of one step; it keeps no rows itself. The state of rows that were never touched is all zeros."""
 
     def state_widths(self) -> dict[str, Width]:
-        """Name of each state tensor -> "row" for (rows, D), "scalar" for (rows, 1)."""
+        """Returns, by the name of each state tensor, "row" for (rows, D), "scalar" for (rows, 1)."""
 
     def step(self, centre_KD: Tensor, state: dict[str, Tensor], grad_KD: Tensor, lr: float) -> None:
         """One step of all K rows, in place. Everything is float32 (float64 in checks); grad_KD is overwritten."""
@@ -56,7 +56,7 @@ class RowSGD:
 
 @dataclass(frozen=True)
 class _Moments:
-    """What AdamW and row-wise Adam are told; neither is a kind of the other."""
+    """The settings of AdamW and of row-wise Adam; neither is a kind of the other."""
 
     beta1: float = 0.9
     beta2: float = 0.999

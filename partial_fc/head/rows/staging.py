@@ -1,4 +1,4 @@
-"""Rows that the device cannot index where they lie: copies on the device of those that take part in the step at hand.
+"""Staging: copies on the device of a step's active rows, where it cannot index them where they lie.
 
 What a step changed goes back while the next one runs, and the rows of the next one come while this one runs, both in
 one thread, in the order in which they were asked for. Rows that were fetched ahead and then changed by this step are
@@ -15,20 +15,22 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Copies:
+    """Rows on the device."""
+
     row_S: Tensor  # int64, ascending, each once; on the device
     home_S: Tensor  # the same where the tables lie
     tables: dict[str, Tensor]  # name -> (S, width) on the device
 
-    def places(self, row_K: Tensor) -> tuple[Tensor, Tensor]:
+    def positions(self, row_K: Tensor) -> tuple[Tensor, Tensor]:
         """(where in row_S each of row_K is, which of them are there at all)."""
         if not len(self.row_S):
             return torch.zeros_like(row_K), torch.zeros_like(row_K, dtype=torch.bool)
-        place_K = torch.searchsorted(self.row_S, row_K).clamp_(max=len(self.row_S) - 1)
-        return place_K, self.row_S[place_K] == row_K
+        position_K = torch.searchsorted(self.row_S, row_K).clamp_(max=len(self.row_S) - 1)
+        return position_K, self.row_S[position_K] == row_K
 
 
 class Staging:
-    """home: name -> (L, width) tables in ordinary memory, or in files mapped into it."""
+    """Brings rows to the device and back. home: name -> (L, width) tables in ordinary memory, or in mapped files."""
 
     def __init__(self, home: dict[str, Tensor], device: torch.device):
         self._home, self._device = home, device
@@ -41,7 +43,7 @@ class Staging:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="centres")
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def take(self, row_S: Tensor, same_step: bool) -> None:
+    def stage(self, row_S: Tensor, same_step: bool) -> None:
         """Makes `copies` those of row_S, and if same_step (one more fetch in it) also of the rows that they had."""
         before, ahead = self.copies, self._none
         self._wait()  # for what went back before; what goes back from now on are other rows than those read here
@@ -51,16 +53,16 @@ class Staging:
             self._going_back = self._worker.submit(self._write_back, before, self._event())
             if self._ahead is not None:
                 ahead, self._ahead = self._ahead.result(), None
-                self._used_here(ahead)
+                self._record_use(ahead)
         tables = {name: t.new_empty(len(row_S), t.shape[1]) for name, t in before.tables.items()}
         missing_S = torch.ones_like(row_S, dtype=torch.bool)
         for source in (before, ahead):  # in this order: `before` has what this step changed
-            place_S, found_S = source.places(row_S)
-            found_S &= missing_S
-            missing_S &= ~found_S
-            at, place = found_S.nonzero().squeeze(1), place_S[found_S]
+            position_S, present_S = source.positions(row_S)
+            present_S &= missing_S
+            missing_S &= ~present_S
+            at, position = present_S.nonzero().squeeze(1), position_S[present_S]
             for name, table in tables.items():
-                table.index_copy_(0, at, source.tables[name].index_select(0, place))
+                table.index_copy_(0, at, source.tables[name].index_select(0, position))
         home_S = row_S.cpu()
         at = missing_S.nonzero().squeeze(1)
         rest = self._gather(home_S[missing_S.cpu()])
@@ -73,12 +75,12 @@ class Staging:
         self._ahead = self._worker.submit(self._fetch_ahead, row_P)
 
     def drain(self) -> None:
-        """Returns when the tables hold what the copies hold."""
+        """Waits until the tables hold what the copies hold."""
         self._wait()
         self._write_back(self.copies, self._event())
 
     def forget(self) -> None:
-        """The tables have other contents now."""
+        """Drops the copies: the tables have other contents now."""
         self._wait()
         if self._ahead is not None:
             self._ahead.result()
@@ -101,8 +103,8 @@ class Staging:
                 self._stream.synchronize()
         return copies
 
-    def _used_here(self, copies: Copies) -> None:
-        """Memory that the side stream took is not to be its again while this stream may still read it."""
+    def _record_use(self, copies: Copies) -> None:
+        """Keeps the side stream from reusing memory that this stream may still read."""
         if self._stream is not None:
             for tensor in (copies.row_S, *copies.tables.values()):
                 tensor.record_stream(torch.cuda.current_stream(self._device))
@@ -116,7 +118,7 @@ class Staging:
         return rows
 
     def _write_back(self, copies: Copies, event: "torch.cuda.Event | None") -> None:
-        """event: what has to have happened on the device before."""
+        """Writes copies back once the device has reached the event."""
         with self._side_stream():
             if event is not None:
                 event.wait()

@@ -1,4 +1,4 @@
-"""How rows of centres rest between steps: dtypes, their rounding, and plain memory for them."""
+"""Storage of rows between steps: dtypes, their rounding, and plain memory for them."""
 
 import mmap
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @dataclass(frozen=True)
 class Storage:
-    """How rows rest between steps. A step computes in float32 (float64 where dtype is float64), whatever the dtypes.
+    """How rows are stored between steps. A step computes in float32 (float64 where dtype is float64).
 
     bfloat16 is rounded stochastically: up or down with the probabilities that keep the expected value, so that
     updates far below its 8 bits still add up. float16 and start values are rounded to nearest.

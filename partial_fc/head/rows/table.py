@@ -1,11 +1,11 @@
-"""The rows of one rank, class centres and their optimiser state: where they lie, in which dtype, and how they move.
+"""The table of one rank's rows, class centres and their optimizer state: where they lie, in which dtype, how they move.
 
 A row is first made when it first takes part: its start value is a function of (seed, global row number), so rows never
 touched take neither time nor memory (whole pages of zeros that the system has not handed out yet, or holes in a file).
-Every place and both kinds of fetching give the same bits.
+Every storage and both kinds of fetching give the same bits.
 
 Letters: L rows of this rank, S rows that take part in a step, K a chunk of them, D feature width. A row's global number
-is class number * sub_centres + its place within the class; local numbers count from this rank's first row.
+is class number * sub_centres + its number within the class; local numbers count from this rank's first row.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ from partial_fc.head.rows.storage import Storage, round_stochastically, zeros
 
 @dataclass(frozen=True)
 class StepFields:
-    """What a fused step of the optimiser reads and writes, for the rows of one step. Row r of bfloat16 tensors is
-    rounded with counter_rng.rounding_noise(first_row + r, D, key of the tensor); every row that is written gets
+    """The memory that a fused step of the optimizer reads and writes. Row r of bfloat16 tensors is rounded with
+    counter_rng.rounding_noise(first_row + r, D, key of the tensor); every row that is written gets
     touched_L1[r] = touched."""
 
     tables: dict[str, Tensor]  # "centres" and the optimiser's state by name
@@ -36,12 +36,12 @@ class StepFields:
 
 
 def initial_centres(row_M: Tensor, embedding_size: int, seed: int) -> Tensor:
-    """The start values of rows by global number, N(0, 0.01): float32 (M, D), on row_M's device."""
+    """Returns the start values of rows by global number, N(0, 0.01): float32 (M, D), on row_M's device."""
     return counter_rng.normal(row_M, embedding_size, counter_rng.derive_key(seed, *b"centres")).mul_(0.01)
 
 
 class RowTable:
-    """Rows first_row to first_row + num_rows - 1 (global numbers), and one optimiser for all of them.
+    """The rows first_row to first_row + num_rows - 1 (global numbers), and one optimizer for all of them.
 
     In each step, in this order: fetch, then update for every chunk of what was fetched. Steps count from 0. catch_up:
     "none": a row lives only in the steps that touch it; "exact": before a row takes part, it is moved as the dense
@@ -78,7 +78,7 @@ class RowTable:
         # Rows that a step works on at a time: few enough for a CPU's cache, many for a GPU.
         self._chunk = max(1, (1 << 17 if self.device.type == "cpu" else 1 << 24) // embedding_size)
         self._catch_up = catching_up.make(optimizer, [], self.device) if catch_up == "exact" else None
-        # By name, the centres first: a name's place is the stream of its rounding noise.
+        # By name, the centres first: a name's index is the stream of its rounding noise.
         self._columns = {"centres": (embedding_size, storage.dtype)}
         for name, width in optimizer.state_widths().items():
             row = (embedding_size, storage.state_dtype or storage.dtype)
@@ -115,22 +115,22 @@ class RowTable:
 
     def fetch(self, row_S: Tensor | None, step: int) -> tuple[Tensor, Tensor | None]:
         """Readies the rows row_S (local numbers, ascending, each once; None: all) for a step: makes the missing ones,
-        catches up. Returns a table, and the rows' places in it (None: the table is those rows, in order)."""
+        catches up. Returns a table, and the rows' positions in it (None: the table is those rows, in order)."""
         self._create_missing(row_S)
         if self._staging is None:
             self._bring_up(self._tables, row_S, row_S, step)
             return self.centre_LD, row_S
         if row_S is None:
             row_S = torch.arange(self.num_rows, device=self.device)
-        self._staging.take(row_S, same_step=step == self._fetched)
+        self._staging.stage(row_S, same_step=step == self._fetched)
         self._fetched = step
         copies = self._staging.copies
         self._bring_up(copies.tables, None, copies.row_S, step)
-        return copies.tables["centres"], None if len(copies.row_S) == len(row_S) else copies.places(row_S)[0]
+        return copies.tables["centres"], None if len(copies.row_S) == len(row_S) else copies.positions(row_S)[0]
 
     @property
     def can_prefetch(self) -> bool:
-        """Whether rows lie where it takes time to bring them from."""
+        """Says whether rows lie where it takes time to bring them from."""
         return self._staging is not None or self._files is not None
 
     def prefetch(self, row_S: Tensor) -> None:
@@ -154,8 +154,8 @@ class RowTable:
             part = slice(low - begin, min(low + self._chunk, end) - begin)
             row = at = slice(begin + part.start, begin + part.stop) if row_K is None else row_K[part]
             if self._staging is not None and isinstance(row, Tensor):
-                at, found = self._staging.copies.places(row)
-                assert found.all(), "update of rows that were not fetched"
+                at, present = self._staging.copies.positions(row)
+                assert present.all(), "update of rows that were not fetched"
             centre_KD, state = self._load(tables, at)
             self.optimizer.step(centre_KD, state, grad_KD[part].to(self._work_dtype), lr)
             self._store(tables, at, row, centre_KD, state, step)
@@ -189,13 +189,13 @@ class RowTable:
         return self._tables
 
     def flush(self) -> None:
-        """Returns when the rows are where they are kept. (No substitute for a checkpoint: see rows/files.py.)"""
+        """Waits until the rows are where they are kept. (No substitute for a checkpoint: see rows/files.py.)"""
         self._drain()
         if self._files is not None:
             self._files.flush(self._num_steps)
 
     def close(self, ended_well: bool = True) -> None:
-        """The rows are not to be used after it. ended_well: what files of theirs will say of the run."""
+        """Ends threads and closes files; the rows are not to be used after it. ended_well: what files say of the run."""
         if self._staging is not None:
             self._staging.close(write_back=ended_well)
         self._tables = {}
@@ -241,12 +241,13 @@ class RowTable:
             raise ValueError(f"row state {sorted(rows)}; expected {sorted(self._tables)} for {self.optimizer}")
 
     def schedule_state(self) -> dict[str, Any]:
-        """What catching up needs besides the rows, as JSON: the learning rates of all steps; {} without catch-up."""
+        """Returns what catching up needs besides the rows, as JSON: the learning rates of all steps; {} without it."""
         if self._catch_up is None:
             return {}
         return {"optimizer": repr(self.optimizer), "rates": list(self._catch_up.rates)}
 
     def load_schedule_state(self, state: dict[str, Any]) -> None:
+        """Loads what `schedule_state` gave."""
         if self._catch_up is None:
             return
         if not state:
@@ -260,8 +261,6 @@ class RowTable:
                 "go on with those settings, or without catch-up"
             )
         self._catch_up = catching_up.make(self.optimizer, state["rates"], self.device)
-
-    # ---- how
 
     def _create_missing(self, row_S: Tensor | None) -> None:
         if not self._num_missing:
@@ -294,13 +293,13 @@ class RowTable:
         self._num_steps = step + 1
         if self._catch_up is None:
             return
-        known = len(self._catch_up.rates)
-        if step == known:
+        num_steps = len(self._catch_up.rates)
+        if step == num_steps:
             self._catch_up.record(lr)
-        elif step != known - 1 or lr != self._catch_up.rates[-1]:
+        elif step != num_steps - 1 or lr != self._catch_up.rates[-1]:
             raise ValueError(
-                f"update of step {step} with learning rate {lr} after {known} steps; catch-up needs every step once, "
-                "in order, and one rate for all of its rows"
+                f"update of step {step} with learning rate {lr} after {num_steps} steps; catch-up needs every step "
+                "once, in order, and one rate for all of its rows"
             )
 
     def _bring_up(self, tables: dict[str, Tensor], at_S: Tensor | None, row_S: Tensor | None, step: int) -> None:
@@ -356,5 +355,5 @@ class RowTable:
 
 
 def indexes_copies(storage: Storage, device: torch.device) -> bool:
-    """Whether the device works on copies of rows, because it cannot index them where they lie."""
+    """Says whether the device works on copies of rows, because it cannot index them where they lie."""
     return storage.place != "device" and device.type != "cpu"

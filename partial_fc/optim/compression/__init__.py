@@ -1,4 +1,4 @@
-"""How a bucket of gradients is summed over the ranks: as it is, or in fewer bytes.
+"""Compression: a bucket of gradients is summed over the ranks as it is, or in fewer bytes.
 
     kind       bytes handed in for n fp32 values   the sum is that of
     none       4 n                                 the gradients
@@ -26,7 +26,7 @@ __all__ = ["Bucket", "CompressionKind", "Compressor", "GradientScale", "build_co
 
 
 def build_compressor(kind: CompressionKind, *, threshold: float = 0.5, rank: int = 4, seed: int = 0) -> Compressor:
-    """One for one GradientSync. threshold: of 2bit, in units of the gradient summed over images; rank: of powersgd's
+    """Returns a compressor, for one GradientSync. threshold: of 2bit, in units of the gradient summed over images; rank: of powersgd's
     matrices; seed: of powersgd's first guess. Raises ValueError for what is none of these or cannot work."""
     if kind == "none":
         return NoCompression()

@@ -1,4 +1,4 @@
-"""What all compressors have in common, and how the memory of W ranks becomes that of another number."""
+"""The base of all compressors, and how the residuals of W ranks become those of another number of ranks."""
 
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ Stages = Generator[Work, Tensor, None]
 
 @dataclass(frozen=True)
 class GradientScale:
-    """What the gradients of one update are measured in."""
+    """The unit of the gradients of one update."""
 
     loss_scale: float = 1.0  # they are those of the loss times this
     global_batch: int | None = None  # they are the mean over so many images, accumulated ones included
 
 
 class Compressor:
-    """A way to sum buckets over the ranks. What it remembers of them is for one GradientSync only."""
+    """A way to sum buckets over the ranks. What it remembers of them (residuals) is for one GradientSync only."""
 
     kind: Literal["none", "fp16", "bf16", "2bit", "powersgd"]
     needs_global_batch = False
@@ -37,41 +37,41 @@ class Compressor:
         raise NotImplementedError
 
     def undo(self) -> None:
-        """The update that the last `run` was for is not made: what is remembered is again as it was before."""
+        """Restores what was remembered before the last `run`: its update is not made."""
 
     def named(self) -> dict[str, Tensor]:
-        """What is remembered, as 'residual/<parameter>' (what this rank owes: every rank's is different) and
+        """Returns what is remembered, as 'residual/<parameter>' (what this rank owes: every rank's is different) and
         'q/<parameter>' (equal on all ranks); not copies."""
         return {}
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of it, for a checkpoint."""
+        """Returns copies of `named()`, for a checkpoint."""
         return {name: t.clone(memory_format=torch.contiguous_format) for name, t in self.named().items()}
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Takes over what `state` gave to this rank, or `merge_residuals`. Raises ValueError for another network's."""
-        own = self.named()
-        check_names(self.kind, state, own)
-        for name, t in own.items():
+        tensors = self.named()
+        check_names(self.kind, state, tensors)
+        for name, t in tensors.items():
             t.copy_(state[name])
 
     def reset(self) -> None:
-        """Nothing is owed, as before the first update."""
+        """Forgets all residuals, as before the first update."""
         for t in self.named().values():
             t.zero_()
 
 
-def check_names(kind: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Raises ValueError unless the state has the tensors of `own`, by name and shape."""
-    for name in sorted(own.keys() - state.keys()):
+def check_names(kind: str, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raises ValueError unless the state has the expected tensors, by name and shape."""
+    for name in sorted(expected.keys() - state.keys()):
         raise ValueError(f"gradient compression {kind}: the state has no {name}; was it saved by another kind?")
-    for name in sorted(state.keys() - own.keys()):
+    for name in sorted(state.keys() - expected.keys()):
         raise ValueError(
             f"gradient compression {kind}: the state's {name} belongs to nothing here; was it saved by another kind, "
             "or for another network?"
         )
-    for name, t in own.items():
+    for name, t in expected.items():
         if state[name].shape != t.shape:
             raise ValueError(
                 f"gradient compression {kind}: {name} has shape {tuple(state[name].shape)} in the state; "
@@ -80,9 +80,9 @@ def check_names(kind: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor
 
 
 def merge_residuals(states: Iterable[Mapping[str, Tensor]], num_ranks: int) -> dict[str, Tensor]:
-    """The states of all ranks that saved -> the state of each of `num_ranks` ranks that go on.
+    """Turns the states of all ranks that saved into the state of each of `num_ranks` ranks that go on.
 
-    What the ranks owe together stays the same: each new one takes an equal part of the sum. (For the same number of
+    The sum of the residuals stays the same: each new one takes an equal part of the sum. (For the same number of
     ranks this is not needed: each loads its own.) states: one after the other, so that not all need be in memory.
     """
     total: dict[str, Tensor] = {}

@@ -58,8 +58,8 @@ class BFloat16(Compressor):
         sent = bucket.flat.new_zeros(world.size * block, dtype=torch.bfloat16)
         sent[:size].copy_(bucket.flat)
         parts = yield world.start_all_to_all(sent, name=bucket.name)
-        own = parts.view(world.size, block).sum(0, dtype=torch.float32).bfloat16()
-        summed = yield world.start_all_gather(own, [block] * world.size, name=f"{bucket.name}/sum")
+        block_sum = parts.view(world.size, block).sum(0, dtype=torch.float32).bfloat16()
+        summed = yield world.start_all_gather(block_sum, [block] * world.size, name=f"{bucket.name}/sum")
         _put(bucket, summed[:size], scale)
 
 

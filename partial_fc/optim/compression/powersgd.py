@@ -14,7 +14,7 @@ from partial_fc.optim.compression.bucket import Bucket
 
 @dataclass
 class _Matrix:
-    """What is remembered of one parameter (a, ...), seen as a matrix of a rows and b columns."""
+    """One parameter (a, ...), seen as a matrix of a rows and b columns, and its residual."""
 
     name: str
     residual_ab: Tensor  # what this rank owes
@@ -32,7 +32,7 @@ class PowerSGD(Compressor):
 
     Two all-reduces a bucket. Parameters of one dimension, and matrices that P and Q would not make smaller, are exact:
     they travel with P. What is owed adds up, over ranks and updates, to what was left out. The paper subtracts the
-    mean of all ranks' Q instead of the own one: the same total, a larger part of it on each rank.
+    mean of all ranks' Q instead of the local one: the same total, a larger part of it on each rank.
     P and Q have the same bits on all ranks as long as these have the same kind of processor: QR rounds differently on
     others, and replicas would part in their last bits.
     Memory: two residuals a value, the present one and the one that `undo` goes back to.
@@ -93,8 +93,8 @@ class PowerSGD(Compressor):
             q_br.append(matrix.residual_ab.T @ p_ar[-1])
         if not q_br:
             return
-        own = torch.cat([q.flatten() for q in q_br])
-        summed = yield world.start_all_reduce(own, name=f"{bucket.name}/q", in_place=True)
+        local_q = torch.cat([q.flatten() for q in q_br])
+        summed = yield world.start_all_reduce(local_q, name=f"{bucket.name}/q", in_place=True)
 
         compressed = [(matrix, into) for matrix, into in zip(matrices, sums, strict=True) if matrix is not None]
         parts_q = summed.split([q.numel() for q in q_br])

@@ -42,12 +42,12 @@ def _encode_part_(owed_N: Tensor, threshold: float) -> Tensor:
 
 def decode(code: Tensor, threshold: float, dtype: torch.dtype = torch.float32) -> Tensor:
     """uint8 (N / 4,) -> (N,): threshold, -threshold, 0, or NaN where the sender's value was not finite."""
-    return _meaning(threshold, dtype, code.device).index_select(0, code.int()).view(-1)
+    return _values_of_bytes(threshold, dtype, code.device).index_select(0, code.int()).view(-1)
 
 
 @cache
-def _meaning(threshold: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What each byte of codes says: (256, 4)."""
+def _values_of_bytes(threshold: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns the values that each byte of codes stands for: (256, 4)."""
     meaning = torch.tensor((0.0, math.nan, -threshold, threshold), dtype=dtype)
     byte, shift = torch.arange(256)[:, None], torch.tensor((6, 4, 2, 0))
     return meaning[(byte >> shift) & 3].to(device)

@@ -1,0 +1,197 @@
+"""What callers of the library do with the head and our own loop does not: other modes, dtypes and orders of calls."""
+
+import pytest
+import torch
+
+from partial_fc.head import AdaFace, CosFace, CurricularFace, HardNegatives, PartialFC, RowSGD, Storage, reference
+from partial_fc.head.kernels import LogitGrad, Logits
+from partial_fc.head.kernels.cpu import CpuKernel
+from partial_fc.head.kernels.plain import PlainKernel
+from partial_fc.head.margin import Negatives
+
+D = 16
+
+
+def batch(num_rows: int = 8, num_classes: int = 200, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    feat = torch.randn(num_rows, D, generator=generator)
+    return feat.requires_grad_(), torch.randint(num_classes, (num_rows,), generator=generator)
+
+
+@pytest.mark.parametrize("impl", ["plain", "cpu"])
+def test_backwards_with_rules_of_their_own_are_added_up(impl):
+    """CurricularFace has a threshold for each feature, and its t moves with every forward."""
+    head = PartialFC(200, D, CurricularFace(32.0, momentum=0.0), impl=impl, optimizer=RowSGD(0.0, 0.0))
+    for seed in range(2):
+        head(*batch(seed=seed)).backward()
+    parts = [
+        torch.cat([grad.clone() for _, _, grad in PlainKernel().centre_gradients(part.logits, part.logit_grad)])
+        for part in head.pending
+    ]
+    before = head.centres.clone()
+    head.step(0.1)
+    torch.testing.assert_close(head.centres - before, -0.1 * sum(parts), rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("hard", {"negatives": Negatives(hard_G=torch.zeros(3))}),
+        ("target", {"target_G": torch.zeros(3, dtype=torch.int64)}),
+        ("target", {"target_G": torch.zeros(6, dtype=torch.int32)}),
+        ("target 9", {"target_G": torch.full((6,), 9)}),
+        ("unit", {"unit_GD": torch.zeros(6, 4, dtype=torch.float64)}),
+        ("bias", {"bias_S": torch.zeros(8)}),
+        ("rows 0 to 9", {"row_S": torch.tensor([0, 9]), "target_G": torch.zeros(6, dtype=torch.int64)}),
+        ("centres", {"centre_LD": torch.zeros(9, 5)}),
+    ],
+)
+def test_the_cpp_kernel_reads_no_memory_that_is_not_there(name, change):
+    fits = {"unit_GD": torch.zeros(6, 4), "centre_LD": torch.zeros(9, 4), "row_S": None, "scale": 8.0}
+    fits |= {"target_G": torch.zeros(6, dtype=torch.int64), "negatives": Negatives()}
+    kernel = CpuKernel("fp32")
+    kernel.sums(Logits(**fits))
+    with pytest.raises(ValueError, match=name):
+        kernel.sums(Logits(**{**fits, **change}))
+    with pytest.raises(ValueError, match="factor"):
+        list(kernel.centre_gradients(Logits(**fits), LogitGrad(torch.zeros(5, dtype=torch.float64), torch.zeros(6))))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("margin", [AdaFace(), CurricularFace()], ids=lambda m: type(m).__name__)
+def test_evaluation_gives_the_loss_and_learns_nothing(margin, mode):
+    head = PartialFC(200, D, margin, 0.2, hard_negatives=HardNegatives(200, k=2, every=1))
+    feat, label = batch()
+    with head.world.counted() as traffic, mode():
+        # A tensor of inference mode, and one that requires a gradient.
+        losses = [head(feat * 1.0, label).item(), head(feat, label).item()]
+    assert head.margin_state == margin.state()
+    assert not head.pending
+    assert "head/features" not in traffic.calls
+    assert bool((head.hard_negatives.state()["owner"] == -1).all())
+    head.margin_state = margin.advance(margin.state(), feat.detach().norm(dim=1), torch.zeros(8))
+    assert losses[0] == losses[1]
+    head.margin_state = margin.state()
+    assert head(feat.detach(), label).item() == losses[0]
+
+
+def test_features_too_long_for_the_dtype_are_not_zeros():
+    """As zeros they would have gradient 0 and a finite loss: the guards would see nothing."""
+    head = PartialFC(200, D, CosFace())
+    feat, label = batch()
+    feat.data[3] = 4.5e19
+    loss = head(feat, label)
+    loss.backward()
+    assert loss.isnan()
+    assert not head.finite()
+
+
+def test_a_label_that_was_not_prepared_is_named():
+    head = PartialFC(200, D, CosFace(), 0.1)
+    feat, _ = batch(2)
+    head.prepare(torch.tensor([7, 9]))
+    with pytest.raises(ValueError, match=r"class 8, row 1 .*prepare"):
+        head(feat, torch.tensor([7, 8]))
+    head.step(0.1)
+    head(feat, torch.tensor([7, 8]))
+
+
+def test_labels_are_integers_of_any_width():
+    feat, label = batch(num_classes=100)
+    head = PartialFC(200, D, CosFace(), 0.1)
+    exact = head(feat, label).item()
+    for dtype in (torch.int32, torch.int16, torch.uint8):
+        assert head(feat, label.to(dtype)).item() == exact
+    for dtype in (torch.float64, torch.bool):
+        with pytest.raises(ValueError, match=rf"{dtype}.*int64"):
+            head(feat, label.to(dtype))
+
+
+@pytest.mark.parametrize(("impl", "smoothing"), [("plain", 0.0), ("cpu", 0.1)])
+def test_autocast_does_not_reach_into_the_head(impl, smoothing):
+    results = []
+    for enabled in (False, True):
+        head = PartialFC(200, D, CosFace(), impl=impl, label_smoothing=smoothing)
+        feat, label = batch()
+        with torch.autocast("cpu", enabled=enabled):
+            loss = head(feat, label)
+            loss.backward()
+            head.step(0.1)
+        results.append((loss.detach(), feat.grad, head.centres.clone()))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_default_dtype_does_not_reach_into_the_head():
+    feat, label = batch()
+    wanted = PartialFC(200, D, CosFace())(feat, label).item()
+    torch.set_default_dtype(torch.float64)
+    try:
+        head = PartialFC(200, D, CosFace())
+        loss = head(feat, label)
+        loss.backward()
+        head.step(0.1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert loss.item() == wanted
+
+
+def test_many_sub_centres_and_a_large_batch():
+    """Chunks are whole classes, also where one has more centres than a chunk should have rows."""
+    head = PartialFC(3, 2, CosFace(), sub_centres=70, impl="plain")
+    assert head(torch.ones(17_000, 2), torch.zeros(17_000, dtype=torch.int64)).isfinite()
+
+
+def test_the_sampling_correction_is_exact_in_float64():
+    head = PartialFC(50, D, CosFace(16.0), 0.3, dtype=torch.float64, sampling_correction=True)
+    feat, label = batch(num_classes=50)
+    loss = head(feat.double(), label)
+    rows = head.active_rows(label).rows
+    inclusion_C = torch.full((50,), 0.3, dtype=torch.float64)
+    inclusion_C[label] = 1.0
+    exact = reference.loss(feat.double(), label, head.centres, head.margin, rows, inclusion_C=inclusion_C)
+    assert abs(loss.item() - exact.item()) < 1e-12
+
+
+def test_centres_wider_than_the_computation_are_refused():
+    with pytest.raises(ValueError, match=r"stored in float64 with dtype torch\.float32"):
+        PartialFC(9, D, CosFace(), storage=Storage(torch.float64))
+
+
+def test_state_goes_through_torch_save(tmp_path):
+    """Rows, their optimizer, the margin's memory, hard negatives, and the step that decides the negatives."""
+
+    def head() -> PartialFC:
+        return PartialFC(200, D, AdaFace(), 0.2, hard_negatives=HardNegatives(200, k=2))
+
+    first, second = head(), head()
+    for step in range(3):
+        first(*batch(seed=step)).backward()
+        first.step(0.1)
+    torch.save(first.state_dict(), tmp_path / "head.pt")
+    second.load_state_dict(torch.load(tmp_path / "head.pt"))
+    for step in range(3, 6):
+        losses = []
+        for each in (first, second):
+            loss = each(*batch(seed=step))
+            loss.backward()
+            each.step(0.1)
+            losses.append(loss.item())
+        assert losses[0] == losses[1]
+    assert torch.equal(first.centres, second.centres)
+
+
+def test_state_of_another_range_is_refused():
+    state = PartialFC(200, D, CosFace()).state_dict()
+    with pytest.raises(ValueError, match=r"classes \[0, 100\].*\[0, 200\].*partial_fc.checkpoint"):
+        PartialFC(200, D, CosFace()).load_state_dict({**state, "classes": [0, 100]})
+    with pytest.raises(ValueError, match="embedding_size 16, this head 8"):
+        PartialFC(200, 8, CosFace()).load_state_dict(state)
+    with pytest.raises(ValueError, match="hard negatives"):
+        PartialFC(200, D, CosFace(), 0.1, hard_negatives=HardNegatives(200, k=2)).load_state_dict(state)
+
+
+def test_a_head_says_what_it_is():
+    words = repr(PartialFC(200, D, CosFace(), 0.1))
+    for noun in ("200 classes", "16 wide", "m3=0.4", "0.1", "RowSGD", "float32", "cpu", "rank 0 of 1", "[0, 200)"):
+        assert noun in words

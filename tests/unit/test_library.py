@@ -1,0 +1,59 @@
+"""The program of docs/library.md, as it stands there: the head inside DistributedDataParallel, with two processes."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from partial_fc.head import CosFace, PartialFC, reference
+
+ROOT = Path(__file__).parents[2]
+STEPS = 6
+
+
+def run(folder: Path, num_steps: int) -> list[float]:
+    (page,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
+    assert len(page.splitlines()) <= 45
+    (folder / "train.py").write_text(page)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*launch, "train.py", str(num_steps)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [float(line.split()[1]) for line in done.stdout.splitlines()]
+
+
+def dense_losses() -> list[float]:
+    """One process with the batches of both ranks, and all centres in one parameter."""
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16))
+    centre_CD = nn.Parameter(PartialFC(1001, 16, CosFace(16.0)).centres.clone())
+    optimizer = torch.optim.SGD([*backbone.parameters(), centre_CD], lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(STEPS):
+        batches = []
+        for rank in (0, 1):
+            random = torch.Generator().manual_seed(2 * step + rank)
+            batches.append((torch.randn(8, 32, generator=random), torch.randint(0, 1001, (8,), generator=random)))
+        image, label = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        optimizer.zero_grad()
+        loss = reference.loss(backbone(image), label, centre_CD, CosFace(16.0))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_the_page_trains_as_one_process_would_also_after_a_restart(tmp_path):
+    losses = run(tmp_path, STEPS // 2) + run(tmp_path, STEPS)
+    assert losses == pytest.approx(dense_losses(), rel=1e-5)
