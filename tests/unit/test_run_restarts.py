@@ -67,40 +67,40 @@ def start(tmp_path):
 
 
 def outcome(process: subprocess.Popen, tmp_path: Path) -> tuple[int, str, list[str]]:
-    """(exit status, what it said, the command lines that mpirun got)."""
-    _, said = process.communicate(timeout=60)
-    return process.returncode, said, (tmp_path / "bin/calls").read_text().splitlines()
+    """(exit status, what it printed, the command lines that mpirun got)."""
+    _, printed = process.communicate(timeout=60)
+    return process.returncode, printed, (tmp_path / "bin/calls").read_text().splitlines()
 
 
 def test_an_error_that_comes_again_before_a_checkpoint_is_not_tried_for_ever(start, tmp_path):
-    status, said, calls = outcome(start("0 exit 1\n" * 9, "--restarts=8"), tmp_path)
+    status, printed, calls = outcome(start("0 exit 1\n" * 9, "--restarts=8"), tmp_path)
     assert (status, len(calls)) == (1, 2)
     assert calls[1].endswith("config.sh"), "there is nothing to go on from"
-    assert "no newer checkpoint than none in two tries" in said
-    assert f"(looked for in {tmp_path}/runs/face/checkpoints on {socket.gethostname()}: this host must see" in said
+    assert "no newer checkpoint than none in two tries" in printed
+    assert f"(looked for in {tmp_path}/runs/face/checkpoints on {socket.gethostname()}: this host must see" in printed
     plan = "0 exit 1\n00000001 exit 1\n0 exit 1\n0 exit 9\n0 exit 0\n"
     (tmp_path / "bin/calls").unlink()
-    status, said, calls = outcome(start(plan, "--restarts=8"), tmp_path)
+    status, printed, calls = outcome(start(plan, "--restarts=8"), tmp_path)
     assert (status, len(calls)) == (9, 4), "progress between two failures makes the count begin anew"
 
 
 def test_restarts_end(start, tmp_path):
     plan = "".join(f"{n:08d} exit {n}\n" for n in range(3, 9))
-    status, said, calls = outcome(start(plan, "--restarts", "2"), tmp_path)
+    status, printed, calls = outcome(start(plan, "--restarts", "2"), tmp_path)
     assert (status, len(calls)) == (5, 3)
-    assert "status 5 after 2 restart(s), as many as --restarts allows" in said
+    assert "status 5 after 2 restart(s), as many as --restarts allows" in printed
 
 
 @pytest.mark.parametrize("status", [2, 130])
 def test_what_is_no_failure_is_passed_on(start, tmp_path, status):
-    found = outcome(start(f"00000001 exit {status}\n", "--restarts", "2"), tmp_path)
-    assert (found[0], len(found[2])) == (status, 1)
-    assert found[1] == ""
+    result = outcome(start(f"00000001 exit {status}\n", "--restarts", "2"), tmp_path)
+    assert (result[0], len(result[2])) == (status, 1)
+    assert result[1] == ""
 
 
 def test_without_the_flag_nothing_is_started_again(start, tmp_path):
-    status, said, calls = outcome(start("00000001 exit 1\n"), tmp_path)
-    assert (status, said, len(calls)) == (1, "", 1)
+    status, printed, calls = outcome(start("00000001 exit 1\n"), tmp_path)
+    assert (status, printed, len(calls)) == (1, "", 1)
 
 
 @pytest.mark.parametrize(
@@ -113,18 +113,18 @@ def test_without_the_flag_nothing_is_started_again(start, tmp_path):
 )
 def test_the_flags_say_where_checkpoints_are(start, tmp_path, flags, folder):
     plan = "00000001 exit 1\n00000002 exit 1\n00000003 exit 0\n"
-    status, said, calls = outcome(start(plan, "--restarts", "5", *flags, checkpoints=folder), tmp_path)
+    status, printed, calls = outcome(start(plan, "--restarts", "5", *flags, checkpoints=folder), tmp_path)
     assert status == 0
     assert calls[0].endswith(f"config.sh {' '.join(flags)}")
     assert calls[2].endswith(f"config.sh {' '.join(flags)} --resume auto")
-    assert f"from {folder}/step-00000001/COMPLETE" in said
+    assert f"from {folder}/step-00000001/COMPLETE" in printed
 
 
 def test_a_bad_number_is_refused(start, tmp_path):
     process = start("0 exit 0\n", "--restarts", "many")
-    _, said = process.communicate(timeout=60)
+    _, printed = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "--restarts is 'many'; expected a number" in said
+    assert "--restarts is 'many'; expected a number" in printed
 
 
 def wait_for(path: Path, num_lines: int = 0) -> None:
