@@ -19,7 +19,7 @@ if [ "$local_size" -gt 1 ]; then
 fi
 
 # A process that waits in MPI asks again and again, and keeps a core busy with it. Where the ranks fill all cores, that is
-# taken from one that computes. (mpirun sees it where there are more processes than cores; it knows nothing of threads.)
+# taken from one that computes. (mpirun does so where there are more processes than slots; it knows nothing of threads.)
 threads=${OMP_NUM_THREADS:-$cores}
 if [ -n "${OMPI_COMM_WORLD_LOCAL_SIZE:-}" ] && [ -z "${OMPI_MCA_mpi_yield_when_idle:-}" ] &&
     [ $((local_size * ${threads%%,*})) -ge "$cores" ]; then

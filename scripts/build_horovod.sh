@@ -68,12 +68,6 @@ expect $pair "$old"
 sed -i "s/${old//\*/\\*}/kMaxSendBufferSize = 0/" "$source/$pair"
 expect $pair 'kMaxSendBufferSize = 0'
 
-# horovodrun's elastic driver tells rank 0 of hosts that come and go, and forms no new world meanwhile. Its connect had no
-# limit: with that host's cable cut, the others stood still for 82 s (docs/log.md, 2026-11-22).
-network=horovod/runner/common/util/network.py
-sed -i '/def _send_one/,/return resp/ s/^\( *\)sock\.connect(addr)$/\1sock.settimeout(2)\n&\n\1sock.settimeout(None)/' "$source/$network"
-expect $network 'sock.settimeout(2)'
-
 # CVE-2024-10190: horovodrun's store listens on all addresses and unpickles what anybody puts there. Here it listens on the
 # address that the processes are told, and refuses (403), before it reads on, whoever does not send the token that
 # horovodrun makes. The processes of this host inherit that, those of other hosts read it from ssh's standard input: words
@@ -178,6 +172,12 @@ file=$runner/task_fn.py
 replace $file 'len(sys.argv) != 5' 'len(sys.argv) != 4'
 replace $file '<driver_addresses> <settings>' '<driver_addresses>'
 replace $file 'codec.loads_base64(sys.argv[4])' 'codec.loads_base64(sys.stdin.readline())'
+
+# horovodrun's elastic driver tells rank 0 of hosts that come and go, and forms no new world meanwhile. Its connect had no
+# limit: with that host's cable cut, the others stood still for 82 s (docs/log.md, 2026-11-22).
+network=horovod/runner/common/util/network.py
+sed -i '/def _send_one/,/return resp/ s/^\( *\)sock\.connect(addr)$/\1sock.settimeout(2)\n&\n\1sock.settimeout(None)/' "$source/$network"
+expect $network 'sock.settimeout(2)'
 
 # Make's own MAKEFLAGS, where make called this, would set the number of jobs to one; so would nproc under OMP_NUM_THREADS.
 env HOROVOD_WITH_PYTORCH=1 HOROVOD_${mxnet}_MXNET=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \

@@ -59,6 +59,9 @@ def _horovod(facts: dict[str, Any]) -> _Findings:
         elif facts["gpus"] and "nccl" not in built:
             remedy = "gradients would pass through the host's memory: HOROVOD_GPU_OPERATIONS=NCCL make setup"
             yield "warning", "Horovod", observed, remedy
+        elif not horovod["has_store_token"]:
+            observed += "; not by `make setup`: its store executes what anybody sends (CVE-2024-10190)"
+            yield "warning", "Horovod", observed, "elastic mode refuses it: run `make setup` there"
         else:
             yield "ok", "Horovod", observed, ""
     if facts["mpirun"]:

@@ -26,5 +26,5 @@ def hosts() -> Iterator[TwoHosts]:
 
 @pytest.fixture(scope="session")
 def env() -> dict[str, str]:
-    """Of every process on the hosts."""
+    """The environment of every process on the hosts."""
     return environment()

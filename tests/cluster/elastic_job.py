@@ -25,11 +25,11 @@ EVERY = 10  # steps between commits
 _SIGNAL = """
 import psutil, sys
 root, number = sys.argv[1], int(sys.argv[2])
-found = [p for p in psutil.process_iter(["cmdline"]) if root in (words := p.info["cmdline"] or [])
-         and any(word.endswith("train.py") for word in words)]
-for p in found if number else []:
+trainers = [p for p in psutil.process_iter(["cmdline"]) if root in (words := p.info["cmdline"] or [])
+            and any(word.endswith("train.py") for word in words)]
+for p in trainers if number else []:
     p.send_signal(number)
-print(len(found))
+print(len(trainers))
 """
 _STEP = r" step \d+/"  # in the log
 _STARTS_S = 90.0  # a process, on a machine that has much else to do
@@ -37,7 +37,7 @@ _STARTS_S = 90.0  # a process, on a machine that has much else to do
 
 @dataclass
 class Job:
-    """One that is running, and what it has printed so far."""
+    """A running job, and what it has printed so far."""
 
     root: Path
     process: subprocess.Popen
@@ -50,11 +50,11 @@ class Job:
     def wait_for(self, pattern: str, nth: int = 1) -> re.Match[str]:
         """The nth place where the pattern is in what was printed; raises AssertionError where it does not come."""
         deadline = time.monotonic() + self.limit_s
-        while len(found := list(re.finditer(pattern, self.printed))) < nth:
+        while len(matches := list(re.finditer(pattern, self.printed))) < nth:
             assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.printed[-6000:]}"
             assert time.monotonic() < deadline, f"no {pattern!r} number {nth}:\n{self.printed[-6000:]}"
             time.sleep(0.1)
-        return found[nth - 1]
+        return matches[nth - 1]
 
     def recovered(self, nth: int = 1) -> tuple[int, float]:
         """(step from which it went on for the nth time, seconds since the step before). That is a commit, or a
@@ -77,7 +77,7 @@ def running(
     slots: tuple[int, int] = (1, 1),
     rank_0: int | None = None,
 ) -> Iterator[Job]:
-    """Endless; what runs is ended at the end. horovodrun itself is on the first host. slots: processes of each host.
+    """Runs an endless job within the block. horovodrun itself is on the first host. slots: processes of each host.
     rank_0: the host that has it at the start; none: by chance."""
     root.mkdir(parents=True, exist_ok=True)
     host_file = root / "hosts"
@@ -120,8 +120,8 @@ def first(host: int | None) -> dict[str, str]:
     order = "import sys; print(list(set(sys.argv[1:]))[0])"
     for seed in map(str, range(100)):
         env = {"PYTHONHASHSEED": seed}
-        found = subprocess.run([sys.executable, "-c", order, *ADDRESSES], env=env, capture_output=True, text=True)
-        if found.stdout.strip() == ADDRESSES[host]:
+        done = subprocess.run([sys.executable, "-c", order, *ADDRESSES], env=env, capture_output=True, text=True)
+        if done.stdout.strip() == ADDRESSES[host]:
             return env
     raise AssertionError(f"no order of {ADDRESSES} begins with host {host}")
 

@@ -13,17 +13,17 @@ def test_two_hosts_are_looked_at_from_the_first(hosts, env, tmp_path):
     command = ["partial-fc", "doctor", "env", "-H", f"{HOSTS},10.77.0.9:1", *words]
     status, printed = hosts.run(0, command, timeout_s=120, env=env)
     assert status == 1, printed  # the third is not there
-    said = json.loads(report.read_text())
-    faults = [(line["host"], line["subject"]) for line in said["lines"] if line["status"] == "fault"]
+    written = json.loads(report.read_text())
+    faults = [(line["host"], line["subject"]) for line in written["lines"] if line["status"] == "fault"]
     assert faults == [("10.77.0.9", "ssh")]
-    assert set(said["hosts"]) == set(ADDRESSES)
+    assert set(written["hosts"]) == set(ADDRESSES)
     for address, other in (ADDRESSES, ADDRESSES[::-1]):
-        facts = said["hosts"][address]
+        facts = written["hosts"][address]
         assert facts["own_address"] == address
         assert facts["routes"][other] == {"address": other, "source": address, "interface": "eth0"}
-    (link,) = (link for link in said["links"] if link)
+    (link,) = (link for link in written["links"] if link)
     assert link["up"] > 0
     assert link["down"] > 0
     assert abs(link["clock_s"]) < 5  # one machine's clock
-    same = {line["subject"] for line in said["lines"] if line["host"] == "all" and line["status"] == "ok"}
+    same = {line["subject"] for line in written["lines"] if line["host"] == "all" and line["status"] == "ok"}
     assert same == {"checkout", "packages"}

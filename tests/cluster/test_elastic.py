@@ -12,10 +12,11 @@ from tests.recipes.conftest import run
 LIMIT_S = 30.0
 
 
-def rows(root) -> list[str]:
-    found = (root / "loss.csv").read_text().splitlines()[1:]
-    assert [int(row.partition(",")[0]) for row in found] == list(range(1, len(found) + 1))
-    return found
+def rows_of(root) -> list[str]:
+    """The rows of the loss curve; no step is missing."""
+    rows = (root / "loss.csv").read_text().splitlines()[1:]
+    assert [int(row.partition(",")[0]) for row in rows] == list(range(1, len(rows) + 1))
+    return rows
 
 
 def stranger(hosts: TwoHosts, env: dict[str, str], host: int, *words: object) -> str:
@@ -57,7 +58,7 @@ def test_a_host_is_lost_and_comes_back(hosts, env, tmp_path):
     assert "missing: rank 0" in printed
     assert "rank 0 of 1 (horovod)" in printed
     assert printed.count("rank 0 of 2 (horovod)") == 2
-    trained = rows(root)
+    trained = rows_of(root)
     assert len(trained) >= again + 16
     assert (root / "checkpoints" / f"step-{len(trained):08d}" / "COMPLETE").exists()
 
@@ -69,7 +70,7 @@ def test_a_host_is_lost_and_comes_back(hosts, env, tmp_path):
         f"--resume {root}/checkpoints/step-{step:08d}"
     )
     run([sys.executable, "train.py", "face", *JOB, *more])
-    assert rows(resumed) == trained[:again]
+    assert rows_of(resumed) == trained[:again]
 
 
 def test_a_host_whose_cable_breaks_is_given_up(hosts, env, glyphs, tmp_path):

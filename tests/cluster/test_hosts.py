@@ -18,8 +18,8 @@ def test_hosts_see_each_other_and_nothing_else(hosts):
         assert (status, len(routes.splitlines())) == (0, 1)  # no default route: only the cable's network
         _, name = hosts.run(host, ["hostname"], timeout_s=10)
         # Gloo listens where a host's own name points to: never 127.0.0.1.
-        _, found = hosts.run(host, ["getent", "hosts", name.strip()], timeout_s=10)
-        assert found.split()[0] == ADDRESSES[host]
+        _, entry = hosts.run(host, ["getent", "hosts", name.strip()], timeout_s=10)
+        assert entry.split()[0] == ADDRESSES[host]
         _, processes = hosts.run(host, ["ps", "-e", "-o", "comm="], timeout_s=10)
         assert set(processes.split()) == {"sshd", "timeout", "ps"}
         names.append(name)

@@ -13,7 +13,7 @@ YIELD = "OMPI_MCA_mpi_yield_when_idle"
 
 @pytest.fixture
 def config(tmp_path):
-    """(environment of the process that config.sh starts, what config.sh said) in a launch's environment."""
+    """(environment of the process that config.sh starts, what config.sh itself printed) in a launch's environment."""
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nenv\n")
     python.chmod(0o755)
@@ -29,11 +29,11 @@ def config(tmp_path):
 
 def test_ranks_that_wait_in_mpi_leave_full_cores_to_others_and_one_says_so(config):
     full = {"OMPI_COMM_WORLD_LOCAL_SIZE": CORES, "OMP_NUM_THREADS": 1}
-    environ, said = config(**full, OMPI_COMM_WORLD_LOCAL_RANK=0)
+    environ, printed = config(**full, OMPI_COMM_WORLD_LOCAL_RANK=0)
     assert environ[YIELD] == "1"
-    assert f"{YIELD}=1" in said
-    environ, said = config(**full, OMPI_COMM_WORLD_LOCAL_RANK=1)
-    assert (environ[YIELD], said) == ("1", "")
+    assert f"{YIELD}=1" in printed
+    environ, printed = config(**full, OMPI_COMM_WORLD_LOCAL_RANK=1)
+    assert (environ[YIELD], printed) == ("1", "")
     # Without OMP_NUM_THREADS, too: a single process takes all cores.
     assert config(OMPI_COMM_WORLD_LOCAL_SIZE=1)[0][YIELD] == "1"
 
@@ -47,9 +47,9 @@ def test_ranks_that_wait_in_mpi_leave_full_cores_to_others_and_one_says_so(confi
     ids=["not over MPI", "the user's own word"],
 )
 def test_otherwise_the_setting_is_left_alone(config, environ):
-    started, said = config(**environ)
+    started, printed = config(**environ)
     assert started.get(YIELD) == environ.get(YIELD)
-    assert said == ""
+    assert printed == ""
 
 
 def test_with_cores_to_spare_ranks_that_wait_keep_theirs(config):

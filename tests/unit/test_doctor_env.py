@@ -20,7 +20,7 @@ GOOD = {
     "python": "3.11.7",
     "packages": {"torch": "2.13.0", "numpy": "1.23.5", "horovod": "0.28.1", "mxnet": ""},
     "checkout": "abcdef",
-    "horovod": {"frameworks": ["torch"], "built": ["gloo", "mpi", "nccl"]},
+    "horovod": {"frameworks": ["torch"], "built": ["gloo", "mpi", "nccl"], "has_store_token": True},
     "torch": {"cuda": "12.8", "gpus": 8, "nccl": "2.27.3"},
     "gpus": [f"GPU {i}" for i in range(8)],
     "mpirun": "mpirun (Open MPI) 4.1.4",
@@ -68,6 +68,7 @@ WRONG = {
     "horovod is broken": ({"horovod": {"error": "ImportError: x"}}, "fault", "Horovod", "ImportError: x"),
     "no controller": ({"horovod__built": []}, "fault", "Horovod", "built with nothing"),
     "no NCCL": ({"horovod__built": ["mpi"]}, "warning", "Horovod", "HOROVOD_GPU_OPERATIONS=NCCL"),
+    "a store that is open": ({"horovod__has_store_token": False}, "warning", "Horovod", "CVE-2024-10190"),
     "no mpirun": ({"mpirun": ""}, "warning", "MPI", "no mpirun"),
     "torch is broken": ({"torch": {"error": "OSError: y"}}, "fault", "torch", "OSError: y"),
     "torch without CUDA": ({"torch__gpus": 0}, "fault", "GPUs", "none of the 8 GPU(s)"),
@@ -97,9 +98,9 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_with_a_host_is_said(name):
     values, status, what, words = WRONG[name]
-    found = lines(with_values(**values))
-    assert [line[:2] for line in found] == [(status, what)]
-    assert words in found[0][2]
+    findings = lines(with_values(**values))
+    assert [line[:2] for line in findings] == [(status, what)]
+    assert words in findings[0][2]
 
 
 def test_one_host_needs_no_network():
@@ -112,12 +113,12 @@ def test_what_must_be_the_same_everywhere():
     assert {line.status for line in same} == {"ok"}
     other = with_values(packages__torch="2.12.0", checkout="", python="3.11.2", gpus=[], mpirun="")
     other["routes"]["10.0.0.2"]["interface"] = "ens3"
-    found = {line.subject: line for line in common_findings([first, (Host("b"), other)])}
-    assert {what: line.status for what, line in found.items()} == {
+    findings = {line.subject: line for line in common_findings([first, (Host("b"), other)])}
+    assert {what: line.status for what, line in findings.items()} == {
         "checkout": "fault", "python": "fault", "packages": "fault", "MPI": "fault", "GPUs": "fault",
         "interface": "warning",
     }  # fmt: skip
-    assert found["packages"].observed == "torch 2.12.0, not torch 2.13.0 as on a"
+    assert findings["packages"].observed == "torch 2.12.0, not torch 2.13.0 as on a"
     assert list(common_findings([first])) == []
 
 
@@ -195,7 +196,7 @@ def test_an_end_that_hangs_up_is_an_error():
 
 
 def test_answers_are_found_among_what_shells_print_and_failures_are_told(tmp_path):
-    said = Host("localhost").ask
+    ask = Host("localhost").ask
     # A Python that greets, as a login script would; then one that fails.
     for body, expected in (
         ("echo welcome; exec", None),
@@ -208,12 +209,12 @@ def test_answers_are_found_among_what_shells_print_and_failures_are_told(tmp_pat
             patch.setattr(sys, "executable", str(python))
             if expected:
                 with pytest.raises(HostError, match=expected):
-                    said("connect", {"address": "127.0.0.1", "port": 1, "token": ""}, 20)
+                    ask("connect", {"address": "127.0.0.1", "port": 1, "token": ""}, 20)
             else:
                 with Host("localhost").serving(20) as door:
                     assert door["port"] > 0
                 with pytest.raises(HostError, match="refused"):
-                    said("connect", {"address": "127.0.0.1", "port": 1, "token": ""}, 20)
+                    ask("connect", {"address": "127.0.0.1", "port": 1, "token": ""}, 20)
 
 
 SSH = {
