@@ -38,7 +38,7 @@ def read_pairs(path: str | os.PathLike[str]) -> Pairs:
         content = restricted_pickle.loads(Path(path).read_bytes())
         if not (isinstance(content, (tuple, list)) and len(content) == 2):
             raise ValueError(f"got a {type(content).__name__}, expected (list of images, list of issame)")
-        images, same = (part.value() if isinstance(part, restricted_pickle.Array) else part for part in content)
+        images, same = (part.value if isinstance(part, restricted_pickle.Array) else part for part in content)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read as a file of pairs: {error}") from error
     if not isinstance(images, (tuple, list, np.ndarray)) or not isinstance(same, (tuple, list, np.ndarray)):
@@ -64,9 +64,11 @@ def _image_bytes(path: str | os.PathLike[str], index: int, image: Any) -> bytes:
         return image
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 1:
         return image.tobytes()
-    if isinstance(image, restricted_pickle.Array) and image.dtype == "u1" and len(image.shape) == 1:
-        assert isinstance(image.content, bytes)
-        return image.content  # not a copy: a file may name one content often
+    if isinstance(image, restricted_pickle.Array) and isinstance(image.content, bytes):
+        image, content = image.value, image.content
+        if image.dtype == np.uint8 and image.ndim == 1:
+            # Not a copy: a file may name one content often.
+            return content
     raise ValueError(
         f"{path}, image {index} of pair {index // 2}: got {type(image).__name__}, expected a file as bytes"
     )

@@ -32,8 +32,8 @@ _LENGTHS = {
     pickletools.TAKEN_FROM_ARGUMENT4U: (4, False),
     pickletools.TAKEN_FROM_ARGUMENT8U: (8, False),
 }
-_DTYPES = {dtype.str[1:]: dtype for dtype in map(np.dtype, "?bBhHiIqQefd")}  # b1, i1, u1, ..., f8
-_OBJECTS = "O8"
+# b1, i1, u1, ..., f8; objects have none of ours.
+_DTYPES: dict[str, np.dtype[Any] | None] = {d.str[1:]: d for d in map(np.dtype, "?bBhHiIqQefd")} | {"O8": None}
 
 
 def loads(content: bytes) -> Any:
@@ -129,52 +129,40 @@ class _Function:
 
 
 class Array:
-    """An array of the file. dtype: NumPy's name without the byte order. content: the bytes of its numbers, or for an
-    array of objects a list; None until it is filled, which happens after it is made."""
+    """An array of the file. content: the bytes of its numbers, or a list of its objects. value: the numbers as NumPy's
+    view of these bytes, or that list. Both are None until it is filled, which happens after it is made."""
 
-    __slots__ = ("content", "dtype", "shape")
+    __slots__ = ("content", "value")
 
     def __init__(self) -> None:
-        self.dtype = ""
-        self.shape: tuple[int, ...] = ()
         self.content: bytes | list[Any] | None = None
+        self.value: NDArray[Any] | list[Any] | None = None
 
     def __setstate__(self, state: Any) -> None:
         match state:
-            case (_, tuple() as shape, _Dtype(name=dtype), in_columns, bytes() | list() as content) if not in_columns:
-                self.fill(dtype, shape, content)
+            case (_, tuple() as shape, _Dtype(dtype=dtype), False | 0, bytes() | list() as content):
+                pass
             case _:
                 raise ValueError("an array whose state is not that of plain numbers")
-
-    def fill(self, dtype: str, shape: tuple[Any, ...], content: bytes | list[Any]) -> None:
-        item_size = 1 if dtype == _OBJECTS else _DTYPES[dtype].itemsize
-        dimensions = (1,) if dtype == _OBJECTS else (1, 2)
-        whole = len(shape) in dimensions and all(type(n) is int and 0 <= n <= len(content) for n in shape)
-        if (
-            not whole
-            or math.prod(shape) * item_size != len(content)
-            or isinstance(content, list) != (dtype == _OBJECTS)
-        ):
+        dimensions, item_size = ((1,), 1) if dtype is None else ((1, 2), dtype.itemsize)
+        bounded = len(shape) in dimensions and all(type(n) is int and 0 <= n <= len(content) for n in shape)
+        if not bounded or math.prod(shape) * item_size != len(content) or isinstance(content, list) != (dtype is None):
             raise ValueError(f"an array whose shape is not that of its {len(content)} bytes or objects")
-        self.dtype, self.shape, self.content = dtype, shape, content
-
-    def value(self) -> NDArray[Any] | list[Any]:
-        """A view of the numbers, or the list of the objects. Raises ValueError for one that was never filled."""
-        if self.content is None:
-            raise ValueError("an array that was never filled")
-        if isinstance(self.content, list):
-            return self.content
-        return np.frombuffer(self.content, _DTYPES[self.dtype]).reshape(self.shape)
+        self.content = content
+        self.value = content if isinstance(content, list) else np.frombuffer(content, dtype).reshape(shape)
 
 
 class _Dtype:
-    __slots__ = ("name",)
+    """A dtype of the file. dtype: None for objects."""
+
+    __slots__ = ("dtype",)
 
     def __init__(self, code: str | bytes, *_: Any) -> None:
         name = code.decode("latin1") if isinstance(code, bytes) else code
-        if not isinstance(name, str) or (name not in _DTYPES and name != _OBJECTS):
-            raise ValueError(f"arrays of dtype {name!s:.20}; expected booleans or numbers")
-        self.name = name
+        if not isinstance(name, str) or name not in _DTYPES:
+            shown = name[:20] if isinstance(name, str) else type(name).__name__
+            raise ValueError(f"arrays of dtype {shown}; expected booleans or numbers")
+        self.dtype = _DTYPES[name]
 
     def __setstate__(self, state: Any) -> None:
         match state:
@@ -192,14 +180,16 @@ def _bytes(encoded: dict[int, tuple[str, bytes]], content: Any = b"", encoding: 
     if isinstance(content, bytes) and encoding is None:
         return content
     if isinstance(content, str) and encoding in ("latin1", "latin-1"):
-        return encoded.setdefault(id(content), (content, content.encode("latin1")))[1]
+        if id(content) not in encoded:
+            encoded[id(content)] = content, content.encode("latin1")
+        return encoded[id(content)][1]
     raise ValueError("bytes with arguments that are not those of plain values")
 
 
 def _scalar(dtype: Any, content: Any) -> bool | int | float:
-    if not isinstance(dtype, _Dtype) or dtype.name == _OBJECTS or not isinstance(content, bytes):
+    if not isinstance(dtype, _Dtype) or dtype.dtype is None or not isinstance(content, bytes):
         raise ValueError("a number whose dtype or bytes are missing")
-    return np.frombuffer(content, _DTYPES[dtype.name], 1)[0].item()
+    return np.frombuffer(content, dtype.dtype, 1)[0].item()
 
 
 def _from_buffer(content: Any, dtype: Any, shape: Any, order: Any) -> Array:

@@ -75,7 +75,7 @@ FOUND: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "bin: bytes(2 GB)": ("bin", lambda: b"cbuiltins\nbytes\nJ\xff\xff\xff\x7f\x85R.", "bytes with arguments"),
     "bin: an array that nothing fills": (
         "bin", lambda: b"cnumpy._core.multiarray\n_reconstruct\n" + NDARRAY + b"K\x00\x85C\x01b\x87R\x94h\x00\x86.",
-        r"a\.bin cannot .*never filled",
+        "expected two lists",
     ),
     "bin: an array of 0 x 2^72": (
         "bin",
@@ -93,12 +93,15 @@ FOUND: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "bin: a memo index of 2^32": ("bin", lambda: b"Nr\xff\xff\xff\xff.", "memo index 4294967295"),
     # The hash of a key nested deeply enough overflows the stack: a segmentation fault.
     "bin: a dict": ("bin", lambda: b"})" + b"\x85" * 200_000 + b"Ns.", "EMPTY_DICT at byte 0"),
+    "bin: a dtype of nested tuples": (
+        "bin", lambda: b"cnumpy\ndtype\n)" + b"\x85" * 200_000 + b"R.", "arrays of dtype tuple",
+    ),
     "bin: a function is changed": ("bin", lambda: b"c_codecs\nencode\n(K\x01tb.", "changes a function"),
-    "bin: a megabyte, encoded 10^5 times": (
+    "bin: a megabyte, encoded 10^4 times": (
         "bin",
         lambda: b"X\x00\x00\x10\x00" + bytes(1 << 20) + b"\x94X\x06\x00\x00\x00latin1\x94c_codecs\nencode\n\x940]("
-        + b"h\x02h\x00h\x01\x86R" * 100_000 + b"e]\x86.",
-        "got 100000 images for 0 pairs",
+        + b"h\x02h\x00h\x01\x86R" * 10_000 + b"e]\x86.",
+        "got 10000 images for 0 pairs",
     ),
     "bin: a list in itself": ("bin", lambda: b"]q\x00(h\x00h\x00e]h\x00a\x86.", r"issame holds \[list\]"),
     "rec: identities from 1e30 on": ("rec", lambda: record_zero(1e30, 6.0), "records start at 1000000015"),

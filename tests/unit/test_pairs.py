@@ -58,6 +58,9 @@ def test_python_2_strings(tmp_path: Path) -> None:
     # What Python 2 wrote for (["abc", "\xff\xd8"], [True]): its str, opcode U, is bytes.
     (tmp_path / "a.bin").write_bytes(b"\x80\x02]q\x00(U\x03abcq\x01U\x02\xff\xd8q\x02e]q\x03\x88a\x86q\x04.")
     assert read_pairs(tmp_path / "a.bin").images == [b"abc", b"\xff\xd8"]
+    # Its default protocol, 0: text with escapes, opcode S.
+    (tmp_path / "a.bin").write_bytes(b"((lp0\nS'abc'\np1\naS'\\xff\\xd8'\np2\na(lp3\nI01\natp4\n.")
+    assert read_pairs(tmp_path / "a.bin").images == [b"abc", b"\xff\xd8"]
 
 
 class Evil:

@@ -80,8 +80,8 @@ def _check_sizes(scan: ImageScan, describe: Describe, file: str, size: int | Non
         findings += findings_at("warning", "image-other-size", what, other, with_size, file)
     grey = int((decoded & ~scan.coloured_N).sum())
     if grey:
-        what = f"of {int(decoded.sum()):,} images have no colour"
-        findings.append(Finding("info", "image-grey", f"{grey:,} {what}", grey, file=file))
+        what = f"images have no colour, of {int(decoded.sum()):,}"
+        findings.append(Finding("info", "image-grey", what, grey, file=file))
     return findings
 
 
