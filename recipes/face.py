@@ -22,7 +22,7 @@ from torch import nn
 from partial_fc import checkpoint, counter_rng, flags, models
 from partial_fc.checkpoint.class_names import names_of
 from partial_fc.comm import World
-from partial_fc.data import Loader, Source, Synthetic, open_source
+from partial_fc.data import Source, Synthetic, open_source
 from partial_fc.data.augment import mirror
 from partial_fc.data.check.at_start import check_data
 from partial_fc.data.transform import SquareImage
@@ -190,18 +190,7 @@ def train_here(run: Run) -> int:
         saver = parts.enter_context(run.saver(checkpoint.Saver))
         start = run.resume(backbone, head, source, head_centres=config.head.head_centres, may_change=_MAY_CHANGE)
         loader = parts.enter_context(
-            Loader(
-                source,
-                transform,
-                batch_size=config.optim.batch_size,
-                rank=world.rank,
-                world_size=world.size,
-                seed=config.run.seed,
-                position=start.position,
-                num_workers=data.num_workers,
-                max_bad_records=data.max_bad_records,
-                pin_memory=run.device.type == "cuda",
-            )
+            run.loader(source, transform, start, num_workers=data.num_workers, max_bad_records=data.max_bad_records)
         )
         schedule = run.schedule(start, loader.order)
         if run.is_finished(start, schedule):

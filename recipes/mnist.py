@@ -22,7 +22,6 @@ from torch import nn
 
 from partial_fc import checkpoint, flags
 from partial_fc.checkpoint.snapshot import Snapshot
-from partial_fc.data import Loader
 from partial_fc.data.idx import Split
 from partial_fc.data.idx_source import IdxSource
 from partial_fc.data.order import PerEpoch
@@ -122,20 +121,7 @@ def train_here(run: Run) -> int:
         start = run.resume(backbone, head, train_source, may_change=("n_workers", "load_amp", "save_amp", "data_dir"))
         if config.mnist.load_amp:
             _load_amp(run, backbone, config.mnist.load_amp, resumed=start.step > 0)
-        loader = parts.enter_context(
-            Loader(
-                train_source,
-                pixels,
-                order,
-                batch_size=config.optim.batch_size,
-                rank=world.rank,
-                world_size=world.size,
-                seed=config.run.seed,
-                position=start.position,
-                num_workers=config.mnist.n_workers,
-                pin_memory=run.device.type == "cuda",
-            )
-        )
+        loader = parts.enter_context(run.loader(train_source, pixels, start, order, num_workers=config.mnist.n_workers))
         schedule = run.schedule(start, order)
         if run.is_finished(start, schedule):
             return 0

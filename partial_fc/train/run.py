@@ -36,6 +36,7 @@ from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.checkpoint.peer.commits import Memory
 from partial_fc.comm import World, elastic
 from partial_fc.data import Loader, Source, open_on_all
+from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
 from partial_fc.evaluate import Evaluation
 from partial_fc.machine import peak_bytes
@@ -112,6 +113,23 @@ class Run:
         age_W = self.world.all_gather(torch.tensor([self.memory.age]), name="run/age").tolist()
         self.data_is_new = not any(age_W)
         return open_on_all(opened, self.world, [age > 0 for age in age_W])  # type: ignore[return-value]
+
+    def loader(
+        self, source: Source, transform: Transform, start: RunState, order: Order | None = None, **more: Any
+    ) -> Loader:
+        """This rank's batches from where the run starts; more: of Loader."""
+        return Loader(
+            source,
+            transform,
+            order,
+            batch_size=self.config.optim.batch_size,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            seed=self.config.run.seed,
+            position=start.position,
+            pin_memory=self.device.type == "cuda",
+            **more,
+        )
 
     # ---- start
 

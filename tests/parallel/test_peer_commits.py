@@ -28,13 +28,13 @@ def test_a_rank_that_has_forgotten_all_gets_it_from_the_others(world, tmp_path):
         pytest.skip("needs two ranks")
     head, memory = head_of(world, seed=0), Memory()
     step(head, world)
-    own = {"exchange/residual/w": torch.full((3,), 0.1 + world.rank), "buffer/n": torch.tensor(world.rank)}
+    local = {"exchange/residual/w": torch.full((3,), 0.1 + world.rank), "buffer/n": torch.tensor(world.rank)}
     taken = checkpoint.take(
-        1, {"w": torch.arange(4.0)}, {"m/w": torch.ones(4).bfloat16()}, own, head, {"position": 8}, world=world
+        1, {"w": torch.arange(4.0)}, {"m/w": torch.ones(4).bfloat16()}, local, head, {"position": 8}, world=world
     )
-    buddy = Buddy(memory, world, every=6)
-    assert not buddy.too_little_memory(head)
-    buddy.begin(taken)
+    copies = PeerCopies(memory, world, every=6)
+    assert not copies.too_little_memory(head)
+    copies.begin(taken)
     steps = 0
     while copies.under_way:
         copies.start_step()

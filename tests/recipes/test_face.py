@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from partial_fc import train_command
 from recipes import face
 from tests.recipes.conftest import LAUNCHERS, ROOT, SMALL, losses, result, run, train, train_here
+from tests.unit.mxnet_recordio import mxnet_pack
 
 CURVE = "--max-steps 30 --batch-size 16 --val-targets"
 

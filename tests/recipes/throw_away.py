@@ -13,7 +13,7 @@ import torch
 import tyro
 
 from partial_fc import checkpoint, models
-from partial_fc.data import ImageFolder, Loader
+from partial_fc.data import ImageFolder
 from partial_fc.data.transform import SquareImage
 from partial_fc.evaluate import Classification
 from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
@@ -55,11 +55,7 @@ def train_here(run: Run) -> int:
         head = CrossEntropy(source.num_classes, world)
         saver = parts.enter_context(run.saver(checkpoint.Saver))
         start = run.resume(backbone, head, source)
-        loader = parts.enter_context(
-            Loader(
-                source, SquareImage(16), batch_size=8, rank=world.rank, world_size=world.size, position=start.position
-            )
-        )
+        loader = parts.enter_context(run.loader(source, SquareImage(16), start))
         schedule = run.schedule(start, loader.order)
         if run.is_finished(start, schedule):
             return 0
