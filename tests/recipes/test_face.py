@@ -62,8 +62,8 @@ def test_the_log_says_who_what_and_where_the_time_went(curves):
         "rank 0 of 2 (horovod)",
         '"torch":',
         '"seed": 0',
-        "global batch 2 x 16 = 32",
-        "1120 images of 80 classes",
+        "1,120 images; global batch 2 x 16 = 32",
+        "classes 0 to 40 of 80;",
     ):
         assert text in printed
     line = next(line for line in printed.splitlines() if "step 20/30" in line)
@@ -144,7 +144,8 @@ def test_a_folder_that_mxnet_wrote_trains_with_rec_alone(tmp_path, style):
     write_with_mxnet(tmp_path / "rec", style)
     flags = f"--rec {tmp_path / 'rec'} --image-size 40 --batch-size 8 --max-steps 40"
     printed = train_here(tmp_path / "run", flags)
-    assert "30 images of 3 classes" in printed
+    assert "30 images;" in printed
+    assert "classes 0 to 3 of 3;" in printed
     curve = losses(tmp_path / "run")
     assert np.mean(curve[-5:]) < 0.5 * np.mean(curve[:5])
 

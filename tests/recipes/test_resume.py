@@ -37,17 +37,16 @@ def test_resume_continues_bit_by_bit(glyphs, tmp_path, launcher):
     assert result(parts)["steps"] == 12
     files = sorted(path.name for path in (whole / "checkpoints/step-00000012").glob("*.safetensors"))
     assert len(files) == (4 if launcher == "one process" else 6)
-    for name in files:
-        a, b = (load_file(root / "checkpoints/step-00000012" / name) for root in (whole, parts))
+    for name in (*(f"checkpoints/step-00000012/{name}" for name in files), "model.safetensors"):
+        a, b = (load_file(root / name) for root in (whole, parts))
         assert a.keys() == b.keys()
         assert all(torch.equal(a[key], b[key]) for key in a), name
-    models = [(root / "model.safetensors").read_bytes() for root in (whole, parts)]
-    assert models[0] == models[1]
 
 
 def test_a_checkpoint_of_version_0_1_goes_on(glyphs, tmp_path):
     """Bit by bit. Its manifest has no more than the flags to say of which model it is."""
-    flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --lr-scheduler constant --max-steps"
+    flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --lr-scheduler constant --warmup-steps 0"
+    flags += " --max-steps"
     train_here(tmp_path / "whole", f"{flags} 4 --precision fp16")
     train_here(tmp_path / "parts", f"{flags} 2 --precision fp16")
 
