@@ -11,6 +11,8 @@ from partial_fc import models
 from partial_fc.models.convnet import ConvNet
 from partial_fc.models.iresnet import DEPTHS, IResNet
 
+pytestmark = pytest.mark.slow
+
 Shapes = dict[str, tuple[int, ...]]
 
 
