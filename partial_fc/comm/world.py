@@ -206,7 +206,7 @@ class World(ABC):
     def start_all_to_all(
         self, t: Tensor, rows: Sequence[int] | None = None, arriving: Sequence[int] | None = None, *, name: str
     ) -> Work:
-        """Block r of this rank's t goes to rank r, in the background; the result is the blocks that the ranks had for
+        """Sends block r of this rank's t to rank r, in the background; the result is the blocks that the ranks had for
         this one, in rank order.
 
         rows: of each block, and arriving: of each block of the result, which is the block that rank r sends here; both

@@ -9,6 +9,8 @@ from partial_fc.models.convnet import ConvNet
 from partial_fc.train import activation_checkpointing
 from partial_fc.train.batch_norm import convert
 
+pytestmark = pytest.mark.slow
+
 B, D, SIDE = 4, 8, 24
 
 

@@ -387,6 +387,7 @@ def whole_folder(tmp_path_factory) -> tuple[Path, str]:
     return folder, (folder / "manifest.json").read_text()
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.data())
 def test_whatever_a_manifest_or_marker_says_errors_are_named(whole_folder, data):

@@ -244,6 +244,7 @@ def test_ssh_that_hangs(tmp_path, monkeypatch, capsys):
         Host("192.0.2.77")._run(["true"], "", 0.2)
 
 
+@pytest.mark.slow
 def test_this_machine(tmp_path, capsys):
     """All of it, as a user calls it."""
     report = tmp_path / "report.json"

@@ -12,6 +12,8 @@ from partial_fc.foreign.backbone_weights import load_arcface_torch
 from partial_fc.models.convnet import ConvNet
 from partial_fc.models.iresnet import DEPTHS, IResNet
 
+pytestmark = pytest.mark.slow
+
 Shapes = dict[str, tuple[int, ...]]
 
 

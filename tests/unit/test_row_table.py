@@ -77,6 +77,7 @@ def train(ours: RowTable, steps: range, prefetch: bool = True) -> None:
             ours.update(row_K, begin, end, grad[begin:end].clone(), 0.1 / (step + 1), step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("catch_up", ["none", "exact"])
 @pytest.mark.parametrize(
     ("optimizer", "dtype", "state_dtype"),
@@ -306,6 +307,7 @@ def test_rows_never_touched_take_no_disk_space(tmp_path):
     assert content.view(-1, 64)[row].all()
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_files_that_nobody_takes_for_the_truth(tmp_path):
     code = f"""
 import os, signal, torch

@@ -77,6 +77,7 @@ def test_every_class_has_its_turn_once_in_each_round(num_classes, rate):
             pytest.fail(f"no step begins a round in the block at {begin}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_classes", "rate"), [(BLOCK, 0.37), (50, 0.37), (7, 0.6), (2 * BLOCK + 5, 0.15)])
 def test_every_class_is_a_negative_equally_often(num_classes, rate):
     """Where rounds leave classes over: in the mean of many rounds. A class is in at most one step of a round, so its
@@ -89,6 +90,7 @@ def test_every_class_is_a_negative_equally_often(num_classes, rate):
     assert (count - expected).abs().max() < 5 * (expected * (1 - rate)) ** 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_classes", [200, BLOCK])
 def test_two_classes_meet_as_often_as_chance_says(num_classes):
     """Pairs within a block: drawn together with probability about rate squared."""
