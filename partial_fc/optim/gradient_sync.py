@@ -142,7 +142,7 @@ class GradientSync:
         return self._compressor.kind == "fp16"
 
     def finite(self) -> Tensor:
-        """Says whether all summed gradients are finite: bool scalar, equal on all ranks where the sums are. One pass of
+        """Says whether all summed gradients are finite: bool scalar. Equal on all ranks where the sums are. One pass of
         a sum, in which neither NaN nor infinity vanishes; only where that is not finite every value is looked at."""
         total = torch.stack([bucket.summed.sum() for bucket in self._buckets]).isfinite().all()
         if total:

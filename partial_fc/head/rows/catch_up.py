@@ -25,7 +25,7 @@ class CatchUp(Protocol):
         """One more step was made, with this learning rate."""
 
     def apply(self, centre_KD: Tensor, state: dict[str, Tensor], since_K: Tensor, step: int) -> None:
-        """Makes steps since_K[k] to step - 1 of each row k, in place. since_K: integers, ascending, below `step`."""
+        """Makes steps since_K[k] to step - 1 of row k, in place. since_K: integers, ascending, all below `step`."""
 
 
 def make(optimizer: RowOptimizer, rates: list[float], device: torch.device) -> CatchUp | None:

@@ -195,7 +195,7 @@ class RowTable:
             self._files.flush(self._num_steps)
 
     def close(self, ended_well: bool = True) -> None:
-        """Ends threads and closes files; the rows are not to be used after it. ended_well: what files say of it."""
+        """Ends threads and closes files; the rows are not to be used after it. ended_well: for the header of files."""
         if self._staging is not None:
             self._staging.close(write_back=ended_well)
         self._tables = {}

@@ -27,8 +27,8 @@ __all__ = ["Bucket", "CompressionKind", "Compressor", "GradientScale", "build_co
 
 def build_compressor(kind: CompressionKind, *, threshold: float = 0.5, rank: int = 4, seed: int = 0) -> Compressor:
     """Returns a compressor, for one GradientSync. threshold: of 2bit, in units of the gradient summed over images;
-    rank: of powersgd's matrices; seed: of powersgd's first guess. Raises ValueError for what is none of these or cannot
-    work."""
+    rank: of powersgd's matrices; seed: of powersgd's first guess. Raises ValueError for a kind that does not exist or a
+    number that cannot work."""
     if kind == "none":
         return NoCompression()
     if kind == "fp16":
