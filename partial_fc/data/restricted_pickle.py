@@ -2,8 +2,8 @@
 
 A pickle is a program for a small stack machine. Before Python's unpickler sees one, a walk over its operations lets
 pass only those of plain values, and no size or memo index beyond the file, which would be asked for as memory. The
-unpickler then gets stand-ins for the few functions that such values name: they check their arguments, call nothing
-of NumPy while reading, and cannot be changed by the file. Memory stays in proportion to the file.
+unpickler then gets stand-ins for the few functions that such values name: they check what they are given before NumPy
+sees it, and cannot be changed by the file. Memory stays in proportion to the file.
 """
 
 import io
@@ -24,7 +24,7 @@ _ALLOWED = """
     BINBYTES8 BYTEARRAY8 EMPTY_LIST LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 PUT BINPUT LONG_BINPUT
     MEMOIZE GET BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BUILD
 """.split()  # noqa: SIM905 (a list literal would be 45 lines)
-_OPERATIONS = {ord(opcode.code): opcode for opcode in pickletools.opcodes}
+_OPERATIONS = {ord(opcode.code): opcode for opcode in pickletools.opcodes if opcode.name in _ALLOWED}
 # Where a length stands before what it counts: its own bytes, and whether it is signed.
 _LENGTHS = {
     pickletools.TAKEN_FROM_ARGUMENT1: (1, False),
@@ -58,8 +58,11 @@ def _check_operations(content: bytes) -> list[int]:
     while opcode is None or opcode.name != "STOP":
         start = at
         opcode = _OPERATIONS.get(content[at]) if at < len(content) else None
-        if opcode is None or opcode.name not in _ALLOWED:
-            name = opcode.name if opcode else repr(content[at : at + 1])
+        if opcode is None:
+            code = content[at : at + 1]
+            name = next(
+                (other.name for other in pickletools.opcodes if other.code.encode("latin1") == code), repr(code)
+            )
             raise ValueError(f"{name} at byte {at} is no operation of plain values; damaged, or not a file of pairs")
         at = _end_of_argument(content, at + 1, opcode)
         if opcode.name in ("PUT", "LONG_BINPUT"):

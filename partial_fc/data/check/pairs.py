@@ -90,6 +90,7 @@ def _check_repetitions(hash_N: NDArray[np.uint64], same_P: NDArray[np.bool_], fi
     # Which of the two comes first makes no pair another one.
     ordered = np.sort(hash_P2, axis=1)
     _, first, of_pair, times = np.unique(ordered, axis=0, return_index=True, return_inverse=True, return_counts=True)
+    of_pair = of_pair.ravel()  # NumPy 2.0 gives it a second axis
     again = readable & (times[of_pair] > 1) & (first[of_pair] != np.arange(len(ordered)))
     add("warning", "pairs-again", "pairs occur more than once", again & ~identical)
     add(
