@@ -118,17 +118,20 @@ def check_identity(folder: object, manifest: dict[str, Any], recipe: str, contra
     """Raises ValueError, before any tensor is read, where a checkpoint is of another recipe, network or input."""
     then_recipe = manifest.get("recipe", "face")  # older ones were of face, or said so
     if then_recipe != recipe:
-        raise ValueError(f"{folder} is a checkpoint of recipe {then_recipe}, this is recipe {recipe}; use another "
-                         "--models-root")  # fmt: skip
+        raise ValueError(
+            f"{folder} is a checkpoint of recipe {then_recipe}, this is recipe {recipe}; use another --models-root"
+        )
     # Older ones have what made the contract among their flags.
     then = manifest.get("contract") or {
         name: str(value) for name, value in manifest.get("configuration", {}).items() if name in contract
     }
+    given = manifest.get("configuration", {})
     for name, now in contract.items():
         if name in then and then[name] != now:
+            what = flags.flag(name) if name in given else f"another {name} of the network:"
             raise ValueError(
-                f"{folder} was trained with {flags.flag(name)} {then[name]}, this run has {now}: its weights do not "
-                f"fit. Give {flags.flag(name)} {then[name]}, or another --models-root to start anew"
+                f"{folder} was trained with {what} {then[name]}, this run has {now}: its weights do not fit. Go on with "
+                "what it was trained with, or start anew with another --models-root"
             )
 
 
