@@ -2,8 +2,9 @@
 
 A pickle is a program for a small stack machine. Before Python's unpickler sees one, a walk over its operations lets
 pass only those of plain values, and no size or memo index beyond the file, which would be asked for as memory. The
-unpickler then gets stand-ins for the few functions that such values name: they check what they are given before NumPy
-sees it, and cannot be changed by the file. Memory stays in proportion to the file.
+unpickler reads the very operations that were checked, and gets stand-ins for the few functions that such values name:
+they check what they are given before NumPy sees it, and cannot be changed by the file. Memory stays in proportion to
+the file.
 """
 
 import io
@@ -38,23 +39,18 @@ _DTYPES: dict[str, np.dtype[Any] | None] = {d.str[1:]: d for d in map(np.dtype, 
 
 def loads(content: bytes) -> Any:
     """The value; its arrays are `Array`s. Raises ValueError for what is damaged or no pickle of plain values."""
-    bytearrays = _check_operations(content)
-    if bytearrays:
-        # One that is named many times would have to be copied as often.
-        changed = bytearray(content)
-        for at in bytearrays:
-            changed[at : at + 1] = pickle.BINBYTES8
-        content = bytes(changed)
+    operations = bytearray(content)
+    _check_operations(operations)
     try:
-        return _Unpickler(content).load()
+        return _Unpickler(operations).load()
     except (pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"damaged: {error}") from error
 
 
-def _check_operations(content: bytes) -> list[int]:
-    """Where bytearrays stand, which have the form of bytes. Raises ValueError for an operation that plain values do not
-    need, or that asks for more than the file has."""
-    at, opcode, bytearrays = 0, None, []
+def _check_operations(content: bytearray) -> None:
+    """Raises ValueError for an operation that plain values do not need, or that asks for more than the file has. Puts
+    others in the place of two, of the same length."""
+    at, opcode = 0, None
     while opcode is None or opcode.name != "STOP":
         start = at
         opcode = _OPERATIONS.get(content[at]) if at < len(content) else None
@@ -72,13 +68,15 @@ def _check_operations(content: bytes) -> list[int]:
             if not 0 <= index <= start:
                 raise ValueError(f"damaged: memo index {index} at byte {start}")
         elif opcode.name == "FRAME":
-            _check_length(content, at, int.from_bytes(content[start + 1 : at], "little"))
+            # Only says how much may be read ahead; but at an operation across a frame's end the unpickler loses bytes,
+            # and reads others than were checked. Three zeros are pushed and popped instead.
+            content[start:at] = b"K\x000" * 3
         elif opcode.name == "BYTEARRAY8":
-            bytearrays.append(start)
-    return bytearrays
+            # One that is named many times would have to be copied as often.
+            content[start : start + 1] = pickle.BINBYTES8
 
 
-def _end_of_argument(content: bytes, at: int, opcode: pickletools.OpcodeInfo) -> int:
+def _end_of_argument(content: bytearray, at: int, opcode: pickletools.OpcodeInfo) -> int:
     """Where the next operation stands, if this one's argument begins at `at`."""
     num_bytes = opcode.arg.n if opcode.arg else 0
     if num_bytes == pickletools.UP_TO_NEWLINE:
@@ -95,14 +93,14 @@ def _end_of_argument(content: bytes, at: int, opcode: pickletools.OpcodeInfo) ->
     return at + num_bytes
 
 
-def _check_length(content: bytes, at: int, num_bytes: int) -> None:
+def _check_length(content: bytearray, at: int, num_bytes: int) -> None:
     if not 0 <= num_bytes <= len(content) - at:
         left = max(0, len(content) - at)
         raise ValueError(f"cut off or damaged: {num_bytes} bytes are announced at byte {at}, {left} follow")
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytearray) -> None:
         super().__init__(io.BytesIO(content), encoding="bytes")  # Python 2's str, as which it wrote image files
         self._encoded: dict[int, tuple[str, bytes]] = {}
 
