@@ -20,6 +20,7 @@ from torch import Tensor
 from partial_fc.counter_rng import derive_key
 from partial_fc.data.order import Keyed, Order, Selection
 from partial_fc.data.sample import BadRecord, Sample, Source, naming
+from partial_fc.data.transform import channels_first
 
 Transform = Callable[[Sample, np.random.Generator], NDArray]
 
@@ -171,7 +172,7 @@ class Loader:
             np.copyto(data_B.numpy()[i], array, casting="no")
         assert data_B is not None
         return Batch(
-            data_B.movedim(-1, 1),
+            channels_first(data_B),
             label_B,
             key_B,
             selection.end / self.order.num_samples,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.sample import Sample
@@ -24,6 +25,13 @@ class SquareImage:
         image = decode(sample.image) if isinstance(sample.image, bytes) else sample.image
         image = fit(image, self.size)
         return image if self.augment is None else self.augment(image, rng)
+
+
+def channels_first(array_B: Tensor) -> Tensor:
+    """A batch of such arrays, (B, ..., C), as networks take it: a view (B, C, ...), channels-last in memory. Of one
+    channel, which lies like that either way, the strides are the plain ones: with the others torch's convolutions round
+    several times as much."""
+    return array_B.squeeze(-1).unsqueeze(1) if array_B.shape[-1] == 1 else array_B.movedim(-1, 1)
 
 
 def pixels(sample: Sample, _rng: np.random.Generator) -> NDArray[np.uint8]:

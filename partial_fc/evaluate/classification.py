@@ -16,6 +16,7 @@ from torch import Tensor
 
 from partial_fc.comm import World
 from partial_fc.data.sample import BadRecord, Sample, Source, naming
+from partial_fc.data.transform import channels_first
 from partial_fc.evaluate.evaluation import Forward
 
 _MOST_CLASSES = 1000  # of a confusion matrix
@@ -123,7 +124,7 @@ class Classification:
             # Not raised here: the other ranks would wait for this one. `_check` raises it on all of them.
             return index_B, nothing, nothing, error
         arrays, labels = zip(*pairs, strict=True)
-        return index_B, torch.from_numpy(np.stack(arrays)).movedim(-1, 1), torch.tensor(labels), None
+        return index_B, channels_first(torch.from_numpy(np.stack(arrays))), torch.tensor(labels), None
 
     def _load(self, index: int) -> tuple[NDArray, int]:
         sample = self.source.read(index)

@@ -40,6 +40,8 @@ def test_equals_the_tutorials_loop(digits, tmp_path):
     assert losses(tmp_path) == pytest.approx(curve, rel=1e-8)
     assert_same_weights(tmp_path, weights, 1e-9)
     assert np.mean(curve[-5:]) < np.mean(curve[:5])
+    train_here(digits, tmp_path / "fp32", "--max-steps 1")  # rounds once or twice in a few million
+    assert losses(tmp_path / "fp32") == pytest.approx(curve[:1], rel=1e-6)
 
 
 def test_what_is_printed_and_written(digits, tmp_path, capfd):

@@ -83,6 +83,12 @@ def test_pixels_labels_keys_and_layout() -> None:
     assert batch.epoch == 0.5
 
 
+def test_a_single_channel_has_plain_strides() -> None:
+    """Of all that describe its memory these are the ones with which convolutions round least."""
+    with Loader(Numbers(10), lambda sample, _: sample.image[:, :, :1], batch_size=2) as loader:
+        assert next(loader).input_B.stride() == (16, 16, 4, 1)
+
+
 def noise(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     return image ^ rng.integers(0, 256, image.shape, np.uint8)
 
