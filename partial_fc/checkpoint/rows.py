@@ -91,23 +91,12 @@ class Part:
 
     def read(self, classes: Tensor | range, names: Collection[str] | None = None) -> dict[str, Tensor]:
         """names: the columns to read; None: all."""
-        index = self._index(classes)
+        class_M = class_numbers(classes)
+        row_M = torch.searchsorted(self.tensors[_CLASS], class_M) if _CLASS in self.tensors else class_M - self.start
+        index: Tensor | slice = row_M
+        if len(row_M) and bool((row_M[1:] == row_M[:-1] + 1).all()):  # consecutive ones need no copy
+            index = slice(int(row_M[0]), int(row_M[-1]) + 1)
         return {name: t[index] for name, t in self.rows.items() if names is None or name in names}
-
-    def _index(self, classes: Tensor | range) -> Tensor | slice:
-        """Where in the tensors the rows of these classes lie; a slice, whose rows are not copied, where they are
-        consecutive."""
-        if isinstance(classes, range):
-            classes = torch.tensor((classes.start, classes.stop - 1))[: len(classes)]
-            index_M = self._locations(classes)
-            return slice(int(index_M[0]), int(index_M[-1]) + 1) if len(index_M) else slice(0, 0)
-        index_M = self._locations(classes)
-        if len(index_M) and bool((index_M[1:] == index_M[:-1] + 1).all()):
-            return slice(int(index_M[0]), int(index_M[-1]) + 1)
-        return index_M
-
-    def _locations(self, class_M: Tensor) -> Tensor:
-        return torch.searchsorted(self.tensors[_CLASS], class_M) if _CLASS in self.tensors else class_M - self.start
 
     def problem(self) -> str | None:
         """What is wrong with shapes and class numbers, if anything is."""

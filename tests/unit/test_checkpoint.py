@@ -8,21 +8,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from partial_fc import checkpoint
-from partial_fc.comm import SingleWorld
 from partial_fc.head import AdaFace, CosFace, CurricularFace, HardNegatives, PartialFC, Storage
 from partial_fc.head.rows import RowAdagrad
 from partial_fc.machine import PeakMemory
 from partial_fc.optim import backbone as backbone_optimizer
-
-D = 6
-
-
-class OneOf(SingleWorld):
-    """One rank of several, alone: enough for what needs no other rank (files, class ranges)."""
-
-    def __init__(self, rank: int, size: int):
-        super().__init__()
-        self.rank, self.size = rank, size
+from partial_fc.optim.rows import RowAdagrad
+from tests.unit.stored_checkpoints import D, OneOf, whole
 
 
 def head_of(rank: int, size: int, num_classes: int = 11, seed: int = 0, **options) -> PartialFC:
@@ -39,10 +30,6 @@ def touch(head: PartialFC, classes) -> None:
     head.rows.write(head.shard.start, head.shard.stop, class_M, rows)
 
 
-def whole(heads) -> dict[str, torch.Tensor]:
-    return {name: torch.cat([h.row_state()[name] for h in heads]) for name in heads[0].row_state()}
-
-
 def save(root, step, heads, keep=2, copy=True, **facts):
     """Every rank's part, one after the other: each believes itself alone in its folder, and leads there."""
     for head in heads:
@@ -53,24 +40,7 @@ def save(root, step, heads, keep=2, copy=True, **facts):
     return checkpoint.newest(root)
 
 
-@pytest.mark.parametrize(("saved_by", "loaded_by"), [(1, 1), (3, 1), (1, 3), (3, 2), (2, 5), (8, 3)])
-def test_any_number_of_ranks_loads_any_other(tmp_path, saved_by, loaded_by):
-    heads = [head_of(rank, saved_by) for rank in range(saved_by)]
-    for head in heads:
-        assert len(head.centres) == len(head.shard)  # makes the rows' start values
-        head.row_state()["momentum"].normal_()
-        head.num_steps = 7
-    found = checkpoint.Checkpoint(save(tmp_path, 3, heads))
-    others = [head_of(rank, loaded_by, seed=99) for rank in range(loaded_by)]
-    for other in others:
-        found.load_head(other)
-        assert other.num_steps == 7
-    for name in ("centres", "momentum"):
-        whole, again = (torch.cat([h.row_state()[name] for h in hs]) for hs in (heads, others))
-        assert torch.equal(whole, again)
-
-
-@pytest.mark.parametrize(("saved_by", "loaded_by"), [(1, 3), (3, 1), (3, 2), (2, 5)])
+@pytest.mark.parametrize(("saved_by", "loaded_by"), [(1, 3), (3, 1), (3, 2), (2, 5), (8, 3)])
 @pytest.mark.parametrize("sub_centres", [1, 3])
 @pytest.mark.parametrize(("touched", "num_files"), [((), 1), ((0, 5, 10), 1), (range(3, 9), 2), (range(11), 3)])
 def test_only_rows_that_exist_are_stored(tmp_path, monkeypatch, saved_by, loaded_by, sub_centres, touched, num_files):

@@ -116,7 +116,7 @@ def _scan_in_slices(
         if begin:
             world.barrier(name="data/looking")
         slices.append(_scan_slice(source, index_n[begin : begin + _SLICE], num_threads))
-    joined = ImageScan(**{name: np.concatenate([getattr(scan, name) for scan, _ in slices]) for name in _ARRAYS})
+    joined = ImageScan(**{name: np.concatenate([getattr(scan, name) for scan, _ in slices]) for name in _ARRAYS})  # type: ignore[arg-type]
     for number, (scan, _) in enumerate(slices):
         joined.messages |= {number * _SLICE + i: message for i, message in scan.messages.items()}
     return joined, np.concatenate([label_n for _, label_n in slices])
