@@ -46,9 +46,9 @@ torch() { run torchrun --standalone --nproc_per_node="$1" --no-python "${@:2}"; 
 two=(-n 2 --dist loadfile)
 
 if [ "$mode" = quick ]; then
-    stage "unit" 70 python -m pytest tests/unit "${two[@]}" -m "not slow" "$@"
+    stage "unit" 65 python -m pytest tests/unit "${two[@]}" -m "not slow" "$@"
     stage "transport, torchrun, 2 ranks" 20 torch 2 "${tests[@]}" -m transport
-    stage "recipe face, one rank and two" 25 python -m pytest tests/recipes/test_face.py -k two_processes_give_the_curve_of_one "$@"
+    stage "recipe face, one rank and two" 30 python -m pytest tests/recipes/test_face.py -k two_processes_give_the_curve_of_one "$@"
 else
     stage "unit" 150 python -m pytest tests/unit "${two[@]}" "$@"
     # The mathematics does not depend on the transport: all of it over these two, MPI on three ranks, by which the numbers of
