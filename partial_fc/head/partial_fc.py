@@ -312,7 +312,7 @@ class PartialFC:
     def row_losses(self, last_step: dict[str, Tensor], num_rows: int) -> Tensor:
         """The losses of this rank's num_rows rows, from `last_step` as a forward left it; all ranks' batches are of one
         size. Without label smoothing's part."""
-        loss_G = last_step["denominator"].log() - last_step["own_logit"]
+        loss_G = last_step["denominator"].log() - last_step["target_logit"]
         return loss_G[self.world.rank * num_rows :][:num_rows]
 
     def non_finite_classes(self, most: int = 5) -> list[int]:

@@ -130,8 +130,8 @@ def check_identity(folder: object, manifest: dict[str, Any], recipe: str, contra
         if name in then and then[name] != now:
             what = flags.flag(name) if name in given else f"another {name} of the network:"
             raise ValueError(
-                f"{folder} was trained with {what} {then[name]}, this run has {now}: its weights do not fit. Go on with "
-                "what it was trained with, or start anew with another --models-root"
+                f"{folder} was trained with {what} {then[name]}, this run has {now}: its weights do not fit. Go on "
+                "with what it was trained with, or start anew with another --models-root"
             )
 
 
