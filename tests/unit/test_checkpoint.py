@@ -12,7 +12,6 @@ from partial_fc.head import AdaFace, CosFace, CurricularFace, HardNegatives, Par
 from partial_fc.head.rows import RowAdagrad
 from partial_fc.machine import PeakMemory
 from partial_fc.optim import backbone as backbone_optimizer
-from partial_fc.optim.rows import RowAdagrad
 from tests.unit.stored_checkpoints import D, OneOf, whole
 
 
