@@ -64,10 +64,7 @@ _GLINT360K_CLASSES, _GLINT360K_IMAGES = 360_232, 17_091_657
 
 PRESETS: dict[str, Preset] = {
     "webface": Preset(
-        num_classes=10_575,
-        lr_steps=(20_000, 28_000),
-        max_steps=32_000,
-        val_targets=("lfw", "cfp_fp", "agedb_30"),
+        num_classes=10_575, lr_steps=(20_000, 28_000), max_steps=32_000, val_targets=("lfw", "cfp_fp", "agedb_30")
     ),
     "emore": Preset(
         num_classes=85_742,

@@ -28,11 +28,7 @@ class Output:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"--out {folder} is there already; give a new folder")
         self.folder = folder
-        self.manifest = {
-            **manifest,
-            "format": FORMAT,
-            "history": [*manifest.get("history", ()), made_by],
-        }
+        self.manifest = {**manifest, "format": FORMAT, "history": [*manifest.get("history", ()), made_by]}
         self.class_names = class_names
         self._existed = folder.exists()
         self._checksums: list[dict[str, str]] = [{} for _ in range(manifest["world_size"])]

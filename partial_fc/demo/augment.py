@@ -74,9 +74,4 @@ def affine(
     c, d = -ratio_y / scale[1] * sin, ratio_y / scale[1] * cos
     # Pixel i covers [i, i + 1): its centre is at i + 0.5, the centre of n pixels at (n - 1) / 2.
     x, y = (to_size[1] - 1) / 2 + move[0], (to_size[0] - 1) / 2 + move[1]
-    return np.array(
-        [
-            [a, b, (from_size[1] - 1) / 2 - a * x - b * y],
-            [c, d, (from_size[0] - 1) / 2 - c * x - d * y],
-        ]
-    )
+    return np.array([[a, b, (from_size[1] - 1) / 2 - a * x - b * y], [c, d, (from_size[0] - 1) / 2 - c * x - d * y]])

@@ -25,15 +25,7 @@ from PIL import features
 
 from partial_fc.data.pairs import write_pairs
 from partial_fc.data.recordio import RecordWriter, pack
-from partial_fc.demo.glyphs_fonts import (
-    CHINESE,
-    NEVER_TRAINED,
-    TYPEFACES,
-    Font,
-    characters,
-    choose,
-    find_fonts,
-)
+from partial_fc.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, characters, choose, find_fonts
 from partial_fc.demo.glyphs_pairs import FOLDS, SETS, choose_pairs, trained
 from partial_fc.demo.glyphs_render import SHAPE_SIDE, Glyph, Pen, Runner, workers
 
@@ -104,12 +96,7 @@ def build(options: GlyphOptions) -> None:
     # Made beside its place and renamed at the end: nobody ever meets half a set.
     folder = Path(tempfile.mkdtemp(prefix=f".{options.out.name}-", dir=options.out.parent))
     try:
-        pen = Pen(
-            tuple((font.path, font.index) for font in fonts),
-            options.image_size,
-            options.quality,
-            options.seed,
-        )
+        pen = Pen(tuple((font.path, font.index) for font in fonts), options.image_size, options.quality, options.seed)
         with workers(options.jobs) as run:
             class_typefaces = _drawn(pen, run, {code: trained(typefaces[code]) for code in classes})
             unseen_typefaces = _drawn(pen, run, {code: CHINESE for code in unseen})
@@ -190,10 +177,7 @@ def _write_training(
     if last > 2**24:
         raise ValueError(f"{last} records: InsightFace keeps their keys as float32, exact up to {2**24}; ask for fewer")
     label_of = {code: label for label, code in enumerate(typefaces)}
-    with (
-        RecordWriter(folder / "train.rec") as records,
-        open(folder / "train.lst", "w", encoding="utf-8") as lines,
-    ):
+    with RecordWriter(folder / "train.rec") as records, open(folder / "train.lst", "w", encoding="utf-8") as lines:
         records.write(0, pack((first_class_key, last), b""))
         jpegs = run(pen.jpegs, glyphs, "training images")
         for key, (glyph, jpeg) in enumerate(zip(glyphs, jpegs, strict=True), start=1):
@@ -242,12 +226,7 @@ def _write_manifest(
         "counts": counts,
         "never_trained_typeface": TYPEFACES[NEVER_TRAINED].name,
         "typefaces": [
-            {
-                "name": typeface.name,
-                "package": typeface.package,
-                "file": font.path.name,
-                "version": font.version,
-            }
+            {"name": typeface.name, "package": typeface.package, "file": font.path.name, "version": font.version}
             for typeface, font in zip(TYPEFACES, fonts, strict=True)
         ],
         "libraries": {

@@ -97,12 +97,7 @@ class ForeignRows:
     """The centres of all ranks, with an optimizer's state for training here. A rank's files at a time are in memory."""
 
     def __init__(
-        self,
-        files: CentreFiles,
-        num_classes: int | None,
-        state: dict[str, bool],
-        touched: int,
-        mxnet_lr: float | None,
+        self, files: CentreFiles, num_classes: int | None, state: dict[str, bool], touched: int, mxnet_lr: float | None
     ):
         """num_classes: all; None where the files say. state: the optimizer's columns by name, and whether they are as
         wide as centres; what the files do not have is zero. touched: steps that rows stand for. mxnet_lr: of the last

@@ -27,12 +27,7 @@ class HardNegatives:
     """The hard negatives of one rank: T lists, each k class numbers of its shard (int32), -1 where there are fewer."""
 
     def __init__(
-        self,
-        num_classes: int,
-        k: int,
-        every: int = 10,
-        capacity: int = 1 << 20,
-        device: torch.device | str = "cpu",
+        self, num_classes: int, k: int, every: int = 10, capacity: int = 1 << 20, device: torch.device | str = "cpu"
     ):
         if k < 1 or every < 1 or capacity < 1:
             raise ValueError(
@@ -56,13 +51,7 @@ class HardNegatives:
         return torch.unique(near[(near >= shard.start) & (near < shard.stop)]).long()
 
     def learn(
-        self,
-        label_G: Tensor,
-        unit_GD: Tensor,
-        table: Tensor,
-        row_S: Tensor | None,
-        class_N: Tensor,
-        step: int,
+        self, label_G: Tensor, unit_GD: Tensor, table: Tensor, row_S: Tensor | None, class_N: Tensor, step: int
     ) -> None:
         """Renews the lists of the batch's classes, in the steps that are multiples of `every`.
 

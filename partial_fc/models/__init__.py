@@ -7,14 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from partial_fc.models import iresnet
 from partial_fc.models.mobilefacenet import Bottleneck, MobileFaceNet
 
-__all__ = [
-    "BLOCKS",
-    "NAMES",
-    "SMALLEST_IMAGE",
-    "build",
-    "keeps_fp32",
-    "normalise",
-]
+__all__ = ["BLOCKS", "NAMES", "SMALLEST_IMAGE", "build", "keeps_fp32", "normalise"]
 
 NAMES = (*iresnet.DEPTHS, "mbf", "tiny")
 SMALLEST_IMAGE = 16  # pixels: halved four times, one is left
@@ -32,11 +25,7 @@ def normalise(image_B3HW: Tensor) -> Tensor:
 
 
 def build(
-    name: str,
-    embedding_size: int = 512,
-    image_size: int = 112,
-    in_channels: int = 3,
-    dropout: float = 0.0,
+    name: str, embedding_size: int = 512, image_size: int = 112, in_channels: int = 3, dropout: float = 0.0
 ) -> nn.Module:
     """A fresh backbone for square images of image_size pixels; torch's global generator seeds its weights.
 

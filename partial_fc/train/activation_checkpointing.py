@@ -75,10 +75,7 @@ class _Again(AbstractContextManager):
             setattr(norm, name, buffer.clone())
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for norm, name, buffer in self._kept:
             setattr(norm, name, buffer)

@@ -216,9 +216,7 @@ _CONVERTED: dict[str, type | tuple[type, ...]] = {
 }
 
 # Would change what is learned, and is not there: key -> (the value that asks for nothing, remedy).
-_REFUSED = {
-    "dali_aug": (False, "DALI's augmentations are not implemented; set it to False"),
-}
+_REFUSED = {"dali_aug": (False, "DALI's augmentations are not implemented; set it to False")}
 
 # Changes only how, not what, is learned: key -> (the value about which nothing need be said, note).
 _WITHOUT_MEANING = {

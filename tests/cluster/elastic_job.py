@@ -85,15 +85,7 @@ def running(
     notices_soon(hosts)
     launch = ["timeout", "--kill-after=5", "900", "horovodrun", "-np", str(sum(slots)), "--min-np", "1"]
     launch += ["--host-discovery-script", "hosts/discover.sh", "--blacklist-cooldown-range", "3", "5"]
-    launch += [
-        "--network-interfaces",
-        "eth0",
-        "--disable-cache",
-        "bash",
-        "config.sh",
-        "--models-root",
-        str(root),
-    ]
+    launch += ["--network-interfaces", "eth0", "--disable-cache", "bash", "config.sh", "--models-root", str(root)]
     constant = ["--lr-scheduler", "constant", "--max-steps", "1000000", "--frequent", "4"]
     with (
         (root / "out").open("w") as out,
@@ -178,10 +170,7 @@ def many_times(given: argparse.Namespace, flags: list[str], limit_s: float = 30.
     chance = random.Random(given.seed)
     first_host, second_host = map(int, given.processes.split("+"))
     flags = ["--checkpoint-every", "50", *flags]
-    with (
-        two_hosts() as hosts,
-        running(hosts, environment(), given.root, flags, (first_host, second_host)) as job,
-    ):
+    with two_hosts() as hosts, running(hosts, environment(), given.root, flags, (first_host, second_host)) as job:
         job.wait_for("step 20/")
         for number in range(given.rounds):
             steps_told = len(re.findall(_STEP, job.printed))

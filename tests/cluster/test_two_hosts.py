@@ -17,17 +17,7 @@ FLAGS = [*JOB, "--max-steps", str(STEPS)]
 
 def horovodrun(transport: str, models_root: Path) -> list[str]:
     """--disable-cache: or it writes into the user's home that these addresses answer."""
-    launch = [
-        "horovodrun",
-        transport,
-        "-np",
-        "2",
-        "-H",
-        HOSTS,
-        "--network-interfaces",
-        "eth0",
-        "--disable-cache",
-    ]
+    launch = ["horovodrun", transport, "-np", "2", "-H", HOSTS, "--network-interfaces", "eth0", "--disable-cache"]
     return [*launch, "bash", "config.sh", "--models-root", str(models_root), *FLAGS]
 
 

@@ -26,10 +26,7 @@ def record_files() -> list[Files]:
     """im2rec's layout; InsightFace's, with identity records and a property file; records split at a magic number."""
     magic = MAGIC.to_bytes(4, "little")
     plain = [(key, pack(float(key % 3), _png(key), key)) for key in range(6)]
-    identity = [
-        (0, pack([4.0, 6.0], b"")),
-        *((key, pack([float(key // 2), 1.0], _png(key), key)) for key in (1, 2, 3)),
-    ]
+    identity = [(0, pack([4.0, 6.0], b"")), *((key, pack([float(key // 2), 1.0], _png(key), key)) for key in (1, 2, 3))]
     identity += [(4, pack([1.0, 2.0], b"")), (5, pack([2.0, 4.0], b""))]
     split = [
         (7, pack(1.0, b"abcd" + magic + magic + b"xy", 7)),

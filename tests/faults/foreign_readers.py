@@ -116,20 +116,7 @@ def read_torch_centres(folder: Path) -> None:
 
 _SIZES = tuple(struct.pack("<q", size) for size in (0, -1, 2**62, 2**63 - 1))
 _CODE = (
-    *(
-        b"**",
-        b"**64",
-        b"//0",
-        b"%",
-        b"-",
-        b"(" * 90,
-        b"[" * 90,
-        b"9" * 400,
-        b"1e308",
-        b"{1: 2}",
-        b"**{}",
-        b"f'{1}'",
-    ),
+    *(b"**", b"**64", b"//0", b"%", b"-", b"(" * 90, b"[" * 90, b"9" * 400, b"1e308", b"{1: 2}", b"**{}", b"f'{1}'"),
     *(b"# coding: " + name + b"\n" for name in (b"rot13", b"utf-7", b"idna", b"undefined")),
     *(b"__import__('os').mkdir('pwned')", b"lambda: 0", b"edict({})", b"config.", b"config = edict()\n"),
     *(b"\\N{BEL}", b"'\\ud800'", b"1j", b"...", b"config.network", b"10**64*10**64"),

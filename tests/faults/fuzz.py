@@ -18,13 +18,7 @@ import atheris
 
 # What is imported in here counts which of its lines are reached.
 with atheris.instrument_imports(
-    include=[
-        "partial_fc.data",
-        "partial_fc.checkpoint",
-        "partial_fc.models",
-        "partial_fc.foreign",
-        "recipes",
-    ]
+    include=["partial_fc.data", "partial_fc.checkpoint", "partial_fc.models", "partial_fc.foreign", "recipes"]
 ):
     from tests.faults.readers import READERS
     from tests.faults.trial import Trial
@@ -97,19 +91,8 @@ def main() -> None:
     session = Session(READERS[options.reader], folder, options.inputs)
     for number, files in enumerate(session.trial.seeds):
         (session.corpus / f"seed-{number}").write_bytes(files[session.reader.changed])
-    libfuzzer = [
-        f"-seed={options.seed}",
-        "-max_len=65536",
-        "-len_control=0",
-        "-timeout=60",
-        "-rss_limit_mb=8192",
-    ]
-    libfuzzer += [
-        "-verbosity=0",
-        "-close_fd_mask=2",
-        f"-artifact_prefix={session.found}/",
-        str(session.corpus),
-    ]
+    libfuzzer = [f"-seed={options.seed}", "-max_len=65536", "-len_control=0", "-timeout=60", "-rss_limit_mb=8192"]
+    libfuzzer += ["-verbosity=0", "-close_fd_mask=2", f"-artifact_prefix={session.found}/", str(session.corpus)]
     atheris.Setup([sys.argv[0], *libfuzzer], session.one, custom_mutator=session.change)
     atheris.Fuzz()
 

@@ -58,13 +58,7 @@ def attack(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
     assert last.wait(num_steps) == [0, 0], last.output()
     _check_resumed(last, before, _losses(killed) != losses)
     _check_equal(whole, killed, num_steps)
-    return {
-        "rounds": rounds,
-        "seed": seed,
-        "killed": counts,
-        "steps": num_steps,
-        "most_steps_lost": max(lost),
-    }
+    return {"rounds": rounds, "seed": seed, "killed": counts, "steps": num_steps, "most_steps_lost": max(lost)}
 
 
 def _wait_for(moment: str, running: Ranks, models_root: Path, random: Random) -> bool:

@@ -20,23 +20,8 @@ OUT_S = 3.0
 
 
 def start(hosts: TwoHosts, models_root: Path, port: int) -> list[subprocess.Popen[str]]:
-    pipes = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.STDOUT,
-        "text": True,
-    }
-    words = [
-        "timeout",
-        "200",
-        sys.executable,
-        "train.py",
-        "face",
-        *SMALL,
-        *JOB,
-        "--models-root",
-        str(models_root),
-    ]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    words = ["timeout", "200", sys.executable, "train.py", "face", *SMALL, *JOB, "--models-root", str(models_root)]
     words += ["--nodes", "2", "--gpus", "1", "--master-addr", ADDRESSES[0], "--master-port", str(port)]
     return [hosts.start(i, [*words, "--nr", str(i)], env=environment(), **pipes) for i in (0, 1)]
 

@@ -24,8 +24,7 @@ on_gpu = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not INTERPRETED and not torch.cuda.is_available(),
-        reason="no CUDA device, and TRITON_INTERPRET is not 1",
+        not INTERPRETED and not torch.cuda.is_available(), reason="no CUDA device, and TRITON_INTERPRET is not 1"
     ),
 ]
 

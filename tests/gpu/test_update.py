@@ -6,10 +6,7 @@ import torch
 from partial_fc.comm import SingleWorld
 from tests.parallel.test_update import disturb, everything, job_of, make, micro_batches
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")]
 
 
 @pytest.mark.parametrize("mode", ["bf16", "fp16", "fp16-o2"])

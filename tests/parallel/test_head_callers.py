@@ -35,7 +35,7 @@ def test_where_gradients_are_averaged_features_get_w_times_theirs(world):
 def test_evaluation_takes_two_collectives(world):
     head = PartialFC(CLASSES, D, CosFace(), 0.3, world)
     feat, label = batch(world)
-    with world.counted() as traffic, torch.no_grad():
+    with world.count_traffic() as traffic, torch.no_grad():
         head(feat.float().requires_grad_(), label)
     assert traffic.calls == {"head/gather": 1, "head/softmax": 1}
 

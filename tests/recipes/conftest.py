@@ -68,13 +68,7 @@ def environment() -> dict[str, str]:
 def run(command: list[str], expect: int = 0) -> str:
     """Runs to the end and returns what it printed; fails, showing that, where the exit status is another."""
     done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
+        command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
     )
     ended_well = done.returncode == 0
     assert ended_well == (expect == 0), f"{' '.join(command)}\nexit status {done.returncode}\n{done.stdout[-6000:]}"

@@ -21,10 +21,7 @@ RUNS = {  # name -> faults, flags
     "skip": ("nan@9 nan@10", "--on-nan skip --max-skips 2"),
     "too many skips": ("nan@9 nan@10 nan@11", "--on-nan skip --max-skips 2"),
     "rollback": ("nan@9", "--on-nan rollback --sample-rate 0.5"),
-    "rollback of files": (
-        "nan@9",
-        "--on-nan rollback --sample-rate 0.5 --centre-place disk --centre-path ROWS",
-    ),
+    "rollback of files": ("nan@9", "--on-nan rollback --sample-rate 0.5 --centre-place disk --centre-path ROWS"),
     "too many rollbacks": ("nan@9,9", "--on-nan rollback --max-rollbacks 2"),
     "nowhere to go back to": ("nan@3", "--on-nan rollback"),
     "desync": ("bit@6", "--desync-every 4"),

@@ -36,16 +36,7 @@ def command(name: str, root: Path, glyphs: Path, digits: Path) -> list[str]:
     if name == "mnist":
         words = ["mnist", "--gpus", "2", "--data-dir", str(digits), "--batch-size", "10", "--n-workers", "1"]
         return [sys.executable, "train.py", *words, "--epochs", str(LONG), "--models-root", str(root)]
-    flags = [
-        *SMALL,
-        "--dataset",
-        "glyphs",
-        "--rec",
-        str(glyphs),
-        *shlex.split(FLAGS),
-        "--max-steps",
-        str(LONG),
-    ]
+    flags = [*SMALL, "--dataset", "glyphs", "--rec", str(glyphs), *shlex.split(FLAGS), "--max-steps", str(LONG)]
     flags += ["--models-root", str(root)]
     if name == "own launch":
         flags += ["--gpus", "2"]

@@ -6,16 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.recipes.conftest import (
-    LAUNCHERS,
-    change_manifest,
-    losses,
-    result,
-    several,
-    train,
-    train_here,
-    train_several,
-)
+from tests.recipes.conftest import LAUNCHERS, change_manifest, losses, result, several, train, train_here, train_several
 
 
 @pytest.mark.parametrize("launcher", ["one process", "horovodrun --gloo", "torchrun"])

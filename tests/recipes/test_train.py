@@ -27,12 +27,7 @@ def ranks(folder: Path, flags: list[str]) -> list[subprocess.CompletedProcess[st
             [sys.executable, "train.py", "face", "--models-root", str(folder), *SMALL, *shlex.split(own)],
             cwd=ROOT,
             env=environment()
-            | {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            }
+            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(len(flags))),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -255,12 +255,7 @@ def test_error_of_a_value_names_the_file(tmp_path):
         load(write(tmp_path, HEAD + "config.batch_sizes = 1"))
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "harmless"),
-    [
-        ("dali_aug", True, False),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "harmless"), [("dali_aug", True, False)])
 def test_what_would_change_the_result_is_refused(key, value, harmless):
     with pytest.raises(ValueError, match=rf"config\.{key} = "):
         translate({key: value})

@@ -81,11 +81,7 @@ def test_names_are_read_line_by_line(tmp_path):
 @pytest.mark.parametrize(
     ("stored", "now", "message"),
     [
-        (
-            ("a", "c"),
-            ("a", "b", "c"),
-            "class 1 is 'c'; it is 'b' in the data set, which has 3 classes, the .* 2",
-        ),
+        (("a", "c"), ("a", "b", "c"), "class 1 is 'c'; it is 'b' in the data set, which has 3 classes, the .* 2"),
         (("a", "b"), ("a", "b", "c"), "class 2 is not there; it is 'c'"),
         (("a", "b", "c"), ("a", "b"), "class 2 is 'c'; it is '2' in the data set"),
     ],

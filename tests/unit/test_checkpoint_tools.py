@@ -74,11 +74,7 @@ def test_folders_of_two_checkpoints_are_refused(tmp_path):
 
 
 def owed(value: float) -> dict[str, torch.Tensor]:
-    return {
-        "exchange/residual/w": torch.full((3,), value),
-        "exchange/q/w": torch.ones(2),
-        "buffer/n": torch.ones(1),
-    }
+    return {"exchange/residual/w": torch.full((3,), value), "exchange/q/w": torch.ones(2), "buffer/n": torch.ones(1)}
 
 
 def test_what_compression_owes_is_joined_and_running_statistics_of_ranks_are_left_out(tmp_path, capsys):
@@ -174,13 +170,7 @@ def one(folder: Path, pattern: str) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "backbone.safetensors",
-        "class-names.txt",
-        "head-00001-*",
-        "rank-00002-of-00003.safetensors",
-        "manifest.json",
-    ],
+    ["backbone.safetensors", "class-names.txt", "head-00001-*", "rank-00002-of-00003.safetensors", "manifest.json"],
 )
 def test_each_file_that_is_damaged_or_missing_is_named(tmp_path, capsys, name):
     save(tmp_path / "a", heads_of(3), names=list("abcdefghijk"), local=[owed(1.0)] * 3)
@@ -272,12 +262,7 @@ def test_what_differs_is_shown_with_class_numbers(tmp_path, capsys):
     for head in heads:
         rows = head.row_state()["momentum"]
         rows[-1] += 0.5
-    save(
-        tmp_path / "b",
-        heads,
-        configuration={"lr": 0.2, "seed": 0},
-        backbone={"w": torch.tensor([0.0, 1.0, 5.0])},
-    )
+    save(tmp_path / "b", heads, configuration={"lr": 0.2, "seed": 0}, backbone={"w": torch.tensor([0.0, 1.0, 5.0])})
     assert diff(DiffOptions(tmp_path / "a", tmp_path / "b")) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "(aside) configuration.lr: 0.1 | 0.2" in lines
@@ -370,13 +355,7 @@ def test_checkpoints_without_a_head_are_looked_at_too(tmp_path, capsys):
 
 
 ANYTHING = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-3, 1 << 70),
-    st.floats(),
-    st.text(max_size=3),
-    st.just([]),
-    st.just({}),
+    st.none(), st.booleans(), st.integers(-3, 1 << 70), st.floats(), st.text(max_size=3), st.just([]), st.just({})
 )
 
 

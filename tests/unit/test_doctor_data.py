@@ -122,11 +122,7 @@ PAIRS = {
     "with itself": (pairs_of(HALF, {1: picture(0)}), {"pairs-identical": 1}, 0),
     "with itself, as two": (pairs_of(HALF, {3: picture(2)}), {"pairs-contradict": 1}, 1),
     "twice": (pairs_of(HALF, {4: picture(1), 5: picture(0)}), {"pairs-again": 1}, 0),
-    "twice, otherwise": (
-        pairs_of(HALF, {6: picture(0), 7: picture(1)}),
-        {"pairs-again": 1, "pairs-two-answers": 1},
-        1,
-    ),
+    "twice, otherwise": (pairs_of(HALF, {6: picture(0), 7: picture(1)}), {"pairs-again": 1, "pairs-two-answers": 1}, 1),
 }
 
 

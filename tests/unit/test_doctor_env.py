@@ -29,10 +29,7 @@ GOOD = {
     "shm_bytes": 1 << 35,
     "disk": {"path": "/data", "free_bytes": 1 << 40, "writable": True},
     "open_files": [65536, 65536],
-    "interfaces": {
-        "lo": {"address": "127.0.0.1", "mbps": -1},
-        "eth0": {"address": "10.0.0.1", "mbps": 100000},
-    },
+    "interfaces": {"lo": {"address": "127.0.0.1", "mbps": -1}, "eth0": {"address": "10.0.0.1", "mbps": 100000}},
     "own_address": "10.0.0.1",
     "routes": {"10.0.0.2": {"address": "10.0.0.2", "source": "10.0.0.1", "interface": "eth0"}},
     "environment": {"NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0"},
@@ -198,10 +195,7 @@ def test_an_end_that_hangs_up_is_an_error():
 def test_answers_are_found_among_what_shells_print_and_failures_are_told(tmp_path):
     ask = Host("localhost").ask
     # A Python that greets, as a login script would; then one that fails.
-    for body, expected in (
-        ("echo welcome; exec", None),
-        ("echo no such module >&2; exit 3 #", "no such module"),
-    ):
+    for body, expected in (("echo welcome; exec", None), ("echo no such module >&2; exit 3 #", "no such module")):
         python = tmp_path / "python"
         python.write_text(f'#!/bin/sh\n{body} {sys.executable} "$@"\n')
         python.chmod(0o755)

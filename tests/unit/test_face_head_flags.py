@@ -62,10 +62,7 @@ def test_hard_negatives_are_off_unless_asked_for():
         ("--centre-place disk", "--centre-place disk and --centre-path DIR go together"),
         ("--centre-path rows", "--centre-place disk and --centre-path DIR go together"),
         ("--centre-place disk --centre-path setup.cfg", "--centre-path setup.cfg is a file"),
-        (
-            "--centre-state-dtype bf16 --head-optimizer adagrad",
-            "with --head-optimizer adagrad: its state is one",
-        ),
+        ("--centre-state-dtype bf16 --head-optimizer adagrad", "with --head-optimizer adagrad: its state is one"),
         ("--centre-dtype fp16 --head-optimizer adamw", "AdamW with its state in fp16"),
         ("--centre-state-dtype fp16 --optimizer adamw", "AdamW with its state in fp16"),
         ("--head-optimizer nesterov --momentum 0", "--head-optimizer nesterov with --momentum 0"),

@@ -115,16 +115,10 @@ def test_a_file_cut_short_is_refused(tmp_path, cut):
         (b"PK\x03\x04" + bytes(60), "begins with 0x.*expected 0x112"),
         (struct.pack("<QQQ", 0x112, 0, 1 << 60), "arrays in a file of 24 bytes"),
         (ndarray_file(np.ones((2, 2), np.float32), magic=0xF993FAC8), "expected 0xf993fac9"),
-        (
-            ndarray_file(np.ones((2, 2), np.float32), numbers=(1 << 62, 1 << 62)),
-            "needs .* bytes; 24 are left",
-        ),
+        (ndarray_file(np.ones((2, 2), np.float32), numbers=(1 << 62, 1 << 62)), "needs .* bytes; 24 are left"),
         (ndarray_file(np.ones((2, 2), np.float32), numbers=(-1, -4)), "are left"),
         (ndarray_file(np.ones((2, 2), np.float32)) + b"x", "1 bytes are left over"),
-        (
-            ndarray_file(np.ones(2, np.float32), np.ones(2, np.float32), names=("a", "a")),
-            "two arrays have one name",
-        ),
+        (ndarray_file(np.ones(2, np.float32), np.ones(2, np.float32), names=("a", "a")), "two arrays have one name"),
         (ndarray_file(np.ones(2, np.float32), names=("a", "b")), "2 names for 1 arrays"),
     ],
 )
@@ -350,10 +344,7 @@ def test_files_of_other_runs_or_kinds_are_refused(tmp_path):
     files = tmp_path / "rank_0_softmax_weight.pt", other / "rank_1_softmax_weight.pt"
     for paths, message in (
         ((tmp_path, other), "are both of rank 0: give one set"),
-        (
-            files,
-            r"2 file\(s\) with 4, 5 rows; expected 5 in .*rank_0_softmax_weight.pt: are all files of one run",
-        ),
+        (files, r"2 file\(s\) with 4, 5 rows; expected 5 in .*rank_0_softmax_weight.pt: are all files of one run"),
         ((tmp_path / "rank_1_softmax_weight.pt",), "none of rank 0"),
         ((*files, tmp_path / "rank_0_softmax_weight_mom.pt"), "the momentum of rank 1 is missing"),
         ((other / "nothing.pt",), "nothing.pt not found"),

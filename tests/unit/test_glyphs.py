@@ -16,15 +16,7 @@ from partial_fc.data.pairs import read_pairs
 from partial_fc.data.recordio import RecordReader, unpack
 from partial_fc.demo import glyphs
 from partial_fc.demo.glyphs import GlyphOptions, build
-from partial_fc.demo.glyphs_fonts import (
-    CHINESE,
-    NEVER_TRAINED,
-    TYPEFACES,
-    Font,
-    characters,
-    choose,
-    find_fonts,
-)
+from partial_fc.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, characters, choose, find_fonts
 from partial_fc.demo.glyphs_pairs import SETS, lookalikes
 from partial_fc.demo.glyphs_render import Glyph, Pen, workers
 from partial_fc.demo.glyphs_sheet import SheetOptions, contact_sheet
@@ -284,8 +276,7 @@ def test_other_options_or_damage_are_errors(folder: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("pairs", 6010), ("num_classes", 0), ("quality", 101), ("num_unseen", 100), ("image_size", 8)],
+    ("field", "value"), [("pairs", 6010), ("num_classes", 0), ("quality", 101), ("num_unseen", 100), ("image_size", 8)]
 )
 def test_options_are_checked(field: str, value: int) -> None:
     with pytest.raises(ValueError, match=field):

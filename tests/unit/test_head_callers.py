@@ -62,7 +62,7 @@ def test_the_cpp_kernel_reads_no_memory_that_is_not_there(name, change):
 def test_evaluation_gives_the_loss_and_learns_nothing(margin, mode):
     head = PartialFC(200, D, margin, 0.2, hard_negatives=HardNegatives(200, k=2, every=1))
     feat, label = batch()
-    with head.world.counted() as traffic, mode():
+    with head.world.count_traffic() as traffic, mode():
         # A tensor of inference mode, and one that requires a gradient.
         losses = [head(feat * 1.0, label).item(), head(feat, label).item()]
     assert head.margin_state == margin.state()

@@ -101,17 +101,7 @@ def test_resume_by_position_is_exact_for_any_number_of_ranks_and_threads() -> No
         position = loader.position
     assert position == 54
     rest = [
-        take(
-            loader_of(
-                Numbers(50),
-                batch_size=3,
-                augment=noise,
-                position=position,
-                rank=rank,
-                world_size=2,
-            ),
-            11,
-        )
+        take(loader_of(Numbers(50), batch_size=3, augment=noise, position=position, rank=rank, world_size=2), 11)
         for rank in range(2)
     ]
     for expected, left, right in zip(whole[9:], *rest, strict=True):

@@ -10,13 +10,7 @@ from partial_fc.data.transform import SquareImage
 
 def loader(position: int = 0) -> Loader:
     return Loader(
-        Synthetic(7, 8, 50),
-        SquareImage(8, mirror),
-        batch_size=3,
-        rank=1,
-        world_size=2,
-        seed=5,
-        position=position,
+        Synthetic(7, 8, 50), SquareImage(8, mirror), batch_size=3, rank=1, world_size=2, seed=5, position=position
     )
 
 

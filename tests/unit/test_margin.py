@@ -5,15 +5,7 @@ import math
 import pytest
 import torch
 
-from partial_fc.head.margin import (
-    ArcFace,
-    CombinedMargin,
-    CosFace,
-    Negatives,
-    Softmax,
-    SphereFace,
-    value_and_slope,
-)
+from partial_fc.head.margin import ArcFace, CombinedMargin, CosFace, Negatives, Softmax, SphereFace, value_and_slope
 from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
 
 COS = torch.linspace(-0.99, 0.99, 199, dtype=torch.float64)

@@ -170,8 +170,7 @@ def test_the_last_layer_stays_fp32_under_autocast(name, last):
 
 
 @pytest.mark.parametrize(
-    ("name", "wide"),
-    [("r18", ["fc", "features"]), ("tiny", ["fc", "features"]), ("mbf", ["conv_sep", "features"])],
+    ("name", "wide"), [("r18", ["fc", "features"]), ("tiny", ["fc", "features"]), ("mbf", ["conv_sep", "features"])]
 )
 def test_what_stays_fp32_beside_16_bit_weights(name, wide):
     model = models.build(name, embedding_size=16, image_size=16)

@@ -34,12 +34,7 @@ def test_insightface_layout(tmp_path: Path) -> None:
     assert (tmp_path / "out/train.lst").read_text().splitlines()[2] == "1\tclass2/0.png\t2"
     reader = RecordReader(tmp_path / "out/train.rec")
     assert unpack(reader.read(0))[0].label.tolist() == [7, 11]
-    assert [unpack(reader.read(key))[0].label.tolist() for key in range(7, 11)] == [
-        [1, 3],
-        [3, 3],
-        [3, 6],
-        [6, 7],
-    ]
+    assert [unpack(reader.read(key))[0].label.tolist() for key in range(7, 11)] == [[1, 3], [3, 3], [3, 6], [6, 7]]
     packed, files = RecordSource(tmp_path / "out"), ImageFolder(tmp_path / "in")
     assert packed.num_classes == 4
     # Images of the right size are copied byte for byte.

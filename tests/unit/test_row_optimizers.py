@@ -45,10 +45,7 @@ class DenseRowAdagrad(torch.optim.Optimizer):
 PAIRS = [
     (RowSGD(0.9, 0.01), partial(torch.optim.SGD, momentum=0.9, weight_decay=0.01)),
     (RowSGD(0.0, 0.0), torch.optim.SGD),
-    (
-        RowSGD(0.8, 0.02, nesterov=True),
-        partial(torch.optim.SGD, momentum=0.8, weight_decay=0.02, nesterov=True),
-    ),
+    (RowSGD(0.8, 0.02, nesterov=True), partial(torch.optim.SGD, momentum=0.8, weight_decay=0.02, nesterov=True)),
     (RowAdamW(weight_decay=0.1), partial(torch.optim.AdamW, weight_decay=0.1)),
     (RowAdamW(0.7, 0.9, 1e-3, 0.0), partial(torch.optim.AdamW, betas=(0.7, 0.9), eps=1e-3, weight_decay=0.0)),
     (RowAdam(weight_decay=0.1), partial(DenseRowAdam, weight_decay=0.1)),

@@ -32,11 +32,7 @@ def make(tmp_path, monkeypatch):
     made: list[RowTable] = []
 
     def centres(
-        place: str = "device",
-        optimizer: RowOptimizer | None = None,
-        dtype=torch.float32,
-        state_dtype=None,
-        **o,
+        place: str = "device", optimizer: RowOptimizer | None = None, dtype=torch.float32, state_dtype=None, **o
     ):
         monkeypatch.setattr(module, "indexes_copies", lambda storage, device: "copies" in place)
         kind = place.split(",")[0]

@@ -178,16 +178,7 @@ def test_run_starts_one_process_per_slot(mpirun):
 
 
 def test_run_takes_the_local_host_file_by_default_and_passes_the_environment(mpirun):
-    done = run(
-        mpirun,
-        "bash",
-        mpirun / "run.sh",
-        "--lr",
-        "1",
-        NCCL_DEBUG="INFO",
-        NETWORK_INTERFACE="eth7",
-        SECRET="x",
-    )
+    done = run(mpirun, "bash", mpirun / "run.sh", "--lr", "1", NCCL_DEBUG="INFO", NETWORK_INTERFACE="eth7", SECRET="x")
     words = done.stdout.splitlines()
     assert words[words.index("-np") + 1] == "2"
     assert "NCCL_DEBUG" in words

@@ -136,12 +136,7 @@ def test_state_dict_and_parameters_are_the_same_objects():
     after = convert(model, ThreadWorld(Ring(2), 0)).state_dict(keep_vars=True)
     assert list(before) == list(after)
     assert all(before[name] is after[name] for name in before)
-    assert [type(module) for module in model][::2] == [
-        GlobalBatchNorm,
-        GlobalBatchNorm,
-        nn.Flatten,
-        GlobalBatchNorm,
-    ]
+    assert [type(module) for module in model][::2] == [GlobalBatchNorm, GlobalBatchNorm, nn.Flatten, GlobalBatchNorm]
 
 
 def test_eval_uses_running_statistics_without_collectives():

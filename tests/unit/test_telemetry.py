@@ -158,8 +158,7 @@ def test_reports_repeat_and_move_on():
 
 
 @pytest.mark.parametrize(
-    ("rate", "sub_centres", "place"),
-    [(0.2, 1, "device"), (1.0, 1, "host"), (0.2, 2, "device"), (0.2, 1, "disk")],
+    ("rate", "sub_centres", "place"), [(0.2, 1, "device"), (1.0, 1, "host"), (0.2, 2, "device"), (0.2, 1, "disk")]
 )
 def test_a_head_in_training_reports(rate, sub_centres, place, tmp_path):
     storage = Storage(torch.bfloat16, place=place, path=tmp_path if place == "disk" else None)

@@ -145,10 +145,7 @@ def remove(options: RemoveOptions) -> None:
         raise ValueError(f"{len(gone)} of {len(names)} classes would go; name at least one, and not all")
     plan = Plan([names[number] for number in kept], kept)
     remap_classes.write(
-        stored,
-        plan,
-        options.out,
-        f"{len(gone)} classes removed from {stored.where}: {_some(names[n] for n in gone)}",
+        stored, plan, options.out, f"{len(gone)} classes removed from {stored.where}: {_some(names[n] for n in gone)}"
     )
 
 

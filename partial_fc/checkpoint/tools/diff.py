@@ -62,10 +62,7 @@ def differences(first: CheckpointOnDisk, second: CheckpointOnDisk) -> Iterator[t
     if first.names() != second.names():
         pairs = zip(first.names(), second.names(), strict=False)
         number = next((i for i, (one, two) in enumerate(pairs) if one != two), None)
-        yield (
-            True,
-            "class names: " + (f"first at class {number}" if number is not None else "different counts"),
-        )
+        yield (True, "class names: " + (f"first at class {number}" if number is not None else "different counts"))
     for name, one, two in _tables(first, second):
         lines = list(_tensors(name, one, two))
         yield from ((True, line) for line in lines[:_SHOWN])

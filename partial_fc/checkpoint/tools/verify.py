@@ -74,10 +74,7 @@ def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]
         yield from _check_checksums(folders, manifest, ranks)
     size = manifest["world_size"]
     if len(ranks) < size:
-        yield (
-            "note",
-            f"these folders hold the files of ranks {sorted(ranks)} of {size}: the others' were not checked",
-        )
+        yield ("note", f"these folders hold the files of ranks {sorted(ranks)} of {size}: the others' were not checked")
     try:
         with_head = has_head(manifest, str(folders[0]))
     except ValueError as error:
@@ -205,9 +202,6 @@ def _check_finite(folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
                     tensor = file.get_tensor(name)
                     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                         bad = int((~torch.isfinite(tensor)).sum())
-                        yield (
-                            "bad",
-                            f"{path}: {name} has {bad} of {tensor.numel()} numbers that are not finite",
-                        )
+                        yield ("bad", f"{path}: {name} has {bad} of {tensor.numel()} numbers that are not finite")
         except (SafetensorError, OSError) as error:
             yield "bad", f"{path} is no safetensors file, or cut short: {error}"

@@ -95,11 +95,7 @@ def request(
         if waits:
             connection.sock.settimeout(None)
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in (
-                (socket.TCP_KEEPIDLE, 10),
-                (socket.TCP_KEEPINTVL, 5),
-                (socket.TCP_KEEPCNT, 4),
-            ):
+            for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
                 connection.sock.setsockopt(socket.IPPROTO_TCP, option, value)
         connection.request(method, path, body, {TOKEN_HEADER: os.environ[TOKEN]})
         answer = connection.getresponse()

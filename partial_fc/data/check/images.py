@@ -80,12 +80,7 @@ class ImageScan:
 
 
 def scan_images(
-    read: Callable[[int], bytes],
-    num_images: int,
-    num_threads: int,
-    *,
-    hear_decoder: bool = False,
-    bar: str = "",
+    read: Callable[[int], bytes], num_images: int, num_threads: int, *, hear_decoder: bool = False, bar: str = ""
 ) -> ImageScan:
     """Scans images 0 to num_images - 1, about in this order; read(i) gives the file of one or raises BadRecord.
 

@@ -118,9 +118,7 @@ class Pass:
             self.uniform_D = F.pad(logit_grad.uniform_D.float(), (0, more_D))
 
         most = min(
-            CHUNK_ROWS,
-            CHUNK_BYTES // max(1, self.padded_rows * operands.itemsize),
-            CHUNK_BYTES // (self.width * 4),
+            CHUNK_ROWS, CHUNK_BYTES // max(1, self.padded_rows * operands.itemsize), CHUNK_BYTES // (self.width * 4)
         )
         whole_classes = math.lcm(logits.sub_centres, 16)  # and 16 places, so that pieces of row_S stay aligned
         self.chunk_rows = min(max(1, logits.num_sampled), max(whole_classes, most - most % whole_classes))

@@ -103,9 +103,4 @@ class StepByStep:
 
 def _multiply(a: _Matrix, b: _Matrix) -> _Matrix:
     """The product of two 2x2 matrices (ww, wm, mw, mm), of numbers or of equally long tensors of them."""
-    return (
-        a[0] * b[0] + a[1] * b[2],
-        a[0] * b[1] + a[1] * b[3],
-        a[2] * b[0] + a[3] * b[2],
-        a[2] * b[1] + a[3] * b[3],
-    )
+    return (a[0] * b[0] + a[1] * b[2], a[0] * b[1] + a[1] * b[3], a[2] * b[0] + a[3] * b[2], a[2] * b[1] + a[3] * b[3])

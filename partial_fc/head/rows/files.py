@@ -44,12 +44,7 @@ class RowFiles:
                 "give each run a folder of its own for its centres"
             ) from None
         tensors = {name: {"width": width, "dtype": str(dtype)} for name, (width, dtype) in columns.items()}
-        self._header = {
-            "what": "class centres",
-            "first_row": first_row,
-            "num_rows": num_rows,
-            "tensors": tensors,
-        }
+        self._header = {"what": "class centres", "first_row": first_row, "num_rows": num_rows, "tensors": tensors}
         self._write_header(step=0, clean=False)
         for old in folder.glob("*.bin"):
             old.unlink()

@@ -67,12 +67,7 @@ class RowTable:
                 "AdamW's state in float16: squares of gradients are below what it holds, and rows would be thrown far "
                 "away; give state_dtype bfloat16 or float32"
             )
-        self.first_row, self.num_rows, self.embedding_size, self.seed = (
-            first_row,
-            num_rows,
-            embedding_size,
-            seed,
-        )
+        self.first_row, self.num_rows, self.embedding_size, self.seed = (first_row, num_rows, embedding_size, seed)
         self.optimizer, self.storage, self.device = optimizer, storage, torch.device(device)
         self._work_dtype = torch.float64 if storage.dtype == torch.float64 else torch.float32
         # Rows that a step works on at a time: few enough for a CPU's cache, many for a GPU.

@@ -144,10 +144,7 @@ def _first_of(gradients: dict[str, Tensor], stage: int, what: str) -> Finding | 
 def _largest(t: Tensor) -> dict[str, Any]:
     finite = t.isfinite()
     values = t[finite].abs()
-    return {
-        "largest": values.max().item() if values.numel() else None,
-        "not_finite": t.numel() - int(finite.sum()),
-    }
+    return {"largest": values.max().item() if values.numel() else None, "not_finite": t.numel() - int(finite.sum())}
 
 
 def _largest_of(tensors: dict[str, Tensor]) -> dict[str, Any]:
