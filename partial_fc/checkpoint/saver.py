@@ -25,7 +25,7 @@ from partial_fc.checkpoint.head_state import Head
 from partial_fc.checkpoint.rows import class_bytes
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import World
-from partial_fc.machine import available_memory_bytes
+from partial_fc.memory import available_memory_bytes
 
 _log = logging.getLogger("partial_fc")
 _COPY_SHARE = 0.5  # of the memory that is free now

@@ -27,6 +27,8 @@ from typing import Any
 
 import psutil
 
+from partial_fc.memory import available_memory_bytes
+
 # Before the line that is meant: what login scripts print comes first.
 MARK = "partial-fc doctor: "
 
@@ -51,7 +53,7 @@ def facts(checkout: str, models_root: str, peers: list[str]) -> dict[str, Any]:
         "gpus": _output(["nvidia-smi", "--list-gpus"]).splitlines(),
         "mpirun": _output(["mpirun", "--version"]).partition("\n")[0],
         "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": psutil.virtual_memory().available,
+        "memory_bytes": available_memory_bytes(),
         "shm_bytes": shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
         "disk": _disk(Path(models_root)),
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE),

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from partial_fc.machine import _memory_cgroups, available_memory_bytes
+from partial_fc.memory import _memory_cgroups, available_memory_bytes
 
 GB = 10**9
 V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"

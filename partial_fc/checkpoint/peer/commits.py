@@ -37,7 +37,7 @@ from partial_fc.checkpoint.peer.transfer import (
 from partial_fc.checkpoint.rows import class_bytes
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import Work, World
-from partial_fc.machine import available_memory_bytes
+from partial_fc.memory import available_memory_bytes
 
 _SMALL_BYTES = 1 << 20  # less in a step is not worth a message
 _MEMORY_SHARE = 0.5  # of what is free when the first commit is taken

@@ -1,0 +1,67 @@
+"""How much memory a process can still take: the machine's, or what its container has left. Needs no torch."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+
+def available_memory_bytes(proc: Path = Path("/proc/self")) -> int:
+    """The memory that this process can still take without swapping or being killed: what the machine has free, and no
+    more than any memory cgroup that it is in has left (a container, a job of SLURM or Kubernetes)."""
+    return max(0, min([psutil.virtual_memory().available, *_cgroup_bytes_left(proc)]))
+
+
+def _cgroup_bytes_left(proc: Path) -> Iterator[int]:
+    """The bytes that each memory cgroup of the process has left, those above it included. Pages of files that were not
+    used lately do not count as taken: the kernel takes them back (v1 and v2: man 7 cgroups, memory.stat)."""
+    for folder, top, names in _memory_cgroups(proc):
+        for group in (folder, *folder.parents):
+            limit, usage, stat = (_read(group / name) for name in (names.limit, names.usage, "memory.stat"))
+            if limit.isdigit() and usage.isdigit():
+                files = re.search(rf"^{names.inactive_files} (\d+)$", stat, re.MULTILINE)
+                yield int(limit) - int(usage) + (int(files[1]) if files else 0)
+            if group == top:
+                break
+
+
+class _Names(NamedTuple):
+    """The names of a memory cgroup's files, and of a line of its memory.stat."""
+
+    limit: str
+    usage: str
+    inactive_files: str
+
+
+_V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _Names("memory.max", "memory.current", "inactive_file")
+
+
+def _memory_cgroups(proc: Path) -> Iterator[tuple[Path, Path, _Names]]:
+    """(folder of the process's memory cgroup, the topmost that can be seen), of cgroup v1 and v2 (man 5 proc)."""
+    # By controller; v2 has one path for all of them, after an empty name.
+    paths: dict[str, Path] = {}
+    for line in _read(proc / "cgroup").splitlines():
+        _, controllers, below = line.split(":", 2)
+        paths |= dict.fromkeys(controllers.split(","), Path(below))
+    for line in _read(proc / "mountinfo").splitlines():
+        mount, _, filesystem = line.partition(" - ")
+        kind, _, options = filesystem.split(maxsplit=2)
+        is_v2 = kind == "cgroup2"
+        path = paths.get("" if is_v2 else "memory")
+        if path is None or not (is_v2 or (kind == "cgroup" and "memory" in options.split(","))):
+            continue
+        # A container sees its own cgroup at the mount point, whose path outside is the mount's root.
+        root, top = (Path(field.replace("\\040", " ")) for field in mount.split()[3:5])
+        within = path.relative_to(root) if path.is_relative_to(root) and ".." not in path.parts else Path()
+        yield top / within, top, _V2 if is_v2 else _V1
+
+
+def _read(path: Path) -> str:
+    """A file of the kernel; "" where there is none, or none that may be read."""
+    try:
+        return path.read_text().strip()
+    except (FileNotFoundError, PermissionError, NotADirectoryError):
+        return ""
