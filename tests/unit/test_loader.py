@@ -29,7 +29,7 @@ class Numbers(Synthetic):
     def read(self, index: int) -> Sample:
         if index in self.bad:
             raise self.error(f"sample {index} is damaged")
-        return Sample(np.full((4, 4, 3), index, np.uint8), index, index)
+        return Sample(np.full((4, 4, 3), index % 256, np.uint8), index, index)
 
 
 def jpeg(value: int, size: int) -> bytes:
