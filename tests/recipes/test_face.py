@@ -86,7 +86,7 @@ def test_the_log_says_who_what_and_where_the_time_went(curves):
 def test_learns_to_tell_unseen_characters_apart(glyphs, tmp_path):
     """Sampled negatives, bf16, two ranks: the losses fall, accuracy is far above chance (0.5)."""
     flags = "--max-steps 120 --batch-size 32 --sample-rate 0.5 --precision bf16 --verbose 60"
-    train(tmp_path, f"--dataset glyphs --rec {glyphs} {flags}", launcher="horovodrun --gloo")
+    train(tmp_path, f"--dataset glyphs --rec {glyphs} {flags}", launcher="torchrun")
     curve = losses(tmp_path)
     assert np.mean(curve[-20:]) < 0.5 * np.mean(curve[:20])
     found = result(tmp_path)

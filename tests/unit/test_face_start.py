@@ -93,7 +93,9 @@ def test_a_world_after_the_first_without_commits(tmp_path, monkeypatch, asked, o
         assert numbers == {float(step)} or not step
 
 
-@pytest.mark.parametrize("facts", [{"recipe": "face", "contract": CONTRACT}, {"configuration": CONTRACT}])
+@pytest.mark.parametrize(
+    "facts", [{"recipe": "face", "contract": CONTRACT, "configuration": CONTRACT}, {"configuration": CONTRACT}]
+)
 @pytest.mark.parametrize(
     ("name", "now"), [("network", "r50"), ("embedding_size", "8"), ("image_size", "32"), ("recipe", "mnist")]
 )
