@@ -79,6 +79,6 @@ def test_the_first_step_compiles_the_kernel_into_an_empty_cache(environment, tmp
     )
 
 
-@pytest.mark.xfail(strict=True, reason="cli.py imports benchmarks/, which is not installed")
 def test_its_command_line(environment):
     assert "checkpoint verify" in run(environment / "bin/partial-fc", "--help", PATH="/usr/bin:/bin")
+    assert "--sample-rate" in run(environment / "bin/partial-fc", "train", "face", "--help", PATH="/usr/bin:/bin")
