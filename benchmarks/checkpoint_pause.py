@@ -59,7 +59,7 @@ def measure(options: Options, root: Path) -> dict[str, float]:
 
     def save(kind: str, copy: bool) -> None:
         began = time.perf_counter()
-        taken = checkpoint.take(head.num_steps, {}, {}, {}, head, {}, world=head.world, copy=copy)
+        taken = checkpoint.capture(head.num_steps, {}, {}, {}, head, {}, world=head.world, copy=copy)
         saver.begin(taken, began)
         times.setdefault(f"pause_{kind}_s", []).append(time.perf_counter() - began)
         while saver.busy:

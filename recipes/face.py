@@ -23,9 +23,8 @@ from partial_fc import checkpoint, counter_rng, flags, models
 from partial_fc.checkpoint.class_names import names_of
 from partial_fc.comm import World
 from partial_fc.data import Source, Synthetic, open_source
-from partial_fc.data.augment import mirror
 from partial_fc.data.check.at_start import check_data
-from partial_fc.data.transform import SquareImage
+from partial_fc.data.transform import SquareImage, mirror
 from partial_fc.demo.augment import glyph
 from partial_fc.evaluate import Verification, Verifications
 from partial_fc.flags import (

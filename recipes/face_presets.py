@@ -35,7 +35,7 @@ class Preset:
     val_targets: tuple[str, ...] = ()
     """Verification files beside the records, without .bin."""
     augment: Literal["none", "glyph"] = "none"
-    """Training-time distortion beside mirroring (partial_fc/data/augment.py)."""
+    """Training-time distortion beside mirroring (partial_fc/demo/augment.py)."""
     mirror: bool = True
     """A mirrored image is of the same class: mirror in training, add both embeddings in verification."""
     more: Mapping[str, Any] = field(default_factory=dict)

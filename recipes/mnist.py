@@ -22,8 +22,7 @@ from torch import nn
 
 from partial_fc import checkpoint, flags
 from partial_fc.checkpoint.snapshot import Snapshot
-from partial_fc.data.idx import Split
-from partial_fc.data.idx_source import IdxSource
+from partial_fc.data.idx import IdxSource, Split
 from partial_fc.data.order import PerEpoch
 from partial_fc.data.transform import pixels
 from partial_fc.evaluate import Classification

@@ -24,17 +24,17 @@ from partial_fc.checkpoint.files import write_json
 from partial_fc.checkpoint.folders import best, complete, newest
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.saver import Saver, save_model
-from partial_fc.checkpoint.snapshot import Snapshot, copied, take
+from partial_fc.checkpoint.snapshot import Snapshot, capture, copied
 
 __all__ = [
     "Checkpoint",
     "Saver",
     "Snapshot",
     "best",
+    "capture",
     "complete",
     "copied",
     "newest",
     "save_model",
-    "take",
     "write_json",
 ]

@@ -89,7 +89,7 @@ class Snapshot:
                 path.unlink(missing_ok=True)
 
 
-def take(
+def capture(
     step: int,
     backbone: Mapping[str, Tensor],
     optimizer: Mapping[str, Tensor],

@@ -38,3 +38,8 @@ def pixels(sample: Sample, _rng: np.random.Generator) -> NDArray[np.uint8]:
     """The pixels as the source has them, for sources that store pixels."""
     assert not isinstance(sample.image, bytes)
     return sample.image
+
+
+def mirror(image_HWC: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Left and right exchanged, every second time."""
+    return np.ascontiguousarray(image_HWC[:, ::-1]) if rng.random() < 0.5 else image_HWC

@@ -45,7 +45,7 @@ class RunFlags:
     goes on that loses a host (horovodrun --min-np ... --host-discovery-script ...); 0: it goes on from its last
     checkpoint. none: 100 where horovodrun runs so and the state is in memory, else 0."""
     seed: int = 0
-    """Of everything that is random: equal seeds give equal runs, for any number of ranks."""
+    """Start of everything that is random: equal seeds give equal runs, for any number of ranks."""
 
     def __post_init__(self) -> None:
         check_least(self, frequent=1, keep_checkpoints=1, verbose=0, checkpoint_every=0, buddy_every=0)
@@ -84,9 +84,9 @@ class ExchangeFlags:
     """For slow links. fp16, bf16: half the bytes. 2bit (as MXNet has it), powersgd: far fewer; what a step leaves out
     goes with the next ones."""
     compression_threshold: float | None = None
-    """Of 2bit: what a value is sent as, in units of the gradient summed over the images; 0.5 when not given."""
+    """For 2bit: what a value is sent as, in units of the gradient summed over the images; 0.5 when not given."""
     compression_rank: int | None = None
-    """Of powersgd: rank of the matrices that are sent; 4 when not given."""
+    """For powersgd: rank of the matrices that are sent; 4 when not given."""
 
     def __post_init__(self) -> None:
         for name, kind in (("compression_threshold", "2bit"), ("compression_rank", "powersgd")):
@@ -118,11 +118,11 @@ class OptimFlags:
     """Micro-batches of --batch-size images that make one update: what one batch of all of them would do (batch norm
     apart), in the memory of one. Steps, schedules and --max-steps count updates."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
-    """Of the backbone, and of class centres where they have no other."""
+    """What moves the backbone, and class centres where they have no other."""
     momentum: float = 0.9
-    """Of SGD."""
+    """For sgd."""
     weight_decay: float = 5e-4
-    """Of all parameters."""
+    """Decay of all parameters."""
     clip: float = 0.0
     """Largest norm of the whole gradient, over backbone and all shards of class centres; 0: any."""
     sync_bn: bool = False

@@ -48,7 +48,7 @@ class ImportOptions:
     image_size: int = 112
     """That it was trained with."""
     optimizer: Literal["auto", "sgd", "adamw", "adam", "adagrad"] = "auto"
-    """Of the centres, in the training that goes on. auto: what the files have the state of, else sgd."""
+    """Optimizer of the centres, in the training that goes on. auto: what the files have the state of, else sgd."""
     momentum_lr: float | None = None
     """For R_centers_mom.param: the learning rate of the last steps."""
     step: int = 0

@@ -62,7 +62,7 @@ class _Again(AbstractContextManager):
         self._kept: list[tuple[_BatchNorm, str, Tensor]] = []
 
     def remember_moments(self) -> None:
-        """Of the global batch, of the computation that has just ended: they came from other ranks."""
+        """Keeps the moments of the global batch, of the computation that has just ended: they came from other ranks."""
         self._moments = [norm.latest_moments for norm in self._global]
 
     def __enter__(self) -> None:

@@ -214,6 +214,6 @@ def snapshot(job: Job, score: float | None = None, copy: bool = True) -> checkpo
         facts["loss_scaler"] = scaler.state()
     local = job.backbone.local_state()  # before the ranks' statistics are joined
     weights, optimizer = job.backbone.state()
-    return checkpoint.take(
+    return checkpoint.capture(
         at.step, weights, optimizer, local, job.head, facts, world=job.world, class_names=job.class_names, copy=copy
     )

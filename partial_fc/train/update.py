@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.data import Batch
-from partial_fc.train.guards.nan_report import look_again
+from partial_fc.train.guards.nan_report import find_first_non_finite
 from partial_fc.train.guards.policy import Attempt, NonFinite, Pass, skip, undo, weights_are_finite
 from partial_fc.train.job import Job
 from partial_fc.train.stopwatch import Stopwatch
@@ -24,7 +24,7 @@ def update(job: Job, batches: Sequence[Batch], lr: float, watch: Stopwatch) -> f
     try:
         _update(job, attempt, lr, watch)
     except NonFinite as error:
-        fault = NonFinite(look_again(job, attempt, str(error)), error.hopeless)
+        fault = NonFinite(find_first_non_finite(job, attempt, str(error)), error.hopeless)
         if job.guards.on_nan != "skip":
             raise fault from None
         skip(job, attempt, fault)

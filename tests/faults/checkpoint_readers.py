@@ -25,7 +25,7 @@ def checkpoint_files() -> list[Files]:
         assert len(head.centres) == 5
         backbone, momentum = {"w": torch.ones(2)}, {"w/momentum_buffer": torch.ones(2)}
         names = ["a", "b", "c", "d", "é"]
-        checkpoint.take(3, backbone, momentum, {}, head, {"score": 0.5}, world=head.world, class_names=names).write(
+        checkpoint.capture(3, backbone, momentum, {}, head, {"score": 0.5}, world=head.world, class_names=names).write(
             folder, leads=True
         )
         mark(folder, 3, [0])

@@ -38,7 +38,7 @@ def filled(world, value: float) -> PartialFC:
 
 
 def taken(world, step: int) -> checkpoint.Snapshot:
-    return checkpoint.take(
+    return checkpoint.capture(
         step, {"w": torch.ones(3)}, {}, {"buffer/b": torch.ones(2) * world.rank}, filled(world, step), {}, world=world
     )
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from partial_fc.checkpoint import take
+from partial_fc.checkpoint import capture
 from partial_fc.checkpoint.folders import mark
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC
@@ -50,7 +50,7 @@ def save(
     for group, into in zip(groups, folders, strict=True):
         for rank in group:
             mine = local[rank] if local else {}
-            shot = take(
+            shot = capture(
                 step,
                 backbone,
                 {"w/momentum_buffer": torch.ones(3)},

@@ -2,7 +2,7 @@ import cv2
 import numpy as np
 import pytest
 
-from partial_fc.data.augment import mirror
+from partial_fc.data.transform import mirror
 from partial_fc.demo.augment import add_noise, affine, glyph
 
 

@@ -89,7 +89,7 @@ usage = int((group / "memory.usage_in_bytes").read_text())
 (group / "memory.limit_in_bytes").write_text(str(usage + (150 << 20)))
 saver = checkpoint.Saver(root, SingleWorld(), keep=1)
 copy = saver.can_copy(head)
-saver.begin(checkpoint.take(1, {}, {}, {}, head, {}, world=SingleWorld(), copy=copy))
+saver.begin(checkpoint.capture(1, {}, {}, {}, head, {}, world=SingleWorld(), copy=copy))
 saver.finish()
 print(copy, checkpoint.newest(root).name)
 """

@@ -33,7 +33,7 @@ def save(root, step, heads, keep=2, copy=True, **facts):
     """Every rank's part, one after the other: each believes itself alone in its folder, and leads there."""
     for head in heads:
         saver = checkpoint.Saver(root, head.world, keep)
-        saver.begin(checkpoint.take(step, {"w": torch.ones(2)}, {}, {}, head, facts, world=head.world, copy=copy))
+        saver.begin(checkpoint.capture(step, {"w": torch.ones(2)}, {}, {}, head, facts, world=head.world, copy=copy))
         saver.finish()
         saver.close()
     return checkpoint.newest(root)

@@ -90,7 +90,9 @@ NO_ROWS = SimpleNamespace(rows=None)
 
 
 def taken(world, step: int) -> checkpoint.Snapshot:
-    return checkpoint.take(step, {"w": torch.ones(3) * step}, {}, {"buffer/n": torch.ones(1)}, NO_ROWS, {}, world=world)
+    return checkpoint.capture(
+        step, {"w": torch.ones(3) * step}, {}, {"buffer/n": torch.ones(1)}, NO_ROWS, {}, world=world
+    )
 
 
 def test_a_head_without_rows_has_no_part_of_a_checkpoint(tmp_path):

@@ -53,7 +53,7 @@ def write(root: Path, *steps: int, **facts: object) -> None:
         backbone, head = parts_of(SingleWorld())
         weights = {name: torch.full_like(t, step) for name, t in backbone.weights.state_dict().items()}
         manifest = {"position": step, "best": {}, "configuration": {}, **facts}
-        taken = checkpoint.take(step, weights, {}, {}, head, manifest, world=head.world)
+        taken = checkpoint.capture(step, weights, {}, {}, head, manifest, world=head.world)
         taken.write(root / folder_name(step), leads=True)
         mark(root / folder_name(step), step, [0])
 

@@ -54,7 +54,7 @@ def test_what_the_checkpoint_lacks_is_as_at_the_start(tmp_path: Path, compressio
     weights = checkpoint.copied(job(compression).backbone.weights.state_dict())
     given = PartialFC(CLASSES, D, CosFace(), sample_rate=0.3, seed=5)
     assert len(given.centres) == CLASSES
-    checkpoint.take(3, weights, {}, {}, given, {"position": 12}, world=SingleWorld()).write(folder, leads=True)
+    checkpoint.capture(3, weights, {}, {}, given, {"position": 12}, world=SingleWorld()).write(folder, leads=True)
     mark(folder, 3, [0])
 
     trained, fresh = job(compression), job(compression)

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from partial_fc.data import Loader, Synthetic
-from partial_fc.data.augment import mirror
-from partial_fc.data.transform import SquareImage
+from partial_fc.data.transform import SquareImage, mirror
 
 
 def loader(position: int = 0) -> Loader:

@@ -48,7 +48,7 @@ def one_step(head, world) -> float:
 
 def snapshot_of(head, world) -> checkpoint.Snapshot:
     step = head.num_steps
-    return checkpoint.take(
+    return checkpoint.capture(
         step,
         {"w": torch.full((3, 2), float(step)), "count": torch.tensor(step)},
         {"momentum_buffer/w": torch.arange(6.0).view(3, 2) * step},

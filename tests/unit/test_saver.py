@@ -47,7 +47,7 @@ def small_files():
 
 
 def snapshot(head: PartialFC, step: int, score: float | None = None, **more) -> checkpoint.Snapshot:
-    return checkpoint.take(step, {"w": torch.ones(1000)}, {}, {}, head, {"score": score}, world=head.world, **more)
+    return checkpoint.capture(step, {"w": torch.ones(1000)}, {}, {}, head, {"score": score}, world=head.world, **more)
 
 
 def save(saver: checkpoint.Saver, head: PartialFC, step: int, **more) -> None:

@@ -44,7 +44,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """By product; what its rows and columns are."""
+    """The tile of each product, and what its rows and columns are."""
 
     logits: Tile  # (features, places)
     weighted_sum: Tile  # (features, width)
@@ -132,7 +132,7 @@ class Pass:
         return F.pad(x_G.to(dtype), (0, self.padded_rows - len(x_G)), value=value)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Of whole classes, ascending."""
+        """Yields chunks of whole classes, ascending."""
         for begin in range(0, self.logits.num_sampled, self.chunk_rows):
             yield self._chunk(begin, min(begin + self.chunk_rows, self.logits.num_sampled))
 

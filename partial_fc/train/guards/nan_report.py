@@ -38,7 +38,7 @@ class Finding(NamedTuple):
 Largest = dict[str, dict[str, Any]]
 
 
-def look_again(job: "Job", attempt: Attempt, symptom: str) -> str:
+def find_first_non_finite(job: "Job", attempt: Attempt, symptom: str) -> str:
     """The symptom, with the first tensor that was not finite, on which rank, and where the batch is written down. A
     collective; no rank's finding makes it call another one than the others."""
     largest: Largest = {}
