@@ -1,10 +1,10 @@
 """A training job: the parts that a recipe puts together, and what comes out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from logging import Logger
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from partial_fc.checkpoint import Saver
 from partial_fc.comm import World
@@ -15,7 +15,6 @@ from partial_fc.optim.gradient_sync import StepBytes
 from partial_fc.optim.schedule import Continued, Schedule
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.guards.commits import Commits
-from partial_fc.train.guards.policy import Guards
 from partial_fc.train.log import StepLine
 
 EXIT_PREEMPTED = 75  # asked to stop, and saved: start it again (EX_TEMPFAIL of sysexits.h)
@@ -36,6 +35,24 @@ class Settings:
     each_epoch: bool = False  # evaluate and save where an epoch ends, too
     save_best: bool = False  # save when an evaluation was the best so far, too
     telemetry_every: int = 0  # looks at the head's rows
+
+
+@dataclass
+class Guards:
+    """What a run does if its numbers are not finite or its replicas part: what was asked for, and what came of it.
+    Equal on all ranks. Intervals are in steps; 0: never."""
+
+    on_nan: Literal["stop", "skip", "rollback"] = "stop"
+    max_skips: int = 10  # updates left out in a row
+    max_rollbacks: int = 3
+    desync_every: int = 500
+    # Brings the state of the last complete checkpoint back; returns its step and position in the data, none where there
+    # is no checkpoint. A collective.
+    restore: Callable[[], tuple[int, int] | None] | None = None
+    # Where it stands.
+    num_skips: int = 0  # in a row
+    num_rollbacks: int = 0
+    last_equal: int = 0  # the step of the last look at the replicas
 
 
 @dataclass

@@ -7,7 +7,7 @@
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partial_fc import checkpoint, flags
 from partial_fc.checkpoint.class_names import check_class_names
@@ -19,10 +19,8 @@ from partial_fc.comm import elastic
 from partial_fc.data import Source
 from partial_fc.head import PartialFC
 from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.context import RunContext
 from partial_fc.train.job import Head, RunState
-
-if TYPE_CHECKING:
-    from partial_fc.train.run import Run
 
 # Groups of flags that say how and where a run is trained, not what it learns, and flags that say how long: they may
 # change on the way.
@@ -31,7 +29,7 @@ _HOW_LONG = ("epochs", "max_steps")
 
 
 def resume(
-    run: "Run",
+    run: RunContext,
     backbone: TorchBackbone,
     head: Head,
     source: Source | None = None,
@@ -66,7 +64,7 @@ def resume(
 
 
 def restore(
-    run: "Run", backbone: TorchBackbone, head: Head, saver: checkpoint.Saver, source: Source | None = None
+    run: RunContext, backbone: TorchBackbone, head: Head, saver: checkpoint.Saver, source: Source | None = None
 ) -> tuple[int, int] | None:
     """Brings back the newest complete checkpoint of this run, or the one that it started from, while it runs. (Step,
     position in the data); none where there is neither. A collective."""
@@ -83,7 +81,7 @@ def restore(
 
 
 def _checkpoint(
-    run: "Run", backbone: TorchBackbone, head: Head, source: Source | None, head_centres: Path | None
+    run: RunContext, backbone: TorchBackbone, head: Head, source: Source | None, head_centres: Path | None
 ) -> checkpoint.Checkpoint | None:
     """The one to start from, whole, of this recipe and network and with the classes of this source. None: there is none
     to be gone on from, and the centres are those of head_centres, if given. A collective."""
@@ -142,9 +140,12 @@ def _is_ahead(folder: Path | None, newest: Path) -> bool:
     return step_of(folder) > step_of(newest)
 
 
-def _note_differences(run: "Run", found: checkpoint.Checkpoint | PeerCheckpoint, may_change: tuple[str, ...]) -> None:
+def _note_differences(
+    run: RunContext, found: checkpoint.Checkpoint | PeerCheckpoint, may_change: tuple[str, ...]
+) -> None:
     """Says which flags make another run of the one that is resumed, although nothing refuses them."""
-    free = {name for group in _MAY_CHANGE for name in group.__dataclass_fields__} - {"seed"} | {*_HOW_LONG, *may_change}
+    free = {name for group in _MAY_CHANGE for name in group.__dataclass_fields__} - {"seed"}
+    free |= {*_HOW_LONG, *may_change}
     for name, value in flags.flat(run.config).items():
         now = list(value) if isinstance(value, tuple) else value  # as JSON has it
         then = found.manifest["configuration"].get(name, now)  # older runs did not have every flag
@@ -152,7 +153,7 @@ def _note_differences(run: "Run", found: checkpoint.Checkpoint | PeerCheckpoint,
             run.note(f"{found.folder} was trained with {flags.flag(name)} {then}, this run has {now}: not the same run")
 
 
-def _load(run: "Run", found: checkpoint.Checkpoint | PeerCheckpoint, backbone: TorchBackbone, head: Head) -> None:
+def _load(run: RunContext, found: checkpoint.Checkpoint | PeerCheckpoint, backbone: TorchBackbone, head: Head) -> None:
     """What the checkpoint does not have starts anew, whatever the state was before."""
     notes = backbone.load(found)
     check_replicas(backbone.replicated(), run.world)

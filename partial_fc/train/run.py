@@ -21,12 +21,8 @@ train_here is called anew in each world.
 
 import dataclasses
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, field
-from logging import Logger
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -34,7 +30,7 @@ import torch
 from partial_fc import checkpoint, flags
 from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.checkpoint.peer.commits import Memory
-from partial_fc.comm import World, elastic
+from partial_fc.comm import elastic
 from partial_fc.data import Loader, Source, open_on_all
 from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
@@ -43,10 +39,10 @@ from partial_fc.machine import peak_bytes
 from partial_fc.optim.schedule import Continued, Schedule, continued, linear_scaling
 from partial_fc.train import resume
 from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.device import join, versions
+from partial_fc.train.context import RunContext
+from partial_fc.train.device import join
 from partial_fc.train.guards.commits import Commits
-from partial_fc.train.guards.policy import Guards
-from partial_fc.train.job import EXIT_PREEMPTED, Head, Job, Outcome, RunState, Settings
+from partial_fc.train.job import EXIT_PREEMPTED, Guards, Head, Job, Outcome, RunState, Settings
 from partial_fc.train.log import StepLine, open_files
 
 S = TypeVar("S", bound=Source)
@@ -73,37 +69,8 @@ def run_in_worlds(
     return elastic.run(in_this_world) or 0
 
 
-@dataclass
-class Run:
-    """One run in one world. config: of the recipe, with the shared flag groups."""
-
-    recipe: str
-    config: Any
-    world: World
-    device: torch.device
-    logger: Logger
-    memory: Memory
-    versions: dict[str, str] = field(default_factory=versions)
-    # Whether no earlier world of this run has trained on the data: else no second look may end or hold up the run.
-    data_is_new: bool = True
-    began: float = field(default_factory=time.perf_counter)
-
-    @property
-    def root(self) -> Path:
-        return self.config.run.models_root
-
-    @property
-    def seconds(self) -> float:
-        """Since this process joined the world."""
-        return time.perf_counter() - self.began
-
-    @property
-    def global_batch(self) -> int:
-        """Samples of one update, of all ranks."""
-        return self.config.optim.batch_size * self.world.size * self.config.optim.accumulate
-
-    def note(self, text: str) -> None:
-        self.logger.info(f"note: {text}")
+class Run(RunContext):
+    """One run in one world: the verbs of its start and end."""
 
     # ---- data
 

@@ -17,8 +17,7 @@ from partial_fc.optim.compression import build_compressor
 from partial_fc.optim.gradient_sync import broadcast_module
 from partial_fc.optim.schedule import Schedule
 from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.guards.policy import Guards
-from partial_fc.train.job import Job, RunState, Settings
+from partial_fc.train.job import Guards, Job, RunState, Settings
 from partial_fc.train.log import SpeedLine
 from partial_fc.train.precision import Precision
 from partial_fc.train.stopwatch import Stopwatch

@@ -10,13 +10,10 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 from partial_fc.data import Batch
+from partial_fc.train.job import Job
 from partial_fc.train.log import warn_on_os_error
-
-if TYPE_CHECKING:
-    from partial_fc.train.job import Job
 
 WINDOW = 200  # losses that are looked back at
 LEAST = 50  # before there are so many, nothing is called far
@@ -57,7 +54,7 @@ class SpikeDetector:
         return spike
 
 
-def report(job: "Job", spike: Spike, batches: list[Batch], lr: float) -> None:
+def report(job: Job, spike: Spike, batches: list[Batch], lr: float) -> None:
     """After update job.at.step: a line in the log, and this rank's records of it in models_root/spikes/rank-R.jsonl.
     Without a collective: a loss that is another one on another kind of processor must not make a rank wait."""
     path = job.models_root / "spikes" / f"rank-{job.world.rank:05d}.jsonl"

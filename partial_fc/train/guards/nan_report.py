@@ -11,7 +11,7 @@ the largest values of everything that was looked at.
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +19,7 @@ from torch import Tensor
 from partial_fc import counter_rng
 from partial_fc.comm import World
 from partial_fc.train.guards.policy import Attempt
-
-if TYPE_CHECKING:
-    from partial_fc.train.job import Job
+from partial_fc.train.job import Job
 
 _MOST_BYTES = 1024  # of a finding on its way to the other ranks
 _MOST_NAMES = 20  # of weights and gradients in the file
@@ -38,7 +36,7 @@ class Finding(NamedTuple):
 Largest = dict[str, dict[str, Any]]
 
 
-def find_first_non_finite(job: "Job", attempt: Attempt, symptom: str) -> str:
+def find_first_non_finite(job: Job, attempt: Attempt, symptom: str) -> str:
     """The symptom, with the first tensor that was not finite, on which rank, and where the batch is written down. A
     collective; no rank's finding makes it call another one than the others."""
     largest: Largest = {}
@@ -57,7 +55,7 @@ def find_first_non_finite(job: "Job", attempt: Attempt, symptom: str) -> str:
 # ---- what the update was computed from
 
 
-def _look_at_state(job: "Job", largest: Largest) -> Finding | None:
+def _look_at_state(job: Job, largest: Largest) -> Finding | None:
     weights = dict(job.backbone.named_weights())
     largest["weights"] = _largest_of(weights)
     for number, (name, weight) in enumerate(weights.items()):
@@ -71,7 +69,7 @@ def _look_at_state(job: "Job", largest: Largest) -> Finding | None:
 # ---- forward
 
 
-def _second_forward(job: "Job", attempt: Attempt, largest: Largest) -> Finding | None:
+def _second_forward(job: Job, attempt: Attempt, largest: Largest) -> Finding | None:
     """Runs to the end also where something is found: with --sync-bn the ranks talk to each other in it."""
     first: Finding | None = None
     outputs = largest.setdefault("outputs", {})
@@ -89,7 +87,7 @@ def _second_forward(job: "Job", attempt: Attempt, largest: Largest) -> Finding |
     return first
 
 
-def _look_at_head(job: "Job", attempt: Attempt) -> Finding | None:
+def _look_at_head(job: Job, attempt: Attempt) -> Finding | None:
     """Features and rows of the loss that a second forward does not explain."""
     for number, one in enumerate(attempt.passes):
         key_B = attempt.batches[number].key_B
@@ -108,7 +106,7 @@ def _look_at_head(job: "Job", attempt: Attempt) -> Finding | None:
 # ---- backward
 
 
-def _second_backward(job: "Job", attempt: Attempt, largest: Largest) -> Finding | None:
+def _second_backward(job: Job, attempt: Attempt, largest: Largest) -> Finding | None:
     """Looks at this rank's part of the gradient, which the sum over the ranks has taken the place of."""
     first: Finding | None = None
     with job.backbone.statistics_kept():
@@ -125,7 +123,7 @@ def _second_backward(job: "Job", attempt: Attempt, largest: Largest) -> Finding 
     return first
 
 
-def _look_at_sums(job: "Job", largest: Largest) -> Finding | None:
+def _look_at_sums(job: Job, largest: Largest) -> Finding | None:
     sums = job.backbone.summed_gradients()
     largest["summed gradients"] = _largest_of(sums)
     return _first_of(sums, 7, "the sum over the ranks of the gradient of")
@@ -196,9 +194,7 @@ def _where(folder: Path, step: int, problem: str) -> str:
     return f"Each rank's record keys, labels and largest values: {folder / f'step-{step:08d}-rank-*.json'}."
 
 
-def _write_down(
-    job: "Job", attempt: Attempt, symptom: str, local: Finding | None, largest: Largest, folder: Path
-) -> str:
+def _write_down(job: Job, attempt: Attempt, symptom: str, local: Finding | None, largest: Largest, folder: Path) -> str:
     """Returns what kept it from that: the disk's trouble must not hide this one."""
     step = job.at.step + 1
     report = {

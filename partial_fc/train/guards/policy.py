@@ -1,34 +1,13 @@
 """A loss or a gradient that is not finite: one verdict for all ranks, and what then happens to the run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from partial_fc.data import Batch
-
-if TYPE_CHECKING:
-    from partial_fc.train.job import Job
-
-
-@dataclass
-class Guards:
-    """What a run does if its numbers are not finite or its replicas part: what was asked for, and what came of it.
-    Equal on all ranks. Intervals are in steps; 0: never."""
-
-    on_nan: Literal["stop", "skip", "rollback"] = "stop"
-    max_skips: int = 10  # updates left out in a row
-    max_rollbacks: int = 3
-    desync_every: int = 500
-    # Brings the state of the last complete checkpoint back; returns its step and position in the data, none where there
-    # is no checkpoint. A collective.
-    restore: Callable[[], tuple[int, int] | None] | None = None
-    # Where it stands.
-    num_skips: int = 0  # in a row
-    num_rollbacks: int = 0
-    last_equal: int = 0  # the step of the last look at the replicas
+from partial_fc.train.job import Job
 
 
 class NonFinite(FloatingPointError):
@@ -59,7 +38,7 @@ class Attempt:
     centres_moved: bool = False
 
 
-def undo(job: "Job", attempt: Attempt) -> None:
+def undo(job: Job, attempt: Attempt) -> None:
     """Makes the update on no rank, without a trace: weights, centres, running statistics, and what compression and
     margin remember, are as they were."""
     assert not attempt.centres_moved
@@ -67,7 +46,7 @@ def undo(job: "Job", attempt: Attempt) -> None:
     job.head.discard()
 
 
-def skip(job: "Job", attempt: Attempt, fault: NonFinite) -> None:
+def skip(job: Job, attempt: Attempt, fault: NonFinite) -> None:
     """--on-nan skip: undoes the update. Raises the fault where that has gone on for too long, or cannot help."""
     guards = job.guards
     guards.num_skips += 1
@@ -84,7 +63,7 @@ def skip(job: "Job", attempt: Attempt, fault: NonFinite) -> None:
     )
 
 
-def roll_back(job: "Job", fault: NonFinite, position: int) -> None:
+def roll_back(job: Job, fault: NonFinite, position: int) -> None:
     """--on-nan rollback: the state of the last checkpoint, and the data after the batch that ended at this position.
     Raises the fault where another thing was asked for, or there have been too many. A collective."""
     guards, at = job.guards, job.at
@@ -120,12 +99,12 @@ def roll_back(job: "Job", fault: NonFinite, position: int) -> None:
     )
 
 
-def _warn(job: "Job", message: str) -> None:
+def _warn(job: Job, message: str) -> None:
     """Writes to every rank's log, and to the terminal once: warnings of all ranks show there."""
     (job.logger.warning if job.world.rank == 0 else job.logger.info)(message)
 
 
-def weights_are_finite(job: "Job") -> bool:
+def weights_are_finite(job: Job) -> bool:
     """Whether the backbone's weights, and the centres that the last passes saw, are finite on all ranks. A
     collective."""
     fine = all(bool(p.isfinite().all()) for _, p in job.backbone.named_weights())
