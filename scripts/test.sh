@@ -46,11 +46,13 @@ torch() { run torchrun --standalone --nproc_per_node="$1" --no-python "${@:2}"; 
 two=(-n 2 --dist loadfile)
 
 if [ "$mode" = quick ]; then
-    stage "unit" 65 python -m pytest tests/unit "${two[@]}" -m "not slow" "$@"
+    stage "unit" 65 python -m pytest tests/unit "${two[@]}" -m "not slow and not mxnet" "$@"
     stage "transport, torchrun, 2 ranks" 20 torch 2 "${tests[@]}" -m transport
     stage "recipe face, one rank and two" 30 python -m pytest tests/recipes/test_face.py -k two_processes_give_the_curve_of_one "$@"
 else
-    stage "unit" 150 python -m pytest tests/unit "${two[@]}" "$@"
+    stage "unit" 150 python -m pytest tests/unit "${two[@]}" -m "not mxnet" "$@"
+    # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
+    stage "MXNet as the oracle" 30 python -m pytest tests/unit tests/recipes/test_face.py -m mxnet "$@"
     # The mathematics does not depend on the transport: all of it over these two, MPI on three ranks, by which the numbers of
     # classes do not divide. Elsewhere only what speaks to the transport.
     stage "parallel, horovodrun Gloo, 2 ranks" 90 gloo 2 "${tests[@]}"
@@ -61,7 +63,7 @@ else
     stage "transport, one process" 15 "${tests[@]}" -m transport
     # The GPU's kernel, sharded, in Triton's interpreter. (One process: tests/unit/test_triton.py.)
     stage "Triton, horovodrun MPI, 3 ranks" 30 mpi 3 env TRITON_INTERPRET=1 "${tests[@]}" -k sharded_equals_dense
-    stage "recipes" 200 python -m pytest tests/recipes "${two[@]}" "$@"
+    stage "recipes" 200 python -m pytest tests/recipes "${two[@]}" -m "not mxnet" "$@"
     stage "faults" 40 python -m pytest tests/faults -rs "$@"
     stage "cluster, two hosts" 45 python -m pytest tests/cluster -rs "$@" # -rs: why, where it is skipped
 fi

@@ -139,6 +139,7 @@ def write_with_mxnet(folder, style: str) -> None:
     record.close()
 
 
+@pytest.mark.mxnet
 @pytest.mark.parametrize("style", ["im2rec", "insightface"])
 def test_a_folder_that_mxnet_wrote_trains_with_rec_alone(tmp_path, style):
     write_with_mxnet(tmp_path / "rec", style)

@@ -64,6 +64,7 @@ def mx_files(folder: Path, size: int, momentum: bool = True) -> tuple[torch.Tens
     return centre_CD[:C], mom_CD[:C]
 
 
+@pytest.mark.mxnet
 def test_the_reader_reads_what_mxnet_writes(tmp_path):
     mx = pytest.importorskip("partial_fc.mxnet").mx
     arrays = {
@@ -93,6 +94,7 @@ def test_the_reader_reads_what_mxnet_writes(tmp_path):
     assert (tmp_path / "named").read_bytes() == ndarray_file(*arrays.values(), names=list(arrays))
 
 
+@pytest.mark.mxnet
 def test_sparse_and_bool_arrays_are_refused(tmp_path):
     mx = pytest.importorskip("partial_fc.mxnet").mx
     mx.nd.save(str(tmp_path / "sparse"), mx.nd.zeros((3, 2), stype="row_sparse"))
@@ -155,6 +157,7 @@ def test_mxnet_centres_and_momentum(tmp_path, monkeypatch, size):
         assert not rows["touched"].any()
 
 
+@pytest.mark.mxnet
 def test_momentum_of_mxnet_means_the_same_step_here(tmp_path):
     """Two steps there; one step there, imported, and one here."""
     mx = pytest.importorskip("partial_fc.mxnet").mx

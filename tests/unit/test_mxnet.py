@@ -39,6 +39,7 @@ print(loss.mean().asscalar())
 """
 
 
+@pytest.mark.mxnet
 def test_it_imports_and_trains_and_leaves_numpy_alone():
     pytest.importorskip("partial_fc.mxnet")
     done = python(TRAIN)
@@ -46,6 +47,7 @@ def test_it_imports_and_trains_and_leaves_numpy_alone():
     assert float(done.stdout) < 0.01
 
 
+@pytest.mark.mxnet
 def test_horovod_was_built_for_it_and_finds_it():
     pytest.importorskip("partial_fc.mxnet")
     try:
@@ -59,6 +61,7 @@ def test_horovod_was_built_for_it_and_finds_it():
     assert done.stdout == "1\n", done.stderr
 
 
+@pytest.mark.mxnet
 @pytest.mark.parametrize("name", ["mxnet", "distutils"])
 def test_what_is_missing_is_named_with_the_command(name):
     pytest.importorskip("partial_fc.mxnet")

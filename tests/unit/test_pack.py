@@ -41,6 +41,7 @@ def test_insightface_layout(tmp_path: Path) -> None:
     assert [packed.read(i)[:2] for i in range(6)] == [files.read(i)[:2] for i in range(6)]
 
 
+@pytest.mark.mxnet
 def test_mxnet_iterates_over_what_we_pack(tmp_path: Path) -> None:
     """The way InsightFace's FaceImageIter walks a set: record 0, identity records, images."""
     mx = pytest.importorskip("partial_fc.mxnet").mx
@@ -60,6 +61,7 @@ def test_mxnet_iterates_over_what_we_pack(tmp_path: Path) -> None:
     assert seen == [0, 0, 2, 2, 2, 3]
 
 
+@pytest.mark.mxnet
 def test_plain_layout_feeds_mxnets_image_iterator(tmp_path: Path) -> None:
     mx = pytest.importorskip("partial_fc.mxnet").mx
     make_images(tmp_path / "in", COUNTS)

@@ -46,6 +46,7 @@ def mxnet_write(path: Path, payloads: list[bytes]) -> Path:
     return path
 
 
+@pytest.mark.mxnet
 def test_bytes_equal_mxnets(tmp_path: Path) -> None:
     theirs = mxnet_write(tmp_path / "theirs.rec", PAYLOADS)
     ours = write(tmp_path / "ours.rec", PAYLOADS)
@@ -53,6 +54,7 @@ def test_bytes_equal_mxnets(tmp_path: Path) -> None:
     assert ours.with_suffix(".idx").read_bytes() == theirs.with_suffix(".idx").read_bytes()
 
 
+@pytest.mark.mxnet
 def test_mxnet_reads_ours_and_we_read_theirs(tmp_path: Path) -> None:
     mx = pytest.importorskip("partial_fc.mxnet").mx
     theirs = RecordReader(mxnet_write(tmp_path / "theirs.rec", PAYLOADS))
@@ -63,6 +65,7 @@ def test_mxnet_reads_ours_and_we_read_theirs(tmp_path: Path) -> None:
         assert (mxnet_reader.read_idx(key) or b"") == payload  # mxnet gives None for an empty record
 
 
+@pytest.mark.mxnet
 @pytest.mark.parametrize("label", [3, 7.5, [2.0], [5.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
 def test_label_header_equals_mxnets(label: float | list[float]) -> None:
     mx = pytest.importorskip("partial_fc.mxnet").mx

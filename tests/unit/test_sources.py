@@ -42,6 +42,7 @@ def write(folder: Path, records: dict[int, bytes]) -> Path:
     return folder
 
 
+@pytest.mark.mxnet
 @pytest.mark.parametrize("hole", [None, 3])
 def test_insightface_layout_as_mxnet_writes_it(tmp_path: Path, hole: int | None) -> None:
     mx = pytest.importorskip("partial_fc.mxnet").mx
@@ -66,6 +67,7 @@ def test_insightface_layout_as_mxnet_writes_it(tmp_path: Path, hole: int | None)
         assert decode(sample.image)[0, 0, 0] == sample.key
 
 
+@pytest.mark.mxnet
 def test_im2rec_layout_as_mxnet_writes_it(tmp_path: Path) -> None:
     mx = pytest.importorskip("partial_fc.mxnet").mx
     writer = mx.recordio.MXIndexedRecordIO(str(tmp_path / "train.idx"), str(tmp_path / "train.rec"), "w")
