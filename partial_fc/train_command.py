@@ -25,11 +25,16 @@ _PACKAGE = Path(__file__).parent
 
 def run_and_exit(arguments: list[str], program: str = "partial-fc train") -> NoReturn:
     """Ends the process with the status of `main`."""
-    status = main(arguments, program)
-    # All is written and closed, or has failed. Python's own end is skipped: threads of torch.distributed's Gloo that
-    # let go of their last tensors just then ask for an interpreter that is gone, and the process ends with SIGABRT
-    # (https://github.com/pytorch/pytorch/issues/190489): a finished run counted as failed, seldom, but it did. After a
-    # failed collective the backends' own ends may also wait for the ranks that are missing.
+    exit_now(main(arguments, program))
+
+
+def exit_now(status: int) -> NoReturn:
+    """Ends the process; all is written and closed, or has failed.
+
+    Python's own end is skipped: threads of torch.distributed's Gloo that let go of their last tensors just then ask for
+    an interpreter that is gone, and the process ends with SIGABRT (https://github.com/pytorch/pytorch/issues/190489): a
+    finished run counted as failed, seldom, but it did. After a failed collective the backends' own ends may also wait
+    for the ranks that are missing."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -15,6 +15,7 @@ from torch import Tensor
 from partial_fc import comm
 from partial_fc.models.inputs import MNIST, InputContract
 from partial_fc.train.job import Job, Outcome
+from partial_fc.train_command import exit_now
 from recipes import mnist
 
 
@@ -52,3 +53,4 @@ def main(runs: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    exit_now(0)

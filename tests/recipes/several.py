@@ -5,6 +5,7 @@ import shlex
 import sys
 
 from partial_fc import comm
+from partial_fc.train_command import exit_now
 from recipes import face
 
 
@@ -20,3 +21,4 @@ def main(runs: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    exit_now(0)

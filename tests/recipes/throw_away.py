@@ -3,7 +3,6 @@
 python -m tests.recipes.throw_away --folder DIR --models-root DIR --max-steps 8
 """
 
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +25,7 @@ from partial_fc.train.log import SpeedLine
 from partial_fc.train.loop import train
 from partial_fc.train.precision import Precision
 from partial_fc.train.run import Run, run_in_worlds
+from partial_fc.train_command import exit_now
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,4 +65,4 @@ def train_here(run: Run) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_in_worlds("throw-away", tyro.cli(Config), [], train_here))
+    exit_now(run_in_worlds("throw-away", tyro.cli(Config), [], train_here))
