@@ -108,7 +108,7 @@ def load(name: str) -> Any:
 
 def main() -> None:
     name, rest = find(sys.argv[1:])
-    if name != "train":  # there a connection that breaks is an error to be told, not the end
+    if name not in ("train", "doctor env"):  # there a connection that breaks is an error to be told, not the end
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `partial-fc ... | head` ends quietly, as other tools do
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are no UTF-8, as stderr has them
