@@ -102,7 +102,7 @@ class Classification:
 
     # ---- how
 
-    def _batches(self, world: World) -> Iterator[tuple[Tensor, Tensor, Tensor, ValueError | None]]:
+    def _batches(self, world: World) -> Iterator[tuple[Tensor, Tensor, Tensor, Exception | None]]:
         """(sample numbers, inputs, labels, what is wrong with them) of this rank's batches: consecutive ones. One is
         read while the network works on the one before it."""
         num_batches = math.ceil(len(self.source) / self.batch_size)
@@ -115,12 +115,12 @@ class Classification:
                 upcoming = ahead.submit(self._read, batch + 1) if batch + 1 in local else None
                 yield ready
 
-    def _read(self, batch: int) -> tuple[Tensor, Tensor, Tensor, ValueError | None]:
+    def _read(self, batch: int) -> tuple[Tensor, Tensor, Tensor, Exception | None]:
         index_B = torch.arange(batch * self.batch_size, min((batch + 1) * self.batch_size, len(self.source)))
         nothing = torch.empty(0)
         try:
             pairs = [self._load(index) for index in index_B.tolist()]
-        except BadRecord as error:
+        except (BadRecord, OSError) as error:
             # Not raised here: the other ranks would wait for this one. `_check` raises it on all of them.
             return index_B, nothing, nothing, error
         arrays, labels = zip(*pairs, strict=True)
@@ -131,7 +131,7 @@ class Classification:
         with naming(self.source, index):
             return self.transform(sample, np.random.default_rng(index)), sample.label
 
-    def _check(self, counts: Tensor, problem: ValueError | None) -> None:
+    def _check(self, counts: Tensor, problem: Exception | None) -> None:
         if counts[-1]:
             raise ValueError(
                 str(problem) if problem else f"{self.name}: another rank cannot read its samples, see there"
