@@ -60,6 +60,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     ),
     "doctor env": ("doctor.env:doctor_env", "EnvOptions", "what is wrong with this machine, or the hosts of a run"),
     "bench head": ("bench.head:bench_head", "HeadOptions", "time and memory of the head, or against the textbook one"),
+    "bench data": ("bench.data:bench_data", "DataOptions", "how fast a set is read and decoded, beside other loaders"),
     "plan": ("bench.plan_report:report", "PlanOptions", "memory, traffic, time of a head; whether sampling pays"),
 }
 # "checkpoint classes" is one, too.

@@ -10,12 +10,16 @@ MAX_PIXELS = int(os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**26))
 import cv2  # noqa: E402
 import numpy as np  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
+from simplejpeg import decode_jpeg  # noqa: E402
 
 from partial_fc.data.sample import BadRecord  # noqa: E402
 
 MAX_ASPECT = 64  # of an image that is made square
 # Those of OpenCV's formats that images come in. Each decoder more is one more that reads what strangers wrote.
 _PNG = b"\x89PNG\r\n\x1a\n"
+# JFIF's marker without a thumbnail, and the beginning of the picture itself (of a file with three channels or one).
+_PLAIN_JPEG = b"\xff\xd8\xff\xe0\x00\x10JFIF"
+_SCAN = b"\xff\xda\x00"
 _SIGNATURES = {b"\xff\xd8": "JPEG", _PNG: "PNG", b"BM": "BMP", b"RIFF": "WebP"}
 
 # The loader has its own threads, one image each; OpenCV's own pool on top of them would fight for the same
@@ -23,11 +27,15 @@ _SIGNATURES = {b"\xff\xd8": "JPEG", _PNG: "PNG", b"BM": "BMP", b"RIFF": "WebP"}
 cv2.setNumThreads(0)
 
 
-def decode(content: bytes) -> NDArray[np.uint8]:
+def decode(content: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
     """JPEG, PNG, BMP or WebP -> uint8 (H, W, 3) RGB; grey is expanded, alpha dropped, 16 bits become 8.
 
+    out: uint8 (H, W, 3). An image of just that size may be decoded into it, and is it, then; by simplejpeg where that
+    gives the same bits.
     BadRecord: another format, damaged, or of more than MAX_PIXELS pixels.
     """
+    if out is not None and content.startswith(_PLAIN_JPEG) and _decode_into(content, out):
+        return out
     if not content.startswith(tuple(_SIGNATURES)):
         raise BadRecord(
             f"no image that OpenCV can read: {len(content)} bytes, starting {content[:8].hex(' ')}; expected "
@@ -48,6 +56,17 @@ def decode(content: bytes) -> NDArray[np.uint8]:
     if image is None:
         raise BadRecord(f"no image that OpenCV can read: {len(content)} bytes, starting {content[:8].hex(' ')}")
     return image
+
+
+def _decode_into(content: bytes, out: NDArray[np.uint8]) -> bool:
+    """Whether `out` is now the image of a JPEG file. Not where the file has another size, where Exif may say that it is
+    turned, where its end is missing, or libjpeg has anything to complain of: OpenCV decides about those."""
+    if 0 <= content.find(b"\xff\xe1", 0, content.find(_SCAN)) or content.rfind(b"\xff\xd9") < 0:
+        return False
+    try:
+        return decode_jpeg(content, "RGB", buffer=out).shape == out.shape
+    except ValueError:
+        return False
 
 
 def _check_png(content: bytes) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from partial_fc.counter_rng import derive_key, permute
 
+_AHEAD = 8192  # positions that are permuted at once
 _ORDER = 0  # what a key of `derive_key` is for; the loader uses 1 and 2
 
 
@@ -57,11 +58,26 @@ class Keyed:
     def __init__(self, num_samples: int, seed: int):
         self.num_samples = num_samples
         self._seed = seed
+        self._lock = threading.Lock()
+        # The next batches of whoever asked last: (start, batch size, rank, world size) -> indices.
+        self._ahead: dict[tuple[int, int, int, int], Tensor] = {}
 
     def select(self, start: int, batch_size: int, rank: int, world_size: int) -> Selection:
         position_B = torch.arange(batch_size) + (start + rank * batch_size)
-        index_B = sample_order(position_B, self.num_samples, self._seed)
-        return Selection(position_B, index_B, start + batch_size * world_size, False)
+        end = start + batch_size * world_size
+        with self._lock:
+            index_B = self._ahead.pop((start, batch_size, rank, world_size), None)
+            if index_B is None:
+                # For a batch alone the permutation's forty small operations cost as much as decoding it.
+                starts = range(start, start + max(1, _AHEAD // batch_size) * (end - start), end - start)
+                position_NB = (torch.tensor(starts) - start)[:, None] + position_B
+                index_NB = self._permute(position_NB.flatten()).view_as(position_NB)
+                self._ahead = {(s, batch_size, rank, world_size): row for s, row in zip(starts, index_NB, strict=True)}
+                index_B = self._ahead.pop((start, batch_size, rank, world_size))
+        return Selection(position_B, index_B, end, False)
+
+    def _permute(self, position_N: Tensor) -> Tensor:
+        return sample_order(position_N, self.num_samples, self._seed)
 
     def updates_at(self, position: float, update_size: int) -> float:
         return position / update_size

@@ -57,8 +57,7 @@ class RecordSource:
 
     def read(self, index: int) -> Sample:
         key = int(self._keys[index])
-        header, content = self.reader.read_sample(key)
-        label = float(header.label[0])
+        label, content = self.reader.read_labelled(key)
         if not label.is_integer() or abs(label) > MAX_CLASSES:
             raise BadRecord(f"{self.where(index)}: label {label}, {_EXPECTED}")
         if not content:
@@ -69,8 +68,7 @@ class RecordSource:
         return f"{self.reader.rec_path}, key {self._keys[index]}"
 
     def will_need(self, indices: Sequence[int]) -> None:
-        for index in indices:
-            self.reader.will_need(int(self._keys[index]))
+        self.reader.will_need(np.array([self._keys[index] for index in indices], np.int64))
 
     def labels(self) -> NDArray[np.int64]:
         label = self.reader.first_labels(np.asarray(self._keys))

@@ -39,6 +39,8 @@ from partial_fc.data.sample import BadRecord
 from partial_fc.files import replacing
 
 HEADER = struct.Struct("<IfQQ")
+_HEAD = struct.Struct("<IIIf16x")  # FRAME and HEADER, without the ids
+_LABEL = struct.Struct("<f")
 
 
 class Header(NamedTuple):
@@ -172,12 +174,28 @@ class RecordReader:
         except BadRecord as error:
             raise BadRecord(f"{self.rec_path}, key {key}: {error}") from None
 
-    def will_need(self, key: int) -> None:
-        """Asks the kernel to fetch a record and returns at once, so that a disk has many reads to sort."""
-        start = self._offset_of(key) // mmap.PAGESIZE * mmap.PAGESIZE
+    def read_labelled(self, key: int) -> tuple[float, bytes]:
+        """(first label, what follows the label header): `read_sample` without its objects, which take as long as reading
+        them does."""
+        offset, map = self._offset_of(key), self._file.map
+        if offset + _HEAD.size <= self._file.size:
+            magic, length, flag, label = _HEAD.unpack_from(map, offset)
+            begin, end = offset + _HEAD.size + 4 * flag, offset + FRAME.size + length
+            # Whole, not split: the bits above the length are 0.
+            if magic == MAGIC and length <= MAX_RECORD_BYTES and begin <= end <= self._file.size:
+                if flag:
+                    (label,) = _LABEL.unpack_from(map, offset + _HEAD.size)
+                return label, map[begin:end]
+        header, content = self.read_sample(key)
+        return float(header.label[0]), content
+
+    def will_need(self, keys: NDArray[np.int64]) -> None:
+        """Asks the kernel to fetch records and returns at once, so that a disk has many reads to sort."""
+        starts = self._offsets[self._rows_of(keys)] // mmap.PAGESIZE * mmap.PAGESIZE
         # The length is not known before the record is read. Twice the mean holds nearly all of them.
-        num_bytes = min(2 * self._mean_bytes + mmap.PAGESIZE, self._file.size - start)
-        self._file.map.madvise(mmap.MADV_WILLNEED, start, num_bytes)
+        num_bytes = np.minimum(2 * self._mean_bytes + mmap.PAGESIZE, self._file.size - starts)
+        for start, count in zip(starts.tolist(), num_bytes.tolist(), strict=True):
+            self._file.map.madvise(mmap.MADV_WILLNEED, start, count)
 
     def first_labels(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
         """The first label of each record, float32 (len(keys),), from the headers and without a Python loop.

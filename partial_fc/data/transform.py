@@ -1,8 +1,10 @@
-"""What a Loader makes of a sample: (sample, rng) -> an array of one fixed shape, channels last."""
+"""What a Loader makes of a sample: (sample, rng, out) -> an array of one fixed shape, channels last. Where `out`, the
+place in the batch, is given, it may be written there; then `out` itself is returned."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -10,7 +12,9 @@ from torch import Tensor
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.sample import Sample
 
-Augment = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[np.uint8]]
+Pixels = NDArray[np.uint8]
+# May change the image that it gets, and return it.
+Augment = Callable[[Pixels, np.random.Generator], Pixels]
 
 
 @dataclass(frozen=True)
@@ -21,10 +25,12 @@ class SquareImage:
     size: int
     augment: Augment | None = None
 
-    def __call__(self, sample: Sample, rng: np.random.Generator) -> NDArray[np.uint8]:
-        image = decode(sample.image) if isinstance(sample.image, bytes) else sample.image
+    def __call__(self, sample: Sample, rng: np.random.Generator, out: Pixels | None = None) -> Pixels:
+        image = decode(sample.image, out) if isinstance(sample.image, bytes) else sample.image
         image = fit(image, self.size)
-        return image if self.augment is None else self.augment(image, rng)
+        if self.augment is None:
+            return image
+        return self.augment(image.copy() if image is sample.image else image, rng)
 
 
 def channels_first(array_B: Tensor) -> Tensor:
@@ -34,12 +40,14 @@ def channels_first(array_B: Tensor) -> Tensor:
     return array_B.squeeze(-1).unsqueeze(1) if array_B.shape[-1] == 1 else array_B.movedim(-1, 1)
 
 
-def pixels(sample: Sample, _rng: np.random.Generator) -> NDArray[np.uint8]:
+def pixels(sample: Sample, _rng: np.random.Generator, _out: Pixels | None = None) -> Pixels:
     """The pixels as the source has them, for sources that store pixels."""
     assert not isinstance(sample.image, bytes)
     return sample.image
 
 
-def mirror(image_HWC: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Left and right exchanged, every second time."""
-    return np.ascontiguousarray(image_HWC[:, ::-1]) if rng.random() < 0.5 else image_HWC
+def mirror(image_HWC: Pixels, rng: np.random.Generator) -> Pixels:
+    """Left and right exchanged in place, every second time."""
+    if rng.random() < 0.5:
+        cv2.flip(image_HWC, 1, dst=image_HWC)
+    return image_HWC

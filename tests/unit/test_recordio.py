@@ -103,7 +103,7 @@ def test_threads_read_the_same_as_one(tmp_path: Path) -> None:
     order = np.random.default_rng(0).permutation(np.repeat(np.arange(300), 10)).tolist()
 
     def read(key: int) -> bytes:
-        reader.will_need(key)
+        reader.will_need(np.array([key]))
         return reader.read(key)
 
     with ThreadPoolExecutor(8) as pool:

@@ -1,0 +1,204 @@
+"""`partial-fc bench data`: how fast a training set is read and decoded, stage by stage, beside other programs' parts.
+
+All sides take the same samples in turn, round after round, since a machine's speed drifts. The ratio counts CPU seconds
+for each image, those of `cv2.imdecode` of the same files by those of the side: what other programs do on the machine
+makes it no smaller. Images a second count wall time.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import cv2
+import numpy as np
+import tyro
+from simplejpeg import decode_jpeg
+from tqdm import tqdm
+
+from partial_fc.data.decode import decode, fit
+from partial_fc.data.loader import Loader
+from partial_fc.data.open import open_source
+from partial_fc.data.order import Keyed
+from partial_fc.data.record_source import RecordSource
+from partial_fc.data.sample import Sample, Source
+from partial_fc.data.transform import SquareImage, mirror
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Reads and decodes images of a training set in several ways, and prints a table."""
+
+    source: Annotated[Path, tyro.conf.Positional]
+    """A folder with train.rec, a .rec file, a folder of class folders, or a list."""
+    image_size: int = 112
+    """Pixels of a side, as the network takes them."""
+    mirror: bool = True
+    """Exchange left and right every second time."""
+    images: int = 2000
+    """So many of the set, in shuffled order, in each round."""
+    batch_size: int = 64
+    """Images of a batch."""
+    threads: int = len(os.sched_getaffinity(0))
+    """The loader runs with 1, 2, 4, ... up to so many."""
+    rounds: int = 5
+    """The median counts."""
+    json: bool = False
+    """One line for programs instead of the table."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    wall_s: float
+    cpu_s: float
+
+
+def bench_data(options: DataOptions) -> None:
+    """Prints what was measured."""
+    source = open_source(options.source)
+    sides, left_out = _sides(options, source)
+    speeds: dict[str, list[Speed]] = {name: [] for name in sides}
+    for _ in tqdm(range(options.rounds + 1), "rounds", leave=False, disable=None):
+        for name, side in sides.items():
+            speeds[name].append(side())
+    count = min(options.images, len(source))
+    table = [_row(name, runs[1:], speeds["cv2.imdecode"][1:], count) for name, runs in speeds.items()]
+    if options.json:
+        print(json.dumps({"images": count, "sides": table, "left_out": left_out}))
+        return
+    print(f"{count:,} images of {options.source}, to {options.image_size} x {options.image_size} pixels")
+    print(f"{'':34}  images/s  CPU us an image  ratio to cv2.imdecode")
+    for row in table:
+        print(f"{row['side']:34}  {row['images_per_s']:8,.0f}  {row['cpu_us']:15.1f}  {row['ratio']:8.2f}")
+    for note in left_out:
+        print(note)
+
+
+def _row(name: str, runs: list[Speed], reference: list[Speed], count: int) -> dict[str, Any]:
+    return {
+        "side": name,
+        "images_per_s": median(count / run.wall_s for run in runs),
+        "cpu_us": median(run.cpu_s for run in runs) / count * 1e6,
+        "ratio": median(other.cpu_s / run.cpu_s for run, other in zip(runs, reference, strict=True)),
+    }
+
+
+def _sides(options: DataOptions, source: Source) -> tuple[dict[str, Callable[[], Speed]], list[str]]:
+    """What is compared, by name, and what could not be, with the reason."""
+    count, size = min(options.images, len(source)), options.image_size
+    indices = Keyed(len(source), seed=0).select(0, count, 0, 1).index_B.tolist()
+    files = [bytes(image) for index in indices if isinstance(image := source.read(index).image, bytes)]
+    if len(files) < count:
+        raise ValueError(f"{options.source} holds pixels, not image files: there is nothing to decode")
+    place = np.empty((options.batch_size, size, size, 3), np.uint8)
+    transform = SquareImage(size, mirror if options.mirror else None)
+    rng = np.random.default_rng(0)
+
+    def each(work: Callable[[int, bytes], object]) -> Callable[[], Speed]:
+        return lambda: _timed(lambda: [work(i, file) for i, file in enumerate(files)])
+
+    sides = {
+        "cv2.imdecode": each(lambda i, file: _imdecode(file)),
+        "simplejpeg": each(lambda i, file: decode_jpeg(file, "RGB")),
+        "decode, resize, crop, mirror": each(lambda i, file: _bare(file, size, i % 2 if options.mirror else 0)),
+        "read": lambda: _timed(lambda: [source.read(index) for index in indices]),
+        "decode": each(lambda i, file: decode(file, place[i % len(place)])),
+        "transform": each(lambda i, file: transform(Sample(file, 0, 0), rng, place[i % len(place)])),
+    }
+    if any(not file.startswith(b"\xff\xd8") for file in files):
+        del sides["simplejpeg"]
+    for threads in _powers_of_two(options.threads):
+        name = f"Loader, {threads} thread{'s' if threads > 1 else ''}"
+        sides[name] = lambda threads=threads: _loader(options, source, transform, threads, count)
+    if not isinstance(source, RecordSource):
+        return sides, ["ImageRecordIter of MXNet is left out: it reads .rec files only"]
+    command = [sys.executable, "-m", __spec__.name, str(source.reader.rec_path), str(size), str(options.batch_size)]
+    command += [str(int(options.mirror)), str(count)]
+    problem = _image_record_iter(command)
+    if isinstance(problem, str):
+        return sides, [f"ImageRecordIter of MXNet is left out: {problem}"]
+    return {**sides, "ImageRecordIter, 1 thread": lambda: _image_record_iter(command)}, []
+
+
+def _imdecode(file: bytes) -> Any:
+    return cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR_RGB)
+
+
+def _bare(file: bytes, size: int, flip: int) -> Any:
+    """What any program must do at least."""
+    image = fit(_imdecode(file), size)
+    return cv2.flip(image, 1) if flip else image
+
+
+def _timed(work: Callable[[], object]) -> Speed:
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return Speed(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def _loader(options: DataOptions, source: Source, transform: SquareImage, threads: int, count: int) -> Speed:
+    batches = max(1, count // options.batch_size)
+    with Loader(source, transform, batch_size=options.batch_size, num_workers=threads) as loader:
+        next(loader)
+        # Nothing is kept: as in training, a batch's memory serves a later one.
+        speed = _timed(lambda: deque((next(loader) for _ in range(batches)), maxlen=0))
+    # Threads work ahead of what is taken, by as much at the beginning as at the end.
+    share = count / (batches * options.batch_size)
+    return Speed(speed.wall_s * share, speed.cpu_s * share)
+
+
+def _powers_of_two(most: int) -> Iterator[int]:
+    threads = 1
+    while threads <= most:
+        yield threads
+        threads *= 2
+
+
+def _image_record_iter(command: list[str]) -> Any:
+    """MXNet's speed in a process of its own, or why there is none."""
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+    return Speed(*json.loads(done.stdout.splitlines()[-1]))
+
+
+def _main(rec_path: str, size: str, batch_size: str, mirrored: str, count: str) -> None:
+    from partial_fc import mxnet  # noqa: F401  (puts back what it needs of numpy)
+    import mxnet as mx
+
+    batches = mx.io.ImageRecordIter(
+        path_imgrec=rec_path,
+        path_imgidx=str(Path(rec_path).with_suffix(".idx")),
+        data_shape=(3, int(size), int(size)),
+        batch_size=int(batch_size),
+        rand_mirror=bool(int(mirrored)),
+        shuffle=True,
+        preprocess_threads=1,
+        verbose=False,
+    )
+    num = max(1, int(count) // int(batch_size))
+
+    def take() -> None:
+        for _ in range(num):
+            try:
+                batch = next(batches)
+            except StopIteration:
+                batches.reset()
+                batch = next(batches)
+            batch.data[0].wait_to_read()
+
+    take()
+    speed = _timed(take)
+    share = int(count) / (num * int(batch_size))
+    print(json.dumps([speed.wall_s * share, speed.cpu_s * share]))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
