@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -116,7 +117,7 @@ def _sides(options: DataOptions, source: Source) -> tuple[dict[str, Callable[[],
         del sides["simplejpeg"]
     for threads in _powers_of_two(options.threads):
         name = f"Loader, {threads} thread{'s' if threads > 1 else ''}"
-        sides[name] = lambda threads=threads: _loader(options, source, transform, threads, count)
+        sides[name] = partial(_loader, options, source, transform, threads, count)
     if not isinstance(source, RecordSource):
         return sides, ["ImageRecordIter of MXNet is left out: it reads .rec files only"]
     command = [sys.executable, "-m", __spec__.name, str(source.reader.rec_path), str(size), str(options.batch_size)]
@@ -170,8 +171,9 @@ def _image_record_iter(command: list[str]) -> Any:
 
 
 def _main(rec_path: str, size: str, batch_size: str, mirrored: str, count: str) -> None:
-    from partial_fc import mxnet  # noqa: F401  (puts back what it needs of numpy)
     import mxnet as mx
+
+    from partial_fc import mxnet  # noqa: F401  (puts back what it needs of numpy)
 
     batches = mx.io.ImageRecordIter(
         path_imgrec=rec_path,

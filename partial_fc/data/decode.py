@@ -61,7 +61,7 @@ def decode(content: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.u
 def _decode_into(content: bytes, out: NDArray[np.uint8]) -> bool:
     """Whether `out` is now the image of a JPEG file. Not where the file has another size, where Exif may say that it is
     turned, where its end is missing, or libjpeg has anything to complain of: OpenCV decides about those."""
-    if 0 <= content.find(b"\xff\xe1", 0, content.find(_SCAN)) or content.rfind(b"\xff\xd9") < 0:
+    if content.find(b"\xff\xe1", 0, content.find(_SCAN)) >= 0 or content.rfind(b"\xff\xd9") < 0:
         return False
     try:
         return decode_jpeg(content, "RGB", buffer=out).shape == out.shape

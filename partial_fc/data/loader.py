@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from partial_fc.counter_rng import derive_key
 from partial_fc.data.order import Keyed, Order, Selection
 from partial_fc.data.sample import BadRecord, Sample, Source
 from partial_fc.data.transform import channels_first
-
 
 
 class Transform(Protocol):
@@ -59,10 +58,10 @@ class Loader:
     """Iterates over batches without end; close it, or use it as a context manager.
 
     transform: owns decoding, cropping and augmentation. Its rng depends on (seed, position) only, so neither ranks nor
-    threads change what a sample looks like. order: Keyed where not given. batch_size: of this rank. position: where to start, as
-    Batch.position said. A damaged record is named in the log and replaced by another one; more than `max_bad_records`
-    different ones on this rank raise ValueError. num_workers threads build batches, each a whole one at a time (0: the
-    calling thread does); up to `prefetch` batches wait beyond those in work.
+    threads change what a sample looks like. order: Keyed where not given. batch_size: of this rank. position: where to
+    start, as Batch.position said. A damaged record is named in the log and replaced by another one; more than
+    `max_bad_records` different ones on this rank raise ValueError. num_workers threads build batches, each a whole one
+    at a time (0: the calling thread does); up to `prefetch` batches wait beyond those in work.
     """
 
     def __init__(
@@ -256,12 +255,7 @@ class _Random(threading.local):
     def at(self, position: int, key: int) -> np.random.Generator:
         """As `Generator(Philox(key=[position, key]))`. Philox is counter-based: any two of its keys give unrelated
         streams, with no state to mix first. Good until the next call."""
-        self._bits.state = {
-            "bit_generator": "Philox",
-            "state": {"counter": (0, 0, 0, 0), "key": (position, key)},
-            "buffer": (0, 0, 0, 0),
-            "buffer_pos": 4,
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
+        state: dict[str, Any] = {"counter": (0, 0, 0, 0), "key": (position, key)}
+        empty = {"buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
+        self._bits.state = {"bit_generator": "Philox", "state": state, **empty}  # type: ignore[typeddict-item]
         return self._generator

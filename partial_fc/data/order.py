@@ -4,6 +4,7 @@ A position counts samples over all epochs and all ranks: epoch e holds positions
 size of the set. Where training stands is one position, and from there on any number of ranks goes on.
 
     Keyed        shuffled by a keyed permutation: nothing is stored, every batch is full, batches run over epochs' ends
+    Blocks       nearly as well shuffled, and read in pieces that a disk or a network has together
     Sequential   as the source has them; rank r of W takes r, r + W, r + 2W, ... (Caffe2's sharded readers)
     PerEpoch     torch's DistributedSampler: shuffled anew in each epoch, filled up with repeated samples until all
                  ranks have equally many; an epoch's last batch may be smaller, by as much on every rank
@@ -13,6 +14,7 @@ B samples of this rank, W ranks.
 
 import math
 import threading
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -84,6 +86,79 @@ class Keyed:
 
     def updates_to(self, start: int, stop: float, update_size: int) -> int:
         return max(0, math.ceil((stop - start) / update_size))
+
+
+class Blocks(Keyed):
+    """Blocks of consecutive samples in random order, and the samples of several blocks, a window, shuffled with one
+    another: for spinning disks and network drives. While a window is trained on, the next one is read.
+
+    read_ahead(first, stop): has the operating system read these samples, in their order; called in a thread.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        seed: int,
+        read_ahead: Callable[[int, int], None] | None = None,
+        *,
+        block: int = 1024,
+        blocks_per_window: int = 32,
+    ):
+        super().__init__(num_samples, seed)
+        self._read_ahead = read_ahead
+        self._block = block
+        self._num_blocks = num_samples // block  # what is left over stays at the end of the last window
+        self._window = block * blocks_per_window
+        self._num_windows = max(1, self._num_blocks // blocks_per_window)
+        self._fetched = -1  # the last window that has been asked for, counted over all epochs
+
+    def select(self, start: int, batch_size: int, rank: int, world_size: int) -> Selection:
+        window = self._window_of(start)
+        if self._read_ahead and self._fetched != window + 1:
+            windows = [window + 1] if self._fetched == window else [window, window + 1]
+            self._fetched = window + 1
+            threading.Thread(target=self._fetch, args=(windows,), name="read-ahead", daemon=True).start()
+        return super().select(start, batch_size, rank, world_size)
+
+    def blocks_of(self, window: int) -> list[tuple[int, int]]:
+        """The samples [first, stop) of a window, ascending."""
+        epoch, begin, end = self._bounds(window)
+        block = torch.arange(begin // self._block, min(end // self._block, self._num_blocks))
+        ranges = [(b * self._block, (b + 1) * self._block) for b in self._place_of(block, epoch).sort().values.tolist()]
+        return ranges + ([(self._num_blocks * self._block, end)] if end % self._block else [])
+
+    def _fetch(self, windows: list[int]) -> None:
+        assert self._read_ahead is not None
+        for window in windows:
+            for first, stop in self.blocks_of(window):
+                self._read_ahead(first, stop)
+
+    def _permute(self, position_N: Tensor) -> Tensor:
+        index_N = torch.empty_like(position_N)
+        window_N = torch.tensor([self._window_of(p) for p in position_N.tolist()])
+        for window in window_N.unique().tolist():
+            epoch, begin, end = self._bounds(window)
+            inside = window_N == window
+            place = position_N[inside] - (epoch * self.num_samples + begin)
+            mixed = begin + permute(place, end - begin, derive_key(self._seed, _ORDER, epoch, window))
+            block = mixed // self._block
+            whole = block < self._num_blocks
+            mixed[whole] = self._place_of(block[whole], epoch) * self._block + mixed[whole] % self._block
+            index_N[inside] = mixed
+        return index_N
+
+    def _place_of(self, block: Tensor, epoch: int) -> Tensor:
+        """Where the source has the blocks that an epoch has one after another."""
+        return permute(block, self._num_blocks, derive_key(self._seed, _ORDER, epoch)) if len(block) else block
+
+    def _window_of(self, position: int) -> int:
+        epoch, place = divmod(position, self.num_samples)
+        return epoch * self._num_windows + min(place // self._window, self._num_windows - 1)
+
+    def _bounds(self, window: int) -> tuple[int, int, int]:
+        """(epoch, first and last place + 1 of the window in it)."""
+        epoch, i = divmod(window, self._num_windows)
+        return epoch, i * self._window, self.num_samples if i + 1 == self._num_windows else (i + 1) * self._window
 
 
 class Sequential:

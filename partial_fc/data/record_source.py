@@ -70,6 +70,10 @@ class RecordSource:
     def will_need(self, indices: Sequence[int]) -> None:
         self.reader.will_need(np.array([self._keys[index] for index in indices], np.int64))
 
+    def read_ahead(self, first: int, stop: int) -> None:
+        """Reads samples first to stop - 1 into the page cache. Takes as long as that does."""
+        self.reader.read_ahead(np.array([self._keys[index] for index in range(first, stop)], np.int64))
+
     def labels(self) -> NDArray[np.int64]:
         label = self.reader.first_labels(np.asarray(self._keys))
         whole = are_whole(label) & (np.abs(label) <= MAX_CLASSES)

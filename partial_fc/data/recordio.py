@@ -34,12 +34,13 @@ from partial_fc.data.record_frames import (
     RecordFile,
     aligned,
 )
-from partial_fc.data.record_index import read_index
+from partial_fc.data.record_index import Keys, read_index
 from partial_fc.data.sample import BadRecord
 from partial_fc.files import replacing
 
 HEADER = struct.Struct("<IfQQ")
 _HEAD = struct.Struct("<IIIf16x")  # FRAME and HEADER, without the ids
+_PIECE_BYTES = 2**20
 _LABEL = struct.Struct("<f")
 
 
@@ -139,14 +140,11 @@ class RecordReader:
         self._file = RecordFile(self.rec_path)
         # Records are read in random order: reading ahead of one would fetch many times what is used.
         self._file.map.madvise(mmap.MADV_RANDOM)
-        keys, self._offsets = read_index(self.idx_path)
-        self._check_offsets(keys)
-        self._mean_bytes = self._file.size // len(keys)
-        self.keys: NDArray[np.int64] | range = keys
-        if keys[0] == 0 and keys[-1] == len(keys) - 1:  # sorted and unique: 0, 1, 2, ...
-            self.keys = range(len(keys))
+        self.keys, self._offsets = read_index(self.idx_path)
+        self._check_offsets(self.keys)
+        self._mean_bytes = self._file.size // len(self.keys)
 
-    def _check_offsets(self, keys: NDArray[np.int64]) -> None:
+    def _check_offsets(self, keys: Keys) -> None:
         bad = ~self._file.have_room(self._offsets)
         if bad.any():
             row = int(bad.argmax())
@@ -175,8 +173,7 @@ class RecordReader:
             raise BadRecord(f"{self.rec_path}, key {key}: {error}") from None
 
     def read_labelled(self, key: int) -> tuple[float, bytes]:
-        """(first label, what follows the label header): `read_sample` without its objects, which take as long as reading
-        them does."""
+        """(first label, what follows the label header): `read_sample` without its objects, which cost as much again."""
         offset, map = self._offset_of(key), self._file.map
         if offset + _HEAD.size <= self._file.size:
             magic, length, flag, label = _HEAD.unpack_from(map, offset)
@@ -196,6 +193,14 @@ class RecordReader:
         num_bytes = np.minimum(2 * self._mean_bytes + mmap.PAGESIZE, self._file.size - starts)
         for start, count in zip(starts.tolist(), num_bytes.tolist(), strict=True):
             self._file.map.madvise(mmap.MADV_WILLNEED, start, count)
+
+    def read_ahead(self, keys: NDArray[np.int64]) -> None:
+        """Reads what lies between the first and the last of these records, in large pieces, for the page cache."""
+        offsets = self._offsets[self._rows_of(keys)]
+        with open(self.rec_path, "rb", buffering=0) as file:
+            at, stop = int(offsets.min()), int(offsets.max()) + 2 * self._mean_bytes
+            while at < stop and (count := len(os.pread(file.fileno(), min(_PIECE_BYTES, stop - at), at))):
+                at += count
 
     def first_labels(self, keys: NDArray[np.int64]) -> NDArray[np.float32]:
         """The first label of each record, float32 (len(keys),), from the headers and without a Python loop.

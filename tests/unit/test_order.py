@@ -1,5 +1,6 @@
 """Orders of samples: what stands at which position, for any number of ranks."""
 
+import threading
 from collections import Counter
 from itertools import pairwise
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from partial_fc.data.order import Keyed, Order, PerEpoch, Selection, Sequential
+from partial_fc.data.order import Blocks, Keyed, Order, PerEpoch, Selection, Sequential
 
 
 def batches(order: Order, start: int, stop: int, batch_size: int, world_size: int) -> list[list[Selection]]:
@@ -81,3 +82,31 @@ def test_updates_are_counted_as_they_are_made(order, batch_size, world_size):
         assert order.updates_at(position, update_size) == number
         assert order.updates_to(position, 3 * 31, update_size) == len(made) - number
     assert order.updates_to(made[-1], 31, update_size) == 0
+
+
+@pytest.mark.parametrize("num_samples", [1, 7, 40, 100, 257])
+def test_blocks_hold_every_sample_once_an_epoch_whatever_the_ranks(num_samples: int) -> None:
+    order = Blocks(num_samples, 3, block=8, blocks_per_window=4)
+    one = indices([order.select(start, 5, 0, 1) for start in range(0, 2 * num_samples + 5, 5)])
+    for epoch in range(2):
+        assert sorted(one[epoch * num_samples : (epoch + 1) * num_samples]) == list(range(num_samples))
+    assert num_samples < 40 or one[:num_samples] != one[num_samples : 2 * num_samples]
+    three = [Blocks(num_samples, 3, block=8, blocks_per_window=4).select(0, 5, rank, 3) for rank in range(3)]
+    assert indices(three) == [index for selection in three for index in selection.index_B.tolist()]
+    assert indices(three)[: min(15, len(one))] == one[:15]
+
+
+def test_a_window_reads_its_blocks_only_and_the_next_one_is_read_ahead() -> None:
+    asked: list[tuple[int, int]] = []
+    order = Blocks(100, 0, lambda first, stop: asked.append((first, stop)), block=8, blocks_per_window=4)
+    for window, begin in enumerate((0, 32, 64)):  # the last one has the 4 blocks and 4 samples left over
+        end = (32, 64, 100)[window]
+        mine = {i for first, stop in order.blocks_of(window) for i in range(first, stop)}
+        got = indices([order.select(position, 1, 0, 1) for position in range(begin, end)])
+        assert set(got) == mine
+        assert len(mine) == end - begin
+        assert got != sorted(got)
+    for thread in threading.enumerate():
+        if thread.name == "read-ahead":
+            thread.join()
+    assert sorted(asked) == sorted(r for window in range(4) for r in order.blocks_of(window))

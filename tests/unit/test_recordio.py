@@ -1,5 +1,6 @@
 """RecordIO against mxnet's own reader and writer, and what a damaged file says."""
 
+import os
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -190,3 +191,39 @@ def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         fail()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_copy_of_a_large_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read instead of the text as long as it is whole and the index the same."""
+    monkeypatch.setattr(record_index, "_CACHED_FROM_BYTES", 1)
+    index, cache = tmp_path / "a.idx", tmp_path / "a.idx.cache"
+    for lines in (["0\t0", "1\t40", "2\t88"], ["7\t88", "5\t0", "6\t40"]):
+        index.write_text("\n".join(lines))
+        parsed = record_index._parse(index)
+        for _ in range(2):
+            keys, offsets = record_index.read_index(index)
+            assert (list(keys), offsets.tolist()) == (list(parsed[0]), parsed[1].tolist())
+        assert isinstance(keys, range) == (lines[0] == "0\t0")
+        with monkeypatch.context() as patch:
+            patch.delattr(record_index, "_parse")
+            assert record_index.read_index(index)[1].tolist() == [0, 40, 88]  # of the copy
+        whole = cache.read_bytes()
+        for damaged in (b"", whole[:-8], whole[:-1] + b"\x01", whole[:30]):
+            cache.write_bytes(damaged)
+            assert record_index.read_index(index)[1].tolist() == [0, 40, 88]
+            assert cache.read_bytes() == whole
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(PermissionError("read-only")))
+    cache.unlink()
+    assert record_index.read_index(index)[1].tolist() == [0, 40, 88]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.idx"]
+
+
+def test_read_ahead_covers_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = RecordReader(write(tmp_path / "a.rec", [bytes(100 * i) for i in range(50)]))
+    pieces: list[tuple[int, int]] = []
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, count, at: pieces.append((at, count)) or pread(fd, count, at))
+    reader.read_ahead(np.arange(10, 20))
+    begin, end = pieces[0][0], sum(pieces[-1])
+    assert begin == reader._offsets[10]
+    assert end >= reader._offsets[19] + 1900
