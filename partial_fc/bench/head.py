@@ -161,7 +161,7 @@ def _worker(options: HeadOptions, side: str, scratch: Path) -> None:
         }
         print(json.dumps(line, default=str), flush=True)
     if isinstance(head, PartialFC):
-        head.close(ended_well=False)  # its files are thrown away: no need to wait until the disk has them
+        head.close()
     world.close()
 
 

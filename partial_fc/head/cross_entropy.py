@@ -70,7 +70,7 @@ class CrossEntropy:
     def non_finite_classes(self, most: int = 5) -> list[int]:
         return []
 
-    def close(self, ended_well: bool = True) -> None:
+    def close(self) -> None:
         """Nothing is open."""
 
     def __enter__(self) -> "CrossEntropy":

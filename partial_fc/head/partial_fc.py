@@ -333,15 +333,15 @@ class PartialFC:
                     break
         return sorted(classes)[:most]
 
-    def close(self, ended_well: bool = True) -> None:
+    def close(self) -> None:
         """Ends threads and closes files of the centres, which are not to be used after it. `with head:` does so."""
-        self.store.close(ended_well)
+        self.store.close()
 
     def __enter__(self) -> "PartialFC":
         return self
 
-    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        self.close(ended_well=error_type is None)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def rows(self) -> ClassRows:

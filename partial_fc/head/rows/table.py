@@ -86,7 +86,7 @@ class RowTable:
         if storage.path is not None and num_rows:  # all but the few bytes a row that are looked at most often
             folder = storage.path / f"rows-{first_row:012d}"
             wide = {name: column for name, column in columns.items() if column[0] == embedding_size}
-            self._files = RowFiles(folder, num_rows, wide, first_row)
+            self._files = RowFiles(folder, num_rows, wide)
             self._tables = dict(self._files.tables)
         for name, column in columns.items():  # in the same order in every process
             if name not in self._tables:
@@ -94,7 +94,6 @@ class RowTable:
         self.exists_L = torch.zeros(num_rows, dtype=torch.bool, device=home)  # which rows are made
         self._num_missing = num_rows
         self._staging = Staging(self._tables, self.device) if indexes_copies(storage, self.device) else None
-        self._num_steps = 0  # that were updated
         self._fetched = -1  # the step of the last fetch
 
     @property
@@ -183,19 +182,13 @@ class RowTable:
         self._drain()
         return self._tables
 
-    def flush(self) -> None:
-        """Waits until the rows are where they are kept. (No substitute for a checkpoint: see rows/files.py.)"""
-        self._drain()
-        if self._files is not None:
-            self._files.flush(self._num_steps)
-
-    def close(self, ended_well: bool = True) -> None:
-        """Ends threads and closes files; the rows are not to be used after it. ended_well: for the header of files."""
+    def close(self) -> None:
+        """Ends threads and closes files; the rows are not to be used after it."""
         if self._staging is not None:
-            self._staging.close(write_back=ended_well)
+            self._staging.close()
         self._tables = {}
         if self._files is not None:
-            self._files.close(self._num_steps, ended_well)
+            self._files.close()
 
     def load_row_state(self, rows: dict[str, Tensor]) -> None:
         """Takes over what `row_state` gave, for this rank's rows; other dtypes are converted (to nearest). Rows that
@@ -285,7 +278,6 @@ class RowTable:
             self._staging.drain()
 
     def _record(self, lr: float, step: int) -> None:
-        self._num_steps = step + 1
         if self._catch_up is None:
             return
         num_steps = len(self._catch_up.rates)
