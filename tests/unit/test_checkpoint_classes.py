@@ -25,6 +25,7 @@ from partial_fc.checkpoint.tools.verify import VerifyOptions, verify
 from partial_fc.data import open_source
 from partial_fc.data.decode import decode
 from partial_fc.head import HardNegatives, PartialFC, Storage
+from partial_fc.models.inputs import FACE
 from tests.unit.stored_checkpoints import D, heads_of, save, whole
 
 NAMES = ["ada", "bob", "cyd", "dov", "eve", "fay", "gus", "hal", "ida", "jon", "kim"]
@@ -115,7 +116,7 @@ def mean_direction(backbone, files, mirror: bool) -> torch.Tensor:
         image_HW3 = torch.from_numpy(decode(path.read_bytes()))
         for picture in [image_HW3, image_HW3.flip(1)] if mirror else [image_HW3]:
             with torch.no_grad():
-                feat_1D = backbone(models.normalise(picture.permute(2, 0, 1)[None]))
+                feat_1D = backbone(FACE(picture.permute(2, 0, 1)[None]))
             total += normalize(feat_1D.double())[0]
     return normalize(total, dim=0).float()
 

@@ -21,6 +21,7 @@ from partial_fc.data import ImageFolder, Source
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.image_folder import image_names
 from partial_fc.data.sample import BadRecord, naming
+from partial_fc.models.inputs import FACE
 
 _BATCH = 64
 
@@ -80,7 +81,7 @@ def directions(stored: CheckpointOnDisk, source: Source, labels: Iterable[int], 
 def _embed(backbone: nn.Module, image_B3HW: Tensor, mirror: bool) -> Tensor:
     """Directions, float64 (B, D)."""
     images = [image_B3HW, image_B3HW.flip(3)] if mirror else [image_B3HW]
-    return sum((normalize(backbone(models.normalise(x)).double()) for x in images), torch.zeros(()))
+    return sum((normalize(backbone(FACE(x)).double()) for x in images), torch.zeros(()))
 
 
 def _read(source: Source, index_N: list[int], size: int, max_bad: int) -> Iterator[tuple[np.ndarray, int]]:
