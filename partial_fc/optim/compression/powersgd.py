@@ -1,7 +1,6 @@
 """Gradients as matrices of low rank: PowerSGD (Vogels, Karimireddy, Jaggi, 2019, https://arxiv.org/abs/1905.13727)."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ class _Matrix:
     """One parameter (a, ...), seen as a matrix of a rows and b columns, and its residual."""
 
     name: str
-    residual_ab: Tensor  # what this rank owes
+    residual_ab: Tensor  # what this rank has left out so far
     q_br: Tensor  # orthonormal columns, equal on all ranks: where the last update's gradient lay
     # What `undo` goes back to.
     residual_before_ab: Tensor
@@ -25,20 +24,20 @@ class _Matrix:
 
 
 class PowerSGD(Compressor):
-    """M, the gradient and what is owed of it, becomes P Q^T with `rank` columns each; the rest is owed.
+    """M, the gradient plus the residual, becomes P Q^T with `rank` columns each; the rest is the next residual.
 
     1. P = M Q, with the Q of the update before, is summed over the ranks; its columns are made orthonormal.
-    2. Q = M^T P is summed over the ranks. The sum of the gradients is P Q^T; this rank owes M - P (its own Q)^T.
+    2. Q = M^T P is summed over the ranks. The sum of the gradients is P Q^T; the residual is M - P (the local Q)^T.
 
     Two all-reduces a bucket. Parameters of one dimension, and matrices that P and Q would not make smaller, are exact:
-    they travel with P. What is owed adds up, over ranks and updates, to what was left out. The paper subtracts the
+    they travel with P. Residuals add up, over ranks and updates, to what was left out. The paper subtracts the
     mean of all ranks' Q instead of the local one: the same total, a larger part of it on each rank.
     P and Q have the same bits on all ranks as long as these have the same kind of processor: QR rounds differently on
     others, and replicas would part in their last bits.
     Memory: two residuals a value, the present one and the one that `undo` goes back to.
     """
 
-    kind: Literal["powersgd"] = "powersgd"
+    kind = "powersgd"
 
     def __init__(self, rank: int, seed: int = 0):
         if rank < 1:
