@@ -7,14 +7,14 @@ One step, as the data sees it, with its three collectives (per rank: B*(D*itemsi
                      with label smoothing four, 32*G bytes: also the sum of a row's logits and the number of classes;
   3. head/features   reduce-scatter of the features' gradient, under way from the forward on, awaited by the backward.
 `step` passes over the centres a second time and moves them, chunk by chunk, while the backbone's gradients travel.
-Margins whose negatives depend on the target cosines (CurricularFace) cost one more all-reduce, head/target, of 8*G
-bytes. softmax.py has the mathematics between the collectives, kernels/ the passes.
+CurricularFace costs one more all-reduce, head/target, of 8*G bytes. softmax.py has the mathematics between the
+collectives, kernels/ the passes.
 
 (An, Zhu et al., "Partial FC: Training 10 Million Identities on a Single Machine", https://arxiv.org/abs/2010.05222.)
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -41,7 +41,7 @@ from partial_fc.head.softmax import feature_gradient, find_targets, global_softm
 _LARGEST_LOGIT = 600.0
 
 
-class PartialFC:
+class PartialFC(AbstractContextManager):
     """A last layer of num_classes centres, of which this rank keeps and updates its own shard.
 
         loss = head(feat_BD, label_B)   # scalar of `dtype`, equal on every rank: the mean over the global batch
@@ -106,6 +106,7 @@ class PartialFC:
         if storage.dtype == torch.float64 != dtype:
             raise ValueError(f"centres stored in float64 with dtype {dtype}: give dtype float64, too, or store less")
         self.world = world or SingleWorld()
+        self.num_classes = num_classes  # of all ranks
         self.margin = margin
         self.embedding_size = embedding_size
         self.dtype = dtype
@@ -144,20 +145,16 @@ class PartialFC:
     def __repr__(self) -> str:
         storage = self.store.storage
         return (
-            f"PartialFC({self.shard.num_classes} classes, {self.embedding_size} wide, {self.margin}, sample rate "
+            f"PartialFC({self.num_classes} classes, {self.embedding_size} wide, {self.margin}, sample rate "
             f"{self.sampling.rate}, {self.optimizer}, rows in {storage.dtype} on {storage.place}, kernel "
             f"{self.kernel.name}; {self.world}: classes [{self.shard.start}, {self.shard.stop}))"
         )
 
     @property
-    def num_classes(self) -> int:
-        """All classes, of all ranks."""
-        return self.shard.num_classes
-
-    @property
     def centres(self) -> Tensor:
         """This rank's centres, (stop - start, D) or, with sub-centres, (stop - start, sub_centres, D). Read only."""
-        return self._by_class(self.store.all_rows())
+        self.store.all_rows()
+        return self.rows.tables()["centres"]
 
     def __call__(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
         """feat_BD: floating; label_B: class numbers, integers. Where the features require a gradient and autograd is
@@ -180,7 +177,7 @@ class PartialFC:
     def _forward(self, feat_BD: Tensor, label_B: Tensor, training: bool) -> tuple[Tensor, Backward | None]:
         """The collectives of a forward pass, and what softmax.py and the kernel do between them."""
         margin, world = self.margin, self.world
-        batch = gather(feat_BD, label_B, self.shard.num_classes, world, training=training)
+        batch = gather(feat_BD, label_B, self.num_classes, world, training=training)
         label_G = batch.label_G
         unit_GD, norm_G1 = unit(batch.feat_GD.to(self.dtype))
         active = self.active_rows(label_G)
@@ -189,7 +186,9 @@ class PartialFC:
         if margin.needs_target_cosines:
             target_cos_G = world.all_reduce(targets.spread(targets.cos_N.double()), name="head/target")
         if batch.training:
-            self._advance_margin(norm_G1[:, 0], target_cos_G)
+            if self._margin_before is None:
+                self._margin_before = self.margin_state
+            self.margin_state = margin.advance(self.margin_state, norm_G1[:, 0], target_cos_G)
         norm_N = norm_G1[targets.index_N, 0]
         target_logit_N, target_slope_N = value_and_slope(margin, targets.cos_N, norm_N, self.margin_state)
 
@@ -218,10 +217,7 @@ class PartialFC:
             class_N = self._selector.classes(active)
             self.hard_negatives.learn(label_G, unit_GD, table, row_S, class_N, self.num_steps)
         deferred = DeferredGradient(logits, logit_grad, active.rows)
-        return loss, Backward(self._defer, deferred, features, self._gradient_factor)
-
-    def _defer(self, gradient: DeferredGradient) -> None:
-        self.pending.append(gradient)
+        return loss, Backward(self.pending, deferred, features, self._gradient_factor)
 
     def prepare(self, label_B: Tensor) -> None:
         """Several micro-batches make one step: these are their labels, of this rank, all together. Then
@@ -239,7 +235,7 @@ class PartialFC:
             )
         label_B = _class_numbers(label_B)
         no_feature_B0 = torch.empty(len(label_B), 0, dtype=torch.uint8, device=label_B.device)
-        label_G = gather(no_feature_B0, label_B, self.shard.num_classes, self.world, name="head/labels").label_G
+        label_G = gather(no_feature_B0, label_B, self.num_classes, self.world, name="head/labels").label_G
         self._prepared = self._selector.fetch(label_G, self.num_steps), torch.unique(label_G)
 
     def active_rows(self, label_G: Tensor) -> ActiveRows:
@@ -264,7 +260,7 @@ class PartialFC:
     def discard(self) -> None:
         """The step is not made: forgets the gradients since the last one, and what margin and lists of hard negatives
         learnt from its batch. The next step has the same negatives."""
-        self.pending = []
+        self.pending.clear()
         self._prepared = None
         if self._margin_before is not None:
             self.margin_state, self._margin_before = self._margin_before, None
@@ -291,7 +287,7 @@ class PartialFC:
         self._selector.prefetch(self.num_steps + 1)
         with _own_arithmetic(self.store.device):
             self._update_rows(lr)
-        self.pending = []
+        self.pending.clear()
         self._prepared = self._margin_before = None
         if self.hard_negatives is not None:
             self.hard_negatives.keep()
@@ -299,7 +295,7 @@ class PartialFC:
 
     def _update_rows(self, lr: float) -> None:
         store, step = self.store, self.num_steps
-        self.pending = concatenate(self.pending)
+        self.pending[:] = concatenate(self.pending)
         if len(self.pending) == 1:
             (deferred,) = self.pending
             if self.kernel.update(deferred.logits, deferred.logit_grad, store, lr, step):
@@ -337,9 +333,6 @@ class PartialFC:
         """Ends threads and closes files of the centres, which are not to be used after it. `with head:` does so."""
         self.store.close()
 
-    def __enter__(self) -> "PartialFC":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -364,14 +357,16 @@ class PartialFC:
                 )
         if (self.hard_negatives is None) != (not state["hard_negatives"]):
             raise ValueError("the state is that of a head with hard negatives, or this head has them: not of both")
-        self.pending, self._prepared, self._margin_before = [], None, None
-        self.load_row_state(state["rows"], state["facts"])
+        self.pending.clear()
+        self._prepared = self._margin_before = None
+        self.load_facts(state["facts"])
+        self.store.load_row_state({name: t.reshape(-1, t.shape[-1]) for name, t in state["rows"].items()})
         if self.hard_negatives is not None:
             self.hard_negatives.load_state(state["hard_negatives"])
 
     def _identity(self) -> dict[str, Any]:
         return {
-            "num_classes": self.shard.num_classes,
+            "num_classes": self.num_classes,
             "classes": [self.shard.start, self.shard.stop],
             "embedding_size": self.embedding_size,
             "sub_centres": self.sub_centres,
@@ -390,11 +385,6 @@ class PartialFC:
             "schedule": self.store.schedule_state(),
         }
 
-    def load_row_state(self, rows: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Takes over what `row_state` gave, for this rank's class range, and `facts`, of any rank."""
-        self.load_facts(facts)
-        self.store.load_row_state({name: t.reshape(-1, t.shape[-1]) for name, t in rows.items()})
-
     def load_facts(self, facts: dict[str, Any]) -> None:
         """Takes over what `facts` gave, of any rank. A margin of another kind, which remembers other things, starts
         anew."""
@@ -403,9 +393,6 @@ class PartialFC:
         same = facts["margin"].keys() == self.margin_state.keys()
         self.margin_state = dict(facts["margin"]) if same else self.margin.state()
         self.num_steps = facts["num_steps"]
-
-    def _by_class(self, rows: Tensor) -> Tensor:
-        return rows if self.sub_centres == 1 else rows.unflatten(0, (-1, self.sub_centres))
 
     def _refuse_unsupported_pairs(self) -> None:
         alone = {
@@ -420,17 +407,14 @@ class PartialFC:
                     f"label smoothing with {name}: which classes share the smoothed part is not defined there; "
                     "use one of the two"
                 )
-        if self.sampling.rate == 1.0:
-            for name, used in (
-                ("sampling correction", self.sampling_correction),
-                ("hard negatives", self.hard_negatives is not None),
-            ):
-                if used:
-                    raise ValueError(f"{name} with sample rate 1: every class takes part in every step anyway")
+        sampled = {"sampling correction": self.sampling_correction, "hard negatives": self.hard_negatives is not None}
+        for name, used in sampled.items():
+            if used and self.sampling.rate == 1.0:
+                raise ValueError(f"{name} with sample rate 1: every class takes part in every step anyway")
 
     def centre_gradients(self) -> Iterator[tuple[Tensor | None, int, int, Tensor]]:
         """(row_S, begin, end, gradient) of everything pending; several backwards before a step are added up."""
-        self.pending = concatenate(self.pending)
+        self.pending[:] = concatenate(self.pending)
         if len(self.pending) == 1:
             (deferred,) = self.pending
             for begin, end, grad_KD in self.kernel.centre_gradients(deferred.logits, deferred.logit_grad):
@@ -438,12 +422,6 @@ class PartialFC:
         elif self.pending:
             rows, total = sum_gradients(self.pending, self.kernel)
             yield rows, 0, len(total), total
-
-    def _advance_margin(self, norm_G: Tensor, target_cos_G: Tensor | None) -> None:
-        """Lets the margin learn from a batch."""
-        if self._margin_before is None:
-            self._margin_before = self.margin_state
-        self.margin_state = self.margin.advance(self.margin_state, norm_G, target_cos_G)
 
 
 @contextmanager

@@ -167,7 +167,7 @@ def test_no_rows_at_all(make, tmp_path):
             ours = RowTable(L, 0, D, SEED, RowSGD(), storage, "cpu", "exact")
             ours.fetch(torch.empty(0, dtype=torch.int64), 0)
             ours.update(torch.empty(0, dtype=torch.int64), 0, 0, torch.empty(0, D), 0.1, 0)
-            ours.finish(1)
+            ours.fetch(None, 1)
             assert ours.all_rows().shape == (0, D)
 
 
@@ -249,8 +249,8 @@ def test_catching_up_rounds_with_the_noise_of_the_last_missed_step(make):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
-def test_the_fields_of_a_fused_step_are_all_that_it_needs(make, dtype):
-    """A step written out here, from step_fields alone, leaves the bits that `update` leaves."""
+def test_a_fused_update_needs_the_tables_and_the_keys(make, dtype):
+    """A step written out here leaves the bits that `update` leaves."""
     optimizer = RowSGD(0.9, 0.01)
     updated, fused = (make(optimizer=optimizer, dtype=dtype, catch_up="exact") for _ in range(2))
     for step in range(4):
@@ -259,15 +259,15 @@ def test_the_fields_of_a_fused_step_are_all_that_it_needs(make, dtype):
         for ours in (updated, fused):
             ours.fetch(row_S, step)
         updated.update(row_S, 0, len(row_S), grad.clone(), 0.1, step)
-        f = fused.step_fields(step, 0.1)
-        centre, momentum = (f.tables[name][row_S].float() for name in ("centres", "momentum"))
+        keys, tables = fused.begin_fused_update(0.1, step), fused.row_state()
+        centre, momentum = (tables[name][row_S].float() for name in ("centres", "momentum"))
         momentum = momentum.mul_(0.9).add_(grad.add_(centre, alpha=0.01))
         centre.add_(momentum, alpha=-0.1)
         for name, rows in (("centres", centre), ("momentum", momentum)):
             if dtype == BF16:
-                rows = round_stochastically(rows, row_S + f.first_row, f.keys[name])
-            f.tables[name][row_S] = rows
-        f.touched_L1[row_S] = f.touched
+                rows = round_stochastically(rows, row_S + fused.first_row, keys[name])
+            tables[name][row_S] = rows
+        tables["touched"][row_S] = step + 1
     for name, rows in updated.row_state().items():
         assert torch.equal(fused.row_state()[name], rows), name
 

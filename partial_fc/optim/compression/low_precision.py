@@ -1,6 +1,5 @@
 """Exchanges that send every value, in as many bits as it has or in 16."""
 
-
 import torch
 from torch import Tensor
 
