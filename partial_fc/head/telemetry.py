@@ -8,7 +8,6 @@ NUM_QUERIES classes are compared with up to NUM_COMPARED rows of each rank, othe
 estimates.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -57,10 +56,6 @@ class Histogram:
     def largest(self) -> float:
         """The upper edge of the last bin that holds something."""
         return self.edges[self.counts.nonzero()[-1, 0] + 1].item()
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.count if self.count else math.nan
 
 
 def pack(values: Tensor, edges: Tensor) -> Tensor:
@@ -140,15 +135,19 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
     at_N = draw(len(head.shard), NUM_ROWS, key)
     touched_N = _of(rows["touched"], at_N).squeeze(1)
     length_N = _of(rows["centres"], at_N.to(touched_N.device)[touched_N > 0]).float().norm(dim=1)
-    packed = [
-        torch.tensor([len(at_N), (touched_N == 0).sum()], dtype=torch.float64),
-        pack(ages(touched_N, head.num_steps), AGE_EDGES),
-        pack(length_N, LENGTH_EDGES),
-        pack(last["target_cos"], COSINE_EDGES),
-    ]
-    total = head.world.all_reduce(torch.cat([part.to(device) for part in packed]), name="head/telemetry")
-    counts, *histograms = total.split([len(part) for part in packed])
+    values = {
+        "head/age": (ages(touched_N, head.num_steps), AGE_EDGES),
+        "head/centre_length": (length_N, LENGTH_EDGES),
+        "head/target_cosine": (last["target_cos"], COSINE_EDGES),
+    }
+    counts = torch.tensor([len(at_N), (touched_N == 0).sum()], dtype=torch.float64)
+    parts = [counts, *(pack(*value) for value in values.values())]
+    total = head.world.all_reduce(torch.cat([part.to(device) for part in parts]), name="head/telemetry")
+    counts, *parts = total.split([len(part) for part in parts])
+    named = zip(values.items(), parts, strict=True)
+    histograms = {name: Histogram.unpack(packed, edges) for (name, (_, edges)), packed in named}
     class_Q, near_class_Q, near_cos_Q = _nearest_of_all(head, rows, key, device)
+    histograms["head/nearest_cosine"] = Histogram.unpack(pack(near_cos_Q, COSINE_EDGES), COSINE_EDGES)
     is_similar = near_cos_Q > similar
     scalars = {"head/never_touched": (counts[1] / counts[0]).item()}
     if len(is_similar):
@@ -158,22 +157,8 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
             last["denominator"], last["target_logit"], head.sampling.rate, head.sampling_correction
         )
         scalars["head/covered_mass"] = covered_G.mean().item()
-    histograms.append(pack(near_cos_Q, COSINE_EDGES))
-    named = {
-        "head/age": AGE_EDGES,
-        "head/centre_length": LENGTH_EDGES,
-        "head/target_cosine": COSINE_EDGES,
-        "head/nearest_cosine": COSINE_EDGES,
-    }
     pairs = zip(*(x[is_similar].tolist() for x in (class_Q, near_class_Q, near_cos_Q)), strict=True)
-    return Report(
-        scalars,
-        {
-            name: Histogram.unpack(packed, edges)
-            for (name, edges), packed in zip(named.items(), histograms, strict=True)
-        },
-        sorted(pairs, key=lambda pair: -pair[2]),
-    )
+    return Report(scalars, histograms, sorted(pairs, key=lambda pair: -pair[2]))
 
 
 def _nearest_of_all(
