@@ -48,11 +48,8 @@ class PartialFC(AbstractContextManager):
         loss.backward()                 # feat_BD.grad = d(loss)/d(these rows), exact: nothing is to be divided again
         head.step(lr)                   # updates the centres that took part
 
-    The loss is that of the dense head in one process, and so are the gradients and, up to rounding, the centres:
-
-        loss == reference.loss(features of all ranks, labels of all ranks, centres of all ranks, margin)
-
-    (with sample_rate below 1 over the active classes, reference.loss(..., sampled_S)). The batch sizes of the ranks may
+    The loss is that of the dense head in one process over all ranks' features, labels and (active) centres,
+    `reference.loss`, and so are the gradients and, up to rounding, the centres. The batch sizes of the ranks may
     differ, and be 0. Centres start as N(0, 0.01) by (seed, class), alike for any number of ranks.
 
     sample_rate: the share of all classes that are negatives in a step; the classes of the batch always take part.

@@ -3,9 +3,8 @@
     report = observe(head)          # every few hundred steps, on all ranks; three small collectives
     report.scalars, report.histograms, report.similar
 
-Nothing here looks at all rows: up to NUM_ROWS of a rank, drawn by (seed, step, rank), stand for the others, and
-NUM_QUERIES classes are compared with up to NUM_COMPARED rows of each rank, other ones each time. So shares are
-estimates.
+Shares are estimates: up to NUM_ROWS rows of a rank, drawn by (seed, step, rank), stand for the others, and NUM_QUERIES
+classes are compared with up to NUM_COMPARED rows of each rank, other ones each time.
 """
 
 from collections.abc import Iterable, Iterator

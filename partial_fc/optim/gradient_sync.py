@@ -1,4 +1,4 @@
-"""Sums the backbone's gradients over the ranks while backward is still running.
+"""The exchange of the backbone's gradients.
 
 Who divides: the loss is the mean over the global batch, and the head hands each rank the exact gradient of its own
 rows. So a rank's backbone gradient is its part of the whole, the parts are added up over the ranks, and nothing is
@@ -67,9 +67,8 @@ class GradientSync:
         self._world = world
         self._overlap = overlap
         self._compressor = compressor or build_compressor("none")
-        total_bytes = sum(p.numel() * p.element_size() for _, p in in_backward_order)
         if bucket_bytes is None:
-            bucket_bytes = min(BUCKET_BYTES, total_bytes // 4)
+            bucket_bytes = min(BUCKET_BYTES, sum(p.nbytes for _, p in in_backward_order) // 4)
         self._buckets = buckets_of(in_backward_order, bucket_bytes)
         self._scale = GradientScale()
         self._under_way: list[tuple[Stages, Work | None]] = []  # of the buckets that have left; None: it is done

@@ -1,13 +1,9 @@
 """The C++ kernel (native/), called through ctypes: the products, the exponentials and the row update of a centre while
 it is in the cache.
 
-With precision "bf16" the operands of the products are rounded to bfloat16 (centres stored so are not changed by it) and
-everything else is float32: the products' sums, the logits, the exponentials, the gradients. With "fp32" the operands
-are float32, too. Threads: those of torch (OMP_NUM_THREADS).
-
-On processors with AMX the products of bfloat16 are its tiles' (native/tiles.h). None was at hand: that code's results
-were tested by emulation, and each process compares it with the variant without tiles before it uses it; its speed has
-not been measured.
+With precision "bf16" the operands of the products are rounded to bfloat16, and everything else is float32; with "fp32"
+the operands are, too. Threads: those of torch (OMP_NUM_THREADS). On processors with AMX the products of bfloat16 are
+its tiles' (native/tiles.h), whose speed has not been measured.
 """
 
 import ctypes
