@@ -222,9 +222,8 @@ class PartialFC(AbstractContextManager):
             for each micro-batch: (head(feat, label) / how_many).backward()
             head.step(lr)
 
-        does what one batch of all of them would do: the same classes take part in every micro-batch, and the second
-        pass over the centres is made once. A collective, head/labels, of 12 bytes a label. Raises ValueError for a
-        margin that learns from whole batches."""
+        does what one batch of all of them would do, with one second pass over the centres. A collective, head/labels,
+        of 12 bytes a label. Raises ValueError for a margin that learns from whole batches."""
         if self.margin_state:
             raise ValueError(
                 f"{type(self.margin).__name__} keeps averages over whole batches: micro-batches would give it others; "
@@ -310,16 +309,12 @@ class PartialFC(AbstractContextManager):
 
     def non_finite_classes(self, most: int = 5) -> list[int]:
         """Up to `most` classes of this rank with a centre that is not finite, of those that the pending passes saw."""
-        rows_at_once = 1 << 14
         classes: set[int] = set()
         for part in self.pending:
             table, row_S = part.logits.centre_LD, part.logits.row_S
-            for begin in range(0, part.logits.num_sampled, rows_at_once):
-                stop = min(begin + rows_at_once, part.logits.num_sampled)
-                centre_KD = table[begin:stop] if row_S is None else table[row_S[begin:stop]]
-                if centre_KD.sum().isfinite():  # neither NaN nor infinity vanishes in a sum
-                    continue
-                bad_K = (~centre_KD.isfinite().all(dim=1)).nonzero().flatten() + begin
+            for place_K in torch.arange(part.logits.num_sampled, device=table.device).split(1 << 14):
+                centre_KD = table[place_K if row_S is None else row_S[place_K]]
+                bad_K = place_K[~centre_KD.isfinite().all(dim=1)]
                 local_K = bad_K if part.rows is None else part.rows[bad_K]
                 classes |= set((local_K // self.sub_centres + self.shard.start).tolist())
                 if len(classes) >= most:

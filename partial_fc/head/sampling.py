@@ -7,7 +7,6 @@ costs O(sampled), in time and in memory.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -40,14 +39,12 @@ class Sampling:
         """The negatives of this step in the shard: class numbers, int64, ascending, each once."""
         full_blocks = self.num_classes // BLOCK
         first, last = shard.start // BLOCK, -(-shard.stop // BLOCK)
-        turns = [self._turn(torch.arange(first, min(last, full_blocks)), BLOCK, step)]
+        parts = [torch.empty(0, dtype=torch.int64, device=device)]
+        parts += self._full(self._turn(torch.arange(first, min(last, full_blocks)), BLOCK, step), parts[0].device)
         if last > full_blocks:
-            turns.append(self._turn(torch.tensor([full_blocks]), self.num_classes % BLOCK, step))
-        class_S = torch.empty(sum(int(turn.count_N.sum()) for turn in turns), dtype=torch.int64, device=device)
-        end = 0
-        for part in chain(self._full(turns[0], class_S.device), map(self._last, turns[1:])):
-            class_S[end : end + len(part)] = part
-            end += len(part)
+            turn = self._turn(torch.tensor([full_blocks]), self.num_classes % BLOCK, step)
+            parts.append(self._last(turn).to(device))
+        class_S = torch.cat(parts)
         # Of a block that straddles ranks each keeps its part.
         begin, end = torch.searchsorted(class_S, torch.tensor((shard.start, shard.stop), device=device)).tolist()
         return class_S[begin:end]

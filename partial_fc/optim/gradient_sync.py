@@ -38,11 +38,9 @@ class GradientSync:
 
     Several backwards for one update: all but the last inside `with sync.hold()`.
 
-    The gradients live in the buckets (p.grad are views into them), so nothing is copied. Where something has taken
-    p.grad out of them (`optimizer.zero_grad()` does), they are copied in and p.grad is a view again. Buckets leave in
-    one fixed order, the order in which backward fills them, on all ranks: torch.distributed matches collectives by
-    order. How a bucket is summed is the compressor's business; one that takes several messages sends the later ones in
-    `wait`.
+    The gradients live in the buckets: p.grad are views into them. Buckets leave in one fixed order, the order in which
+    backward fills them, on all ranks: torch.distributed matches collectives by order. How a bucket is summed is the
+    compressor's business; one that takes several messages sends the later ones in `wait`.
 
     After `wait`, gradients are without the loss scale. Those of float16 and bfloat16 parameters, in which small values
     would vanish then, are float32 and stand in `gradient_of` only: their p.grad is of no use to an optimiser.
@@ -58,8 +56,7 @@ class GradientSync:
         overlap: bool = True,
     ):
         """parameters: a module, or names and parameters in the order in which forward uses them; those that require no
-        gradient are left out. overlap: whether buckets leave during backward; without, all leave in `wait`, which
-        only a measurement wants."""
+        gradient are left out. overlap: False, for measurements: no bucket leaves before `wait`."""
         named = parameters.named_parameters() if isinstance(parameters, nn.Module) else parameters
         in_backward_order = [(name, p) for name, p in reversed(list(named)) if p.requires_grad]
         if not in_backward_order:

@@ -1,9 +1,8 @@
 """Optimizers for class centres: the mathematics of one step, on the rows that take part in it.
 
 They know nothing of where rows lie or in which dtype they rest: table.py hands them working copies and puts the
-results back. A row that takes no part rests with its state, as if it had not lived in that step (the meaning that
-InsightFace's Partial FC gives it), unless catch_up.py makes up for it. Where every row takes part in every step, each
-is its dense namesake.
+results back. A row that takes no part rests with its state, as in InsightFace's Partial FC, unless catch_up.py makes up
+for it. Where every row takes part in every step, each is its dense namesake.
 """
 
 from abc import ABC, abstractmethod

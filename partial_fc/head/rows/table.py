@@ -67,16 +67,13 @@ class RowTable:
         # Where rows lie, and whether the device works on them there or on copies of those that take part.
         home = self.device if storage.place == "device" else torch.device("cpu")
         columns = {**self._columns, "touched": (1, torch.int32)}
-        self._tables: dict[str, Tensor] = {}
         self._files: RowFiles | None = None
         if storage.path is not None and num_rows:  # all but the few bytes a row that are looked at most often
-            folder = storage.path / f"rows-{first_row:012d}"
             wide = {name: column for name, column in columns.items() if column[0] == embedding_size}
-            self._files = RowFiles(folder, num_rows, wide)
-            self._tables = dict(self._files.tables)
-        for name, column in columns.items():  # in the same order in every process
-            if name not in self._tables:
-                self._tables[name] = zeros(num_rows, *column, home)
+            self._files = RowFiles(storage.path / f"rows-{first_row:012d}", num_rows, wide)
+        in_files = self._files.tables if self._files is not None else {}
+        rest = {name: zeros(num_rows, *column, home) for name, column in columns.items() if name not in in_files}
+        self._tables = {**in_files, **rest}
         self.exists_L = torch.zeros(num_rows, dtype=torch.bool, device=home)  # which rows are created
         self._num_missing = num_rows
         self._staging = Staging(self._tables, self.device) if indexes_copies(storage, self.device) else None
