@@ -1,5 +1,4 @@
-"""The backward pass, which the forward has all but done, and what it leaves for `step`: everything that the centres'
-gradient is made of, in O(G * D) numbers."""
+"""The backward pass, which the forward has all but done, and what it leaves for `step`, in O(G * D) numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -55,7 +54,7 @@ class Backward:
 
 
 class Loss(torch.autograd.Function):
-    """The loss as a node of autograd. forward: nothing is left to do; backward: waits for head/features."""
+    """The loss as a node of autograd, whose forward has nothing left to do."""
 
     @staticmethod
     def forward(ctx, feat_BD: Tensor, loss: Tensor, backward: Backward) -> Tensor:

@@ -278,8 +278,8 @@ class PartialFC(AbstractContextManager):
             deferred.scale(factor)
 
     def step(self, lr: float) -> None:
-        """Updates the centres that took part since the last step, and moves on to the next step's negatives, whose rows
-        begin to come from where they lie, if that is elsewhere, while these are updated."""
+        """Updates the centres that took part since the last step, while the next step's negatives come from where they
+        lie."""
         self._selector.prefetch(self.num_steps + 1)
         with _own_arithmetic(self.store.device):
             self._update_rows(lr)
@@ -378,8 +378,7 @@ class PartialFC(AbstractContextManager):
         }
 
     def load_facts(self, facts: dict[str, Any]) -> None:
-        """Takes over what `facts` gave, of any rank. A margin of another kind, which remembers other things, starts
-        anew."""
+        """Takes over what `facts` gave, of any rank. A margin of another kind starts anew."""
         self.store.seed = facts["row_seed"]  # rows that no step has touched yet are made from it
         self.store.load_schedule_state(facts["schedule"])
         same = facts["margin"].keys() == self.margin_state.keys()

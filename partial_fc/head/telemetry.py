@@ -72,14 +72,6 @@ def draw(num: int, most: int, key: int) -> Tensor:
     return counter_rng.permute(torch.arange(most), num, key).sort().values
 
 
-def ages(touched_N: Tensor, num_steps: int) -> Tensor:
-    """Steps since the last touch, of the rows that have been touched: float64 (at most N,).
-
-    touched_N: the number of steps that were done when the row was last touched, that one included; 0: never.
-    """
-    return (num_steps - touched_N[touched_N > 0]).double()
-
-
 def covered_mass(denominator_G: Tensor, target_logit_G: Tensor, rate: float, corrected: bool) -> Tensor:
     """The estimated share of the full softmax's denominator that the sampled classes and the target hold: (G,).
 
@@ -135,7 +127,7 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
     touched_N = _of(rows["touched"], at_N).squeeze(1)
     length_N = _of(rows["centres"], at_N.to(touched_N.device)[touched_N > 0]).float().norm(dim=1)
     values = {
-        "head/age": (ages(touched_N, head.num_steps), AGE_EDGES),
+        "head/age": (head.num_steps - touched_N[touched_N > 0], AGE_EDGES),  # steps since the last touch
         "head/centre_length": (length_N, LENGTH_EDGES),
         "head/target_cosine": (last["target_cos"], COSINE_EDGES),
     }

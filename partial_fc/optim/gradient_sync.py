@@ -170,7 +170,7 @@ class GradientSync:
 
     def step_bytes(self) -> StepBytes:
         """The bytes of an update, on average since the start."""
-        gradient = sum(bucket.num_bytes() for bucket in self._buckets)
+        gradient = sum(p.nbytes for p in self.gradient_of)
         return StepBytes(gradient, self._bytes_handed_in / max(1, self._num_updates))
 
     def _arrived(self, p: nn.Parameter, number: int) -> None:

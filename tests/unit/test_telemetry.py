@@ -48,11 +48,6 @@ def test_draws_are_distinct_and_repeat(num, most):
     assert num <= most or not torch.equal(drawn, telemetry.draw(num, most, key=8))
 
 
-def test_ages_count_from_the_last_touch():
-    touched = torch.tensor([0, 1, 10, 0, 4], dtype=torch.int32)
-    assert telemetry.ages(touched, num_steps=10).tolist() == [9, 0, 6]
-
-
 @pytest.mark.parametrize("corrected", [False, True])
 def test_covered_mass_estimates_the_share_of_a_full_softmax(corrected):
     generator = torch.Generator().manual_seed(1)

@@ -204,7 +204,6 @@ class RowTable:
         return {"optimizer": repr(self.optimizer), "rates": list(self._catch_up.rates)}
 
     def load_schedule_state(self, state: dict[str, Any]) -> None:
-        """Loads what `schedule_state` gave."""
         if self._catch_up is None:
             return
         if not state:

@@ -55,10 +55,6 @@ class Bucket:
             # In the parameter's own memory layout (channels-last, say), or backward would have to transpose.
             yield flat[start:].as_strided(p.shape, p.stride(), flat.storage_offset() + start)
 
-    def num_bytes(self) -> int:
-        """Bytes of the gradients as stored."""
-        return sum(p.nbytes for p in self.parameters)
-
 
 def buckets_of(named: Iterable[tuple[str, nn.Parameter]], bucket_bytes: int) -> list[Bucket]:
     """Parameters in the order in which backward reaches them -> buckets in the order in which it fills them.
