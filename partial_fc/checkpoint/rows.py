@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from partial_fc.head.class_rows import Column
@@ -51,12 +52,14 @@ class Rows(Protocol):
         ...
 
 
+@dataclass
 class Part:
     """The rows of classes [start, stop) as a file holds them. tensors: the columns, and "class", the numbers of the
     created classes, ascending, where some of the range were never created."""
 
-    def __init__(self, start: int, stop: int, tensors: dict[str, Tensor]):
-        self.start, self.stop, self.tensors = start, stop, tensors
+    start: int
+    stop: int
+    tensors: dict[str, Tensor]
 
     @property
     def rows(self) -> dict[str, Tensor]:
@@ -78,7 +81,7 @@ class Part:
 
     @property
     def num_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+        return sum(t.nbytes for t in self.tensors.values())
 
     def created(self, start: int, stop: int) -> Tensor:
         if _CLASS not in self.tensors:
@@ -174,22 +177,29 @@ class PartFile:
 
     def open(self) -> Part:
         """The part, mapped from the file: nothing is read before it is used. Raises ValueError where the file is
-        damaged."""
+        damaged, or its shapes and class numbers do not fit together."""
         try:
-            with safe_open(self.path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = load_file(self.path)
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{self.path} is no safetensors file, or cut short: {error}") from error
         if "centres" not in tensors:
             raise ValueError(f"{self.path} holds {sorted(tensors)}; expected the centres, and their state by name")
-        return Part(self.start, self.stop, tensors)
+        part = Part(self.start, self.stop, tensors)
+        problem = part.problem()
+        if problem:
+            raise ValueError(f"{self.path}: {problem}")
+        return part
 
 
-def part_files(folder: Path, world_size: int) -> list[PartFile]:
-    """The files with rows that so many ranks have written into a folder, by rising class."""
-    matches = ((path, _NAME.fullmatch(path.name)) for path in folder.glob(f"head-*-of-{world_size:05d}-classes-*"))
-    files = [PartFile(path, int(m[1]), int(m[3]), int(m[4])) for path, m in matches if m]
-    return sorted((file for file in files if file.stop > file.start), key=lambda file: (file.start, file.path.name))
+def part_files(folders: Iterable[Path], world_size: int) -> list[PartFile]:
+    """The files with rows that so many ranks have written into these folders, by rising class; those of one name once,
+    as the first of the folders has it."""
+    by_name: dict[str, PartFile] = {}
+    for path in (path for folder in folders for path in folder.glob(f"head-*-of-{world_size:05d}-classes-*")):
+        m = _NAME.fullmatch(path.name)
+        if m and int(m[3]) < int(m[4]):
+            by_name.setdefault(path.name, PartFile(path, int(m[1]), int(m[3]), int(m[4])))
+    return sorted(by_name.values(), key=lambda file: (file.start, file.path.name))
 
 
 class StoredRows:
@@ -212,7 +222,7 @@ class StoredRows:
         problems = list(gaps(self.files, start, stop, num_classes))
         if problems:
             raise ValueError(f"{where}: {problems[0]}")
-        self._check, self._where = check, where
+        self._check = check
         self._start_F = torch.tensor([file.start for file in self.files])
         self._open: dict[PartFile, Part] = {}
 
@@ -236,11 +246,7 @@ class StoredRows:
 
     def _read(self, file: PartFile) -> Part:
         self._check(file.path)
-        part = file.open()
-        problem = part.problem()
-        if problem:
-            raise ValueError(f"{file.path}: {problem}")
-        return part
+        return file.open()
 
     def created(self, start: int, stop: int) -> Tensor:
         files = [file for file in self.files if file.start < stop and start < file.stop]

@@ -42,7 +42,7 @@ class Snapshot:
     def num_bytes(self) -> int:
         """The bytes that a copy keeps."""
         tables = (self.backbone, self.optimizer, self.local, self.hard_negatives)
-        num_bytes = sum(t.numel() * t.element_size() for table in tables for t in table.values())
+        num_bytes = sum(t.nbytes for table in tables for t in table.values())
         return num_bytes + (sum(part.num_bytes for part in self.parts) if self.is_copy else 0)
 
     def write(self, folder: Path, leads: bool) -> int:
@@ -101,10 +101,9 @@ def capture(
     class_names: list[str] | None = None,
     copy: bool = True,
 ) -> Snapshot:
-    """The state as it is. backbone, optimizer: equal on all ranks; local: what only this rank has; all three `copied`
-    already. facts: what else is to be found again, as
-    JSON (position, best scores, configuration). copy: also the head's rows into memory of their own, so that training
-    may go on; else to be written before it does. A head without rows has no part of it."""
+    """The state as it is. backbone, optimizer, local: as in a Snapshot, `copied` already. facts: what else is to be
+    found again, as JSON (position, best scores, configuration). copy: also the head's rows into memory of their own, so
+    that training may go on; else to be written before it does. A head without rows has no part of it."""
     parts: Iterable[Part] = ()
     hard_negatives = None
     if head.rows is not None:
@@ -134,6 +133,11 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def local_name(rank: int, world_size: int) -> str:
     """The file of what only this rank has."""
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin so, without it: "buffer/" or "exchange/" of a rank's own."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
 def _lines(names: list[str]) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from partial_fc import models
 from partial_fc.checkpoint.class_names import read_names
-from partial_fc.checkpoint.output import Output, say
+from partial_fc.checkpoint.output import new_checkpoint, print_notes
 from partial_fc.foreign import arcface_torch
 from partial_fc.foreign.backbone_weights import load_arcface_torch, load_state
 from partial_fc.foreign.centre_files import KINDS, CentreFiles, ForeignRows, find
@@ -77,12 +77,12 @@ def import_centres(options: ImportOptions) -> None:
     if names is not None and len(names) != rows.stop:
         raise ValueError(f"{options.names_file} has {len(names)} names for {rows.stop} classes")
     made_by = f"imported from {len(files.paths)} file(s), {KINDS[files.kind].what}: {files.paths[0]} ..."
-    with Output(options.out, _manifest(options, rows), names, made_by) as output:
+    with new_checkpoint(options.out, _manifest(options, rows), names, made_by) as output:
         output.rows(rows)
         if weights is not None:
             output.tensors("backbone.safetensors", weights)
             output.tensors("optimizer.safetensors", state)
-    say(notes)
+    print_notes(notes)
     start = "--resume" if weights is not None else "--head-centres"
     print(
         f"{options.out}: {rows.stop} classes of {rows.width} features, for {optimizer_name}; start with {start} "

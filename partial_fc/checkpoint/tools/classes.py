@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from partial_fc.checkpoint.class_names import names_of, read_names
+from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.checkpoint.tools import imprint, remap_classes
-from partial_fc.checkpoint.tools.checkpoint_on_disk import CheckpointOnDisk
 from partial_fc.checkpoint.tools.remap_classes import Plan
 from partial_fc.data import ImageFolder, open_source
 
@@ -99,8 +99,8 @@ class MatchOptions(_NewOptions):
 
 
 def list_classes(options: ListOptions) -> None:
-    stored = CheckpointOnDisk([options.folder])
-    names, rows, size = stored.names(), stored.rows, 1 << 16
+    stored = open_with_centres(options.folder)
+    names, rows, size = stored.names(), stored.rows(), 1 << 16
     for start in range(0, len(names), size):
         stop = min(start + size, len(names))
         step_L = torch.zeros(stop - start, dtype=torch.int64)
@@ -112,7 +112,7 @@ def list_classes(options: ListOptions) -> None:
 
 
 def add(options: AddOptions) -> None:
-    stored = CheckpointOnDisk([options.folder])
+    stored = open_with_centres(options.folder)
     sources: dict[str, Path | None] = {}  # name -> what it starts from
     taken = set(stored.names())
     for word in _words(options.names, options.names_file):
@@ -137,7 +137,7 @@ def add(options: AddOptions) -> None:
 
 
 def remove(options: RemoveOptions) -> None:
-    stored = CheckpointOnDisk([options.folder])
+    stored = open_with_centres(options.folder)
     gone = _numbers(stored, _words(options.names, options.names_file))
     names = stored.names()
     kept = _all_but(gone, len(names))
@@ -150,7 +150,7 @@ def remove(options: RemoveOptions) -> None:
 
 
 def merge_classes(options: MergeClassesOptions) -> None:
-    stored = CheckpointOnDisk([options.folder])
+    stored = open_with_centres(options.folder)
     (into,) = _numbers(stored, [options.into])
     parts = _numbers(stored, options.names)
     if not parts or into in parts:
@@ -163,9 +163,10 @@ def merge_classes(options: MergeClassesOptions) -> None:
     kept = _all_but(parts, len(names))
     now = kept.index(into)
     plan = Plan([names[number] for number in kept], kept, joined=dict.fromkeys(parts, now))
-    created = [number for number in (into, *parts) if bool(stored.rows.created(number, number + 1))]
+    rows = stored.rows()
+    created = [number for number in (into, *parts) if bool(rows.created(number, number + 1))]
     if created:
-        centres = stored.rows.read(torch.tensor(created), ["centres"])["centres"].double()
+        centres = rows.read(torch.tensor(created), ["centres"])["centres"].double()
         first_MD = centres if centres.dim() == 2 else centres[:, 0]
         weight_M1 = torch.tensor([[weights[names[number]]] for number in created], dtype=torch.float64)
         plan.directions[now] = normalize((normalize(first_MD) * weight_M1).sum(dim=0), dim=0).float()
@@ -178,7 +179,7 @@ def merge_classes(options: MergeClassesOptions) -> None:
 
 
 def rename(options: RenameOptions) -> None:
-    stored = CheckpointOnDisk([options.folder])
+    stored = open_with_centres(options.folder)
     names = stored.names()
     words = _words(options.names, options.names_file)
     if options.names_file and len(words) == len(names) and not options.names and not any("=" in w for w in words):
@@ -203,7 +204,7 @@ def rename(options: RenameOptions) -> None:
 
 
 def match(options: MatchOptions) -> None:
-    stored = CheckpointOnDisk([options.folder])
+    stored = open_with_centres(options.folder)
     source = open_source(options.data)
     wanted = names_of(source, source.num_classes)
     if wanted is None:
@@ -231,7 +232,7 @@ def _words(words: Iterable[str], file: Path | None) -> list[str]:
     return [*words, *(line for line in (read_names(file) if file is not None else ()) if line)]
 
 
-def _reserve_name(name: str, taken: set[str], stored: CheckpointOnDisk) -> None:
+def _reserve_name(name: str, taken: set[str], stored: Checkpoint) -> None:
     """Reserves the name of a new class. Raises ValueError where it cannot be called so."""
     if not name or "\n" in name or "\r" in name:
         raise ValueError(f"a class cannot be called {name!r}")
@@ -240,7 +241,7 @@ def _reserve_name(name: str, taken: set[str], stored: CheckpointOnDisk) -> None:
     taken.add(name)
 
 
-def _numbers_by_name(stored: CheckpointOnDisk) -> dict[str, int]:
+def _numbers_by_name(stored: Checkpoint) -> dict[str, int]:
     """Name -> number. Raises ValueError where two classes have one name."""
     number_of: dict[str, int] = {}
     for number, name in enumerate(stored.names()):
@@ -253,7 +254,7 @@ def _numbers_by_name(stored: CheckpointOnDisk) -> dict[str, int]:
     return number_of
 
 
-def _numbers(stored: CheckpointOnDisk, names: Iterable[str]) -> list[int]:
+def _numbers(stored: Checkpoint, names: Iterable[str]) -> list[int]:
     """The numbers of classes by name, ascending. Raises ValueError for a name that is unknown, or named twice."""
     number_of = _numbers_by_name(stored)
     numbers = []
@@ -272,7 +273,7 @@ def _all_but(gone: Iterable[int], count: int) -> list[int]:
     return [number for number in range(count) if number not in left_out]
 
 
-def _with_new(stored: CheckpointOnDisk, new: list[str], directions: dict[str, Tensor], order: Order) -> Plan:
+def _with_new(stored: Checkpoint, new: list[str], directions: dict[str, Tensor], order: Order) -> Plan:
     names = stored.names()
     if order == "auto":
         order = "sorted" if stored.class_names and names == sorted(names) else "append"
@@ -286,7 +287,7 @@ def _with_new(stored: CheckpointOnDisk, new: list[str], directions: dict[str, Te
     return plan
 
 
-def _direction(stored: CheckpointOnDisk, path: Path, max_bad: int) -> Tensor:
+def _direction(stored: Checkpoint, path: Path, max_bad: int) -> Tensor:
     """The direction of one class: from its embeddings, or from a folder of its images."""
     if path.suffix == ".npy":
         return imprint.from_file(path, stored.manifest["embedding_size"])

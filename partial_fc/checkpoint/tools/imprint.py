@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from tqdm import tqdm
 
 from partial_fc import models
-from partial_fc.checkpoint.tools.checkpoint_on_disk import CheckpointOnDisk
+from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.data import ImageFolder, Source
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.image_folder import image_names
@@ -36,7 +36,7 @@ class OneClass(ImageFolder):
         self._num_classes = 1
 
 
-def network(stored: CheckpointOnDisk) -> nn.Module:
+def network(stored: Checkpoint) -> nn.Module:
     """The checkpoint's backbone in evaluation mode, fp32. Raises ValueError where there is none."""
     configuration = stored.manifest.get("configuration", {})
     weights = stored.load("backbone.safetensors")
@@ -55,7 +55,7 @@ def network(stored: CheckpointOnDisk) -> nn.Module:
     return backbone.eval()
 
 
-def directions(stored: CheckpointOnDisk, source: Source, labels: Iterable[int], max_bad: int) -> dict[int, Tensor]:
+def directions(stored: Checkpoint, source: Source, labels: Iterable[int], max_bad: int) -> dict[int, Tensor]:
     """Label -> mean direction (D,), float32, length 1, of its images; without classes that have none. Where training
     mirrors images, each counts with its mirror image. Raises ValueError where more than max_bad are damaged."""
     wanted = set(labels)

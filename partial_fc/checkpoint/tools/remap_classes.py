@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from partial_fc.checkpoint.output import Output, say
+from partial_fc.checkpoint.output import new_checkpoint, print_notes
+from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows import StoredRows, class_numbers
-from partial_fc.checkpoint.tools.checkpoint_on_disk import CheckpointOnDisk
-from partial_fc.checkpoint.tools.reshard import copy, local_files
+from partial_fc.checkpoint.tools.reshard import copy_other_files
 from partial_fc.head.class_rows import Column
 from partial_fc.head.rows.table import initial_centres
 
@@ -107,21 +107,19 @@ def typical_length(stored: StoredRows) -> float:
     return length_N.median().item()
 
 
-def write(stored: CheckpointOnDisk, plan: Plan, out: Path, made_by: str) -> None:
+def write(stored: Checkpoint, plan: Plan, out: Path, made_by: str) -> None:
     """The new checkpoint, for as many ranks as before, with a map of the numbers beside it."""
-    head = stored.manifest["head"]
-    rows = RemappedRows(stored.rows, plan, head["num_steps"], head["row_seed"])
+    head, before = stored.manifest["head"], stored.names()
+    rows = RemappedRows(stored.rows(), plan, head["num_steps"], head["row_seed"])
     manifest = {**stored.manifest, "num_classes": len(plan.names)}
-    with Output(out, manifest, plan.names, made_by) as output:
+    with new_checkpoint(out, manifest, plan.names, made_by) as output:
         output.rows(rows)
-        for name in ("backbone.safetensors", "optimizer.safetensors"):
-            copy(stored, name, output)
-        say(local_files(stored, output, stored.world_size, lists=False))
-        output.text(MAP_NAME, _map(plan, stored.names()))
+        print_notes(copy_other_files(stored, output, same_classes=False))
+        output.text(MAP_NAME, _map(plan, before))
     new = sum(old < 0 for old in plan.old)
     print(
         f"{out}: {len(plan.names)} classes, {new} of them new, {len(plan.directions)} with a new centre; "
-        f"{stored.num_classes} before. Their numbers then and now: {out / MAP_NAME}"
+        f"{len(before)} before. Their numbers then and now: {out / MAP_NAME}"
     )
 
 
