@@ -61,17 +61,23 @@ def import_centres(options: ImportOptions) -> None:
     """Raises ValueError where the files do not fit together, or hold something else."""
     _check(options)
     files = find(options.files)
-    optimizer_name, rows = _rows(files, options)
+    rows = ForeignRows(files, options.num_classes, options.momentum_lr)
+    optimizer = options.optimizer
+    if optimizer == "auto":
+        optimizer = "adamw" if "first_moment" in rows.file_states else "sgd"
+    rows.set_state(_OPTIMIZERS[optimizer], touched=options.step)
     notes = rows.notes
+    unused = rows.file_states - rows.columns.keys()
+    if unused:
+        notes.append(f"{', '.join(sorted(unused))}: {optimizer} has no use for it; left out")
     weights, state, facts = _backbone(files, options, rows.width)
     if facts:
+        stood = ", ".join(f"{key} {value}" for key, value in facts.items())
         notes.append(
-            f"{files.paths[0]} is of "
-            + ", ".join(f"{key} {value}" for key, value in facts.items())
-            + "; to go on from "
-            "there, say --step and --position; otherwise training starts at step 0 of its own schedule"
+            f"{files.paths[0]} is of {stood}; to go on from there, say --step and --position; otherwise training "
+            "starts at step 0 of its own schedule"
         )
-    if optimizer_name == "sgd" and "momentum" not in rows.file_states:
+    if optimizer == "sgd" and "momentum" not in rows.file_states:
         notes.append("the files have no momentum for the centres: it starts at zero")
     names = read_names(options.names_file) if options.names_file else None
     if names is not None and len(names) != rows.stop:
@@ -85,7 +91,7 @@ def import_centres(options: ImportOptions) -> None:
     print_notes(notes)
     start = "--resume" if weights is not None else "--head-centres"
     print(
-        f"{options.out}: {rows.stop} classes of {rows.width} features, for {optimizer_name}; start with {start} "
+        f"{options.out}: {rows.stop} classes of {rows.width} features, for {optimizer}; start with {start} "
         f"{options.out}"
     )
 
@@ -101,25 +107,6 @@ def _check(options: ImportOptions) -> None:
         raise ValueError(f"--momentum-lr is {options.momentum_lr}; expected more than 0")
     if options.num_classes is not None and options.num_classes < 1:
         raise ValueError(f"--num-classes is {options.num_classes}; expected at least 1")
-
-
-def _rows(files: CentreFiles, options: ImportOptions) -> tuple[str, ForeignRows]:
-    """(the optimizer that the rows are for, the rows)."""
-
-    def rows_for(name: str) -> ForeignRows:
-        state = {state: width == "row" for state, width in _OPTIMIZERS[name].state_widths().items()}
-        return ForeignRows(files, options.num_classes, state, options.step, options.momentum_lr)
-
-    name = "sgd" if options.optimizer == "auto" else options.optimizer
-    rows = rows_for(name)
-    if options.optimizer == "auto" and "first_moment" in rows.file_states:
-        name, rows = "adamw", rows_for("adamw")
-    unused = rows.file_states - set(rows.columns)
-    if unused:
-        rows.notes.append(f"{', '.join(sorted(unused))}: {name} has no use for it; left out")
-    if options.momentum_lr is not None and (files.kind != "mxnet" or not files.momentum):
-        raise ValueError("--momentum-lr goes with R_centers_mom.param; none is given")
-    return name, rows
 
 
 def _backbone(

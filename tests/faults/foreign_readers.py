@@ -10,6 +10,7 @@ import torch
 
 from partial_fc.foreign import apex, arcface_torch, mxnet_ndarray
 from partial_fc.foreign.backbone_weights import load_arcface_torch
+from partial_fc.foreign.state_dicts import check_fits
 from recipes.compat import arcface_torch as arcface_torch_config
 from tests.faults.mutations import PICKLE_WORDS, any_bytes, in_pickle, in_zip
 from tests.faults.reader import Files, Reader, written
@@ -66,7 +67,8 @@ def old_weight_files() -> list[Files]:
 def read_apex(folder: Path) -> None:
     found = apex.read(folder / "amp.pt")
     small = model()
-    small.load_state_dict(apex.model_state(found, small.state_dict()))
+    check_fits(found.model, small.state_dict(), found.path, "model")
+    small.load_state_dict(found.model)
     apex.load_optimizer(found, torch.optim.SGD(small.parameters(), lr=0.1, momentum=0.9))
 
 
