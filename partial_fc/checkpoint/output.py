@@ -10,7 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from partial_fc.checkpoint.checksums import checksums_name, write_checksums
-from partial_fc.checkpoint.files import save_tensors, write, write_json
+from partial_fc.checkpoint.files import save_tensors, write_json, write_lines
 from partial_fc.checkpoint.folders import MANIFEST, mark
 from partial_fc.checkpoint.rows import Rows, cut, file_name
 from partial_fc.checkpoint.snapshot import FORMAT
@@ -34,7 +34,7 @@ class Output:
         self.checksums[rank][name] = save_tensors(tensors, self.folder / name)
 
     def text(self, name: str, lines: Iterable[str]) -> None:
-        self.checksums[0][name] = write(self.folder / name, (f"{line}\n".encode() for line in lines))
+        self.checksums[0][name] = write_lines(lines, self.folder / name)
 
     def rows(self, rows: Rows) -> None:
         """The whole head; rows: of all classes. One file's rows at a time are in memory."""

@@ -219,9 +219,10 @@ class StoredRows:
         two; reading does so for a file that does not fit to the others, and what `check` raises."""
         self.start, self.stop = start, stop
         self.files = [file for file in files if file.start < stop and start < file.stop]
-        problems = list(gaps(self.files, start, stop, num_classes))
-        if problems:
-            raise ValueError(f"{where}: {problems[0]}")
+        first = min([start, *(file.start for file in self.files)])
+        problem = next(gaps(self.files, first, stop, num_classes), None)
+        if problem:
+            raise ValueError(f"{where}: {problem}")
         self._check = check
         self._start_F = torch.tensor([file.start for file in self.files])
         self._open: dict[PartFile, Part] = {}
@@ -270,20 +271,21 @@ class StoredRows:
         return rows
 
 
-def gaps(files: list[PartFile], start: int, stop: int, num_classes: int) -> Iterator[str]:
-    """What is wrong with the class ranges of files, by rising class, that are to hold [start, stop)."""
+def gaps(files: list[PartFile], start: int, stop: int, end: int) -> Iterator[str]:
+    """What is wrong with the class ranges of files, by rising class, that are to hold [start, stop), and none from
+    `end` on."""
     elsewhere = "Where each host has a folder of its own, give the folders of all of them, or copy their files into one"
     reached = start
     for file in files:
         if file.start > reached:
             yield f"no file holds classes {reached} to {file.start - 1}. {elsewhere}"
-        elif file.start < reached and reached > start:
-            yield f"{file.path.name} holds classes from {file.start}, which another file holds, too"
+        elif file.start < reached:
+            yield f"{file.path.name} holds classes from {file.start}; another one holds those before {reached}"
         reached = max(reached, file.stop)
     if reached < stop:
         yield f"no file holds classes {reached} to {stop - 1}. {elsewhere}"
-    if reached > num_classes:
-        yield f"{files[-1].path.name} holds classes up to {reached - 1}; there are {num_classes}"
+    if reached > end:
+        yield f"{files[-1].path.name} holds classes up to {reached - 1}; expected none from {end} on"
 
 
 def mismatch(expected: dict[str, Column], actual: dict[str, Column], where: str, dtypes: bool = True) -> str | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from partial_fc.checkpoint import rows
 from partial_fc.checkpoint.checksums import checksums_name, write_checksums
-from partial_fc.checkpoint.files import save_tensors, write, write_json
+from partial_fc.checkpoint.files import save_tensors, write_json, write_lines
 from partial_fc.checkpoint.folders import MANIFEST
 from partial_fc.checkpoint.head_state import Head, facts_of, hard_negatives_name
 from partial_fc.checkpoint.rows import Part, cut
@@ -71,7 +71,7 @@ class Snapshot:
         for name, tensors in tables.items():
             yield name, save_tensors(tensors, folder / name)
         if leads and self.class_names is not None:
-            yield "class-names.txt", write(folder / "class-names.txt", _lines(self.class_names))
+            yield "class-names.txt", write_lines(self.class_names, folder / "class-names.txt")
         if leads:
             yield MANIFEST, write_json(self.manifest, folder / MANIFEST)
 
@@ -138,8 +138,3 @@ def local_name(rank: int, world_size: int) -> str:
 def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin so, without it: "buffer/" or "exchange/" of a rank's own."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-
-
-def _lines(names: list[str]) -> Iterator[bytes]:
-    for begin in range(0, len(names), 10_000):
-        yield "".join(f"{name}\n" for name in names[begin : begin + 10_000]).encode()

@@ -250,7 +250,7 @@ def test_a_host_folder_is_checked_for_its_ranks(tmp_path, capsys):
     assert "note" not in capsys.readouterr().out
     one(first, "head-00002-*").unlink()
     assert verify(VerifyOptions((first,))) == 1
-    assert "rank 2's files end before class 8; expected 11" in capsys.readouterr().out
+    assert f"rank 2 in {first}: no file holds classes 8 to 10" in capsys.readouterr().out
 
 
 # ---- diff

@@ -113,25 +113,16 @@ def list_classes(options: ListOptions) -> None:
 
 def add(options: AddOptions) -> None:
     stored = open_with_centres(options.folder)
-    sources: dict[str, Path | None] = {}  # name -> what it starts from
-    taken = set(stored.names())
-    for word in _words(options.names, options.names_file):
-        name, _, start = word.partition("=")
-        _reserve_name(name, taken, stored)
-        sources[name] = Path(start) if start else None
+    starts = [word.partition("=")[::2] for word in _words(options.names, options.names_file)]  # (name, what it has)
     folder = ImageFolder(options.images) if options.images else None
-    for name in folder.classes if folder else ():
-        _reserve_name(name, taken, stored)
-    directions: dict[str, Tensor] = {}
-    for name, path in sources.items():
-        if path is not None:
-            directions[name] = _direction(stored, path, options.max_bad_records)
+    new = [name for name, _ in starts] + (folder.classes if folder else [])
+    if not new:
+        raise ValueError("no class to add: give NAME, --names-file or --images")
+    _check_new(new, stored)
+    directions = {name: _direction(stored, Path(start), options.max_bad_records) for name, start in starts if start}
     if folder:
         by_label = imprint.directions(stored, folder, range(folder.num_classes), options.max_bad_records)
         directions |= {folder.classes[label]: direction_D for label, direction_D in by_label.items()}
-    new = [*sources, *(folder.classes if folder else ())]
-    if not new:
-        raise ValueError("no class to add: give NAME, --names-file or --images")
     plan = _with_new(stored, new, directions, options.order)
     remap_classes.write(stored, plan, options.out, f"{len(new)} classes added to {stored.where}: {_some(new)}")
 
@@ -144,9 +135,8 @@ def remove(options: RemoveOptions) -> None:
     if not gone or not kept:
         raise ValueError(f"{len(gone)} of {len(names)} classes would go; name at least one, and not all")
     plan = Plan([names[number] for number in kept], kept)
-    remap_classes.write(
-        stored, plan, options.out, f"{len(gone)} classes removed from {stored.where}: {_some(names[n] for n in gone)}"
-    )
+    made_by = f"{len(gone)} classes removed from {stored.where}: {_some(names[n] for n in gone)}"
+    remap_classes.write(stored, plan, options.out, made_by)
 
 
 def merge_classes(options: MergeClassesOptions) -> None:
@@ -170,12 +160,8 @@ def merge_classes(options: MergeClassesOptions) -> None:
         first_MD = centres if centres.dim() == 2 else centres[:, 0]
         weight_M1 = torch.tensor([[weights[names[number]]] for number in created], dtype=torch.float64)
         plan.directions[now] = normalize((normalize(first_MD) * weight_M1).sum(dim=0), dim=0).float()
-    remap_classes.write(
-        stored,
-        plan,
-        options.out,
-        f"classes {_some(names[n] for n in parts)} of {stored.where} joined with {names[into]}",
-    )
+    made_by = f"classes {_some(names[n] for n in parts)} of {stored.where} joined with {names[into]}"
+    remap_classes.write(stored, plan, options.out, made_by)
 
 
 def rename(options: RenameOptions) -> None:
@@ -193,10 +179,10 @@ def rename(options: RenameOptions) -> None:
             if len(cuts) != 1 or not word[cuts[0] + 1 :]:
                 raise ValueError(f"{word!r}: expected OLD=NEW, with the name of one class of {stored.where}")
             renamed[number_of[word[: cuts[0]]]] = word[cuts[0] + 1 :]
-    first = {name: number for number, name in reversed(list(enumerate(renamed)))}
-    twice = [(first[name], number) for number, name in enumerate(renamed) if first[name] != number]
-    if twice:
-        raise ValueError(f"classes {twice[0][0]} and {twice[0][1]} would both be called {renamed[twice[0][1]]!r}")
+    first: dict[str, int] = {}
+    for number, name in enumerate(renamed):
+        if first.setdefault(name, number) != number:
+            raise ValueError(f"classes {first[name]} and {number} would both be called {name!r}")
     if renamed == names:
         raise ValueError("no class gets another name: give OLD=NEW, or --names-file")
     plan = Plan(renamed, list(range(len(names))))
@@ -217,40 +203,37 @@ def match(options: MatchOptions) -> None:
     new = [number for number, before in enumerate(old) if before < 0]
     plan = Plan(wanted, old, imprint.directions(stored, source, new, options.max_bad_records))
     gone = len(number_of) - (len(old) - len(new))
-    remap_classes.write(
-        stored,
-        plan,
-        options.out,
-        f"classes of {stored.where} made those of {options.data}: {len(new)} new, {gone} gone",
-    )
+    made_by = f"classes of {stored.where} made those of {options.data}: {len(new)} new, {gone} gone"
+    remap_classes.write(stored, plan, options.out, made_by)
 
 
 # ---- names
 
 
 def _words(words: Iterable[str], file: Path | None) -> list[str]:
-    return [*words, *(line for line in (read_names(file) if file is not None else ()) if line)]
+    return [*words, *(filter(None, read_names(file)) if file else ())]
 
 
-def _reserve_name(name: str, taken: set[str], stored: Checkpoint) -> None:
-    """Reserves the name of a new class. Raises ValueError where it cannot be called so."""
-    if not name or "\n" in name or "\r" in name:
-        raise ValueError(f"a class cannot be called {name!r}")
-    if name in taken:
-        raise ValueError(f"class {name!r} is there already: {stored.where} would have two of that name")
-    taken.add(name)
+def _check_new(new: Iterable[str], stored: Checkpoint) -> None:
+    """Raises ValueError where classes cannot be called so."""
+    taken = set(stored.names())
+    for name in new:
+        if not name or "\n" in name or "\r" in name:
+            raise ValueError(f"a class cannot be called {name!r}")
+        if name in taken:
+            raise ValueError(f"class {name!r} is there already: {stored.where} would have two of that name")
+        taken.add(name)
 
 
 def _numbers_by_name(stored: Checkpoint) -> dict[str, int]:
     """Name -> number. Raises ValueError where two classes have one name."""
     number_of: dict[str, int] = {}
     for number, name in enumerate(stored.names()):
-        if name in number_of:
+        if number_of.setdefault(name, number) != number:
             raise ValueError(
                 f"{stored.where}: classes {number_of[name]} and {number} are both called {name!r}; give each a name of "
                 "its own first: `partial-fc checkpoint classes rename --names-file`"
             )
-        number_of[name] = number
     return number_of
 
 
