@@ -144,11 +144,9 @@ class Checkpoint:
     def rows(self, start: int = 0, stop: int | None = None) -> StoredRows:
         """The rows of classes [start, stop), from as many files as they lie in; stop None: to the last. Raises
         ValueError where a class is in no file."""
-        num_classes = self.manifest["num_classes"]
+        end = self.manifest["num_classes"]
         files = part_files(self.folders, self.world_size)
-        return StoredRows(
-            files, start, num_classes if stop is None else stop, num_classes, self.where, check=self.check
-        )
+        return StoredRows(files, start, end if stop is None else stop, end, self.where, self.check)
 
     def load_head(self, head: Head) -> list[str]:
         """Gives the head the rows of its class range, of which one file's at a time are in memory. Returns what the

@@ -206,21 +206,16 @@ class StoredRows:
     """The rows of classes [start, stop) from files, of which only what is asked for is read."""
 
     def __init__(
-        self,
-        files: Iterable[PartFile],
-        start: int,
-        stop: int,
-        num_classes: int,
-        where: str,
-        check: Callable[[Path], object],
+        self, files: Iterable[PartFile], start: int, stop: int, end: int, where: str, check: Callable[[Path], object]
     ):
-        """files: by rising class, some maybe of other ranges. where: what messages call the checkpoint. check: is
-        called with a file's path before anything of it is used. Raises ValueError where a class is in no file or in
-        two; reading does so for a file that does not fit to the others, and what `check` raises."""
+        """files: by rising class, some maybe of other ranges. end: the number of all classes. where: what messages call
+        the checkpoint. check: is called with a file's path before anything of it is used. Raises ValueError where a
+        class is in no file or in two; reading does so for a file that does not fit to the others, and what `check`
+        raises."""
         self.start, self.stop = start, stop
         self.files = [file for file in files if file.start < stop and start < file.stop]
         first = min([start, *(file.start for file in self.files)])
-        problem = next(gaps(self.files, first, stop, num_classes), None)
+        problem = next(gaps(self.files, first, stop, end), None)
         if problem:
             raise ValueError(f"{where}: {problem}")
         self._check = check

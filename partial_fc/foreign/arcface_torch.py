@@ -8,7 +8,7 @@
 No code of a file is run (torch_file.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,22 +76,16 @@ def from_weights(path: Path, momentum: Path | None) -> RankCentres:
     return centres
 
 
-def backbone_of(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int]]:
-    """Reads a checkpoint_gpu_R.pt: (state dict of the backbone, the optimizer's, {"epoch", "global_step"} as far as
-    they are there)."""
+def backbone_of(path: Path, parameters: Collection[str]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, int]]:
+    """Reads a checkpoint_gpu_R.pt: (state dict of the backbone, its part of the optimizer's state as
+    '<parameter>/<state>', {"epoch", "global_step"} as far as they are there).
+
+    parameters: the names in the state dict that are parameters; the n-th of them is the optimizer's n-th."""
     checkpoint = torch_file.load(path)
     weights = checkpoint.get("state_dict_backbone") if isinstance(checkpoint, Mapping) else None
     if not is_state_dict(weights):
         raise ValueError(f"{path} has no state_dict_backbone of tensors")
-    facts = {key: checkpoint[key] for key in ("epoch", "global_step") if isinstance(checkpoint.get(key), int)}
-    return weights, checkpoint.get("state_optimizer") or {}, facts
-
-
-def named_state(
-    optimizer: dict[str, Any], weights: dict[str, Tensor], parameters: set[str], path: Path
-) -> dict[str, Tensor]:
-    """Names the backbone's part of a state_optimizer, as '<parameter>/<state>'. The n-th parameter is the n-th of the
-    state dict that is one."""
+    optimizer = checkpoint.get("state_optimizer")
     states = parameter_states(optimizer, path) if optimizer else []
     names = [name for name in weights if name in parameters]
     named = {}
@@ -99,7 +93,8 @@ def named_state(
         check_parameter_state(state, weights[name].shape, number, path)
         for key, value in state.items():
             named[f"{name}/{key}"] = value if isinstance(value, Tensor) else torch.tensor(float(value))
-    return named
+    facts = {key: checkpoint[key] for key in ("epoch", "global_step") if isinstance(checkpoint.get(key), int)}
+    return weights, named, facts
 
 
 def _centres(content: Any, path: Path) -> Tensor:

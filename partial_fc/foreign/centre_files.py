@@ -40,44 +40,42 @@ class FileKind:
     # (file, the one with its momentum) -> centres
     read: Callable[[Path, Path | None], RankCentres]
     momentum: re.Pattern[str] | None = None
-    even: bool = False  # all ranks have as many rows: the last ones may be padding
 
 
-KINDS = {
-    "mxnet": FileKind(
-        "InsightFace's R_centers.param",
-        re.compile(r"(\d+)_centers\.param"),
-        _from_mxnet,
-        momentum=re.compile(r"(\d+)_centers_mom\.param"),
-        even=True,
-    ),
-    "checkpoint": FileKind(
-        "arcface_torch's checkpoint_gpu_R.pt",
-        re.compile(r"checkpoint_gpu_(\d+)\.pt"),
-        lambda path, _momentum: arcface_torch.from_checkpoint(path),
-    ),
-    "softmax_fc": FileKind(
-        "arcface_torch's softmax_fc_gpu_R.pt", re.compile(r"softmax_fc_gpu_(\d+)\.pt"), arcface_torch.from_weights
-    ),
-    "weight": FileKind(
-        "arcface_torch's rank_R_softmax_weight.pt",
-        re.compile(r"rank[_:](\d+)_softmax_weight\.pt"),
-        arcface_torch.from_weights,
-        momentum=re.compile(r"rank[_:](\d+)_softmax_weight_mom\.pt"),
-    ),
-}
+# All ranks have as many rows, of which the last ones may be padding.
+MXNET = FileKind(
+    "InsightFace's R_centers.param",
+    re.compile(r"(\d+)_centers\.param"),
+    _from_mxnet,
+    re.compile(r"(\d+)_centers_mom\.param"),
+)
+CHECKPOINT = FileKind(
+    "arcface_torch's checkpoint_gpu_R.pt",
+    re.compile(r"checkpoint_gpu_(\d+)\.pt"),
+    lambda path, _momentum: arcface_torch.from_checkpoint(path),
+)
+_SOFTMAX_FC = FileKind(
+    "arcface_torch's softmax_fc_gpu_R.pt", re.compile(r"softmax_fc_gpu_(\d+)\.pt"), arcface_torch.from_weights
+)
+_WEIGHT = FileKind(
+    "arcface_torch's rank_R_softmax_weight.pt",
+    re.compile(r"rank[_:](\d+)_softmax_weight\.pt"),
+    arcface_torch.from_weights,
+    re.compile(r"rank[_:](\d+)_softmax_weight_mom\.pt"),
+)
+_KINDS = (MXNET, CHECKPOINT, _SOFTMAX_FC, _WEIGHT)
 
 
 @dataclass(frozen=True)
 class CentreFiles:
     """The files of all ranks, in order; momentum: as many, or none."""
 
-    kind: str
+    kind: FileKind
     paths: list[Path]
     momentum: list[Path]
 
     def read(self, rank: int) -> RankCentres:
-        return KINDS[self.kind].read(self.paths[rank], self.momentum[rank] if self.momentum else None)
+        return self.kind.read(self.paths[rank], self.momentum[rank] if self.momentum else None)
 
 
 def find(paths: Iterable[Path]) -> CentreFiles:
@@ -87,25 +85,24 @@ def find(paths: Iterable[Path]) -> CentreFiles:
     for path in listed:
         if not path.exists():
             raise ValueError(f"{path} not found")
-    by_kind = {name: (_by_rank(k.name, listed), _by_rank(k.momentum, listed)) for name, k in KINDS.items()}
-    given = [name for name, both in by_kind.items() if any(both)]
+    by_kind = [(kind, _by_rank(kind.name, listed), _by_rank(kind.momentum, listed)) for kind in _KINDS]
+    given = [(kind, files, momentum) for kind, files, momentum in by_kind if files or momentum]
     if len(given) != 1:
-        known = "; ".join(kind.what for kind in KINDS.values())
-        several = " and ".join(KINDS[name].what for name in given)
+        known = "; ".join(kind.what for kind in _KINDS)
+        several = " and ".join(kind.what for kind, _, _ in given)
         raise ValueError(
             f"{len(listed)} file(s) given, of them {several or 'none of a known kind'}; expected the files of all "
             f"ranks, of one kind: {known}"
         )
-    (name,) = given
-    files, momentum = by_kind[name]
+    ((kind, files, momentum),) = given
     size = max((*files, *momentum)) + 1
     missing = sorted(set(range(size)) - files.keys())
     if missing:
-        raise ValueError(f"{KINDS[name].what}: ranks 0 to {size - 1}, but none of rank {missing[0]}: give all of them")
+        raise ValueError(f"{kind.what}: ranks 0 to {size - 1}, but none of rank {missing[0]}: give all of them")
     if momentum and len(momentum) < size:
         lack = min(set(range(size)) - momentum.keys())
-        raise ValueError(f"{KINDS[name].what}: the momentum of rank {lack} is missing: give all of them, or none")
-    return CentreFiles(name, [files[r] for r in range(size)], [momentum[r] for r in sorted(momentum)])
+        raise ValueError(f"{kind.what}: the momentum of rank {lack} is missing: give all of them, or none")
+    return CentreFiles(kind, [files[r] for r in range(size)], [momentum[r] for r in sorted(momentum)])
 
 
 def _by_rank(name: re.Pattern[str] | None, listed: Sequence[Path]) -> dict[int, Path]:
@@ -126,7 +123,7 @@ class ForeignRows:
     def __init__(self, files: CentreFiles, num_classes: int | None, mxnet_lr: float | None):
         """num_classes: all; None where the files say. mxnet_lr: of the last step, which momentum of MXNet holds. Raises
         ValueError where the files do not fit together."""
-        has_mxnet_momentum = files.kind == "mxnet" and bool(files.momentum)
+        has_mxnet_momentum = files.kind is MXNET and bool(files.momentum)
         if has_mxnet_momentum and mxnet_lr is None:
             raise ValueError(
                 f"{files.momentum[0]}: momentum of MXNet holds the learning rate; give --momentum-lr, that of the last "
@@ -187,8 +184,8 @@ class ForeignRows:
 def _num_classes(files: CentreFiles, counts: list[int], asked: int | None) -> int:
     """The number of classes that the ranks' rows are of. Raises ValueError where that cannot be."""
     total, size = sum(counts), len(counts)
-    what = f"{KINDS[files.kind].what}: {size} file(s) with {', '.join(map(str, counts[:8]))} rows"
-    if KINDS[files.kind].even and size > 1:
+    what = f"{files.kind.what}: {size} file(s) with {', '.join(map(str, counts[:8]))} rows"
+    if files.kind is MXNET and size > 1:
         fewest = total - size + 1
         if asked is None:
             raise ValueError(

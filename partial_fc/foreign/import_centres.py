@@ -13,7 +13,7 @@ from partial_fc.checkpoint.class_names import read_names
 from partial_fc.checkpoint.output import new_checkpoint, print_notes
 from partial_fc.foreign import arcface_torch
 from partial_fc.foreign.backbone_weights import load_arcface_torch, load_state
-from partial_fc.foreign.centre_files import KINDS, CentreFiles, ForeignRows, find
+from partial_fc.foreign.centre_files import CHECKPOINT, CentreFiles, ForeignRows, find
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 
 _OPTIMIZERS: dict[str, RowOptimizer] = {
@@ -82,7 +82,7 @@ def import_centres(options: ImportOptions) -> None:
     names = read_names(options.names_file) if options.names_file else None
     if names is not None and len(names) != rows.stop:
         raise ValueError(f"{options.names_file} has {len(names)} names for {rows.stop} classes")
-    made_by = f"imported from {len(files.paths)} file(s), {KINDS[files.kind].what}: {files.paths[0]} ..."
+    made_by = f"imported from {len(files.paths)} file(s), {files.kind.what}: {files.paths[0]} ..."
     with new_checkpoint(options.out, _manifest(options, rows), names, made_by) as output:
         output.rows(rows)
         if weights is not None:
@@ -120,23 +120,15 @@ def _backbone(
         load_arcface_torch(model, options.backbone)
         return model.state_dict(), {}, {}
     path = files.paths[0]
-    if files.kind != "checkpoint":
+    if files.kind is not CHECKPOINT:
         raise ValueError(f"--network {options.network}: {path} holds no backbone; give --backbone model.pt")
-    weights, optimizer, facts = arcface_torch.backbone_of(path)
+    weights, state, facts = arcface_torch.backbone_of(path, [name for name, _ in model.named_parameters()])
     load_state(model, weights, path)
-    parameters = {name for name, _ in model.named_parameters()}
-    return model.state_dict(), arcface_torch.named_state(optimizer, weights, parameters, path), facts
+    return model.state_dict(), state, facts
 
 
 def _manifest(options: ImportOptions, rows: ForeignRows) -> dict[str, Any]:
-    configuration = {}
-    if options.network:
-        configuration = {
-            "network": options.network,
-            "embedding_size": rows.width,
-            "image_size": options.image_size,
-            "mirror": True,
-        }
+    sizes = {"embedding_size": rows.width, "image_size": options.image_size}
     return {
         "step": options.step,
         "world_size": 1,
@@ -147,6 +139,6 @@ def _manifest(options: ImportOptions, rows: ForeignRows) -> dict[str, Any]:
         "head": {"num_steps": options.step, "row_seed": 0, "margin": {}, "schedule": {}},
         "position": options.position,
         "best": {},
-        "configuration": configuration,
+        "configuration": {"network": options.network, **sizes, "mirror": True} if options.network else {},
         "versions": {"torch": torch.__version__},
     }

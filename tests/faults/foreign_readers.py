@@ -113,7 +113,7 @@ def torch_centre_files() -> list[Files]:
 
 def read_torch_centres(folder: Path) -> None:
     arcface_torch.from_checkpoint(folder / "checkpoint_gpu_0.pt")
-    arcface_torch.backbone_of(folder / "checkpoint_gpu_0.pt")
+    arcface_torch.backbone_of(folder / "checkpoint_gpu_0.pt", ())
 
 
 _SIZES = tuple(struct.pack("<q", size) for size in (0, -1, 2**62, 2**63 - 1))
