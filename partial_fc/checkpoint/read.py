@@ -32,6 +32,7 @@ class Checkpoint:
         self.folder, self.folders = folder, (folder, *others)
         self.where = ", ".join(map(str, self.folders))
         self.manifest = _manifest(folder)
+        self.step: int = self.manifest["step"]
         self.world_size: int = self.manifest["world_size"]
         self.checksums: dict[Path, str] = {}  # as the lists in the folders have them, SHA-256 in hex
         self._checked: set[Path] = set()
@@ -44,10 +45,6 @@ class Checkpoint:
             for path in sorted(each.glob(f"rank-*-of-{self.world_size:05d}.sha256")):
                 self.checksums |= {each / name: digest for name, digest in read_checksums(path).items()}
             self.check(each / MANIFEST)
-
-    @property
-    def step(self) -> int:
-        return self.manifest["step"]
 
     # ---- files
 

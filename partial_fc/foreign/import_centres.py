@@ -16,12 +16,7 @@ from partial_fc.foreign.backbone_weights import load_arcface_torch, load_state
 from partial_fc.foreign.centre_files import CHECKPOINT, CentreFiles, ForeignRows, find
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 
-_OPTIMIZERS: dict[str, RowOptimizer] = {
-    "sgd": RowSGD(),
-    "adamw": RowAdamW(),
-    "adam": RowAdam(),
-    "adagrad": RowAdagrad(),
-}
+_OPTIMIZERS: dict[str, type[RowOptimizer]] = {"sgd": RowSGD, "adamw": RowAdamW, "adam": RowAdam, "adagrad": RowAdagrad}
 _NETWORK = Literal["r18", "r34", "r50", "r100", "r200", "mbf"]
 
 
@@ -65,7 +60,7 @@ def import_centres(options: ImportOptions) -> None:
     optimizer = options.optimizer
     if optimizer == "auto":
         optimizer = "adamw" if "first_moment" in rows.file_states else "sgd"
-    rows.set_state(_OPTIMIZERS[optimizer], touched=options.step)
+    rows.set_state(_OPTIMIZERS[optimizer](), touched=options.step)
     notes = rows.notes
     unused = rows.file_states - rows.columns.keys()
     if unused:

@@ -49,7 +49,8 @@ def apex_files() -> list[Files]:
         apex.write(folder / "amp.pt", small.state_dict(), optimizer, 2.0**16, 3)
 
     wrapped = io.BytesIO()
-    state = {f"module.{name}": t.half() for name, t in model().state_dict().items()}
+    weights = model().state_dict()
+    state = {f"module.{name}": t.half() if t.is_floating_point() else t for name, t in weights.items()}
     optimizer = torch.optim.SGD(model().parameters(), lr=0.1)
     amp = {"loss_scaler0": {"loss_scale": 1.0, "unskipped": 0}}
     torch.save({"model": state, "optimizer": optimizer.state_dict(), "amp": amp}, wrapped)

@@ -90,16 +90,8 @@ class PeerCheckpoint:
         self._location, self._commit, self._world = location, commit, world
         given = json.loads(as_json(commit.local.manifest)) if commit and world.rank == location.root else None
         self.manifest: dict[str, Any] = all_gather_json(given, world, "recover/manifest")[location.root]
+        self.step = location.step
         self.folder = f"the commit of step {location.step}"  # where a checkpoint's folder is named
-
-    @property
-    def step(self) -> int:
-        return self._location.step
-
-    @property
-    def class_names(self) -> list[str] | None:
-        """None also in a process that has only come now."""
-        return self._commit.local.class_names if self._commit else None
 
     def backbone(self) -> dict[str, Tensor]:
         return self._broadcast(self._commit.local.backbone if self._commit else None, self._location.root)
@@ -108,14 +100,14 @@ class PeerCheckpoint:
         return self._broadcast(self._commit.local.optimizer if self._commit else None, self._location.root)
 
     def exchange(self, world: World) -> dict[str, Tensor]:
-        """What this rank's gradient compression remembers, as `Checkpoint.exchange`."""
+        """As `Checkpoint.exchange`."""
         if self._same_size:
             return self._of_this_rank(_residuals)
         states = [self._of_rank(rank, _residuals) for rank in range(len(self._location.holder_W))]
         return merge_residuals(states, world.size) if all(states) else {}
 
     def buffers(self, world: World) -> dict[str, Tensor]:
-        """This rank's running statistics, as `Checkpoint.buffers`."""
+        """As `Checkpoint.buffers`."""
         return self._of_this_rank(lambda share: below("buffer/", share.local)) if self._same_size else {}
 
     def load_head(self, head: Head) -> list[str]:
