@@ -28,6 +28,7 @@ from partial_fc.data.transform import pixels
 from partial_fc.evaluate import Classification
 from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
 from partial_fc.foreign import apex
+from partial_fc.foreign.state_dicts import check_fits
 from partial_fc.head import CrossEntropy
 from partial_fc.models.convnet import NUM_CLASSES, SIDE, ConvNet
 from partial_fc.models.inputs import MNIST
@@ -214,7 +215,8 @@ def _load_amp(run: Run, backbone: TorchBackbone, path: Path, resumed: bool) -> N
         run.note(f"--load-amp {path} is for a new run; this one goes on from its own checkpoint")
         return
     found = apex.read(path)
-    backbone.weights.load_state_dict(apex.model_state(found, backbone.weights.state_dict()))
+    check_fits(found.model, backbone.weights.state_dict(), path, "ConvNet")
+    backbone.weights.load_state_dict(found.model)
     for note in apex.load_optimizer(found, backbone.optimizer):
         run.note(note)
     scaler = backbone.scaler

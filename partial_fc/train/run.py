@@ -269,7 +269,7 @@ class Run(RunContext):
         backbone = job.backbone
         contract = {"recipe": self.recipe, **backbone.contract, "num_classes": str(job.head.num_classes)}
         contract["step"] = str(job.at.step)
-        checkpoint.save_model(self.root / "model.safetensors", weights, contract)
+        checkpoint.save_tensors(weights, self.root / "model.safetensors", contract)
         result = {
             "loss": outcome.loss,
             "evaluations": outcome.evaluations,

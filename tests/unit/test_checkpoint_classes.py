@@ -12,7 +12,6 @@ from torch.nn.functional import normalize
 from partial_fc import checkpoint, models
 from partial_fc.checkpoint.class_names import check_class_names
 from partial_fc.checkpoint.tools import classes
-from partial_fc.checkpoint.tools.checkpoint_on_disk import CheckpointOnDisk
 from partial_fc.checkpoint.tools.classes import (
     AddOptions,
     ListOptions,
@@ -243,8 +242,8 @@ def test_names_from_files_and_all_names_at_once(tmp_path):
 def test_names_are_read_as_often_for_many_new_classes_as_for_one(tmp_path, monkeypatch, count):
     saved(tmp_path / "a", 1)
     reads = []
-    names = CheckpointOnDisk.names
-    monkeypatch.setattr(CheckpointOnDisk, "names", lambda self: reads.append(1) or names(self))
+    names = checkpoint.Checkpoint.names
+    monkeypatch.setattr(checkpoint.Checkpoint, "names", lambda self: reads.append(1) or names(self))
     classes.add(AddOptions(tmp_path / "a", tmp_path / "b", tuple(f"x{i}" for i in range(count))))
     assert len(reads) < 10
 
