@@ -6,24 +6,13 @@ Variables: https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES.
 import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from partial_fc.comm.launch import Launch, integer
 
 # A job's own shells are steps too, with reserved numbers from here on (slurm.h); they may be printed as signed numbers.
 _RESERVED_STEP_IDS = 0xFFFFFFF0
 # Below the ports that Linux gives to outgoing connections (32768 and up), above what services use.
 _PORTS = range(12000, 32000)
-
-
-@dataclass(frozen=True)
-class Task:
-    """One task of a step of srun. master_addr, master_port: where its rank 0 listens."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    master_addr: str
-    master_port: int
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
@@ -36,18 +25,18 @@ def in_step(environ: Mapping[str, str]) -> bool:
     return step.isdecimal() and int(step) < _RESERVED_STEP_IDS
 
 
-def task(environ: Mapping[str, str]) -> Task | None:
-    """What srun says about this process; none: srun did not start it, or started it alone.
+def task(environ: Mapping[str, str]) -> Launch:
+    """What srun says about this process; one of one: srun did not start it, or started it alone.
 
     MASTER_ADDR and MASTER_PORT win over the first host of the step and a port computed from the job's and the step's
     numbers, which two jobs that share a host seldom have in common. Raises ValueError where a variable is missing or
     contradicts another.
     """
     if not in_step(environ):
-        return None
+        return Launch("single")
     size = _integer(environ, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS")
     if size == 1:
-        return None
+        return Launch("single")
     node = _integer(environ, "SLURM_NODEID")
     rank = _integer(environ, "SLURM_PROCID")
     tasks = tasks_per_node(_text(environ, "SLURM_STEP_TASKS_PER_NODE"))
@@ -59,7 +48,7 @@ def task(environ: Mapping[str, str]) -> Task | None:
         )
     address = environ.get("MASTER_ADDR") or _first_host(environ, rank, node)
     port = _integer(environ, "MASTER_PORT") if environ.get("MASTER_PORT") else _port(environ)
-    return Task(rank, size, _integer(environ, "SLURM_LOCALID"), tasks[node], address, port)
+    return Launch("torch", rank, size, _integer(environ, "SLURM_LOCALID"), tasks[node], "srun", address, port)
 
 
 def hosts(node_list: str) -> list[str]:
@@ -120,7 +109,4 @@ def _text(environ: Mapping[str, str], name: str) -> str:
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int:
-    text = _text(environ, name)
-    if not text.isdecimal():
-        raise ValueError(f"{name}={text!r} is not a whole number")
-    return int(text)
+    return integer(name, _text(environ, name))
