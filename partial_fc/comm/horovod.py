@@ -69,11 +69,8 @@ class HorovodWorld(World):
         handle = hvd.reducescatter_async(pad_rows(t, rows), name=name, op=hvd.Sum)
         return lambda: hvd.synchronize(handle)[: rows[self.rank]]
 
-    def _all_to_all(
-        self, t: Tensor, rows: Sequence[int] | None, arriving: Sequence[int] | None, name: str
-    ) -> Callable[[], Tensor]:
-        splits = None if rows is None else torch.tensor(rows, dtype=torch.int32)
-        handle = hvd.alltoall_async(t, splits, name=name)
+    def _all_to_all(self, t: Tensor, rows: Sequence[int], arriving: Sequence[int], name: str) -> Callable[[], Tensor]:
+        handle = hvd.alltoall_async(t, torch.tensor(rows, dtype=torch.int32), name=name)
         return lambda: hvd.synchronize(handle)[0]  # [1]: how many rows each rank sent
 
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:

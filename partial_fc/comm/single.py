@@ -25,9 +25,7 @@ class SingleWorld(World):
     def _reduce_scatter(self, t: Tensor, rows: Sequence[int], name: str) -> Callable[[], Tensor]:
         return t.clone
 
-    def _all_to_all(
-        self, t: Tensor, rows: Sequence[int] | None, arriving: Sequence[int] | None, name: str
-    ) -> Callable[[], Tensor]:
+    def _all_to_all(self, t: Tensor, rows: Sequence[int], arriving: Sequence[int], name: str) -> Callable[[], Tensor]:
         return t.clone
 
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:

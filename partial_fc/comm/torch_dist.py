@@ -85,13 +85,9 @@ class TorchWorld(World):
         work = dist.reduce_scatter_single(result, padded, dist.ReduceOp.SUM, self._group, async_op=True)
         return lambda: _finish(work, result)[: rows[self.rank]]
 
-    def _all_to_all(
-        self, t: Tensor, rows: Sequence[int] | None, arriving: Sequence[int] | None, name: str
-    ) -> Callable[[], Tensor]:
-        result = torch.empty_like(t) if arriving is None else t.new_empty(sum(arriving), *t.shape[1:])
-        output_splits = None if arriving is None else list(arriving)
-        input_splits = None if rows is None else list(rows)
-        work = dist.all_to_all_single(result, t, output_splits, input_splits, self._group, async_op=True)
+    def _all_to_all(self, t: Tensor, rows: Sequence[int], arriving: Sequence[int], name: str) -> Callable[[], Tensor]:
+        result = t.new_empty(sum(arriving), *t.shape[1:])
+        work = dist.all_to_all_single(result, t, list(arriving), list(rows), self._group, async_op=True)
         return lambda: _finish(work, result)
 
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:

@@ -19,11 +19,10 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import psutil
-
+from partial_fc.comm.launch import interface
 from partial_fc.comm.watch.report import Observation, RankState
 
 ANSWER_S = 3.0  # a rank that has not answered by then gives no sign of life
@@ -38,18 +37,6 @@ class Endpoint:
     port: int
     token: str  # a connection that does not start with it is closed
     addresses: list[str]  # to be tried in this order
-
-    def to_bytes(self, size: int) -> bytes:
-        """Encodes it in `size` bytes, with as many addresses as fit: a host with containers may have very many."""
-        for num in range(len(self.addresses), 0, -1):
-            data = json.dumps(asdict(replace(self, addresses=self.addresses[:num]))).encode()
-            if len(data) <= size:
-                return data.ljust(size)
-        raise ValueError(f"{self}: not one address fits into {size} bytes")
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "Endpoint":
-        return cls(**json.loads(data))
 
 
 @dataclass
@@ -140,7 +127,8 @@ class Board:
             # In a task of its own: this client's answer to its own query comes over the same connection.
             task = asyncio.get_running_loop().create_task(self._ask(client, message["ask"]))
             self._tasks.add(task)  # the loop alone would not keep it alive
-            task.add_done_callback(self._on_answered)
+            task.add_done_callback(self._tasks.discard)
+            log_fault_of(task, "the status board did not answer a query by a fault of its own")
         elif "reported" in message:
             for other in self._clients:
                 send(other.writer, {"end": client.rank})
@@ -151,11 +139,6 @@ class Board:
         self._awaited.discard(client.rank)
         if not self._awaited:
             self._all_answered.set()
-
-    def _on_answered(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _log.error("the status board did not answer a query by a fault of its own", exc_info=task.exception())
 
     def announce_exit_of_rank_0(self, why: str) -> None:
         """Tells the others why rank 0 leaves: with its process the board ends, and nobody can ask any more."""
@@ -187,6 +170,16 @@ def send(writer: asyncio.StreamWriter | None, message: dict[str, Any]) -> None:
             writer.write(json.dumps(message).encode() + b"\n")
 
 
+def log_fault_of(task: asyncio.Task[None], words: str) -> None:
+    """Logs the error with which the task ends, if it does."""
+
+    def on_end(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            _log.error(words, exc_info=task.exception())
+
+    task.add_done_callback(on_end)
+
+
 def parse_observations(observations: Sequence[dict[str, Any]]) -> list[Observation]:
     """Decodes the observations that the board sent."""
     return [Observation(**{**s, "state": RankState(**s["state"]) if s["state"] else None}) for s in observations]
@@ -214,20 +207,11 @@ async def join(
 
 
 def local_addresses(network_interface: str | None = None) -> list[str]:
-    """The addresses by which other hosts may reach this one, the likely ones first.
-
-    network_interface: the only one to be used. Raises ValueError where it has no IPv4 address.
-    """
-    address = {
-        name: e.address
-        for name, entries in psutil.net_if_addrs().items()
-        for e in entries
-        if e.family == socket.AF_INET
-    }
+    """The addresses by which other hosts may reach this one, the likely ones first. network_interface: the only one to
+    be used."""
     if network_interface:
-        if network_interface not in address:
-            raise ValueError(f"--network-interface {network_interface}: no IPv4 address there; this host has {address}")
-        return [address[network_interface]]
+        return [interface.address_of(network_interface)]
+    address = interface.addresses()
     from_environment = [
         address.get(name.removeprefix("="))
         for variable in ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

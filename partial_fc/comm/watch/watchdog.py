@@ -17,12 +17,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any
 
 from partial_fc.comm.journal import Call, Journal
 from partial_fc.comm.launch.detect import StartError
-from partial_fc.comm.watch.board import ANSWER_S, Board, Endpoint, join, parse_observations, send
+from partial_fc.comm.watch.board import ANSWER_S, Board, Endpoint, join, log_fault_of, parse_observations, send
 from partial_fc.comm.watch.report import Observation, Query, RankState, failure_report, hang_report
 from partial_fc.comm.watch.stacks import code_of_main_thread, emit, stacks
 
@@ -55,18 +56,18 @@ class Watch:
         self._why_rank_0_left = ""
         # The collective that the backend gave up, and how many had been started by then.
         self._failed = ("", 0)
-        self._started = threading.Event()
+        self._started: Future[None] = Future()
         self._tried_to_connect = threading.Event()
-        self._closed = threading.Event()
-        self._start_error: Exception | None = None
+        self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
-        self._started.wait()
-        if self._start_error is not None:
+        try:
+            self._started.result()
+        except Exception as error:
             raise StartError(
-                f"rank {journal.rank} of {journal.size}: the watch over collectives does not start: "
-                f"{self._start_error!r}. --comm-timeout 0 goes without it"
-            ) from self._start_error
+                f"rank {journal.rank} of {journal.size}: the watch over collectives does not start: {error!r}. "
+                "--comm-timeout 0 goes without it"
+            ) from error
         self._tried_to_connect.wait(_FIRST_CONNECTION_S)
         atexit.register(self._on_interpreter_exit)
         _open_watches.add(self)
@@ -74,9 +75,9 @@ class Watch:
     def close(self, why: str = "it closed its world") -> None:
         """Tells the board that this rank leaves, and why, so that it is not missing. The thread ends, but for rank 0's,
         which serves the board."""
-        if self._closed.is_set() or os.getpid() != self._process:
+        if self._is_closed or os.getpid() != self._process:
             return
-        self._closed.set()
+        self._is_closed = True
         atexit.unregister(self._on_interpreter_exit)
         _open_watches.discard(self)
         # Shorter than a person notices; what the board does not learn in that time it learns from the connection.
@@ -118,11 +119,9 @@ class Watch:
         try:
             asyncio.run(self._main())
         except Exception as error:
-            if self._started.is_set():
+            if self._started.done():
                 raise
-            self._start_error = error
-        finally:
-            self._started.set()
+            self._started.set_exception(error)
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -132,8 +131,11 @@ class Watch:
             await self._board.serve()
         tasks = [self._loop.create_task(part()) for part in (self._keep_connected, self._measure_waits)]
         for task in tasks:
-            task.add_done_callback(_log_failure)
-        self._started.set()
+            log_fault_of(
+                task,
+                "the watch over collectives has ended by a fault of its own; one that hangs is not reported any more",
+            )
+        self._started.set_result(None)
         await self._leaving.wait()
         for task in tasks:
             task.cancel()
@@ -154,11 +156,11 @@ class Watch:
         failures = 0  # before the first connection
         while True:
             connection = await join(self._endpoint, self._state(), _CONNECT_S)
+            self._tried_to_connect.set()
             if connection is not None:
                 failures = _GIVE_A_WARNING
                 await self._listen(*connection)
             elif failures < _GIVE_A_WARNING:
-                self._tried_to_connect.set()
                 failures += 1
                 if failures == _GIVE_A_WARNING:
                     i = self._endpoint
@@ -171,7 +173,6 @@ class Watch:
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
-        self._tried_to_connect.set()
         try:
             while line := await reader.readline():
                 self._handle(json.loads(line))
@@ -264,10 +265,10 @@ class Watch:
         journal = self._journal
         waiting = journal.oldest_in_flight()
         state = RankState(
-            rank=self._journal.rank,
+            rank=journal.rank,
             host=self._host,
             process=self._process,
-            step=self._journal.step,
+            step=journal.step,
             num_started=journal.num_started,
             last=journal.newest.name if journal.newest else "",
             waits_for=waiting.name if waiting else "",
@@ -308,14 +309,6 @@ def report_failure(error: BaseException) -> None:
 
 def _in_one_line(error: BaseException) -> str:
     return " ".join("".join(traceback.format_exception_only(error)).split())[:1000]
-
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        _log.error(
-            "the watch over collectives has ended by a fault of its own; one that hangs is not reported any more",
-            exc_info=task.exception(),
-        )
 
 
 def _is_done(done: Callable[[], bool]) -> bool:
