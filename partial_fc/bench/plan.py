@@ -4,6 +4,7 @@ Letters: C classes, L of them on one rank, S of those take part in a step, W ran
 The formulas are those of rank 0, whose shard is the largest, and of a run in which every row has been touched.
 """
 
+import bisect
 import math
 from dataclasses import dataclass, replace
 
@@ -39,6 +40,11 @@ class Workload:
     @property
     def local_classes(self) -> int:
         return len(Shard.of(self.classes, 0, self.ranks))
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether rows lie in the host's memory, beside a GPU, or in files."""
+        return self.place == "disk" or (self.place == "host" and self.device == "cuda")
 
     @property
     def sampled(self) -> int:
@@ -124,7 +130,7 @@ def memory(workload: Workload) -> dict[str, int]:
 
 def _rows_here(workload: Workload) -> dict[str, int]:
     kept = kept_bytes(workload)
-    if workload.place == "device" or (workload.place == "host" and workload.device == "cpu"):
+    if not workload.is_elsewhere:
         return kept
     one = sum(row_bytes(workload).values())
     if workload.device == "cpu":
@@ -136,27 +142,19 @@ def _rows_here(workload: Workload) -> dict[str, int]:
 
 def elsewhere_bytes(workload: Workload) -> int:
     """Bytes of this rank's rows in the host's memory or in files, beside `memory`."""
-    if workload.place == "device" or (workload.place == "host" and workload.device == "cpu"):
-        return 0
-    return sum(kept_bytes(workload).values())
+    return sum(kept_bytes(workload).values()) if workload.is_elsewhere else 0
 
 
 def backbone_bytes(parameters: int, optimizer: str) -> dict[str, int]:
     """Bytes of float32 parameters, their gradient and optimiser state. Activations depend on the network: not here."""
-    moments = {"sgd": 1, "adamw": 2}.get(optimizer, 2)
+    moments = 1 if optimizer == "sgd" else 2
     return {"backbone": 4 * parameters, "its gradient": 4 * parameters, "its optimiser state": 4 * moments * parameters}
 
 
 def largest_classes(workload: Workload, limit_bytes: int) -> int:
     """The most classes with which `memory` stays within the limit; 0: not even one."""
-    fits = lambda classes: sum(memory(replace(workload, classes=classes)).values()) <= limit_bytes  # noqa: E731
-    low, high = 0, 1
-    while fits(high) and high < 1 << 48:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    together = lambda classes: sum(memory(replace(workload, classes=classes)).values())  # noqa: E731
+    return bisect.bisect_right(range(1, 1 << 48), limit_bytes, key=together)
 
 
 # ---- collectives
@@ -193,11 +191,10 @@ def products_flop(workload: Workload) -> float:
     return 2.0 * workload.batch * workload.dim * (4 * workload.sampled - _taken_over(workload))
 
 
-def traffic_bytes(workload: Workload, rows: int | None = None) -> float:
+def traffic_bytes(workload: Workload) -> float:
     """Bytes of one rank's rows that a step moves: centres are read twice and written once, state read and written."""
     one = row_bytes(workload)
-    rows = workload.sampled if rows is None else rows
-    return rows * (3.0 * one["centres"] + 2.0 * one["optimiser state"] + 4)
+    return workload.sampled * (3.0 * one["centres"] + 2.0 * one["optimiser state"] + 4)
 
 
 def dense_update_bytes(workload: Workload) -> float:
@@ -220,18 +217,14 @@ class Machine:
 
 def head_seconds(workload: Workload, machine: Machine) -> dict[str, float]:
     """Seconds of a step, by cause; they are added up, since nothing is promised about what overlaps."""
+    # Rows travel each way, while something else is computed, as far as that lasts.
+    moved = workload.sampled * sum(row_bytes(workload).values()) if workload.is_elsewhere else 0
+    exponentials = workload.batch * (2 * workload.sampled - _taken_over(workload))
     messages = 3 * math.ceil(math.log2(workload.ranks)) if workload.ranks > 1 else 0
     return {
         "products": products_flop(workload) / (machine.share * machine.rates.gflops[workload.precision] * 1e9),
-        "exponentials": workload.batch
-        * (2 * workload.sampled - _taken_over(workload))
-        / (machine.rates.gexp_per_s * 1e9),
+        "exponentials": exponentials / (machine.rates.gexp_per_s * 1e9),
         "rows": traffic_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
-        "rows from and to their place": _rows_moved(workload) / (machine.place_gbytes_per_s * 1e9),
+        "rows from and to their place": moved / (machine.place_gbytes_per_s * 1e9),
         "links": sum(link_bytes(workload).values()) / (machine.link_gbytes_per_s * 1e9) + messages * machine.latency_s,
     }
-
-
-def _rows_moved(workload: Workload) -> float:
-    """Bytes that rows travel each way, while something else is computed, as far as that lasts."""
-    return workload.sampled * sum(row_bytes(workload).values()) if elsewhere_bytes(workload) else 0

@@ -13,9 +13,6 @@ from partial_fc.bench import plan
 from partial_fc.head import kernels
 from partial_fc.machine import Rates, measure_rates
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-
 # Of the product rate that a kernel's products reach, beside exponentials and reading of rows. cpu and plain: measured
 # on the machine of docs/benchmarks.md at D = 512, batch 128; triton: assumed.
 KERNEL_SHARE = {"cpu": 0.85, "plain": 0.4, "triton": 0.6}
@@ -86,7 +83,9 @@ def report(options: PlanOptions) -> None:
 
 def make(options: PlanOptions) -> dict[str, Any]:
     """Everything that the table shows, in bytes and seconds."""
-    workload, machine = _workload(options), _machine(options)
+    workload = _workload(options)
+    machine = _machine(options, workload)
+    gexp_per_s = machine.rates.gexp_per_s
     memory = plan.memory(workload)
     if options.backbone_parameters:
         memory |= plan.backbone_bytes(options.backbone_parameters, options.optimizer)
@@ -107,7 +106,7 @@ def make(options: PlanOptions) -> dict[str, Any]:
         "sample_rate": workload.sample_rate,
         "place": workload.place,
         "impl": workload.impl,
-        "rates": {**asdict(machine.rates), "gexp_per_s": _finite(machine.rates.gexp_per_s)},
+        "rates": {**asdict(machine.rates), "gexp_per_s": gexp_per_s if math.isfinite(gexp_per_s) else None},
         "memory": memory,
         "memory_total": sum(memory.values()),
         "elsewhere": plan.elsewhere_bytes(workload),
@@ -195,10 +194,11 @@ def table(figures: dict[str, Any]) -> str:
 
 def num_bytes(text: str) -> int:
     """Reads "80GiB", "24 GB" or "1e9" as bytes."""
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([KMGT]?I?)B?\s*", text.upper().replace("E", "e"))
-    if not match or match[2] not in _UNITS:
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(?:([KMGT])(I?))?B?\s*", text.upper().replace("E", "e"))
+    if not match:
         raise ValueError(f"memory {text!r}; expected a number with a unit, such as 80GiB or 24GB")
-    return int(float(match[1]) * _UNITS[match[2]])
+    number, prefix, binary = match.groups(default="")
+    return int(float(number) * (1024 if binary else 1000) ** ("", "K", "M", "G", "T").index(prefix))
 
 
 def _workload(options: PlanOptions) -> plan.Workload:
@@ -227,7 +227,7 @@ def _workload(options: PlanOptions) -> plan.Workload:
     )
 
 
-def _machine(options: PlanOptions) -> plan.Machine:
+def _machine(options: PlanOptions, workload: plan.Workload) -> plan.Machine:
     if options.rates:
         given = json.loads(options.rates.read_text())
         rates = Rates(**given.get("rates", given))
@@ -240,7 +240,6 @@ def _machine(options: PlanOptions) -> plan.Machine:
     else:
         torch.set_num_threads(options.threads)
         rates = measure_rates(_device(options), options.batch, options.dim)
-    workload = _workload(options)
     if workload.precision not in rates.gflops:
         raise ValueError(f"the rates know {', '.join(rates.gflops)}, not --precision {workload.precision}")
     return plan.Machine(
@@ -267,10 +266,6 @@ def _backbone_seconds(options: PlanOptions) -> float | None:
     if options.images_per_s is not None:
         return options.batch / options.gpus / options.images_per_s
     return None if options.step_ms is None else options.step_ms / 1e3
-
-
-def _finite(x: float) -> float | None:
-    return x if math.isfinite(x) else None
 
 
 def _size(count: float) -> str:
