@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from functools import partial
 
 import torch.distributed as dist
 
@@ -69,25 +68,25 @@ def _open(launch: Launch, timeout_s: float, deadline: float) -> dist.Store:
         return _host(launch, timeout_s)
     _reach(launch, timeout_s, deadline)
     left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
-    connect = partial(dist.TCPStore, launch.master_addr, launch.master_port, None, False, left)
     results: list[dist.Store | Exception] = []
 
-    def open_store() -> None:
+    def connect() -> None:
         try:
-            results.append(connect())
+            results.append(dist.TCPStore(launch.master_addr, launch.master_port, None, False, left))
         except Exception as error:  # for the thread that waits
             results.append(error)
 
     # The constructor waits for ever at a server that accepts and says nothing: its own timeout does not cover that.
-    thread = threading.Thread(target=open_store, daemon=True)
+    thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(left.total_seconds())
-    if results and isinstance(results[0], dist.Store):
-        return results[0]
-    detail = _first_line(results[0]) if results and isinstance(results[0], Exception) else "no answer"
+    result = results[0] if results else "no answer"
+    if isinstance(result, dist.Store):
+        return result
     raise StartError(
-        f"{_who(launch)}: something listens at {_where(launch)}, but it is not the store of a rank 0 ({detail}; waited "
-        f"{timeout_s:g} s). Is the port that of another program? Choose another one, the same on all nodes"
+        f"{_who(launch)}: something listens at {_where(launch)}, but it is not the store of a rank 0 "
+        f"({_first_line(result)}; waited {timeout_s:g} s). Is the port that of another program? Choose another one, "
+        "the same on all nodes"
     )
 
 
@@ -230,5 +229,5 @@ def _where(launch: Launch) -> str:
     return f"{launch.master_addr}:{launch.master_port}"
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: Exception | str) -> str:
     return str(error).splitlines()[0][:200]

@@ -1,6 +1,7 @@
 """How processes find their places under horovodrun's elastic driver, of which a small double stands here."""
 
 import http.client
+import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from partial_fc.comm import CollectiveError, elastic
-from partial_fc.comm.elastic import Evicted, HostsChanged, Member, membership
+from partial_fc.comm.elastic import Evicted, HostsChanged, Member, membership, store
 from partial_fc.comm.elastic.store import TOKEN, TOKEN_HEADER, Store, request
 from partial_fc.comm.launch.detect import StartError
 
@@ -205,6 +206,16 @@ def test_a_driver_that_is_gone_is_an_error_with_what_to_do(driver):
     driver.server_close()
     with pytest.raises(StartError, match="newest checkpoint"):
         only.rendezvous(5)
+
+
+def test_a_driver_that_waits_for_others_is_waited_for_and_that_is_told(driver, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
+    monkeypatch.setattr(store, "REMIND_S", 0.1)
+    only = member(driver, "a", 0, 1, 0, 1, 0, 1)
+    only.rendezvous(5)
+    threading.Timer(0.5, lambda: driver.new_world(a="0,1,0,1,0,1")).start()
+    only.rendezvous(5)
+    assert "horovodrun has given no new place for 0 s" in caplog.text
 
 
 def test_run_goes_on_until_training_is_done(driver, monkeypatch):

@@ -92,7 +92,7 @@ class Barrier:
         return "rank 0 has not said that all are here"
 
     def _get(self, key: int | str) -> bytes:
-        return request(self.address, self.port, "GET", f"/{_SCOPE}/{key}", None)[1]
+        return request(self.address, self.port, "GET", f"/{_SCOPE}/{key}")[1]
 
     def _put(self, key: int | str, word: bytes) -> None:
         request(self.address, self.port, "PUT", f"/{_SCOPE}/{key}", word)

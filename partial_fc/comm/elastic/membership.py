@@ -20,7 +20,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -42,7 +42,6 @@ _RANK_VARIABLES = (
     "HOROVOD_CROSS_SIZE",
 )
 _CRASHES = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")
-_REMIND_S = 30.0
 _log = logging.getLogger("partial_fc")
 T = TypeVar("T")
 
@@ -55,9 +54,9 @@ class Evicted(RuntimeError):
     """This process is not part of the job any more."""
 
 
-def active(environ: Mapping[str, str] = os.environ) -> bool:
+def active() -> bool:
     """Whether horovodrun started this process as one of those that may come and go."""
-    return environ.get("HOROVOD_ELASTIC") == "1"
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
 def mismatched_ranks(value_W: Sequence[object], trained_W: Sequence[bool]) -> list[int]:
@@ -77,12 +76,11 @@ class Recovery:
     rejoined: float = 0.0
 
     def summary(self) -> str:
-        """How long each part took, now that all is restored."""
+        """Why it was, and how long each part took, now that all is restored."""
         now = time.monotonic()
-        detect, rejoin, restore = self.noticed - self.last_step, self.rejoined - self.noticed, now - self.rejoined
         return (
-            f"recovered in {now - self.last_step:.1f} s: detect {detect:.1f}, rejoin {rejoin:.1f}, "
-            f"restore {restore:.1f}"
+            f"{self.why}; recovered in {now - self.last_step:.1f} s: detect {self.noticed - self.last_step:.1f}, "
+            f"rejoin {self.rejoined - self.noticed:.1f}, restore {now - self.rejoined:.1f}"
         )
 
 
@@ -124,7 +122,7 @@ class Member:
         """Ends a recovery, when all is as it was at the last commit. Returns what to tell the user; nothing at the
         first start."""
         recovery, self.recovery = self.recovery, None
-        return f"{recovery.why}; {recovery.summary()}" if recovery else ""
+        return recovery.summary() if recovery else ""
 
     def rendezvous(self, start_timeout_s: float) -> None:
         """Waits until all ranks of the new world are ready to enter it: hvd.init then takes no longer than a moment.
@@ -147,7 +145,14 @@ class Member:
     def _rendezvous(self, start_timeout_s: float) -> None:
         while True:
             if not self.has_assignment:
-                self._check_not_replaced()
+                # The driver empties its store when it makes a new world, for which it waits for all of the old one.
+                # That this process's name is gone says that the driver takes it for dead (its host could not be reached
+                # for a while) and has started another one instead, or is about to: asking would mix the two up.
+                if self._barrier.is_replaced():
+                    raise Evicted(
+                        f"{self.host}, process {self.local_rank}: the others have gone on without this process, which "
+                        "could not be reached"
+                    )
                 self.hosts_changed.clear()  # changes that the driver told of so far are in its answer
                 self.assignment = self._ask_driver()
             self.has_assignment = False
@@ -169,44 +174,19 @@ class Member:
 
             hvd.shutdown()
 
-    def _check_not_replaced(self) -> None:
-        """Raises Evicted where the driver takes this process for dead (its host could not be reached for a while) and
-        has started another one instead, or is about to: asking for a rank would mix the two up. The driver empties its
-        store when it makes a new world, for which it waits for all of the old one; so the name that this process left
-        at the barrier is gone only then."""
-        if self._barrier.is_replaced():
-            raise Evicted(
-                f"{self.host}, process {self.local_rank}: the others have gone on without this process, which could "
-                "not be reached"
-            )
-
     def _ask_driver(self) -> tuple[int, ...]:
         """The new values of _RANK_VARIABLES. The driver answers once all others have asked or ended."""
-        answers: list[bytes | Exception] = []
 
-        def ask() -> None:
-            try:
-                path = f"/{ASK}/{self.host}:{self.local_rank}"
-                answers.append(request(self.address, self.port, "GET", path, None, waits=True)[1])
-            except (OSError, http.client.HTTPException) as error:
-                answers.append(error)
+        def remind(waited_s: float) -> None:
+            _log.warning(
+                f"horovodrun has given no new place for {waited_s:.0f} s: it waits until each process of the old "
+                "world has asked, or has ended. One that is stopped (ps shows T) must be continued or killed; one "
+                "on a host that is gone has ended when its ssh has (ServerAliveInterval in ~/.ssh/config), and "
+                "fewer than --min-np processes wait for more hosts until --elastic-timeout"
+            )
 
-        asking = threading.Thread(target=ask, name="elastic-ask", daemon=True)
-        asking.start()
-        waited_s = 0.0
-        while asking.is_alive():
-            asking.join(_REMIND_S)
-            waited_s += _REMIND_S
-            if asking.is_alive():
-                _log.warning(
-                    f"horovodrun has given no new place for {waited_s:.0f} s: it waits until each process of the old "
-                    "world has asked, or has ended. One that is stopped (ps shows T) must be continued or killed; one "
-                    "on a host that is gone has ended when its ssh has (ServerAliveInterval in ~/.ssh/config), and "
-                    "fewer than --min-np processes wait for more hosts until --elastic-timeout"
-                )
-        (answer,) = answers
-        if isinstance(answer, Exception):
-            raise answer
+        path = f"/{ASK}/{self.host}:{self.local_rank}"
+        _, answer = request(self.address, self.port, "GET", path, remind=remind)
         return tuple(int(number) for number in answer.split(b","))
 
     @property
@@ -237,16 +217,12 @@ def member() -> Member:
                 "is 128 MB and 1 ms"
             )
         e.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(SILENT_S))
-        _listen(_member)
+        from horovod.common.elastic import notification_manager
+
+        # From now on the driver tells of hosts that come and go, while this process is rank 0.
+        notification_manager.init(address, port)
+        notification_manager.register_listener(_member)
     return _member
-
-
-def _listen(member: Member) -> None:
-    """Has the driver tell this process of hosts that come and go, from now on, while it is rank 0."""
-    from horovod.common.elastic import notification_manager
-
-    notification_manager.init(member.address, member.port)
-    notification_manager.register_listener(member)
 
 
 def run(train: Callable[[], T]) -> T | None:

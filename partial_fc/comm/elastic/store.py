@@ -8,8 +8,11 @@ import hmac
 import http.client
 import logging
 import os
+import select
 import socket
 import threading
+import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from partial_fc.comm.launch.detect import StartError
@@ -17,6 +20,7 @@ from partial_fc.comm.launch.detect import StartError
 TOKEN = "_HOROVOD_STORE_TOKEN"  # the environment variable; Horovod puts it on no command line
 TOKEN_HEADER = "Horovod-Store-Token"
 ASK = "rank_and_size"  # the scope in which the driver answers with a process's place
+REMIND_S = 30.0
 ANSWER_S = 10.0  # in which the driver answers where it need not wait for others
 _log = logging.getLogger("partial_fc")
 
@@ -85,19 +89,28 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def request(
-    address: str, port: int, method: str, path: str, body: bytes | None, waits: bool = False
+    address: str,
+    port: int,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    remind: Callable[[float], None] | None = None,
 ) -> tuple[int, bytes]:
-    """Status and body of the answer; nothing where the store has no such key. waits: for however long the answer takes,
-    while the host that is asked can be reached."""
+    """Status and body of the answer; nothing where the store has no such key. With `remind` it may take however long,
+    while the host that is asked can be reached; `remind` is called every REMIND_S seconds with those waited so far."""
     connection = http.client.HTTPConnection(address, port, timeout=ANSWER_S)
     try:
         connection.connect()
-        if waits:
+        if remind:
             connection.sock.settimeout(None)
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
                 connection.sock.setsockopt(socket.IPPROTO_TCP, option, value)
         connection.request(method, path, body, {TOKEN_HEADER: os.environ[TOKEN]})
+        arrived, asked = select.poll(), time.monotonic()
+        arrived.register(connection.sock, select.POLLIN)
+        while remind and not arrived.poll(REMIND_S * 1000):
+            remind(time.monotonic() - asked)
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:

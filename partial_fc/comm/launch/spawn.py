@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
@@ -40,16 +40,7 @@ class _Rank:
     rest: dict[int, bytes] = field(default_factory=dict)  # of the last line, by descriptor of this process: 1 or 2
 
 
-def run(
-    command: Sequence[str],
-    *,
-    nodes: int,
-    gpus: int,
-    nr: int,
-    master_addr: str,
-    master_port: int | None,
-    environ: Mapping[str, str] = os.environ,
-) -> int:
+def run(command: Sequence[str], *, nodes: int, gpus: int, nr: int, master_addr: str, master_port: int | None) -> int:
     """Runs `command` as the ranks nr * gpus to nr * gpus + gpus - 1 of nodes * gpus, and waits for them.
 
     master_port: None takes a free one of this host, which is then the only node; raises ValueError where master_addr is
@@ -83,7 +74,7 @@ def run(
                 PARENT: os.getpid(),
                 "PYTHONUNBUFFERED": 1,  # lines arrive when they are printed
             }
-            ranks.append(_start(command, variables, environ, listening))
+            ranks.append(_start(command, variables, listening))
         if listening:
             listening.close()
         return _supervise(ranks, received)
@@ -109,16 +100,14 @@ def _listen(address: str) -> socket.socket:
         ) from None
 
 
-def _start(
-    command: Sequence[str], variables: dict[str, int | str], environ: Mapping[str, str], listening: socket.socket | None
-) -> _Rank:
+def _start(command: Sequence[str], variables: dict[str, int | str], listening: socket.socket | None) -> _Rank:
     kept_descriptors = []
     if listening and variables["RANK"] == 0:
         variables[LISTENING_SOCKET] = listening.fileno()
         kept_descriptors = [listening.fileno()]
     process = subprocess.Popen(
         command,
-        env={**environ, **{name: str(value) for name, value in variables.items()}},
+        env={**os.environ, **{name: str(value) for name, value in variables.items()}},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -128,10 +117,10 @@ def _start(
     return _Rank(int(variables["RANK"]), process)
 
 
-def stay_with_parent(environ: Mapping[str, str] = os.environ) -> None:
+def stay_with_parent() -> None:
     """Has this process, which `run` started, killed when the one that started it is gone, in whatever way."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(environ[PARENT]):  # gone before we asked
+    if os.getppid() != int(os.environ[PARENT]):  # gone before we asked
         os._exit(1)
 
 
