@@ -162,34 +162,34 @@ def verdict(figures: dict[str, Any]) -> list[str]:
 
 def table(figures: dict[str, Any]) -> str:
     """The plan as a table."""
+    seconds = figures["seconds"]
     lines = [
         f"{figures['classes']:,} classes, D {figures['dim']}, batch {figures['batch']:,}, "
         f"{figures['gpus']:,} process(es) of {figures['local_classes']:,} classes; "
         f"{figures['sampled']:,} take part at rate {figures['sample_rate']:g}",
         "",
         "memory of a process",
-        *(f"  {name:32}{_size(size):>12}" for name, size in figures["memory"].items()),
-        f"  {'together':32}{_size(figures['memory_total']):>12}",
+        *(_row(f"  {name}", _size(size)) for name, size in figures["memory"].items()),
+        _row("  together", _size(figures["memory_total"])),
     ]
     if figures["elsewhere"]:
         where = "the host's memory" if figures["place"] == "host" else "files"
-        lines += [f"  beside it, in {where:18}{_size(figures['elsewhere']):>12}"]
-    lines += ["", f"{'collectives of a step':34}{'handed in':>12}{'sent':>12}"]
-    lines += [
-        f"  {name:32}{_size(size['handed_in']):>12}{_size(size['sent']):>12}"
-        for name, size in figures["collectives"].items()
-    ]
-    columns = {"all": "all classes", "sampled": f"rate {figures['sample_rate']:g}"}
-    lines += ["", f"{'time of the head in a step':34}" + "".join(f"{name:>12}" for name in columns.values())]
-    for part in figures["seconds"]["all"]:
-        if not any(figures["seconds"][c][part] for c in columns):
-            continue
-        lines.append(f"  {part:32}" + "".join(f"{_time(figures['seconds'][c][part]):>12}" for c in columns))
-    totals = "".join(f"{_time(sum(figures['seconds'][c].values())):>12}" for c in columns)
-    lines.append(f"  {'together':32}{totals}")
+        lines.append(_row(f"  beside it, in {where}", _size(figures["elsewhere"])))
+    lines += ["", _row("collectives of a step", "handed in", "sent")]
+    for name, size in figures["collectives"].items():
+        lines.append(_row(f"  {name}", _size(size["handed_in"]), _size(size["sent"])))
+    lines += ["", _row("time of the head in a step", "all classes", f"rate {figures['sample_rate']:g}")]
+    for part, all_classes in seconds["all"].items():
+        if all_classes or seconds["sampled"][part]:
+            lines.append(_row(f"  {part}", _time(all_classes), _time(seconds["sampled"][part])))
+    lines.append(_row("  together", *(_time(sum(seconds[rate].values())) for rate in ("all", "sampled"))))
     rates = ", ".join(f"{name} {rate:,.0f} GFLOP/s" for name, rate in figures["rates"]["gflops"].items())
     lines += [f"  (kernel {figures['impl']}; {rates}; memory {figures['rates']['gbytes_per_s']:,.0f} GB/s)", ""]
     return "\n".join(lines + figures["verdict"])
+
+
+def _row(name: str, *cells: str) -> str:
+    return f"{name:34}" + "".join(f"{cell:>12}" for cell in cells)
 
 
 def num_bytes(text: str) -> int:

@@ -215,7 +215,7 @@ def test_a_driver_that_waits_for_others_is_waited_for_and_that_is_told(driver, m
     only.rendezvous(5)
     threading.Timer(0.5, lambda: driver.new_world(a="0,1,0,1,0,1")).start()
     only.rendezvous(5)
-    assert "horovodrun has given no new place for 0 s" in caplog.text
+    assert "horovodrun has given no new rank for 0 s" in caplog.text
 
 
 def test_run_goes_on_until_training_is_done(driver, monkeypatch):

@@ -33,14 +33,7 @@ SILENT_S = 8  # a peer whose process or host sends nothing for so long is lost
 # Losses of a rank, one after the other, between which no step is made that was not made before.
 MAX_LOSSES_WITHOUT_PROGRESS = 5
 _ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
-_RANK_VARIABLES = (
-    "HOROVOD_RANK",
-    "HOROVOD_SIZE",
-    "HOROVOD_LOCAL_RANK",
-    "HOROVOD_LOCAL_SIZE",
-    "HOROVOD_CROSS_RANK",
-    "HOROVOD_CROSS_SIZE",
-)
+_RANK_VARIABLES = [f"HOROVOD_{scope}{name}" for scope in ("", "LOCAL_", "CROSS_") for name in ("RANK", "SIZE")]
 _CRASHES = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")
 _log = logging.getLogger("partial_fc")
 T = TypeVar("T")
@@ -136,7 +129,7 @@ class Member:
                 "cannot be reached from here. The others go on if it can be from theirs; else start the job again, it "
                 "goes on from its newest checkpoint"
             ) from error
-        self.store.place = ",".join(map(str, self.assignment)).encode()
+        self.store.assignment = ",".join(map(str, self.assignment)).encode()
         for name, value in zip(_RANK_VARIABLES, self.assignment, strict=True):
             os.environ[name] = str(value)
         if self.recovery:
@@ -179,7 +172,7 @@ class Member:
 
         def remind(waited_s: float) -> None:
             _log.warning(
-                f"horovodrun has given no new place for {waited_s:.0f} s: it waits until each process of the old "
+                f"horovodrun has given no new rank for {waited_s:.0f} s: it waits until each process of the old "
                 "world has asked, or has ended. One that is stopped (ps shows T) must be continued or killed; one "
                 "on a host that is gone has ended when its ssh has (ServerAliveInterval in ~/.ssh/config), and "
                 "fewer than --min-np processes wait for more hosts until --elastic-timeout"

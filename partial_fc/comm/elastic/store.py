@@ -19,7 +19,7 @@ from partial_fc.comm.launch.detect import StartError
 
 TOKEN = "_HOROVOD_STORE_TOKEN"  # the environment variable; Horovod puts it on no command line
 TOKEN_HEADER = "Horovod-Store-Token"
-ASK = "rank_and_size"  # the scope in which the driver answers with a process's place
+ASK = "rank_and_size"  # the scope in which the driver answers with a process's rank
 REMIND_S = 30.0
 ANSWER_S = 10.0  # in which the driver answers where it need not wait for others
 _log = logging.getLogger("partial_fc")
@@ -41,7 +41,7 @@ class Store(ThreadingHTTPServer):
             )
         super().__init__(("127.0.0.1", 0), _Handler)
         self.behind = address, port
-        self.place = b""
+        self.assignment = b""  # the rank that the driver has given this process, as it wrote it
         threading.Thread(target=self.serve_forever, name="elastic-store", daemon=True).start()
 
 
@@ -60,23 +60,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path.startswith(f"/{ASK}/"):
-            self._answer(200, self.server.place)
+            self._answer(200, self.server.assignment)
         else:
             self._pass_on()
 
-    def do_PUT(self) -> None:
-        self._pass_on(self.rfile.read(int(self.headers["Content-Length"])))
-
-    def do_DELETE(self) -> None:
-        self._pass_on()
-
-    def _pass_on(self, body: bytes | None = None) -> None:
+    def _pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         try:
             status, answer = request(*self.server.behind, self.command, self.path, body)
         except (OSError, http.client.HTTPException) as error:
             _log.error(f"horovodrun's store does not answer: {error}")
             status, answer = 502, b""
         self._answer(status, answer)
+
+    do_PUT = do_DELETE = _pass_on
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)

@@ -18,18 +18,11 @@ class StartError(ConnectionError):
     """The processes of a launch did not find each other, or do not fit together."""
 
 
-# launcher -> (backend, the variables that it sets: rank, size, local rank, local size, and what else it must set)
+_IDENTITY = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+# launcher -> (backend, the variables that it sets: those of _IDENTITY, and what else it must set)
 _LAUNCHERS: dict[str, tuple[Literal["horovod", "torch"], tuple[str, ...], tuple[str, ...]]] = {
-    "horovodrun": (
-        "horovod",
-        ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
-        ("HOROVOD_CONTROLLER",),
-    ),
-    "mpirun (Open MPI)": (
-        "horovod",
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        (),
-    ),
+    "horovodrun": ("horovod", tuple(f"HOROVOD_{name}" for name in _IDENTITY), ("HOROVOD_CONTROLLER",)),
+    "mpirun (Open MPI)": ("horovod", tuple(f"OMPI_COMM_WORLD_{name}" for name in _IDENTITY), ()),
     "mpirun (MPICH, Intel MPI)": ("horovod", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), ()),
     "torchrun": ("torch", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("MASTER_ADDR", "MASTER_PORT")),
 }

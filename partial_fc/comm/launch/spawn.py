@@ -81,8 +81,8 @@ def run(command: Sequence[str], *, nodes: int, gpus: int, nr: int, master_addr: 
     except BrokenPipeError:
         return 128 + signal.SIGPIPE  # `... | head`: nobody reads any more
     finally:
+        _signal(ranks, signal.SIGKILL)
         for rank in ranks:
-            _signal(rank, signal.SIGKILL)
             rank.process.wait()
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -148,19 +148,19 @@ def _supervise(ranks: list[_Rank], received: list[int]) -> int:
                 _print_failures(failed, running)
                 status = _shell_status(failed[0].process.returncode)
                 kill_at = time.monotonic() + _FAILURE_GRACE_S
-                _signal_all(running, signal.SIGTERM)
+                _signal(running, signal.SIGTERM)
             for number in received:
                 grace_s = _SIGNAL_GRACE_S.get(signal.Signals(number), _OTHER_SIGNAL_GRACE_S)
                 # A second one: whoever sends it does not want to wait.
                 kill_at = time.monotonic() + (0.0 if requested else grace_s)
                 requested = requested or 128 + number
                 expected |= {-number, requested}
-                for rank in running:
-                    _pass_signal_on(rank, number)
+                # What a rank has started may be needed to write its checkpoint.
+                _signal(running, number, with_children=number not in _SIGNAL_GRACE_S)
             received.clear()
             if time.monotonic() > kill_at:
                 expected |= {-signal.SIGKILL}
-                _signal_all(running, signal.SIGKILL)
+                _signal(running, signal.SIGKILL)
         _pass_on_all(selector)
     for rank in ranks:
         for descriptor, rest in rank.rest.items():
@@ -214,24 +214,14 @@ def _shell_status(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
-def _signal_all(ranks: list[_Rank], number: int) -> None:
+def _signal(ranks: Sequence[_Rank], number: int, with_children: bool = True) -> None:
+    """Sends a signal to the ranks, and to whatever they have started themselves."""
     for rank in ranks:
-        _signal(rank, number)
-
-
-def _pass_signal_on(rank: _Rank, number: int) -> None:
-    """Sends a signal to the rank; to what the rank has started, too, unless it needs that to write its checkpoint."""
-    if number in _SIGNAL_GRACE_S:
         with suppress(ProcessLookupError):
-            rank.process.send_signal(number)
-    else:
-        _signal(rank, number)
-
-
-def _signal(rank: _Rank, number: int) -> None:
-    """Sends a signal to the rank and whatever it has started itself."""
-    with suppress(ProcessLookupError):
-        os.killpg(rank.process.pid, number)
+            if with_children:
+                os.killpg(rank.process.pid, number)
+            else:
+                rank.process.send_signal(number)
 
 
 def same_command() -> list[str]:

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from partial_fc.comm.launch import interface
-from partial_fc.comm.watch.report import Observation, RankState
+from partial_fc.comm.watch.report import Link, Observation, RankState
 
 ANSWER_S = 3.0  # a rank that has not answered by then gives no sign of life
 _log = logging.getLogger("partial_fc")
@@ -44,18 +44,18 @@ class _Client:
     """A rank, and its connection to the board."""
 
     rank: int
-    link: str = "never"
+    link: Link = "never"
     writer: asyncio.StreamWriter | None = None
     heard: float = field(default_factory=time.monotonic)  # when it sent something, or its connection ended
-    newest: bytes = b""  # its state, not parsed before somebody asks
-    answer: bytes = b""  # its state with the answer to the query that is being asked
+    newest: dict[str, Any] | None = None  # its state
+    answer: dict[str, Any] | None = None  # its state with the answer to the query that is being asked
     farewell: str = ""
 
     def observe(self) -> Observation:
-        line = self.answer or self.newest
-        state = RankState(**json.loads(line)["state"]) if line else None
+        given = self.answer or self.newest
+        state = RankState(**given) if given else None
         age_s = time.monotonic() - self.heard
-        return Observation(self.rank, self.link, age_s, bool(self.answer), state, self.farewell)  # type: ignore[arg-type]
+        return Observation(self.rank, self.link, age_s, self.answer is not None, state, self.farewell)
 
 
 class Board:
@@ -87,11 +87,11 @@ class Board:
                 return
             client = self._clients[hello["state"]["rank"]]
             client.writer, client.link, client.heard = writer, "open", time.monotonic()
-            client.newest = json.dumps({"state": hello["state"]}).encode()
+            client.newest = hello["state"]
             send(writer, {"welcome": self.endpoint.token})
             while line := await reader.readline():
                 client.heard = time.monotonic()
-                await self._handle(client, line)
+                self._handle(client, json.loads(line))
         except OSError:
             pass  # the connection broke, which is noted below
         except Exception:
@@ -114,15 +114,13 @@ class Board:
             return None
         return hello if has_token else None
 
-    async def _handle(self, client: _Client, line: bytes) -> None:
-        if line.startswith(b'{"state"'):  # nearly all of them
-            client.newest = line
-            return
-        message: dict[str, Any] = json.loads(line)
+    def _handle(self, client: _Client, message: dict[str, Any]) -> None:
         if "answer" in message:
             if message["answer"] == self._num_asked:  # else a late one, to a query before
-                client.answer = line
+                client.answer = message["state"]
                 self._stop_awaiting(client)
+        elif "state" in message:
+            client.newest = message["state"]
         elif "ask" in message:
             # In a task of its own: this client's answer to its own query comes over the same connection.
             task = asyncio.get_running_loop().create_task(self._ask(client, message["ask"]))
@@ -154,7 +152,7 @@ class Board:
         async with self._asking:
             self._num_asked += 1
             for other in self._clients:
-                other.answer = b""
+                other.answer = None
                 send(other.writer, {"query": query, "answer": self._num_asked})
             self._awaited = {g.rank for g in self._clients if g.link == "open"}
             self._all_answered.clear()

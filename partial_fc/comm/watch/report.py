@@ -48,13 +48,16 @@ class Query:
     ordered: bool = False  # torch.distributed matches collectives by their order, Horovod by name
 
 
+# never: did not reach the board; left: closed its world; lost: the connection broke without that
+Link = Literal["open", "left", "lost", "never"]
+
+
 @dataclass
 class Observation:
     """A rank as the status board of rank 0 sees it, ages by the board's own clock."""
 
     rank: int
-    # never: did not reach the board; left: closed its world; lost: the connection broke without that
-    link: Literal["open", "left", "lost", "never"]
+    link: Link
     age_s: float = 0.0  # of its last message, or of the end of its connection
     answered: bool = False
     state: RankState | None = None  # the newest one
