@@ -74,16 +74,6 @@ def kept_bytes(workload: Workload) -> dict[str, int]:
     return {name: workload.local_classes * size for name, size in row_bytes(workload).items()}
 
 
-def feature_bytes(workload: Workload) -> int:
-    """Bytes of the global batch: its features, two copies for the kernel, unit length, gradient, two temporaries."""
-    return 7 * workload.batch * workload.dim * 4
-
-
-def sample_bytes(workload: Workload) -> int:
-    """Bytes of row numbers: negatives, their union with the batch's classes, the mask and indices that merge them."""
-    return 0 if workload.sample_rate == 1.0 else workload.sampled * (8 + 8 + 8 + 8 + 1)
-
-
 def kernel_bytes(workload: Workload) -> int:
     """Bytes that a kernel works in, whatever the number of classes."""
     if workload.impl == "triton":
@@ -120,10 +110,13 @@ def _taken_over(workload: Workload) -> int:
 
 def memory(workload: Workload) -> dict[str, int]:
     """Bytes of one rank where it computes, by component, without what lies elsewhere (`elsewhere_bytes`)."""
+    # Negatives, their union with the batch's classes, the mask and indices that merge them.
+    sample = 0 if workload.sample_rate == 1.0 else workload.sampled * (8 + 8 + 8 + 8 + 1)
     return {
         **_rows_here(workload),
-        "features and their gradient": feature_bytes(workload),
-        "row numbers": sample_bytes(workload),
+        # of the global batch: two copies for the kernel, unit length, gradient, two temporaries
+        "features and their gradient": 7 * workload.batch * workload.dim * 4,
+        "row numbers": sample,
         "kernel's chunks": kernel_bytes(workload),
     }
 
@@ -170,11 +163,11 @@ def collective_bytes(workload: Workload, feature_itemsize: int = 4) -> dict[str,
     }
 
 
-def link_bytes(workload: Workload, feature_itemsize: int = 4) -> dict[str, int]:
+def link_bytes(workload: Workload) -> dict[str, int]:
     """Bytes that a rank sends over its link in one step, by collective, and as many arrive: rings, in which an
     all-gather passes on all parts but one, a reduce-scatter all blocks but one, and an all-reduce is both."""
     others = workload.ranks - 1
-    handed = collective_bytes(workload, feature_itemsize)
+    handed = collective_bytes(workload)
     return {
         "head/gather": others * handed["head/gather"],
         "head/softmax": 2 * others * handed["head/softmax"] // workload.ranks,

@@ -3,7 +3,6 @@
 Variables: https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES.
 """
 
-import itertools
 import re
 from collections.abc import Mapping
 
@@ -51,27 +50,12 @@ def task(environ: Mapping[str, str]) -> Launch:
     return Launch("torch", rank, size, _integer(environ, "SLURM_LOCALID"), tasks[node], "srun", address, port)
 
 
-def hosts(node_list: str) -> list[str]:
-    """Expands SLURM's short form of host names: "node[01-02,07],gpu5" -> node01 node02 node07 gpu5."""
-    names = re.findall(r"(?:[^,\[\]\s]|\[[^\[\]]*\])+", node_list)
-    if ",".join(names) != node_list or not names:
+def first_host(node_list: str) -> str:
+    """The first of host names in SLURM's short form: "node[01-02,07],gpu5" -> node01."""
+    name = re.match(r"(?:[^,\[\]\s]|\[\d+(?:[-,]\d+)*\])+(?=,|$)", node_list)
+    if not name:
         raise ValueError(f"node list {node_list!r}: expected names and brackets like node[01-03,07],gpu5")
-    return [host for name in names for host in _expand(name, node_list)]
-
-
-def _expand(name: str, node_list: str) -> list[str]:
-    parts = []
-    for literal, inside in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", name):
-        parts.append([literal] if literal else [n for r in inside.split(",") for n in _range(r, node_list)])
-    return ["".join(choice) for choice in itertools.product(*parts)]
-
-
-def _range(text: str, node_list: str) -> list[str]:
-    """Expands "08-11" -> 08 09 10 11: numbers keep the width of the first."""
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
-    if not match or int(match[2] or match[1]) < int(match[1]):
-        raise ValueError(f"node list {node_list!r}: {text!r} in brackets is neither a number nor a range like 01-03")
-    return [f"{n:0{len(match[1])}}" for n in range(int(match[1]), int(match[2] or match[1]) + 1)]
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", name[0])
 
 
 def tasks_per_node(text: str) -> list[int]:
@@ -91,7 +75,7 @@ def _first_host(environ: Mapping[str, str], rank: int, node: int) -> str:
             f"srun put task 0 on node {node} of the step, not on its first (--distribution?), so the others would look "
             "for it in the wrong place: set MASTER_ADDR to the host of task 0"
         )
-    return hosts(_text(environ, "SLURM_STEP_NODELIST"))[0]
+    return first_host(_text(environ, "SLURM_STEP_NODELIST"))
 
 
 def _port(environ: Mapping[str, str]) -> int:

@@ -11,7 +11,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -222,8 +221,3 @@ def _signal(ranks: Sequence[_Rank], number: int, with_children: bool = True) -> 
                 os.killpg(rank.process.pid, number)
             else:
                 rank.process.send_signal(number)
-
-
-def same_command() -> list[str]:
-    """The command line that this process was started with."""
-    return [sys.executable, *sys.orig_argv[1:]]

@@ -68,8 +68,6 @@ class Board:
         self._asking = asyncio.Lock()  # one query after the other
         self._num_asked = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._awaited: set[int] = set()  # ranks that have not answered the query yet
-        self._all_answered = asyncio.Event()
         addresses = ["127.0.0.1"] if one_host else local_addresses(network_interface)
         only = addresses[0] if one_host or network_interface else ""
         self.socket = socket.create_server((only, 0), backlog=min(size, 1024))
@@ -102,7 +100,6 @@ class Board:
                 client.writer = None
                 client.heard = time.monotonic()
                 client.link = "left" if client.farewell else "lost"
-                self._stop_awaiting(client)
             writer.close()
 
     async def _admit(self, reader: asyncio.StreamReader) -> dict[str, Any] | None:
@@ -118,7 +115,6 @@ class Board:
         if "answer" in message:
             if message["answer"] == self._num_asked:  # else a late one, to a query before
                 client.answer = message["state"]
-                self._stop_awaiting(client)
         elif "state" in message:
             client.newest = message["state"]
         elif "ask" in message:
@@ -132,11 +128,6 @@ class Board:
                 send(other.writer, {"end": client.rank})
         elif "bye" in message:
             client.farewell = message["bye"]
-
-    def _stop_awaiting(self, client: _Client) -> None:
-        self._awaited.discard(client.rank)
-        if not self._awaited:
-            self._all_answered.set()
 
     def announce_exit_of_rank_0(self, why: str) -> None:
         """Tells the others why rank 0 leaves: with its process the board ends, and nobody can ask any more."""
@@ -154,11 +145,11 @@ class Board:
             for other in self._clients:
                 other.answer = None
                 send(other.writer, {"query": query, "answer": self._num_asked})
-            self._awaited = {g.rank for g in self._clients if g.link == "open"}
-            self._all_answered.clear()
             with contextlib.suppress(TimeoutError):  # who is silent is shown as silent
-                await asyncio.wait_for(self._all_answered.wait(), ANSWER_S)
-            send(client.writer, {"observations": [asdict(g.observe()) for g in self._clients]})
+                async with asyncio.timeout(ANSWER_S):
+                    while any(other.link == "open" and other.answer is None for other in self._clients):
+                        await asyncio.sleep(0.01)
+            send(client.writer, {"observations": [asdict(other.observe()) for other in self._clients]})
 
 
 def send(writer: asyncio.StreamWriter | None, message: dict[str, Any]) -> None:

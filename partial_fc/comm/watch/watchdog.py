@@ -69,8 +69,8 @@ class Watch:
                 "--comm-timeout 0 goes without it"
             ) from error
         self._tried_to_connect.wait(_FIRST_CONNECTION_S)
-        atexit.register(self._on_interpreter_exit)
         _open_watches.add(self)
+        atexit.register(_on_interpreter_exit)  # after the backend's own handlers, so it is called before them
 
     def close(self, why: str = "it closed its world") -> None:
         """Tells the board that this rank leaves, and why, so that it is not missing. The thread ends, but for rank 0's,
@@ -78,7 +78,6 @@ class Watch:
         if self._is_closed or os.getpid() != self._process:
             return
         self._is_closed = True
-        atexit.unregister(self._on_interpreter_exit)
         _open_watches.discard(self)
         # Shorter than a person notices; what the board does not learn in that time it learns from the connection.
         leaving = asyncio.run_coroutine_threadsafe(self._leave(why), self._loop)
@@ -107,11 +106,6 @@ class Watch:
         except TimeoutError:
             return None
         return answer if isinstance(answer, list) else None
-
-    def _on_interpreter_exit(self) -> None:
-        error = getattr(sys, "last_value", None)
-        why = _in_one_line(error) if error is not None else "its output says why"
-        self.close(f"its Python ended without closing the world; {why}")
 
     # ---- in the thread
 
@@ -305,6 +299,13 @@ def report_failure(error: BaseException) -> None:
     error, print it and end by os._exit: an interpreter that ends by itself tells them already."""
     for watch in list(_open_watches):
         watch.close(f"it failed; {_in_one_line(error)}")
+
+
+def _on_interpreter_exit() -> None:
+    error = getattr(sys, "last_value", None)
+    why = _in_one_line(error) if error is not None else "its output says why"
+    for watch in list(_open_watches):
+        watch.close(f"its Python ended without closing the world; {why}")
 
 
 def _in_one_line(error: BaseException) -> str:
