@@ -18,7 +18,6 @@ import resource
 import secrets
 import socket
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -142,12 +141,13 @@ class Board:
             self._hanging = client.rank
         async with self._asking:
             self._num_asked += 1
+            asked = [other for other in self._clients if other.link == "open"]
             for other in self._clients:
                 other.answer = None
                 send(other.writer, {"query": query, "answer": self._num_asked})
             with contextlib.suppress(TimeoutError):  # who is silent is shown as silent
                 async with asyncio.timeout(ANSWER_S):
-                    while any(other.link == "open" and other.answer is None for other in self._clients):
+                    while any(other.link == "open" and other.answer is None for other in asked):
                         await asyncio.sleep(0.01)
             send(client.writer, {"observations": [asdict(other.observe()) for other in self._clients]})
 
@@ -169,9 +169,12 @@ def log_fault_of(task: asyncio.Task[None], words: str) -> None:
     task.add_done_callback(on_end)
 
 
-def parse_observations(observations: Sequence[dict[str, Any]]) -> list[Observation]:
-    """Decodes the observations that the board sent."""
-    return [Observation(**{**s, "state": RankState(**s["state"]) if s["state"] else None}) for s in observations]
+def parse_observations(answer: dict[str, Any] | None) -> list[Observation] | None:
+    """Decodes the observations that the board sent; None where it did not."""
+    if answer is None:
+        return None
+    given = answer["observations"]
+    return [Observation(**{**s, "state": RankState(**s["state"]) if s["state"] else None}) for s in given]
 
 
 async def join(

@@ -17,7 +17,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any
 
@@ -51,18 +50,19 @@ class Watch:
         self._board = board
         self._host, self._process = socket.gethostname(), os.getpid()
         self._writer: asyncio.StreamWriter | None = None
+        self._asking = asyncio.Lock()
         self._reply: asyncio.Future[dict[str, Any] | None] | None = None
         self._ending = False
         self._why_rank_0_left = ""
         # The collective that the backend gave up, and how many had been started by then.
         self._failed = ("", 0)
-        self._started: Future[None] = Future()
         self._tried_to_connect = threading.Event()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
-        self._thread.start()
         try:
-            self._started.result()
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+            self._thread.start()
+            self._tasks = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
         except Exception as error:
             raise StartError(
                 f"rank {journal.rank} of {journal.size}: the watch over collectives does not start: {error!r}. "
@@ -80,12 +80,11 @@ class Watch:
         self._is_closed = True
         _open_watches.discard(self)
         # Shorter than a person notices; what the board does not learn in that time it learns from the connection.
-        leaving = asyncio.run_coroutine_threadsafe(self._leave(why), self._loop)
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._leave(why), self._loop).result(5.0)
         if self._board is None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(5.0)
-        else:
-            with contextlib.suppress(TimeoutError):
-                leaving.result(5.0)
 
     def describe_failure(self, call: Call, backend_error: str) -> str:
         """The message of the error to raise where the backend gave a collective up. Asks the board, which takes seconds
@@ -102,25 +101,17 @@ class Watch:
         """Where all ranks are with respect to a collective; None where the board does not answer."""
         asking = asyncio.run_coroutine_threadsafe(self._ask(self._query(call, hangs=False)), self._loop)
         try:
-            answer = asking.result(2 * ANSWER_S)
+            return parse_observations(asking.result(2 * ANSWER_S))
         except TimeoutError:
             return None
-        return answer if isinstance(answer, list) else None
 
     # ---- in the thread
 
     def _run(self) -> None:
-        try:
-            asyncio.run(self._main())
-        except Exception as error:
-            if self._started.done():
-                raise
-            self._started.set_exception(error)
+        self._loop.run_forever()
+        self._loop.close()
 
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._asking = asyncio.Lock()
-        self._leaving = asyncio.Event()
+    async def _start(self) -> list[asyncio.Task[None]]:
         if self._board:
             await self._board.serve()
         tasks = [self._loop.create_task(part()) for part in (self._keep_connected, self._measure_waits)]
@@ -129,12 +120,7 @@ class Watch:
                 task,
                 "the watch over collectives has ended by a fault of its own; one that hangs is not reported any more",
             )
-        self._started.set_result(None)
-        await self._leaving.wait()
-        for task in tasks:
-            task.cancel()
-        if self._board:
-            await asyncio.Event().wait()
+        return tasks
 
     async def _leave(self, why: str) -> None:
         if self._board:
@@ -144,7 +130,9 @@ class Watch:
             send(self._writer, {"bye": why})
             with contextlib.suppress(OSError, TimeoutError):
                 await asyncio.wait_for(self._writer.drain(), 1.0)
-        self._leaving.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
 
     async def _keep_connected(self) -> None:
         failures = 0  # before the first connection
@@ -223,32 +211,29 @@ class Watch:
     async def _report(self, call: Call) -> None:
         query = self._query(call, hangs=True)
         answer = await self._ask(query)
-        if isinstance(answer, int):
+        if answer and "asked_by" in answer:
             self._prepare_to_exit(query)
             await asyncio.Event().wait()  # the board says when to end, or the timer of _prepare_to_exit
         self._prepare_to_exit(query)
-        report = hang_report(query, answer, self._why_rank_0_left)  # type: ignore[arg-type]
+        report = hang_report(query, parse_observations(answer), self._why_rank_0_left)
         emit(self._journal.rank, report, THREAD_NAME)
         if self._writer:
             send(self._writer, {"reported": ""})
             await asyncio.sleep(0.5)  # the others read that they are to end
         os._exit(EXIT_STATUS)
 
-    async def _ask(self, query: Query) -> list[Observation] | int | None:
-        """Asks the board where all ranks are. Returns the rank that reports a hang already, where there is one; None
-        where the board does not answer."""
+    async def _ask(self, query: Query) -> dict[str, Any] | None:
+        """Asks the board where all ranks are; None where it does not answer. Where a rank reports a hang already, the
+        answer is "asked_by" that rank."""
         async with self._asking:
             if self._writer is None:
                 return None
             self._reply = self._loop.create_future()
             send(self._writer, {"ask": asdict(query)})
             try:
-                message = await asyncio.wait_for(self._reply, ANSWER_S + 2.0)
+                return await asyncio.wait_for(self._reply, ANSWER_S + 2.0)
             except TimeoutError:
                 return None
-            if message is None:
-                return None
-            return message["asked_by"] if "asked_by" in message else parse_observations(message["observations"])
 
     def _query(self, call: Call, hangs: bool) -> Query:
         journal, waited_s = self._journal, max(0.0, call.waited_s)
@@ -285,9 +270,8 @@ class Watch:
         self._ending = True
         has_log_file = any(isinstance(handler, logging.FileHandler) for handler in _log.handlers)
         emit(self._journal.rank, stacks(THREAD_NAME), THREAD_NAME, on_stderr=not has_log_file)
-        self._loop.call_later(
-            4 * ANSWER_S, lambda: self._end(f"ends: collective {query.name} hangs, and nobody reported it in time")
-        )
+        words = f"ends: collective {query.name} hangs, and nobody reported it in time"
+        self._loop.call_later(4 * ANSWER_S, self._end, words)
 
     def _end(self, words: str) -> None:
         emit(self._journal.rank, words, THREAD_NAME)
