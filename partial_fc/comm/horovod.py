@@ -23,12 +23,8 @@ class HorovodWorld(World):
 
     backend = "horovod"
 
-    def __init__(
-        self, launch: Launch, device: str = "cpu", comm_timeout_s: float = 0.0, start_timeout_s: float = 120.0
-    ):
-        """start_timeout_s: seconds in which all ranks must have come, where horovodrun lets them come and go.
-
-        Raises ValueError where launcher and Horovod do not agree, StartError where some ranks would compute on GPUs
+    def __init__(self, launch: Launch, device: str, comm_timeout_s: float = 0.0, start_timeout_s: float = 120.0):
+        """Raises ValueError where launcher and Horovod do not agree, StartError where some ranks would compute on GPUs
         and some on the CPU, elastic.Evicted where this process is not part of the job any more; where only new
         processes have another device than those of the world before, these elastic.HostsChanged instead."""
         if comm_timeout_s and not any(name.startswith("HOROVOD_STALL_") for name in os.environ):

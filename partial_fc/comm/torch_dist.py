@@ -27,11 +27,8 @@ class TorchWorld(World):
     backend = "torch"
     _group: dist.ProcessGroup | None = None  # None: all processes
 
-    def __init__(self, launch: Launch, device: str, comm_timeout_s: float = 600.0, start_timeout_s: float = 120.0):
-        """comm_timeout_s: seconds that a collective may take, 0: for ever. start_timeout_s: until all ranks are there.
-
-        Raises StartError where ranks do not find each other, or some would compute on GPUs and some on the CPU.
-        """
+    def __init__(self, launch: Launch, device: str, comm_timeout_s: float, start_timeout_s: float):
+        """Raises StartError where ranks do not find each other, or some would compute on GPUs and some on the CPU."""
         store = rendezvous.meet(launch, start_timeout_s, device)
         try:
             dist.init_process_group(

@@ -42,13 +42,13 @@ class CollectiveError(RuntimeError):
     step, this rank, and where the others are; what the backend raised is its __cause__."""
 
 
+@dataclass(eq=False)
 class Work:
     """A collective in flight. `wait` returns its result; the input must not be written to before that."""
 
-    def __init__(self, world: "World", call: Call, finish: Callable[[], Tensor]):
-        self._world = world
-        self._call = call
-        self._finish = finish
+    _world: "World"
+    _call: Call
+    _finish: Callable[[], Tensor]
 
     def wait(self) -> Tensor:
         """Raises CollectiveError where the backend gives up."""

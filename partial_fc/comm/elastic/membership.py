@@ -64,17 +64,8 @@ class Recovery:
     """One change of the world, as this process sees it; times by time.monotonic."""
 
     why: str
-    last_step: float  # when the last step was done
     noticed: float
     rejoined: float = 0.0
-
-    def summary(self) -> str:
-        """Why it was, and how long each part took, now that all is restored."""
-        now = time.monotonic()
-        return (
-            f"{self.why}; recovered in {now - self.last_step:.1f} s: detect {self.noticed - self.last_step:.1f}, "
-            f"rejoin {self.rejoined - self.noticed:.1f}, restore {now - self.rejoined:.1f}"
-        )
 
 
 @dataclass(eq=False)
@@ -91,7 +82,7 @@ class Member:
     has_assignment: bool = True  # that nobody has used yet: the first one comes with the environment
     world: World | None = None
     recovery: Recovery | None = None  # until all is restored
-    last_step: float = field(default_factory=time.monotonic)
+    last_step: float = field(default_factory=time.monotonic)  # when it was done
     losses_without_progress: int = 0
     furthest_step: int = 0
     hosts_changed: threading.Event = field(default_factory=threading.Event)
@@ -112,10 +103,16 @@ class Member:
             self.furthest_step, self.losses_without_progress = step, 0
 
     def recovery_summary(self) -> str:
-        """Ends a recovery, when all is as it was at the last commit. Returns what to tell the user; nothing at the
-        first start."""
+        """Ends a recovery, when all is as it was at the last commit. Returns what to tell the user: why it was, and how
+        long each part took; nothing at the first start."""
         recovery, self.recovery = self.recovery, None
-        return recovery.summary() if recovery else ""
+        if recovery is None:
+            return ""
+        now, last = time.monotonic(), self.last_step
+        return (
+            f"{recovery.why}; recovered in {now - last:.1f} s: detect {recovery.noticed - last:.1f}, "
+            f"rejoin {recovery.rejoined - recovery.noticed:.1f}, restore {now - recovery.rejoined:.1f}"
+        )
 
     def rendezvous(self, start_timeout_s: float) -> None:
         """Waits until all ranks of the new world are ready to enter it: hvd.init then takes no longer than a moment.
@@ -158,7 +155,7 @@ class Member:
 
     def shutdown(self, why: str) -> None:
         """Shuts down a world that does not work any more, or is to change."""
-        self.recovery = self.recovery or Recovery(why, self.last_step, time.monotonic())
+        self.recovery = self.recovery or Recovery(why, time.monotonic())
         world, self.world = self.world, None
         if world is not None:
             world.close()
