@@ -6,7 +6,6 @@ Its own differentiable functions are not used: their backward averages again (wh
 
 import math
 import os
-import socket
 from collections.abc import Callable, Sequence
 
 import horovod.torch as hvd
@@ -48,7 +47,7 @@ class HorovodWorld(World):
             mismatched = elastic.mismatched_ranks(on_gpu_W, trained_W)
             if mismatched and launch.rank not in mismatched:
                 raise elastic.HostsChanged(f"going on without new processes: {problem}")
-            raise StartError(f"rank {launch.rank} of {launch.size} on {socket.gethostname()}: {problem}")
+            raise StartError(f"{launch}: {problem}")
         super().__init__(launch)
         if elastic.active():
             elastic.member().world = self

@@ -4,7 +4,6 @@ Here collectives are matched by their order, so every rank must start them in th
 """
 
 import os
-import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -42,9 +41,9 @@ class TorchWorld(World):
         except RuntimeError as error:
             chosen = os.environ.get("GLOO_SOCKET_IFNAME", "chosen by the host's name")
             raise StartError(
-                f"rank {launch.rank} of {launch.size} on {socket.gethostname()}: all ranks have come, but cannot reach "
-                f"each other (network interface: {chosen}): {str(error).splitlines()[0]}. --network-interface NAME "
-                "chooses the network that all hosts share (`ip addr` lists them)"
+                f"{launch}: all ranks have come, but cannot reach each other (network interface: {chosen}): "
+                f"{str(error).splitlines()[0]}. --network-interface NAME chooses the network that all hosts share (`ip "
+                "addr` lists them)"
             ) from error
         # So far it was the time to connect, from now on it is that of a collective.
         timeout = timedelta(seconds=comm_timeout_s + _LATER_S) if comm_timeout_s else _FOR_EVER

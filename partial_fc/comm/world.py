@@ -116,9 +116,7 @@ class World(ABC):
         not finite.
         """
         if not (math.isfinite(timeout_s) and timeout_s >= 0):
-            raise ValueError(
-                f"a collective's timeout of {timeout_s} s; expected a number of seconds, or 0 for no timeout"
-            )
+            raise ValueError(f"a collective's timeout of {timeout_s} s; expected seconds, or 0 for no timeout")
         if self.size == 1 or timeout_s == 0:
             return
         board = Board(self.size, self.local_size == self.size, network_interface) if self.rank == 0 else None

@@ -77,7 +77,7 @@ def _place(monkeypatch):
 
 
 def member(driver, host: str, *place: int) -> Member:
-    return Member(host, 0, *driver.server_address, place, Store(*driver.server_address))
+    return Member(host, 0, place, Store(driver.server_address))
 
 
 def meet_all(*members: Member, timeout_s: float = 10.0) -> None:
@@ -110,10 +110,10 @@ def test_those_that_are_left_meet_in_a_new_world(driver):
     # What Horovod's own code is answered, without asking the driver again; all else goes on to the driver.
     port = third.store.server_port
     driver.open.clear()
-    assert request("127.0.0.1", port, "GET", "/rank_and_size/c:0", None) == (200, b"1,2,0,1,1,2")
-    request("127.0.0.1", port, "PUT", "/global/1", b"x")
+    assert request(("127.0.0.1", port), "GET", "/rank_and_size/c:0", None) == (200, b"1,2,0,1,1,2")
+    request(("127.0.0.1", port), "PUT", "/global/1", b"x")
     assert driver.kept["/global/1"] == b"x"
-    assert request("127.0.0.1", port, "GET", "/global/2", None)[0] == 404
+    assert request(("127.0.0.1", port), "GET", "/global/2", None)[0] == 404
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])

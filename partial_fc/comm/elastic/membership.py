@@ -74,10 +74,8 @@ class Member:
 
     host: str
     local_rank: int
-    address: str  # of the driver's store
-    port: int
     assignment: tuple[int, ...]  # the values of _RANK_VARIABLES
-    store: Store
+    store: Store  # passes on what it does not know to the driver's own
     name: bytes = field(default_factory=lambda: secrets.token_hex(8).encode())  # at the barrier
     has_assignment: bool = True  # that nobody has used yet: the first one comes with the environment
     world: World | None = None
@@ -121,8 +119,9 @@ class Member:
         try:
             self._rendezvous(start_timeout_s)
         except (OSError, http.client.HTTPException) as error:
+            address, port = self.store.driver
             raise StartError(
-                f"horovodrun at {self.address}, port {self.port}, does not answer ({error}): it has ended, or its host "
+                f"horovodrun at {address}, port {port}, does not answer ({error}): it has ended, or its host "
                 "cannot be reached from here. The others go on if it can be from theirs; else start the job again, it "
                 "goes on from its newest checkpoint"
             ) from error
@@ -176,13 +175,13 @@ class Member:
             )
 
         path = f"/{ASK}/{self.host}:{self.local_rank}"
-        _, answer = request(self.address, self.port, "GET", path, remind=remind)
+        _, answer = request(self.store.driver, "GET", path, remind=remind)
         return tuple(int(number) for number in answer.split(b","))
 
     @property
     def _barrier(self) -> Barrier:
         rank, size = self.assignment[:2]
-        return Barrier(self.address, self.port, self.name, rank, size, self.hosts_changed)
+        return Barrier(self.store.driver, self.name, rank, size, self.hosts_changed)
 
 
 _member: Member | None = None
@@ -197,8 +196,8 @@ def member() -> Member:
         if missing:
             raise StartError(f"HOROVOD_ELASTIC=1, but {', '.join(missing)} not set: start through horovodrun")
         assignment = tuple(int(e[name]) for name in _RANK_VARIABLES)
-        address, port = e[_ADDRESS], int(e[_PORT])
-        _member = Member(e["HOROVOD_HOSTNAME"], assignment[2], address, port, assignment, Store(address, port))
+        driver = e[_ADDRESS], int(e[_PORT])
+        _member = Member(e["HOROVOD_HOSTNAME"], assignment[2], assignment, Store(driver))
         e[_ADDRESS], e[_PORT] = "127.0.0.1", str(_member.store.server_port)
         left_out = [f"{name}={e.pop(name)}" for name in _CRASHES if name in e]
         if left_out and assignment[0] == 0:
@@ -210,7 +209,7 @@ def member() -> Member:
         from horovod.common.elastic import notification_manager
 
         # From now on the driver tells of hosts that come and go, while this process is rank 0.
-        notification_manager.init(address, port)
+        notification_manager.init(*driver)
         notification_manager.register_listener(_member)
     return _member
 

@@ -32,7 +32,7 @@ class Store(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, address: str, port: int):
+    def __init__(self, driver: tuple[str, int]):
         if not os.environ.get(TOKEN):
             raise StartError(
                 f"horovodrun gave this process no {TOKEN}: its Horovod is not the one that `make setup` builds, and "
@@ -40,7 +40,7 @@ class Store(ThreadingHTTPServer):
                 "checkout's .venv/bin/horovodrun; if it says the same, run `make setup` again, on each host"
             )
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.behind = address, port
+        self.driver = driver
         self.assignment = b""  # the rank that the driver has given this process, as it wrote it
         threading.Thread(target=self.serve_forever, name="elastic-store", daemon=True).start()
 
@@ -67,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         try:
-            status, answer = request(*self.server.behind, self.command, self.path, body)
+            status, answer = request(self.server.driver, self.command, self.path, body)
         except (OSError, http.client.HTTPException) as error:
             _log.error(f"horovodrun's store does not answer: {error}")
             status, answer = 502, b""
@@ -86,16 +86,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def request(
-    address: str,
-    port: int,
+    store: tuple[str, int],
     method: str,
     path: str,
     body: bytes | None = None,
     remind: Callable[[float], None] | None = None,
 ) -> tuple[int, bytes]:
-    """Status and body of the answer; nothing where the store has no such key. With `remind` it may take however long,
-    while the host that is asked can be reached; `remind` is called every REMIND_S seconds with those waited so far."""
-    connection = http.client.HTTPConnection(address, port, timeout=ANSWER_S)
+    """Status and body of the answer; nothing where the store (address, port) has no such key. With `remind` it may take
+    however long, while its host can be reached; `remind` is called every REMIND_S seconds with those waited so far."""
+    connection = http.client.HTTPConnection(*store, timeout=ANSWER_S)
     try:
         connection.connect()
         if remind:

@@ -1,5 +1,6 @@
 """How this process was started, and how our own --nodes and --gpus start others."""
 
+import socket
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +18,9 @@ class Launch:
     launcher: str = ""
     master_addr: str = ""
     master_port: int = 0
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.size} on {socket.gethostname()}"
 
 
 def integer(name: str, text: str) -> int:

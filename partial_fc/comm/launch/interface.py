@@ -7,7 +7,7 @@ from collections.abc import MutableMapping
 import psutil
 
 # What each library reads when it starts; Horovod has one for its own Gloo, and leaves the rest to NCCL and MPI.
-VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include")
+VARIABLES = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
 
 
 def choose(interface: str, environ: MutableMapping[str, str] = os.environ) -> None:

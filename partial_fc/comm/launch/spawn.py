@@ -100,10 +100,9 @@ def _listen(address: str) -> socket.socket:
 
 
 def _start(command: Sequence[str], variables: dict[str, int | str], listening: socket.socket | None) -> _Rank:
-    kept_descriptors = []
-    if listening and variables["RANK"] == 0:
-        variables[LISTENING_SOCKET] = listening.fileno()
-        kept_descriptors = [listening.fileno()]
+    kept_descriptors = [listening.fileno()] if listening and variables["RANK"] == 0 else []
+    if kept_descriptors:
+        variables[LISTENING_SOCKET] = kept_descriptors[0]
     process = subprocess.Popen(
         command,
         env={**os.environ, **{name: str(value) for name, value in variables.items()}},

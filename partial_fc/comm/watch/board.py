@@ -204,15 +204,11 @@ def local_addresses(network_interface: str | None = None) -> list[str]:
     if network_interface:
         return [interface.address_of(network_interface)]
     address = interface.addresses()
-    from_environment = [
-        address.get(name.removeprefix("="))
-        for variable in ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-        for name in os.environ.get(variable, "").split(",")
-    ]
+    named = ",".join(os.environ.get(variable, "") for variable in interface.VARIABLES).split(",")
+    chosen = [address.get(name.removeprefix("=")) for name in named]
     master = os.environ.get("MASTER_ADDR")  # torchrun's rank 0
-    addresses = [a for a in (*from_environment, master, *address.values(), socket.gethostname()) if a]
-    from_outside = [a for a in addresses if not a.startswith("127.") and a != "localhost"]
-    return list(dict.fromkeys(from_outside)) or ["127.0.0.1"]
+    addresses = dict.fromkeys([*chosen, master, *address.values(), socket.gethostname()])
+    return [a for a in addresses if a and not a.startswith("127.") and a != "localhost"] or ["127.0.0.1"]
 
 
 def _allow_open_files(num: int) -> None:
