@@ -87,7 +87,7 @@ class LaunchFlags:
             return None
         port = self.master_port or (8888 if self.nodes > 1 else None)
         return spawn.run(
-            spawn.same_command(),
+            [sys.executable, *sys.orig_argv[1:]],
             nodes=self.nodes,
             gpus=self.gpus,
             nr=self.nr,

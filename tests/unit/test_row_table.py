@@ -175,7 +175,7 @@ def test_no_rows_at_all(make, tmp_path):
 
 
 def mix(x: int) -> int:
-    return counter_rng._hash32_int(x)
+    return counter_rng.hash32(x)
 
 
 def test_rounding_noise_is_what_it_is_said_to_be():
