@@ -100,7 +100,7 @@ class DataFlags:
 
     @property
     def synthetic(self) -> bool:
-        return self.dataset != "custom" and presets.get(self.dataset).synthetic
+        return self.dataset in presets.SYNTHETIC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +276,7 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     first.add_argument("--dataset", default="custom")
     first.add_argument("--config", type=Path)
     known, _ = first.parse_known_args(arguments)
-    defaults: dict[str, Any] = presets.flags_of(known.dataset) if known.dataset != "custom" else {}
+    defaults: dict[str, Any] = presets.get(known.dataset) if known.dataset != "custom" else {}
     notes: list[str] = []
     if known.config:
         from_file, notes = arcface_torch.load(known.config)
