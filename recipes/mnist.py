@@ -12,13 +12,11 @@ import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 import tyro
-from torch import nn
 
 from partial_fc import checkpoint, flags
 from partial_fc.checkpoint.snapshot import Snapshot
@@ -31,12 +29,9 @@ from partial_fc.foreign import apex
 from partial_fc.head import CrossEntropy
 from partial_fc.models.convnet import NUM_CLASSES, SIDE, ConvNet
 from partial_fc.models.inputs import MNIST
-from partial_fc.optim import backbone as torch_optim
-from partial_fc.optim.gradient_sync import broadcast_module
 from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.batch_norm import convert
 from partial_fc.train.loop import train
-from partial_fc.train.precision import LossScaler, Precision, choose
+from partial_fc.train.precision import LossScaler
 from partial_fc.train.run import Run, run_in_worlds
 
 
@@ -94,7 +89,7 @@ def main(arguments: list[str]) -> int:
 
 def train_here(run: Run) -> int:
     """Puts the parts together, trains, writes what came out."""
-    config, world = run.config, run.world
+    config = run.config
 
     # ---- data
     train_source = run.open_data(lambda: _source(config, "train"))
@@ -107,12 +102,9 @@ def train_here(run: Run) -> int:
 
     with ExitStack() as parts:
         # ---- model
-        precision = Precision(choose(config.optim.precision, run.device, world), run.device)
-        backbone = _backbone(run, precision)
-        head = CrossEntropy(NUM_CLASSES, world, precision.parameter_dtype)
-        run.logger.info(f"ConvNet: {backbone.num_parameters:,} parameters; precision {precision.mode}")
-        if backbone.note:
-            run.note(backbone.note)
+        torch.manual_seed(config.run.seed)  # as the tutorial: its first weights
+        backbone = run.backbone(ConvNet(), MNIST, {"network": "convnet", "output": "float32 (N, 10), logits"})
+        head = CrossEntropy(NUM_CLASSES, run.world, backbone.precision.parameter_dtype)
 
         # ---- start: a given checkpoint, else the newest of this run, else --load-amp, else from scratch
         saver = parts.enter_context(run.saver(_Saver))
@@ -191,21 +183,6 @@ def _source(config: Config, split: Split) -> IdxSource:
             f"pixels; the ConvNet takes {SIDE} x {SIDE} only"
         )
     return source
-
-
-def _backbone(run: Run, precision: Precision) -> TorchBackbone:
-    """Equal on all ranks. A collective."""
-    optim = run.config.optim
-    torch.manual_seed(run.config.run.seed)  # as the tutorial: its first weights
-    module: nn.Module = ConvNet().to(precision.device, precision.parameter_dtype)
-    broadcast_module(module, run.world)
-    if optim.sync_bn:
-        module = convert(module, run.world)
-    make = partial(torch_optim.build, optim.optimizer, momentum=optim.momentum, weight_decay=optim.weight_decay)
-    contract = {"network": "convnet", "output": "float32 (N, 10), logits"}
-    return TorchBackbone(
-        module, run.world, precision, make, run.config.exchange.build(run.config.run.seed), MNIST, contract
-    )
 
 
 def _load_amp(run: Run, backbone: TorchBackbone, path: Path, resumed: bool) -> None:

@@ -221,7 +221,7 @@ def with_defaults(config_type: type, values: dict[str, Any]) -> Any:
     defaults alone need not make sense, and the command line is still to be read. Raises ValueError for a name that is
     no flag."""
     left = dict(values)
-    config = object.__new__(config_type)
+    config: Any = object.__new__(config_type)
     for field in dataclasses.fields(config_type):
         group = copy.copy(field.default)
         for name in vars(group).keys() & left.keys():

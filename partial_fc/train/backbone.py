@@ -73,10 +73,6 @@ class TorchBackbone:
         """The loss scale, in the modes that have one."""
         return self.precision.scaler
 
-    @property
-    def num_parameters(self) -> int:
-        return sum(p.numel() for p in self.module.parameters())
-
     # ---- one update
 
     def keep_statistics(self) -> None:

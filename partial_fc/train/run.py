@@ -23,9 +23,11 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from partial_fc import checkpoint, flags
 from partial_fc.checkpoint.consistency import check_replicas
@@ -36,14 +38,19 @@ from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
 from partial_fc.evaluate import Evaluation
 from partial_fc.machine import peak_bytes
+from partial_fc.models.inputs import InputContract
+from partial_fc.optim import backbone as torch_optim
+from partial_fc.optim.gradient_sync import broadcast_module
 from partial_fc.optim.schedule import Continued, Schedule, continued, linear_scaling
 from partial_fc.train import resume
 from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.batch_norm import convert
 from partial_fc.train.context import RunContext
 from partial_fc.train.device import join
 from partial_fc.train.guards.commits import Commits
 from partial_fc.train.job import EXIT_PREEMPTED, Guards, Head, Job, Outcome, RunState, Settings
 from partial_fc.train.log import StepLine, open_files
+from partial_fc.train.precision import Precision, choose
 
 S = TypeVar("S", bound=Source)
 V = TypeVar("V", bound=checkpoint.Saver)
@@ -104,6 +111,26 @@ class Run(RunContext):
         """What writes the checkpoints, below --checkpoint-dir; kind: checkpoint.Saver, or one of the recipe's own."""
         run = self.config.run
         return closing(kind(run.checkpoints, self.world, run.keep_checkpoints, run.save_best))
+
+    def backbone(self, module: nn.Module, to_input: InputContract, contract: Mapping[str, str]) -> TorchBackbone:
+        """What the shared flags make of a module: on this run's device, equal on all ranks. contract: see
+        TorchBackbone. A collective."""
+        optim, world = self.config.optim, self.world
+        precision = Precision(choose(optim.precision, self.device, world), self.device)
+        module.to(self.device, precision.parameter_dtype)
+        broadcast_module(module, world)
+        if optim.sync_bn:
+            module = convert(module, world)
+        make = partial(torch_optim.build, optim.optimizer, momentum=optim.momentum, weight_decay=optim.weight_decay)
+        exchange = self.config.exchange.build(self.config.run.seed)
+        backbone = TorchBackbone(module, world, precision, make, exchange, to_input, contract)
+        self.logger.info(
+            f"{contract['network']}: {sum(p.numel() for p in module.parameters()):,} parameters; precision "
+            f"{precision.mode}"
+        )
+        if backbone.note:
+            self.note(backbone.note)
+        return backbone
 
     def resume(self, backbone: TorchBackbone, head: Head, source: Source | None = None, **more: Any) -> RunState:
         """Gives backbone and head the state that the run starts from; see `resume.resume`."""
