@@ -66,7 +66,7 @@ def warn_on_os_error(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        _log.warning(f"{what} cannot be written ({error.strerror or error}); training goes on")
+        _log.warning(f"{what} cannot be written ({error.strerror or error}); that alone ends no run")
 
 
 class LossCurve:

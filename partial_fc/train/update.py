@@ -80,7 +80,7 @@ def forward_backward(job: Job, attempt: Attempt, batch: Batch, label_B: Tensor, 
     watch.lap("backbone")
 
     loss = job.head(output_B, label_B) * share
-    attempt.passes.append(Pass(label_B, output_B, job.head.last_step))
+    attempt.passes.append(Pass(output_B, job.head.last_step))
     loss.backward()
     attempt.loss += loss.item()
     check_loss(attempt.loss, job)

@@ -22,7 +22,6 @@ class NonFinite(FloatingPointError):
 class Pass:
     """One micro-batch, as far as it came."""
 
-    label_B: Tensor
     output_B: Tensor  # the head's input; its .grad: what the head gave back
     seen: dict[str, Tensor]  # what the head remembers of it (last_step)
 
