@@ -38,7 +38,7 @@ from partial_fc.foreign.backbone_weights import load_arcface_torch
 from partial_fc.models.inputs import FACE
 from partial_fc.train import activation_checkpointing
 from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.log import SpeedLine
+from partial_fc.train.log import StepLine
 from partial_fc.train.loop import train
 from partial_fc.train.run import Run, run_in_worlds
 
@@ -188,7 +188,7 @@ def train_here(run: Run) -> int:
             return 0
 
         # ---- train
-        line = SpeedLine(config.run.frequent, schedule.total_steps, len(source))
+        line = StepLine(config.run.frequent, schedule.total_steps, len(source))
         job = run.job(
             loader, backbone, head, schedule, [Verifications(sets)], saver, start, line,
             class_names=names_of(source, num_classes), in_memory=config.head.centre_place != "disk",

@@ -19,6 +19,7 @@ import torch
 import tyro
 
 from partial_fc import checkpoint, flags
+from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.data.idx import IdxSource, Split
 from partial_fc.data.order import PerEpoch
@@ -30,6 +31,7 @@ from partial_fc.head import CrossEntropy
 from partial_fc.models.convnet import NUM_CLASSES, SIDE, ConvNet
 from partial_fc.models.inputs import MNIST
 from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.log import StepLine
 from partial_fc.train.loop import train
 from partial_fc.train.precision import LossScaler
 from partial_fc.train.run import Run, run_in_worlds
@@ -118,7 +120,9 @@ def train_here(run: Run) -> int:
             return 0
 
         # ---- train
-        line = TutorialLine(config.run.frequent, len(train_source), run.global_batch, config.schedule.epochs)
+        line = TutorialLine(
+            config.run.frequent, schedule.total_steps, len(train_source), run.global_batch, config.schedule.epochs
+        )
         job = run.job(loader, backbone, head, schedule, [test], saver, start, line, each_epoch=True)
         outcome = train(job)
         status = run.finish(job, outcome, {} if outcome.stopped else _results(test, outcome.evaluations, start.best))
@@ -128,11 +132,9 @@ def train_here(run: Run) -> int:
 
 
 @dataclass(frozen=True)
-class TutorialLine:
+class TutorialLine(StepLine):
     """The tutorial's line, every `frequent` updates of an epoch."""
 
-    frequent: int
-    num_samples: int
     update_size: int
     epochs: float
 
@@ -204,7 +206,7 @@ def _load_amp(run: Run, backbone: TorchBackbone, path: Path, resumed: bool) -> N
             f"{f'{scaler.scale:g}' if scaler else 'none'}"
         )
     run.logger.info(f"started from {path}")
-    run.check_replicas(backbone)
+    check_replicas(backbone.replicated(), run.world)
 
 
 def _results(test: TestSet, values: dict[str, float], best: dict[str, float]) -> dict[str, object]:

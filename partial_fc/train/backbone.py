@@ -11,13 +11,15 @@ stand here.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from partial_fc import checkpoint
+from partial_fc.checkpoint.peer.recover import PeerCheckpoint
 from partial_fc.comm import World
+from partial_fc.evaluate.evaluation import Forward
 from partial_fc.models.inputs import InputContract
 from partial_fc.optim.backbone import load_named_state, named_state, set_lr
 from partial_fc.optim.compression import Compressor
@@ -25,19 +27,7 @@ from partial_fc.optim.gradient_sync import GradientSync, StepBytes
 from partial_fc.train.precision import LossScaler, Precision, Weights
 from partial_fc.train.running_statistics import RunningStatistics, joined_statistics
 
-Forward = Callable[[Tensor], Tensor]
-
-
-class Stored(Protocol):
-    """A checkpoint, or what the ranks of an earlier world kept of one (checkpoint/)."""
-
-    folder: Any
-    manifest: dict[str, Any]
-
-    def backbone(self) -> dict[str, Tensor]: ...
-    def optimizer(self) -> dict[str, Tensor]: ...
-    def buffers(self, world: World) -> dict[str, Tensor]: ...
-    def exchange(self, world: World) -> dict[str, Tensor]: ...
+Stored = checkpoint.Checkpoint | PeerCheckpoint  # what the ranks of an earlier world kept of one
 
 
 class TorchBackbone:
@@ -170,7 +160,7 @@ class TorchBackbone:
             )
 
     def local_state(self) -> dict[str, Tensor]:
-        """What only this rank has, copies: its running statistics, what its gradient compression owes."""
+        """What only this rank has, copies: its running statistics, the residuals of its gradient compression."""
         state = {f"buffer/{name}": t for name, t in self.module.named_buffers()}
         return checkpoint.copied(state | {f"exchange/{name}": t for name, t in self.sync.state().items()})
 
@@ -188,10 +178,9 @@ class TorchBackbone:
         for name, buffer in found.buffers(self.world).items():
             buffers[name].copy_(buffer)
         if self.scaler:
-            stored = found.manifest.get("loss_scaler") or found.manifest.get(
-                "scaler"
-            )  # the second in version 0.1's mnist
-            self.scaler.load_state(stored or LossScaler().state())
+            # Version 0.1's mnist called it "scaler".
+            stored = found.manifest.get("loss_scaler") or found.manifest.get("scaler") or LossScaler().state()
+            self.scaler.load_state(stored)
         remembered = found.exchange(self.world)
         if remembered.keys() == self.sync.state().keys():
             self.sync.load_state(remembered)
@@ -199,7 +188,7 @@ class TorchBackbone:
         self.sync.reset()
         if not remembered:
             return []
-        return [f"{found.folder} was trained with another --gradient-compression: what that still owed is left out"]
+        return [f"{found.folder} was trained with another --gradient-compression: its residuals are left out"]
 
     # ---- a second look at numbers that are not finite (nan_report.py)
 

@@ -6,7 +6,7 @@
 
     def train_here(run):
         source = run.open_data(...)                      # data
-        backbone, head = ...                             # model
+        backbone, head = run.backbone(...), ...          # model
         with run.saver(checkpoint.Saver) as saver:
             start = run.resume(backbone, head, saver)    # a checkpoint, or a fresh start
             schedule = run.schedule(start, order)
@@ -30,7 +30,6 @@ import torch
 from torch import nn
 
 from partial_fc import checkpoint, flags
-from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.checkpoint.peer.commits import Memory
 from partial_fc.comm import elastic
 from partial_fc.data import Loader, Source, open_on_all
@@ -221,6 +220,9 @@ class Run(RunContext):
         """in_memory: whether the head's rows are, so that commits can be kept there, too. settings: of job.Settings,
         besides those that the shared flags say. A collective."""
         config = self.config
+        commit_every = config.run.buddy_every
+        if commit_every is None:
+            commit_every = 100 if in_memory else 0
         settings = {
             "accumulate": config.optim.accumulate,
             "clip": config.optim.clip,
@@ -229,10 +231,7 @@ class Run(RunContext):
             "save_best": config.run.save_best,
             **settings,
         }
-        guards = Guards(
-            **dataclasses.asdict(config.guards),
-            restore=lambda: resume.restore(self, backbone, head, saver, loader.source),
-        )
+        restore = partial(resume.restore, self, backbone, head, saver, loader.source)
         return Job(
             world=self.world,
             loader=loader,
@@ -241,9 +240,9 @@ class Run(RunContext):
             schedule=schedule,
             evaluations=evaluations,
             settings=Settings(**settings),
-            guards=guards,
+            guards=Guards(**dataclasses.asdict(config.guards), restore=restore),
             saver=saver,
-            commits=Commits(self.memory, self.world, self._commit_every(in_memory)),
+            commits=Commits(self.memory, self.world, commit_every if elastic.active() else 0),
             at=start,
             line=line,
             models_root=self.root,
@@ -257,18 +256,6 @@ class Run(RunContext):
             },
             class_names=class_names,
         )
-
-    def _commit_every(self, in_memory: bool) -> int:
-        """Steps between commits; 0: none. Only ranks that come and go go on from them."""
-        if not elastic.active():
-            return 0
-        if self.config.run.buddy_every is None:
-            return 100 if in_memory else 0
-        return self.config.run.buddy_every
-
-    def check_replicas(self, backbone: TorchBackbone) -> None:
-        """Raises ValueError, on all ranks, where they start from other weights than each other. A collective."""
-        check_replicas(backbone.replicated(), self.world)
 
     # ---- end
 

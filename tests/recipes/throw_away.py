@@ -17,7 +17,7 @@ from partial_fc.evaluate import Classification
 from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
 from partial_fc.head import CrossEntropy
 from partial_fc.models.inputs import FACE
-from partial_fc.train.log import SpeedLine
+from partial_fc.train.log import StepLine
 from partial_fc.train.loop import train
 from partial_fc.train.run import Run, run_in_worlds
 from partial_fc.train_command import exit_now
@@ -50,7 +50,7 @@ def train_here(run: Run) -> int:
         schedule = run.schedule(start, loader.order)
         if run.is_finished(start, schedule):
             return 0
-        line = SpeedLine(config.run.frequent, schedule.total_steps, len(source))
+        line = StepLine(config.run.frequent, schedule.total_steps, len(source))
         job = run.job(loader, backbone, head, schedule, [test], saver, start, line)
         return run.finish(job, train(job), {})
 
