@@ -57,6 +57,7 @@ class TorchBackbone:
         self.weights.bind_gradients(self.sync.gradient_of)
         self._output_B: Tensor | None = None  # of the last forward, until its backward
         self._statistics = RunningStatistics(nn.Identity())
+        self._summed = False  # whether this update's gradient is the sum over the ranks
 
     @property
     def scaler(self) -> LossScaler | None:
@@ -72,6 +73,7 @@ class TorchBackbone:
     def zero(self, num_samples: int) -> None:
         """Before the first forward of an update over num_samples samples of all ranks."""
         self._statistics.keep()
+        self._summed = False
         self.sync.zero(self.precision.loss_scale, num_samples)
 
     def forward(self, input_B: Tensor) -> Tensor:
@@ -93,6 +95,7 @@ class TorchBackbone:
     def wait(self) -> None:
         """Returns when the gradient is the sum over the ranks."""
         self.sync.wait()
+        self._summed = True
 
     def finite(self) -> Tensor:
         """Whether the summed gradient is finite: bool scalar, equal on all ranks where the sums are."""
@@ -111,11 +114,10 @@ class TorchBackbone:
         """Multiplies the summed gradient."""
         self.sync.scale(factor)
 
-    def undo(self, summed: bool) -> None:
-        """The update is not made: running statistics and what a gradient compression remembers are as before it.
-        summed: whether `wait` has been called for it."""
+    def undo(self) -> None:
+        """The update is not made: running statistics and what a gradient compression remembers are as before it."""
         self._statistics.restore()
-        if summed:
+        if self._summed:
             self.sync.undo()
 
     def step(self, lr: float) -> None:

@@ -220,9 +220,6 @@ class Run(RunContext):
         """in_memory: whether the head's rows are, so that commits can be kept there, too. settings: of job.Settings,
         besides those that the shared flags say. A collective."""
         config = self.config
-        commit_every = config.run.buddy_every
-        if commit_every is None:
-            commit_every = 100 if in_memory else 0
         settings = {
             "accumulate": config.optim.accumulate,
             "clip": config.optim.clip,
@@ -242,7 +239,7 @@ class Run(RunContext):
             settings=Settings(**settings),
             guards=Guards(**dataclasses.asdict(config.guards), restore=restore),
             saver=saver,
-            commits=Commits(self.memory, self.world, commit_every if elastic.active() else 0),
+            commits=Commits(self.memory, self.world, self._commit_every(in_memory)),
             at=start,
             line=line,
             models_root=self.root,
@@ -256,6 +253,13 @@ class Run(RunContext):
             },
             class_names=class_names,
         )
+
+    def _commit_every(self, in_memory: bool) -> int:
+        """Steps between commits; 0: none. Only ranks that come and go go on from them."""
+        asked = self.config.run.buddy_every
+        if not elastic.active():
+            return 0
+        return asked if asked is not None else 100 if in_memory else 0
 
     # ---- end
 
