@@ -180,24 +180,13 @@ class StepLine:
 class Progress:
     """The lines of a run, with rates since the line before; TensorBoard and a bar on rank 0."""
 
-    def __init__(
-        self,
-        logger: logging.Logger,
-        models_root: Path,
-        world: World,
-        line: StepLine,
-        step: int,
-        position: int,
-        total_steps: int,
-    ):
+    def __init__(self, models_root: Path, world: World, line: StepLine, step: int, position: int):
         """step, position: where the run begins."""
-        self._logger = logger
         self._world = world
         self._line = line
-        self._total_steps = total_steps
         self._board = _Board(models_root / "tensorboard", world)
         watched = world.rank == 0 and sys.stderr.isatty()
-        self._bar = tqdm(total=total_steps, initial=step, unit="step", disable=not watched)
+        self._bar = tqdm(total=line.total_steps, initial=step, unit="step", disable=not watched)
         self._warm = False  # the first interval holds the warming up of caches and threads
         self._num_images = 0
         self._seconds = 0.0
@@ -223,14 +212,14 @@ class Progress:
         seconds = time.perf_counter() - self._last_time - self._paused
         steps, images = step - self._last_step, position - self._last_position
         rate = images / seconds
-        if self._warm or step == self._total_steps:
+        if self._warm or step == self._line.total_steps:
             self._num_images += images
             self._seconds += seconds
         self._warm = True
-        left = timedelta(seconds=round((self._total_steps - step) * seconds / steps))
+        left = timedelta(seconds=round((self._line.total_steps - step) * seconds / steps))
         spent = ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
         speed = f"{rate:.0f} images/s, {rate / self._world.size:.0f} per rank | {spent} | {left} left"
-        self._logger.info(self._line.text(step, position, loss, lr, speed))
+        _log.info(self._line.text(step, position, loss, lr, speed))
         self.scalars(step, {"train/loss": loss, "train/lr": lr, "train/epoch": epoch, "speed/images_per_s": rate})
         self.scalars(step, {f"time/{part}": share for part, share in shares.items()})
         self._bar.set_postfix(loss=f"{loss:.3f}", lr=f"{lr:.3g}", images_per_s=f"{rate:.0f}")

@@ -23,9 +23,8 @@ def train(job: Job) -> Outcome:
     """Runs job's steps from where it stands to the schedule's end, evaluates, and writes the last checkpoint; ends
     early, with a checkpoint, where any rank was asked to by SIGTERM or SIGUSR1. Raises elastic.HostsChanged, on all
     ranks, where these are to meet in another world."""
-    at, steps = job.at, job.schedule.total_steps
-    progress = Progress(job.logger, job.models_root, job.world, job.line, at.step, at.position, steps)
-    curve = LossCurve(job.models_root, job.world, at.step)
+    progress = Progress(job.models_root, job.world, job.line, job.at.step, job.at.position)
+    curve = LossCurve(job.models_root, job.world, job.at.step)
     with StopSignals(job.world.rank) as signals, closing(progress), closing(curve):
         return _train(job, signals, progress, curve)
 
@@ -108,8 +107,10 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve)
         job.commits.end_step(at.step)
         if verdict.hosts_changed and at.step < total_steps and not stopped:
             job.saver.finish()
-            is_there = saved == at.step and not job.saver.last_failed
-            job.commits.leave(at.step, None if is_there else lambda: save_and_wait(job))
+            if not job.commits.are_kept and (saved != at.step or job.saver.last_failed):
+                save(job)
+                job.saver.finish()
+            job.commits.leave(at.step)
         progress.pause(time.perf_counter() - paused)
 
     if not stopped:
@@ -182,12 +183,6 @@ def save(job: Job, score: float | None = None) -> None:
             "the disk is slower than --checkpoint-every asks for"
         )
     job.saver.begin(snapshot(job, score, job.saver.can_copy(job.head)), began)
-
-
-def save_and_wait(job: Job) -> None:
-    """`save`, all of it, now."""
-    save(job)
-    job.saver.finish()
 
 
 def snapshot(job: Job, score: float | None = None, copy: bool = True) -> checkpoint.Snapshot:

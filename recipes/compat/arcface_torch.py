@@ -219,16 +219,12 @@ def translate(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if value != neutral:
             notes.append(f"config.{key} has no effect: {words}")
         if key in _TYPES:
-            flags |= _flags(key, _typed(key, value), notes)
+            types = _TYPES[key]
+            # A bool passes for an int in Python; nobody means that here.
+            if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+                raise ValueError(f"config.{key} = {value!r}; expected {' or '.join(t.__name__ for t in types)}")
+            flags |= _flags(key, float(value) if types == _NUMBER else value, notes)
     return flags, notes
-
-
-def _typed(key: str, value: Any) -> Any:
-    types = _TYPES[key]
-    # A bool passes for an int in Python; nobody means that here.
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise ValueError(f"config.{key} = {value!r}; expected {' or '.join(t.__name__ for t in types)}")
-    return float(value) if types == _NUMBER else value
 
 
 def _flags(key: str, value: Any, notes: list[str]) -> dict[str, Any]:

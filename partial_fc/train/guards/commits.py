@@ -27,6 +27,10 @@ class Commits:
         """Whether this rank was told of hosts that have come, or are to go."""
         return self._member is not None and self._member.hosts_changed.is_set()
 
+    @property
+    def are_kept(self) -> bool:
+        return self._copies is not None
+
     def begin(self, step: int, head: Head, take: Callable[[], Snapshot]) -> None:
         """Before the first step of a world: fewer ranks than before have what there is. Where one has too little
         memory, the first world of a run raises ValueError, on all ranks, and later ones go on without commits. take:
@@ -71,15 +75,13 @@ class Commits:
         if self._copies:
             self._copies.go_back(self._take())
 
-    def leave(self, step: int, save: Callable[[], None] | None) -> None:
-        """Raises elastic.HostsChanged, with nothing lost. save: writes a checkpoint and waits for it, where there are
-        no commits; None: there is one of this step. A collective."""
+    def leave(self, step: int) -> None:
+        """Raises elastic.HostsChanged, with nothing lost: where no commits are kept there is a checkpoint of this step.
+        A collective."""
         if self._copies:
             self._copies.finish()
             self._commit(self._copies)
             self._copies.finish()
-        elif save:
-            save()
         raise elastic.HostsChanged(f"hosts have come or are to go: all ranks leave after step {step}, to meet anew")
 
     def _commit_if_due(self, step: int) -> None:
