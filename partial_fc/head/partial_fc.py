@@ -13,7 +13,7 @@ collectives, kernels/ the passes.
 (An, Zhu et al., "Partial FC: Training 10 Million Identities on a Single Machine", https://arxiv.org/abs/2010.05222.)
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -117,7 +117,15 @@ class PartialFC(AbstractContextManager):
         self.sampling_correction = sampling_correction
         self.hard_negatives = hard_negatives
         self._gradient_factor = self.world.size if backbone_gradients == "average" else 1
-        self._refuse_unsupported_pairs()
+        check_options(
+            margin,
+            sample_rate,
+            interclass_filtering_threshold=interclass_filtering_threshold,
+            sub_centres=sub_centres,
+            label_smoothing=label_smoothing,
+            sampling_correction=sampling_correction,
+            hard_negatives=hard_negatives is not None,
+        )
         self.kernel = kernels.choose(impl, torch.device(device), dtype, precision)
         self.store = RowTable(
             self.shard.start * sub_centres,
@@ -385,24 +393,6 @@ class PartialFC(AbstractContextManager):
         self.margin_state = dict(facts["margin"]) if same else self.margin.state()
         self.num_steps = facts["num_steps"]
 
-    def _refuse_unsupported_pairs(self) -> None:
-        alone = {
-            "interclass filtering": self.filter_above is not None,
-            "sub-centres": self.sub_centres > 1,
-            "sampling correction": self.sampling_correction,
-            f"{type(self.margin).__name__}'s rule for hard negatives": self.margin.needs_target_cosines,
-        }
-        for name, used in alone.items():
-            if used and self.label_smoothing:
-                raise ValueError(
-                    f"label smoothing with {name}: which classes share the smoothed part is not defined there; "
-                    "use one of the two"
-                )
-        sampled = {"sampling correction": self.sampling_correction, "hard negatives": self.hard_negatives is not None}
-        for name, used in sampled.items():
-            if used and self.sampling.rate == 1.0:
-                raise ValueError(f"{name} with sample rate 1: every class takes part in every step anyway")
-
     def centre_gradients(self) -> Iterator[tuple[Tensor | None, int, int, Tensor]]:
         """(row_S, begin, end, gradient) of everything pending; several backwards before a step are added up."""
         self.pending[:] = concatenate(self.pending)
@@ -413,6 +403,38 @@ class PartialFC(AbstractContextManager):
         elif self.pending:
             rows, total = sum_gradients(self.pending, self.kernel)
             yield rows, 0, len(total), total
+
+
+def check_options(
+    margin: Margin,
+    sample_rate: float,
+    *,
+    interclass_filtering_threshold: float | None,
+    sub_centres: int,
+    label_smoothing: float,
+    sampling_correction: bool,
+    hard_negatives: bool,
+    spell: Callable[[str], str] = str,
+) -> None:
+    """Raises ValueError for options of PartialFC that do not go together. spell: what the user calls an option."""
+    smoothing_excludes = {
+        spell("interclass_filtering_threshold"): interclass_filtering_threshold is not None,
+        spell("sub_centres"): sub_centres > 1,
+        spell("sampling_correction"): sampling_correction,
+        type(margin).__name__: margin.needs_target_cosines,
+    }
+    for name, used in smoothing_excludes.items():
+        if used and label_smoothing:
+            raise ValueError(
+                f"{spell('label_smoothing')} with {name}: which classes share the smoothed part, and with which "
+                "logits, is not defined there; leave one of the two out"
+            )
+    for name, used in {"sampling_correction": sampling_correction, "hard_negatives": hard_negatives}.items():
+        if used and sample_rate == 1.0:
+            raise ValueError(
+                f"{spell(name)} without sampling: every class is active in every step; leave it out, or give a "
+                f"{spell('sample_rate')} below 1"
+            )
 
 
 @contextmanager

@@ -141,7 +141,7 @@ def test_what_compression_owes_goes_to_another_number_of_ranks(resumed, glyphs, 
     flags = f"{data(glyphs)} {RESUMED['fp16-o2, 2bit']} --clip 5 --max-steps 9 --resume {shlex.quote(str(folder))}"
     train_here(tmp_path / "same", flags)
     printed = train_here(tmp_path / "other", flags + " --gradient-compression none")
-    assert "what that still owed is left out" in printed
+    assert "its residuals are left out" in printed
 
     def owed(folder: Path, rank: int, size: int) -> dict[str, torch.Tensor]:
         own = load_file(folder / f"rank-{rank:05d}-of-{size:05d}.safetensors")

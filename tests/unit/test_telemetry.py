@@ -1,6 +1,5 @@
 """What the head says about itself: every figure against its definition."""
 
-import logging
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Shard, Storage, telemetry
-from partial_fc.train.log import Progress
+from partial_fc.train.log import Progress, StepLine
 
 
 def test_packed_counts_are_numpys_and_add_up():
@@ -183,7 +182,7 @@ def test_full_softmax_has_no_covered_mass():
 def test_histograms_reach_tensorboard(tmp_path):
     report = telemetry.observe(stand_in(SingleWorld()))
     empty = telemetry.Histogram(telemetry.AGE_EDGES, torch.zeros(32), 0.0, 0.0)
-    progress = Progress(logging.getLogger("test"), tmp_path, SingleWorld(), 1, 0, 1, 1)
+    progress = Progress(tmp_path, SingleWorld(), StepLine(1, 1, 1), 1, 0)
     progress.histograms(7, {**report.histograms, "empty": empty})
     progress.close()
     board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
