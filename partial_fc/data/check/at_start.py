@@ -32,7 +32,6 @@ _FEW = 16  # of fewer images nothing is said about what all of them have in comm
 _CHEAP_BYTES = 1 << 30  # of a .rec, in which the labels lie beside the images
 _MESSAGES = 20  # of each rank
 _SHOWN = 3
-_ARRAYS = ("code_N", "hash_N", "height_N", "width_N", "coloured_N")  # of a scan
 _UNREAD = -(2**62)  # in place of a label
 
 # Errors that training survives, or that do not make it nonsense.
@@ -60,7 +59,7 @@ def check_data(
     started = time.perf_counter()
     index_n = _choose_indices(len(source), mode, seed)
     mine = index_n[world.rank :: world.size]
-    scan, label_n = _scan_in_slices(source, mine, math.ceil(len(index_n) / world.size), num_threads, world)
+    scan, label_n = _scan(source, mine, math.ceil(len(index_n) / world.size), num_threads, world)
     scan, label_n = _gather(scan, label_n, world)
     index_n = np.concatenate([index_n[rank :: world.size] for rank in range(world.size)])
     label_N = _all_labels(source, mode, world)
@@ -106,23 +105,11 @@ def _choose_indices(num_samples: int, mode: Mode, seed: int) -> NDArray[np.int64
     return np.random.default_rng(seed).integers(edges[:-1], edges[1:])
 
 
-def _scan_in_slices(
+def _scan(
     source: Source, index_n: NDArray[np.int64], longest: int, num_threads: int, world: World
 ) -> tuple[ImageScan, NDArray[np.int64]]:
     """longest: images of the rank with the most. A rank whose disk is much slower would count as hung (--comm-timeout)
     if the others waited for it only at the end."""
-    slices = []
-    for begin in range(0, max(1, longest), _SLICE):
-        if begin:
-            world.barrier(name="data/looking")
-        slices.append(_scan_slice(source, index_n[begin : begin + _SLICE], num_threads))
-    joined = ImageScan(**{name: np.concatenate([getattr(scan, name) for scan, _ in slices]) for name in _ARRAYS})  # type: ignore[arg-type]
-    for number, (scan, _) in enumerate(slices):
-        joined.messages |= {number * _SLICE + i: message for i, message in scan.messages.items()}
-    return joined, np.concatenate([label_n for _, label_n in slices])
-
-
-def _scan_slice(source: Source, index_n: NDArray[np.int64], num_threads: int) -> tuple[ImageScan, NDArray[np.int64]]:
     label_n = np.full(len(index_n), _UNREAD)
 
     def read(i: int) -> bytes:
@@ -131,25 +118,27 @@ def _scan_slice(source: Source, index_n: NDArray[np.int64], num_threads: int) ->
         assert isinstance(sample.image, bytes), "files and records give encoded images"
         return sample.image
 
+    def wait_for_others(stop: int) -> None:
+        if stop % _SLICE == 0 and stop < longest:
+            world.barrier(name="data/looking")
+            source.will_need(index_n[stop : stop + _SAMPLE].tolist())
+
     source.will_need(index_n[:_SAMPLE].tolist())
-    return scan_images(read, len(index_n), num_threads), label_n
+    return scan_images(read, len(index_n), num_threads, window=_SLICE, after_window=wait_for_others), label_n
 
 
 def _gather(scan: ImageScan, label_n: NDArray[np.int64], world: World) -> tuple[ImageScan, NDArray[np.int64]]:
     """The scans and labels of all ranks, in the order of the ranks."""
 
     def all_of(array: NDArray, name: str) -> NDArray:
-        return world.all_gather(torch.from_numpy(array), name=f"data/{name}").numpy()
+        rows = torch.from_numpy(array.view(np.uint8).reshape(len(array), array.itemsize))
+        return world.all_gather(rows, name=f"data/{name}").numpy().reshape(-1).view(array.dtype)
 
+    gathered = ImageScan(0)
+    for name in ("code_N", "hash_N", "height_N", "width_N", "coloured_N"):
+        setattr(gathered, name, all_of(getattr(scan, name), name))
     first = dict(sorted(scan.messages.items())[:_MESSAGES])
     words = np.frombuffer((json.dumps([len(scan.code_N), first]) + "\n").encode(), np.uint8).copy()
-    gathered = ImageScan(
-        all_of(scan.code_N, "codes"),
-        all_of(scan.hash_N.view(np.int64), "hashes").view(np.uint64),
-        all_of(scan.height_N.astype(np.int32), "heights").astype(np.uint16),
-        all_of(scan.width_N.astype(np.int32), "widths").astype(np.uint16),
-        all_of(scan.coloured_N.view(np.uint8), "colours").view(np.bool_),
-    )
     start = 0
     for line in all_of(words, "words").tobytes().decode().splitlines():
         num_images, messages = json.loads(line)

@@ -52,7 +52,7 @@ def check_digits(folder: Path, sheet: ContactSheet) -> tuple[list[Finding], int]
 
 
 def _scan(images: ImageSet) -> ImageScan:
-    scan = ImageScan.empty(len(images.label_N))
+    scan = ImageScan(len(images.label_N))
     scan.height_N[:], scan.width_N[:] = images.image_NHW.shape[1:]
     flat_NX = images.image_NHW.reshape(len(scan.code_N), -1)
     scan.code_N[flat_NX.min(axis=1) == flat_NX.max(axis=1)] = CONSTANT

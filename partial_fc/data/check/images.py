@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,27 +31,17 @@ _NOT_OF_PIXELS = "libpng warning:"
 _PADDING = re.compile(r"Corrupt JPEG data: ([12]?\d|3[0-2]) extraneous bytes before marker 0xd9")
 
 
-@dataclass
 class ImageScan:
     """code_N: one of the above. hash_N: of the file, 0: not decoded. height_N, width_N: pixels, 0: not decoded.
     messages: what is wrong with the first bad ones, by their index in these arrays."""
 
-    code_N: NDArray[np.uint8]
-    hash_N: NDArray[np.uint64]
-    height_N: NDArray[np.uint16]
-    width_N: NDArray[np.uint16]
-    coloured_N: NDArray[np.bool_]
-    messages: dict[int, str] = field(default_factory=dict)
-
-    @classmethod
-    def empty(cls, num_images: int) -> "ImageScan":
-        return cls(
-            np.zeros(num_images, np.uint8),
-            np.zeros(num_images, np.uint64),
-            np.zeros(num_images, np.uint16),
-            np.zeros(num_images, np.uint16),
-            np.zeros(num_images, np.bool_),
-        )
+    def __init__(self, num_images: int) -> None:
+        self.code_N = np.zeros(num_images, np.uint8)
+        self.hash_N = np.zeros(num_images, np.uint64)
+        self.height_N = np.zeros(num_images, np.uint16)
+        self.width_N = np.zeros(num_images, np.uint16)
+        self.coloured_N = np.zeros(num_images, np.bool_)
+        self.messages: dict[int, str] = {}
 
     def set_code(self, index: int, code: int, message: str = "") -> None:
         self.code_N[index] = code
@@ -74,27 +63,32 @@ class ImageScan:
         """(height, width, number of images), the most frequent first."""
         decoded = self.height_N > 0
         packed = self.height_N[decoded].astype(np.int64) << 16 | self.width_N[decoded]
-        values, counts = np.unique(packed, return_counts=True)
-        order = np.argsort(-counts, kind="stable")
-        return [(int(v) >> 16, int(v) & 0xFFFF, int(n)) for v, n in zip(values[order], counts[order], strict=True)]
+        values, counts = (array.tolist() for array in np.unique(packed, return_counts=True))
+        sizes = [(size >> 16, size & 0xFFFF, count) for size, count in zip(values, counts, strict=True)]
+        return sorted(sizes, key=lambda size: -size[2])
 
 
 def scan_images(
-    read: Callable[[int], bytes], num_images: int, num_threads: int, *, hear_decoder: bool = False, bar: str = ""
+    read: Callable[[int], bytes],
+    num_images: int,
+    num_threads: int,
+    *,
+    hear_decoder: bool = False,
+    bar: str = "",
+    window: int = _WINDOW,
+    after_window: Callable[[int], None] = lambda stop: None,
 ) -> ImageScan:
     """Scans images 0 to num_images - 1, about in this order; read(i) gives the file of one or raises BadRecord.
 
     hear_decoder: also find what the decoder only writes to stderr, which is then redirected. bar: the name of a
-    progress bar; none without it.
+    progress bar; none without it. after_window(stop) is called when all images below `stop` are scanned, every
+    `window` images.
     """
-    scan = ImageScan.empty(num_images)
-
-    def scan_one(index: int) -> None:
-        _scan_image(scan, index, lambda: read(index))
+    scan = ImageScan(num_images)
 
     def scan_block(start: int) -> None:
         for index in range(start, min(start + _BLOCK, num_images)):
-            scan_one(index)
+            _scan_image(scan, index, read)
 
     stderr = DecoderStderr() if hear_decoder else None
     with (
@@ -104,23 +98,22 @@ def scan_images(
             total=num_images, unit="image", desc=bar, disable=not bar, file=stderr.terminal if stderr else None
         ) as progress,
     ):
-        for start in range(0, num_images, _WINDOW):
-            stop = min(start + _WINDOW, num_images)
+        for start in range(0, num_images, window):
+            stop = min(start + window, num_images)
             list(pool.map(scan_block, range(start, stop, _BLOCK)))
             if stderr and _lines_about_pixels(stderr):
-                _scan_again(scan, range(start, stop), scan_one, stderr)
+                _scan_again(scan, range(start, stop), read, stderr)
             progress.update(stop - start)
+            after_window(stop)
     return scan
 
 
-def _scan_again(
-    scan: ImageScan, indices: Sequence[int], scan_one: Callable[[int], None], stderr: DecoderStderr
-) -> None:
+def _scan_again(scan: ImageScan, indices: Sequence[int], read: Callable[[int], bytes], stderr: DecoderStderr) -> None:
     """One after the other: with several threads nobody can tell which image a line of the decoder is about."""
     for index in indices:
         if scan.code_N[index] >= CUT:
             continue
-        scan_one(index)
+        _scan_image(scan, index, read)
         lines = _lines_about_pixels(stderr)
         code = PADDED if all(map(_PADDING.fullmatch, lines)) else DAMAGED
         if lines and code > scan.code_N[index]:
@@ -132,9 +125,9 @@ def _lines_about_pixels(stderr: DecoderStderr) -> list[str]:
     return [line for line in lines if line and not line.startswith(_NOT_OF_PIXELS)]
 
 
-def _scan_image(scan: ImageScan, index: int, read: Callable[[], bytes]) -> None:
+def _scan_image(scan: ImageScan, index: int, read: Callable[[int], bytes]) -> None:
     try:
-        content = read()
+        content = read(index)
     except BadRecord as error:
         scan.set_code(index, NOT_READ, str(error))
         return
