@@ -20,9 +20,9 @@ from partial_fc.comm import World
 from partial_fc.data import RecordSource, Source
 from partial_fc.data.check.image_findings import REPLACED, check_images
 from partial_fc.data.check.images import CONSTANT, CUT, ImageScan, scan_images
-from partial_fc.data.check.labels import check_labels
+from partial_fc.data.check.labels import check_labels, check_range
 from partial_fc.data.sample import BadRecord
-from partial_fc.findings import Describe, Finding, counted, findings_at, text_lines
+from partial_fc.findings import Finding, counted, findings_at, text_lines
 
 Mode = Literal["quick", "full", "off"]
 
@@ -68,10 +68,14 @@ def check_data(
         label = int(label_n[i])
         return {"file": source.where(int(index_n[i])), **({} if label == _UNREAD else {"class": label})}
 
-    labels = "their labels"
     findings = check_images(scan, label_n, describe)
     if label_N is None:
-        findings += _check_some_labels(label_n, num_classes, describe)
+        labels = "their labels"
+        read = np.flatnonzero(label_n != _UNREAD)
+        findings += check_range(label_n[read], num_classes, lambda i: describe(int(read[i])))
+        values = np.unique(label_n[read])
+        if len(values) == 1 and num_classes > 1 and len(label_n) >= _FEW:
+            findings.append(Finding("error", "label-constant", f"all labels are {values[0]}: were they lost?"))
     else:
         read = np.flatnonzero(label_N != _UNREAD)
         read_label = label_N[read]
@@ -151,7 +155,7 @@ def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] |
     """All labels, _UNREAD for those that cannot be read; None in a quick check where they are not cheap to read. Raises
     ValueError where they differ between ranks: each host may have a copy of its own."""
     label_N = None
-    cheap = _labels_are_cheap(source)
+    cheap = not isinstance(source, RecordSource) or source.reader.rec_path.stat().st_size <= _CHEAP_BYTES
     if mode == "quick" and cheap:
         # A disk then reads them together, and training has them in memory.
         source.will_need(range(len(source)))
@@ -179,21 +183,6 @@ def _labels(source: Source) -> NDArray[np.int64]:
         with suppress(BadRecord):  # the loader will name that record, and replace it
             label_N[index] = source.read(index).label
     return label_N
-
-
-def _labels_are_cheap(source: Source) -> bool:
-    return not isinstance(source, RecordSource) or source.reader.rec_path.stat().st_size <= _CHEAP_BYTES
-
-
-def _check_some_labels(label_n: NDArray[np.int64], num_classes: int, describe: Describe) -> list[Finding]:
-    """Some labels do not say which classes are missing."""
-    what = f"labels outside 0 to {num_classes - 1}: is the number of classes that of another set?"
-    outside = (label_n != _UNREAD) & ((label_n < 0) | (label_n >= num_classes))
-    findings = findings_at("error", "label-range", what, outside, describe)
-    values = np.unique(label_n[label_n != _UNREAD])
-    if len(values) == 1 and num_classes > 1 and len(label_n) >= _FEW:
-        findings.append(Finding("error", "label-constant", f"all labels are {values[0]}: were they lost?"))
-    return findings
 
 
 def _check_whole(scan: ImageScan, num_samples: int, max_bad_records: int) -> list[Finding]:
