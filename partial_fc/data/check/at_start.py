@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from partial_fc.comm import World
 from partial_fc.data import RecordSource, Source
-from partial_fc.data.check.image_findings import REPLACED, check_images
-from partial_fc.data.check.images import CONSTANT, CUT, ImageScan, scan_images
+from partial_fc.data.check.images import CONSTANT, CUT, REPLACED, ImageScan, check_images, scan_images
 from partial_fc.data.check.labels import check_labels, check_range
 from partial_fc.data.sample import BadRecord
 from partial_fc.findings import Finding, counted, findings_at, text_lines

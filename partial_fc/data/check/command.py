@@ -16,8 +16,7 @@ from partial_fc import findings as report
 from partial_fc.data.check.contact_sheet import ContactSheet
 from partial_fc.data.check.digits import check_digits
 from partial_fc.data.check.identities import check_identities, check_layout
-from partial_fc.data.check.image_findings import check_images
-from partial_fc.data.check.images import scan_images
+from partial_fc.data.check.images import check_images, scan_images
 from partial_fc.data.check.labels import check_labels
 from partial_fc.data.check.pairs import check_pairs
 from partial_fc.data.check.recordio import NO_LABEL, CannotCheck, Records

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.check.contact_sheet import ContactSheet
-from partial_fc.data.check.image_findings import check_images
-from partial_fc.data.check.images import CONSTANT, ImageScan, hash_of
+from partial_fc.data.check.images import CONSTANT, ImageScan, check_images, hash_of
 from partial_fc.data.check.labels import check_labels
 from partial_fc.data.idx import ImageSet, Split, find, read_set
 from partial_fc.findings import Finding, findings_at

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.check.contact_sheet import ContactSheet
-from partial_fc.data.check.image_findings import check_images
-from partial_fc.data.check.images import scan_images
+from partial_fc.data.check.images import check_images, scan_images
 from partial_fc.data.pairs import read_pairs
 from partial_fc.findings import Finding, Severity, counted, findings_at
 
