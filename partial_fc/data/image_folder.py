@@ -18,9 +18,8 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 class ImageFolder:
     """Class i is the i-th sub-folder in sorted order; its images are in sorted order too.
 
-    With a list file: one image a line, `path label` (the label last, so the path may hold blanks), or the
-    .lst of im2rec, `index<TAB>label<TAB>path`. Paths are relative to `root`, which is the list's own folder
-    if not given.
+    With a list file: one image a line, `path label` (the label last, so the path may hold blanks), or the .lst of
+    im2rec, `index<TAB>label<TAB>path`. Paths are relative to `root`, which is the list's own folder if not given.
 
     left_out: how many files of the class folders end in something else than an image that can be read, by ending.
     """

@@ -141,9 +141,8 @@ def _is_complete(options: GlyphOptions) -> bool:
 def _drawn(pen: Pen, run: Runner, typefaces: Mapping[int, Iterable[int]]) -> dict[int, tuple[int, ...]]:
     """The typefaces that really draw each character: with some ink, and not just as they draw another one.
 
-    Tables of characters promise more than there is: AR PL UKai has empty outlines, and several typefaces draw
-    two characters with one outline, some by mistake (Micro Hei: U+4E7E as U+4E81). Such images would be wrong
-    labels.
+    Tables of characters promise more than there is: AR PL UKai has empty outlines, and several typefaces draw two
+    characters with one outline, some by mistake (Micro Hei: U+4E7E as U+4E81). Such images would be wrong labels.
     """
     glyphs = [Glyph(code, typeface) for code, indices in typefaces.items() for typeface in indices]
     digests = list(run(pen.digest, glyphs, "checking outlines"))

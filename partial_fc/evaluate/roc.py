@@ -15,8 +15,7 @@ import numpy as np
 class Roc:
     """The exact curve: one point for each distinct distance in the set, no grid of thresholds.
 
-    At point k the pairs at most threshold[k] apart are accepted. Point 0 accepts nothing.
-    far and tar never fall.
+    At point k the pairs at most threshold[k] apart are accepted. Point 0 accepts nothing. far and tar never fall.
     """
 
     far: np.ndarray  # (K + 1,) float64: accepted impostor pairs / impostor pairs

@@ -65,17 +65,16 @@ class Verification:
     def run(self, embed: Forward, world: World) -> Iterator[tuple[str, float]]:
         """Yields ("NAME/accuracy", ...) and so on: the same numbers on every rank, for any number of ranks.
 
-        embed: uint8 RGB images (I, 3, H, W) on the host -> embeddings (I, D), on any device, not normalised.
-        It moves the images, and the network must be in evaluation mode.
+        embed: uint8 RGB images (I, 3, H, W) on the host -> embeddings (I, D), on any device, not normalised. It moves
+        the images, and the network must be in evaluation mode.
 
-        accuracy, accuracy_std: ten folds. accuracy_low, accuracy_high: its 95 % interval.
-        tar@far=X: true accept rate at false accept rate X over the whole set, from the exact distances; NaN
-        where the set has fewer than 1 / X impostor pairs. tar@far=0: below the first false accept; bounds
-        those NaN from below. xnorm: mean length of the embeddings before anything is added or normalised.
+        accuracy, accuracy_std: ten folds. accuracy_low, accuracy_high: its 95 % interval. tar@far=X: true accept rate
+        at false accept rate X over the whole set, from the exact distances; NaN where the set has fewer than 1 / X
+        impostor pairs. tar@far=0: below the first false accept; bounds those NaN from below. xnorm: mean length of the
+        embeddings before anything is added or normalised.
 
-        One collective: an all-gather of 16 bytes a pair. Every rank must consume the whole iterator. Raises
-        ValueError, on all ranks alike, for an image that cannot be used or an embedding that is not
-        finite.
+        One collective: an all-gather of 16 bytes a pair. Every rank must consume the whole iterator. Raises ValueError,
+        on all ranks alike, for an image that cannot be used or an embedding that is not finite.
         """
         # The gathered rows are in the order of the file. Every batch is composed alike for any number of ranks, and so
         # is its result to the last bit.
