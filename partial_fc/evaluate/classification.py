@@ -134,11 +134,10 @@ class Classification:
         tile = image.repeat(zoom, 0).repeat(zoom, 1)
         if max(tile.shape[:2]) > _WIDE:
             tile = cv2.resize(tile, (_WIDE, _WIDE), interpolation=cv2.INTER_AREA).reshape(_WIDE, _WIDE, -1)
-        tile = cv2.cvtColor(np.ascontiguousarray(tile), cv2.COLOR_RGB2BGR) if tile.shape[2] == 3 else tile[:, :, 0]
-        tile = np.pad(tile, ((0, _CAPTION), (1, 1), *((0, 0),) * (tile.ndim - 2)), constant_values=64)
+        tile = cv2.cvtColor(tile, cv2.COLOR_RGB2BGR if tile.shape[2] == 3 else cv2.COLOR_GRAY2BGR)
+        tile = np.pad(tile, ((0, _CAPTION), (1, 1), (0, 0)), constant_values=64)
         text, corner = f"{label} as {prediction}", (6, len(tile) - 5)
-        white = (255,) * (3 if tile.ndim == 3 else 1)
-        cv2.putText(tile, text, corner, cv2.FONT_HERSHEY_SIMPLEX, 0.45, white, 1, cv2.LINE_AA)
+        cv2.putText(tile, text, corner, cv2.FONT_HERSHEY_SIMPLEX, 0.45, (255, 255, 255), 1, cv2.LINE_AA)
         return tile
 
 
