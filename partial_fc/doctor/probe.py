@@ -22,8 +22,9 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import metadata, util
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import psutil
 
@@ -193,7 +194,7 @@ def serve(seconds: float) -> None:
                     return
 
 
-def _knows(token: bytes, connection: socket.socket, received: BinaryIO) -> bool:
+def _knows(token: bytes, connection: socket.socket, received: BufferedReader) -> bool:
     connection.settimeout(_TOKEN_S)
     try:
         return hmac.compare_digest(received.read(len(token)), token)
@@ -201,7 +202,7 @@ def _knows(token: bytes, connection: socket.socket, received: BinaryIO) -> bool:
         return False
 
 
-def _answer(connection: socket.socket, received: BinaryIO) -> None:
+def _answer(connection: socket.socket, received: BufferedReader) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     while order := received.read(_ORDER.size):
         kind, num_bytes = _ORDER.unpack(order)
@@ -258,9 +259,10 @@ def _send(connection: socket.socket, num_bytes: int) -> None:
         connection.sendall(memoryview(_BLOCK)[: num_bytes - start])
 
 
-def _skip(received: BinaryIO, num_bytes: int) -> None:
+def _skip(received: BufferedReader, num_bytes: int) -> None:
+    block = memoryview(bytearray(len(_BLOCK)))
     for start in range(0, num_bytes, len(_BLOCK)):
-        if not received.read(min(len(_BLOCK), num_bytes - start)):
+        if not received.readinto(block[: num_bytes - start]):
             raise ConnectionError("the other host ended the connection")
 
 
