@@ -22,7 +22,8 @@ def check_identities(records: Records) -> tuple[list[Finding], int | None]:
     headless = np.flatnonzero((records.content_bytes_R == 0) & ~records.cut_R)
     if records.key_R[0] != 0 or records.content_bytes_R[0] > 0:
         return _labels_without_image(records, headless), None
-    identity, lone = _longest_run(headless[1:])
+    # The longest run of neighbours behind record 0.
+    identity = max(np.split(headless[1:], np.flatnonzero(np.diff(headless[1:]) > 1) + 1), key=len)
     file = str(records.path)
     if records.flag_R[0] < 2 or not len(identity):
         what = (
@@ -31,14 +32,8 @@ def check_identities(records: Records) -> tuple[list[Finding], int | None]:
         )
         return [Finding("error", "identity-record-0", what, file=file)], None
     key_I = records.key_R[identity]
-    findings = [*_labels_without_image(records, lone), *_check_record_0(records, key_I)]
+    findings = [*_labels_without_image(records, np.setdiff1d(headless[1:], identity)), *_check_record_0(records, key_I)]
     return [*findings, *_check_ranges(records, identity)], len(identity)
-
-
-def _longest_run(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(the longest run of neighbours, the others)."""
-    longest = max(np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1), key=len)
-    return longest, np.setdiff1d(rows, longest)
 
 
 def _labels_without_image(records: Records, headless: NDArray[np.int64]) -> list[Finding]:
