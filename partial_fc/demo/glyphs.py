@@ -186,9 +186,9 @@ def _write_training(
             name = f"{glyph.code:04x}/{TYPEFACES[glyph.typeface].name}-{glyph.number}.jpg"
             lines.write(f"{_ALIGNED:.0f}\t{name}\t{label}\n")
         begin = 1
-        for key, indices in enumerate(typefaces.values(), start=first_class_key):
+        for label, indices in enumerate(typefaces.values()):
             end = begin + len(indices) * images_per_typeface
-            records.write(key, pack((begin, end), b"", id=key))
+            records.write(first_class_key + label, pack((begin, end), b"", id=first_class_key + label))
             begin = end
     (folder / "property").write_text(f"{len(typefaces)},{pen.size},{pen.size}\n")
     table = "".join(f"{label}\t{chr(code)}\tU+{code:04X}\n" for code, label in label_of.items())

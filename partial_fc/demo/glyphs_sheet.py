@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from partial_fc.data.decode import decode
 from partial_fc.data.pairs import Pairs, read_pairs
-from partial_fc.data.recordio import RecordReader
+from partial_fc.data.recordio import RecordReader, unpack
 from partial_fc.demo.glyphs_pairs import SETS
 
 _PAIRS_A_ROW = 10
@@ -49,11 +49,11 @@ def contact_sheet(options: SheetOptions) -> None:
 
 def _classes(rec_path: Path, num_rows: int) -> list[list[bytes]]:
     with RecordReader(rec_path) as records:
-        first_class_key, end_class_key = records.read_sample(0)[0].label.astype(int)
+        first_class_key, end_class_key = (int(key) for key in unpack(records.read(0))[0].label)
         rows = []
         for key in range(first_class_key, min(first_class_key + num_rows, end_class_key)):
-            first, end = records.read_sample(key)[0].label.astype(int)
-            rows.append([records.read_sample(image_key)[1] for image_key in range(first, end)])
+            first, end = (int(image_key) for image_key in unpack(records.read(key))[0].label)
+            rows.append([unpack(records.read(image_key))[1] for image_key in range(first, end)])
         return rows
 
 
