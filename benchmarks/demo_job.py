@@ -1,6 +1,5 @@
 """The demo's training, cut short, for benchmarks of whole steps."""
 
-import dataclasses
 from pathlib import Path
 
 from recipes import face_presets as presets
@@ -15,14 +14,11 @@ def demo_job(steps: int, report_every: int) -> list[str]:
     short += ["--verbose", "0", "--checkpoint-every", "0", "--val-targets"]
     if DEMO.exists():
         return short
-    preset = presets.get("glyphs")
-    made_up = ["--dataset", "synthetic", "--num-classes", "4000", "--num-images", "56000", "--no-mirror"]
-    of_demo = {
-        field.name: getattr(preset, field.name)
-        for field in dataclasses.fields(preset)
-        if field.name in ("image_size", "lr", "base_batch_size", "lr_scheduler", "augment")
-    }
-    more = {"backbone" if name == "network" else name: value for name, value in preset.more.items()}
-    for name, value in {**of_demo, **more}.items():
-        made_up += [f"--{name}", *(str(v) for v in (value if isinstance(value, tuple) else (value,)))]
+    made_up = ["--dataset", "synthetic", "--num-classes", "4000", "--num-images", "56000"]
+    for name, value in presets.PRESETS["glyphs"].items():
+        if name == "mirror":
+            made_up += ["--no-mirror"]
+        elif name not in ("epochs", "val_targets"):
+            values = value if isinstance(value, tuple) else (value,)
+            made_up += [f"--{'backbone' if name == 'network' else name}", *map(str, values)]
     return [*made_up, *short]

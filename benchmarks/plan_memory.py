@@ -9,7 +9,7 @@ import sys
 
 from partial_fc.bench import plan_report
 from partial_fc.bench.head import HeadOptions, measure
-from partial_fc.bench.plan_report import PlanOptions
+from partial_fc.bench.plan import PlanOptions
 
 CASES = (
     HeadOptions(num_processes=1, steps=2, impl="plain", classes=60_000, dim=128),

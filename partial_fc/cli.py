@@ -5,63 +5,39 @@ import importlib
 import io
 import signal
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, get_type_hints
 
 from partial_fc import __version__, errors
 
-_CLASSES, _FLAGS = "checkpoint.tools.classes", "checkpoint.tools.classes"
-# verb -> (its function, the class whose fields are its flags, one line of help). The first two are "module:name" below
-# partial_fc, imported when the verb is called: torch alone takes seconds. A class without a module is in that of the
-# function; without a class the function reads its arguments itself.
-VERBS: dict[str, tuple[str, str, str]] = {
-    "train": ("train_command:run_and_exit", "", "a recipe, in as many processes as a launcher starts"),
-    "data pack": ("data.tools.pack:pack_images", "PackOptions", "a folder or list of images -> train.rec"),
-    "data pairs": (
-        "data.tools.draw_pairs:make_pairs",
-        "PairsOptions",
-        "a list of pairs, or images to draw them from -> .bin",
-    ),
-    "data index": ("data.tools.pack:make_index", "IndexOptions", "train.idx is lost: make it anew from train.rec"),
-    "data glyphs": ("demo.glyphs:build", "GlyphOptions", "the demo's data: characters across typefaces of Debian"),
-    "data digits": ("demo.digits:write_digits", "DigitsOptions", "real handwritten digits as MNIST's files"),
-    "data sheet": ("demo.glyphs_sheet:contact_sheet", "SheetOptions", "a picture of a glyph set: typefaces, pairs"),
-    "checkpoint inspect": ("checkpoint.tools.inspect:inspect", "InspectOptions", "what it holds, or which there are"),
-    "checkpoint verify": ("checkpoint.tools.verify:verify", "VerifyOptions", "is all there, and as it was written?"),
-    "checkpoint merge": (
-        "checkpoint.tools.reshard:merge",
-        "MergeOptions",
-        "the files of all ranks, of all hosts -> one's",
-    ),
-    "checkpoint reshard": ("checkpoint.tools.reshard:reshard", "ReshardOptions", "files of W ranks -> another number"),
-    "checkpoint import": (
-        "foreign.import_centres:import_centres",
-        "ImportOptions",
-        "InsightFace's centre files -> one",
-    ),
-    "checkpoint diff": ("checkpoint.tools.diff:diff", "DiffOptions", "in what two checkpoints differ"),
-    "checkpoint classes list": (f"{_CLASSES}:list_classes", f"{_FLAGS}:ListOptions", "number, name, last step of each"),
-    "checkpoint classes add": (
-        f"{_CLASSES}:add",
-        f"{_FLAGS}:AddOptions",
-        "new ones, which start where their images lie",
-    ),
-    "checkpoint classes remove": (f"{_CLASSES}:remove", f"{_FLAGS}:RemoveOptions", "classes go, by name"),
-    "checkpoint classes merge": (f"{_CLASSES}:merge_classes", f"{_FLAGS}:MergeClassesOptions", "several become one"),
-    "checkpoint classes rename": (f"{_CLASSES}:rename", f"{_FLAGS}:RenameOptions", "other names"),
-    "checkpoint classes match": (
-        f"{_CLASSES}:match",
-        f"{_FLAGS}:MatchOptions",
-        "those of a data set: some new, some gone",
-    ),
-    "doctor data": (
-        "data.check.command:doctor_data",
-        "DataOptions",
-        "what is wrong with a training set, before training does",
-    ),
-    "doctor env": ("doctor.env:doctor_env", "EnvOptions", "what is wrong with this machine, or the hosts of a run"),
-    "bench head": ("bench.head:bench_head", "HeadOptions", "time and memory of the head, or against the textbook one"),
-    "bench data": ("bench.data:bench_data", "DataOptions", "how fast a set is read and decoded, beside other loaders"),
-    "plan": ("bench.plan_report:report", "PlanOptions", "memory, traffic, time of a head; whether sampling pays"),
+    "bench data": ("bench.data:bench_data", "how fast a set is read and decoded, beside other loaders"),
+# verb -> (its function, one line of help). The function is "module:name" below partial_fc, imported when the verb is
+# called: torch alone takes seconds. The type of its `options` has the flags; only "train" reads its arguments itself.
+_CLASSES = "checkpoint.tools.classes"
+VERBS: dict[str, tuple[str, str]] = {
+    "train": ("train_command:run_and_exit", "a recipe, in as many processes as a launcher starts"),
+    "data pack": ("data.tools.pack:pack_images", "a folder or list of images -> train.rec"),
+    "data pairs": ("data.tools.draw_pairs:make_pairs", "a list of pairs, or images to draw them from -> .bin"),
+    "data index": ("data.tools.pack:make_index", "train.idx is lost: make it anew from train.rec"),
+    "data glyphs": ("demo.glyphs:build", "the demo's data: characters across typefaces of Debian"),
+    "data digits": ("demo.digits:write_digits", "real handwritten digits as MNIST's files"),
+    "data sheet": ("demo.glyphs_sheet:contact_sheet", "a picture of a glyph set: typefaces, pairs"),
+    "checkpoint inspect": ("checkpoint.tools.inspect:inspect", "what it holds, or which there are"),
+    "checkpoint verify": ("checkpoint.tools.verify:verify", "is all there, and as it was written?"),
+    "checkpoint merge": ("checkpoint.tools.reshard:merge", "the files of all ranks, of all hosts -> one's"),
+    "checkpoint reshard": ("checkpoint.tools.reshard:reshard", "files of W ranks -> another number"),
+    "checkpoint import": ("foreign.import_centres:import_centres", "InsightFace's centre files -> one"),
+    "checkpoint diff": ("checkpoint.tools.diff:diff", "in what two checkpoints differ"),
+    "checkpoint classes list": (f"{_CLASSES}:list_classes", "number, name, last step of each"),
+    "checkpoint classes add": (f"{_CLASSES}:add", "new ones, which start where their images lie"),
+    "checkpoint classes remove": (f"{_CLASSES}:remove", "classes go, by name"),
+    "checkpoint classes merge": (f"{_CLASSES}:merge_classes", "several become one"),
+    "checkpoint classes rename": (f"{_CLASSES}:rename", "other names"),
+    "checkpoint classes match": (f"{_CLASSES}:match", "those of a data set: some new, some gone"),
+    "doctor data": ("data.check.command:doctor_data", "what is wrong with a training set, before training does"),
+    "doctor env": ("doctor.env:doctor_env", "what is wrong with this machine, or the hosts of a run"),
+    "bench head": ("bench.head:bench_head", "time and memory of the head, or against the textbook one"),
+    "plan": ("bench.plan_report:report", "memory, traffic, time of a head; whether sampling pays"),
 }
 # "checkpoint classes" is one, too.
 GROUPS = {" ".join(name.split()[:n]) for name in VERBS for n in range(1, len(name.split()))}
@@ -80,7 +56,7 @@ def usage(group: str = "") -> str:
     """The list of all verbs, or of those of a group."""
     verbs = {name: verb for name, verb in VERBS.items() if not group or name.startswith(f"{group} ")}
     width = max(map(len, verbs))
-    lines = [f"  partial-fc {name:{width}}  {summary}" for name, (_, _, summary) in verbs.items()]
+    lines = [f"  partial-fc {name:{width}}  {summary}" for name, (_, summary) in verbs.items()]
     return f"usage: partial-fc {group or '[GROUP]'} COMMAND [--help]\n\n" + "\n".join(lines)
 
 
@@ -95,16 +71,15 @@ def nearest(words: list[str]) -> str:
     return ""
 
 
-def options_of(name: str) -> str:
-    """The "module:class" of a verb's flags."""
-    function, options, _ = VERBS[name]
-    return options if ":" in options else f"{function.partition(':')[0]}:{options}"
+def load(name: str) -> Callable[..., Any]:
+    """The function of a verb."""
+    module, _, function = VERBS[name][0].partition(":")
+    return getattr(importlib.import_module(f"partial_fc.{module}"), function)
 
 
-def load(name: str) -> Any:
-    """The object that "module:name" means."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(f"partial_fc.{module}"), attribute)
+def flags_of(function: Callable[..., Any]) -> type:
+    """The class whose fields are the flags of a verb's function."""
+    return get_type_hints(function)["options"]
 
 
 def main() -> None:
@@ -129,14 +104,14 @@ def main() -> None:
 
 def run(name: str, arguments: list[str]) -> int | None:
     """Calls a verb with its flags; returns the exit status."""
-    function, options, _ = VERBS[name]
-    if not options:
-        return load(function)(arguments)
+    function = load(name)
+    if name == "train":
+        return function(arguments)
     import tyro
     from safetensors import SafetensorError
 
     try:
-        return load(function)(tyro.cli(load(options_of(name)), args=arguments, prog=f"partial-fc {name}"))
+        return function(tyro.cli(flags_of(function), args=arguments, prog=f"partial-fc {name}"))
     except (ValueError, OSError, SafetensorError) as error:
         errors.report(f"partial-fc {name}", error)
         return 1

@@ -9,14 +9,16 @@ The mixing constants are those of Chris Wellons' `lowbias32` (public domain, htt
 
 import math
 from collections.abc import Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 _MASK = 0xFFFFFFFF
+Bits = TypeVar("Bits", int, Tensor)
 
 
-def hash32(x: Tensor) -> Tensor:
+def hash32(x: Bits) -> Bits:
     """A bijection of 32-bit integers in which every output bit depends on every input bit."""
     x = x & _MASK
     x = x ^ (x >> 16)
@@ -31,19 +33,11 @@ def derive_key(*parts: int) -> int:
     key = 0x9E3779B9
     for part in parts:
         while True:
-            key = _hash32_int((key ^ (part & _MASK)) + 0x9E3779B9)
+            key = hash32((key ^ (part & _MASK)) + 0x9E3779B9)
             part >>= 32
             if part in (0, -1):
                 break
     return key
-
-
-def _hash32_int(x: int) -> int:
-    """`hash32` of one number: tensors would take a hundred times as long."""
-    x &= _MASK
-    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK
-    x = ((x ^ (x >> 15)) * 0x846CA68B) & _MASK
-    return x ^ (x >> 16)
 
 
 def permute(position: Tensor, size: int, key: int | Tensor) -> Tensor:

@@ -3,7 +3,7 @@ how much this process took."""
 
 import platform
 import re
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,14 +102,12 @@ def _copy_gbytes_per_s(device: torch.device) -> float:
 
 
 def _best_seconds(work: Callable[[], Tensor], device: torch.device, tries: int = 8) -> float:
-    seconds = []
-    for _ in range(tries):
-        synchronise(device)
-        started = time.perf_counter()
+    def work_and_wait() -> None:
         work()
         synchronise(device)
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
+
+    synchronise(device)
+    return min(timeit.repeat(work_and_wait, number=1, repeat=tries))
 
 
 def synchronise(device: torch.device) -> None:

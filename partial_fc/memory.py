@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
@@ -16,31 +15,24 @@ def available_memory_bytes(proc: Path = Path("/proc/self")) -> int:
 
 def _cgroup_bytes_left(proc: Path) -> Iterator[int]:
     """The bytes that each memory cgroup of the process has left, those above it included. Pages of files that were not
-    used lately do not count as taken: the kernel takes them back (v1 and v2: man 7 cgroups, memory.stat)."""
-    for folder, top, names in _memory_cgroups(proc):
+    used lately do not count as taken: the kernel takes them back."""
+    for folder, top, (limit_file, usage_file, inactive_files) in _memory_cgroups(proc):
         for group in (folder, *folder.parents):
-            limit, usage, stat = (_read(group / name) for name in (names.limit, names.usage, "memory.stat"))
+            limit, usage, stat = (_read(group / name) for name in (limit_file, usage_file, "memory.stat"))
             if limit.isdigit() and usage.isdigit():
-                files = re.search(rf"^{names.inactive_files} (\d+)$", stat, re.MULTILINE)
+                files = re.search(rf"^{inactive_files} (\d+)$", stat, re.MULTILINE)
                 yield int(limit) - int(usage) + (int(files[1]) if files else 0)
             if group == top:
                 break
 
 
-class _Names(NamedTuple):
-    """The names of a memory cgroup's files, and of a line of its memory.stat."""
-
-    limit: str
-    usage: str
-    inactive_files: str
+# Of a memory cgroup, v1 and v2: the files of its limit and its usage, and a line of its memory.stat (man 7 cgroups).
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = ("memory.max", "memory.current", "inactive_file")
 
 
-_V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_V2 = _Names("memory.max", "memory.current", "inactive_file")
-
-
-def _memory_cgroups(proc: Path) -> Iterator[tuple[Path, Path, _Names]]:
-    """(folder of the process's memory cgroup, the topmost that can be seen), of cgroup v1 and v2 (man 5 proc)."""
+def _memory_cgroups(proc: Path) -> Iterator[tuple[Path, Path, tuple[str, str, str]]]:
+    """(folder of the process's memory cgroup, the topmost that can be seen, _V1 or _V2) (man 5 proc)."""
     # By controller; v2 has one path for all of them, after an empty name.
     paths: dict[str, Path] = {}
     for line in _read(proc / "cgroup").splitlines():

@@ -11,17 +11,14 @@ characters that were never seen in training; README.md has the table of results.
 import argparse
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 import tyro
-from torch import nn
 
 from partial_fc import checkpoint, counter_rng, flags, models
 from partial_fc.checkpoint.class_names import names_of
-from partial_fc.comm import World
 from partial_fc.data import Source, Synthetic, open_source
 from partial_fc.data.check.at_start import check_data
 from partial_fc.data.transform import SquareImage, mirror
@@ -39,14 +36,10 @@ from partial_fc.flags import (
 )
 from partial_fc.foreign.backbone_weights import load_arcface_torch
 from partial_fc.models.inputs import FACE
-from partial_fc.optim import backbone as torch_optim
-from partial_fc.optim.gradient_sync import broadcast_module
 from partial_fc.train import activation_checkpointing
 from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.batch_norm import convert
-from partial_fc.train.log import SpeedLine
+from partial_fc.train.log import StepLine
 from partial_fc.train.loop import train
-from partial_fc.train.precision import Precision, choose
 from partial_fc.train.run import Run, run_in_worlds
 
 from . import face_presets as presets
@@ -100,7 +93,7 @@ class DataFlags:
 
     @property
     def synthetic(self) -> bool:
-        return self.dataset != "custom" and presets.get(self.dataset).synthetic
+        return self.dataset in presets.SYNTHETIC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,17 +165,16 @@ def train_here(run: Run) -> int:
 
     with ExitStack() as parts:
         # ---- model
-        precision = Precision(choose(config.optim.precision, run.device, world), run.device)
-        backbone = _backbone(run, precision)
+        backbone = _backbone(run)
+        size, precision = config.model.embedding_size, backbone.precision
         head = parts.enter_context(
-            config.head.build(num_classes, config.model.embedding_size, world, precision, config.optim, config.run.seed)
+            config.head.build(num_classes, size, world, precision, config.optim, config.run.seed)
         )
         run.logger.info(
-            f"{config.model.network}: {backbone.num_parameters:,} parameters; precision {precision.mode}; this rank "
-            f"has the centres of classes {head.shard.start} to {head.shard.stop} of {num_classes}; kernel "
+            f"this rank has the centres of classes {head.shard.start} to {head.shard.stop} of {num_classes}; kernel "
             f"{head.kernel.name}, {head.optimizer}"
         )
-        for note in filter(None, (backbone.note, *_notes(config), *config.head.notes(config.optim, head))):
+        for note in (*_notes(config), *config.head.notes(config.optim, head)):
             run.note(note)
 
         # ---- start: a given checkpoint, else the newest of this run, else --pretrained and --head-centres, else anew
@@ -196,7 +188,7 @@ def train_here(run: Run) -> int:
             return 0
 
         # ---- train
-        line = SpeedLine(config.run.frequent, schedule.total_steps, len(source))
+        line = StepLine(config.run.frequent, schedule.total_steps, len(source))
         job = run.job(
             loader, backbone, head, schedule, [Verifications(sets)], saver, start, line,
             class_names=names_of(source, num_classes), in_memory=config.head.centre_place != "disk",
@@ -230,35 +222,24 @@ def _verification_paths(data: DataFlags) -> list[Path]:
     return paths
 
 
-def _backbone(run: Run, precision: Precision) -> TorchBackbone:
+def _backbone(run: Run) -> TorchBackbone:
     """Equal on all ranks. A collective."""
-    config, world = run.config, run.world
-    module = _module(run, precision.parameter_dtype, world)
-    optim = config.optim
-    make = partial(torch_optim.build, optim.optimizer, momentum=optim.momentum, weight_decay=optim.weight_decay)
-    contract = {
-        "network": config.model.network,
-        "embedding_size": str(config.model.embedding_size),
-        "image_size": str(config.data.image_size),
-        "output": "float32 (N, embedding_size), not normalised",
-    }
-    exchange = config.exchange.build(config.run.seed)
-    return TorchBackbone(module, world, precision, make, exchange, FACE, contract)
-
-
-def _module(run: Run, dtype: torch.dtype, world: World) -> nn.Module:
     config, model = run.config, run.config.model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
     module = models.build(model.network, model.embedding_size, config.data.image_size, dropout=model.dropout)
     if model.pretrained:
         load_arcface_torch(module, model.pretrained)
-    module.to(run.device, dtype)
     if model.channels_last:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    broadcast_module(module, world)
-    if config.optim.sync_bn:
-        convert(module, world)
-    return activation_checkpointing.enable(module) if model.activation_checkpointing else module
+    if model.activation_checkpointing:
+        activation_checkpointing.enable(module)
+    contract = {
+        "network": model.network,
+        "embedding_size": str(model.embedding_size),
+        "image_size": str(config.data.image_size),
+        "output": "float32 (N, embedding_size), not normalised",
+    }
+    return run.backbone(module, FACE, contract)
 
 
 def _notes(config: Config) -> list[str]:
@@ -276,7 +257,7 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     first.add_argument("--dataset", default="custom")
     first.add_argument("--config", type=Path)
     known, _ = first.parse_known_args(arguments)
-    defaults: dict[str, Any] = presets.flags_of(known.dataset) if known.dataset != "custom" else {}
+    defaults: dict[str, Any] = presets.get(known.dataset) if known.dataset != "custom" else {}
     notes: list[str] = []
     if known.config:
         from_file, notes = arcface_torch.load(known.config)

@@ -1,9 +1,10 @@
 """The last layer of recipe `face`: its flags, what may go together, and PartialFC made of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -22,10 +23,21 @@ from partial_fc.head import (
     SphereFace,
     Storage,
 )
+from partial_fc.head.partial_fc import check_options
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 from partial_fc.machine import has_bf16
 from partial_fc.train.precision import Precision
 
+_MARGINS: dict[str, Callable[[float], Margin]] = {
+    "cosface": CosFace,
+    "arcface": ArcFace,
+    "arcface-straight-through": partial(ArcFace, straight_through=True),
+    "softmax": Softmax,
+    "sphereface": SphereFace,
+    "adaface": AdaFace,
+    "curricularface": CurricularFace,
+}
+Loss = Literal[(*_MARGINS, "combined")]  # type: ignore[valid-type]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -33,16 +45,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class HeadFlags:
     """The loss, the class centres, and how they are sampled, stored and moved."""
 
-    loss: Literal[
-        "cosface",
-        "arcface",
-        "arcface-straight-through",
-        "combined",
-        "softmax",
-        "sphereface",
-        "adaface",
-        "curricularface",
-    ] = "cosface"
+    loss: Loss = "cosface"
     """arcface-straight-through: the margin without its slope, as arcface_torch has it. combined: see --margins.
     sphereface, adaface, curricularface: with the margins that were published with them."""
     scale: float = 64.0
@@ -111,27 +114,13 @@ class HeadFlags:
             raise ValueError("--centre-place disk and --centre-path DIR go together: give both, or none")
         if self.centre_path is not None and self.centre_path.exists() and not self.centre_path.is_dir():
             raise ValueError(f"--centre-path {self.centre_path} is a file; expected a folder")
-        self._check_loss()
-
-    def _check_loss(self) -> None:
-        smoothing_excludes = {
-            "--interclass-filtering-threshold": self.interclass_filtering_threshold > 0,
-            "--sub-centres": self.sub_centres > 1,
-            "--sampling-correction": self.sampling_correction,
-            "--loss curricularface": self.loss == "curricularface",
-        }
-        for name, used in smoothing_excludes.items():
-            if used and self.label_smoothing:
-                raise ValueError(
-                    f"--label-smoothing with {name}: which classes share the smoothed part, and with which logits, is "
-                    "not defined there; leave one of the two out"
-                )
-        for name in ("sampling_correction", "hard_negatives"):
-            if getattr(self, name) and self.sample_rate == 1.0:
-                raise ValueError(
-                    f"{flag(name)} without sampling: every class is active in every step; leave it out, or give a "
-                    "--sample-rate below 1"
-                )
+        check_options(
+            self._margin(),
+            self.sample_rate,
+            hard_negatives=self.hard_negatives > 0,
+            spell=flag,
+            **self._softmax_options(),
+        )
         if is_given(self, "hard_negatives_every") and not self.hard_negatives:
             raise ValueError(
                 "--hard-negatives-every without --hard-negatives: there is nothing to search for; give both, or none"
@@ -158,28 +147,22 @@ class HeadFlags:
                 f"--head-lr {self.head_lr} with --lr {schedule.lr}: the centres' rate follows the schedule of --lr, as "
                 "a multiple of it; give an --lr above 0"
             )
-        self._check_optimizer(optim)
         if optim.accumulate > 1 and self.loss in ("adaface", "curricularface"):
             raise ValueError(
                 f"--accumulate {optim.accumulate} with --loss {self.loss}: this loss keeps averages over whole "
                 "batches, and micro-batches would give it others; use another loss, or a larger --batch-size"
             )
-
-    def _check_optimizer(self, optim: OptimFlags) -> None:
-        name = self._optimizer_name(optim)
-        if name == "adagrad" and self.centre_state_dtype != "same":
+        row_optimizer = self._row_optimizer(optim)  # which checks itself
+        if isinstance(row_optimizer, RowAdagrad) and self.centre_state_dtype != "same":
             raise ValueError(
                 f"--centre-state-dtype {self.centre_state_dtype} with --head-optimizer adagrad: its state is one "
                 "number a centre, always fp32; leave --centre-state-dtype out"
             )
-        state = self.centre_dtype if self.centre_state_dtype == "same" else self.centre_state_dtype
-        if name == "adamw" and state == "fp16":
+        if isinstance(row_optimizer, RowAdamW) and self._state_dtype == torch.float16:
             raise ValueError(
                 "AdamW with its state in fp16: squares of gradients are below what fp16 holds, and centres are thrown "
                 "far away; add --centre-state-dtype bf16 or fp32, or --head-optimizer adam"
             )
-        if name == "nesterov" and not optim.momentum:
-            raise ValueError("--head-optimizer nesterov with --momentum 0 is plain SGD: give one, or say sgd")
 
     def notes(self, optim: OptimFlags, head: PartialFC) -> Iterator[str]:
         """What was asked for and makes no difference here."""
@@ -221,38 +204,30 @@ class HeadFlags:
             precision="bf16" if narrow else "fp32",
             storage=self._storage(dtype),
             catch_up=self.head_catch_up,
-            interclass_filtering_threshold=self.interclass_filtering_threshold or None,
-            sub_centres=self.sub_centres,
-            label_smoothing=self.label_smoothing,
-            sampling_correction=self.sampling_correction,
             hard_negatives=hard_negatives,
+            **self._softmax_options(),
         )
 
     def lr_ratio(self, lr: float) -> float:
         """What the schedule's learning rate is multiplied by for the centres. lr: of --lr."""
         return 1.0 if self.head_lr is None else self.head_lr / lr
 
+    def _softmax_options(self) -> dict[str, Any]:
+        """Which classes count in the softmax, and how much: options of PartialFC."""
+        return {
+            "interclass_filtering_threshold": self.interclass_filtering_threshold or None,
+            "sub_centres": self.sub_centres,
+            "label_smoothing": self.label_smoothing,
+            "sampling_correction": self.sampling_correction,
+        }
+
     def _margin(self) -> Margin:
         if self.margins is not None:
             return CombinedMargin(self.scale, *self.margins)
-        match self.loss:
-            case "cosface":
-                return CosFace(self.scale)
-            case "softmax":
-                return Softmax(self.scale)
-            case "sphereface":
-                return SphereFace(self.scale)
-            case "adaface":
-                return AdaFace(self.scale)
-            case "curricularface":
-                return CurricularFace(self.scale)
-        return ArcFace(self.scale, straight_through=self.loss == "arcface-straight-through")
-
-    def _optimizer_name(self, optim: OptimFlags) -> str:
-        return optim.optimizer if self.head_optimizer == "same" else self.head_optimizer
+        return _MARGINS[self.loss](self.scale)
 
     def _row_optimizer(self, optim: OptimFlags) -> RowOptimizer:
-        name = self._optimizer_name(optim)
+        name = optim.optimizer if self.head_optimizer == "same" else self.head_optimizer
         decay = optim.weight_decay if self.head_weight_decay is None else self.head_weight_decay
         match name:
             case "sgd" | "nesterov":
@@ -263,9 +238,11 @@ class HeadFlags:
                 return RowAdam(weight_decay=decay)
         return RowAdagrad(weight_decay=decay)
 
+    @property
+    def _state_dtype(self) -> torch.dtype:
+        return _DTYPES[self.centre_dtype if self.centre_state_dtype == "same" else self.centre_state_dtype]
+
     def _storage(self, dtype: torch.dtype) -> Storage:
         if dtype == torch.float64:
             return Storage(dtype, None, self.centre_place, self.centre_path)
-        centre = _DTYPES[self.centre_dtype]
-        state = centre if self.centre_state_dtype == "same" else _DTYPES[self.centre_state_dtype]
-        return Storage(centre, state, self.centre_place, self.centre_path)
+        return Storage(_DTYPES[self.centre_dtype], self._state_dtype, self.centre_place, self.centre_path)

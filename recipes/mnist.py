@@ -12,15 +12,14 @@ import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 import tyro
-from torch import nn
 
 from partial_fc import checkpoint, flags
+from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.data.idx import IdxSource, Split
 from partial_fc.data.order import PerEpoch
@@ -28,15 +27,14 @@ from partial_fc.data.transform import pixels
 from partial_fc.evaluate import Classification
 from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
 from partial_fc.foreign import apex
+from partial_fc.foreign.state_dicts import check_fits
 from partial_fc.head import CrossEntropy
 from partial_fc.models.convnet import NUM_CLASSES, SIDE, ConvNet
 from partial_fc.models.inputs import MNIST
-from partial_fc.optim import backbone as torch_optim
-from partial_fc.optim.gradient_sync import broadcast_module
 from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.batch_norm import convert
+from partial_fc.train.log import StepLine
 from partial_fc.train.loop import train
-from partial_fc.train.precision import LossScaler, Precision, choose
+from partial_fc.train.precision import LossScaler
 from partial_fc.train.run import Run, run_in_worlds
 
 
@@ -94,7 +92,7 @@ def main(arguments: list[str]) -> int:
 
 def train_here(run: Run) -> int:
     """Puts the parts together, trains, writes what came out."""
-    config, world = run.config, run.world
+    config = run.config
 
     # ---- data
     train_source = run.open_data(lambda: _source(config, "train"))
@@ -107,12 +105,9 @@ def train_here(run: Run) -> int:
 
     with ExitStack() as parts:
         # ---- model
-        precision = Precision(choose(config.optim.precision, run.device, world), run.device)
-        backbone = _backbone(run, precision)
-        head = CrossEntropy(NUM_CLASSES, world, precision.parameter_dtype)
-        run.logger.info(f"ConvNet: {backbone.num_parameters:,} parameters; precision {precision.mode}")
-        if backbone.note:
-            run.note(backbone.note)
+        torch.manual_seed(config.run.seed)  # as the tutorial: its first weights
+        backbone = run.backbone(ConvNet(), MNIST, {"network": "convnet", "output": "float32 (N, 10), logits"})
+        head = CrossEntropy(NUM_CLASSES, run.world, backbone.precision.parameter_dtype)
 
         # ---- start: a given checkpoint, else the newest of this run, else --load-amp, else from scratch
         saver = parts.enter_context(run.saver(_Saver))
@@ -126,7 +121,9 @@ def train_here(run: Run) -> int:
             return 0
 
         # ---- train
-        line = TutorialLine(config.run.frequent, len(train_source), run.global_batch, config.schedule.epochs)
+        line = TutorialLine(
+            config.run.frequent, schedule.total_steps, len(train_source), run.global_batch, config.schedule.epochs
+        )
         job = run.job(loader, backbone, head, schedule, [test], saver, start, line, each_epoch=True)
         outcome = train(job)
         status = run.finish(job, outcome, {} if outcome.stopped else _results(test, outcome.evaluations, start.best))
@@ -136,11 +133,9 @@ def train_here(run: Run) -> int:
 
 
 @dataclass(frozen=True)
-class TutorialLine:
+class TutorialLine(StepLine):
     """The tutorial's line, every `frequent` updates of an epoch."""
 
-    frequent: int
-    num_samples: int
     update_size: int
     epochs: float
 
@@ -193,28 +188,14 @@ def _source(config: Config, split: Split) -> IdxSource:
     return source
 
 
-def _backbone(run: Run, precision: Precision) -> TorchBackbone:
-    """Equal on all ranks. A collective."""
-    optim = run.config.optim
-    torch.manual_seed(run.config.run.seed)  # as the tutorial: its first weights
-    module: nn.Module = ConvNet().to(precision.device, precision.parameter_dtype)
-    broadcast_module(module, run.world)
-    if optim.sync_bn:
-        module = convert(module, run.world)
-    make = partial(torch_optim.build, optim.optimizer, momentum=optim.momentum, weight_decay=optim.weight_decay)
-    contract = {"network": "convnet", "output": "float32 (N, 10), logits"}
-    return TorchBackbone(
-        module, run.world, precision, make, run.config.exchange.build(run.config.run.seed), MNIST, contract
-    )
-
-
 def _load_amp(run: Run, backbone: TorchBackbone, path: Path, resumed: bool) -> None:
     """Starts from an Apex checkpoint, unless the run goes on from one of its own. A collective."""
     if resumed:
         run.note(f"--load-amp {path} is for a new run; this one goes on from its own checkpoint")
         return
     found = apex.read(path)
-    backbone.weights.load_state_dict(apex.model_state(found, backbone.weights.state_dict()))
+    check_fits(found.model, backbone.weights.state_dict(), path, "ConvNet")
+    backbone.weights.load_state_dict(found.model)
     for note in apex.load_optimizer(found, backbone.optimizer):
         run.note(note)
     scaler = backbone.scaler
@@ -227,7 +208,7 @@ def _load_amp(run: Run, backbone: TorchBackbone, path: Path, resumed: bool) -> N
             f"{f'{scaler.scale:g}' if scaler else 'none'}"
         )
     run.logger.info(f"started from {path}")
-    run.check_replicas(backbone)
+    check_replicas(backbone.replicated(), run.world)
 
 
 def _results(test: TestSet, values: dict[str, float], best: dict[str, float]) -> dict[str, object]:

@@ -135,17 +135,17 @@ def _worker(options: HeadOptions, side: str, scratch: Path) -> None:
     rates = measure_rates(device, options.batch, options.dim)
     if world.rank == 0:
         step_s = slowest_N.median().item()
-        parts = dict(zip(_PARTS, seconds_N4.median(dim=0).values.tolist(), strict=True))
+        parts = zip(_PARTS, seconds_N4.median(dim=0).values.tolist(), strict=True)
         gflop = 6 * options.batch * options.dim * options.classes * options.sample_rate / world.size / 1e9
-        textbook_or_plain = isinstance(head, TextbookHead) or head.kernel.name == "plain"
-        precision = "fp32" if textbook_or_plain else options.precision
+        impl = "textbook" if isinstance(head, TextbookHead) else head.kernel.name
+        precision = "fp32" if impl in ("textbook", "plain") else options.precision
         line = {
             **asdict(options),
             "side": side,
-            "impl": "textbook" if isinstance(head, TextbookHead) else head.kernel.name,
+            "impl": impl,
             "precision": precision,
             "step_s": round(step_s, 4),
-            **{name: round(seconds, 4) for name, seconds in parts.items()},
+            **{name: round(seconds, 4) for name, seconds in parts},
             "added_bytes": added,
             "kept_bytes": kept,
             "peak_bytes": added - kept,
@@ -161,7 +161,7 @@ def _worker(options: HeadOptions, side: str, scratch: Path) -> None:
         }
         print(json.dumps(line, default=str), flush=True)
     if isinstance(head, PartialFC):
-        head.close(ended_well=False)  # its files are thrown away: no need to wait until the disk has them
+        head.close()
     world.close()
 
 

@@ -2,15 +2,19 @@
 
 Letters: C classes, L of them on one rank, S of those take part in a step, W ranks, G the global batch, D width.
 The formulas are those of rank 0, whose shard is the largest, and of a run in which every row has been touched.
+They take options that leave nothing open (no "auto").
 """
 
+import bisect
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
 
 import torch
 
 from partial_fc.head.kernels import Impl, cpu, plain
-from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 from partial_fc.head.shard import Shard
 from partial_fc.machine import Rates
 
@@ -19,33 +23,76 @@ OPTIMIZERS: dict[str, type] = {"sgd": RowSGD, "adamw": RowAdamW, "adagrad": RowA
 
 
 @dataclass(frozen=True)
-class Workload:
-    """A head on W ranks, and its batch."""
+class PlanOptions:
+    """Memory, traffic and time of a head, before anything is allocated. Rates are measured here (on one process, within
+    a second) unless they are given."""
 
     classes: int
-    dim: int
-    ranks: int
-    batch: int  # of all ranks
-    sample_rate: float
-    dtype: torch.dtype  # of the centres
-    state_dtype: torch.dtype  # of the optimiser's state
-    precision: str  # of the products: a key of Rates.gflops
-    optimizer: RowOptimizer
-    place: str  # Storage.place
-    impl: Impl  # not "auto"
-    device: str  # "cpu" or "cuda"
+    """Classes over all processes."""
+    dim: int = 512
+    """Width of a feature."""
+    gpus: int = 1
+    """Processes: one for each GPU, or some on CPUs."""
+    batch: int = 1024
+    """Global batch."""
+    memory: str | None = None
+    """Memory that one process may use, e.g. 80GiB: how many classes fit?"""
+    reserve: str = "0"
+    """Part of --memory that is kept for the backbone's activations and the libraries."""
+    sample_rate: float = 0.1
+    """Share of the classes that are negatives in a step; compared with all of them."""
+    dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Dtype of the centres."""
+    state_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Dtype of the optimiser's state."""
+    precision: Literal["fp32", "bf16"] = "bf16"
+    """Precision of the matrix products' operands."""
+    optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
+    """Optimiser of the centres."""
+    place: Literal["device", "host", "disk"] = "device"
+    """Where centres and state are kept."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the head; auto: a GPU if there is one here."""
+    impl: Impl = "auto"
+    """The kernel; auto: triton on GPUs, cpu on CPUs."""
     threads: int = 1
+    """Threads of each process, on CPUs."""
+    backbone_parameters: int = 0
+    """Adds the backbone's parameters, gradient and optimiser state to the memory, and its all-reduce."""
+    step_ms: float | None = None
+    """Milliseconds of a step without the head: does sampling pay?"""
+    images_per_s: float | None = None
+    """The same as images a second of one process."""
+    rates: Path | None = None
+    """A file with the "rates" of another machine, as --json prints them."""
+    tflops: float | None = None
+    """Matrix products of --precision on one GPU, instead of what is measured."""
+    bandwidth: float | None = None
+    """GB/s of its memory, read plus written."""
+    place_bandwidth: float | None = None
+    """GB/s each way between --place and the device; none: 50 for the host (PCIe 5), 2 for a disk."""
+    link_gbps: float = 100.0
+    """Gbit/s of one process's link, each way."""
+    latency_us: float = 20.0
+    """Microseconds that one message takes beside its bytes."""
+    json: bool = False
+    """One JSON object instead of the table."""
 
     @property
     def local_classes(self) -> int:
-        return len(Shard.of(self.classes, 0, self.ranks))
+        return len(Shard.of(self.classes, 0, self.gpus))
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether rows lie in the host's memory, beside a GPU, or in files."""
+        return self.place == "disk" or (self.place == "host" and self.device == "cuda")
 
     @property
     def sampled(self) -> int:
         """S: the negatives, and the batch's classes of this rank."""
         if self.sample_rate == 1.0:
             return self.local_classes
-        positives = math.ceil(self.batch / self.ranks)
+        positives = math.ceil(self.batch / self.gpus)
         return min(self.local_classes, math.ceil(self.sample_rate * self.local_classes) + positives)
 
 
@@ -54,31 +101,21 @@ class Workload:
 _CACHE_BYTES = 2 << 20  # of the second level, which the CPU kernel's chunks are made for
 
 
-def row_bytes(workload: Workload) -> dict[str, int]:
+def row_bytes(workload: PlanOptions) -> dict[str, int]:
     """Bytes that one class keeps: its centre, its optimiser state, and when it was last touched."""
     state = sum(
-        workload.dim * workload.state_dtype.itemsize if width == "row" else 4
-        for width in workload.optimizer.state_widths().values()
+        workload.dim * DTYPES[workload.state_dtype].itemsize if width == "row" else 4
+        for width in OPTIMIZERS[workload.optimizer]().state_widths().values()
     )
-    return {"centres": workload.dim * workload.dtype.itemsize, "optimiser state": state, "touched": 4 + 1}
+    return {"centres": workload.dim * DTYPES[workload.dtype].itemsize, "optimiser state": state, "touched": 4 + 1}
 
 
-def kept_bytes(workload: Workload) -> dict[str, int]:
+def kept_bytes(workload: PlanOptions) -> dict[str, int]:
     """Bytes that last from step to step, at --place."""
     return {name: workload.local_classes * size for name, size in row_bytes(workload).items()}
 
 
-def feature_bytes(workload: Workload) -> int:
-    """Bytes of the global batch: its features, two copies for the kernel, unit length, gradient, two temporaries."""
-    return 7 * workload.batch * workload.dim * 4
-
-
-def sample_bytes(workload: Workload) -> int:
-    """Bytes of row numbers: negatives, their union with the batch's classes, the mask and indices that merge them."""
-    return 0 if workload.sample_rate == 1.0 else workload.sampled * (8 + 8 + 8 + 8 + 1)
-
-
-def kernel_bytes(workload: Workload) -> int:
+def kernel_bytes(workload: PlanOptions) -> int:
     """Bytes that a kernel works in, whatever the number of classes."""
     if workload.impl == "triton":
         from partial_fc.head.kernels import triton_pass
@@ -101,30 +138,33 @@ def kernel_bytes(workload: Workload) -> int:
     return rows * (8 * workload.dim * 4 + workload.batch * (5 * 4 + 1))
 
 
-def _padded_batch(workload: Workload) -> int:
+def _padded_batch(workload: PlanOptions) -> int:
     return -(-workload.batch // 16) * 16  # to whole vectors of the widest instruction set
 
 
-def _taken_over(workload: Workload) -> int:
+def _taken_over(workload: PlanOptions) -> int:
     """Centres whose exponentials the CPU kernel's second pass takes over from the first."""
     if workload.impl != "cpu" or workload.precision != "bf16":
         return 0
     return min(workload.sampled, cpu.EXP_CACHE_BYTES // (2 * _padded_batch(workload)))
 
 
-def memory(workload: Workload) -> dict[str, int]:
+def memory(workload: PlanOptions) -> dict[str, int]:
     """Bytes of one rank where it computes, by component, without what lies elsewhere (`elsewhere_bytes`)."""
+    # Negatives, their union with the batch's classes, the mask and indices that merge them.
+    sample = 0 if workload.sample_rate == 1.0 else workload.sampled * (8 + 8 + 8 + 8 + 1)
     return {
         **_rows_here(workload),
-        "features and their gradient": feature_bytes(workload),
-        "row numbers": sample_bytes(workload),
+        # of the global batch: two copies for the kernel, unit length, gradient, two temporaries
+        "features and their gradient": 7 * workload.batch * workload.dim * 4,
+        "row numbers": sample,
         "kernel's chunks": kernel_bytes(workload),
     }
 
 
-def _rows_here(workload: Workload) -> dict[str, int]:
+def _rows_here(workload: PlanOptions) -> dict[str, int]:
     kept = kept_bytes(workload)
-    if workload.place == "device" or (workload.place == "host" and workload.device == "cpu"):
+    if not workload.is_elsewhere:
         return kept
     one = sum(row_bytes(workload).values())
     if workload.device == "cpu":
@@ -134,37 +174,29 @@ def _rows_here(workload: Workload) -> dict[str, int]:
     return {"rows of three steps": 3 * workload.sampled * one}
 
 
-def elsewhere_bytes(workload: Workload) -> int:
+def elsewhere_bytes(workload: PlanOptions) -> int:
     """Bytes of this rank's rows in the host's memory or in files, beside `memory`."""
-    if workload.place == "device" or (workload.place == "host" and workload.device == "cpu"):
-        return 0
-    return sum(kept_bytes(workload).values())
+    return sum(kept_bytes(workload).values()) if workload.is_elsewhere else 0
 
 
 def backbone_bytes(parameters: int, optimizer: str) -> dict[str, int]:
     """Bytes of float32 parameters, their gradient and optimiser state. Activations depend on the network: not here."""
-    moments = {"sgd": 1, "adamw": 2}.get(optimizer, 2)
+    moments = 1 if optimizer == "sgd" else 2
     return {"backbone": 4 * parameters, "its gradient": 4 * parameters, "its optimiser state": 4 * moments * parameters}
 
 
-def largest_classes(workload: Workload, limit_bytes: int) -> int:
+def largest_classes(workload: PlanOptions, limit_bytes: int) -> int:
     """The most classes with which `memory` stays within the limit; 0: not even one."""
-    fits = lambda classes: sum(memory(replace(workload, classes=classes)).values()) <= limit_bytes  # noqa: E731
-    low, high = 0, 1
-    while fits(high) and high < 1 << 48:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    together = lambda classes: sum(memory(replace(workload, classes=classes)).values())  # noqa: E731
+    return bisect.bisect_right(range(1, 1 << 48), limit_bytes, key=together)
 
 
 # ---- collectives
 
 
-def collective_bytes(workload: Workload, feature_itemsize: int = 4) -> dict[str, int]:
+def collective_bytes(workload: PlanOptions, feature_itemsize: int = 4) -> dict[str, int]:
     """Bytes that a rank hands in for one step, by collective (head/partial_fc.py)."""
-    local_batch = math.ceil(workload.batch / workload.ranks)
+    local_batch = math.ceil(workload.batch / workload.gpus)
     return {
         "head/gather": local_batch * (workload.dim * feature_itemsize + 12),
         "head/softmax": 16 * workload.batch,
@@ -172,35 +204,34 @@ def collective_bytes(workload: Workload, feature_itemsize: int = 4) -> dict[str,
     }
 
 
-def link_bytes(workload: Workload, feature_itemsize: int = 4) -> dict[str, int]:
+def link_bytes(workload: PlanOptions) -> dict[str, int]:
     """Bytes that a rank sends over its link in one step, by collective, and as many arrive: rings, in which an
     all-gather passes on all parts but one, a reduce-scatter all blocks but one, and an all-reduce is both."""
-    others = workload.ranks - 1
-    handed = collective_bytes(workload, feature_itemsize)
+    others = workload.gpus - 1
+    handed = collective_bytes(workload)
     return {
         "head/gather": others * handed["head/gather"],
-        "head/softmax": 2 * others * handed["head/softmax"] // workload.ranks,
-        "head/features": others * handed["head/features"] // workload.ranks,
+        "head/softmax": 2 * others * handed["head/softmax"] // workload.gpus,
+        "head/features": others * handed["head/features"] // workload.gpus,
     }
 
 
 # ---- time
 
 
-def products_flop(workload: Workload) -> float:
+def products_flop(workload: PlanOptions) -> float:
     """Operations of one rank's matrix products in a step: logits in both passes (in the second those that the first
     could not leave to it), the features' and the centres' gradients, 2*G*S*D each."""
     return 2.0 * workload.batch * workload.dim * (4 * workload.sampled - _taken_over(workload))
 
 
-def traffic_bytes(workload: Workload, rows: int | None = None) -> float:
+def traffic_bytes(workload: PlanOptions) -> float:
     """Bytes of one rank's rows that a step moves: centres are read twice and written once, state read and written."""
     one = row_bytes(workload)
-    rows = workload.sampled if rows is None else rows
-    return rows * (3.0 * one["centres"] + 2.0 * one["optimiser state"] + 4)
+    return workload.sampled * (3.0 * one["centres"] + 2.0 * one["optimiser state"] + 4)
 
 
-def dense_update_bytes(workload: Workload) -> float:
+def dense_update_bytes(workload: PlanOptions) -> float:
     """Bytes that a dense optimiser would move instead: a float32 gradient of all local rows, zeroed, written and read,
     and every row and its state read and written."""
     one = row_bytes(workload)
@@ -218,20 +249,16 @@ class Machine:
     place_gbytes_per_s: float = math.inf  # each way, to where rows lie elsewhere: the host, a disk
 
 
-def head_seconds(workload: Workload, machine: Machine) -> dict[str, float]:
+def head_seconds(workload: PlanOptions, machine: Machine) -> dict[str, float]:
     """Seconds of a step, by cause; they are added up, since nothing is promised about what overlaps."""
-    messages = 3 * math.ceil(math.log2(workload.ranks)) if workload.ranks > 1 else 0
+    # Rows travel each way, while something else is computed, as far as that lasts.
+    moved = workload.sampled * sum(row_bytes(workload).values()) if workload.is_elsewhere else 0
+    exponentials = workload.batch * (2 * workload.sampled - _taken_over(workload))
+    messages = 3 * math.ceil(math.log2(workload.gpus)) if workload.gpus > 1 else 0
     return {
         "products": products_flop(workload) / (machine.share * machine.rates.gflops[workload.precision] * 1e9),
-        "exponentials": workload.batch
-        * (2 * workload.sampled - _taken_over(workload))
-        / (machine.rates.gexp_per_s * 1e9),
+        "exponentials": exponentials / (machine.rates.gexp_per_s * 1e9),
         "rows": traffic_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
-        "rows from and to their place": _rows_moved(workload) / (machine.place_gbytes_per_s * 1e9),
+        "rows from and to their place": moved / (machine.place_gbytes_per_s * 1e9),
         "links": sum(link_bytes(workload).values()) / (machine.link_gbytes_per_s * 1e9) + messages * machine.latency_s,
     }
-
-
-def _rows_moved(workload: Workload) -> float:
-    """Bytes that rows travel each way, while something else is computed, as far as that lasts."""
-    return workload.sampled * sum(row_bytes(workload).values()) if elsewhere_bytes(workload) else 0

@@ -3,79 +3,21 @@
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 
 from partial_fc.bench import plan
-from partial_fc.head import kernels
+from partial_fc.bench.plan import PlanOptions
 from partial_fc.machine import Rates, measure_rates
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 # Of the product rate that a kernel's products reach, beside exponentials and reading of rows. cpu and plain: measured
 # on the machine of docs/benchmarks.md at D = 512, batch 128; triton: assumed.
 KERNEL_SHARE = {"cpu": 0.85, "plain": 0.4, "triton": 0.6}
 
 
-@dataclass(frozen=True)
-class PlanOptions:
-    """Memory, traffic and time of a head, before anything is allocated. Rates are measured here (on one process, within
-    a second) unless they are given."""
-
-    classes: int
-    """Classes over all processes."""
-    dim: int = 512
-    """Width of a feature."""
-    gpus: int = 1
-    """Processes: one for each GPU, or some on CPUs."""
-    batch: int = 1024
-    """Global batch."""
-    memory: str | None = None
-    """Memory that one process may use, e.g. 80GiB: how many classes fit?"""
-    reserve: str = "0"
-    """Part of --memory that is kept for the backbone's activations and the libraries."""
-    sample_rate: float = 0.1
-    """Share of the classes that are negatives in a step; compared with all of them."""
-    dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Dtype of the centres."""
-    state_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Dtype of the optimiser's state."""
-    precision: Literal["fp32", "bf16"] = "bf16"
-    """Precision of the matrix products' operands."""
-    optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
-    """Optimiser of the centres."""
-    place: Literal["device", "host", "disk"] = "device"
-    """Where centres and state are kept."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the head; auto: a GPU if there is one here."""
-    impl: kernels.Impl = "auto"
-    """The kernel; auto: triton on GPUs, cpu on CPUs."""
-    threads: int = 1
-    """Threads of each process, on CPUs."""
-    backbone_parameters: int = 0
-    """Adds the backbone's parameters, gradient and optimiser state to the memory, and its all-reduce."""
-    step_ms: float | None = None
-    """Milliseconds of a step without the head: does sampling pay?"""
-    images_per_s: float | None = None
-    """The same as images a second of one process."""
-    rates: Path | None = None
-    """A file with the "rates" of another machine, as --json prints them."""
-    tflops: float | None = None
-    """Matrix products of --precision on one GPU, instead of what is measured."""
-    bandwidth: float | None = None
-    """GB/s of its memory, read plus written."""
-    place_bandwidth: float | None = None
-    """GB/s each way between --place and the device; none: 50 for the host (PCIe 5), 2 for a disk."""
-    link_gbps: float = 100.0
-    """Gbit/s of one process's link, each way."""
-    latency_us: float = 20.0
-    """Microseconds that one message takes beside its bytes."""
-    json: bool = False
-    """One JSON object instead of the table."""
+_SHOWN = ("classes", "local_classes", "sampled", "dim", "gpus", "batch", "sample_rate", "place", "impl")
 
 
 def report(options: PlanOptions) -> None:
@@ -86,7 +28,9 @@ def report(options: PlanOptions) -> None:
 
 def make(options: PlanOptions) -> dict[str, Any]:
     """Everything that the table shows, in bytes and seconds."""
-    workload, machine = _workload(options), _machine(options)
+    workload = _resolved(options)
+    machine = _machine(options, workload)
+    gexp_per_s = machine.rates.gexp_per_s
     memory = plan.memory(workload)
     if options.backbone_parameters:
         memory |= plan.backbone_bytes(options.backbone_parameters, options.optimizer)
@@ -96,18 +40,10 @@ def make(options: PlanOptions) -> dict[str, Any]:
     handed_in, sent = plan.collective_bytes(workload), plan.link_bytes(workload)
     if options.backbone_parameters:
         handed_in["backbone"] = 4 * options.backbone_parameters
-        sent["backbone"] = 2 * (workload.ranks - 1) * handed_in["backbone"] // workload.ranks
+        sent["backbone"] = 2 * (workload.gpus - 1) * handed_in["backbone"] // workload.gpus
     figures: dict[str, Any] = {
-        "classes": workload.classes,
-        "local_classes": workload.local_classes,
-        "sampled": workload.sampled,
-        "dim": workload.dim,
-        "gpus": workload.ranks,
-        "batch": workload.batch,
-        "sample_rate": workload.sample_rate,
-        "place": workload.place,
-        "impl": workload.impl,
-        "rates": {**asdict(machine.rates), "gexp_per_s": _finite(machine.rates.gexp_per_s)},
+        **{name: getattr(workload, name) for name in _SHOWN},
+        "rates": {**asdict(machine.rates), "gexp_per_s": gexp_per_s if math.isfinite(gexp_per_s) else None},
         "memory": memory,
         "memory_total": sum(memory.values()),
         "elsewhere": plan.elsewhere_bytes(workload),
@@ -163,71 +99,64 @@ def verdict(figures: dict[str, Any]) -> list[str]:
 
 def table(figures: dict[str, Any]) -> str:
     """The plan as a table."""
+    seconds = figures["seconds"]
     lines = [
         f"{figures['classes']:,} classes, D {figures['dim']}, batch {figures['batch']:,}, "
         f"{figures['gpus']:,} process(es) of {figures['local_classes']:,} classes; "
         f"{figures['sampled']:,} take part at rate {figures['sample_rate']:g}",
         "",
         "memory of a process",
-        *(f"  {name:32}{_size(size):>12}" for name, size in figures["memory"].items()),
-        f"  {'together':32}{_size(figures['memory_total']):>12}",
+        *(_row(f"  {name}", _size(size)) for name, size in figures["memory"].items()),
+        _row("  together", _size(figures["memory_total"])),
     ]
     if figures["elsewhere"]:
         where = "the host's memory" if figures["place"] == "host" else "files"
-        lines += [f"  beside it, in {where:18}{_size(figures['elsewhere']):>12}"]
-    lines += ["", f"{'collectives of a step':34}{'handed in':>12}{'sent':>12}"]
-    lines += [
-        f"  {name:32}{_size(size['handed_in']):>12}{_size(size['sent']):>12}"
-        for name, size in figures["collectives"].items()
-    ]
-    columns = {"all": "all classes", "sampled": f"rate {figures['sample_rate']:g}"}
-    lines += ["", f"{'time of the head in a step':34}" + "".join(f"{name:>12}" for name in columns.values())]
-    for part in figures["seconds"]["all"]:
-        if not any(figures["seconds"][c][part] for c in columns):
-            continue
-        lines.append(f"  {part:32}" + "".join(f"{_time(figures['seconds'][c][part]):>12}" for c in columns))
-    totals = "".join(f"{_time(sum(figures['seconds'][c].values())):>12}" for c in columns)
-    lines.append(f"  {'together':32}{totals}")
+        lines.append(_row(f"  beside it, in {where}", _size(figures["elsewhere"])))
+    lines += ["", _row("collectives of a step", "handed in", "sent")]
+    for name, size in figures["collectives"].items():
+        lines.append(_row(f"  {name}", _size(size["handed_in"]), _size(size["sent"])))
+    lines += ["", _row("time of the head in a step", "all classes", f"rate {figures['sample_rate']:g}")]
+    for part, all_classes in seconds["all"].items():
+        if all_classes or seconds["sampled"][part]:
+            lines.append(_row(f"  {part}", _time(all_classes), _time(seconds["sampled"][part])))
+    lines.append(_row("  together", *(_time(sum(seconds[rate].values())) for rate in ("all", "sampled"))))
     rates = ", ".join(f"{name} {rate:,.0f} GFLOP/s" for name, rate in figures["rates"]["gflops"].items())
     lines += [f"  (kernel {figures['impl']}; {rates}; memory {figures['rates']['gbytes_per_s']:,.0f} GB/s)", ""]
     return "\n".join(lines + figures["verdict"])
 
 
+def _row(name: str, *cells: str) -> str:
+    return f"{name:34}" + "".join(f"{cell:>12}" for cell in cells)
+
+
 def num_bytes(text: str) -> int:
     """Reads "80GiB", "24 GB" or "1e9" as bytes."""
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([KMGT]?I?)B?\s*", text.upper().replace("E", "e"))
-    if not match or match[2] not in _UNITS:
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(?:([KMGT])(I?))?B?\s*", text.upper().replace("E", "e"))
+    if not match:
         raise ValueError(f"memory {text!r}; expected a number with a unit, such as 80GiB or 24GB")
-    return int(float(match[1]) * _UNITS[match[2]])
+    number, prefix, binary = match.groups(default="")
+    return int(float(number) * (1024 if binary else 1000) ** ("", "K", "M", "G", "T").index(prefix))
 
 
-def _workload(options: PlanOptions) -> plan.Workload:
+def _resolved(options: PlanOptions) -> PlanOptions:
+    """The options, checked, with what is really used where they leave it open."""
     for name in ("classes", "dim", "gpus", "batch", "threads"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name} {getattr(options, name)}; expected at least 1")
     if not 0.0 < options.sample_rate <= 1.0:
         raise ValueError(f"--sample-rate {options.sample_rate}; expected 0 < rate <= 1")
-    impl = options.impl
+    device, impl = options.device, options.impl
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif device == "cuda" and not torch.cuda.is_available() and options.tflops is None and options.rates is None:
+        raise ValueError("--device cuda: no GPU here to measure; give --tflops and --bandwidth, or --rates")
     if impl == "auto":
-        impl = "triton" if _device(options).type == "cuda" else "cpu"
-    return plan.Workload(
-        options.classes,
-        options.dim,
-        options.gpus,
-        options.batch,
-        options.sample_rate,
-        plan.DTYPES[options.dtype],
-        plan.DTYPES[options.state_dtype],
-        "fp32" if impl == "plain" else options.precision,
-        plan.OPTIMIZERS[options.optimizer](),
-        options.place,
-        impl,
-        _device(options).type,
-        options.threads,
-    )
+        impl = "triton" if device == "cuda" else "cpu"
+    precision = "fp32" if impl == "plain" else options.precision
+    return replace(options, device=device, impl=impl, precision=precision)
 
 
-def _machine(options: PlanOptions) -> plan.Machine:
+def _machine(options: PlanOptions, workload: PlanOptions) -> plan.Machine:
     if options.rates:
         given = json.loads(options.rates.read_text())
         rates = Rates(**given.get("rates", given))
@@ -239,8 +168,7 @@ def _machine(options: PlanOptions) -> plan.Machine:
         raise ValueError("--tflops and --bandwidth describe another machine: give both, or none to measure this one")
     else:
         torch.set_num_threads(options.threads)
-        rates = measure_rates(_device(options), options.batch, options.dim)
-    workload = _workload(options)
+        rates = measure_rates(torch.device(workload.device), options.batch, options.dim)
     if workload.precision not in rates.gflops:
         raise ValueError(f"the rates know {', '.join(rates.gflops)}, not --precision {workload.precision}")
     return plan.Machine(
@@ -252,25 +180,12 @@ def _machine(options: PlanOptions) -> plan.Machine:
     )
 
 
-def _device(options: PlanOptions) -> torch.device:
-    given = options.tflops is not None or options.rates is not None
-    if options.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if options.device == "cuda" and not torch.cuda.is_available() and not given:
-        raise ValueError("--device cuda: no GPU here to measure; give --tflops and --bandwidth, or --rates")
-    return torch.device(options.device)
-
-
 def _backbone_seconds(options: PlanOptions) -> float | None:
     if options.step_ms is not None and options.images_per_s is not None:
         raise ValueError("--step-ms and --images-per-s say the same; give one of them")
     if options.images_per_s is not None:
         return options.batch / options.gpus / options.images_per_s
     return None if options.step_ms is None else options.step_ms / 1e3
-
-
-def _finite(x: float) -> float | None:
-    return x if math.isfinite(x) else None
 
 
 def _size(count: float) -> str:

@@ -20,10 +20,10 @@ where hosts do not share one. rows.py has the one description of rows, how they 
 head_state.py the rest of the head. peer/ keeps copies in the memory of other hosts, tools/ is `partial-fc checkpoint`.
 """
 
-from partial_fc.checkpoint.files import write_json
+from partial_fc.checkpoint.files import save_tensors, write_json
 from partial_fc.checkpoint.folders import best, complete, newest
 from partial_fc.checkpoint.read import Checkpoint
-from partial_fc.checkpoint.saver import Saver, save_model
+from partial_fc.checkpoint.saver import Saver
 from partial_fc.checkpoint.snapshot import Snapshot, capture, copied
 
 __all__ = [
@@ -35,6 +35,6 @@ __all__ = [
     "complete",
     "copied",
     "newest",
-    "save_model",
+    "save_tensors",
     "write_json",
 ]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.checkpoint.folders import complete, step_of
+from partial_fc.checkpoint.peer.transfer import all_gather_json
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.comm import World
 from partial_fc.comm.watch.report import ranks_in_words
@@ -27,21 +28,18 @@ def newest_common(root: Path, world: World) -> Path | None:
         folders = {step_of(folder): folder for folder in complete(root)}
     except OSError as error:
         problem = error
-    count_W = world.all_gather(torch.tensor([-1 if problem else len(folders)]), name="checkpoint/num_found").tolist()
+    steps_W = all_gather_json(None if problem else list(folders), world, "checkpoint/found")
     if problem:
         raise ValueError(f"rank {world.rank} cannot look for checkpoints below {root}: {problem}") from problem
-    if -1 in count_W:
-        raise ValueError(f"rank {count_W.index(-1)} cannot look for checkpoints below {root}: its output says why")
-    steps_N = world.all_gather(torch.tensor(list(folders), dtype=torch.int64), name="checkpoint/found")
-    steps_W = [set(steps.tolist()) for steps in steps_N.split(count_W)]
-    common = set.intersection(*steps_W)
+    if None in steps_W:
+        raise ValueError(f"rank {steps_W.index(None)} cannot look for checkpoints below {root}: its output says why")
+    common = set.intersection(*map(set, steps_W))
     if common:
         return folders[max(common)]
-    if not any(count_W):
+    if not any(steps_W):
         return None
     each = ", ".join(
-        f"rank {rank} {'none' if not steps else 'step ' + ' '.join(map(str, sorted(steps)))}"
-        for rank, steps in enumerate(steps_W)
+        f"rank {rank} {'step ' + ' '.join(map(str, steps)) if steps else 'none'}" for rank, steps in enumerate(steps_W)
     )
     raise ValueError(
         f"{world}: no checkpoint below {root} is there for all ranks: {each}. Give a --checkpoint-dir that all hosts "
@@ -67,13 +65,12 @@ def same_checkpoint(opened: Callable[[], Checkpoint | None], remedy: str, world:
         checkpoint = opened()
     except (ValueError, OSError) as error:
         problem = error
-    step = -2 if problem else checkpoint.step if checkpoint else -1
-    step_W = world.all_gather(torch.tensor([step]), name="checkpoint/step").tolist()
+    finds = f"step {checkpoint.step}" if checkpoint else "cannot read its checkpoint" if problem else "finds none"
+    finds_W = all_gather_json(finds, world, "checkpoint/step")
     if problem:
         raise ValueError(str(problem)) from problem
-    if len(set(step_W)) > 1:
-        states = {-2: "cannot read its checkpoint", -1: "finds none"}
-        each = ", ".join(f"rank {rank} {states.get(s, f'step {s}')}" for rank, s in enumerate(step_W))
+    if len(set(finds_W)) > 1:
+        each = ", ".join(f"rank {rank} {finds}" for rank, finds in enumerate(finds_W))
         raise ValueError(
             f"{world}: the ranks would not start from the same checkpoint: {each}. Checkpoints must lie where all "
             f"hosts see them, or on each host: {remedy}"
@@ -95,21 +92,22 @@ def check_replicas(state: Mapping[str, Tensor], world: World) -> None:
 def compare_replicas(state: Mapping[str, Any], world: World, name: str) -> str | None:
     """Which ranks hold other values than the others, and what differs first; None: all hold the same bits.
 
-    state: tensors, and values as JSON has them, by name. A collective, of 8 bytes a rank; where the ranks differ two
-    more, of 8 bytes a value. It costs a pass of zlib's CRC over the bytes and, from a GPU, their way to the host."""
+    state: tensors, and values as JSON has them, by name. A collective, of 8 bytes a rank; where the ranks differ
+    another one, of names and sums. It costs a pass of zlib's CRC over the bytes and, from a GPU, their way to the
+    host."""
     if world.size == 1:
         return None
     digests = {key: _digest(value) for key, value in state.items()}
     total_W = world.all_gather(torch.tensor([_digest(list(digests.items()))]), name=name).tolist()
     if len(set(total_W)) == 1:
         return None
-    names_W = world.all_gather(torch.tensor([_digest(list(digests))]), name=f"{name}/names").tolist()
+    digests_W = all_gather_json(digests, world, f"{name}/digests")
+    names_W = [tuple(each) for each in digests_W]
     if len(set(names_W)) > 1:
         return f"{_odd_ranks(names_W)}: they do not even hold tensors of the same names"
-    local = torch.tensor([list(digests.values())])
-    rows_W = [tuple(row) for row in world.all_gather(local, name=f"{name}/digests").tolist()]
-    differ = [key for key, column in zip(digests, zip(*rows_W, strict=True), strict=True) if len(set(column)) > 1]
-    return f"{_odd_ranks(rows_W)}, in {len(differ)} of {len(digests)} parts of the state, the first of them {differ[0]}"
+    differ = [key for key in digests if len({each[key] for each in digests_W}) > 1]
+    odd = _odd_ranks([tuple(each.values()) for each in digests_W])
+    return f"{odd}, in {len(differ)} of {len(digests)} parts of the state, the first of them {differ[0]}"
 
 
 def _digest(value: Any) -> int:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,12 @@ def write(path: Path, contents: Iterable[memoryview | bytes]) -> str:
                 while piece:
                     piece = piece[file.write(piece) :]
     return digest.hexdigest()
+
+
+def write_lines(lines: Iterable[str], path: Path) -> str:
+    """Text, a line each; returns its SHA-256."""
+    rest = iter(lines)
+    return write(path, iter(lambda: "".join(f"{line}\n" for line in islice(rest, 10_000)).encode(), b""))
 
 
 def write_json(value: Any, path: Path) -> str:

@@ -101,14 +101,12 @@ def _score(folder: Path) -> float | None:
 def prune(root: Path, keep: int, keep_best: bool) -> None:
     """Removes all but the newest `keep` complete checkpoints and, with keep_best, the one with the highest score; also
     what a killed run has left of checkpoints before the newest complete one."""
-    kept = set(complete(root)[-keep:])
-    if keep_best:
-        kept |= {folder for folder in (best(root),) if folder is not None}
-    for folder in complete(root):
+    whole = complete(root)
+    kept = {*whole[-keep:], best(root) if keep_best else None}
+    for folder in whole:
         if folder not in kept:
             unmark(folder)  # first, so that half a folder never looks whole
             shutil.rmtree(folder)
-    last = newest(root)
     for folder in filter(_is_ours, root.glob("step-*")):
-        if last and step_of(folder) < step_of(last) and not (folder / MARKER).exists():
+        if whole and step_of(folder) < step_of(whole[-1]) and not (folder / MARKER).exists():
             shutil.rmtree(folder)

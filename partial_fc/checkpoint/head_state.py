@@ -14,6 +14,11 @@ from partial_fc.head import PartialFC
 from partial_fc.head.class_rows import ClassRows
 
 _COUNTS = ("num_classes", "embedding_size", "sub_centres")
+# What the manifest of a run with class centres says: numbers, from the least that they can be, and other values, of
+# which only those of the head must be there.
+_LEAST = {"world_size": 1, **dict.fromkeys(_COUNTS, 1), "hard_negatives": 0, "head.num_steps": 0}
+_KINDS = {"head.margin": dict, "head.schedule": dict, "head.row_seed": int}
+_KINDS |= {"configuration": dict, "history": list, "best": dict, "versions": dict}
 
 
 class Head(Protocol):
@@ -42,17 +47,14 @@ def has_head(manifest: dict[str, Any], where: str) -> bool:
     if "num_classes" not in manifest:
         return False
     head = manifest.get("head")
-    within = head if isinstance(head, dict) else {}
-    counts = {name: (manifest.get(name), 1) for name in ("world_size", *_COUNTS)}
-    counts |= {"hard_negatives": (manifest.get("hard_negatives"), 0), "head.num_steps": (within.get("num_steps"), 0)}
-    for name, (value, least) in counts.items():
+    said = manifest | {f"head.{name}": value for name, value in (head.items() if isinstance(head, dict) else ())}
+    for name, least in _LEAST.items():
+        value = said.get(name)
         if type(value) is not int or not least <= value < 1 << 62:
             raise ValueError(f"{where}: manifest.json says {name} is {value!r}; expected a whole number from {least}")
-    empty: dict[str, Any] = {"configuration": {}, "history": [], "best": {}, "versions": {}}
-    kinds = {name: (manifest.get(name, value), type(value)) for name, value in empty.items()}
-    kinds |= {f"head.{name}": (within.get(name), k) for name, k in (("margin", dict), ("schedule", dict))}
-    for name, (value, kind) in (kinds | {"head.row_seed": (within.get("row_seed"), int)}).items():
-        if type(value) is not kind:
+    for name, kind in _KINDS.items():
+        value = said.get(name)
+        if type(value) is not kind and (name in said or name.startswith("head.")):
             raise ValueError(f"{where}: manifest.json says {name} is {value!r}; expected {kind.__name__}")
     return True
 

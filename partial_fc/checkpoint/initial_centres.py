@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from partial_fc.checkpoint.consistency import same_checkpoint
-from partial_fc.checkpoint.folders import step_folder
-from partial_fc.checkpoint.head_state import check_same_head, has_head
-from partial_fc.checkpoint.read import Checkpoint
+from partial_fc.checkpoint.head_state import check_same_head
+from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.checkpoint.rows import cut
 from partial_fc.comm import World
 from partial_fc.head import PartialFC
@@ -14,14 +13,8 @@ from partial_fc.head import PartialFC
 def open_centres(folder: Path, world: World) -> Checkpoint:
     """folder: a checkpoint, or one whose newest counts. Raises ValueError, on all ranks, where one finds none with a
     head, or another step than the others. A collective."""
-
-    def opened() -> Checkpoint:
-        checkpoint = Checkpoint(step_folder(folder))
-        if not has_head(checkpoint.manifest, str(checkpoint.folder)):
-            raise ValueError(f"{checkpoint.folder} has no class centres: it is not of recipe face")
-        return checkpoint
-
-    checkpoint = same_checkpoint(opened, "give --head-centres the folder of one step", world)
+    remedy = "give --head-centres the folder of one step"
+    checkpoint = same_checkpoint(lambda: open_with_centres(folder), remedy, world)
     assert checkpoint is not None
     return checkpoint
 
@@ -40,8 +33,7 @@ def load_centres(checkpoint: Checkpoint, head: PartialFC) -> None:
 
 def check_whole(checkpoint: Checkpoint) -> None:
     """Raises ValueError for a checkpoint that holds centres alone: nothing can go on from it."""
-    name = "backbone.safetensors"
-    if not (checkpoint.folder / name).exists() and checkpoint.checksums[name] is None:
+    if checkpoint.path("backbone.safetensors") is None:
         raise ValueError(
             f"{checkpoint.folder} holds class centres without a backbone: start with --head-centres "
             f"{checkpoint.folder} and --pretrained instead of --resume"

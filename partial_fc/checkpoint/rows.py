@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from partial_fc.head.class_rows import Column
@@ -51,12 +52,14 @@ class Rows(Protocol):
         ...
 
 
+@dataclass
 class Part:
     """The rows of classes [start, stop) as a file holds them. tensors: the columns, and "class", the numbers of the
     created classes, ascending, where some of the range were never created."""
 
-    def __init__(self, start: int, stop: int, tensors: dict[str, Tensor]):
-        self.start, self.stop, self.tensors = start, stop, tensors
+    start: int
+    stop: int
+    tensors: dict[str, Tensor]
 
     @property
     def rows(self) -> dict[str, Tensor]:
@@ -78,7 +81,7 @@ class Part:
 
     @property
     def num_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+        return sum(t.nbytes for t in self.tensors.values())
 
     def created(self, start: int, stop: int) -> Tensor:
         if _CLASS not in self.tensors:
@@ -174,45 +177,48 @@ class PartFile:
 
     def open(self) -> Part:
         """The part, mapped from the file: nothing is read before it is used. Raises ValueError where the file is
-        damaged."""
+        damaged, or its shapes and class numbers do not fit together."""
         try:
-            with safe_open(self.path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = load_file(self.path)
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{self.path} is no safetensors file, or cut short: {error}") from error
         if "centres" not in tensors:
             raise ValueError(f"{self.path} holds {sorted(tensors)}; expected the centres, and their state by name")
-        return Part(self.start, self.stop, tensors)
+        part = Part(self.start, self.stop, tensors)
+        problem = part.problem()
+        if problem:
+            raise ValueError(f"{self.path}: {problem}")
+        return part
 
 
-def part_files(folder: Path, world_size: int) -> list[PartFile]:
-    """The files with rows that so many ranks have written into a folder, by rising class."""
-    matches = ((path, _NAME.fullmatch(path.name)) for path in folder.glob(f"head-*-of-{world_size:05d}-classes-*"))
-    files = [PartFile(path, int(m[1]), int(m[3]), int(m[4])) for path, m in matches if m]
-    return sorted((file for file in files if file.stop > file.start), key=lambda file: (file.start, file.path.name))
+def part_files(folders: Iterable[Path], world_size: int) -> list[PartFile]:
+    """The files with rows that so many ranks have written into these folders, by rising class; those of one name once,
+    as the first of the folders has it."""
+    by_name: dict[str, PartFile] = {}
+    for path in (path for folder in folders for path in folder.glob(f"head-*-of-{world_size:05d}-classes-*")):
+        m = _NAME.fullmatch(path.name)
+        if m and int(m[3]) < int(m[4]):
+            by_name.setdefault(path.name, PartFile(path, int(m[1]), int(m[3]), int(m[4])))
+    return sorted(by_name.values(), key=lambda file: (file.start, file.path.name))
 
 
 class StoredRows:
     """The rows of classes [start, stop) from files, of which only what is asked for is read."""
 
     def __init__(
-        self,
-        files: Iterable[PartFile],
-        start: int,
-        stop: int,
-        num_classes: int,
-        where: str,
-        check: Callable[[Path], object],
+        self, files: Iterable[PartFile], start: int, stop: int, end: int, where: str, check: Callable[[Path], object]
     ):
-        """files: by rising class, some maybe of other ranges. where: what messages call the checkpoint. check: is
-        called with a file's path before anything of it is used. Raises ValueError where a class is in no file or in
-        two; reading does so for a file that does not fit to the others, and what `check` raises."""
+        """files: by rising class, some maybe of other ranges. end: the number of all classes. where: what messages call
+        the checkpoint. check: is called with a file's path before anything of it is used. Raises ValueError where a
+        class is in no file or in two; reading does so for a file that does not fit to the others, and what `check`
+        raises."""
         self.start, self.stop = start, stop
         self.files = [file for file in files if file.start < stop and start < file.stop]
-        problems = list(gaps(self.files, start, stop, num_classes))
-        if problems:
-            raise ValueError(f"{where}: {problems[0]}")
-        self._check, self._where = check, where
+        first = min([start, *(file.start for file in self.files)])
+        problem = next(gaps(self.files, first, stop, end), None)
+        if problem:
+            raise ValueError(f"{where}: {problem}")
+        self._check = check
         self._start_F = torch.tensor([file.start for file in self.files])
         self._open: dict[PartFile, Part] = {}
 
@@ -236,11 +242,7 @@ class StoredRows:
 
     def _read(self, file: PartFile) -> Part:
         self._check(file.path)
-        part = file.open()
-        problem = part.problem()
-        if problem:
-            raise ValueError(f"{file.path}: {problem}")
-        return part
+        return file.open()
 
     def created(self, start: int, stop: int) -> Tensor:
         files = [file for file in self.files if file.start < stop and start < file.stop]
@@ -264,20 +266,21 @@ class StoredRows:
         return rows
 
 
-def gaps(files: list[PartFile], start: int, stop: int, num_classes: int) -> Iterator[str]:
-    """What is wrong with the class ranges of files, by rising class, that are to hold [start, stop)."""
+def gaps(files: list[PartFile], start: int, stop: int, end: int) -> Iterator[str]:
+    """What is wrong with the class ranges of files, by rising class, that are to hold [start, stop), and none from
+    `end` on."""
     elsewhere = "Where each host has a folder of its own, give the folders of all of them, or copy their files into one"
     reached = start
     for file in files:
         if file.start > reached:
             yield f"no file holds classes {reached} to {file.start - 1}. {elsewhere}"
-        elif file.start < reached and reached > start:
-            yield f"{file.path.name} holds classes from {file.start}, which another file holds, too"
+        elif file.start < reached:
+            yield f"{file.path.name} holds classes from {file.start}; another one holds those before {reached}"
         reached = max(reached, file.stop)
     if reached < stop:
         yield f"no file holds classes {reached} to {stop - 1}. {elsewhere}"
-    if reached > num_classes:
-        yield f"{files[-1].path.name} holds classes up to {reached - 1}; there are {num_classes}"
+    if reached > end:
+        yield f"{files[-1].path.name} holds classes up to {reached - 1}; expected none from {end} on"
 
 
 def mismatch(expected: dict[str, Column], actual: dict[str, Column], where: str, dtypes: bool = True) -> str | None:

@@ -1,4 +1,4 @@
-"""Writes checkpoints in the background, and the final model.
+"""Writes checkpoints in the background.
 
 A checkpoint goes through two jobs, each done by all ranks in threads of their own while training goes on:
 
@@ -17,9 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from partial_fc.checkpoint.files import save_tensors
 from partial_fc.checkpoint.folders import folder_name, mark, newest, prune, unmark
 from partial_fc.checkpoint.head_state import Head
 from partial_fc.checkpoint.rows import class_bytes
@@ -225,8 +223,3 @@ def ranks_beside(root: Path, world: World) -> list[int]:
     world.barrier(name="checkpoint/seen")
     mine.unlink()
     return seen
-
-
-def save_model(path: Path, backbone: dict[str, Tensor], contract: dict[str, str]) -> None:
-    """The backbone alone, for whoever uses the model; contract (strings) says what it expects and returns."""
-    save_tensors(backbone, path, contract)

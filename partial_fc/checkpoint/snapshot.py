@@ -9,7 +9,7 @@ from torch import Tensor
 
 from partial_fc.checkpoint import rows
 from partial_fc.checkpoint.checksums import checksums_name, write_checksums
-from partial_fc.checkpoint.files import save_tensors, write, write_json
+from partial_fc.checkpoint.files import save_tensors, write_json, write_lines
 from partial_fc.checkpoint.folders import MANIFEST
 from partial_fc.checkpoint.head_state import Head, facts_of, hard_negatives_name
 from partial_fc.checkpoint.rows import Part, cut
@@ -42,7 +42,7 @@ class Snapshot:
     def num_bytes(self) -> int:
         """The bytes that a copy keeps."""
         tables = (self.backbone, self.optimizer, self.local, self.hard_negatives)
-        num_bytes = sum(t.numel() * t.element_size() for table in tables for t in table.values())
+        num_bytes = sum(t.nbytes for table in tables for t in table.values())
         return num_bytes + (sum(part.num_bytes for part in self.parts) if self.is_copy else 0)
 
     def write(self, folder: Path, leads: bool) -> int:
@@ -71,7 +71,7 @@ class Snapshot:
         for name, tensors in tables.items():
             yield name, save_tensors(tensors, folder / name)
         if leads and self.class_names is not None:
-            yield "class-names.txt", write(folder / "class-names.txt", _lines(self.class_names))
+            yield "class-names.txt", write_lines(self.class_names, folder / "class-names.txt")
         if leads:
             yield MANIFEST, write_json(self.manifest, folder / MANIFEST)
 
@@ -101,10 +101,9 @@ def capture(
     class_names: list[str] | None = None,
     copy: bool = True,
 ) -> Snapshot:
-    """The state as it is. backbone, optimizer: equal on all ranks; local: what only this rank has; all three `copied`
-    already. facts: what else is to be found again, as
-    JSON (position, best scores, configuration). copy: also the head's rows into memory of their own, so that training
-    may go on; else to be written before it does. A head without rows has no part of it."""
+    """The state as it is. backbone, optimizer, local: as in a Snapshot, `copied` already. facts: what else is to be
+    found again, as JSON (position, best scores, configuration). copy: also the head's rows into memory of their own, so
+    that training may go on; else to be written before it does. A head without rows has no part of it."""
     parts: Iterable[Part] = ()
     hard_negatives = None
     if head.rows is not None:
@@ -136,6 +135,6 @@ def local_name(rank: int, world_size: int) -> str:
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
-def _lines(names: list[str]) -> Iterator[bytes]:
-    for begin in range(0, len(names), 10_000):
-        yield "".join(f"{name}\n" for name in names[begin : begin + 10_000]).encode()
+def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin so, without it: "buffer/" or "exchange/" of a rank's own."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

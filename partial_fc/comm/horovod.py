@@ -6,7 +6,6 @@ Its own differentiable functions are not used: their backward averages again (wh
 
 import math
 import os
-import socket
 from collections.abc import Callable, Sequence
 
 import horovod.torch as hvd
@@ -23,12 +22,8 @@ class HorovodWorld(World):
 
     backend = "horovod"
 
-    def __init__(
-        self, launch: Launch, device: str = "cpu", comm_timeout_s: float = 0.0, start_timeout_s: float = 120.0
-    ):
-        """start_timeout_s: seconds in which all ranks must have come, where horovodrun lets them come and go.
-
-        Raises ValueError where launcher and Horovod do not agree, StartError where some ranks would compute on GPUs
+    def __init__(self, launch: Launch, device: str, comm_timeout_s: float = 0.0, start_timeout_s: float = 120.0):
+        """Raises ValueError where launcher and Horovod do not agree, StartError where some ranks would compute on GPUs
         and some on the CPU, elastic.Evicted where this process is not part of the job any more; where only new
         processes have another device than those of the world before, these elastic.HostsChanged instead."""
         if comm_timeout_s and not any(name.startswith("HOROVOD_STALL_") for name in os.environ):
@@ -52,7 +47,7 @@ class HorovodWorld(World):
             mismatched = elastic.mismatched_ranks(on_gpu_W, trained_W)
             if mismatched and launch.rank not in mismatched:
                 raise elastic.HostsChanged(f"going on without new processes: {problem}")
-            raise StartError(f"rank {launch.rank} of {launch.size} on {socket.gethostname()}: {problem}")
+            raise StartError(f"{launch}: {problem}")
         super().__init__(launch)
         if elastic.active():
             elastic.member().world = self
@@ -69,11 +64,8 @@ class HorovodWorld(World):
         handle = hvd.reducescatter_async(pad_rows(t, rows), name=name, op=hvd.Sum)
         return lambda: hvd.synchronize(handle)[: rows[self.rank]]
 
-    def _all_to_all(
-        self, t: Tensor, rows: Sequence[int] | None, arriving: Sequence[int] | None, name: str
-    ) -> Callable[[], Tensor]:
-        splits = None if rows is None else torch.tensor(rows, dtype=torch.int32)
-        handle = hvd.alltoall_async(t, splits, name=name)
+    def _all_to_all(self, t: Tensor, rows: Sequence[int], arriving: Sequence[int], name: str) -> Callable[[], Tensor]:
+        handle = hvd.alltoall_async(t, torch.tensor(rows, dtype=torch.int32), name=name)
         return lambda: hvd.synchronize(handle)[0]  # [1]: how many rows each rank sent
 
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:

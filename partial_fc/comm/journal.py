@@ -1,19 +1,18 @@
 """What this process does in collectives: which it has started, and which are in flight at this moment."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 
+@dataclass(eq=False, slots=True)
 class Call:
     """One collective of this rank."""
 
-    __slots__ = ("done", "name", "nth", "number", "waited_s")
-
-    def __init__(self, name: str, nth: int, number: int):
-        self.name = name
-        self.nth = nth  # among those of this name, from 1: by (name, nth) ranks mean the same collective
-        self.number = number  # among all collectives of this rank, from 1: what torch.distributed matches by
-        self.waited_s = -1.0  # measured by the watch, which has not seen it yet
-        self.done: Callable[[], bool] | None = None  # set where a GPU goes on with it after the host has waited
+    name: str
+    nth: int  # among those of this name, from 1: by (name, nth) ranks mean the same collective
+    number: int  # among all collectives of this rank, from 1: what torch.distributed matches by
+    waited_s: float = -1.0  # measured by the watch, which has not seen it yet
+    done: Callable[[], bool] | None = None  # set where a GPU goes on with it after the host has waited
 
 
 class Journal:
@@ -41,5 +40,4 @@ class Journal:
 
     def oldest_in_flight(self) -> Call | None:
         """The call that was started first of those that some thread waits for."""
-        calls = list(self.in_flight)
-        return min(calls, key=lambda call: call.number) if calls else None
+        return min(list(self.in_flight), key=lambda call: call.number, default=None)

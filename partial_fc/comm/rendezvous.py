@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from functools import partial
 
 import torch.distributed as dist
 
@@ -53,13 +52,13 @@ def meet(launch: Launch, timeout_s: float, device: str = "cpu") -> dist.Store:
         verdict = problem or _verdict(store, launch, timeout_s, deadline)
     except dist.DistError as error:
         raise StartError(
-            f"{_who(launch)}: the store at {_where(launch)} went away while the ranks gathered: has rank 0 ended? Its "
+            f"{launch}: the store at {_where(launch)} went away while the ranks gathered: has rank 0 ended? Its "
             f"messages say why ({_first_line(error)})"
         ) from None
     if verdict != _ALL_HERE:
         if launch.rank == 0:
             time.sleep(_LINGER_S)
-        raise StartError(f"{_who(launch)}: {verdict}")
+        raise StartError(f"{launch}: {verdict}")
     return store
 
 
@@ -69,25 +68,25 @@ def _open(launch: Launch, timeout_s: float, deadline: float) -> dist.Store:
         return _host(launch, timeout_s)
     _reach(launch, timeout_s, deadline)
     left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
-    connect = partial(dist.TCPStore, launch.master_addr, launch.master_port, None, False, left)
     results: list[dist.Store | Exception] = []
 
-    def open_store() -> None:
+    def connect() -> None:
         try:
-            results.append(connect())
+            results.append(dist.TCPStore(launch.master_addr, launch.master_port, None, False, left))
         except Exception as error:  # for the thread that waits
             results.append(error)
 
     # The constructor waits for ever at a server that accepts and says nothing: its own timeout does not cover that.
-    thread = threading.Thread(target=open_store, daemon=True)
+    thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(left.total_seconds())
-    if results and isinstance(results[0], dist.Store):
-        return results[0]
-    detail = _first_line(results[0]) if results and isinstance(results[0], Exception) else "no answer"
+    result = results[0] if results else "no answer"
+    if isinstance(result, dist.Store):
+        return result
     raise StartError(
-        f"{_who(launch)}: something listens at {_where(launch)}, but it is not the store of a rank 0 ({detail}; waited "
-        f"{timeout_s:g} s). Is the port that of another program? Choose another one, the same on all nodes"
+        f"{launch}: something listens at {_where(launch)}, but it is not the store of a rank 0 "
+        f"({_first_line(result)}; waited {timeout_s:g} s). Is the port that of another program? Choose another one, "
+        "the same on all nodes"
     )
 
 
@@ -108,7 +107,7 @@ def _host(launch: Launch, timeout_s: float) -> dist.Store:
         )
     except dist.DistError as error:
         raise StartError(
-            f"{_who(launch)}: cannot listen at port {launch.master_port} ({_first_line(error)}). Does another job or "
+            f"{launch}: cannot listen at port {launch.master_port} ({_first_line(error)}). Does another job or "
             "program use it? Choose another one (--master-port or MASTER_PORT), the same on all nodes"
         ) from None
 
@@ -130,7 +129,7 @@ def _reach(launch: Launch, timeout_s: float, deadline: float) -> None:
         time.sleep(max(0.0, min(0.2, deadline - time.monotonic())))
     here = " That address is this host itself." if _is_local_address(launch.master_addr) else ""
     raise StartError(
-        f"{_who(launch)}: nobody listens at {_where(launch)} after {timeout_s:g} s: {problem}.{here} The master "
+        f"{launch}: nobody listens at {_where(launch)} after {timeout_s:g} s: {problem}.{here} The master "
         "address is that of the host where rank 0 runs (--nr 0), as the other hosts reach it; the port is the same on "
         "all nodes. Was rank 0 started, and has it ended with an error?"
     )
@@ -176,7 +175,7 @@ def _verdict(store: dist.Store, launch: Launch, timeout_s: float, deadline: floa
         if now > notice_at:
             notice_at = deadline + 1
             absent = ", ".join(_absent(store, ranks))
-            print(f"{_who(launch)} waits at {_where(launch)} for {absent}", file=sys.stderr, flush=True)
+            print(f"{launch} waits at {_where(launch)} for {absent}", file=sys.stderr, flush=True)
         time.sleep(_POLL_S)
     return store.get("verdict").decode()
 
@@ -222,13 +221,9 @@ def _is_local_address(address: str) -> bool:
     return True
 
 
-def _who(launch: Launch) -> str:
-    return f"rank {launch.rank} of {launch.size} on {socket.gethostname()}"
-
-
 def _where(launch: Launch) -> str:
     return f"{launch.master_addr}:{launch.master_port}"
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: Exception | str) -> str:
     return str(error).splitlines()[0][:200]

@@ -1,6 +1,7 @@
 """One process: every collective is the identity."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -19,16 +20,10 @@ class SingleWorld(World):
     def _all_reduce(self, t: Tensor, op: Op, name: str) -> Callable[[], Tensor]:
         return lambda: t
 
-    def _all_gather(self, t: Tensor, rows: Sequence[int] | None, name: str) -> Callable[[], Tensor]:
+    def _identity(self, t: Tensor, *args: Any, **kwargs: Any) -> Callable[[], Tensor]:
         return t.clone
 
-    def _reduce_scatter(self, t: Tensor, rows: Sequence[int], name: str) -> Callable[[], Tensor]:
-        return t.clone
-
-    def _all_to_all(
-        self, t: Tensor, rows: Sequence[int] | None, arriving: Sequence[int] | None, name: str
-    ) -> Callable[[], Tensor]:
-        return t.clone
+    _all_gather = _reduce_scatter = _all_to_all = _identity
 
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:
         if root != 0:

@@ -4,7 +4,6 @@ Here collectives are matched by their order, so every rank must start them in th
 """
 
 import os
-import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -27,11 +26,8 @@ class TorchWorld(World):
     backend = "torch"
     _group: dist.ProcessGroup | None = None  # None: all processes
 
-    def __init__(self, launch: Launch, device: str, comm_timeout_s: float = 600.0, start_timeout_s: float = 120.0):
-        """comm_timeout_s: seconds that a collective may take, 0: for ever. start_timeout_s: until all ranks are there.
-
-        Raises StartError where ranks do not find each other, or some would compute on GPUs and some on the CPU.
-        """
+    def __init__(self, launch: Launch, device: str, comm_timeout_s: float, start_timeout_s: float):
+        """Raises StartError where ranks do not find each other, or some would compute on GPUs and some on the CPU."""
         store = rendezvous.meet(launch, start_timeout_s, device)
         try:
             dist.init_process_group(
@@ -45,9 +41,9 @@ class TorchWorld(World):
         except RuntimeError as error:
             chosen = os.environ.get("GLOO_SOCKET_IFNAME", "chosen by the host's name")
             raise StartError(
-                f"rank {launch.rank} of {launch.size} on {socket.gethostname()}: all ranks have come, but cannot reach "
-                f"each other (network interface: {chosen}): {str(error).splitlines()[0]}. --network-interface NAME "
-                "chooses the network that all hosts share (`ip addr` lists them)"
+                f"{launch}: all ranks have come, but cannot reach each other (network interface: {chosen}): "
+                f"{str(error).splitlines()[0]}. --network-interface NAME chooses the network that all hosts share (`ip "
+                "addr` lists them)"
             ) from error
         # So far it was the time to connect, from now on it is that of a collective.
         timeout = timedelta(seconds=comm_timeout_s + _LATER_S) if comm_timeout_s else _FOR_EVER
@@ -85,13 +81,9 @@ class TorchWorld(World):
         work = dist.reduce_scatter_single(result, padded, dist.ReduceOp.SUM, self._group, async_op=True)
         return lambda: _finish(work, result)[: rows[self.rank]]
 
-    def _all_to_all(
-        self, t: Tensor, rows: Sequence[int] | None, arriving: Sequence[int] | None, name: str
-    ) -> Callable[[], Tensor]:
-        result = torch.empty_like(t) if arriving is None else t.new_empty(sum(arriving), *t.shape[1:])
-        output_splits = None if arriving is None else list(arriving)
-        input_splits = None if rows is None else list(rows)
-        work = dist.all_to_all_single(result, t, output_splits, input_splits, self._group, async_op=True)
+    def _all_to_all(self, t: Tensor, rows: Sequence[int], arriving: Sequence[int], name: str) -> Callable[[], Tensor]:
+        result = t.new_empty(sum(arriving), *t.shape[1:])
+        work = dist.all_to_all_single(result, t, list(arriving), list(rows), self._group, async_op=True)
         return lambda: _finish(work, result)
 
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:

@@ -1,12 +1,13 @@
 """The collectives as everyone calls them: named, checked and counted here; the backends only move tensors."""
 
+import json
 import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 import torch
@@ -19,7 +20,6 @@ from partial_fc.comm.watch.watchdog import Watch
 
 Op = Literal["sum", "max"]
 _REDUCIBLE = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
-_ENDPOINT_BYTES = 1024
 
 
 @dataclass
@@ -42,13 +42,13 @@ class CollectiveError(RuntimeError):
     step, this rank, and where the others are; what the backend raised is its __cause__."""
 
 
+@dataclass(eq=False)
 class Work:
     """A collective in flight. `wait` returns its result; the input must not be written to before that."""
 
-    def __init__(self, world: "World", call: Call, finish: Callable[[], Tensor]):
-        self._world = world
-        self._call = call
-        self._finish = finish
+    _world: "World"
+    _call: Call
+    _finish: Callable[[], Tensor]
 
     def wait(self) -> Tensor:
         """Raises CollectiveError where the backend gives up."""
@@ -116,18 +116,14 @@ class World(ABC):
         not finite.
         """
         if not (math.isfinite(timeout_s) and timeout_s >= 0):
-            raise ValueError(
-                f"a collective's timeout of {timeout_s} s; expected a number of seconds, or 0 for no timeout"
-            )
+            raise ValueError(f"a collective's timeout of {timeout_s} s; expected seconds, or 0 for no timeout")
         if self.size == 1 or timeout_s == 0:
             return
         board = Board(self.size, self.local_size == self.size, network_interface) if self.rank == 0 else None
-        endpoint = torch.zeros(_ENDPOINT_BYTES, dtype=torch.uint8)
-        if board:
-            data = bytearray(board.endpoint.to_bytes(_ENDPOINT_BYTES))
-            endpoint = torch.frombuffer(data, dtype=torch.uint8)
-        received = self._broadcast(endpoint, 0, "comm/status_board")()
-        self._watch = Watch(self.journal, timeout_s, Endpoint.from_bytes(bytes(received.tolist())), board)
+        text = json.dumps(asdict(board.endpoint)) if board else ""
+        data = torch.tensor(list(text.encode()), dtype=torch.uint8)
+        received = self._all_gather(data, None, "comm/status_board")()
+        self._watch = Watch(self.journal, timeout_s, Endpoint(**json.loads(bytes(received.tolist()))), board)
 
     def failure(self, call: Call, error: RuntimeError) -> CollectiveError:
         """The error to raise instead of the backend's; the other ranks are asked where they are."""
@@ -214,17 +210,18 @@ class World(ABC):
         """
         if (rows is None) != (arriving is None):
             raise ValueError(f"{name}: give both the rows that go and those that arrive, or neither")
-        if rows is None and (t.dim() == 0 or t.shape[0] % self.size):
-            raise ValueError(
-                f"{name}: {tuple(t.shape)} cannot be cut into {self.size} equal blocks of rows, one for each rank"
-            )
-        if rows is not None and arriving is not None:
-            fit = len(rows) == len(arriving) == self.size and sum(rows) == t.shape[0]
-            if not fit or rows[self.rank] != arriving[self.rank]:
+        if rows is None or arriving is None:
+            if t.dim() == 0 or t.shape[0] % self.size:
                 raise ValueError(
-                    f"{name}: rows {list(rows)} and arriving {list(arriving)} must name {self.size} ranks, add up to "
-                    f"{t.shape[0]} rows that go, and agree on rank {self.rank}'s own"
+                    f"{name}: {tuple(t.shape)} cannot be cut into {self.size} equal blocks of rows, one for each rank"
                 )
+            rows = arriving = [t.shape[0] // self.size] * self.size
+        fit = len(rows) == len(arriving) == self.size and sum(rows) == t.shape[0]
+        if not fit or rows[self.rank] != arriving[self.rank]:
+            raise ValueError(
+                f"{name}: rows {list(rows)} and arriving {list(arriving)} must name {self.size} ranks, add up to "
+                f"{t.shape[0]} rows that go, and agree on rank {self.rank}'s own"
+            )
         self._count(name, t)
         wire, restore = _as_sent(t)
         return self._start(name, lambda: self._all_to_all(wire, rows, arriving, name), restore)
@@ -271,7 +268,7 @@ class World(ABC):
 
     @abstractmethod
     def _all_to_all(
-        self, t: Tensor, rows: Sequence[int] | None, arriving: Sequence[int] | None, name: str
+        self, t: Tensor, rows: Sequence[int], arriving: Sequence[int], name: str
     ) -> Callable[[], Tensor]: ...
 
     @abstractmethod

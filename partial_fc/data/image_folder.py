@@ -18,9 +18,8 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 class ImageFolder:
     """Class i is the i-th sub-folder in sorted order; its images are in sorted order too.
 
-    With a list file: one image a line, `path label` (the label last, so the path may hold blanks), or the
-    .lst of im2rec, `index<TAB>label<TAB>path`. Paths are relative to `root`, which is the list's own folder
-    if not given.
+    With a list file: one image a line, `path label` (the label last, so the path may hold blanks), or the .lst of
+    im2rec, `index<TAB>label<TAB>path`. Paths are relative to `root`, which is the list's own folder if not given.
 
     left_out: how many files of the class folders end in something else than an image that can be read, by ending.
     """
@@ -32,20 +31,16 @@ class ImageFolder:
         num_classes: int | None = None,
     ) -> None:
         self.left_out: Counter[str] = Counter()
-        if list_file is None:
-            if root is None:
-                raise ValueError("neither a folder nor a list of images is given")
+        self.classes: list[str] = []
+        if list_file is not None:
+            self.root = Path(root) if root is not None else Path(list_file).parent
+            self.names, self._labels = _read_list(Path(list_file))
+        elif root is not None:
             self.root = Path(root)
             self.classes, self.names, self._labels, self.left_out = _scan(self.root)
         else:
-            self.root = Path(root) if root is not None else Path(list_file).parent
-            self.names, self._labels = _read_list(Path(list_file))
-            self.classes = []
-        self._num_classes = num_classes or len(self.classes) or int(self._labels.max()) + 1
-
-    @property
-    def num_classes(self) -> int:
-        return self._num_classes
+            raise ValueError("neither a folder nor a list of images is given")
+        self.num_classes = num_classes or len(self.classes) or int(self._labels.max()) + 1
 
     def __len__(self) -> int:
         return len(self.names)
@@ -89,30 +84,27 @@ def _scan(root: Path) -> tuple[list[str], list[str], NDArray[np.int64], Counter[
     if not root.is_dir():
         raise ValueError(f"{root} is not a folder; expected one with a sub-folder of images for each class")
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
-    names: list[str] = []
-    counts = []
+    names, labels = [], []
     left_out: Counter[str] = Counter()
-    for name in classes:
+    for label, name in enumerate(classes):
         files = image_names(root / name)
         others = {entry.name for entry in os.scandir(root / name) if entry.is_file() and entry.name[0] != "."}
         left_out.update(Path(other).suffix.lower() or "without ending" for other in others.difference(files))
-        names.extend(f"{name}/{file}" for file in files)
-        counts.append(len(files))
+        names += [f"{name}/{file}" for file in files]
+        labels += [label] * len(files)
     if not names:
         expected = f"expected ROOT/CLASS/IMAGE with {', '.join(_SUFFIXES)}"
-        flat = len(image_names(root))
-        if flat:
+        if flat := len(image_names(root)):
             raise ValueError(
                 f"{root} itself holds the images, {flat} of them, not in a sub-folder for each class; {expected}. Move "
                 "them, or name each with its label in a list (`path label` a line)"
             )
         raise ValueError(f"{root}: {counted(len(classes), 'sub-folder')}, no image in them; {expected}")
-    return classes, names, np.repeat(np.arange(len(classes)), counts), left_out
+    return classes, names, np.array(labels, np.int64), left_out
 
 
 def _read_list(path: Path) -> tuple[list[str], NDArray[np.int64]]:
-    names = []
-    labels = []
+    names, labels = [], []
     # A path is bytes to Linux: what is not UTF-8 comes back as it was.
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
         for number, line in enumerate(file, start=1):
@@ -127,8 +119,7 @@ def _read_list(path: Path) -> tuple[list[str], NDArray[np.int64]]:
                 value = float(label)
             except ValueError:
                 value = -1.0
-            good = 0 <= value <= MAX_LABEL and value.is_integer()
-            if not good or not name.strip() or "\0" in name:
+            if not (0 <= value <= MAX_LABEL and value.is_integer() and name.strip()) or "\0" in name:
                 form = "index<TAB>label<TAB>path" if path.suffix == ".lst" else "path label"
                 raise ValueError(
                     f"{path}, line {number}: expected `{form}`, label 0, 1, 2, ..., got {line.strip()[:200]!r}"

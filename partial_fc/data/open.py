@@ -14,8 +14,11 @@ from partial_fc.data.sample import Source
 from partial_fc.findings import counted
 
 
-def open_source(path: str | os.PathLike[str], num_classes: int | None = None) -> RecordSource | ImageFolder:
-    """The source at a path: a folder with train.rec, a .rec file, a folder of class folders, or a list of images."""
+def open_source(
+    path: str | os.PathLike[str], num_classes: int | None = None, root: Path | None = None
+) -> RecordSource | ImageFolder:
+    """The source at a path: a folder with train.rec, a .rec file, a folder of class folders, or a list of images, whose
+    paths are relative to `root`, or else to the list's folder."""
     path = Path(path)
     if not path.exists():
         raise ValueError(f"{path} not found; expected a folder with train.rec, a folder of class folders, or a list")
@@ -23,7 +26,7 @@ def open_source(path: str | os.PathLike[str], num_classes: int | None = None) ->
         return RecordSource(path, num_classes)
     if path.is_dir():
         return ImageFolder(path, num_classes=num_classes)
-    return ImageFolder(list_file=path, num_classes=num_classes)
+    return ImageFolder(root, path, num_classes)
 
 
 def open_on_all(make: Callable[[], Source], world: World, has_trained_W: Sequence[bool] | None = None) -> Source:

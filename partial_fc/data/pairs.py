@@ -67,8 +67,7 @@ def _image_bytes(path: str | os.PathLike[str], index: int, image: Any) -> bytes:
     if isinstance(image, restricted_pickle.Array) and isinstance(image.content, bytes):
         image, content = image.value, image.content
         if image.dtype == np.uint8 and image.ndim == 1:
-            # Not a copy: a file may name one content often.
-            return content
+            return content  # not a copy: a file may name one content often
     raise ValueError(
         f"{path}, image {index} of pair {index // 2}: got {type(image).__name__}, expected a file as bytes"
     )

@@ -16,19 +16,15 @@ class Synthetic:
     """
 
     def __init__(self, num_classes: int, image_size: int = 112, num_samples: int | None = None) -> None:
-        self._num_classes = num_classes
+        self.num_classes = num_classes
         self._num_samples = num_samples or num_classes
         self._image = np.random.default_rng(0).integers(0, 256, (image_size, image_size, 3), np.uint8)
-
-    @property
-    def num_classes(self) -> int:
-        return self._num_classes
 
     def __len__(self) -> int:
         return self._num_samples
 
     def read(self, index: int) -> Sample:
-        return Sample(self._image, index % self._num_classes, index)
+        return Sample(self._image, index % self.num_classes, index)
 
     def where(self, index: int) -> str:
         return f"synthetic sample {index}"
@@ -37,7 +33,7 @@ class Synthetic:
         """Nothing is read."""
 
     def labels(self) -> NDArray[np.int64]:
-        return np.arange(self._num_samples) % self._num_classes
+        return np.arange(self._num_samples) % self.num_classes
 
     def class_names(self) -> None:
         """None: they are no more than numbers."""

@@ -37,18 +37,15 @@ class DigitsOptions:
 
 def write_digits(options: DigitsOptions) -> None:
     """Writes the four files and the picture. Raises ValueError where MNIST's files are there already."""
-    ending = "" if options.plain else ".gz"
     sets = load()
-    paths = {split: [options.out / f"{name}{ending}" for name in names(split)] for split in sets}
-    for split in sets:
-        for name in names(split):
-            for path in (options.out / name, options.out / f"{name}.gz"):
-                if path.exists():
-                    raise ValueError(f"{path} exists; remove it or choose another folder")
+    for name in (name for split in sets for name in names(split)):
+        for path in (options.out / name, options.out / f"{name}.gz"):
+            if path.exists():
+                raise ValueError(f"{path} exists; remove it or choose another folder")
     options.out.mkdir(parents=True, exist_ok=True)
     for split, (image_NHW, label_N) in sets.items():
-        write_idx(paths[split][0], image_NHW)
-        write_idx(paths[split][1], label_N.astype(np.uint8))
+        for name, array in zip(names(split), (image_NHW, label_N.astype(np.uint8)), strict=True):
+            write_idx(options.out / (name if options.plain else f"{name}.gz"), array)
     sheet = contact_sheet(sets["train"])
     if not cv2.imwrite(str(options.out / "digits.png"), sheet):
         raise ValueError(f"{options.out / 'digits.png'}: cannot be written")

@@ -141,12 +141,11 @@ def _is_complete(options: GlyphOptions) -> bool:
 def _drawn(pen: Pen, run: Runner, typefaces: Mapping[int, Iterable[int]]) -> dict[int, tuple[int, ...]]:
     """The typefaces that really draw each character: with some ink, and not just as they draw another one.
 
-    Tables of characters promise more than there is: AR PL UKai has empty outlines, and several typefaces draw
-    two characters with one outline, some by mistake (Micro Hei: U+4E7E as U+4E81). Such images would be wrong
-    labels.
+    Tables of characters promise more than there is: AR PL UKai has empty outlines, and several typefaces draw two
+    characters with one outline, some by mistake (Micro Hei: U+4E7E as U+4E81). Such images would be wrong labels.
     """
     glyphs = [Glyph(code, typeface) for code, indices in typefaces.items() for typeface in indices]
-    digests = list(run(pen.digests, glyphs, "checking outlines"))
+    digests = list(run(pen.digest, glyphs, "checking outlines"))
     drawn_alike = Counter((glyph.typeface, digest) for glyph, digest in zip(glyphs, digests, strict=True))
     drawn: dict[int, list[int]] = {code: [] for code in typefaces}
     for glyph, digest in zip(glyphs, digests, strict=True):
@@ -179,7 +178,7 @@ def _write_training(
     label_of = {code: label for label, code in enumerate(typefaces)}
     with RecordWriter(folder / "train.rec") as records, open(folder / "train.lst", "w", encoding="utf-8") as lines:
         records.write(0, pack((first_class_key, last), b""))
-        jpegs = run(pen.jpegs, glyphs, "training images")
+        jpegs = run(pen.jpeg, glyphs, "training images")
         for key, (glyph, jpeg) in enumerate(zip(glyphs, jpegs, strict=True), start=1):
             label = label_of[glyph.code]
             records.write(key, pack((label, _ALIGNED), jpeg, id=key))
@@ -205,12 +204,12 @@ def _write_tests(
     wanted = [Glyph(code, face) for code, indices in typefaces.items() for face in faces if face in indices]
     shape_NTP = np.zeros((len(typefaces), len(faces), SHAPE_SIDE**2), np.float32)
     row_of = {code: row for row, code in enumerate(typefaces)}
-    for glyph, shape in zip(wanted, run(pen.shapes, wanted, "comparing characters"), strict=True):
+    for glyph, shape in zip(wanted, run(pen.shape, wanted, "comparing characters"), strict=True):
         shape_NTP[row_of[glyph.code], faces.index(glyph.typeface)] = shape
     for name in SETS:
         pairs = choose_pairs(name, typefaces, options.pairs, options.seed, shape_NTP)
         glyphs = [glyph for pair in pairs for glyph in (pair.first, pair.second)]
-        write_pairs(folder / f"{name}.bin", list(run(pen.jpegs, glyphs, name)), [pair.same for pair in pairs])
+        write_pairs(folder / f"{name}.bin", list(run(pen.jpeg, glyphs, name)), [pair.same for pair in pairs])
         with open(folder / f"{name}.tsv", "w", encoding="utf-8") as lines:
             for first, second, same in pairs:
                 shown = [f"{chr(glyph.code)}\t{TYPEFACES[glyph.typeface].name}" for glyph in (first, second)]

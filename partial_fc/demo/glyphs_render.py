@@ -7,10 +7,10 @@ order, draw the same set.
 import hashlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -46,53 +46,43 @@ class Pen:
     quality: int
     seed: int
 
-    def drawing(self, glyph: Glyph) -> NDArray[np.uint8]:
-        """The undistorted character, ink 255 on 0, uint8 (2 * size, 2 * size); all 0 for an empty outline."""
-        path, index = self.fonts[glyph.typeface]
-        canvas = 2 * self.size
-        # 0.76: the corners of the largest characters stay inside when turned, grown and moved.
-        font = _font(path, index, round(0.76 * canvas))
-        image = Image.new("L", (canvas, canvas))
-        # Placed by baseline and advance width: centred by its ink, a high stroke would look like a low one.
-        baseline = canvas / 2 + 0.38 * font.size
-        ImageDraw.Draw(image).text((canvas / 2, baseline), chr(glyph.code), font=font, fill=255, anchor="ms")
-        return np.asarray(image)
+    def jpeg(self, glyph: Glyph) -> bytes:
+        """A distorted image as a grey JPEG file."""
+        image = distort(drawing(self, glyph.code, glyph.typeface), np.random.default_rng((self.seed, *glyph)))
+        return cv2.imencode(".jpg", image, (cv2.IMWRITE_JPEG_QUALITY, self.quality))[1].tobytes()
 
-    def jpegs(self, glyphs: Sequence[Glyph]) -> list[bytes]:
-        """Distorted images as grey JPEG files. Neighbours of one character and typeface share a drawing."""
-        files = []
-        drawn, ink = None, np.empty(0, np.uint8)
-        for glyph in glyphs:
-            if drawn != glyph[:2]:
-                drawn, ink = glyph[:2], self.drawing(glyph)
-            image = distort(ink, np.random.default_rng((self.seed, *glyph)))
-            files.append(cv2.imencode(".jpg", image, (cv2.IMWRITE_JPEG_QUALITY, self.quality))[1].tobytes())
-        return files
+    def digest(self, glyph: Glyph) -> bytes:
+        """Of the clean drawing; empty where there is no ink."""
+        ink = drawing(self, glyph.code, glyph.typeface)
+        return hashlib.blake2b(ink.tobytes(), digest_size=16).digest() if ink.any() else b""
 
-    def digests(self, glyphs: Sequence[Glyph]) -> list[bytes]:
-        """A digest of each clean drawing; empty where there is no ink."""
-        drawings = [self.drawing(glyph) for glyph in glyphs]
-        return [hashlib.blake2b(ink.tobytes(), digest_size=16).digest() if ink.any() else b"" for ink in drawings]
+    def shape(self, glyph: Glyph) -> NDArray[np.float32]:
+        """The blurred drawing, of mean 0 and length 1, float32 (SHAPE_SIDE**2,): dot products are correlations."""
+        blurred = cv2.GaussianBlur(drawing(self, glyph.code, glyph.typeface), (0, 0), 0.04 * self.size)
+        small = cv2.resize(blurred, (SHAPE_SIDE, SHAPE_SIDE), interpolation=cv2.INTER_AREA)
+        shape = small.astype(np.float32).ravel()
+        shape -= shape.mean()
+        return shape / max(float(np.linalg.norm(shape)), 1e-6)
 
-    def shapes(self, glyphs: Sequence[Glyph]) -> list[NDArray[np.float32]]:
-        """Blurred drawings of mean 0, length 1, float32 (SHAPE_SIDE**2,): dot products are correlations."""
-        shapes = []
-        for glyph in glyphs:
-            blurred = cv2.GaussianBlur(self.drawing(glyph), (0, 0), 0.04 * self.size)
-            shape = (
-                cv2.resize(blurred, (SHAPE_SIDE, SHAPE_SIDE), interpolation=cv2.INTER_AREA).astype(np.float32).ravel()
-            )
-            shape -= shape.mean()
-            shapes.append(shape / max(float(np.linalg.norm(shape)), 1e-6))
-        return shapes
+
+@lru_cache(maxsize=1)  # the images of a character in a typeface follow one another
+def drawing(pen: Pen, code: int, typeface: int) -> NDArray[np.uint8]:
+    """The undistorted character, ink 255 on 0, uint8 (2 * size, 2 * size); all 0 for an empty outline."""
+    canvas = 2 * pen.size
+    # 0.76: the corners of the largest characters stay inside when turned, grown and moved.
+    font = _font(*pen.fonts[typeface], round(0.76 * canvas))
+    image = Image.new("L", (canvas, canvas))
+    # Placed by baseline and advance width: centred by its ink, a high stroke would look like a low one.
+    baseline = canvas / 2 + 0.38 * font.size
+    ImageDraw.Draw(image).text((canvas / 2, baseline), chr(code), font=font, fill=255, anchor="ms")
+    return np.asarray(image)
 
 
 def distort(ink: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     """A clean drawing -> a grey image of half its width, dark on light, uint8 (size, size).
 
-    Turned by up to 6 degrees, slanted, scaled by 0.86 to 1.06 in each direction, moved by up to 4 % of the
-    width, strokes blurred and made heavier or lighter, on paper of varying brightness and contrast, with
-    noise.
+    Turned by up to 6 degrees, slanted, scaled by 0.86 to 1.06 in each direction, moved by up to 4 % of the width,
+    strokes blurred and made heavier or lighter, on paper of varying brightness and contrast, with noise.
     """
     size = len(ink) // 2
     u = rng.random(11)
@@ -117,9 +107,7 @@ def distort(ink: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint
 
 
 class Runner(Protocol):
-    def __call__(
-        self, work: Callable[[Sequence[Glyph]], list[Result]], glyphs: Sequence[Glyph], label: str
-    ) -> Iterator[Result]: ...
+    def __call__(self, work: Callable[[Glyph], Result], glyphs: Sequence[Glyph], label: str) -> Iterable[Result]: ...
 
 
 @contextmanager
@@ -127,13 +115,9 @@ def workers(jobs: int) -> Iterator[Runner]:
     """A function that applies a method of Pen to many glyphs, in order; `jobs` processes (0: all cores)."""
     jobs = jobs or len(os.sched_getaffinity(0))
 
-    def run(work: Callable[[Sequence[Glyph]], list[Result]], glyphs: Sequence[Glyph], label: str) -> Iterator[Result]:
-        chunks = [glyphs[i : i + _CHUNK] for i in range(0, len(glyphs), _CHUNK)]
-        results = pool.imap(work, chunks) if pool else map(work, chunks)
-        with tqdm(total=len(glyphs), desc=label, unit=" drawings", disable=None) as bar:
-            for part in results:
-                yield from part
-                bar.update(len(part))
+    def run(work: Callable[[Glyph], Result], glyphs: Sequence[Glyph], label: str) -> Iterable[Result]:
+        results = pool.imap(work, glyphs, _CHUNK) if pool else map(work, glyphs)
+        return tqdm(results, total=len(glyphs), desc=label, unit=" drawings", disable=None)
 
     if jobs == 1:
         pool = None

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -67,11 +67,7 @@ def doctor_env(options: EnvOptions) -> int:
             report(finding)
     for finding in common_findings(answers):
         report(finding)
-    links = []
-    if options.transfer and len(answers) > 1:
-        for finding, link in _links([host for host, _ in answers]):
-            report(finding)
-            links.append(link)
+    links = _links([host for host, _ in answers], report) if options.transfer and len(answers) > 1 else []
     faults, warnings = (sum(finding.status == status for finding in findings) for status in ("fault", "warning"))
     print(f"\n{faults} fault(s), {warnings} warning(s) on {len(hosts)} host(s)")
     if options.report:
@@ -97,10 +93,10 @@ def _ask_all(hosts: list[Host], options: EnvOptions, report: Callable[[HostFindi
         if not host.is_here:
             try:
                 host.check_ssh(options.ssh_timeout)
-                finding = HostFinding("ok", host.name, "ssh", "answers without asking")
             except HostError as error:
                 remedy = next((remedy for words, remedy in _SSH.items() if words in str(error)), _SSH_ELSE)
                 return HostFinding("fault", host.name, "ssh", str(error), remedy.format(host=host.name)), None
+            finding = HostFinding("ok", host.name, "ssh", "answers without asking")
         arguments = {
             "checkout": str(ROOT),
             "models_root": str(options.models_root.absolute()),
@@ -122,11 +118,13 @@ def _ask_all(hosts: list[Host], options: EnvOptions, report: Callable[[HostFindi
     return answers
 
 
-def _links(hosts: list[Host]) -> Iterator[tuple[HostFinding, dict[str, Any]]]:
-    """Each host and the next, the last and the first: every host's network then sends and receives."""
+def _links(hosts: list[Host], report: Callable[[HostFinding], None]) -> list[dict[str, Any]]:
+    """Each host and the next, the last and the first: every host's network then sends and receives. What probe.connect
+    measured; reports what it means."""
+    links = []
     pairs = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
     for one, other in pairs[:1] if len(hosts) == 2 else pairs:
-        subject = f"network to {other.name}"
+        subject, link = f"network to {other.name}", {}
         try:
             with other.serving(_TRANSFER_S) as door:
                 link = one.ask("connect", {"address": other.name, **door}, _TRANSFER_S)
@@ -135,26 +133,25 @@ def _links(hosts: list[Host]) -> Iterator[tuple[HostFinding, dict[str, Any]]]:
                 "the processes talk over ports that the system chooses: open all of them between the hosts; is the "
                 "right network named (--network-interfaces)?"
             )
-            yield HostFinding("fault", one.name, subject, str(error), remedy), {"from": one.name, "to": other.name}
-            continue
-        yield _bandwidth(one, subject, link), {"from": one.name, "to": other.name, **link}
-        yield _clocks(one, other, link["clock_s"]), {}
+            report(HostFinding("fault", one.name, subject, str(error), remedy))
+        else:
+            report(_bandwidth(one, subject, link))
+            report(_clocks(one, other, link["clock_s"]))
+        links.append({"from": one.name, "to": other.name, **link})
+    return links
 
 
 def _bandwidth(one: Host, subject: str, link: dict[str, float]) -> HostFinding:
     observed = f"{link['latency_ms']:.2f} ms there and back, {link['up']:.2f} Gbit/s there, {link['down']:.2f} back"
     slowest = min(link["up"], link["down"])
-    if slowest >= 1:
-        return HostFinding("ok", one.name, subject, observed)
     seconds = 8 * 0.175 / slowest
     remedy = (
         f"r50's gradient (175 MB) takes {seconds:.1f} s a step: is it the right network? See --gradient-compression"
     )
-    return HostFinding("warning", one.name, subject, observed, remedy)
+    return HostFinding.judge(slowest >= 1, one.name, subject, observed, remedy)
 
 
 def _clocks(one: Host, other: Host, ahead_s: float) -> HostFinding:
     observed = f"{other.name} is {abs(ahead_s):.3f} s {'ahead' if ahead_s > 0 else 'behind'}"
-    if abs(ahead_s) <= 1:
-        return HostFinding("ok", one.name, "clocks", observed)
-    return HostFinding("warning", one.name, "clocks", observed, "set them by NTP: logs cannot be compared")
+    remedy = "set them by NTP: logs cannot be compared"
+    return HostFinding.judge(abs(ahead_s) <= 1, one.name, "clocks", observed, remedy)

@@ -26,106 +26,90 @@ class HostFinding:
         more = f"\n{'':10}{self.remedy}" if self.remedy else ""
         return f"{self.status:10}{self.host}: {self.subject}: {self.observed}{more}"
 
+    @classmethod
+    def judge(
+        cls, good: bool, host: str, subject: str, observed: str, remedy: str, status: Status = "warning"
+    ) -> "HostFinding":
+        """ok where it is good, else `status` with the remedy."""
+        return cls("ok", host, subject, observed) if good else cls(status, host, subject, observed, remedy)
+
 
 def host_findings(host: Host, facts: dict[str, Any], num_hosts: int) -> Iterator[HostFinding]:
     """What one host's facts mean for a run on num_hosts."""
-    for findings in (
-        _horovod(facts),
-        _gpus(facts, host.slots),
-        _machine(facts, host.slots),
-        _interface_variables(facts),
-        _network(facts) if num_hosts > 1 else [],
-    ):
-        for status, *words in findings:
-            yield HostFinding(status, host.name, *words)
+    yield _horovod(host.name, facts)
+    remedy = "run.sh and horovodrun --mpi need it; horovodrun --gloo does not"
+    yield HostFinding.judge(bool(facts["mpirun"]), host.name, "MPI", facts["mpirun"] or "no mpirun", remedy)
+    yield _gpus(host.name, facts, host.slots)
+    yield from _machine(host.name, facts, host.slots)
+    yield from _interface_variables(host.name, facts)
+    if num_hosts > 1:
+        yield from _network(host.name, facts)
 
 
-# status, subject, what was observed, remedy
-_Findings = Iterator[tuple[Status, str, str, str]]
-
-
-def _horovod(facts: dict[str, Any]) -> _Findings:
+def _horovod(host: str, facts: dict[str, Any]) -> HostFinding:
     horovod, version = facts["horovod"], facts["packages"]["horovod"]
     if "error" in horovod:
         status: Status = "warning" if horovod["error"] == "not installed" else "fault"
         remedy = "run `make setup` (docs/launching.md); torchrun, srun and --gpus work without it"
-        yield status, "Horovod", f"{version} {horovod['error']}".strip(), remedy
-    else:
-        built = horovod["built"]
-        observed = f"{version} for {' and '.join(horovod['frameworks'])}, built with {' and '.join(built) or 'nothing'}"
-        if not {"gloo", "mpi"} & set(built):
-            remedy = "build it again with MPI or Gloo: remove .venv and run `make setup`"
-            yield "fault", "Horovod", observed, remedy
-        elif facts["gpus"] and "nccl" not in built:
-            remedy = "gradients would pass through the host's memory: HOROVOD_GPU_OPERATIONS=NCCL make setup"
-            yield "warning", "Horovod", observed, remedy
-        elif not horovod["has_store_token"]:
-            observed += "; not by `make setup`: its store executes what anybody sends (CVE-2024-10190)"
-            yield "warning", "Horovod", observed, "elastic mode refuses it: run `make setup` there"
-        else:
-            yield "ok", "Horovod", observed, ""
-    if facts["mpirun"]:
-        yield "ok", "MPI", facts["mpirun"], ""
-    else:
-        yield "warning", "MPI", "no mpirun", "run.sh and horovodrun --mpi need it; horovodrun --gloo does not"
+        return HostFinding(status, host, "Horovod", f"{version} {horovod['error']}".strip(), remedy)
+    built = horovod["built"]
+    observed = f"{version} for {' and '.join(horovod['frameworks'])}, built with {' and '.join(built) or 'nothing'}"
+    if not {"gloo", "mpi"} & set(built):
+        remedy = "build it again with MPI or Gloo: remove .venv and run `make setup`"
+        return HostFinding("fault", host, "Horovod", observed, remedy)
+    if facts["gpus"] and "nccl" not in built:
+        remedy = "gradients would pass through the host's memory: HOROVOD_GPU_OPERATIONS=NCCL make setup"
+        return HostFinding("warning", host, "Horovod", observed, remedy)
+    if not horovod["has_store_token"]:
+        observed += "; not by `make setup`: its store executes what anybody sends (CVE-2024-10190)"
+        return HostFinding("warning", host, "Horovod", observed, "elastic mode refuses it: run `make setup` there")
+    return HostFinding("ok", host, "Horovod", observed)
 
 
-def _gpus(facts: dict[str, Any], slots: int) -> _Findings:
+def _gpus(host: str, facts: dict[str, Any], slots: int) -> HostFinding:
     torch, gpus, version = facts["torch"], facts["gpus"], facts["packages"]["torch"]
     if "error" in torch:
-        yield "fault", "torch", torch["error"], "run `make setup` there"
-    elif gpus and not torch["gpus"]:
+        return HostFinding("fault", host, "torch", torch["error"], "run `make setup` there")
+    if gpus and not torch["gpus"]:
         observed = f"{version} finds none of the {len(gpus)} GPU(s) that nvidia-smi lists"
         remedy = "install torch for CUDA (TORCH_INDEX_URL, `make setup`); see CUDA_VISIBLE_DEVICES"
-        yield "fault", "GPUs", observed, remedy
-    elif not torch["gpus"]:
-        yield "ok", "GPUs", f"none; torch {version} computes on {facts['cores']} core(s)", ""
-    else:
-        observed = f"{torch['gpus']}, torch {version}, CUDA {torch['cuda']}, NCCL {torch['nccl']}"
-        if slots > torch["gpus"]:
-            yield "fault", "GPUs", f"{observed}; {slots} processes", "give the host as many slots as it has GPUs"
-        else:
-            yield "ok", "GPUs", observed, ""
+        return HostFinding("fault", host, "GPUs", observed, remedy)
+    if not torch["gpus"]:
+        return HostFinding("ok", host, "GPUs", f"none; torch {version} computes on {facts['cores']} core(s)")
+    observed = f"{torch['gpus']}, torch {version}, CUDA {torch['cuda']}, NCCL {torch['nccl']}"
+    if slots > torch["gpus"]:
+        remedy = "give the host as many slots as it has GPUs"
+        return HostFinding("fault", host, "GPUs", f"{observed}; {slots} processes", remedy)
+    return HostFinding("ok", host, "GPUs", observed)
 
 
-def _machine(facts: dict[str, Any], slots: int) -> _Findings:
+def _machine(host: str, facts: dict[str, Any], slots: int) -> Iterator[HostFinding]:
     if not facts["gpus"] and slots > facts["cores"]:
         remedy = "each needs a core at least: give fewer slots"
-        yield "warning", "cores", f"{facts['cores']} for {slots} processes", remedy
-    for subject, num_bytes, enough_bytes, remedy in (
-        (
-            "memory",
-            facts["memory_bytes"],
-            4 * _GIB,
-            "a process with its libraries takes about 1 GiB; `partial-fc plan` says what a head takes",
-        ),
-        (
-            "/dev/shm",
-            facts["shm_bytes"],
-            _GIB,
-            "NCCL and Gloo use it: mount -o remount,size=8G /dev/shm, docker run --shm-size=8g",
-        ),
-    ):
-        enough = num_bytes >= enough_bytes
-        yield "ok" if enough else "warning", subject, f"{num_bytes / _GIB:.1f} GiB free", "" if enough else remedy
+        yield HostFinding("warning", host, "cores", f"{facts['cores']} for {slots} processes", remedy)
+    memory, shm = facts["memory_bytes"], facts["shm_bytes"]
+    remedy = "a process with its libraries takes about 1 GiB; `partial-fc plan` says what a head takes"
+    yield HostFinding.judge(memory >= 4 * _GIB, host, "memory", _free(memory), remedy)
+    remedy = "NCCL and Gloo use it: mount -o remount,size=8G /dev/shm, docker run --shm-size=8g"
+    yield HostFinding.judge(shm >= _GIB, host, "/dev/shm", _free(shm), remedy)
     disk = facts["disk"]
-    observed = f"{disk['path']}, {disk['free_bytes'] / _GIB:.1f} GiB free"
-    if not disk["writable"]:
-        yield "fault", "models root", f"{observed}, not writable", "give another --models-root"
-    elif disk["free_bytes"] < 10 * _GIB:
-        remedy = "checkpoints hold centres and their optimiser state, --keep-checkpoints times"
-        yield "warning", "models root", observed, remedy
+    observed = f"{disk['path']}, {_free(disk['free_bytes'])}"
+    if disk["writable"]:
+        remedy = "checkpoints hold centres and their optimizer state, --keep-checkpoints times"
+        yield HostFinding.judge(disk["free_bytes"] >= 10 * _GIB, host, "models root", observed, remedy)
     else:
-        yield "ok", "models root", observed, ""
+        yield HostFinding("fault", host, "models root", f"{observed}, not writable", "give another --models-root")
     soft, hard = facts["open_files"]
-    if 0 <= soft < 4096:
-        remedy = f"each process keeps a connection to many others: ulimit -n {hard if hard > 0 else 65536}"
-        yield "warning", "open files", f"at most {soft}", remedy
-    else:
-        yield "ok", "open files", f"at most {soft}" if soft >= 0 else "no limit", ""
+    observed = f"at most {soft}" if soft >= 0 else "no limit"
+    remedy = f"each process keeps a connection to many others: ulimit -n {hard if hard > 0 else 65536}"
+    yield HostFinding.judge(not 0 <= soft < 4096, host, "open files", observed, remedy)
 
 
-def _interface_variables(facts: dict[str, Any]) -> _Findings:
+def _free(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.1f} GiB free"
+
+
+def _interface_variables(host: str, facts: dict[str, Any]) -> Iterator[HostFinding]:
     """Faults of variables that name interfaces this host does not have, in one of the forms that libraries take."""
     for variable in _INTERFACE_VARIABLES:
         value = facts["environment"].get(variable, "")
@@ -133,45 +117,46 @@ def _interface_variables(facts: dict[str, Any]) -> _Findings:
         # NCCL takes a bare name for the beginning of one.
         if names and not any(interface.startswith(name) for name in names for interface in facts["interfaces"]):
             observed = f"{variable}={value}, there are {', '.join(facts['interfaces'])}"
-            yield "fault", "interface", observed, "unset it, or name one of these"
+            yield HostFinding("fault", host, "interface", observed, "unset it, or name one of these")
 
 
-def _network(facts: dict[str, Any]) -> _Findings:
+def _network(host: str, facts: dict[str, Any]) -> Iterator[HostFinding]:
     name, address = facts["name"], facts["own_address"]
     if not address or address.startswith("127."):
         observed = f"its own name, {name}, is {f'the address {address}' if address else 'not known'} to itself"
-        yield "fault", "name", observed, f"Gloo would listen there: give {name} its real address in /etc/hosts"
+        remedy = f"Gloo would listen there: give {name} its real address in /etc/hosts"
+        yield HostFinding("fault", host, "name", observed, remedy)
     else:
-        yield "ok", "name", f"{name} is {address}", ""
+        yield HostFinding("ok", host, "name", f"{name} is {address}")
     used = set()
     for peer, route in facts["routes"].items():
         if "error" in route:
-            yield "fault", "route", f"to {peer}: {route['error']}", "put it into /etc/hosts, or write its address"
+            remedy = "put it into /etc/hosts, or write its address"
+            yield HostFinding("fault", host, "route", f"to {peer}: {route['error']}", remedy)
         elif route["interface"] in ("", "lo"):
             observed = f"to {peer}: {route['address']} by {route['interface'] or 'no interface'}"
-            yield "fault", "route", observed, f"{peer} must be the other host's address here, too: see /etc/hosts"
+            remedy = f"{peer} must be the other host's address here, too: see /etc/hosts"
+            yield HostFinding("fault", host, "route", observed, remedy)
         else:
             used.add(route["interface"])
     if used:
-        yield from _interface(facts["interfaces"], used)
+        yield _interface(host, facts["interfaces"], used)
 
 
-def _interface(interfaces: dict[str, dict[str, Any]], used: set[str]) -> _Findings:
+def _interface(host: str, interfaces: dict[str, dict[str, Any]], used: set[str]) -> HostFinding:
     def shown(name: str) -> str:
         mbps = interfaces[name]["mbps"]
         return f"{name} ({interfaces[name]['address']}{f', {mbps / 1000:g} Gbit/s' if mbps > 0 else ''})"
 
     observed = f"to the others by {', '.join(map(shown, sorted(used)))}"
     others = [shown(name) for name in interfaces if name not in used and name != "lo"]
-    if len(used) == 1 and not others:
-        yield "ok", "interface", observed, ""
-        return
+    more = f"; also {', '.join(others)}" if others else ""
     name = min(used)
     remedy = (
         f"name one, or a launcher may take another: --network-interfaces {name}, NETWORK_INTERFACE={name} bash run.sh, "
         "--network-interface for the trainer's own launch"
     )
-    yield "warning", "interface", observed + (f"; also {', '.join(others)}" if others else ""), remedy
+    return HostFinding.judge(len(used) == 1 and not others, host, "interface", observed + more, remedy)
 
 
 def common_findings(answers: list[tuple[Host, dict[str, Any]]]) -> Iterator[HostFinding]:

@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import metadata, util
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ _PINGS = 50
 _FIRST_BYTES, _MOST_BYTES, _ENOUGH_S = 1 << 20, 1 << 30, 0.3
 _TOKEN_BYTES, _TOKEN_S = 16, 2.0
 _BLOCK = bytes(1 << 18)
+_ORDER, _TIME = struct.Struct("!cQ"), struct.Struct("!d")
 
 
 def facts(checkout: str, models_root: str, peers: list[str]) -> dict[str, Any]:
@@ -185,57 +187,57 @@ def serve(seconds: float) -> None:
         _print({"port": listening.getsockname()[1], "token": token.hex()})
         while True:
             connection, _ = listening.accept()
-            with connection:
-                if _knows(token, connection):
-                    _answer(connection, seconds)
+            with connection, connection.makefile("rb") as received:
+                if _knows(token, connection, received):
+                    connection.settimeout(seconds)
+                    _answer(connection, received)
                     return
 
 
-def _knows(token: bytes, connection: socket.socket) -> bool:
+def _knows(token: bytes, connection: socket.socket, received: BufferedReader) -> bool:
     connection.settimeout(_TOKEN_S)
     try:
-        return hmac.compare_digest(_receive(connection, len(token)), token)
+        return hmac.compare_digest(received.read(len(token)), token)
     except OSError:  # silent, or gone
         return False
 
 
-def _answer(connection: socket.socket, seconds: float) -> None:
-    connection.settimeout(seconds)
+def _answer(connection: socket.socket, received: BufferedReader) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    while order := _receive(connection, 9):
-        kind, num_bytes = order[:1], min(int.from_bytes(order[1:], "big"), _MOST_BYTES)
+    while order := received.read(_ORDER.size):
+        kind, num_bytes = _ORDER.unpack(order)
         if kind == b"P":
-            connection.sendall(struct.pack("!d", time.time()))
+            connection.sendall(_TIME.pack(time.time()))
         elif kind == b"U":
-            _skip(connection, num_bytes)
+            _skip(received, num_bytes)
             connection.sendall(b"!")
         else:
-            _send(connection, num_bytes)
+            _send(connection, min(num_bytes, _MOST_BYTES))
 
 
 def connect(address: str, port: int, token: str) -> dict[str, float]:
     """latency_ms: there and back. clock_s: how far that host's clock is ahead of ours. up, down: Gbit/s."""
-    with socket.create_connection((address, port), timeout=5) as connection:
+    with socket.create_connection((address, port), timeout=5) as connection, connection.makefile("rb") as received:
         connection.settimeout(20)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(bytes.fromhex(token))
         pings = []
         for _ in range(_PINGS):
             started, before = time.perf_counter(), time.time()
-            connection.sendall(b"P" + bytes(8))
-            (theirs,) = struct.unpack("!d", _receive(connection, 8))
+            connection.sendall(_ORDER.pack(b"P", 0))
+            (theirs,) = _TIME.unpack(received.read(_TIME.size))
             seconds = time.perf_counter() - started
             pings.append((seconds, theirs - (before + seconds / 2)))
         latency, clock = min(pings)
 
         def up(num_bytes: int) -> None:
-            connection.sendall(b"U" + num_bytes.to_bytes(8, "big"))
+            connection.sendall(_ORDER.pack(b"U", num_bytes))
             _send(connection, num_bytes)
-            _receive(connection, 1)
+            received.read(1)
 
         def down(num_bytes: int) -> None:
-            connection.sendall(b"D" + num_bytes.to_bytes(8, "big"))
-            _skip(connection, num_bytes)
+            connection.sendall(_ORDER.pack(b"D", num_bytes))
+            _skip(received, num_bytes)
 
         return {"latency_ms": 1e3 * latency, "clock_s": clock, "up": _gbps(up), "down": _gbps(down)}
 
@@ -257,21 +259,11 @@ def _send(connection: socket.socket, num_bytes: int) -> None:
         connection.sendall(memoryview(_BLOCK)[: num_bytes - start])
 
 
-def _receive(connection: socket.socket, num_bytes: int) -> bytes:
-    """So many bytes; fewer where the other side has ended."""
-    content = b""
-    while len(content) < num_bytes and (part := connection.recv(num_bytes - len(content))):
-        content += part
-    return content
-
-
-def _skip(connection: socket.socket, num_bytes: int) -> None:
-    buffer = bytearray(len(_BLOCK))
-    while num_bytes:
-        received = connection.recv_into(buffer, min(num_bytes, len(buffer)))
-        if not received:
+def _skip(received: BufferedReader, num_bytes: int) -> None:
+    block = memoryview(bytearray(len(_BLOCK)))
+    for start in range(0, num_bytes, len(_BLOCK)):
+        if not received.readinto(block[: num_bytes - start]):
             raise ConnectionError("the other host ended the connection")
-        num_bytes -= received
 
 
 def _print(values: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ N samples, B of one batch, C classes, M mistakes.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
@@ -17,7 +16,7 @@ from torch import Tensor
 from partial_fc.comm import World
 from partial_fc.data.sample import BadRecord, Sample, Source, naming
 from partial_fc.data.transform import channels_first
-from partial_fc.evaluate.evaluation import Forward
+from partial_fc.evaluate.evaluation import Forward, read_ahead
 
 _MOST_CLASSES = 1000  # of a confusion matrix
 _MOST_MISTAKES = 60  # of the picture
@@ -56,10 +55,11 @@ class Classification:
         cells = num_classes**2 if num_classes <= _MOST_CLASSES else 0
         counts = torch.zeros(cells + 4, dtype=torch.int64)  # then: correct, among the top, not finite, unusable
         mistakes, problem = [torch.zeros(0, 3, dtype=torch.float64)], None
-        for index_B, input_B, label_B, error in self._batches(world):
-            problem = problem or error
-            counts[-1] += error is not None
+        num_batches = math.ceil(len(self.source) / self.batch_size)
+        for index_B, input_B, label_B, error in read_ahead(self._read, num_batches, world):
             if error is not None:
+                problem = problem or error
+                counts[-1] += 1
                 continue
             logit_BC = forward(input_B).double().cpu()
             counts[-2] += int((~logit_BC.isfinite()).any(dim=1).sum())
@@ -100,22 +100,8 @@ class Classification:
         if not cv2.imwrite(str(path), np.concatenate(rows)):
             raise OSError(0, "the picture could not be written", str(path))
 
-    # ---- how
-
-    def _batches(self, world: World) -> Iterator[tuple[Tensor, Tensor, Tensor, Exception | None]]:
-        """(sample numbers, inputs, labels, what is wrong with them) of this rank's batches: consecutive ones. One is
-        read while the network works on the one before it."""
-        num_batches = math.ceil(len(self.source) / self.batch_size)
-        local = range(num_batches * world.rank // world.size, num_batches * (world.rank + 1) // world.size)
-        with ThreadPoolExecutor(1) as ahead:
-            upcoming = ahead.submit(self._read, local[0]) if local else None
-            for batch in local:
-                assert upcoming is not None
-                ready = upcoming.result()
-                upcoming = ahead.submit(self._read, batch + 1) if batch + 1 in local else None
-                yield ready
-
     def _read(self, batch: int) -> tuple[Tensor, Tensor, Tensor, Exception | None]:
+        """(sample numbers, inputs, labels, what is wrong with them) of a batch."""
         index_B = torch.arange(batch * self.batch_size, min((batch + 1) * self.batch_size, len(self.source)))
         nothing = torch.empty(0)
         try:
@@ -148,11 +134,10 @@ class Classification:
         tile = image.repeat(zoom, 0).repeat(zoom, 1)
         if max(tile.shape[:2]) > _WIDE:
             tile = cv2.resize(tile, (_WIDE, _WIDE), interpolation=cv2.INTER_AREA).reshape(_WIDE, _WIDE, -1)
-        tile = cv2.cvtColor(np.ascontiguousarray(tile), cv2.COLOR_RGB2BGR) if tile.shape[2] == 3 else tile[:, :, 0]
-        tile = np.pad(tile, ((0, _CAPTION), (1, 1), *((0, 0),) * (tile.ndim - 2)), constant_values=64)
+        tile = cv2.cvtColor(tile, cv2.COLOR_RGB2BGR if tile.shape[2] == 3 else cv2.COLOR_GRAY2BGR)
+        tile = np.pad(tile, ((0, _CAPTION), (1, 1), (0, 0)), constant_values=64)
         text, corner = f"{label} as {prediction}", (6, len(tile) - 5)
-        white = (255,) * (3 if tile.ndim == 3 else 1)
-        cv2.putText(tile, text, corner, cv2.FONT_HERSHEY_SIMPLEX, 0.45, white, 1, cv2.LINE_AA)
+        cv2.putText(tile, text, corner, cv2.FONT_HERSHEY_SIMPLEX, 0.45, (255, 255, 255), 1, cv2.LINE_AA)
         return tile
 
 

@@ -1,14 +1,16 @@
-"""What the training loop asks of an evaluation."""
+"""What the training loop asks of an evaluation, and how the ranks share its work."""
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 from partial_fc.comm import World
 
 Forward = Callable[[Tensor], Tensor]
+Batch = TypeVar("Batch")
 
 
 class Evaluation(Protocol):
@@ -32,3 +34,17 @@ class Evaluation(Protocol):
     def draw(self, folder: Path) -> None:
         """Writes the pictures of the latest run, on one rank."""
         ...
+
+
+def read_ahead(read: Callable[[int], Batch], num_batches: int, world: World) -> Iterator[Batch]:
+    """read(b) of this rank's batches, which are consecutive ones. A thread reads one while the network works on the one
+    before it."""
+    previous: Future[Batch] | None = None
+    with ThreadPoolExecutor(1) as ahead:
+        for batch in range(num_batches * world.rank // world.size, num_batches * (world.rank + 1) // world.size):
+            current = ahead.submit(read, batch)
+            if previous:
+                yield previous.result()
+            previous = current
+        if previous:
+            yield previous.result()

@@ -15,8 +15,7 @@ import numpy as np
 class Roc:
     """The exact curve: one point for each distinct distance in the set, no grid of thresholds.
 
-    At point k the pairs at most threshold[k] apart are accepted. Point 0 accepts nothing.
-    far and tar never fall.
+    At point k the pairs at most threshold[k] apart are accepted. Point 0 accepts nothing. far and tar never fall.
     """
 
     far: np.ndarray  # (K + 1,) float64: accepted impostor pairs / impostor pairs
@@ -49,19 +48,14 @@ class Roc:
         )
 
     def tar_at(self, far: float) -> float:
-        """The largest TAR at which FAR is at most `far`.
+        """The largest TAR at which FAR is at most `far`; at 0 the part of the genuine pairs that are closer than every
+        impostor pair.
 
-        NaN where far < 1 / num_impostors: a set with fewer impostors cannot tell such a FAR from zero. The
-        TAR there is at least `tar_at_no_false_accept`.
+        NaN where 0 < far < 1 / num_impostors, which a set of so few impostors cannot tell from 0: TAR is no less there.
         """
-        if far < 1 / self.num_impostors:
+        if 0 < far < 1 / self.num_impostors:
             return float("nan")
         return float(self.tar[np.searchsorted(self.far, far, side="right") - 1])
-
-    @property
-    def tar_at_no_false_accept(self) -> float:
-        """The part of the genuine pairs that are closer than every impostor pair."""
-        return float(self.tar[np.searchsorted(self.far, 0.0, side="right") - 1])
 
 
 def plot(curves: Mapping[str, Roc], path: Path) -> None:

@@ -8,8 +8,7 @@ the folds are consecutive blocks of pairs, and each is judged by the threshold t
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,13 +20,12 @@ from partial_fc.comm import World
 from partial_fc.data import BadRecord
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.pairs import read_pairs
+from partial_fc.evaluate.evaluation import Forward, read_ahead
 from partial_fc.evaluate.roc import Roc, plot
 
 NUM_FOLDS = 10
 THRESHOLDS = np.arange(0, 4, 0.01)
-FALSE_ACCEPT_RATES = {"1e-3": 1e-3, "1e-4": 1e-4}
-
-Embed = Callable[[Tensor], Tensor]
+FALSE_ACCEPT_RATES = ("1e-3", "1e-4", "0")
 
 
 @dataclass(frozen=True)
@@ -64,24 +62,30 @@ class Verification:
         if self.same_N.all() or not self.same_N.any():
             raise ValueError(f"{path}: all {len(self.same_N)} pairs are of one kind; both kinds are needed")
 
-    def run(self, embed: Embed, world: World) -> Iterator[tuple[str, float]]:
+    def run(self, embed: Forward, world: World) -> Iterator[tuple[str, float]]:
         """Yields ("NAME/accuracy", ...) and so on: the same numbers on every rank, for any number of ranks.
 
-        embed: uint8 RGB images (I, 3, H, W) on the host -> embeddings (I, D), on any device, not normalised.
-        It moves the images, and the network must be in evaluation mode.
+        embed: uint8 RGB images (I, 3, H, W) on the host -> embeddings (I, D), on any device, not normalised. It moves
+        the images, and the network must be in evaluation mode.
 
-        accuracy, accuracy_std: ten folds. accuracy_low, accuracy_high: its 95 % interval.
-        tar@far=X: true accept rate at false accept rate X over the whole set, from the exact distances; NaN
-        where the set has fewer than 1 / X impostor pairs. tar@far=0: below the first false accept; bounds
-        those NaN from below. xnorm: mean length of the embeddings before anything is added or normalised.
+        accuracy, accuracy_std: ten folds. accuracy_low, accuracy_high: its 95 % interval. tar@far=X: true accept rate
+        at false accept rate X over the whole set, from the exact distances; NaN where the set has fewer than 1 / X
+        impostor pairs. tar@far=0: below the first false accept; bounds those NaN from below. xnorm: mean length of the
+        embeddings before anything is added or normalised.
 
-        One collective: an all-gather of 16 bytes a pair. Every rank must consume the whole iterator. Raises
-        ValueError, on all ranks alike, for an image that cannot be used or an embedding that is not
-        finite.
+        One collective: an all-gather of 16 bytes a pair. Every rank must consume the whole iterator. Raises ValueError,
+        on all ranks alike, for an image that cannot be used or an embedding that is not finite.
         """
-        part_n2 = self._embed_own_pairs(embed, world)
-        table_N2 = world.all_gather(part_n2, name=f"evaluate/{self.name}").numpy()
-        distance_N, norm_N = table_N2.T
+        # The gathered rows are in the order of the file. Every batch is composed alike for any number of ranks, and so
+        # is its result to the last bit.
+        num_batches = math.ceil(len(self.same_N) / self.pairs_per_batch)
+        rows = [torch.empty(0, 2, dtype=torch.float64)]
+        with torch.no_grad():
+            for image_I3HW, broken_n in read_ahead(self._decode, num_batches, world):
+                row_n2 = self._distances(embed, image_I3HW)
+                row_n2[broken_n] = torch.nan
+                rows.append(row_n2)
+        distance_N, norm_N = world.all_gather(torch.cat(rows), name=f"evaluate/{self.name}").numpy().T
         self._check(distance_N)
 
         accuracy = fold_accuracy(distance_N, self.same_N)
@@ -90,32 +94,9 @@ class Verification:
         yield f"{self.name}/accuracy_std", accuracy.std
         yield f"{self.name}/accuracy_low", accuracy.low
         yield f"{self.name}/accuracy_high", accuracy.high
-        for text, far in FALSE_ACCEPT_RATES.items():
-            yield f"{self.name}/tar@far={text}", self.roc.tar_at(far)
-        yield f"{self.name}/tar@far=0", self.roc.tar_at_no_false_accept
+        for far in FALSE_ACCEPT_RATES:
+            yield f"{self.name}/tar@far={far}", self.roc.tar_at(float(far))
         yield f"{self.name}/xnorm", float(norm_N.mean())
-
-    def _embed_own_pairs(self, embed: Embed, world: World) -> Tensor:
-        """(n, 2) float64 on the host: squared distance, mean embedding length; NaN where an image is broken.
-
-        Whole batches are dealt out, consecutive ones to each rank: the gathered rows are then in the order of
-        the file, and since every batch is composed alike for any number of ranks, so is its result to the
-        last bit.
-        """
-        num_batches = math.ceil(len(self.same_N) / self.pairs_per_batch)
-        own = range(num_batches * world.rank // world.size, num_batches * (world.rank + 1) // world.size)
-        rows = [torch.empty(0, 2, dtype=torch.float64)]
-        with ThreadPoolExecutor(1) as ahead, torch.no_grad():
-            # One batch is decoded while the network works on the one before it.
-            upcoming = ahead.submit(self._decode, own[0]) if own else None
-            for batch in own:
-                assert upcoming is not None
-                image_I3HW, broken_n = upcoming.result()
-                upcoming = ahead.submit(self._decode, batch + 1) if batch + 1 in own else None
-                row_n2 = self._distance(embed, image_I3HW)
-                row_n2[broken_n] = torch.nan
-                rows.append(row_n2)
-        return torch.cat(rows)
 
     def _decode(self, batch: int) -> tuple[Tensor, Tensor]:
         """The images of a batch, uint8 (I, 3, H, W); which of its pairs hold a broken one, bool (I / 2,)."""
@@ -131,7 +112,8 @@ class Verification:
                 broken_n[i // 2] = True
         return torch.from_numpy(image_IHW3).permute(0, 3, 1, 2).contiguous(), broken_n
 
-    def _distance(self, embed: Embed, image_I3HW: Tensor) -> Tensor:
+    def _distances(self, embed: Forward, image_I3HW: Tensor) -> Tensor:
+        """(n, 2) float64 on the host: squared distance and mean embedding length of the pairs of a batch."""
         views = [image_I3HW, image_I3HW.flip(3)] if self.flip else [image_I3HW]
         feats = [embed(view).double().cpu() for view in views]
         norm_I = torch.stack([feat_ID.norm(dim=1) for feat_ID in feats]).mean(0)
@@ -166,7 +148,7 @@ class Verifications:
     def __init__(self, sets: Sequence[Verification]):
         self.sets = sets
 
-    def run(self, forward: Embed, world: World) -> Iterator[tuple[str, float]]:
+    def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
         for one in self.sets:
             yield from one.run(forward, world)
 
@@ -192,27 +174,22 @@ def fold_accuracy(distance_N: np.ndarray, same_N: np.ndarray) -> Accuracy:
     """Ten-fold accuracy of "same if squared distance < threshold".
 
     distance_N: float64 in [0, 4], same_N: bool, in the order of the file; N >= 10. Of equally good thresholds
-    the smallest counts. O(N log T) instead of N * T * F comparisons.
+    the smallest counts.
     """
-    num_pairs, num_thresholds = len(same_N), len(THRESHOLDS)
-    # Blocks of consecutive pairs; the first N % F are one pair longer.
-    size_F = np.full(NUM_FOLDS, num_pairs // NUM_FOLDS)
-    size_F[: num_pairs % NUM_FOLDS] += 1
-    fold_N = np.repeat(np.arange(NUM_FOLDS), size_F)
-    # Pair i is called "same" by the thresholds of index first_N[i] and above.
-    first_N = np.searchsorted(THRESHOLDS, distance_N, side="right")
-
-    def accepted_FT(mask_N: np.ndarray) -> np.ndarray:
-        cell_n = fold_N[mask_N] * (num_thresholds + 1) + first_N[mask_N]
-        count = np.bincount(cell_n, minlength=NUM_FOLDS * (num_thresholds + 1))
-        return count.reshape(NUM_FOLDS, -1).cumsum(axis=1)[:, :num_thresholds]
-
-    impostors_F = np.bincount(fold_N[~same_N], minlength=NUM_FOLDS)
-    correct_FT = accepted_FT(same_N) + impostors_F[:, None] - accepted_FT(~same_N)
+    # Consecutive pairs; the first N % F folds are one pair longer.
+    folds = list(zip(np.array_split(distance_N, NUM_FOLDS), np.array_split(same_N, NUM_FOLDS), strict=True))
+    correct_FT = np.stack(
+        [_below(distance_n[same_n]) + (~same_n).sum() - _below(distance_n[~same_n]) for distance_n, same_n in folds]
+    )
     best_F = np.argmax(correct_FT.sum(axis=0) - correct_FT, axis=1)
-    accuracy_F = correct_FT[np.arange(NUM_FOLDS), best_F] / size_F
+    accuracy_F = correct_FT[np.arange(NUM_FOLDS), best_F] / [len(same_n) for _, same_n in folds]
     mean = float(accuracy_F.mean())
-    return Accuracy(mean, float(accuracy_F.std()), *wilson_interval(mean, num_pairs))
+    return Accuracy(mean, float(accuracy_F.std()), *wilson_interval(mean, len(same_N)))
+
+
+def _below(distance_n: np.ndarray) -> np.ndarray:
+    """How many distances are below each threshold, (T,)."""
+    return np.searchsorted(np.sort(distance_n), THRESHOLDS)
 
 
 def wilson_interval(fraction: float, count: int, z: float = 1.959964) -> tuple[float, float]:

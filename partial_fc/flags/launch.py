@@ -1,7 +1,7 @@
 """The flags that say how a run is started, and on what; every recipe has them."""
 
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -10,6 +10,7 @@ import tyro
 from partial_fc import comm
 from partial_fc.comm import World, elastic
 from partial_fc.comm.launch import spawn
+from partial_fc.flags.training import check_least, flag, is_given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,23 +43,18 @@ class LaunchFlags:
     """Only GPU algorithms that repeat bit by bit, and no messages that Horovod joins by chance (slower)."""
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "gpus"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} is {getattr(self, name)}; expected at least 1")
+        check_least(self, nodes=1, gpus=1, comm_timeout=0)
         if not 0 <= self.nr < self.nodes:
             raise ValueError(
                 f"--nr is {self.nr}, of --nodes {self.nodes}; nodes are numbered from 0 to {self.nodes - 1}"
             )
         if self.nodes > 1 and self.master_addr is None:
             raise ValueError(
-                f"--nodes {self.nodes} needs --master-addr: the address of the host with --nr 0, as the "
-                "others reach it, "
-                "for example --master-addr 10.0.0.1 (`ip addr` there shows it); the same on all nodes"
+                f"--nodes {self.nodes} needs --master-addr: the address of the host with --nr 0, as the others reach "
+                "it, for example --master-addr 10.0.0.1 (`ip addr` there shows it); the same on all nodes"
             )
         if self.master_port is not None and not 0 < self.master_port < 65536:
             raise ValueError(f"--master-port is {self.master_port}; expected 1 to 65535")
-        if not 0 <= self.comm_timeout < float("inf"):
-            raise ValueError(f"--comm-timeout is {self.comm_timeout}; expected seconds, or 0 to wait for ever")
         if not 0 < self.start_timeout < float("inf"):
             raise ValueError(f"--start-timeout is {self.start_timeout}; expected more than 0 seconds")
 
@@ -73,13 +69,12 @@ class LaunchFlags:
             spawn.stay_with_parent()
             return None
         launch = comm.detect()
-        given = [name for name in ("nodes", "gpus", "nr", "master_addr", "master_port") if self._is_given(name)]
-        flags = ", ".join(f"--{name.replace('_', '-')} {getattr(self, name)}" for name in given)
+        given = [name for name in ("nodes", "gpus", "nr", "master_addr", "master_port") if is_given(self, name)]
+        flags = ", ".join(f"{flag(name)} {getattr(self, name)}" for name in given)
         if given and launch.backend != "single":
             raise ValueError(
-                f"{launch.launcher} has started this process as rank {launch.rank} of {launch.size}, and says "
-                "itself where "
-                f"the others are: leave {flags} away, or start without {launch.launcher}"
+                f"{launch.launcher} has started this process as rank {launch.rank} of {launch.size}, and says itself "
+                f"where the others are: leave {flags} away, or start without {launch.launcher}"
             )
         if self.nodes == self.gpus == 1:
             if given:
@@ -87,7 +82,7 @@ class LaunchFlags:
             return None
         port = self.master_port or (8888 if self.nodes > 1 else None)
         return spawn.run(
-            spawn.same_command(),
+            [sys.executable, *sys.orig_argv[1:]],
             nodes=self.nodes,
             gpus=self.gpus,
             nr=self.nr,
@@ -115,9 +110,6 @@ class LaunchFlags:
             "horovod": () if elastic.active() else ("start_timeout",),
         }
         for name in vain.get(world.backend, ()):
-            if self._is_given(name):
+            if is_given(self, name):
                 why = "one process" if world.backend == "single" else "Horovod's launcher has its own --start-timeout"
-                print(f"note: --{name.replace('_', '-')} without effect: {why}", file=sys.stderr, flush=True)
-
-    def _is_given(self, name: str) -> bool:
-        return getattr(self, name) != next(f.default for f in fields(self) if f.name == name)
+                print(f"note: {flag(name)} without effect: {why}", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ A recipe's Config holds the groups with its own defaults:
 where Flags leaves the group's name out of the flags' names.
 """
 
+import copy
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -179,8 +180,7 @@ def check_least(group: Any, **least: float) -> None:
 
 
 def notes(config: Any, world_size: int) -> Iterator[str]:
-    """What was asked for in the shared groups and makes no difference here. config: with the groups `run`, `guards`,
-    `exchange`, `optim`, `schedule`."""
+    """What was asked for in the shared groups of a Config and makes no difference here."""
     run, guards, kind = config.run, config.guards, config.exchange.gradient_compression
     if run.buddy_every and not elastic.active():
         yield (
@@ -221,21 +221,15 @@ def with_defaults(config_type: type, values: dict[str, Any]) -> Any:
     defaults alone need not make sense, and the command line is still to be read. Raises ValueError for a name that is
     no flag."""
     left = dict(values)
-    groups = {field.name: _unchecked(field.default, left) for field in dataclasses.fields(config_type)}
+    config: Any = object.__new__(config_type)
+    for field in dataclasses.fields(config_type):
+        group = copy.copy(field.default)
+        for name in vars(group).keys() & left.keys():
+            object.__setattr__(group, name, left.pop(name))
+        object.__setattr__(config, field.name, group)
     if left:
         raise ValueError(f"no flag of this recipe: {', '.join(sorted(left))}")
-    config: Any = object.__new__(config_type)
-    for name, group in groups.items():
-        object.__setattr__(config, name, group)
     return config
-
-
-def _unchecked(group: Any, values: dict[str, Any]) -> Any:
-    """A copy of a group with those values that it has a field for, which are taken out of `values`."""
-    copy = object.__new__(type(group))
-    for field in dataclasses.fields(group):
-        object.__setattr__(copy, field.name, values.pop(field.name, getattr(group, field.name)))
-    return copy
 
 
 def flag(name: str) -> str:

@@ -8,7 +8,7 @@
 No code of a file is run (torch_file.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,9 @@ import torch
 from torch import Tensor
 
 from partial_fc.foreign import torch_file
+from partial_fc.foreign.state_dicts import check_parameter_state, is_state_dict, parameter_states
 
-_STATES = {  # torch's name -> ours
-    "momentum_buffer": "momentum",
-    "exp_avg": "first_moment",
-    "exp_avg_sq": "second_moment",
-    "step": "num_steps",
-}
+_STATES = {"momentum_buffer": "momentum", "exp_avg": "first_moment", "exp_avg_sq": "second_moment"}  # torch's, ours
 
 
 @dataclass
@@ -32,9 +28,15 @@ class RankCentres:
 
     centre_LD: Tensor
     state: dict[str, Tensor] = field(default_factory=dict)
-    # What the momentum is to be divided by.
-    momentum_unit: float = 1.0
     notes: list[str] = field(default_factory=list)
+
+    def add_momentum(self, mom_LD: Tensor, path: Path) -> None:
+        """path: where it is from, for messages."""
+        if mom_LD.shape != self.centre_LD.shape:
+            raise ValueError(
+                f"{path} has momentum of shape {tuple(mom_LD.shape)}; its centres have {tuple(self.centre_LD.shape)}"
+            )
+        self.state["momentum"] = mom_LD
 
 
 def from_checkpoint(path: Path) -> RankCentres:
@@ -42,104 +44,65 @@ def from_checkpoint(path: Path) -> RankCentres:
     checkpoint = torch_file.load(path)
     if not isinstance(checkpoint, Mapping) or "state_dict_softmax_fc" not in checkpoint:
         raise ValueError(f"{path} holds {_kind(checkpoint)}; expected a checkpoint with state_dict_softmax_fc")
-    centres = RankCentres(_weight(checkpoint["state_dict_softmax_fc"], path))
+    centres = RankCentres(_centres(checkpoint["state_dict_softmax_fc"], path))
     optimizer = checkpoint.get("state_optimizer")
-    if optimizer:
-        # The centres are the last parameter of the last group, as its trainer says they must be.
-        for name, value in state_of(optimizer, _numbers(optimizer, path)[-1], path).items():
-            _add_state(centres, _STATES.get(name), value)
+    states = parameter_states(optimizer, path) if optimizer else []
+    # The centres are the last parameter of the last group, as its trainer says they must be.
+    state = states[-1] if states else {}
+    shape = centres.centre_LD.shape
+    if "step" in state:
+        check_parameter_state({"step": state["step"]}, shape, len(states) - 1, path)
+        centres.state["num_steps"] = torch.full((len(centres.centre_LD), 1), float(state["step"]))
+    for name, ours in _STATES.items():
+        value = state.get(name)
+        if isinstance(value, Tensor) and value.shape == shape:
+            centres.state[ours] = value
+        elif isinstance(value, Tensor):  # versions that sampled a parameter of its own
+            centres.notes.append(
+                f"{ours} has shape {tuple(value.shape)}, the centres {tuple(shape)}: of sampled rows, and which they "
+                "are is not said: it starts anew"
+            )
     return centres
 
 
 def from_weights(path: Path, momentum: Path | None) -> RankCentres:
     """Reads the centres of a softmax_fc_gpu_R.pt, or a rank_R_softmax_weight.pt with its momentum."""
     content = torch_file.load(path)
-    centres = RankCentres(_matrix(content, path) if isinstance(content, Tensor) else _weight(content, path))
-    mom = content.get("weight_mom") if isinstance(content, Mapping) else None
+    centres = RankCentres(_centres(content, path))
     if momentum:
-        mom = torch_file.load(momentum)
-    if mom is not None:
-        centres.state["momentum"] = _matrix(mom, momentum or path)
-        if centres.state["momentum"].shape != centres.centre_LD.shape:
-            raise ValueError(
-                f"{momentum or path} has momentum of shape {tuple(mom.shape)}; the centres in {path} have "
-                f"{tuple(centres.centre_LD.shape)}"
-            )
+        centres.add_momentum(_matrix(torch_file.load(momentum), momentum), momentum)
+    elif isinstance(content, Mapping) and content.get("weight_mom") is not None:
+        centres.add_momentum(_matrix(content["weight_mom"], path), path)
     return centres
 
 
-def backbone_of(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int]]:
-    """Reads a checkpoint_gpu_R.pt: (state dict of the backbone, the optimizer's, {"epoch", "global_step"} as far as
-    they are there)."""
+def backbone_of(path: Path, parameters: Collection[str]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, int]]:
+    """Reads a checkpoint_gpu_R.pt: (state dict of the backbone, its part of the optimizer's state as
+    '<parameter>/<state>', {"epoch", "global_step"} as far as they are there).
+
+    parameters: the names in the state dict that are parameters; the n-th of them is the optimizer's n-th."""
     checkpoint = torch_file.load(path)
     weights = checkpoint.get("state_dict_backbone") if isinstance(checkpoint, Mapping) else None
-    if not isinstance(weights, Mapping) or not all(isinstance(t, Tensor) for t in weights.values()):
+    if not is_state_dict(weights):
         raise ValueError(f"{path} has no state_dict_backbone of tensors")
+    optimizer = checkpoint.get("state_optimizer")
+    states = parameter_states(optimizer, path) if optimizer else []
+    names = [name for name in weights if name in parameters]
+    named = {}
+    for number, (name, state) in enumerate(zip(names, states, strict=False)):
+        check_parameter_state(state, weights[name].shape, number, path)
+        for key, value in state.items():
+            named[f"{name}/{key}"] = value if isinstance(value, Tensor) else torch.tensor(float(value))
     facts = {key: checkpoint[key] for key in ("epoch", "global_step") if isinstance(checkpoint.get(key), int)}
-    return dict(weights), dict(checkpoint.get("state_optimizer") or {}), facts
+    return weights, named, facts
 
 
-def named_state(
-    optimizer: dict[str, Any], weights: dict[str, Tensor], parameters: set[str], path: Path
-) -> dict[str, Tensor]:
-    """Names the backbone's part of a state_optimizer, as '<parameter>/<state>'. The n-th parameter is the n-th of the
-    state dict that is one."""
-    if not optimizer:
-        return {}
-    state = {}
-    numbers = _numbers(optimizer, path)
-    for name, number in zip((name for name in weights if name in parameters), numbers, strict=False):
-        for key, value in state_of(optimizer, number, path).items():
-            tensor = value if isinstance(value, Tensor) else torch.tensor(float(value))
-            if key != "step" and tensor.shape != weights[name].shape:
-                raise ValueError(
-                    f"{path}: {key} of parameter {number} has shape {tuple(tensor.shape)}; expected that of {name}, "
-                    f"{tuple(weights[name].shape)}"
-                )
-            state[f"{name}/{key}"] = tensor
-    return state
-
-
-def _numbers(optimizer: Any, path: Path) -> list[int]:
-    """The numbers of all parameters, in order."""
-    try:
-        numbers = [number for group in optimizer["param_groups"] for number in group["params"]]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path}: state_optimizer is no optimizer's state dict: it lacks {error}") from error
-    if not all(isinstance(number, int) for number in numbers):
-        raise ValueError(f"{path}: state_optimizer's params are not all numbers: {str(numbers)[:200]}")
-    return numbers
-
-
-def state_of(optimizer: dict[str, Any], number: int, path: Path) -> dict[str, Any]:
-    """The tensors and numbers of one parameter, by torch's names."""
-    state = optimizer.get("state", {}).get(number, {})
-    if not isinstance(state, Mapping):
-        raise ValueError(f"{path}: state_optimizer has {type(state).__name__} for parameter {number}")
-    return {key: value for key, value in state.items() if isinstance(value, Tensor | int | float)}
-
-
-def _add_state(centres: RankCentres, name: str | None, value: Any) -> None:
-    if name is None:
-        return
-    rows = len(centres.centre_LD)
-    if name == "num_steps":
-        centres.state[name] = torch.full((rows, 1), float(value))
-    elif value.shape == centres.centre_LD.shape:
-        centres.state[name] = value
-    else:  # versions that sampled a parameter of its own
-        centres.notes.append(
-            f"{name} is of {len(value)} sampled rows out of {rows}, and which they are is not said: it starts anew"
-        )
-
-
-def _weight(content: Any, path: Path) -> Tensor:
-    if not isinstance(content, Mapping):
-        raise ValueError(f"{path} holds {_kind(content)}; expected a state dict with the centres as weight")
-    for name in ("weight", "weight_activated"):
-        if isinstance(content.get(name), Tensor) and content[name].numel():
-            return _matrix(content[name], path)
-    raise ValueError(f"{path} holds {_kind(content)}; expected a state dict with the centres as weight")
+def _centres(content: Any, path: Path) -> Tensor:
+    """The centres, or the weight of a state dict with them."""
+    if isinstance(content, Mapping):
+        weights = (content.get(name) for name in ("weight", "weight_activated"))
+        content = next((t for t in weights if isinstance(t, Tensor) and t.numel()), content)
+    return _matrix(content, path)
 
 
 def _matrix(content: Any, path: Path) -> Tensor:

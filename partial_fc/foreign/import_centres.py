@@ -10,18 +10,13 @@ from torch import Tensor
 
 from partial_fc import models
 from partial_fc.checkpoint.class_names import read_names
-from partial_fc.checkpoint.output import Output, say
+from partial_fc.checkpoint.output import new_checkpoint, print_notes
 from partial_fc.foreign import arcface_torch
 from partial_fc.foreign.backbone_weights import load_arcface_torch, load_state
-from partial_fc.foreign.centre_files import KINDS, CentreFiles, ForeignRows, find
+from partial_fc.foreign.centre_files import CHECKPOINT, CentreFiles, ForeignRows, find
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 
-_OPTIMIZERS: dict[str, RowOptimizer] = {
-    "sgd": RowSGD(),
-    "adamw": RowAdamW(),
-    "adam": RowAdam(),
-    "adagrad": RowAdagrad(),
-}
+_OPTIMIZERS: dict[str, type[RowOptimizer]] = {"sgd": RowSGD, "adamw": RowAdamW, "adam": RowAdam, "adagrad": RowAdagrad}
 _NETWORK = Literal["r18", "r34", "r50", "r100", "r200", "mbf"]
 
 
@@ -61,31 +56,37 @@ def import_centres(options: ImportOptions) -> None:
     """Raises ValueError where the files do not fit together, or hold something else."""
     _check(options)
     files = find(options.files)
-    optimizer_name, rows = _rows(files, options)
+    rows = ForeignRows(files, options.num_classes, options.momentum_lr)
+    optimizer = options.optimizer
+    if optimizer == "auto":
+        optimizer = "adamw" if "first_moment" in rows.file_states else "sgd"
+    rows.set_state(_OPTIMIZERS[optimizer](), touched=options.step)
     notes = rows.notes
+    unused = rows.file_states - rows.columns.keys()
+    if unused:
+        notes.append(f"{', '.join(sorted(unused))}: {optimizer} has no use for it; left out")
     weights, state, facts = _backbone(files, options, rows.width)
     if facts:
+        stood = ", ".join(f"{key} {value}" for key, value in facts.items())
         notes.append(
-            f"{files.paths[0]} is of "
-            + ", ".join(f"{key} {value}" for key, value in facts.items())
-            + "; to go on from "
-            "there, say --step and --position; otherwise training starts at step 0 of its own schedule"
+            f"{files.paths[0]} is of {stood}; to go on from there, say --step and --position; otherwise training "
+            "starts at step 0 of its own schedule"
         )
-    if optimizer_name == "sgd" and "momentum" not in rows.file_states:
+    if optimizer == "sgd" and "momentum" not in rows.file_states:
         notes.append("the files have no momentum for the centres: it starts at zero")
     names = read_names(options.names_file) if options.names_file else None
     if names is not None and len(names) != rows.stop:
         raise ValueError(f"{options.names_file} has {len(names)} names for {rows.stop} classes")
-    made_by = f"imported from {len(files.paths)} file(s), {KINDS[files.kind].what}: {files.paths[0]} ..."
-    with Output(options.out, _manifest(options, rows), names, made_by) as output:
+    made_by = f"imported from {len(files.paths)} file(s), {files.kind.what}: {files.paths[0]} ..."
+    with new_checkpoint(options.out, _manifest(options, rows), names, made_by) as output:
         output.rows(rows)
         if weights is not None:
             output.tensors("backbone.safetensors", weights)
             output.tensors("optimizer.safetensors", state)
-    say(notes)
+    print_notes(notes)
     start = "--resume" if weights is not None else "--head-centres"
     print(
-        f"{options.out}: {rows.stop} classes of {rows.width} features, for {optimizer_name}; start with {start} "
+        f"{options.out}: {rows.stop} classes of {rows.width} features, for {optimizer}; start with {start} "
         f"{options.out}"
     )
 
@@ -103,25 +104,6 @@ def _check(options: ImportOptions) -> None:
         raise ValueError(f"--num-classes is {options.num_classes}; expected at least 1")
 
 
-def _rows(files: CentreFiles, options: ImportOptions) -> tuple[str, ForeignRows]:
-    """(the optimizer that the rows are for, the rows)."""
-
-    def rows_for(name: str) -> ForeignRows:
-        state = {state: width == "row" for state, width in _OPTIMIZERS[name].state_widths().items()}
-        return ForeignRows(files, options.num_classes, state, options.step, options.momentum_lr)
-
-    name = "sgd" if options.optimizer == "auto" else options.optimizer
-    rows = rows_for(name)
-    if options.optimizer == "auto" and "first_moment" in rows.file_states:
-        name, rows = "adamw", rows_for("adamw")
-    unused = rows.file_states - set(rows.columns)
-    if unused:
-        rows.notes.append(f"{', '.join(sorted(unused))}: {name} has no use for it; left out")
-    if options.momentum_lr is not None and (files.kind != "mxnet" or not files.momentum):
-        raise ValueError("--momentum-lr goes with R_centers_mom.param; none is given")
-    return name, rows
-
-
 def _backbone(
     files: CentreFiles, options: ImportOptions, width: int
 ) -> tuple[dict[str, Tensor] | None, dict[str, Tensor], dict[str, int]]:
@@ -133,23 +115,15 @@ def _backbone(
         load_arcface_torch(model, options.backbone)
         return model.state_dict(), {}, {}
     path = files.paths[0]
-    if files.kind != "checkpoint":
+    if files.kind is not CHECKPOINT:
         raise ValueError(f"--network {options.network}: {path} holds no backbone; give --backbone model.pt")
-    weights, optimizer, facts = arcface_torch.backbone_of(path)
+    weights, state, facts = arcface_torch.backbone_of(path, [name for name, _ in model.named_parameters()])
     load_state(model, weights, path)
-    parameters = {name for name, _ in model.named_parameters()}
-    return model.state_dict(), arcface_torch.named_state(optimizer, weights, parameters, path), facts
+    return model.state_dict(), state, facts
 
 
 def _manifest(options: ImportOptions, rows: ForeignRows) -> dict[str, Any]:
-    configuration = {}
-    if options.network:
-        configuration = {
-            "network": options.network,
-            "embedding_size": rows.width,
-            "image_size": options.image_size,
-            "mirror": True,
-        }
+    sizes = {"embedding_size": rows.width, "image_size": options.image_size}
     return {
         "step": options.step,
         "world_size": 1,
@@ -160,6 +134,6 @@ def _manifest(options: ImportOptions, rows: ForeignRows) -> dict[str, Any]:
         "head": {"num_steps": options.step, "row_seed": 0, "margin": {}, "schedule": {}},
         "position": options.position,
         "best": {},
-        "configuration": configuration,
+        "configuration": {"network": options.network, **sizes, "mirror": True} if options.network else {},
         "versions": {"torch": torch.__version__},
     }

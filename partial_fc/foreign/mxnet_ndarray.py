@@ -8,7 +8,9 @@
 (The order of fields is that of NDArray::Save in MXNet 1.9.1's src/ndarray/ndarray.cc.)
 """
 
+import math
 import mmap
+import os
 import struct
 from pathlib import Path
 
@@ -38,7 +40,12 @@ class _Reader:
     """Goes through a file once; asks for nothing beyond its end."""
 
     def __init__(self, path: Path, content: mmap.mmap):
-        self._path, self._content, self._at = path, content, 0
+        self._path, self._content = path, content
+
+    @property
+    def _left(self) -> int:
+        """Bytes that have not been read."""
+        return len(self._content) - self._content.tell()
 
     def arrays(self) -> dict[str, Tensor]:
         magic, _, count = self._numbers("QQQ", "the head of a list of arrays")
@@ -53,8 +60,8 @@ class _Reader:
         names = [self._name() for _ in range(num_names)] or [str(i) for i in range(count)]
         if len(set(names)) < count:
             raise self._bad("two arrays have one name")
-        if self._at != len(self._content):
-            raise self._bad(f"{len(self._content) - self._at} bytes are left over")
+        if self._left:
+            raise self._bad(f"{self._left} bytes are left over")
         return dict(zip(names, arrays, strict=True))
 
     def _array(self, number: int) -> Tensor:
@@ -72,31 +79,25 @@ class _Reader:
         if code not in _DTYPES:
             raise self._bad(f"{what} has dtype number {code}; expected one of {sorted(_DTYPES)}")
         dtype = np.dtype(_DTYPES[code])
-        num_bytes = dtype.itemsize
-        for size in shape:
-            # Python's integers: a product of absurd sizes is too large, not a small number again.
-            num_bytes *= size
-        if any(size < 1 for size in shape) or num_bytes > len(self._content) - self._at:
-            raise self._bad(
-                f"{what} of shape {tuple(shape)} needs {num_bytes} bytes; {len(self._content) - self._at} are left"
-            )
-        values = np.frombuffer(self._content, dtype, num_bytes // dtype.itemsize, self._at).reshape(shape)
-        self._at += num_bytes
+        count = math.prod(shape)  # Python's integers: a product of absurd sizes is too large, not a small number again
+        num_bytes = count * dtype.itemsize
+        if any(size < 1 for size in shape) or num_bytes > self._left:
+            raise self._bad(f"{what} of shape {shape} needs {num_bytes} bytes; {self._left} are left")
+        values = np.frombuffer(self._content, dtype, count, self._content.tell()).reshape(shape)
+        self._content.seek(num_bytes, os.SEEK_CUR)
         return torch.from_numpy(values if values.flags.aligned else values.copy())
 
     def _name(self) -> str:
         (length,) = self._numbers("Q", "the length of a name")
-        if length > len(self._content) - self._at:
-            raise self._bad(f"a name of {length} bytes; {len(self._content) - self._at} are left")
-        self._at += length
-        return self._content[self._at - length : self._at].decode("utf-8", "backslashreplace")
+        if length > self._left:
+            raise self._bad(f"a name of {length} bytes; {self._left} are left")
+        return self._content.read(length).decode("utf-8", "backslashreplace")
 
     def _numbers(self, kinds: str, what: str) -> tuple[int, ...]:
         size = struct.calcsize(f"<{kinds}")
-        if self._at + size > len(self._content):
+        if size > self._left:
             raise self._bad(f"cut short in {what}")
-        self._at += size
-        return struct.unpack_from(f"<{kinds}", self._content, self._at - size)
+        return struct.unpack(f"<{kinds}", self._content.read(size))
 
     def _bad(self, message: str) -> ValueError:
-        return ValueError(f"{self._path}, byte {self._at}: {message}")
+        return ValueError(f"{self._path}, byte {self._content.tell()}: {message}")

@@ -22,77 +22,64 @@ class ActiveRows:
     row_S: Tensor | None  # the rows' positions in `table`; None: all of it
 
 
+@dataclass
 class RowSelector:
     """Chooses the active rows of each step. The sampled ones are known a step ahead."""
 
-    def __init__(
-        self,
-        sampling: Sampling,
-        shard: Shard,
-        sub_centres: int,
-        store: RowTable,
-        hard_negatives: HardNegatives | None,
-        correction: bool,
-        dtype: torch.dtype,
-    ):
-        self._sampling = sampling
-        self._shard = shard
-        self._sub_centres = sub_centres
-        self._store = store
-        self._hard_negatives = hard_negatives
-        self._correction = correction
-        self._dtype = dtype
-        self._drawn: tuple[int, Tensor] | None = None  # (step, its negatives), where they were wanted early
+    sampling: Sampling
+    shard: Shard
+    sub_centres: int
+    store: RowTable
+    hard_negatives: HardNegatives | None
+    correction: bool
+    dtype: torch.dtype
+    drawn: tuple[int, Tensor] | None = None  # (step, its negatives), where they were wanted early
 
     def fetch(self, label_G: Tensor, step: int) -> ActiveRows:
         """For a batch with these labels."""
         rows, bias_S = self._select(label_G, step)
-        table, row_S = self._store.fetch(rows, step)
+        table, row_S = self.store.fetch(rows, step)
         return ActiveRows(rows, bias_S, table, row_S)
 
     def _select(self, label_G: Tensor, step: int) -> tuple[Tensor | None, Tensor | None]:
         """(active local rows, ascending; -log of the probability that they are active). None: all; 0."""
-        if self._sampling.rate == 1.0:
+        if self.sampling.rate == 1.0:
             return None, None
-        certain = label_G[(label_G >= self._shard.start) & (label_G < self._shard.stop)]
-        if self._hard_negatives is not None:
-            certain = torch.cat((certain, self._hard_negatives.classes(label_G, self._shard)))
+        certain = label_G[(label_G >= self.shard.start) & (label_G < self.shard.stop)]
+        if self.hard_negatives is not None:
+            certain = torch.cat((certain, self.hard_negatives.classes(label_G, self.shard)))
         certain = torch.unique(certain)
-        class_N = insert(self._negatives(step, label_G.device), certain)
+        if self.drawn is not None and self.drawn[0] == step:
+            negatives = self.drawn[1]
+        else:
+            negatives = self.sampling.negatives(step, self.shard, label_G.device)
+        class_N = insert(negatives, certain)
         bias_S = None
-        if self._correction:
-            log_rate = math.log(self._sampling.rate)
-            bias_N = torch.full(class_N.shape, -log_rate, dtype=self._dtype, device=class_N.device)
+        if self.correction:
+            log_rate = math.log(self.sampling.rate)
+            bias_N = torch.full(class_N.shape, -log_rate, dtype=self.dtype, device=class_N.device)
             bias_N[torch.searchsorted(class_N, certain)] = 0.0
-            bias_S = bias_N.repeat_interleave(self._sub_centres)
-        return self.rows_of(class_N), bias_S
+            bias_S = bias_N.repeat_interleave(self.sub_centres)
+        return self._rows_of(class_N), bias_S
 
     def classes(self, active: ActiveRows) -> Tensor:
         """The numbers of their classes, each once, ascending."""
         if active.rows is None:
-            return torch.arange(self._shard.start, self._shard.stop, device=active.table.device)
-        return active.rows[:: self._sub_centres] // self._sub_centres + self._shard.start
+            return torch.arange(self.shard.start, self.shard.stop, device=active.table.device)
+        return active.rows[:: self.sub_centres] // self.sub_centres + self.shard.start
 
     def prefetch(self, step: int) -> None:
         """Begins to bring what is known of this step's rows, its negatives, and keeps the draw for it."""
-        if self._sampling.rate == 1.0 or not self._store.can_prefetch:
+        if self.sampling.rate == 1.0 or not self.store.can_prefetch:
             return
-        class_N = self._sampling.negatives(step, self._shard, self._store.device)
-        self._drawn = (step, class_N)
-        self._store.prefetch(self.rows_of(class_N))
+        class_N = self.sampling.negatives(step, self.shard, self.store.device)
+        self.drawn = (step, class_N)
+        self.store.prefetch(self._rows_of(class_N))
 
-    def _negatives(self, step: int, device: torch.device) -> Tensor:
-        """The step's drawn classes of the shard, ascending."""
-        if self._drawn is not None and self._drawn[0] == step:
-            return self._drawn[1]
-        return self._sampling.negatives(step, self._shard, device)
-
-    def rows_of(self, class_N: Tensor) -> Tensor:
+    def _rows_of(self, class_N: Tensor) -> Tensor:
         """Local rows of classes of the shard, whose centres stand together."""
-        first_N = (class_N - self._shard.start) * self._sub_centres
-        if self._sub_centres == 1:
-            return first_N
-        return (first_N[:, None] + torch.arange(self._sub_centres, device=class_N.device)).flatten()
+        first_N = (class_N - self.shard.start) * self.sub_centres
+        return (first_N[:, None] + torch.arange(self.sub_centres, device=class_N.device)).flatten()
 
 
 def insert(ascending: Tensor, more: Tensor) -> Tensor:

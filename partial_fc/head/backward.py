@@ -1,7 +1,6 @@
-"""The backward pass, which the forward has all but done, and what it leaves for `step`: everything that the centres'
-gradient is made of, in O(G * D) numbers."""
+"""The backward pass, which the forward has all but done, and what it leaves for `step`, in O(G * D) numbers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -39,7 +38,7 @@ class DeferredGradient:
 class Backward:
     """The rest of one backward pass: waits for the features' gradient and hands the centres' to the head."""
 
-    defer: Callable[[DeferredGradient], None]
+    pending: list[DeferredGradient]  # gets `deferred`
     deferred: DeferredGradient
     features: Work  # this rank's d(loss)/d(features), on its way
     factor: int  # W where the ranks' gradients will be averaged, 1 where they will be summed
@@ -48,14 +47,14 @@ class Backward:
     def __call__(self, grad_loss: Tensor) -> Tensor:
         deferred = replace(self.deferred)
         deferred.scale(grad_loss)
-        self.defer(deferred)
+        self.pending.append(deferred)
         if self.grad_feat_BD is None:
             self.grad_feat_BD = self.features.wait()
         return self.grad_feat_BD * (grad_loss if self.factor == 1 else grad_loss * self.factor)
 
 
 class Loss(torch.autograd.Function):
-    """The loss as a node of autograd. forward: nothing is left to do; backward: waits for head/features."""
+    """The loss as a node of autograd, whose forward has nothing left to do."""
 
     @staticmethod
     def forward(ctx, feat_BD: Tensor, loss: Tensor, backward: Backward) -> Tensor:

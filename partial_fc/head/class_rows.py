@@ -26,8 +26,8 @@ class Column(NamedTuple):
 
 
 class ClassRows:
-    """The rows of this rank's classes [start, stop): each class has one entry of each column, "centres", the
-    optimizer's state by name and "touched" (`RowTable.row_state`), unless it was never created."""
+    """The rows of this rank's classes [start, stop): each created class has one entry of each column of
+    `RowTable.row_state`."""
 
     def __init__(self, store: "RowTable", shard: Shard, sub_centres: int):
         self.start, self.stop = shard.start, shard.stop

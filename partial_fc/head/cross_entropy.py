@@ -3,6 +3,7 @@
 Letters: B local batch, G global batch, C classes.
 """
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn.functional import log_softmax
 from partial_fc.comm import SingleWorld, World
 
 
-class CrossEntropy:
+class CrossEntropy(AbstractContextManager):
     """A head with nothing to learn, with the verbs of PartialFC.
 
         loss = head(logit_BC, label_B)  # equal on every rank: the mean over the global batch
@@ -70,11 +71,8 @@ class CrossEntropy:
     def non_finite_classes(self, most: int = 5) -> list[int]:
         return []
 
-    def close(self, ended_well: bool = True) -> None:
+    def close(self) -> None:
         """Nothing is open."""
-
-    def __enter__(self) -> "CrossEntropy":
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Nothing is open."""
@@ -88,10 +86,15 @@ class _Loss(torch.autograd.Function):
         safe_B = label_B.where(inside_B, torch.zeros_like(label_B))
         loss_B = -log_p_BC.gather(1, safe_B[:, None]).squeeze(1)
         head.last_step = {"loss_B": loss_B}
-        numbers = torch.stack((loss_B.double().sum(), *(loss_B.new_tensor(n).double() for n in _counts(inside_B))))
+        numbers = torch.stack([x.double().sum() for x in (loss_B, torch.ones_like(loss_B), ~inside_B)])
         total, num_rows, num_outside = head.world.all_reduce(numbers, name="head/cross_entropy").unbind()
         if num_outside:
-            raise ValueError(_outside(head, label_B, inside_B, int(num_outside)))
+            here = label_B[~inside_B][:5].tolist()
+            shown = f"here {', '.join(map(str, here))}" if here else "none on this rank"
+            raise ValueError(
+                f"{head.world}: {int(num_outside)} labels of the global batch lie outside [0, {head.num_classes}) "
+                f"({shown})"
+            )
         ctx.save_for_backward(log_p_BC, label_B)
         ctx.num_rows, ctx.dtype = num_rows, logit_BC.dtype
         return (total / num_rows).to(head.dtype)
@@ -102,13 +105,3 @@ class _Loss(torch.autograd.Function):
         grad_BC = log_p_BC.exp()
         grad_BC[torch.arange(len(label_B), device=label_B.device), label_B] -= 1
         return (grad_BC * (grad_loss / ctx.num_rows)).to(ctx.dtype), None, None
-
-
-def _counts(inside_B: Tensor) -> tuple[int, int]:
-    return len(inside_B), int((~inside_B).sum())
-
-
-def _outside(head: CrossEntropy, label_B: Tensor, inside_B: Tensor, count: int) -> str:
-    here = label_B[~inside_B][:5].tolist()
-    shown = f"here {', '.join(map(str, here))}" if here else "none on this rank"
-    return f"{head.world}: {count} labels of the global batch lie outside [0, {head.num_classes}) ({shown})"

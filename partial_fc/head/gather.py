@@ -1,6 +1,8 @@
 """The global batch: every rank's features and labels, on every rank."""
 
+from bisect import bisect
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -49,7 +51,15 @@ def gather(
         [a + b for a, b in zip(evaluating, trained, strict=True)],
         any(trained),
     )
-    _check_labels(batch, num_classes)
+    bad = ((batch.label_G < 0) | (batch.label_G >= num_classes)).nonzero().flatten()
+    if len(bad):  # every rank sees all labels, so all raise the same error and none is left waiting in a collective
+        index = int(bad[0])
+        rank = bisect(list(accumulate(batch.rows)), index)
+        raise ValueError(
+            f"label {int(batch.label_G[index])} at index {index - sum(batch.rows[:rank])} of rank {rank}'s batch is "
+            f"outside of [0, {num_classes}) ({len(bad)} such label(s) in the global batch); check the data's labels, "
+            "or raise num_classes"
+        )
     if not len(batch.label_G):
         raise ValueError("the global batch is empty: no rank brought a row")
     if any(evaluating) and any(trained):
@@ -62,18 +72,3 @@ def gather(
 
 def _ranks(counts: list[int]) -> list[int]:
     return [rank for rank, count in enumerate(counts) if count]
-
-
-def _check_labels(batch: GlobalBatch, num_classes: int) -> None:
-    """Every rank sees all labels, so all raise the same error and none is left waiting in a collective."""
-    bad = ((batch.label_G < 0) | (batch.label_G >= num_classes)).nonzero().flatten()
-    if not len(bad):
-        return
-    index, rank = int(bad[0]), 0
-    while index >= batch.rows[rank]:
-        index -= batch.rows[rank]
-        rank += 1
-    raise ValueError(
-        f"label {int(batch.label_G[bad[0]])} at index {index} of rank {rank}'s batch is outside of [0, {num_classes}) "
-        f"({len(bad)} such label(s) in the global batch); check the data's labels, or raise num_classes"
-    )

@@ -1,15 +1,11 @@
 """Hard negatives: centres near to the batch's classes take part besides the uniformly drawn ones.
 
-Uniform draws seldom contain the few centres that a class is confused with, and an index over all centres is out of
-date as soon as they move; a mixture of both does well where neither does (ASTRA, https://arxiv.org/abs/2409.20156).
-Here there is no index to build. In every `every`-th step each class of the batch is compared with the centres that take
-part, and the k nearest of this rank become its list. The centres in the list take part whenever the class does, so they
-are compared afresh each time: a list only gets nearer, as the uniform draws bring up candidates, and forgets a centre
-that has moved away. After about 1 / sample rate such steps with a class in the batch all centres were candidates.
-
-What that means: k is for each rank, so the lists of W ranks together hold the k nearest of all that were seen, and
-the draw depends on W. A class is found by its first feature in the batch, as its centre lives on one rank only. Lists
-are kept for the classes that were last in a batch, at most `capacity` of them, in 4 * (k + 1) bytes each.
+Uniform draws seldom contain the few centres that a class is confused with (ASTRA, https://arxiv.org/abs/2409.20156).
+In every `every`-th step each class of the batch, by its first feature there, is compared with the active rows, and the
+k nearest of this rank become its list. The centres in the list take part whenever the class does: a list only gets
+nearer, as the uniform draws bring up candidates, and forgets a centre that has moved away. After about 1 / sample rate
+such steps with a class in the batch all centres were candidates. Lists are kept for the classes that were last in a
+batch, at most `capacity` of them, in 4 * (k + 1) bytes each. k is for each rank, so the draw depends on W.
 """
 
 import torch

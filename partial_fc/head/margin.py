@@ -7,8 +7,9 @@ Letters: N rows, G rows of the global batch, K classes.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -44,63 +45,49 @@ class Negatives:
         return value, slope
 
 
-class Margin(Protocol):
-    """A rule for logits: scale * target(cos) for a row's target class, scale * negatives(cos) for every other one."""
+@dataclass(frozen=True)
+class Margin(ABC):
+    """A rule for logits: scale * target(cos) for a row's target class, scale * negatives(cos) for every other one. By
+    default it remembers nothing and leaves the other classes' cosines as they are."""
+
+    scale: float = 64.0  # what cosines are multiplied by before the softmax
+
+    # Whether `advance` or `negatives` read the target cosines of all rows: one more all-reduce, of G float64.
+    needs_target_cosines: ClassVar[bool] = False
 
     @property
-    def scale(self) -> float:
-        """What cosines are multiplied by before the softmax."""
-
-    @property
+    @abstractmethod
     def bound(self) -> float:
         """The largest |value| possible, of a target or of a negative."""
 
-    @property
-    def needs_target_cosines(self) -> bool:
-        """Whether `advance` or `negatives` read the target cosines of all rows: one more all-reduce, of G float64."""
-
-    def state(self) -> State:
-        """What the margin remembers between the steps, at the start of training; {} for most."""
-
-    def advance(self, state: State, norm_G: Tensor, target_cos_G: Tensor | None) -> State:
-        """The state for this step, from that of the step before; once in every forward of training, before its use.
-        norm_G: lengths of the features, target_cos_G: target cosines (only where needed), both of the whole global
-        batch, so that the result is equal on all ranks."""
-
+    @abstractmethod
     def target(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
         """Cosines with the target class -> their values with the margin, of cos_N's shape and dtype; differentiable by
         cos_N. norm_N: lengths of those rows' features, constants through which no gradient flows."""
 
     def negatives(self, target_cos_G: Tensor | None, state: State) -> Negatives:
         """The rule of the other classes."""
-
-
-class _Fixed:
-    """A margin that remembers nothing and leaves the other classes' cosines as they are."""
-
-    @property
-    def needs_target_cosines(self) -> bool:
-        return False
+        return Negatives()
 
     def state(self) -> State:
+        """What the margin remembers between the steps, at the start of training."""
         return {}
 
     def advance(self, state: State, norm_G: Tensor, target_cos_G: Tensor | None) -> State:
+        """The state for this step, from that of the step before; once in every forward of training, before its use.
+        norm_G: lengths of the features, target_cos_G: target cosines (only where needed), both of the whole global
+        batch, so that the result is equal on all ranks."""
         return state
-
-    def negatives(self, target_cos_G: Tensor | None, state: State) -> Negatives:
-        return Negatives()
 
 
 @dataclass(frozen=True)
-class CombinedMargin(_Fixed):
+class CombinedMargin(Margin):
     """cos(m1 * theta + m2) - m3 (ArcFace, https://arxiv.org/abs/1801.07698, eq. 4).
 
     As in InsightFace nothing is clipped: past theta = (pi - m2) / m1 the value rises again and the slope is negative.
     straight_through: the slope is taken as 1, as the implementations do that apply the margin outside of autograd.
     """
 
-    scale: float = 64.0
     m1: float = 1.0
     m2: float = 0.0
     m3: float = 0.0
@@ -138,7 +125,7 @@ def Softmax(scale: float = 64.0) -> CombinedMargin:
 
 
 @dataclass(frozen=True)
-class SphereFace(_Fixed):
+class SphereFace(Margin):
     """(relax * cos(theta) + psi(theta)) / (relax + 1), with psi(theta) = (-1)^k cos(m * theta) - 2k and
     k = floor(m * theta / pi) (https://arxiv.org/abs/1704.08063): cos(m * theta), continued so that it keeps falling.
 
@@ -147,7 +134,6 @@ class SphereFace(_Fixed):
     Features are normalised and scaled like those of every margin here; the paper's own keep their length.
     """
 
-    scale: float = 64.0
     m: float = 4.0
     relax: float = 5.0
 

@@ -5,18 +5,19 @@ Their state is a few numbers, equal on all ranks, since every rank sees the glob
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from partial_fc.head.margin import Negatives, State, angle
+from partial_fc.head.margin import Margin, Negatives, State, angle
 
 # Lengths of features count as AdaFace's authors let them: not below and not above these.
 _SHORTEST, _LONGEST = 1e-3, 100.0
 
 
 @dataclass(frozen=True)
-class AdaFace:
+class AdaFace(Margin):
     """cos(theta - m * q) - (m + m * q), where q in [-1, 1] is the quality of the image: how long its feature is
     compared with others, h * (length - mean) / deviation (https://arxiv.org/abs/2204.00964, eq. 15 to 18).
 
@@ -25,7 +26,6 @@ class AdaFace:
     margin to 0 to pi: where it would leave that range the slope is 0. A batch of one row leaves the deviation as it is.
     """
 
-    scale: float = 64.0
     m: float = 0.4
     h: float = 0.333
     weight: float = 0.01
@@ -40,10 +40,6 @@ class AdaFace:
     @property
     def bound(self) -> float:
         return 1.0 + 2.0 * self.m
-
-    @property
-    def needs_target_cosines(self) -> bool:
-        return False
 
     def state(self) -> State:
         return {"mean": 20.0, "deviation": 100.0}
@@ -63,12 +59,9 @@ class AdaFace:
         theta_N = (angle(cos_N) - shift_N).clamp(0.0, math.pi)
         return torch.cos(theta_N) - (self.m + shift_N)
 
-    def negatives(self, target_cos_G: Tensor | None, state: State) -> Negatives:
-        return Negatives()
-
 
 @dataclass(frozen=True)
-class CurricularFace:
+class CurricularFace(Margin):
     """Target class: cos(theta + m). Other classes that are nearer than that, the hard ones: cos * (t + cos), where t is
     the running mean of the target cosine, so they count more as training succeeds (https://arxiv.org/abs/2004.00288).
 
@@ -77,9 +70,9 @@ class CurricularFace:
     is a jump), while the hard ones are told by cos(theta + m) everywhere.
     """
 
-    scale: float = 64.0
     m: float = 0.5
     momentum: float = 0.99
+    needs_target_cosines: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.scale <= 0 or not 0 <= self.m <= math.pi / 2 or not 0 <= self.momentum < 1:
@@ -91,10 +84,6 @@ class CurricularFace:
     @property
     def bound(self) -> float:
         return max(2.0, 1.0 + self.m * math.sin(self.m))
-
-    @property
-    def needs_target_cosines(self) -> bool:
-        return True
 
     def state(self) -> State:
         return {"t": 0.0}

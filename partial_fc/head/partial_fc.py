@@ -7,14 +7,14 @@ One step, as the data sees it, with its three collectives (per rank: B*(D*itemsi
                      with label smoothing four, 32*G bytes: also the sum of a row's logits and the number of classes;
   3. head/features   reduce-scatter of the features' gradient, under way from the forward on, awaited by the backward.
 `step` passes over the centres a second time and moves them, chunk by chunk, while the backbone's gradients travel.
-Margins whose negatives depend on the target cosines (CurricularFace) cost one more all-reduce, head/target, of 8*G
-bytes. softmax.py has the mathematics between the collectives, kernels/ the passes.
+CurricularFace costs one more all-reduce, head/target, of 8*G bytes. softmax.py has the mathematics between the
+collectives, kernels/ the passes.
 
 (An, Zhu et al., "Partial FC: Training 10 Million Identities on a Single Machine", https://arxiv.org/abs/2010.05222.)
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -41,18 +41,15 @@ from partial_fc.head.softmax import feature_gradient, find_targets, global_softm
 _LARGEST_LOGIT = 600.0
 
 
-class PartialFC:
+class PartialFC(AbstractContextManager):
     """A last layer of num_classes centres, of which this rank keeps and updates its own shard.
 
         loss = head(feat_BD, label_B)   # scalar of `dtype`, equal on every rank: the mean over the global batch
         loss.backward()                 # feat_BD.grad = d(loss)/d(these rows), exact: nothing is to be divided again
         head.step(lr)                   # updates the centres that took part
 
-    The loss is that of the dense head in one process, and so are the gradients and, up to rounding, the centres:
-
-        loss == reference.loss(features of all ranks, labels of all ranks, centres of all ranks, margin)
-
-    (with sample_rate below 1 over the active classes, reference.loss(..., sampled_S)). The batch sizes of the ranks may
+    The loss is that of the dense head in one process over all ranks' features, labels and (active) centres,
+    `reference.loss`, and so are the gradients and, up to rounding, the centres. The batch sizes of the ranks may
     differ, and be 0. Centres start as N(0, 0.01) by (seed, class), alike for any number of ranks.
 
     sample_rate: the share of all classes that are negatives in a step; the classes of the batch always take part.
@@ -106,6 +103,7 @@ class PartialFC:
         if storage.dtype == torch.float64 != dtype:
             raise ValueError(f"centres stored in float64 with dtype {dtype}: give dtype float64, too, or store less")
         self.world = world or SingleWorld()
+        self.num_classes = num_classes  # of all ranks
         self.margin = margin
         self.embedding_size = embedding_size
         self.dtype = dtype
@@ -119,7 +117,15 @@ class PartialFC:
         self.sampling_correction = sampling_correction
         self.hard_negatives = hard_negatives
         self._gradient_factor = self.world.size if backbone_gradients == "average" else 1
-        self._refuse_unsupported_pairs()
+        check_options(
+            margin,
+            sample_rate,
+            interclass_filtering_threshold=interclass_filtering_threshold,
+            sub_centres=sub_centres,
+            label_smoothing=label_smoothing,
+            sampling_correction=sampling_correction,
+            hard_negatives=hard_negatives is not None,
+        )
         self.kernel = kernels.choose(impl, torch.device(device), dtype, precision)
         self.store = RowTable(
             self.shard.start * sub_centres,
@@ -144,20 +150,16 @@ class PartialFC:
     def __repr__(self) -> str:
         storage = self.store.storage
         return (
-            f"PartialFC({self.shard.num_classes} classes, {self.embedding_size} wide, {self.margin}, sample rate "
+            f"PartialFC({self.num_classes} classes, {self.embedding_size} wide, {self.margin}, sample rate "
             f"{self.sampling.rate}, {self.optimizer}, rows in {storage.dtype} on {storage.place}, kernel "
             f"{self.kernel.name}; {self.world}: classes [{self.shard.start}, {self.shard.stop}))"
         )
 
     @property
-    def num_classes(self) -> int:
-        """All classes, of all ranks."""
-        return self.shard.num_classes
-
-    @property
     def centres(self) -> Tensor:
         """This rank's centres, (stop - start, D) or, with sub-centres, (stop - start, sub_centres, D). Read only."""
-        return self._by_class(self.store.all_rows())
+        self.store.all_rows()
+        return self.rows.tables()["centres"]
 
     def __call__(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
         """feat_BD: floating; label_B: class numbers, integers. Where the features require a gradient and autograd is
@@ -180,7 +182,7 @@ class PartialFC:
     def _forward(self, feat_BD: Tensor, label_B: Tensor, training: bool) -> tuple[Tensor, Backward | None]:
         """The collectives of a forward pass, and what softmax.py and the kernel do between them."""
         margin, world = self.margin, self.world
-        batch = gather(feat_BD, label_B, self.shard.num_classes, world, training=training)
+        batch = gather(feat_BD, label_B, self.num_classes, world, training=training)
         label_G = batch.label_G
         unit_GD, norm_G1 = unit(batch.feat_GD.to(self.dtype))
         active = self.active_rows(label_G)
@@ -189,7 +191,9 @@ class PartialFC:
         if margin.needs_target_cosines:
             target_cos_G = world.all_reduce(targets.spread(targets.cos_N.double()), name="head/target")
         if batch.training:
-            self._advance_margin(norm_G1[:, 0], target_cos_G)
+            if self._margin_before is None:
+                self._margin_before = self.margin_state
+            self.margin_state = margin.advance(self.margin_state, norm_G1[:, 0], target_cos_G)
         norm_N = norm_G1[targets.index_N, 0]
         target_logit_N, target_slope_N = value_and_slope(margin, targets.cos_N, norm_N, self.margin_state)
 
@@ -218,10 +222,7 @@ class PartialFC:
             class_N = self._selector.classes(active)
             self.hard_negatives.learn(label_G, unit_GD, table, row_S, class_N, self.num_steps)
         deferred = DeferredGradient(logits, logit_grad, active.rows)
-        return loss, Backward(self._defer, deferred, features, self._gradient_factor)
-
-    def _defer(self, gradient: DeferredGradient) -> None:
-        self.pending.append(gradient)
+        return loss, Backward(self.pending, deferred, features, self._gradient_factor)
 
     def prepare(self, label_B: Tensor) -> None:
         """Several micro-batches make one step: these are their labels, of this rank, all together. Then
@@ -229,9 +230,8 @@ class PartialFC:
             for each micro-batch: (head(feat, label) / how_many).backward()
             head.step(lr)
 
-        does what one batch of all of them would do: the same classes take part in every micro-batch, and the second
-        pass over the centres is made once. A collective, head/labels, of 12 bytes a label. Raises ValueError for a
-        margin that learns from whole batches."""
+        does what one batch of all of them would do, with one second pass over the centres. A collective, head/labels,
+        of 12 bytes a label. Raises ValueError for a margin that learns from whole batches."""
         if self.margin_state:
             raise ValueError(
                 f"{type(self.margin).__name__} keeps averages over whole batches: micro-batches would give it others; "
@@ -239,7 +239,7 @@ class PartialFC:
             )
         label_B = _class_numbers(label_B)
         no_feature_B0 = torch.empty(len(label_B), 0, dtype=torch.uint8, device=label_B.device)
-        label_G = gather(no_feature_B0, label_B, self.shard.num_classes, self.world, name="head/labels").label_G
+        label_G = gather(no_feature_B0, label_B, self.num_classes, self.world, name="head/labels").label_G
         self._prepared = self._selector.fetch(label_G, self.num_steps), torch.unique(label_G)
 
     def active_rows(self, label_G: Tensor) -> ActiveRows:
@@ -264,7 +264,7 @@ class PartialFC:
     def discard(self) -> None:
         """The step is not made: forgets the gradients since the last one, and what margin and lists of hard negatives
         learnt from its batch. The next step has the same negatives."""
-        self.pending = []
+        self.pending.clear()
         self._prepared = None
         if self._margin_before is not None:
             self.margin_state, self._margin_before = self._margin_before, None
@@ -286,12 +286,12 @@ class PartialFC:
             deferred.scale(factor)
 
     def step(self, lr: float) -> None:
-        """Updates the centres that took part since the last step, and moves on to the next step's negatives, whose rows
-        begin to come from where they lie, if that is elsewhere, while these are updated."""
+        """Updates the centres that took part since the last step, while the next step's negatives come from where they
+        lie."""
         self._selector.prefetch(self.num_steps + 1)
         with _own_arithmetic(self.store.device):
             self._update_rows(lr)
-        self.pending = []
+        self.pending.clear()
         self._prepared = self._margin_before = None
         if self.hard_negatives is not None:
             self.hard_negatives.keep()
@@ -299,7 +299,7 @@ class PartialFC:
 
     def _update_rows(self, lr: float) -> None:
         store, step = self.store, self.num_steps
-        self.pending = concatenate(self.pending)
+        self.pending[:] = concatenate(self.pending)
         if len(self.pending) == 1:
             (deferred,) = self.pending
             if self.kernel.update(deferred.logits, deferred.logit_grad, store, lr, step):
@@ -317,31 +317,24 @@ class PartialFC:
 
     def non_finite_classes(self, most: int = 5) -> list[int]:
         """Up to `most` classes of this rank with a centre that is not finite, of those that the pending passes saw."""
-        rows_at_once = 1 << 14
         classes: set[int] = set()
         for part in self.pending:
             table, row_S = part.logits.centre_LD, part.logits.row_S
-            for begin in range(0, part.logits.num_sampled, rows_at_once):
-                stop = min(begin + rows_at_once, part.logits.num_sampled)
-                centre_KD = table[begin:stop] if row_S is None else table[row_S[begin:stop]]
-                if centre_KD.sum().isfinite():  # neither NaN nor infinity vanishes in a sum
-                    continue
-                bad_K = (~centre_KD.isfinite().all(dim=1)).nonzero().flatten() + begin
+            for place_K in torch.arange(part.logits.num_sampled, device=table.device).split(1 << 14):
+                centre_KD = table[place_K if row_S is None else row_S[place_K]]
+                bad_K = place_K[~centre_KD.isfinite().all(dim=1)]
                 local_K = bad_K if part.rows is None else part.rows[bad_K]
                 classes |= set((local_K // self.sub_centres + self.shard.start).tolist())
                 if len(classes) >= most:
                     break
         return sorted(classes)[:most]
 
-    def close(self, ended_well: bool = True) -> None:
+    def close(self) -> None:
         """Ends threads and closes files of the centres, which are not to be used after it. `with head:` does so."""
-        self.store.close(ended_well)
+        self.store.close()
 
-    def __enter__(self) -> "PartialFC":
-        return self
-
-    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        self.close(ended_well=error_type is None)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def rows(self) -> ClassRows:
@@ -364,14 +357,16 @@ class PartialFC:
                 )
         if (self.hard_negatives is None) != (not state["hard_negatives"]):
             raise ValueError("the state is that of a head with hard negatives, or this head has them: not of both")
-        self.pending, self._prepared, self._margin_before = [], None, None
-        self.load_row_state(state["rows"], state["facts"])
+        self.pending.clear()
+        self._prepared = self._margin_before = None
+        self.load_facts(state["facts"])
+        self.store.load_row_state({name: t.reshape(-1, t.shape[-1]) for name, t in state["rows"].items()})
         if self.hard_negatives is not None:
             self.hard_negatives.load_state(state["hard_negatives"])
 
     def _identity(self) -> dict[str, Any]:
         return {
-            "num_classes": self.shard.num_classes,
+            "num_classes": self.num_classes,
             "classes": [self.shard.start, self.shard.stop],
             "embedding_size": self.embedding_size,
             "sub_centres": self.sub_centres,
@@ -390,47 +385,17 @@ class PartialFC:
             "schedule": self.store.schedule_state(),
         }
 
-    def load_row_state(self, rows: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Takes over what `row_state` gave, for this rank's class range, and `facts`, of any rank."""
-        self.load_facts(facts)
-        self.store.load_row_state({name: t.reshape(-1, t.shape[-1]) for name, t in rows.items()})
-
     def load_facts(self, facts: dict[str, Any]) -> None:
-        """Takes over what `facts` gave, of any rank. A margin of another kind, which remembers other things, starts
-        anew."""
+        """Takes over what `facts` gave, of any rank. A margin of another kind starts anew."""
         self.store.seed = facts["row_seed"]  # rows that no step has touched yet are made from it
         self.store.load_schedule_state(facts["schedule"])
         same = facts["margin"].keys() == self.margin_state.keys()
         self.margin_state = dict(facts["margin"]) if same else self.margin.state()
         self.num_steps = facts["num_steps"]
 
-    def _by_class(self, rows: Tensor) -> Tensor:
-        return rows if self.sub_centres == 1 else rows.unflatten(0, (-1, self.sub_centres))
-
-    def _refuse_unsupported_pairs(self) -> None:
-        alone = {
-            "interclass filtering": self.filter_above is not None,
-            "sub-centres": self.sub_centres > 1,
-            "sampling correction": self.sampling_correction,
-            f"{type(self.margin).__name__}'s rule for hard negatives": self.margin.needs_target_cosines,
-        }
-        for name, used in alone.items():
-            if used and self.label_smoothing:
-                raise ValueError(
-                    f"label smoothing with {name}: which classes share the smoothed part is not defined there; "
-                    "use one of the two"
-                )
-        if self.sampling.rate == 1.0:
-            for name, used in (
-                ("sampling correction", self.sampling_correction),
-                ("hard negatives", self.hard_negatives is not None),
-            ):
-                if used:
-                    raise ValueError(f"{name} with sample rate 1: every class takes part in every step anyway")
-
     def centre_gradients(self) -> Iterator[tuple[Tensor | None, int, int, Tensor]]:
         """(row_S, begin, end, gradient) of everything pending; several backwards before a step are added up."""
-        self.pending = concatenate(self.pending)
+        self.pending[:] = concatenate(self.pending)
         if len(self.pending) == 1:
             (deferred,) = self.pending
             for begin, end, grad_KD in self.kernel.centre_gradients(deferred.logits, deferred.logit_grad):
@@ -439,11 +404,37 @@ class PartialFC:
             rows, total = sum_gradients(self.pending, self.kernel)
             yield rows, 0, len(total), total
 
-    def _advance_margin(self, norm_G: Tensor, target_cos_G: Tensor | None) -> None:
-        """Lets the margin learn from a batch."""
-        if self._margin_before is None:
-            self._margin_before = self.margin_state
-        self.margin_state = self.margin.advance(self.margin_state, norm_G, target_cos_G)
+
+def check_options(
+    margin: Margin,
+    sample_rate: float,
+    *,
+    interclass_filtering_threshold: float | None,
+    sub_centres: int,
+    label_smoothing: float,
+    sampling_correction: bool,
+    hard_negatives: bool,
+    spell: Callable[[str], str] = str,
+) -> None:
+    """Raises ValueError for options of PartialFC that do not go together. spell: what the user calls an option."""
+    smoothing_excludes = {
+        spell("interclass_filtering_threshold"): interclass_filtering_threshold is not None,
+        spell("sub_centres"): sub_centres > 1,
+        spell("sampling_correction"): sampling_correction,
+        type(margin).__name__: margin.needs_target_cosines,
+    }
+    for name, used in smoothing_excludes.items():
+        if used and label_smoothing:
+            raise ValueError(
+                f"{spell('label_smoothing')} with {name}: which classes share the smoothed part, and with which "
+                "logits, is not defined there; leave one of the two out"
+            )
+    for name, used in {"sampling_correction": sampling_correction, "hard_negatives": hard_negatives}.items():
+        if used and sample_rate == 1.0:
+            raise ValueError(
+                f"{spell(name)} without sampling: every class is active in every step; leave it out, or give a "
+                f"{spell('sample_rate')} below 1"
+            )
 
 
 @contextmanager

@@ -20,11 +20,6 @@ def cosines(feat_GD: Tensor, centre_CD: Tensor, sub_centres: int = 1) -> Tensor:
     return cos_GC.unflatten(1, (-1, sub_centres)).max(dim=2).values if sub_centres > 1 else cos_GC
 
 
-def target_cosines(feat_GD: Tensor, label_G: Tensor, centre_CD: Tensor, sub_centres: int = 1) -> Tensor:
-    """(G,): what a margin's `advance` and `negatives` ask for."""
-    return cosines(feat_GD, centre_CD, sub_centres)[torch.arange(len(label_G)), label_G]
-
-
 def loss(
     feat_GD: Tensor,
     label_G: Tensor,

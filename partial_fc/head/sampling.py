@@ -1,17 +1,12 @@
-"""Sampling: which classes are negatives in which step.
+"""Sampling: which classes are negatives in which step. README.md says how the blocks of classes are walked through.
 
-The classes are cut into blocks of 4,096 that have nothing to do with ranks. A block's walk goes in rounds of
-n = floor(1 / rate) steps: each round takes a new keyed permutation of the block and each step the next rate * 4,096
-classes along it. So within a round no class comes twice, and where 1 / rate is whole every class comes once; the share
-of the classes is the same in every step; the draw of any step is known without those before it; it is the same for
-every number of ranks; and it costs O(sampled), in time and in memory. The blocks begin their rounds at steps that
-are spread evenly, so that at rates at which a block gives a class only now and then the blocks take turns.
+Where 1 / rate is whole, every class comes once in a round. The draw of any step is known without those before it, and
+costs O(sampled), in time and in memory.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -44,25 +39,15 @@ class Sampling:
         """The negatives of this step in the shard: class numbers, int64, ascending, each once."""
         full_blocks = self.num_classes // BLOCK
         first, last = shard.start // BLOCK, -(-shard.stop // BLOCK)
-        turns = [self._turn(torch.arange(first, min(last, full_blocks)), BLOCK, step)]
+        parts = [torch.empty(0, dtype=torch.int64, device=device)]
+        parts += self._full(self._turn(torch.arange(first, min(last, full_blocks)), BLOCK, step), parts[0].device)
         if last > full_blocks:
-            turns.append(self._turn(torch.tensor([full_blocks]), self.num_classes % BLOCK, step))
-        class_S = torch.empty(sum(int(turn.count_N.sum()) for turn in turns), dtype=torch.int64, device=device)
-        end = 0
-        for part in chain(self._full(turns[0], class_S.device), map(self._last, turns[1:])):
-            class_S[end : end + len(part)] = part
-            end += len(part)
+            turn = self._turn(torch.tensor([full_blocks]), self.num_classes % BLOCK, step)
+            parts.append(self._last(turn).to(device))
+        class_S = torch.cat(parts)
         # Of a block that straddles ranks each keeps its part.
         begin, end = torch.searchsorted(class_S, torch.tensor((shard.start, shard.stop), device=device)).tolist()
         return class_S[begin:end]
-
-    def inclusion(self, class_S: Tensor, certain: Tensor) -> Tensor:
-        """The probability with which each class takes part, float32 (S,): 1 for those that do in any case (certain:
-        the batch's, hard negatives; class numbers in any order, all of them in class_S), the rate for the others.
-        class_S: ascending."""
-        probability_S = torch.full(class_S.shape, self.rate, device=class_S.device)
-        probability_S[torch.searchsorted(class_S, certain)] = 1.0
-        return probability_S
 
     def _turn(self, block_N: Tensor, size: int, step: int) -> "_Turn":
         """Returns where blocks, each of `size` classes, are along their walks in this step."""

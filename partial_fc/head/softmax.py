@@ -70,10 +70,6 @@ class GlobalSoftmax:
     smoothing: float  # the share of the target distribution that label smoothing gives to the target
     share: float  # and to every class
 
-    @property
-    def num_rows(self) -> int:
-        return len(self.loss_G)
-
 
 def global_softmax(terms: Tensor, label_smoothing: float) -> GlobalSoftmax:
     """terms: `local_terms`, summed over the ranks."""
@@ -90,7 +86,7 @@ def logit_gradient(
     softmax: GlobalSoftmax, targets: Targets, target_slope_N: Tensor, sums: Sums, scale: float, unit_GD: Tensor
 ) -> LogitGrad:
     """d(loss)/d(cosine). target_slope_N: d(target's logit)/d(its cosine)."""
-    share, num_rows = softmax.share, softmax.num_rows
+    share, num_rows = softmax.share, len(softmax.loss_G)
     factor_G = scale / (num_rows * softmax.denominator_G)
     # expm1, not exp - 1: near the end of training p is close to 1 and the difference is what is left to learn.
     log_p_G = softmax.target_logit_G - softmax.denominator_G.log()
@@ -109,6 +105,6 @@ def feature_gradient(
     weight_G = logit_grad.factor_G * sums.denominator_G
     grad_GD = sums.weighted_sum_GD.mul_(weight_G[:, None])
     if sums.centre_sum_D is not None:
-        grad_GD -= sums.centre_sum_D * (softmax.share * scale / softmax.num_rows)
+        grad_GD -= sums.centre_sum_D * (softmax.share * scale / len(softmax.loss_G))
     target_grad_N = logit_grad.target_grad_G[targets.index_N]
     return grad_GD.index_add_(0, targets.index_N, targets.unit_ND * target_grad_N[:, None])

@@ -3,12 +3,10 @@
     report = observe(head)          # every few hundred steps, on all ranks; three small collectives
     report.scalars, report.histograms, report.similar
 
-Nothing here looks at all rows: up to NUM_ROWS of a rank, drawn by (seed, step, rank), stand for the others, and
-NUM_QUERIES classes are compared with up to NUM_COMPARED rows of each rank, other ones each time. So shares are
-estimates.
+Shares are estimates: up to NUM_ROWS rows of a rank, drawn by (seed, step, rank), stand for the others, and NUM_QUERIES
+classes are compared with up to NUM_COMPARED rows of each rank, other ones each time.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -58,10 +56,6 @@ class Histogram:
         """The upper edge of the last bin that holds something."""
         return self.edges[self.counts.nonzero()[-1, 0] + 1].item()
 
-    @property
-    def mean(self) -> float:
-        return self.total / self.count if self.count else math.nan
-
 
 def pack(values: Tensor, edges: Tensor) -> Tensor:
     """Counts of each bin, the sum, the sum of squares: float64 (bins + 2,), so that those of all ranks may be added."""
@@ -76,14 +70,6 @@ def draw(num: int, most: int, key: int) -> Tensor:
     if num <= most:
         return torch.arange(num)
     return counter_rng.permute(torch.arange(most), num, key).sort().values
-
-
-def ages(touched_N: Tensor, num_steps: int) -> Tensor:
-    """Steps since the last touch, of the rows that have been touched: float64 (at most N,).
-
-    touched_N: the number of steps that were done when the row was last touched, that one included; 0: never.
-    """
-    return (num_steps - touched_N[touched_N > 0]).double()
 
 
 def covered_mass(denominator_G: Tensor, target_logit_G: Tensor, rate: float, corrected: bool) -> Tensor:
@@ -140,15 +126,19 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
     at_N = draw(len(head.shard), NUM_ROWS, key)
     touched_N = _of(rows["touched"], at_N).squeeze(1)
     length_N = _of(rows["centres"], at_N.to(touched_N.device)[touched_N > 0]).float().norm(dim=1)
-    packed = [
-        torch.tensor([len(at_N), (touched_N == 0).sum()], dtype=torch.float64),
-        pack(ages(touched_N, head.num_steps), AGE_EDGES),
-        pack(length_N, LENGTH_EDGES),
-        pack(last["target_cos"], COSINE_EDGES),
-    ]
-    total = head.world.all_reduce(torch.cat([part.to(device) for part in packed]), name="head/telemetry")
-    counts, *histograms = total.split([len(part) for part in packed])
+    values = {
+        "head/age": (head.num_steps - touched_N[touched_N > 0], AGE_EDGES),  # steps since the last touch
+        "head/centre_length": (length_N, LENGTH_EDGES),
+        "head/target_cosine": (last["target_cos"], COSINE_EDGES),
+    }
+    counts = torch.tensor([len(at_N), (touched_N == 0).sum()], dtype=torch.float64)
+    parts = [counts, *(pack(*value) for value in values.values())]
+    total = head.world.all_reduce(torch.cat([part.to(device) for part in parts]), name="head/telemetry")
+    counts, *parts = total.split([len(part) for part in parts])
+    named = zip(values.items(), parts, strict=True)
+    histograms = {name: Histogram.unpack(packed, edges) for (name, (_, edges)), packed in named}
     class_Q, near_class_Q, near_cos_Q = _nearest_of_all(head, rows, key, device)
+    histograms["head/nearest_cosine"] = Histogram.unpack(pack(near_cos_Q, COSINE_EDGES), COSINE_EDGES)
     is_similar = near_cos_Q > similar
     scalars = {"head/never_touched": (counts[1] / counts[0]).item()}
     if len(is_similar):
@@ -158,22 +148,8 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
             last["denominator"], last["target_logit"], head.sampling.rate, head.sampling_correction
         )
         scalars["head/covered_mass"] = covered_G.mean().item()
-    histograms.append(pack(near_cos_Q, COSINE_EDGES))
-    named = {
-        "head/age": AGE_EDGES,
-        "head/centre_length": LENGTH_EDGES,
-        "head/target_cosine": COSINE_EDGES,
-        "head/nearest_cosine": COSINE_EDGES,
-    }
     pairs = zip(*(x[is_similar].tolist() for x in (class_Q, near_class_Q, near_cos_Q)), strict=True)
-    return Report(
-        scalars,
-        {
-            name: Histogram.unpack(packed, edges)
-            for (name, edges), packed in zip(named.items(), histograms, strict=True)
-        },
-        sorted(pairs, key=lambda pair: -pair[2]),
-    )
+    return Report(scalars, histograms, sorted(pairs, key=lambda pair: -pair[2]))
 
 
 def _nearest_of_all(

@@ -1,27 +1,16 @@
 """Backbones: normalised image_B3HW -> feat_BD. Architecture only; `build` makes one by name."""
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from partial_fc.models import iresnet
 from partial_fc.models.mobilefacenet import Bottleneck, MobileFaceNet
 
-__all__ = ["BLOCKS", "NAMES", "SMALLEST_IMAGE", "build", "keeps_fp32", "normalise"]
+__all__ = ["BLOCKS", "NAMES", "SMALLEST_IMAGE", "build", "keeps_fp32"]
 
 NAMES = (*iresnet.DEPTHS, "mbf", "tiny")
 SMALLEST_IMAGE = 16  # pixels: halved four times, one is left
 BLOCKS = (iresnet.Block, Bottleneck)  # what activation checkpointing takes as one piece
-
-
-def normalise(image_B3HW: Tensor) -> Tensor:
-    """uint8 RGB -> float32 in [-1, 1], as arcface_torch feeds its networks: (x - 127.5) / 127.5.
-
-    (The MXNet recipe divides by 128.) ValueError for another dtype: those pixels may be normalised already.
-    """
-    if image_B3HW.dtype != torch.uint8:
-        raise ValueError(f"images are {image_B3HW.dtype}, expected torch.uint8 pixels, 0 to 255")
-    return (image_B3HW.float() - 127.5) / 127.5
 
 
 def build(
@@ -30,7 +19,7 @@ def build(
     """A fresh backbone for square images of image_size pixels; torch's global generator seeds its weights.
 
     name: r18, r34, r50, r100, r200 (iresnet), mbf (MobileFaceNet) or tiny (0.7 M parameters at 128 features;
-    meant for 40 pixels on a CPU). Its forward takes the float images of `normalise` and returns fp32
+    meant for 40 pixels on a CPU). Its forward takes what `inputs.FACE` makes of pixels and returns fp32
     features, also under autocast. dropout: of the values that enter the last linear layer.
     Raises ValueError for what cannot be built.
     """

@@ -8,14 +8,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class InputContract:
-    """uint8 pixels -> float32 (pixel - mean) / std, with one number for all channels or one a channel.
+    """uint8 pixels -> float32 (pixel - mean) / std.
 
     description: the same in words, for model.safetensors and for people.
     """
 
     description: str
-    mean: float | tuple[float, ...]
-    std: float | tuple[float, ...]
+    mean: float
+    std: float
 
     def __call__(self, pixel_B: Tensor) -> Tensor:
         """pixel_B: uint8 (B, C, ...) -> float32 of that shape. ValueError for another dtype: those pixels may be
@@ -23,15 +23,8 @@ class InputContract:
         if pixel_B.dtype != torch.uint8:
             raise ValueError(f"images are {pixel_B.dtype}, expected torch.uint8 pixels, 0 to 255")
         values = pixel_B.float()
-        mean, std = (_per_channel(x, values) for x in (self.mean, self.std))
         # Without a mean nothing is subtracted: the bits are those of torchvision's ToTensor.
-        return values / std if self.mean == 0.0 else (values - mean) / std
-
-
-def _per_channel(x: float | tuple[float, ...], like: Tensor) -> Tensor | float:
-    if isinstance(x, float):
-        return x
-    return torch.tensor(x, device=like.device).view(-1, *(1,) * (like.dim() - 2))
+        return values / self.std if self.mean == 0.0 else (values - self.mean) / self.std
 
 
 # As arcface_torch feeds its networks. (InsightFace's MXNet recipe divides by 128.)

@@ -9,8 +9,6 @@ B images, H = W pixels, D feature width.
 import torch
 from torch import Tensor, nn
 
-_HALVINGS = 4  # the stem and three stages
-
 
 class Wrapped(nn.Module):
     """A sequence under the name `layers`; with `residual`, its input is added to its output."""
@@ -66,9 +64,7 @@ class MobileFaceNet(nn.Module):
 
     def __init__(self, embedding_size: int, image_size: int, in_channels: int = 3, dropout: float = 0.0):
         super().__init__()
-        side = image_size
-        for _ in range(_HALVINGS):
-            side = (side + 1) // 2  # a padded 3x3 with stride 2 rounds up
+        side = -(-image_size // 2**4)  # halved by the stem and three stages: a padded 3x3 with stride 2 rounds up
         self.layers = nn.ModuleList(
             [
                 _convolution(in_channels, 128, kernel=3, stride=2),

@@ -46,7 +46,7 @@ def load_named_state(optimizer: torch.optim.Optimizer, module: Named, state: dic
     for full_name, value in state.items():
         name, _, key = full_name.rpartition("/")
         if name not in parameters:
-            raise ValueError(f"optimiser state {full_name!r} belongs to no parameter of this network")
+            raise ValueError(f"optimizer state {full_name!r} belongs to no parameter of this network")
         # AdamW counts its steps in a float on the host; moments live beside their parameter.
         device = "cpu" if key == "step" else parameters[name].device
         optimizer.state[parameters[name]][key] = value.to(device)

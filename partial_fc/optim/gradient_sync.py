@@ -1,4 +1,4 @@
-"""Sums the backbone's gradients over the ranks while backward is still running.
+"""The exchange of the backbone's gradients.
 
 Who divides: the loss is the mean over the global batch, and the head hands each rank the exact gradient of its own
 rows. So a rank's backbone gradient is its part of the whole, the parts are added up over the ranks, and nothing is
@@ -38,11 +38,9 @@ class GradientSync:
 
     Several backwards for one update: all but the last inside `with sync.hold()`.
 
-    The gradients live in the buckets (p.grad are views into them), so nothing is copied. Where something has taken
-    p.grad out of them (`optimizer.zero_grad()` does), they are copied in and p.grad is a view again. Buckets leave in
-    one fixed order, the order in which backward fills them, on all ranks: torch.distributed matches collectives by
-    order. How a bucket is summed is the compressor's business; one that takes several messages sends the later ones in
-    `wait`.
+    The gradients live in the buckets: p.grad are views into them. Buckets leave in one fixed order, the order in which
+    backward fills them, on all ranks: torch.distributed matches collectives by order. How a bucket is summed is the
+    compressor's business; one that takes several messages sends the later ones in `wait`.
 
     After `wait`, gradients are without the loss scale. Those of float16 and bfloat16 parameters, in which small values
     would vanish then, are float32 and stand in `gradient_of` only: their p.grad is of no use to an optimiser.
@@ -58,8 +56,7 @@ class GradientSync:
         overlap: bool = True,
     ):
         """parameters: a module, or names and parameters in the order in which forward uses them; those that require no
-        gradient are left out. overlap: whether buckets leave during backward; without, all leave in `wait`, which
-        only a measurement wants."""
+        gradient are left out. overlap: False, for measurements: no bucket leaves before `wait`."""
         named = parameters.named_parameters() if isinstance(parameters, nn.Module) else parameters
         in_backward_order = [(name, p) for name, p in reversed(list(named)) if p.requires_grad]
         if not in_backward_order:
@@ -67,9 +64,8 @@ class GradientSync:
         self._world = world
         self._overlap = overlap
         self._compressor = compressor or build_compressor("none")
-        total_bytes = sum(p.numel() * p.element_size() for _, p in in_backward_order)
         if bucket_bytes is None:
-            bucket_bytes = min(BUCKET_BYTES, total_bytes // 4)
+            bucket_bytes = min(BUCKET_BYTES, sum(p.nbytes for _, p in in_backward_order) // 4)
         self._buckets = buckets_of(in_backward_order, bucket_bytes)
         self._scale = GradientScale()
         self._under_way: list[tuple[Stages, Work | None]] = []  # of the buckets that have left; None: it is done
@@ -174,7 +170,7 @@ class GradientSync:
 
     def step_bytes(self) -> StepBytes:
         """The bytes of an update, on average since the start."""
-        gradient = sum(bucket.num_bytes() for bucket in self._buckets)
+        gradient = sum(p.nbytes for p in self.gradient_of)
         return StepBytes(gradient, self._bytes_handed_in / max(1, self._num_updates))
 
     def _arrived(self, p: nn.Parameter, number: int) -> None:

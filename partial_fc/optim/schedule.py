@@ -5,7 +5,7 @@ A step is one update of the parameters; the first one is step 0.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 Kind = Literal["constant", "step", "polynomial", "cosine"]
 
@@ -38,8 +38,8 @@ class Schedule:
     power: float = 2.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("constant", "step", "polynomial", "cosine"):
-            raise ValueError(f"schedule is {self.kind!r}, expected constant, step, polynomial or cosine")
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"schedule is {self.kind!r}, expected {', '.join(get_args(Kind))}")
         if not (math.isfinite(self.base_lr) and self.base_lr >= 0):
             raise ValueError(f"base_lr is {self.base_lr}, expected 0 or a positive number")
         if self.total_steps < 1:

@@ -6,7 +6,7 @@ by torch.utils.checkpoint.)
 
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from types import MethodType, TracebackType
+from types import MethodType
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -74,9 +74,7 @@ class _Again(AbstractContextManager):
         for norm, name, buffer in self._kept:
             setattr(norm, name, buffer.clone())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for norm, name, buffer in self._kept:
             setattr(norm, name, buffer)
         for shared in self._global:

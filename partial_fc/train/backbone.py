@@ -11,13 +11,15 @@ stand here.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from partial_fc import checkpoint
+from partial_fc.checkpoint.peer.recover import PeerCheckpoint
 from partial_fc.comm import World
+from partial_fc.evaluate.evaluation import Forward
 from partial_fc.models.inputs import InputContract
 from partial_fc.optim.backbone import load_named_state, named_state, set_lr
 from partial_fc.optim.compression import Compressor
@@ -25,19 +27,7 @@ from partial_fc.optim.gradient_sync import GradientSync, StepBytes
 from partial_fc.train.precision import LossScaler, Precision, Weights
 from partial_fc.train.running_statistics import RunningStatistics, joined_statistics
 
-Forward = Callable[[Tensor], Tensor]
-
-
-class Stored(Protocol):
-    """A checkpoint, or what the ranks of an earlier world kept of one (checkpoint/)."""
-
-    folder: Any
-    manifest: dict[str, Any]
-
-    def backbone(self) -> dict[str, Tensor]: ...
-    def optimizer(self) -> dict[str, Tensor]: ...
-    def buffers(self, world: World) -> dict[str, Tensor]: ...
-    def exchange(self, world: World) -> dict[str, Tensor]: ...
+Stored = checkpoint.Checkpoint | PeerCheckpoint  # what the ranks of an earlier world kept of one
 
 
 class TorchBackbone:
@@ -67,15 +57,12 @@ class TorchBackbone:
         self.weights.bind_gradients(self.sync.gradient_of)
         self._output_B: Tensor | None = None  # of the last forward, until its backward
         self._statistics = RunningStatistics(nn.Identity())
+        self._summed = False  # whether this update's gradient is the sum over the ranks
 
     @property
     def scaler(self) -> LossScaler | None:
         """The loss scale, in the modes that have one."""
         return self.precision.scaler
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(p.numel() for p in self.module.parameters())
 
     # ---- one update
 
@@ -86,6 +73,7 @@ class TorchBackbone:
     def zero(self, num_samples: int) -> None:
         """Before the first forward of an update over num_samples samples of all ranks."""
         self._statistics.keep()
+        self._summed = False
         self.sync.zero(self.precision.loss_scale, num_samples)
 
     def forward(self, input_B: Tensor) -> Tensor:
@@ -107,6 +95,7 @@ class TorchBackbone:
     def wait(self) -> None:
         """Returns when the gradient is the sum over the ranks."""
         self.sync.wait()
+        self._summed = True
 
     def finite(self) -> Tensor:
         """Whether the summed gradient is finite: bool scalar, equal on all ranks where the sums are."""
@@ -125,11 +114,10 @@ class TorchBackbone:
         """Multiplies the summed gradient."""
         self.sync.scale(factor)
 
-    def undo(self, summed: bool) -> None:
-        """The update is not made: running statistics and what a gradient compression remembers are as before it.
-        summed: whether `wait` has been called for it."""
+    def undo(self) -> None:
+        """The update is not made: running statistics and what a gradient compression remembers are as before it."""
         self._statistics.restore()
-        if summed:
+        if self._summed:
             self.sync.undo()
 
     def step(self, lr: float) -> None:
@@ -174,7 +162,7 @@ class TorchBackbone:
             )
 
     def local_state(self) -> dict[str, Tensor]:
-        """What only this rank has, copies: its running statistics, what its gradient compression owes."""
+        """What only this rank has, copies: its running statistics, the residuals of its gradient compression."""
         state = {f"buffer/{name}": t for name, t in self.module.named_buffers()}
         return checkpoint.copied(state | {f"exchange/{name}": t for name, t in self.sync.state().items()})
 
@@ -192,10 +180,9 @@ class TorchBackbone:
         for name, buffer in found.buffers(self.world).items():
             buffers[name].copy_(buffer)
         if self.scaler:
-            stored = found.manifest.get("loss_scaler") or found.manifest.get(
-                "scaler"
-            )  # the second in version 0.1's mnist
-            self.scaler.load_state(stored or LossScaler().state())
+            # Version 0.1's mnist called it "scaler".
+            stored = found.manifest.get("loss_scaler") or found.manifest.get("scaler") or LossScaler().state()
+            self.scaler.load_state(stored)
         remembered = found.exchange(self.world)
         if remembered.keys() == self.sync.state().keys():
             self.sync.load_state(remembered)
@@ -203,7 +190,7 @@ class TorchBackbone:
         self.sync.reset()
         if not remembered:
             return []
-        return [f"{found.folder} was trained with another --gradient-compression: what that still owed is left out"]
+        return [f"{found.folder} was trained with another --gradient-compression: its residuals are left out"]
 
     # ---- a second look at numbers that are not finite (nan_report.py)
 

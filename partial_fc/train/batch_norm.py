@@ -62,12 +62,9 @@ class GlobalBatchNorm(_BatchNorm):
         self.latest_moments: Moments | None = None
         self.given_moments: Moments | None = None
 
-    def _check_input_dim(self, input: Tensor) -> None:
+    def forward(self, input: Tensor) -> Tensor:
         if input.dim() < 2 or input.shape[1] != self.num_features:
             raise ValueError(f"{self.path}: got input {tuple(input.shape)}, expected (batch, {self.num_features}, ...)")
-
-    def forward(self, input: Tensor) -> Tensor:
-        self._check_input_dim(input)
         if not self.training:
             return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         moments = self.given_moments
@@ -75,8 +72,7 @@ class GlobalBatchNorm(_BatchNorm):
             moments = _global_moments(input.detach(), self.world, self.path)
             self._count(moments)
         self.latest_moments = moments
-        mean_C, var_C, count = moments
-        return _Normalise.apply(input, self.weight, self.bias, mean_C, var_C, count, self.eps, self.world, self.path)
+        return _Normalise.apply(input, self.weight, self.bias, moments, self)
 
     @torch.no_grad()
     def _count(self, moments: Moments) -> None:
@@ -121,21 +117,13 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
-        x: Tensor,
-        weight_C: Tensor,
-        bias_C: Tensor,
-        mean_C: Tensor,
-        var_C: Tensor,
-        count: Tensor,
-        eps: float,
-        world: World,
-        path: str,
+        ctx: FunctionCtx, x: Tensor, weight_C: Tensor, bias_C: Tensor, moments: Moments, norm: GlobalBatchNorm
     ) -> Tensor:
+        mean_C, var_C, count = moments
         mean_C, var_C = mean_C.to(weight_C.dtype), var_C.to(weight_C.dtype)
         ctx.save_for_backward(x, weight_C, mean_C, var_C, count)
-        ctx.eps, ctx.world, ctx.path = eps, world, path  # type: ignore[attr-defined]
-        return F.batch_norm(x, mean_C, var_C, weight_C, bias_C, eps=eps)
+        ctx.norm = norm  # type: ignore[attr-defined]
+        return F.batch_norm(x, mean_C, var_C, weight_C, bias_C, eps=norm.eps)
 
     @staticmethod
     @once_differentiable
@@ -143,17 +131,18 @@ class _Normalise(torch.autograd.Function):
         x, weight_C, mean_C, var_C, count = ctx.saved_tensors
         shape = [1, -1] + [1] * (x.dim() - 2)
         axes = [axis for axis in range(x.dim()) if axis != 1]
-        scale_C = torch.rsqrt(var_C + ctx.eps)
+        scale_C = torch.rsqrt(var_C + ctx.norm.eps)
         xhat = (_wide(x) - mean_C.view(shape)) * scale_C.view(shape)
         dy_wide = _wide(dy)
         bias_grad_C = dy_wide.sum(axes)
         weight_grad_C = (dy_wide * xhat).sum(axes)
-        total = ctx.world.all_reduce(torch.cat([bias_grad_C, weight_grad_C]), name=f"sync_bn/{ctx.path}/backward")
+        local = torch.cat([bias_grad_C, weight_grad_C])
+        total = ctx.norm.world.all_reduce(local, name=f"sync_bn/{ctx.norm.path}/backward")
         # Every x moves the shared mean and variance a little: the part of dy that they explain is taken away.
         dy_mean_C, dy_xhat_mean_C = (total / count.to(total.dtype)).chunk(2)
         dx = dy_wide - dy_mean_C.view(shape) - xhat * dy_xhat_mean_C.view(shape)
         dx = (dx * (weight_C * scale_C).view(shape)).to(x.dtype)
-        return dx, weight_grad_C, bias_grad_C, None, None, None, None, None, None
+        return dx, weight_grad_C, bias_grad_C, None, None
 
 
 def _wide(t: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from io import FileIO
 from pathlib import Path
-from typing import Protocol
 
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -21,7 +21,6 @@ from partial_fc.head.telemetry import Histogram
 
 _TRY_AGAIN_S = 600.0  # after a file of TensorBoard could not be written
 _log = logging.getLogger("partial_fc")
-_LINE = "%(asctime)s rank {rank} %(levelname).1s %(message)s"
 
 
 def open_files(models_root: Path, world: World, bare: bool = False) -> logging.Logger:
@@ -29,23 +28,22 @@ def open_files(models_root: Path, world: World, bare: bool = False) -> logging.L
     bare: lines on the terminal have nothing before them, and come from one rank of every host."""
     folder = models_root / "logs"
     folder.mkdir(parents=True, exist_ok=True)
-    logger = logging.getLogger("partial_fc")
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    for old in logger.handlers[:]:
-        logger.removeHandler(old)
+    _log.setLevel(logging.INFO)
+    _log.propagate = False
+    for old in _log.handlers[:]:
+        _log.removeHandler(old)
         with contextlib.suppress(OSError):  # what a full disk did not take
             old.close()
-    formatter = logging.Formatter(_LINE.format(rank=world.rank), "%Y-%m-%d %H:%M:%S")
+    line = f"%(asctime)s rank {world.rank} %(levelname).1s %(message)s"
+    formatter = logging.Formatter(line, "%Y-%m-%d %H:%M:%S")
     to_file = logging.FileHandler(folder / f"rank-{world.rank:04d}.log")
     speaks = (world.local_rank if bare else world.rank) == 0
     to_terminal = _AboveBar(logging.INFO if speaks else logging.WARNING)
-    for handler in (to_file, to_terminal):
-        handler.setFormatter(formatter)
-        logger.addHandler(handler)
-    if bare:
-        to_terminal.setFormatter(logging.Formatter("%(message)s"))
-    return logger
+    to_file.setFormatter(formatter)
+    to_terminal.setFormatter(logging.Formatter("%(message)s") if bare else formatter)
+    _log.addHandler(to_file)
+    _log.addHandler(to_terminal)
+    return _log
 
 
 class _AboveBar(logging.Handler):
@@ -66,50 +64,44 @@ def warn_on_os_error(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        _log.warning(f"{what} cannot be written ({error.strerror or error}); training goes on")
+        _log.warning(f"{what} cannot be written ({error.strerror or error}); that alone ends no run")
 
 
 class LossCurve:
     """models_root/loss.csv: one row for each update (step, loss, lr), written by rank 0.
 
     A resumed run goes on where its checkpoint stands: rows of later steps are dropped. Rows that a full disk does not
-    take wait in memory.
+    take wait in memory. (The other ranks write theirs to nowhere.)
     """
 
     HEADER = b"step,loss,lr\n"
 
     def __init__(self, models_root: Path, world: World, first_step: int):
-        self._path = models_root / "loss.csv"
-        self._file: FileIO | None = None
+        self._path = models_root / "loss.csv" if world.rank == 0 else Path(os.devnull)
+        self._file = FileIO(self._path, "a")
         self._waiting = b""
         self._failed = False
-        if world.rank == 0:
-            self._file = FileIO(self._path, "a")
-            self._cut(self._file, first_step)
+        self._cut(first_step)
 
     def add(self, step: int, loss: float, lr: float) -> None:
-        if self._file:
-            self._waiting += b"%d,%.9g,%.9g\n" % (step, loss, lr)
-            self._write(self._file)
+        self._waiting += b"%d,%.9g,%.9g\n" % (step, loss, lr)
+        self._write()
 
     def rewind(self, step: int) -> None:
         """This step is the last one that is done."""
-        if self._file:
-            with warn_on_os_error(str(self._path)):
-                self._cut(self._file, step)
+        with warn_on_os_error(str(self._path)):
+            self._cut(step)
 
     def close(self) -> None:
-        if not self._file:
-            return
-        self._write(self._file)
+        self._write()
         if left := self._waiting.count(b"\n"):
             _log.warning(f"{self._path} lacks the last {left:,} rows")
         with warn_on_os_error(str(self._path)):
             self._file.close()
 
-    def _cut(self, file: FileIO, step: int) -> None:
+    def _cut(self, step: int) -> None:
         """Drops rows after `step` without writing any: a run that is killed here, or has a full disk, loses none."""
-        there = self._path.read_bytes()
+        written = there = self._path.read_bytes()
         text = there + self._waiting
         if not text.startswith(self.HEADER):
             there, text = b"", self.HEADER
@@ -119,14 +111,16 @@ class LossCurve:
             if not (row.endswith(b"\n") and number.isdigit() and int(number) <= step):
                 break  # also where a lost machine or a full disk has cut it
             kept += len(row)
-        file.truncate(min(kept, len(there)))
+        in_file = min(kept, len(there))
+        if in_file < len(written):
+            self._file.truncate(in_file)
         self._waiting = text[len(there) : kept]
-        self._write(file)
+        self._write()
 
-    def _write(self, file: FileIO) -> None:
+    def _write(self) -> None:
         try:
             while self._waiting:
-                self._waiting = self._waiting[file.write(self._waiting) :]
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
         except OSError as error:
             if not self._failed:
                 _log.warning(
@@ -165,25 +159,17 @@ class _Board:
                 self._writer.close()
 
 
-class StepLine(Protocol):
-    """The line that the log gets every so many steps."""
-
-    def due(self, step: int, position: int) -> bool:
-        """Whether there is one after this step, which ended at this position in the data."""
-        ...
-
-    def text(self, step: int, position: int, loss: float, lr: float, speed: str) -> str: ...
-
-
 @dataclass(frozen=True)
-class SpeedLine:
-    """The usual line: every `frequent` steps and after the last, with loss, rate, speed and the time that is left."""
+class StepLine:
+    """The line that the log gets every `frequent` steps and after the last, with loss, rate, speed and the time that is
+    left. A recipe may have another."""
 
     frequent: int
     total_steps: int
     num_samples: int  # of an epoch
 
     def due(self, step: int, position: int) -> bool:
+        """Whether there is one after this step, which ended at this position in the data."""
         return step % self.frequent == 0 or step == self.total_steps
 
     def text(self, step: int, position: int, loss: float, lr: float, speed: str) -> str:
@@ -194,24 +180,13 @@ class SpeedLine:
 class Progress:
     """The lines of a run, with rates since the line before; TensorBoard and a bar on rank 0."""
 
-    def __init__(
-        self,
-        logger: logging.Logger,
-        models_root: Path,
-        world: World,
-        line: StepLine,
-        step: int,
-        position: int,
-        total_steps: int,
-    ):
+    def __init__(self, models_root: Path, world: World, line: StepLine, step: int, position: int):
         """step, position: where the run begins."""
-        self._logger = logger
         self._world = world
         self._line = line
-        self._total_steps = total_steps
         self._board = _Board(models_root / "tensorboard", world)
         watched = world.rank == 0 and sys.stderr.isatty()
-        self._bar = tqdm(total=total_steps, initial=step, unit="step", disable=not watched)
+        self._bar = tqdm(total=line.total_steps, initial=step, unit="step", disable=not watched)
         self._warm = False  # the first interval holds the warming up of caches and threads
         self._num_images = 0
         self._seconds = 0.0
@@ -237,14 +212,14 @@ class Progress:
         seconds = time.perf_counter() - self._last_time - self._paused
         steps, images = step - self._last_step, position - self._last_position
         rate = images / seconds
-        if self._warm or step == self._total_steps:
+        if self._warm or step == self._line.total_steps:
             self._num_images += images
             self._seconds += seconds
         self._warm = True
-        left = timedelta(seconds=round((self._total_steps - step) * seconds / steps))
+        left = timedelta(seconds=round((self._line.total_steps - step) * seconds / steps))
         spent = ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
         speed = f"{rate:.0f} images/s, {rate / self._world.size:.0f} per rank | {spent} | {left} left"
-        self._logger.info(self._line.text(step, position, loss, lr, speed))
+        _log.info(self._line.text(step, position, loss, lr, speed))
         self.scalars(step, {"train/loss": loss, "train/lr": lr, "train/epoch": epoch, "speed/images_per_s": rate})
         self.scalars(step, {f"time/{part}": share for part, share in shares.items()})
         self._bar.set_postfix(loss=f"{loss:.3f}", lr=f"{lr:.3g}", images_per_s=f"{rate:.0f}")

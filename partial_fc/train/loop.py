@@ -8,8 +8,9 @@ import torch
 
 from partial_fc import checkpoint, counter_rng
 from partial_fc.head import PartialFC, telemetry
-from partial_fc.train.guards import loss_spikes, replica_check
+from partial_fc.train.guards import loss_spikes
 from partial_fc.train.guards.policy import NonFinite, roll_back
+from partial_fc.train.guards.replica_check import compare_replicas
 from partial_fc.train.guards.signals import StopSignals
 from partial_fc.train.guards.step_vote import StepVote
 from partial_fc.train.job import Job, Outcome
@@ -22,9 +23,8 @@ def train(job: Job) -> Outcome:
     """Runs job's steps from where it stands to the schedule's end, evaluates, and writes the last checkpoint; ends
     early, with a checkpoint, where any rank was asked to by SIGTERM or SIGUSR1. Raises elastic.HostsChanged, on all
     ranks, where these are to meet in another world."""
-    at, steps = job.at, job.schedule.total_steps
-    progress = Progress(job.logger, job.models_root, job.world, job.line, at.step, at.position, steps)
-    curve = LossCurve(job.models_root, job.world, at.step)
+    progress = Progress(job.models_root, job.world, job.line, job.at.step, job.at.position)
+    curve = LossCurve(job.models_root, job.world, job.at.step)
     with StopSignals(job.world.rank) as signals, closing(progress), closing(curve):
         return _train(job, signals, progress, curve)
 
@@ -47,7 +47,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve)
         torch.manual_seed(counter_rng.derive_key(job.seed, at.step, world.rank))
         world.step = at.step + 1
         lr = job.schedule.lr(at.step)
-        watch.begin()
+        watch.restart()
         vote.start(signals.received is not None, job.saver, job.commits.hosts_changed)
         job.commits.start_step()
 
@@ -64,7 +64,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve)
             vote.result()
             job.saver.finish()  # a checkpoint under way is of before, and is to count whatever follows
             roll_back(job, fault, batches[-1].position)
-            job.commits.go_back(lambda: snapshot(job))
+            job.commits.go_back()
             curve.rewind(at.step)
             progress.rewind(at.step, at.position)
             continue
@@ -104,11 +104,13 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve)
         if is_due(at.step, settings.checkpoint_every) or ends_epoch or stopped or (is_best and settings.save_best):
             save(job, score)
             saved = at.step
-        job.commits.end_step(at.step, lambda: snapshot(job))
+        job.commits.end_step(at.step)
         if verdict.hosts_changed and at.step < total_steps and not stopped:
             job.saver.finish()
-            is_there = saved == at.step and not job.saver.last_failed
-            job.commits.leave(at.step, lambda: snapshot(job), None if is_there else lambda: save_and_wait(job))
+            if not job.commits.are_kept and (saved != at.step or job.saver.last_failed):
+                save(job)
+                job.saver.finish()
+            job.commits.leave(at.step)
         progress.pause(time.perf_counter() - paused)
 
     if not stopped:
@@ -125,15 +127,6 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve)
 def is_due(step: int, every: int) -> bool:
     """Whether something that happens every so many steps (0: never) happens after this one."""
     return every > 0 and step % every == 0
-
-
-def compare_replicas(job: Job) -> None:
-    """Raises ValueError, on all ranks, where they do not hold the same backbone any more."""
-    scaler = job.backbone.scaler
-    facts = {"loss scale": scaler.state() if scaler else 1.0}
-    facts |= {f"the head's {name}": fact for name, fact in job.head.facts().items() if name in ("num_steps", "margin")}
-    replica_check.check(job.backbone.replicated(), facts, job.at.step, job.guards.last_equal, job.world)
-    job.guards.last_equal = job.at.step
 
 
 def look_at_rows(job: Job, head: PartialFC, progress: Progress) -> None:
@@ -190,12 +183,6 @@ def save(job: Job, score: float | None = None) -> None:
             "the disk is slower than --checkpoint-every asks for"
         )
     job.saver.begin(snapshot(job, score, job.saver.can_copy(job.head)), began)
-
-
-def save_and_wait(job: Job) -> None:
-    """`save`, all of it, now."""
-    save(job)
-    job.saver.finish()
 
 
 def snapshot(job: Job, score: float | None = None, copy: bool = True) -> checkpoint.Snapshot:

@@ -3,7 +3,7 @@
     fp32      as it says
     bf16      autocast: convolutions and products on bfloat16 numbers, parameters fp32
     fp16      autocast to float16, with a loss scale (the O1 of Apex, torch's AMP)
-    fp16-o2   parameters are float16 themselves, but for batch norms and what the model keeps wide; the optimiser moves
+    fp16-o2   parameters are float16 themselves, but for batch norms and what the model keeps wide; the optimizer moves
               fp32 masters of them; no autocast, with a loss scale (the O2 of Apex)
     fp64      for checks
 
@@ -52,7 +52,7 @@ class Precision:
 
     def prepare(self, module: nn.Module) -> tuple["Weights", str | None]:
         """Makes the module, which is on its device with fp32 (fp64) parameters, one of this mode, in place. Returns its
-        weights as the optimiser sees them, and what a user should know."""
+        weights as the optimizer sees them, and what a user should know."""
         note = None
         narrow = torch.float16 if self.mode == "fp16-o2" else self._autocast_dtype
         if narrow and self.device.type == "cpu" and not _cpu_convolves(narrow):
@@ -118,7 +118,7 @@ class LossScaler:
 
 
 class Weights:
-    """A module's parameters as the optimiser and checkpoints see them: fp32, by their names in the module.
+    """A module's parameters as the optimizer and checkpoints see them: fp32, by their names in the module.
 
     halve: the module computes with float16 copies of them, all but batch norms' and what `models.keeps_fp32` names.
     """

@@ -14,11 +14,11 @@ from partial_fc.checkpoint.class_names import check_class_names
 from partial_fc.checkpoint.consistency import check_replicas, newest_common, open_checkpoint
 from partial_fc.checkpoint.folders import step_of
 from partial_fc.checkpoint.initial_centres import check_whole, load_centres, open_centres
-from partial_fc.checkpoint.peer.recover import PeerCheckpoint, recover
+from partial_fc.checkpoint.peer.recover import recover
 from partial_fc.comm import elastic
 from partial_fc.data import Source
 from partial_fc.head import PartialFC
-from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.backbone import Stored, TorchBackbone
 from partial_fc.train.context import RunContext
 from partial_fc.train.job import Head, RunState
 
@@ -40,7 +40,7 @@ def resume(
     """Gives backbone and head the state that the run starts from. source: its classes must have the names that those of
     the checkpoint have. may_change: the recipe's own flags that do not make another run of this one. A collective.
     Raises ValueError, on all ranks, where the state is of another recipe, network or data."""
-    found: checkpoint.Checkpoint | PeerCheckpoint | None = None
+    found: Stored | None = None
     if elastic.active():
         found = recover(run.memory, run.world, run.config.run.checkpoints)
     if found is None:
@@ -140,9 +140,7 @@ def _is_ahead(folder: Path | None, newest: Path) -> bool:
     return step_of(folder) > step_of(newest)
 
 
-def _note_differences(
-    run: RunContext, found: checkpoint.Checkpoint | PeerCheckpoint, may_change: tuple[str, ...]
-) -> None:
+def _note_differences(run: RunContext, found: Stored, may_change: tuple[str, ...]) -> None:
     """Says which flags make another run of the one that is resumed, although nothing refuses them."""
     free = {name for group in _MAY_CHANGE for name in group.__dataclass_fields__} - {"seed"}
     free |= {*_HOW_LONG, *may_change}
@@ -153,7 +151,7 @@ def _note_differences(
             run.note(f"{found.folder} was trained with {flags.flag(name)} {then}, this run has {now}: not the same run")
 
 
-def _load(run: RunContext, found: checkpoint.Checkpoint | PeerCheckpoint, backbone: TorchBackbone, head: Head) -> None:
+def _load(run: RunContext, found: Stored, backbone: TorchBackbone, head: Head) -> None:
     """What the checkpoint does not have starts anew, whatever the state was before."""
     notes = backbone.load(found)
     check_replicas(backbone.replicated(), run.world)

@@ -6,7 +6,7 @@
 
     def train_here(run):
         source = run.open_data(...)                      # data
-        backbone, head = ...                             # model
+        backbone, head = run.backbone(...), ...          # model
         with run.saver(checkpoint.Saver) as saver:
             start = run.resume(backbone, head, saver)    # a checkpoint, or a fresh start
             schedule = run.schedule(start, order)
@@ -23,12 +23,13 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from partial_fc import checkpoint, flags
-from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.checkpoint.peer.commits import Memory
 from partial_fc.comm import elastic
 from partial_fc.data import Loader, Source, open_on_all
@@ -36,14 +37,19 @@ from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
 from partial_fc.evaluate import Evaluation
 from partial_fc.machine import peak_bytes
+from partial_fc.models.inputs import InputContract
+from partial_fc.optim import backbone as torch_optim
+from partial_fc.optim.gradient_sync import broadcast_module
 from partial_fc.optim.schedule import Continued, Schedule, continued, linear_scaling
 from partial_fc.train import resume
 from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.batch_norm import convert
 from partial_fc.train.context import RunContext
 from partial_fc.train.device import join
 from partial_fc.train.guards.commits import Commits
 from partial_fc.train.job import EXIT_PREEMPTED, Guards, Head, Job, Outcome, RunState, Settings
 from partial_fc.train.log import StepLine, open_files
+from partial_fc.train.precision import Precision, choose
 
 S = TypeVar("S", bound=Source)
 V = TypeVar("V", bound=checkpoint.Saver)
@@ -104,6 +110,26 @@ class Run(RunContext):
         """What writes the checkpoints, below --checkpoint-dir; kind: checkpoint.Saver, or one of the recipe's own."""
         run = self.config.run
         return closing(kind(run.checkpoints, self.world, run.keep_checkpoints, run.save_best))
+
+    def backbone(self, module: nn.Module, to_input: InputContract, contract: Mapping[str, str]) -> TorchBackbone:
+        """What the shared flags make of a module: on this run's device, equal on all ranks. contract: see
+        TorchBackbone. A collective."""
+        optim, world = self.config.optim, self.world
+        precision = Precision(choose(optim.precision, self.device, world), self.device)
+        module.to(self.device, precision.parameter_dtype)
+        broadcast_module(module, world)
+        if optim.sync_bn:
+            module = convert(module, world)
+        make = partial(torch_optim.build, optim.optimizer, momentum=optim.momentum, weight_decay=optim.weight_decay)
+        exchange = self.config.exchange.build(self.config.run.seed)
+        backbone = TorchBackbone(module, world, precision, make, exchange, to_input, contract)
+        self.logger.info(
+            f"{contract['network']}: {sum(p.numel() for p in module.parameters()):,} parameters; precision "
+            f"{precision.mode}"
+        )
+        if backbone.note:
+            self.note(backbone.note)
+        return backbone
 
     def resume(self, backbone: TorchBackbone, head: Head, source: Source | None = None, **more: Any) -> RunState:
         """Gives backbone and head the state that the run starts from; see `resume.resume`."""
@@ -202,10 +228,7 @@ class Run(RunContext):
             "save_best": config.run.save_best,
             **settings,
         }
-        guards = Guards(
-            **dataclasses.asdict(config.guards),
-            restore=lambda: resume.restore(self, backbone, head, saver, loader.source),
-        )
+        restore = partial(resume.restore, self, backbone, head, saver, loader.source)
         return Job(
             world=self.world,
             loader=loader,
@@ -214,7 +237,7 @@ class Run(RunContext):
             schedule=schedule,
             evaluations=evaluations,
             settings=Settings(**settings),
-            guards=guards,
+            guards=Guards(**dataclasses.asdict(config.guards), restore=restore),
             saver=saver,
             commits=Commits(self.memory, self.world, self._commit_every(in_memory)),
             at=start,
@@ -233,15 +256,10 @@ class Run(RunContext):
 
     def _commit_every(self, in_memory: bool) -> int:
         """Steps between commits; 0: none. Only ranks that come and go go on from them."""
+        asked = self.config.run.buddy_every
         if not elastic.active():
             return 0
-        if self.config.run.buddy_every is None:
-            return 100 if in_memory else 0
-        return self.config.run.buddy_every
-
-    def check_replicas(self, backbone: TorchBackbone) -> None:
-        """Raises ValueError, on all ranks, where they start from other weights than each other. A collective."""
-        check_replicas(backbone.replicated(), self.world)
+        return asked if asked is not None else 100 if in_memory else 0
 
     # ---- end
 
@@ -269,7 +287,7 @@ class Run(RunContext):
         backbone = job.backbone
         contract = {"recipe": self.recipe, **backbone.contract, "num_classes": str(job.head.num_classes)}
         contract["step"] = str(job.at.step)
-        checkpoint.save_model(self.root / "model.safetensors", weights, contract)
+        checkpoint.save_tensors(weights, self.root / "model.safetensors", contract)
         result = {
             "loss": outcome.loss,
             "evaluations": outcome.evaluations,

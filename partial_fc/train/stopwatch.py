@@ -20,7 +20,7 @@ class Stopwatch:
         self._on_gpu = device.type == "cuda"
         self.exact = not self._on_gpu
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._restart()
+        self.restart()
 
     def lap(self, part: str) -> None:
         """The time since the last lap belongs to `part`."""
@@ -31,11 +31,7 @@ class Stopwatch:
         waited = self._world.seconds_waiting - self._waiting
         self.seconds[part] += time.perf_counter() - self._started - waited
         self.seconds["communication"] += waited
-        self._restart()
-
-    def begin(self) -> None:
-        """Starts a step."""
-        self._restart()
+        self.restart()
 
     def tell_apart(self, exact: bool) -> None:
         """exact: this step's parts are told apart even on a GPU."""
@@ -48,6 +44,7 @@ class Stopwatch:
         self.seconds.clear()
         return shares
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
+        """What was before belongs to no part."""
         self._started = time.perf_counter()
         self._waiting = self._world.seconds_waiting

@@ -50,7 +50,7 @@ def _update(job: Job, attempt: Attempt, lr: float, watch: Stopwatch) -> None:
     clipping = bool(settings.clip or settings.head_clip)
     known_first = backbone.scaler or clipping or backbone.may_overflow or job.guards.on_nan == "skip"
     if known_first:
-        wait(job, attempt)
+        backbone.wait()
         if backbone.scaler and overflowed(job, attempt.loss):
             check_loss_scale(job, attempt.loss)
             undo(job, attempt)
@@ -67,7 +67,7 @@ def _update(job: Job, attempt: Attempt, lr: float, watch: Stopwatch) -> None:
     attempt.centres_moved = True
     watch.lap("head")
     if not known_first:
-        wait(job, attempt)
+        backbone.wait()
         check_gradient(job)
     backbone.step(lr)
     watch.lap("backbone")
@@ -80,7 +80,7 @@ def forward_backward(job: Job, attempt: Attempt, batch: Batch, label_B: Tensor, 
     watch.lap("backbone")
 
     loss = job.head(output_B, label_B) * share
-    attempt.passes.append(Pass(label_B, output_B, job.head.last_step))
+    attempt.passes.append(Pass(output_B, job.head.last_step))
     loss.backward()
     attempt.loss += loss.item()
     check_loss(attempt.loss, job)
@@ -89,12 +89,6 @@ def forward_backward(job: Job, attempt: Attempt, batch: Batch, label_B: Tensor, 
     assert output_B.grad is not None
     job.backbone.backward(output_B.grad)
     watch.lap("backbone")
-
-
-def wait(job: Job, attempt: Attempt) -> None:
-    """Returns when the backbone's gradient is the sum over the ranks."""
-    job.backbone.wait()
-    attempt.summed = True
 
 
 def check_loss(loss: float, job: Job) -> None:

@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 ALLOWED = (
-    "allowed are: `from easydict import EasyDict as edict`, `config = edict()`, and assignments "
-    "`config.name = value`, where a value is a number, string, bool, None, list, tuple or dict, arithmetic "
-    "of numbers, another `config.name`, or `edict()` or `edict({...})`"
+    "allowed are: `from easydict import EasyDict as edict`, `config = edict()` or `edict({...})`, and assignments "
+    "`config.name = value`, where a value is a number, string, bool, None, list or tuple, arithmetic of numbers, or "
+    "another `config.name`"
 )
 
-_TOO_DEEP = (RecursionError, MemoryError)
 _MAX_INT = 2**63  # a few powers of powers fill any memory
 
-_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_ARITHMETIC: dict[type[ast.operator | ast.unaryop], Callable[..., Any]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -49,35 +50,32 @@ def load(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What the file assigns to its `config`; a nested edict becomes a dict.
+    """What the file assigns to its `config`.
 
     Raises ValueError naming file, line and source text for anything that is not plain data.
     """
     try:
-        with tokenize.open(path) as file:
-            source = file.read()
-        module = ast.parse(source, filename=str(path))
-    except _TOO_DEEP as error:  # as the parser says, too
+        return _Reader(path).read()
+    except (RecursionError, MemoryError) as error:  # the second by Python's parser
         raise ValueError(f"{path}: brackets or operators within each other, too deep") from error
-    except (SyntaxError, ValueError, LookupError) as error:  # LookupError: a coding that is none of text
-        line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise ValueError(f"{path}{line}: not readable as a Python file: {error}") from error
-    try:
-        return _Reader(path, source).read(module)
-    except _TOO_DEEP as error:
-        raise ValueError(f"{path}: values within values, too deep: {error}") from error
 
 
 class _Reader:
-    def __init__(self, path: Path, source: str):
+    def __init__(self, path: Path):
         self.path = path
-        self.source = source
+        try:
+            with tokenize.open(path) as file:
+                self.source = file.read()
+            self.statements = ast.parse(self.source, filename=str(path)).body
+        except (SyntaxError, ValueError, LookupError) as error:  # LookupError: a coding that is none of text
+            line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+            raise ValueError(f"{path}{line}: not readable as a Python file: {error}") from error
         self.edict_name = ""
         self.config_name = ""
         self.config: dict[str, Any] = {}
 
-    def read(self, module: ast.Module) -> dict[str, Any]:
-        for statement in module.body:
+    def read(self) -> dict[str, Any]:
+        for statement in self.statements:
             match statement:
                 case ast.ImportFrom(module="easydict", names=[ast.alias(name="EasyDict") as alias], level=0):
                     self.edict_name = alias.asname or alias.name
@@ -93,126 +91,89 @@ class _Reader:
         return self.config
 
     def assign(self, target: ast.expr, value: ast.expr) -> None:
-        match target:
-            case ast.Name(id=name) if not self.config_name:
-                config = self.value(value)
-                if not isinstance(config, dict) or not isinstance(value, ast.Call):
-                    raise self.error(target, f"{name} is not an edict()")
-                self.config_name, self.config = name, config
-            case ast.Attribute(value=owner, attr=name):
-                holder = self.attribute(owner)
-                if not isinstance(holder, dict):
-                    raise self.error(target, f"{ast.unparse(owner)} is not an edict()")
-                holder[name] = self.value(value)
+        match target, value:
+            case ast.Name(id=name), ast.Call(func=ast.Name(id=called), args=args, keywords=[]) if (
+                called == self.edict_name and not self.config_name
+            ):
+                self.config_name = name
+                self.config = self.edict(value, args)
+            case ast.Attribute(value=ast.Name(id=owner), attr=name), _ if owner == self.config_name:
+                self.config[name] = self.value(value)
             case _:
-                raise self.error(target, "only attributes of one edict can be assigned")
+                raise self.error(target, "only one edict(), and its attributes, can be assigned")
 
-    def attribute(self, node: ast.expr) -> Any:
-        """The value of `config` or `config.a.b`."""
-        match node:
-            case ast.Name(id=name) if name == self.config_name:
-                return self.config
-            case ast.Attribute(value=owner, attr=name):
-                holder = self.attribute(owner)
-                if not isinstance(holder, dict) or name not in holder:
-                    raise self.error(node, f"{ast.unparse(node)} has no value here")
-                return holder[name]
-        raise self.error(node, "not plain data")
+    def edict(self, call: ast.expr, arguments: list[ast.expr]) -> dict[str, Any]:
+        """What edict() or edict({"name": value}) holds."""
+        match arguments:
+            case []:
+                return {}
+            case [ast.Dict(keys=keys, values=values)]:
+                names = [key.value if isinstance(key, ast.Constant) else None for key in keys]
+                if all(isinstance(name, str) for name in names):
+                    return {str(name): self.value(value) for name, value in zip(names, values, strict=True)}
+        raise self.error(call, "edict() takes nothing, or a dict of names and values")
 
     def value(self, node: ast.expr) -> Any:
+        result: Any
         match node:
-            case ast.Constant(value=int() as value) if abs(value) > _MAX_INT:
-                raise self.error(node, "a number above 2^63")
-            case ast.Constant(value=value) if value is None or isinstance(value, bool | int | float | str):
-                return value
+            case ast.Constant(value=None | bool() | int() | float() | str() as value):
+                result = value
             case ast.List(elts=items):
-                return [self.value(item) for item in items]
+                result = [self.value(item) for item in items]
             case ast.Tuple(elts=items):
-                return tuple(self.value(item) for item in items)
-            case ast.Dict(keys=keys, values=values):
-                return self.dictionary(node, keys, values)
-            case ast.Attribute():
-                return self.attribute(node)
-            case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
-                number = self.number(operand)
-                return -number if isinstance(node.op, ast.USub) else number
-            case ast.BinOp():
-                return self.arithmetic(node)
-            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name == self.edict_name:
-                match args:
-                    case []:
-                        return {}
-                    case [ast.Dict() as content]:
-                        return self.value(content)
-        raise self.error(node, "not plain data")
-
-    def dictionary(self, node: ast.expr, keys: list[ast.expr | None], values: list[ast.expr]) -> dict[Any, Any]:
-        result = {}
-        for key, value in zip(keys, values, strict=True):
-            if not isinstance(key, ast.Constant):
-                raise self.error(node, "a key of a dict must be a string or a number")
-            result[self.value(key)] = self.value(value)
-        return result
-
-    def arithmetic(self, node: ast.BinOp) -> int | float:
-        left, right = self.number(node.left), self.number(node.right)
-        if type(node.op) not in _ARITHMETIC:
-            raise self.error(node, "not plain data")
-        if isinstance(node.op, ast.Pow) and abs(right) > 64:
-            raise self.error(node, "an exponent above 64")
-        try:
-            result = _ARITHMETIC[type(node.op)](left, right)
-        except ArithmeticError as error:
-            raise self.error(node, str(error)) from error
-        if isinstance(result, complex):
-            raise self.error(node, "not a real number")
+                result = tuple(self.value(item) for item in items)
+            case ast.Attribute(value=ast.Name(id=owner), attr=name) if owner == self.config_name:
+                if name not in self.config:
+                    raise self.error(node, "has no value here")
+                result = self.config[name]
+            case ast.UnaryOp(op=op, operand=operand):
+                result = self.arithmetic(node, op, operand)
+            case ast.BinOp(left=left, op=op, right=right):
+                result = self.arithmetic(node, op, left, right)
+            case _:
+                raise self.error(node, "not plain data")
         if isinstance(result, int) and abs(result) > _MAX_INT:
             raise self.error(node, "a number above 2^63")
         return result
 
-    def number(self, node: ast.expr) -> int | float:
-        value = self.value(node)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(node, f"arithmetic needs numbers, got {value!r}")
-        return value
+    def arithmetic(self, node: ast.expr, op: ast.operator | ast.unaryop, *operands: ast.expr) -> int | float:
+        numbers = [self.value(operand) for operand in operands]
+        if type(op) not in _ARITHMETIC or not all(type(number) in (int, float) for number in numbers):
+            raise self.error(node, "only + - * / // % ** of numbers can be computed")
+        if isinstance(op, ast.Pow) and numbers[1] > 64:
+            raise self.error(node, "an exponent above 64")
+        try:
+            result = _ARITHMETIC[type(op)](*numbers)
+        except ArithmeticError as error:
+            raise self.error(node, str(error)) from error
+        if isinstance(result, complex):
+            raise self.error(node, "not a real number")
+        return result
 
     def error(self, node: ast.stmt | ast.expr, what: str) -> ValueError:
         text = (ast.get_source_segment(self.source, node) or "").partition("\n")[0][:200]
         return ValueError(f"{self.path}:{node.lineno}: `{text}`: {what}; {ALLOWED}")
 
 
-# Same meaning here: arcface_torch's name -> (our flag, type of the value).
-_RENAMED: dict[str, tuple[str, type]] = {
-    "network": ("network", str),
-    "loss": ("loss", str),  # older versions; newer ones say margin_list
-    "image_size": ("image_size", int),
-    "embedding_size": ("embedding_size", int),
-    "num_classes": ("num_classes", int),
-    "num_image": ("num_images", int),
-    "sample_rate": ("sample_rate", float),
-    "optimizer": ("optimizer", str),
-    "lr": ("lr", float),
-    "momentum": ("momentum", float),
-    "weight_decay": ("weight_decay", float),
-    "batch_size": ("batch_size", int),
-    "gradient_acc": ("accumulate", int),
-    "num_epoch": ("epochs", int),
-    "seed": ("seed", int),
-    "num_workers": ("num_workers", int),  # there processes, here threads; both decode
-    "verbose": ("verbose", int),
-    "frequent": ("frequent", int),
-}
-
-# Same meaning, other spelling of the value (see `_converted`): arcface_torch's name -> type of the value.
-_CONVERTED: dict[str, type | tuple[type, ...]] = {
-    "margin_list": (list, tuple),
-    "interclass_filtering_threshold": (int, float),
-    "rec": str,
-    "resume": bool,
+# arcface_torch's name -> the types of its value.
+_NUMBER = (int, float)
+_TYPES: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("network", "loss", "rec", "optimizer"), (str,)),
+    **dict.fromkeys(("image_size", "embedding_size", "num_classes", "num_image", "batch_size"), (int,)),
+    **dict.fromkeys(("gradient_acc", "num_epoch", "warmup_epoch", "seed", "num_workers"), (int,)),
+    **dict.fromkeys(("verbose", "frequent"), (int,)),
+    **dict.fromkeys(("sample_rate", "lr", "momentum", "weight_decay", "interclass_filtering_threshold"), _NUMBER),
+    **dict.fromkeys(("fp16", "resume"), (bool,)),
+    **dict.fromkeys(("margin_list", "val_targets"), (list, tuple)),
     "output": (str, type(None)),
-    "fp16": bool,
-    "warmup_epoch": int,
-    "val_targets": (list, tuple),
+}
+# Those that have another name here.
+_RENAMED = {
+    "num_image": "num_images",
+    "gradient_acc": "accumulate",
+    "num_epoch": "epochs",
+    "warmup_epoch": "warmup_epochs",
+    "output": "models_root",
 }
 
 # Would change what is learned, and is not there: key -> (the value that asks for nothing, remedy).
@@ -244,56 +205,44 @@ def translate(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     learning rate that is not scaled by the number of processes. Raises ValueError for an unknown key, naming
     near ones, and for a setting that changes what is learned and cannot be honoured.
     """
-    known = [*_RENAMED, *_CONVERTED, *_REFUSED, *_WITHOUT_MEANING, *_WANDB]
-    for key in config:
+    known = [*_TYPES, *_REFUSED, *_WITHOUT_MEANING, *_WANDB]
+    flags: dict[str, Any] = {"lr_scheduler": "polynomial", "lr_scaling": "none"}
+    notes: list[str] = []
+    for key, value in config.items():
         if key not in known:
             near = get_close_matches(key, known)
             hint = f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(sorted(known))}"
             raise ValueError(f"config.{key} is not a setting of arcface_torch that is known here{hint}")
-    for key, (neutral, remedy) in _REFUSED.items():
-        if config.get(key, neutral) != neutral:
-            raise ValueError(f"config.{key} = {config[key]!r}: {remedy}")
-
-    notes = [
-        f"config.{key} has no effect: {note}"
-        for key, (silent, note) in _WITHOUT_MEANING.items()
-        if key in config and config[key] != silent
-    ]
-    flags: dict[str, Any] = {"lr_scheduler": "polynomial", "lr_scaling": "none"}
-    for key, value in config.items():
-        if key in _RENAMED:
-            flag, kind = _RENAMED[key]
-            flags[flag] = kind(_typed(key, value, (int, float) if kind is float else kind))
-        elif key in _CONVERTED:
-            flags |= _converted(key, _typed(key, value, _CONVERTED[key]), notes)
+        neutral, words = (_REFUSED | _WITHOUT_MEANING).get(key, (value, ""))
+        if value != neutral and key in _REFUSED:
+            raise ValueError(f"config.{key} = {value!r}: {words}")
+        if value != neutral:
+            notes.append(f"config.{key} has no effect: {words}")
+        if key in _TYPES:
+            types = _TYPES[key]
+            # A bool passes for an int in Python; nobody means that here.
+            if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+                raise ValueError(f"config.{key} = {value!r}; expected {' or '.join(t.__name__ for t in types)}")
+            flags |= _flags(key, float(value) if types == _NUMBER else value, notes)
     return flags, notes
 
 
-def _typed(key: str, value: Any, kind: type | tuple[type, ...]) -> Any:
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    # A bool passes for an int in Python; nobody means that here.
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise ValueError(f"config.{key} = {value!r}; expected {' or '.join(k.__name__ for k in kinds)}")
-    return value
-
-
-def _converted(key: str, value: Any, notes: list[str]) -> dict[str, Any]:
+def _flags(key: str, value: Any, notes: list[str]) -> dict[str, Any]:
+    """The flags that one setting stands for."""
     match key:
         case "margin_list":
             return _margins(value, notes)
-        case "interclass_filtering_threshold":
-            if value:
-                notes.append(
-                    f"config.{key} = {value}: a class above it is left out of the row's softmax here; "
-                    "arcface_torch keeps it, with the cosine 0"
-                )
-            return {key: float(value)}
-        case "rec":
-            return {"dataset": "synthetic"} if value == "synthetic" else {"rec": value}
+        case "interclass_filtering_threshold" if value:
+            notes.append(
+                f"config.{key} = {value}: a class above it is left out of the row's softmax here; "
+                "arcface_torch keeps it, with the cosine 0"
+            )
+        case "rec" if value == "synthetic":
+            return {"dataset": value}
         case "resume":
-            return {"resume": "auto" if value else "never"}
-        case "output":
-            return {} if value is None else {"models_root": value}
+            value = "auto" if value else "never"
+        case "output" if value is None:
+            return {}
         case "fp16":
             if value:
                 notes.append(
@@ -302,11 +251,12 @@ def _converted(key: str, value: Any, notes: list[str]) -> dict[str, Any]:
                 )
             return {"precision": "auto" if value else "fp32"}
         case "warmup_epoch":
-            # Some published configs say -1 where they mean none.
-            return {"warmup_epochs": max(0, value)}
+            value = max(0, value)  # some published configs say -1 where they mean none
         case "val_targets":
-            return {"val_targets": tuple(value)}
-    raise AssertionError(key)
+            if not all(isinstance(name, str) for name in value):
+                raise ValueError(f"config.{key} = {value!r}; expected names of verification sets")
+            value = tuple(value)
+    return {_RENAMED.get(key, key): value}
 
 
 def _margins(margins: list[Any] | tuple[Any, ...], notes: list[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 
 from partial_fc.foreign import apex, arcface_torch, mxnet_ndarray
 from partial_fc.foreign.backbone_weights import load_arcface_torch
+from partial_fc.foreign.state_dicts import check_fits
 from recipes.compat import arcface_torch as arcface_torch_config
 from tests.faults.mutations import PICKLE_WORDS, any_bytes, in_pickle, in_zip
 from tests.faults.reader import Files, Reader, written
@@ -48,7 +49,8 @@ def apex_files() -> list[Files]:
         apex.write(folder / "amp.pt", small.state_dict(), optimizer, 2.0**16, 3)
 
     wrapped = io.BytesIO()
-    state = {f"module.{name}": t.half() for name, t in model().state_dict().items()}
+    weights = model().state_dict()
+    state = {f"module.{name}": t.half() if t.is_floating_point() else t for name, t in weights.items()}
     optimizer = torch.optim.SGD(model().parameters(), lr=0.1)
     amp = {"loss_scaler0": {"loss_scale": 1.0, "unskipped": 0}}
     torch.save({"model": state, "optimizer": optimizer.state_dict(), "amp": amp}, wrapped)
@@ -66,7 +68,8 @@ def old_weight_files() -> list[Files]:
 def read_apex(folder: Path) -> None:
     found = apex.read(folder / "amp.pt")
     small = model()
-    small.load_state_dict(apex.model_state(found, small.state_dict()))
+    check_fits(found.model, small.state_dict(), found.path, "model")
+    small.load_state_dict(found.model)
     apex.load_optimizer(found, torch.optim.SGD(small.parameters(), lr=0.1, momentum=0.9))
 
 
@@ -111,7 +114,7 @@ def torch_centre_files() -> list[Files]:
 
 def read_torch_centres(folder: Path) -> None:
     arcface_torch.from_checkpoint(folder / "checkpoint_gpu_0.pt")
-    arcface_torch.backbone_of(folder / "checkpoint_gpu_0.pt")
+    arcface_torch.backbone_of(folder / "checkpoint_gpu_0.pt", ())
 
 
 _SIZES = tuple(struct.pack("<q", size) for size in (0, -1, 2**62, 2**63 - 1))

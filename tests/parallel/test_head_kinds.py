@@ -97,7 +97,7 @@ def test_sharded_equals_dense(world, kind, path, sample_rate):
     centre_RD, rows, grad_SD, classes = gathered(world, head)
     centre_RD.requires_grad_()
     dense_GD = feat_GD.clone().requires_grad_()
-    cos_G = reference.target_cosines(feat_GD, label_G, centre_RD.detach(), head.sub_centres)
+    cos_G = reference.cosines(feat_GD, centre_RD.detach(), head.sub_centres)[torch.arange(len(label_G)), label_G]
     state = kind.margin.advance(kind.margin.state(), feat_GD.norm(dim=1), cos_G)
     exact = reference.loss(dense_GD, label_G, centre_RD, kind.margin, classes, state=state, **kind.of_reference)
     exact.backward()

@@ -81,7 +81,7 @@ def test_a_weight_is_named_before_what_it_spoils(world, folder):
         job.backbone.module[1].bias[2] = torch.inf
     text = message_of(job, micro_batches(world, 0, 1), world)
     ranks = "" if world.size == 1 else f" (and on {world.size - 1} other{'s' if world.size > 2 else ''})"
-    assert f"on rank 0{ranks}: weight 1.bias (1 of 6 values, the largest of the others 0)" in text
+    assert f"on rank 0{ranks}: weight 1.bias: 1 of 6 values, the largest of the others 0." in text
 
 
 @pytest.mark.parametrize("sample_rate", [1.0, 0.3])
@@ -116,7 +116,7 @@ def test_a_gradient_is_named_by_rank_and_parameter(world, folder, clip):
     disturb(job, world.size - 1)
     text = message_of(job, micro_batches(world, 0, 1), world)
     assert text.startswith("the backbone's gradient is not finite at step 1")
-    assert f"on rank {world.size - 1}: the gradient of 0.weight (162 of 162 values)" in text
+    assert f"on rank {world.size - 1}: the gradient of 0.weight: 162 of 162 values" in text
     assert ("Nothing was updated" in text) == bool(clip)
     assert ("The centres of this step have moved, the backbone has not" in text) == (not clip)
     named = dict(job.backbone.weights.named_parameters())
@@ -137,6 +137,20 @@ def test_with_global_batch_norm_all_ranks_still_call_the_same_collectives(world,
     convert(other.backbone.module, world)
     spoil_output(other, 0, 0)
     assert "on rank 0: the output of module 0 (Conv2d)" in message_of(other, micro_batches(world, 0, 1), world)
+
+
+def test_a_rank_with_a_broken_centre_takes_part_in_the_others_batch_norm(world, folder):
+    """In the second look, which costs collectives with a batch norm over all ranks."""
+    job = job_of(world, sample_rate=1.0)
+    job.models_root = folder
+    convert(job.backbone.module, world)
+    batches = micro_batches(world, 0, 1)
+    job.head.all_rows = job.head.centres  # they are made where they are needed
+    if world.rank == 0:
+        job.head.store.centre_LD[0, 5] = torch.nan
+    with world.count_traffic() as traffic:
+        assert "on rank 0: the centres of classes 0." in message_of(job, batches, world)
+    assert traffic.calls["sync_bn/1/forward"] == 2, "the update's, and the second look's"
 
 
 def test_a_fault_that_does_not_come_again_is_said_to_be_one(world, folder):
@@ -227,7 +241,7 @@ def test_weights_that_are_not_finite_are_a_fault_at_any_scale(world, folder, on_
     with torch.no_grad():
         dict(job.backbone.weights.named_parameters())["4.weight"][0, 0] = torch.nan
     text = message_of(job, micro_batches(world, 0, 1), world)
-    assert "weight 4.weight (1 of 432 values" in text
+    assert "weight 4.weight: 1 of 432 values" in text
     assert ("--on-nan skip cannot help: every batch would meet it" in text) == (on_nan == "skip")
 
 

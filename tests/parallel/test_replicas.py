@@ -1,6 +1,7 @@
 """The check that the replicas are one: a single bit on one rank is found and named, on all ranks alike."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from partial_fc.models.inputs import FACE
 from partial_fc.optim import backbone as torch_optim
 from partial_fc.optim.compression import build_compressor
 from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.guards import replica_check
+from partial_fc.train.guards.replica_check import compare_replicas
 from partial_fc.train.precision import Precision
 
 
@@ -35,7 +36,15 @@ class Model:
         self.backbone.step(0.1)
 
     def check(self, **facts) -> None:
-        replica_check.check(self.backbone.replicated(), {"scale": 2.0, **facts}, 70, 60, self.world)
+        job = SimpleNamespace(
+            world=self.world,
+            backbone=self.backbone,
+            head=SimpleNamespace(facts=lambda: {"num_steps": 70, **facts}),
+            at=SimpleNamespace(step=70),
+            guards=SimpleNamespace(last_equal=60),
+        )
+        compare_replicas(job)  # type: ignore[arg-type]
+        assert job.guards.last_equal == 70
 
 
 def flip_a_bit(t: torch.Tensor) -> None:
@@ -57,7 +66,7 @@ def test_equal_replicas_pass_with_one_small_message(world, mode, kind):
 @pytest.mark.parametrize("where", ["weight", "state", "fact"])
 def test_a_single_bit_of_the_last_rank_is_found(world, where):
     model = Model(world)
-    scale = 2.0
+    num_steps = 70
     parameter = dict(model.backbone.weights.named_parameters())["3.weight"]
     if world.rank == world.size - 1:
         if where == "weight":
@@ -65,20 +74,24 @@ def test_a_single_bit_of_the_last_rank_is_found(world, where):
         elif where == "state":
             flip_a_bit(model.backbone.optimizer.state[parameter]["momentum_buffer"])
         else:
-            scale = 4.0
+            num_steps = 71
     if world.size == 1:
-        model.check(scale=scale)
+        model.check(num_steps=num_steps)
         return
-    name = {"weight": "weight 3.weight", "state": "optimizer state 3.weight/momentum_buffer", "fact": "scale"}
+    name = {
+        "weight": "weight 3.weight",
+        "state": "optimizer state 3.weight/momentum_buffer",
+        "fact": "the head's num_steps",
+    }
     who = (
         "rank 0 and rank 1 differ, and neither is what most ranks have"
         if world.size == 2
         else f"rank {world.size - 1} differs from the other {world.size - 1}"
     )
     with pytest.raises(ValueError) as error:
-        model.check(scale=scale)
+        model.check(num_steps=num_steps)
     assert str(error.value).startswith(
-        f"step 70: the replicas have parted: {who}, in 1 of 11 parts of the state, the first of them {name[where]}. "
+        f"step 70: the replicas have parted: {who}, in 1 of 12 parts of the state, the first of them {name[where]}. "
     )
     assert "since some step after 60, where they were equal" in str(error.value)
 

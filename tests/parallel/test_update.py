@@ -18,7 +18,7 @@ from partial_fc.optim.gradient_sync import broadcast_module
 from partial_fc.optim.schedule import Schedule
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.job import Guards, Job, RunState, Settings
-from partial_fc.train.log import SpeedLine
+from partial_fc.train.log import StepLine
 from partial_fc.train.precision import Precision
 from partial_fc.train.stopwatch import Stopwatch
 from partial_fc.train.update import update
@@ -53,7 +53,7 @@ def job_of(world, mode="fp32", compression="none", sample_rate=0.3, clip=0.0, de
         saver=NotImplemented,
         commits=NotImplemented,
         at=RunState(),
-        line=SpeedLine(1, 10, 40),
+        line=StepLine(1, 10, 40),
         models_root=Path(),
         logger=logging.getLogger("test"),
         seed=0,

@@ -68,9 +68,6 @@ def test_the_place_of_the_centres_makes_no_difference(glyphs, tmp_path):
     assert losses(tmp_path / "device") == losses(tmp_path / "host") == losses(tmp_path / "disk")
     folders = sorted((tmp_path / "rows").iterdir())
     assert [folder.name for folder in folders] == ["rows-000000000000", "rows-000000000040"]
-    for folder in folders:
-        header = json.loads((folder / "header.json").read_text())
-        assert (header["clean"], header["step"]) == (True, 5)
 
 
 RESUMED = {
@@ -144,7 +141,7 @@ def test_what_compression_owes_goes_to_another_number_of_ranks(resumed, glyphs, 
     flags = f"{data(glyphs)} {RESUMED['fp16-o2, 2bit']} --clip 5 --max-steps 9 --resume {shlex.quote(str(folder))}"
     train_here(tmp_path / "same", flags)
     printed = train_here(tmp_path / "other", flags + " --gradient-compression none")
-    assert "what that still owed is left out" in printed
+    assert "its residuals are left out" in printed
 
     def owed(folder: Path, rank: int, size: int) -> dict[str, torch.Tensor]:
         own = load_file(folder / f"rank-{rank:05d}-of-{size:05d}.safetensors")
@@ -168,10 +165,7 @@ def test_a_run_that_fails_closes_its_files(glyphs, tmp_path):
     flags = f"{data(glyphs)} --max-steps 40 --sample-rate 0.3 --centre-place disk --centre-path {tmp_path / 'rows'}"
     with pytest.raises(FloatingPointError):
         in_process(tmp_path / "bad", f"{flags} --lr 1e30 --optimizer sgd")
-    (folder,) = (tmp_path / "rows").iterdir()
-    assert not json.loads((folder / "header.json").read_text())["clean"]
     assert len(in_process(tmp_path / "good", f"{flags} --max-steps 2")) == 2  # the folder is free again
-    assert json.loads((folder / "header.json").read_text())["clean"]
 
 
 @pytest.mark.parametrize(

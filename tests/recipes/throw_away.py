@@ -1,11 +1,10 @@
-"""A recipe of its own in sixty lines, of the shared parts alone: class folders, ResNet-18, cross-entropy.
+"""A recipe of its own in fifty lines, of the shared parts alone: class folders, ResNet-18, cross-entropy.
 
 python -m tests.recipes.throw_away --folder DIR --models-root DIR --max-steps 8
 """
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,12 +17,8 @@ from partial_fc.evaluate import Classification
 from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
 from partial_fc.head import CrossEntropy
 from partial_fc.models.inputs import FACE
-from partial_fc.optim import backbone as torch_optim
-from partial_fc.optim.gradient_sync import broadcast_module
-from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.log import SpeedLine
+from partial_fc.train.log import StepLine
 from partial_fc.train.loop import train
-from partial_fc.train.precision import Precision
 from partial_fc.train.run import Run, run_in_worlds
 from partial_fc.train_command import exit_now
 
@@ -34,7 +29,7 @@ class Config:
 
     folder: Path
     run: Flags[RunFlags] = RunFlags(models_root=Path("runs/throw-away"))
-    optim: Flags[OptimFlags] = OptimFlags(batch_size=8, precision="fp32")
+    optim: Flags[OptimFlags] = OptimFlags(batch_size=8, precision="fp32", weight_decay=0.0)
     schedule: Flags[ScheduleFlags] = ScheduleFlags(lr=0.01, lr_scaling="none")
     guards: Flags[GuardFlags] = GuardFlags()
     exchange: Flags[ExchangeFlags] = ExchangeFlags()
@@ -42,24 +37,20 @@ class Config:
 
 
 def train_here(run: Run) -> int:
-    config, world = run.config, run.world
+    config = run.config
     source = run.open_data(lambda: ImageFolder(config.folder))
     test = Classification("train", source, SquareImage(16), batch_size=16)
     with ExitStack() as parts:
         torch.manual_seed(config.run.seed)
-        module = models.build("r18", source.num_classes, 16)
-        broadcast_module(module, world)
-        make = partial(torch_optim.build, "sgd", momentum=0.9, weight_decay=0.0)
-        precision = Precision("fp32", run.device)
-        backbone = TorchBackbone(module, world, precision, make, config.exchange.build(0), FACE, {"network": "r18"})
-        head = CrossEntropy(source.num_classes, world)
+        backbone = run.backbone(models.build("r18", source.num_classes, 16), FACE, {"network": "r18"})
+        head = CrossEntropy(source.num_classes, run.world)
         saver = parts.enter_context(run.saver(checkpoint.Saver))
         start = run.resume(backbone, head, source)
         loader = parts.enter_context(run.loader(source, SquareImage(16), start))
         schedule = run.schedule(start, loader.order)
         if run.is_finished(start, schedule):
             return 0
-        line = SpeedLine(config.run.frequent, schedule.total_steps, len(source))
+        line = StepLine(config.run.frequent, schedule.total_steps, len(source))
         job = run.job(loader, backbone, head, schedule, [test], saver, start, line)
         return run.finish(job, train(job), {})
 

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from partial_fc.foreign import apex
+from partial_fc.foreign.state_dicts import check_fits
 from partial_fc.models.convnet import ConvNet
 
-ADVICE = r"expected \{'loss_scaler0': \{'loss_scale': x, 'unskipped': n\}\}"
+ADVICE = r"expected \{'loss_scaler0': \{'loss_scale': x, 'unskipped': n\}\}, two numbers of the one loss"
 
 
 def trained(momentum: float = 0.9, kind=torch.optim.SGD) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A network and its optimiser after one update."""
+    """A network and its optimizer after one update."""
     torch.manual_seed(0)
     net = ConvNet()
     optimizer = kind(net.parameters(), lr=0.1, **({"momentum": momentum} if kind is torch.optim.SGD else {}))
@@ -65,7 +66,7 @@ def test_what_was_written_goes_on_bit_by_bit(tmp_path, writer, kind):
 
     other = ConvNet()
     own = kind(other.parameters(), lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
-    other.load_state_dict(apex.model_state(found, other.state_dict()))
+    other.load_state_dict(found.model)
     assert apex.load_optimizer(found, own) == []
     assert_equal(other.state_dict(), net.state_dict())
     assert_equal(continued(other, own), continued(net, optimizer))
@@ -84,13 +85,16 @@ def test_layout_is_apexs(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["amp_checkpoint.pt"]
 
 
-def test_half_weights_are_widened_when_read_and_refused_when_written(tmp_path):
+def test_half_weights_are_widened_when_loaded_and_refused_when_written(tmp_path):
     net, optimizer = trained()
     content = by_apex(net, optimizer)
     content["model"] = {name: t.half() if t.is_floating_point() else t for name, t in content["model"].items()}
     found = saved(tmp_path, content)
-    assert found.model["fc.weight"].dtype == torch.float32
-    assert found.model["layer1.1.num_batches_tracked"].dtype == torch.int64
+    other = ConvNet()
+    check_fits(found.model, other.state_dict(), found.path, "ConvNet")
+    other.load_state_dict(found.model)
+    assert other.fc.weight.dtype == torch.float32
+    assert torch.equal(other.fc.weight, net.fc.weight.half().float())
     with pytest.raises(ValueError, match=r"is torch.float16; Apex's files hold fp32"):
         apex.write(tmp_path / "half.pt", net.half().state_dict(), optimizer)
 
@@ -130,10 +134,12 @@ def changed(content: dict, *path_and_value) -> dict:
     ("change", "message"),
     [
         (("amp", {"scale": 65536.0, "growth_tracker": 3}), f"torch's GradScaler, not Apex's; {ADVICE}"),
-        (("amp", {}), rf"its amp has \[\]; {ADVICE}"),
-        (("amp", "loss_scaler1", {"loss_scale": 1.0, "unskipped": 0}), "the scaler of the one loss"),
+        (("amp", {}), rf"its amp is \{{\}}; {ADVICE}"),
+        (("amp", "loss_scaler1", {"loss_scale": 1.0, "unskipped": 0}), ADVICE),
         (("amp", "loss_scaler0", {"loss_scale": 1.0}), ADVICE),
-        (("amp", "loss_scaler0", {"loss_scale": "dynamic", "unskipped": 0}), "expected two numbers"),
+        (("amp", "loss_scaler0", {"loss_scale": "dynamic", "unskipped": 0}), ADVICE),
+        (("amp", "loss_scaler0", "unskipped", float("inf")), ADVICE),
+        (("amp", "loss_scaler0", "unskipped", torch.ones(2)), ADVICE),
         (("amp", "loss_scaler0", "loss_scale", 0.0), "loss scale 0.0, unskipped 17; expected above 0"),
         (("amp", "loss_scaler0", "loss_scale", float("nan")), "loss scale nan"),
         (("optimizer", [1, 2]), "its optimizer is no torch state dict"),
@@ -181,8 +187,8 @@ def test_another_model(tmp_path):
     content = by_apex(net, optimizer)
     found = saved(tmp_path, content)
     other = ConvNet(num_classes=4)
-    with pytest.raises(ValueError, match=r"fc.weight has shape \(10, 1568\), this model's \(4, 1568\)"):
-        apex.model_state(found, other.state_dict())
+    with pytest.raises(ValueError, match=r"fc.weight is \(10, 1568\), expected \(4, 1568\)"):
+        check_fits(found.model, other.state_dict(), found.path, "ConvNet")
     with pytest.raises(ValueError, match=r"momentum_buffer of parameter 8 has shape \(10, 1568\)"):
         apex.load_optimizer(found, torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9))
     with pytest.raises(ValueError, match=r"has 10 parameters, this one 2"):
@@ -191,8 +197,8 @@ def test_another_model(tmp_path):
         apex.load_optimizer(found, trained(kind=torch.optim.AdamW)[1])
     del content["model"]["module.fc.bias"]
     content["model"]["module.head.bias"] = torch.zeros(1)
-    with pytest.raises(ValueError, match=r"lacks \['fc.bias'\] and has \['head.bias'\] besides"):
-        apex.model_state(saved(tmp_path, content), net.state_dict())
+    with pytest.raises(ValueError, match=r"this ConvNet: 1 missing: fc.bias; 1 unexpected: head.bias"):
+        check_fits(saved(tmp_path, content).model, net.state_dict(), tmp_path, "ConvNet")
 
 
 def test_another_optimisers_buffers_are_refused_before_the_first_step(tmp_path):

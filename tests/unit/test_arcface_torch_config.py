@@ -140,23 +140,19 @@ config = edict()
 config.negative = -1
 config.plus = +2.5
 config.power = 10 ** -3 % 7
-config.nested = edict()
-config.nested.depth = 3
-config.nested.more = edict({"a": [1, (2, None)], 'b': True})
-config.copy = config.nested.depth - 1
+config.mixed = [1, (2, None), True]
+config.copy = config.plus - 1
 config.first = config.second = "x" "y"
-config.table = {1: 2.5}
 config.negative = -2
 """
     assert read(write(tmp_path, text)) == {
         "negative": -2,
         "plus": 2.5,
         "power": 1e-3,
-        "nested": {"depth": 3, "more": {"a": [1, (2, None)], "b": True}},
-        "copy": 2,
+        "mixed": [1, (2, None), True],
+        "copy": 1.5,
         "first": "xy",
         "second": "xy",
-        "table": {1: 2.5},
     }
 
 
@@ -185,6 +181,7 @@ HEAD = "from easydict import EasyDict as edict\nconfig = edict()\n"
         "config.output = {**{}}",
         "config.output = {([1],): 2}",
         "config.output = {1, 2}",
+        "config.output = {1: 2.5}",
         "config.output = [*(1, 2)]",
         "config.output = not True",
         "config.output = True + 1",
@@ -205,6 +202,8 @@ HEAD = "from easydict import EasyDict as edict\nconfig = edict()\n"
         "config.network = 'r50'; config.network.depth = 3",
         "lr = 0.1",
         "other = edict()",
+        "config.nested = edict()",
+        "config.nested.depth = 3",
         "del config",
         "if True:\n    config.lr = 0.1",
         "for i in (1,):\n    config.lr = i",
@@ -274,6 +273,7 @@ def test_what_would_change_the_result_is_refused(key, value, harmless):
         ("fp16", 1),
         ("output", 3),
         ("val_targets", "lfw"),
+        ("val_targets", ["lfw", 1]),
         ("margin_list", (1.0, 0.5)),
         ("margin_list", (1.0, "0.5", 0.0)),
         ("warmup_epoch", 0.5),

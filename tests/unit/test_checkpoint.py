@@ -252,6 +252,6 @@ def test_optimizer_state_comes_back_by_name(kind):
 def test_model_file_says_what_it_expects(tmp_path):
     from safetensors import safe_open
 
-    checkpoint.save_model(tmp_path / "model.safetensors", {"w": torch.ones(2)}, {"image_size": "40"})
+    checkpoint.save_tensors({"w": torch.ones(2)}, tmp_path / "model.safetensors", {"image_size": "40"})
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"image_size": "40"}

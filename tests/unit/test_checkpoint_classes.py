@@ -12,7 +12,6 @@ from torch.nn.functional import normalize
 from partial_fc import checkpoint, models
 from partial_fc.checkpoint.class_names import check_class_names
 from partial_fc.checkpoint.tools import classes
-from partial_fc.checkpoint.tools.checkpoint_on_disk import CheckpointOnDisk
 from partial_fc.checkpoint.tools.classes import (
     AddOptions,
     ListOptions,
@@ -25,6 +24,7 @@ from partial_fc.checkpoint.tools.verify import VerifyOptions, verify
 from partial_fc.data import open_source
 from partial_fc.data.decode import decode
 from partial_fc.head import HardNegatives, PartialFC, Storage
+from partial_fc.models.inputs import FACE
 from tests.unit.stored_checkpoints import D, heads_of, save, whole
 
 NAMES = ["ada", "bob", "cyd", "dov", "eve", "fay", "gus", "hal", "ida", "jon", "kim"]
@@ -115,7 +115,7 @@ def mean_direction(backbone, files, mirror: bool) -> torch.Tensor:
         image_HW3 = torch.from_numpy(decode(path.read_bytes()))
         for picture in [image_HW3, image_HW3.flip(1)] if mirror else [image_HW3]:
             with torch.no_grad():
-                feat_1D = backbone(models.normalise(picture.permute(2, 0, 1)[None]))
+                feat_1D = backbone(FACE(picture.permute(2, 0, 1)[None]))
             total += normalize(feat_1D.double())[0]
     return normalize(total, dim=0).float()
 
@@ -199,7 +199,7 @@ def test_training_goes_on_with_dense_catch_up(tmp_path):
     second = head(12)
     checkpoint.Checkpoint(tmp_path / "b").load_head(second)
     start_D = second.row_state()["centres"][1].clone()
-    second.store.finish(5)
+    second.store.fetch(None, 5)
     assert torch.equal(second.row_state()["centres"][1], start_D)
 
 
@@ -242,8 +242,8 @@ def test_names_from_files_and_all_names_at_once(tmp_path):
 def test_names_are_read_as_often_for_many_new_classes_as_for_one(tmp_path, monkeypatch, count):
     saved(tmp_path / "a", 1)
     reads = []
-    names = CheckpointOnDisk.names
-    monkeypatch.setattr(CheckpointOnDisk, "names", lambda self: reads.append(1) or names(self))
+    names = checkpoint.Checkpoint.names
+    monkeypatch.setattr(checkpoint.Checkpoint, "names", lambda self: reads.append(1) or names(self))
     classes.add(AddOptions(tmp_path / "a", tmp_path / "b", tuple(f"x{i}" for i in range(count))))
     assert len(reads) < 10
 

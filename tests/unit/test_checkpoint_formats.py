@@ -51,7 +51,7 @@ def test_the_rows_of_earlier_versions_are_read_bit_for_bit(tmp_path, folder, siz
     files = [load_file(path) for path in sorted(STORED.glob("head-*-classes-*"))]
     expected = {name: torch.cat([file[name] for file in files]) for name in ("centres", "momentum", "touched")}
     if resharded:
-        reshard(ReshardOptions((folder,), 3, tmp_path / "out"))
+        reshard(ReshardOptions((folder,), tmp_path / "out", 3))
         folder = tmp_path / "out"
     assert verify(VerifyOptions((folder,))) == 0
     read, loaded = checkpoint.Checkpoint(folder), heads(size)

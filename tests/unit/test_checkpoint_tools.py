@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from partial_fc import checkpoint, cli
 from partial_fc.checkpoint.files import save_tensors
-from partial_fc.checkpoint.output import Output
+from partial_fc.checkpoint.output import new_checkpoint
 from partial_fc.checkpoint.tools.diff import DiffOptions, diff
 from partial_fc.checkpoint.tools.inspect import InspectOptions, inspect
 from partial_fc.checkpoint.tools.reshard import MergeOptions, ReshardOptions, merge, reshard
@@ -38,7 +38,7 @@ def test_resharded_rows_are_the_same_bit_for_bit(tmp_path, monkeypatch, capsys, 
     monkeypatch.setattr("partial_fc.checkpoint.rows.PART_BYTES", 2 * 3 * (D * (2 + 4) + 4))
     heads = heads_of(before, made=made, **options)
     save(tmp_path / "a", heads, names=[f"n{i}" for i in range(11)])
-    reshard(ReshardOptions((tmp_path / "a",), after, tmp_path / "b"))
+    reshard(ReshardOptions((tmp_path / "a",), tmp_path / "b", after))
     files = sorted((tmp_path / "b").glob("head-*"))
     assert all(f"-of-{after:05d}-" in path.name for path in files)
     again = loaded(tmp_path / "b", after, **options)
@@ -59,7 +59,7 @@ def test_folders_of_several_hosts_become_one(tmp_path):
         merge(MergeOptions((first,), tmp_path / "b"))
     assert not (tmp_path / "b").exists()
     merge(MergeOptions((first, second), tmp_path / "b"))
-    reshard(ReshardOptions((second, first), 3, tmp_path / "c"))
+    reshard(ReshardOptions((second, first), tmp_path / "c", 3))
     for folder, size in ((tmp_path / "b", 1), (tmp_path / "c", 3)):
         for name, tensor in whole(loaded(folder, size)).items():
             assert torch.equal(tensor, whole(heads)[name]), name
@@ -79,7 +79,7 @@ def owed(value: float) -> dict[str, torch.Tensor]:
 
 def test_what_compression_owes_is_joined_and_running_statistics_of_ranks_are_left_out(tmp_path, capsys):
     save(tmp_path / "a", heads_of(3), local=[owed(1.0), owed(2.0), owed(6.0)])
-    reshard(ReshardOptions((tmp_path / "a",), 2, tmp_path / "b"))
+    reshard(ReshardOptions((tmp_path / "a",), tmp_path / "b", 2))
     printed = capsys.readouterr().out
     assert "equal part" in printed
     assert "running statistics are left out" in printed
@@ -89,7 +89,7 @@ def test_what_compression_owes_is_joined_and_running_statistics_of_ranks_are_lef
         assert torch.equal(state["residual/w"], torch.full((3,), 4.5))
         assert torch.equal(state["q/w"], torch.ones(2))
         assert found.buffers(OneOf(rank, 2)) == {}
-    reshard(ReshardOptions((tmp_path / "a",), 3, tmp_path / "c"))
+    reshard(ReshardOptions((tmp_path / "a",), tmp_path / "c", 3))
     again = checkpoint.Checkpoint(tmp_path / "c")
     assert again.exchange(OneOf(2, 3))["residual/w"].tolist() == [6.0] * 3
     assert again.buffers(OneOf(2, 3))["n"].tolist() == [1.0]
@@ -105,7 +105,7 @@ def test_lists_of_hard_negatives_stay_with_as_many_ranks(tmp_path, capsys):
         for tensor in head.hard_negatives.state().values():
             tensor.fill_(3 + rank)
     save(tmp_path / "a", saved)
-    reshard(ReshardOptions((tmp_path / "a",), 2, tmp_path / "b"))
+    reshard(ReshardOptions((tmp_path / "a",), tmp_path / "b", 2))
     for rank, head in enumerate(heads(2)):
         assert checkpoint.Checkpoint(tmp_path / "b").load_head(head) == []
         assert all(bool((t == 3 + rank).all()) for t in head.hard_negatives.state().values())
@@ -129,7 +129,7 @@ def test_memory_of_resharding_is_that_of_a_file(tmp_path, monkeypatch):
     save(tmp_path / "a", [head], step=1)
     del head, rows
     memory = PeakMemory(torch.device("cpu"))
-    reshard(ReshardOptions((tmp_path / "a",), 3, tmp_path / "b"))
+    reshard(ReshardOptions((tmp_path / "a",), tmp_path / "b", 3))
     # What is mapped from files counts as memory while the system has no other use for it.
     mapped = sum(path.stat().st_size for path in (tmp_path / "a").glob("head-*"))
     assert memory.added_bytes() < mapped + (40 << 20)
@@ -250,7 +250,7 @@ def test_a_host_folder_is_checked_for_its_ranks(tmp_path, capsys):
     assert "note" not in capsys.readouterr().out
     one(first, "head-00002-*").unlink()
     assert verify(VerifyOptions((first,))) == 1
-    assert "rank 2's files end before class 8; expected 11" in capsys.readouterr().out
+    assert f"rank 2 in {first}: no file holds classes 8 to 10" in capsys.readouterr().out
 
 
 # ---- diff
@@ -344,13 +344,13 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path):
 def test_checkpoints_without_a_head_are_looked_at_too(tmp_path, capsys):
     """Those of recipe mnist."""
     manifest = {"step": 3, "world_size": 1, "best": 0.97, "position": {"epoch": 1}}
-    with Output(tmp_path / "a", manifest, None, "made by hand") as output:
+    with new_checkpoint(tmp_path / "a", manifest, None, "made by hand") as output:
         for name in ("backbone.safetensors", "optimizer.safetensors"):
             output.tensors(name, {"w": torch.ones(3)})
     assert verify(VerifyOptions((tmp_path / "a",), finite=True)) == 0
     assert inspect(InspectOptions(tmp_path / "a")) == 0
     assert ["best", "0.97"] in [line.split() for line in capsys.readouterr().out.splitlines()]
-    with pytest.raises(ValueError, match="has no head: it is not of recipe face"):
+    with pytest.raises(ValueError, match="has no class centres: it is not of recipe face"):
         merge(MergeOptions((tmp_path / "a",), tmp_path / "b"))
 
 

@@ -1,6 +1,7 @@
 """How processes find their places under horovodrun's elastic driver, of which a small double stands here."""
 
 import http.client
+import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from partial_fc.comm import CollectiveError, elastic
-from partial_fc.comm.elastic import Evicted, HostsChanged, Member, membership
+from partial_fc.comm.elastic import Evicted, HostsChanged, Member, membership, store
 from partial_fc.comm.elastic.store import TOKEN, TOKEN_HEADER, Store, request
 from partial_fc.comm.launch.detect import StartError
 
@@ -76,7 +77,7 @@ def _place(monkeypatch):
 
 
 def member(driver, host: str, *place: int) -> Member:
-    return Member(host, 0, *driver.server_address, place, Store(*driver.server_address))
+    return Member(host, 0, place, Store(driver.server_address))
 
 
 def meet_all(*members: Member, timeout_s: float = 10.0) -> None:
@@ -109,10 +110,10 @@ def test_those_that_are_left_meet_in_a_new_world(driver):
     # What Horovod's own code is answered, without asking the driver again; all else goes on to the driver.
     port = third.store.server_port
     driver.open.clear()
-    assert request("127.0.0.1", port, "GET", "/rank_and_size/c:0", None) == (200, b"1,2,0,1,1,2")
-    request("127.0.0.1", port, "PUT", "/global/1", b"x")
+    assert request(("127.0.0.1", port), "GET", "/rank_and_size/c:0", None) == (200, b"1,2,0,1,1,2")
+    request(("127.0.0.1", port), "PUT", "/global/1", b"x")
     assert driver.kept["/global/1"] == b"x"
-    assert request("127.0.0.1", port, "GET", "/global/2", None)[0] == 404
+    assert request(("127.0.0.1", port), "GET", "/global/2", None)[0] == 404
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
@@ -205,6 +206,16 @@ def test_a_driver_that_is_gone_is_an_error_with_what_to_do(driver):
     driver.server_close()
     with pytest.raises(StartError, match="newest checkpoint"):
         only.rendezvous(5)
+
+
+def test_a_driver_that_waits_for_others_is_waited_for_and_that_is_told(driver, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
+    monkeypatch.setattr(store, "REMIND_S", 0.1)
+    only = member(driver, "a", 0, 1, 0, 1, 0, 1)
+    only.rendezvous(5)
+    threading.Timer(0.5, lambda: driver.new_world(a="0,1,0,1,0,1")).start()
+    only.rendezvous(5)
+    assert "horovodrun has given no new rank for 0 s" in caplog.text
 
 
 def test_run_goes_on_until_training_is_done(driver, monkeypatch):

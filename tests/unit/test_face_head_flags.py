@@ -47,7 +47,7 @@ def test_hard_negatives_are_off_unless_asked_for():
     [
         ("--label-smoothing 0.1 --interclass-filtering-threshold 0.4", "--label-smoothing with --interclass"),
         ("--label-smoothing 0.1 --sub-centres 2", "--label-smoothing with --sub-centres"),
-        ("--label-smoothing 0.1 --loss curricularface", "--label-smoothing with --loss curricularface"),
+        ("--label-smoothing 0.1 --loss curricularface", "--label-smoothing with CurricularFace"),
         (
             "--label-smoothing 0.1 --sampling-correction --sample-rate 0.5",
             "--label-smoothing with --sampling-correction",
@@ -65,7 +65,7 @@ def test_hard_negatives_are_off_unless_asked_for():
         ("--centre-state-dtype bf16 --head-optimizer adagrad", "with --head-optimizer adagrad: its state is one"),
         ("--centre-dtype fp16 --head-optimizer adamw", "AdamW with its state in fp16"),
         ("--centre-state-dtype fp16 --optimizer adamw", "AdamW with its state in fp16"),
-        ("--head-optimizer nesterov --momentum 0", "--head-optimizer nesterov with --momentum 0"),
+        ("--head-optimizer nesterov --momentum 0", "nesterov with momentum 0"),
         ("--head-lr 0.1 --lr 0", "--head-lr 0.1 with --lr 0"),
         ("--head-lr -1", "--head-lr is -1.0"),
         ("--head-weight-decay -1", "--head-weight-decay is -1.0"),

@@ -321,7 +321,7 @@ def test_momentum_of_a_sample_is_told_and_left_out(tmp_path, capsys):
     content["state_optimizer"]["state"][last]["momentum_buffer"] = torch.ones(4, D)
     torch.save(content, path)
     import_centres(ImportOptions((path,), tmp_path / "out"))
-    assert "momentum is of 4 sampled rows out of 11" in capsys.readouterr().out
+    assert "momentum has shape (4, 6), the centres (11, 6): of sampled rows" in capsys.readouterr().out
     assert not loaded(tmp_path / "out", 1)["momentum"].any()
 
 

@@ -18,7 +18,7 @@ from partial_fc.demo import glyphs
 from partial_fc.demo.glyphs import GlyphOptions, build
 from partial_fc.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, characters, choose, find_fonts
 from partial_fc.demo.glyphs_pairs import SETS, lookalikes
-from partial_fc.demo.glyphs_render import Glyph, Pen, workers
+from partial_fc.demo.glyphs_render import Glyph, Pen, drawing, workers
 from partial_fc.demo.glyphs_sheet import SheetOptions, contact_sheet
 
 pytestmark = pytest.mark.slow
@@ -186,7 +186,7 @@ def test_lookalikes_overlap_more_than_strangers(folder: Path, pen: Pen) -> None:
     means = {}
     for name in ("unseen", "lookalike"):
         pairs = [line for line in read_pair_list(folder, name) if line[4] == "different"]
-        shapes = [pen.shapes([Glyph(ord(line[0]), 0), Glyph(ord(line[2]), 0)]) for line in pairs]
+        shapes = [[pen.shape(Glyph(ord(line[i]), 0)) for i in (0, 2)] for line in pairs]
         means[name] = np.mean([a @ b for a, b in shapes])
     assert means["lookalike"] > means["unseen"] + 0.05
 
@@ -200,7 +200,7 @@ def test_a_typeface_is_used_only_for_what_it_draws(pen: Pen) -> None:
     with workers(1) as run:
         drawn = glyphs._drawn(pen, run, wanted)
     microhei = next(i for i in CHINESE if TYPEFACES[i].name == "microhei")
-    assert not pen.drawing(Glyph(0x359E, NEVER_TRAINED)).any()
+    assert not drawing(pen, 0x359E, NEVER_TRAINED).any()
     assert NEVER_TRAINED not in drawn[0x359E]
     assert drawn[0x4E7E] == drawn[0x4E81] == tuple(i for i in CHINESE if i != microhei)
     assert drawn[0x4E00] == CHINESE

@@ -62,10 +62,10 @@ def test_who_knows_the_token_is_served(port, driver):
     assert len(os.environ[TOKEN]) == 64
     put_data_into_kvstore("127.0.0.1", port, "worker_addresses", "a:0", ({"lo": []}, b"key"))
     assert driver.workers == {("a", 0): ({"lo": []}, b"key")}
-    assert request("127.0.0.1", port, "PUT", "/scope/name", b"x")[0] == 200
-    assert request("127.0.0.1", port, "GET", "/scope/name", None) == (200, b"x")
-    assert request("127.0.0.1", port, "DELETE", "/scope/name", None)[0] == 200
-    assert request("127.0.0.1", port, "GET", "/scope/name", None)[0] == 404
+    assert request(("127.0.0.1", port), "PUT", "/scope/name", b"x")[0] == 200
+    assert request(("127.0.0.1", port), "GET", "/scope/name", None) == (200, b"x")
+    assert request(("127.0.0.1", port), "DELETE", "/scope/name", None)[0] == 200
+    assert request(("127.0.0.1", port), "GET", "/scope/name", None)[0] == 404
 
 
 def test_it_listens_on_the_address_it_is_given(port):

@@ -91,7 +91,7 @@ def test_a_port_that_is_none(port):
         ({"nr": -1}, "--nr is -1"),
         ({"nodes": 2}, "--nodes 2 needs --master-addr"),
         ({"gpus": 2, "master_port": 65536}, "--master-port is 65536"),
-        ({"comm_timeout": -1.0}, "--comm-timeout is -1.0; expected seconds, or 0"),
+        ({"comm_timeout": -1.0}, "--comm-timeout is -1.0; expected at least 0"),
         ({"start_timeout": 0.0}, "--start-timeout is 0.0; expected more than 0"),
     ],
 )

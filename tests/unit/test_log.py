@@ -1,13 +1,12 @@
 """loss.csv and TensorBoard's files: what a disk does not take ends no training."""
 
-import logging
 import resource
 import signal
 
 import pytest
 
 from partial_fc.comm import SingleWorld
-from partial_fc.train.log import LossCurve, Progress, SpeedLine
+from partial_fc.train.log import LossCurve, Progress, StepLine
 
 HEADER = "step,loss,lr\n"
 
@@ -98,7 +97,7 @@ def test_a_file_that_is_no_curve_is_begun_anew(tmp_path):
 def test_tensorboard_goes_on_once_it_can(tmp_path, caplog):
     folder = tmp_path / "tensorboard"
     folder.write_text("in the way")
-    progress = Progress(logging.getLogger("test"), tmp_path, SingleWorld(), SpeedLine(1, 10, 4), 0, 0, 10)
+    progress = Progress(tmp_path, SingleWorld(), StepLine(1, 10, 4), 0, 0)
     for step in range(3):
         progress.scalars(step, {"train/loss": 1.0})
     assert caplog.text.count("TensorBoard's file below") == 1

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from partial_fc import models
 from partial_fc.foreign.backbone_weights import load_arcface_torch
 from partial_fc.models.convnet import ConvNet
+from partial_fc.models.inputs import FACE
 from partial_fc.models.iresnet import DEPTHS, IResNet
 
 pytestmark = pytest.mark.slow
@@ -258,12 +259,12 @@ def test_convolutions_start_with_the_sources_spread():
     assert weight.mean().item() == pytest.approx(0.0, abs=0.001)
 
 
-def test_normalise():
+def test_pixels_of_faces():
     image = torch.tensor([0, 255, 127, 128], dtype=torch.uint8).view(1, 1, 2, 2)
     expected = torch.tensor([-1.0, 1.0, -0.5 / 127.5, 0.5 / 127.5]).view(1, 1, 2, 2)
-    torch.testing.assert_close(models.normalise(image), expected)
+    torch.testing.assert_close(FACE(image), expected)
     with pytest.raises(ValueError, match=r"float32, expected torch\.uint8"):
-        models.normalise(image.float())
+        FACE(image.float())
 
 
 @pytest.mark.parametrize(

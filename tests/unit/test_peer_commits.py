@@ -252,7 +252,7 @@ def test_too_little_memory_is_an_error_at_the_start_and_later_goes_without(monke
         later.begin(1, head, lambda: snapshot_of(head, world))
         for step in range(EVERY):
             later.start_step()
-            later.end_step(step, lambda: snapshot_of(head, world))
+            later.end_step(step)
         return len(memory.commits)
 
     assert in_world(size, act) == [2 - size] * size

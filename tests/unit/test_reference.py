@@ -41,7 +41,7 @@ def batch(sub_centres: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def advanced(margin, feat_GD, label_G, centre_CD, sub_centres=1):
-    target_cos_G = reference.target_cosines(feat_GD, label_G, centre_CD, sub_centres)
+    target_cos_G = reference.cosines(feat_GD, centre_CD, sub_centres)[torch.arange(len(label_G)), label_G]
     return margin.advance(margin.state(), feat_GD.norm(dim=1), target_cos_G)
 
 
@@ -121,7 +121,7 @@ def test_correction_makes_the_expected_denominator_the_full_one():
     feat_1D, label = feat_GD[:1], label_G[:1]
     margin = CosFace(8.0)
     inclusion_C = torch.full((C,), 1 - 1 / (C - 1), dtype=torch.float64)
-    target_logit = margin.scale * (reference.target_cosines(feat_1D, label, centre_CD) - 0.4)
+    target_logit = margin.scale * (reference.cosines(feat_1D, centre_CD)[0, label] - 0.4)
     denominators = []
     for out in range(C):
         if out != label:

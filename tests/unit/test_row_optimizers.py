@@ -98,7 +98,7 @@ def test_exact_catch_up_equals_the_dense_ones_over_fifty_sampled_steps(optimizer
     ours = centres(optimizer, catch_up="exact")
     parameter = torch.nn.Parameter(centres(optimizer).all_rows().clone())
     train(ours, theirs([parameter], lr=1.0), parameter, 50, sampled=True)
-    ours.finish(50)
+    ours.fetch(None, 50)
     torch.testing.assert_close(ours.centre_LD, parameter.data, rtol=1e-9, atol=1e-13)
     without = centres(optimizer)
     train(without, theirs([parameter], lr=1.0), parameter, 50, sampled=True)
@@ -116,7 +116,7 @@ def test_catch_up_goes_on_after_a_restart(optimizer):
     second.load_row_state({name: t.clone() for name, t in first.row_state().items()})
     train(second, torch.optim.SGD([parameter], lr=1.0), parameter, 20, True, 20)
     for ours in (whole, second):
-        ours.finish(40)
+        ours.fetch(None, 40)
     for name, tensor in whole.row_state().items():
         torch.testing.assert_close(second.row_state()[name], tensor, rtol=1e-14, atol=0)
 

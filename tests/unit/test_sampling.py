@@ -133,12 +133,6 @@ def test_the_steps_of_different_rounds_are_unrelated():
     assert (overlap[apart] - chance).abs().max() < 6 * chance**0.5
 
 
-def test_inclusion_is_one_for_what_takes_part_in_any_case():
-    sampling = Sampling(100, 0.25, 0)
-    inclusion = sampling.inclusion(torch.tensor([3, 8, 20, 99]), certain=torch.tensor([99, 3, 99]))
-    assert inclusion.tolist() == [1.0, 0.25, 0.25, 1.0]
-
-
 def test_corrected_sums_over_a_round_have_the_sum_over_all_classes_as_their_mean():
     num_classes, rate = BLOCK + 80, 0.1
     sampling = Sampling(num_classes, rate, 5)
@@ -146,8 +140,7 @@ def test_corrected_sums_over_a_round_have_the_sum_over_all_classes_as_their_mean
     sums = []
     for step in range(200):
         class_S = drawn(sampling, step)
-        inclusion_S = sampling.inclusion(class_S, certain=torch.tensor([], dtype=torch.int64))
-        sums.append((value_C[class_S] / inclusion_S).sum().item())
+        sums.append((value_C[class_S] / rate).sum().item())
     assert abs(sum(sums) / len(sums) / value_C.sum().item() - 1) < 0.002
 
 

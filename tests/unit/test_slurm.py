@@ -119,24 +119,24 @@ def test_contradictions_are_refused(change, message):
 
 
 @pytest.mark.parametrize(
-    ("short", "long"),
+    ("short", "first"),
     [
         ("gpu5", "gpu5"),
-        ("node[01-03,07],gpu5", "node01 node02 node03 node07 gpu5"),
-        ("a[098-101]", "a098 a099 a100 a101"),
-        ("a[8-11]", "a8 a9 a10 a11"),
-        ("rack[1-2]node[0-1]-ib", "rack1node0-ib rack1node1-ib rack2node0-ib rack2node1-ib"),
-        ("n[3],m-1.cluster.local", "n3 m-1.cluster.local"),
+        ("node[01-03,07],gpu5", "node01"),
+        ("a[098-101]", "a098"),
+        ("rack[1-2]node[0-1]-ib", "rack1node0-ib"),
+        ("n[3],m-1.cluster.local", "n3"),
+        ("m-1.cluster.local,n[3]", "m-1.cluster.local"),
     ],
 )
-def test_node_lists(short, long):
-    assert slurm.hosts(short) == long.split()
+def test_the_first_host_of_a_node_list(short, first):
+    assert slurm.first_host(short) == first
 
 
-@pytest.mark.parametrize("bad", ["", "a[1-2", "a]1[", "a,,b", "a[2-1]", "a[x]", "a[]", "a[1,]", "a b", "a[1[2]]"])
+@pytest.mark.parametrize("bad", ["", "a[1-2", "a]1[", ",a", "a[-1]", "a[x]", "a[]", "a[1,]", "a b", "a[1[2]]"])
 def test_node_lists_that_are_none(bad):
     with pytest.raises(ValueError, match="node list"):
-        slurm.hosts(bad)
+        slurm.first_host(bad)
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8))

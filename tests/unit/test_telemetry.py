@@ -1,6 +1,5 @@
 """What the head says about itself: every figure against its definition."""
 
-import logging
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Shard, Storage, telemetry
-from partial_fc.train.log import Progress
+from partial_fc.train.log import Progress, StepLine
 
 
 def test_packed_counts_are_numpys_and_add_up():
@@ -22,7 +21,7 @@ def test_packed_counts_are_numpys_and_add_up():
     found = telemetry.Histogram.unpack(packed, edges)
     np.testing.assert_array_equal(found.counts, np.histogram(both.double(), edges)[0])
     assert found.count == 1037
-    assert found.mean == pytest.approx(both.double().mean().item())
+    assert found.total == pytest.approx(both.double().sum().item())
     assert found.square_total == pytest.approx(both.double().square().sum().item())
     assert found.smallest <= both.clamp(-1, 1).min() < both.clamp(-1, 1).max() <= found.largest
     assert found.counts[(edges[1:] <= found.smallest) | (edges[:-1] >= found.largest)].sum() == 0
@@ -37,12 +36,6 @@ def test_nothing_falls_beside_the_bins(edges):
     assert telemetry.pack(values[:0], edges).sum() == 0
 
 
-def test_an_empty_histogram_has_no_mean():
-    empty = telemetry.Histogram.unpack(telemetry.pack(torch.zeros(0), telemetry.AGE_EDGES), telemetry.AGE_EDGES)
-    assert empty.count == 0
-    assert empty.mean != empty.mean
-
-
 @pytest.mark.parametrize(("num", "most"), [(0, 8), (1, 8), (8, 8), (1000, 8), (100_003, 500)])
 def test_draws_are_distinct_and_repeat(num, most):
     drawn = telemetry.draw(num, most, key=7)
@@ -52,11 +45,6 @@ def test_draws_are_distinct_and_repeat(num, most):
     assert not len(drawn) or 0 <= drawn.min() <= drawn.max() < num
     assert torch.equal(drawn, telemetry.draw(num, most, key=7))
     assert num <= most or not torch.equal(drawn, telemetry.draw(num, most, key=8))
-
-
-def test_ages_count_from_the_last_touch():
-    touched = torch.tensor([0, 1, 10, 0, 4], dtype=torch.int32)
-    assert telemetry.ages(touched, num_steps=10).tolist() == [9, 0, 6]
 
 
 @pytest.mark.parametrize("corrected", [False, True])
@@ -143,7 +131,7 @@ def test_a_report_says_what_was_planted(sub_centres, monkeypatch):
     ages = report.histograms["head/age"]
     assert ages.counts[:4].tolist() == [0, 40, 80, 40], "1; 2 and 3; 4 steps"
     assert report.histograms["head/centre_length"].count == 160
-    assert report.histograms["head/target_cosine"].mean == pytest.approx(0.3)
+    assert report.histograms["head/target_cosine"].total == pytest.approx(6 * 0.3)
     assert report.histograms["head/nearest_cosine"].count == 160
 
 
@@ -194,7 +182,7 @@ def test_full_softmax_has_no_covered_mass():
 def test_histograms_reach_tensorboard(tmp_path):
     report = telemetry.observe(stand_in(SingleWorld()))
     empty = telemetry.Histogram(telemetry.AGE_EDGES, torch.zeros(32), 0.0, 0.0)
-    progress = Progress(logging.getLogger("test"), tmp_path, SingleWorld(), 1, 0, 1, 1)
+    progress = Progress(tmp_path, SingleWorld(), StepLine(1, 1, 1), 1, 0)
     progress.histograms(7, {**report.histograms, "empty": empty})
     progress.close()
     board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()

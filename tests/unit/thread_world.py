@@ -53,12 +53,9 @@ class ThreadWorld(World):
         found = torch.stack(self._all(t)).sum(0).split(list(rows))[self.rank]
         return lambda: found
 
-    def _all_to_all(
-        self, t: Tensor, rows: Sequence[int] | None, arriving: Sequence[int] | None, name: str
-    ) -> Callable[[], Tensor]:
-        blocks = t.split(list(rows)) if rows is not None else t.chunk(self.size)
-        found = [blocks_of[self.rank] for blocks_of in self._all(blocks)]
-        assert arriving is None or [len(block) for block in found] == list(arriving)
+    def _all_to_all(self, t: Tensor, rows: Sequence[int], arriving: Sequence[int], name: str) -> Callable[[], Tensor]:
+        found = [blocks[self.rank] for blocks in self._all(t.split(list(rows)))]
+        assert [len(block) for block in found] == list(arriving)
         return lambda: torch.cat(found)
 
     def _broadcast(self, t: Tensor, root: int, name: str) -> Callable[[], Tensor]:

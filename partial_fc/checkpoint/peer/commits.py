@@ -31,7 +31,6 @@ from partial_fc.checkpoint.peer.transfer import (
     all_gather_json,
     empty_share,
     local_tensors,
-    num_local_bytes,
     outline,
 )
 from partial_fc.checkpoint.rows import class_bytes
@@ -100,9 +99,7 @@ class PeerCopies:
         # The commit under way, and for how long its snapshot and its pieces held training up.
         self._commit: Commit | None = None
         self._paused_s = self._waited_s = 0.0
-        self._num_steps = 0
-        self._any_begun = False
-        self._num_logged = 0
+        self._num_steps = self._num_begun = 0
         self._outgoing = ByteStream([])
         self._incoming: dict[int, tuple[Snapshot, ByteStream]] = {}
         # Bytes that each rank has still to send, and sends in a step.
@@ -118,7 +115,7 @@ class PeerCopies:
     def due(self, step: int) -> bool:
         """Whether to take a commit after so many updates: every so often, and in a new world at once, since fewer than
         before have what there is. A single rank has nobody to send to, and commits only before it leaves."""
-        return self._world.size > 1 and not self.under_way and (not self._any_begun or step % self._every == 0)
+        return self._world.size > 1 and not self.under_way and (not self._num_begun or step % self._every == 0)
 
     def too_little_memory(self, head: Head) -> str:
         """Which rank has too little memory for two commits; "": none. Alike on all ranks, but for the numbers of the
@@ -149,7 +146,6 @@ class PeerCopies:
         began = time.perf_counter()
         assert snapshot.is_copy
         assert not self.under_way
-        self._any_begun = True
         rank = self._world.rank
         self._commit = Commit(snapshot.step, self._memory.age, snapshot, {rank: snapshot})
         self._memory.commits.append(self._commit)
@@ -165,7 +161,8 @@ class PeerCopies:
         self._piece_W = [min(PIECE_BYTES, math.ceil(size / num_pieces)) for size in size_W]
         self._paused_s, self._waited_s = took_s + time.perf_counter() - began, 0.0
         self._num_steps = 0
-        if not self._num_logged:
+        self._num_begun += 1
+        if self._num_begun == 1:
             self._log_what_is_kept()
 
     def start_step(self) -> None:
@@ -216,22 +213,17 @@ class PeerCopies:
         self.begin(snapshot)
 
     def _complete(self, commit: Commit) -> None:
-        self._memory.commits = [commit]
-        self._commit = None
-        self._incoming = {}
-        self._outgoing = ByteStream([])
-        if self._num_logged < 3:  # the first one of a world, and the first ones of its usual size
-            self._num_logged += 1
-            kept = (
-                sum(num_local_bytes(share) for rank, share in commit.shares.items() if rank != commit.local.rank) / 1e6
-            )
-            sent = 0.0 if self._world.size == 1 else num_local_bytes(commit.local) / 1e6
+        if self._num_begun <= 3:  # the first one of a world, and the first ones of its usual size
+            kept = sum(stream.num_bytes for _, stream in self._incoming.values())
             _log.info(
                 f"the commit of step {commit.step} is whole: {commit.local.num_bytes / 1e6:.1f} MB here, of which "
-                f"{sent:.1f} MB have gone to the peer, and {kept:.1f} MB kept for others. Its snapshot paused "
-                f"training for {self._paused_s:.3f} s, its copies, on their way in {self._num_steps} steps, for "
-                f"{self._waited_s:.3f} s"
+                f"{self._outgoing.num_bytes / 1e6:.1f} MB have gone to the peer, and {kept / 1e6:.1f} MB kept for "
+                f"others. Its snapshot paused training for {self._paused_s:.3f} s, its copies, on their way in "
+                f"{self._num_steps} steps, for {self._waited_s:.3f} s"
             )
+        self._memory.commits = [commit]
+        self._commit = None
+        self._incoming, self._outgoing = {}, ByteStream([])
 
     def _log_what_is_kept(self) -> None:
         survives = "the loss of a process, not of the host" if self._one_host else "the loss of a host"

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ from partial_fc.checkpoint.head_state import Head
 from partial_fc.checkpoint.peer.commits import Commit, Memory
 from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, all_gather_json, broadcast_tensors
 from partial_fc.checkpoint.rows import Part
+from partial_fc.checkpoint.snapshot import Snapshot, below
 from partial_fc.comm import World
 from partial_fc.head import PartialFC
 from partial_fc.head.shard import Shard
 from partial_fc.optim.compression import merge_residuals
 
+_Tensors = dict[str, Tensor]
 _RANGE = "range"  # in a packed part: its [start, stop)
 _log = logging.getLogger("partial_fc")
 
@@ -55,17 +57,11 @@ def recover(memory: Memory, world: World, root: Path) -> "PeerCheckpoint | None"
     disk = min(answer["disk"] for answer in answer_W)
     if location is None or disk > location.step:
         if any(answer["held"] for answer in answer_W):
-            _log.warning(
-                f"the ranks that are left do not have all of any commit newer than the checkpoint of step {disk}: "
-                "going on from that"
-                if disk >= 0
-                else "the ranks that are left do not have all of any commit, and there is no checkpoint: training "
-                "starts anew"
-            )
+            instead = f"going on from the checkpoint of step {disk}" if disk >= 0 else "training starts anew"
+            _log.warning(f"the ranks that are left do not have all of any newer commit: {instead}")
         return None
-    mine = next((c for c in memory.commits if (c.step, c.age) == (location.step, location.age)), None)
-    memory.commits = [mine] if mine else []
-    return PeerCheckpoint(location, mine, world)
+    memory.commits = [c for c in memory.commits if (c.step, c.age) == (location.step, location.age)]
+    return PeerCheckpoint(location, memory.commits[0] if memory.commits else None, world)
 
 
 def choose(held_W: list[list[dict[str, Any]]]) -> CommitLocation | None:
@@ -94,16 +90,8 @@ class PeerCheckpoint:
         self._location, self._commit, self._world = location, commit, world
         given = json.loads(as_json(commit.local.manifest)) if commit and world.rank == location.root else None
         self.manifest: dict[str, Any] = all_gather_json(given, world, "recover/manifest")[location.root]
+        self.step = location.step
         self.folder = f"the commit of step {location.step}"  # where a checkpoint's folder is named
-
-    @property
-    def step(self) -> int:
-        return self._location.step
-
-    @property
-    def class_names(self) -> list[str] | None:
-        """None also in a process that has only come now."""
-        return self._commit.local.class_names if self._commit else None
 
     def backbone(self) -> dict[str, Tensor]:
         return self._broadcast(self._commit.local.backbone if self._commit else None, self._location.root)
@@ -112,77 +100,57 @@ class PeerCheckpoint:
         return self._broadcast(self._commit.local.optimizer if self._commit else None, self._location.root)
 
     def exchange(self, world: World) -> dict[str, Tensor]:
-        """What this rank's gradient compression remembers, as `Checkpoint.exchange`."""
+        """As `Checkpoint.exchange`."""
         if self._same_size:
-            return self._local_below("exchange/")
-        owed = [self._of_rank(rank, "exchange/") for rank in range(len(self._location.holder_W))]
-        return merge_residuals(owed, world.size) if all(owed) else {}
+            return self._of_this_rank(_residuals)
+        states = [self._of_rank(rank, _residuals) for rank in range(len(self._location.holder_W))]
+        return merge_residuals(states, world.size) if all(states) else {}
 
     def buffers(self, world: World) -> dict[str, Tensor]:
-        """This rank's running statistics, as `Checkpoint.buffers`."""
-        return self._local_below("buffer/") if self._same_size else {}
+        """As `Checkpoint.buffers`."""
+        return self._of_this_rank(lambda share: below("buffer/", share.local)) if self._same_size else {}
 
     def load_head(self, head: Head) -> list[str]:
-        """Gives the head the rows of its class range; a few pieces of each rank are on their way at a time. Returns
-        what the user should know. A head without rows gets nothing."""
+        """Gives the head the rows of its class range; a piece of each rank is on its way at a time. Returns what the
+        user should know. A head without rows gets nothing."""
         if head.rows is None:
             return []
         assert isinstance(head, PartialFC)
         head.load_facts(self.manifest["head"])
-        for parts in self._rounds(self._frames(head.shard.num_classes)):
-            for part in parts:
-                head.rows.write(part.start, part.stop, part.class_N, part.rows)
-        return head_state.load_hard_negatives(self.manifest, self._hard_negatives, head, self.folder)
+        for part in self._parts(head.shard.num_classes):
+            head.rows.write(part.start, part.stop, part.class_N, part.rows)
+
+        def lists() -> _Tensors:
+            return self._of_this_rank(lambda share: share.hard_negatives)
+
+        return head_state.load_hard_negatives(self.manifest, lists, head, self.folder)
 
     # ---- rows
 
-    def _frames(self, num_classes: int) -> Iterator[tuple[int, Part]]:
-        """(rank that they are for, rows), of all shares that this rank is to give."""
-        shards = [Shard.of(num_classes, rank, self._world.size) for rank in range(self._world.size)]
-        for old, holder in enumerate(self._location.holder_W):
-            if holder != self._world.rank or self._commit is None:
-                continue
-            for part in self._commit.shares[old].parts:
-                for rank, shard in enumerate(shards):
-                    low, high = max(part.start, shard.start), min(part.stop, shard.stop)
-                    for frame in rows.cut(part, low, max(low, high), PIECE_BYTES):
-                        yield rank, frame
-
-    def _rounds(self, frames: Iterator[tuple[int, Part]]) -> Iterator[list[Part]]:
-        """Sends the frames of all ranks to where they belong; what has come for this one, round by round."""
+    def _parts(self, num_classes: int) -> Iterator[Part]:
+        """The rows of this rank's classes, wherever they are."""
         world = self._world
-        following = next(frames, None)
+        yield from self._kept(Shard.of(num_classes, world.rank, world.size))
+        # Each begins with the rank after it, so that not all send to one.
+        others = [(world.rank + i) % world.size for i in range(1, world.size)]
+        outgoing = ((rank, part) for rank in others for part in self._kept(Shard.of(num_classes, rank, world.size)))
         while True:
-            kept: list[Part] = []
-            boxes: list[list[bytes]] = [[] for _ in range(world.size)]
-            num_bytes = 0
-            while following is not None and num_bytes < PIECE_BYTES:
-                rank, frame = following
-                num_bytes += frame.num_bytes
-                if rank == world.rank:
-                    kept.append(frame)
-                else:
-                    data = _packed(frame)
-                    boxes[rank] += [len(data).to_bytes(8, "little"), data]
-                following = next(frames, None)
-            go = b"".join(data for box in boxes for data in box)
-            size_W = torch.tensor([[sum(map(len, box)) for box in boxes] + [int(following is not None)]])
-            size_WW = world.all_gather(size_W, name="recover/sizes")
-            payload = torch.frombuffer(bytearray(go), dtype=torch.uint8) if go else torch.empty(0, dtype=torch.uint8)
-            come_W = size_WW[:, world.rank].tolist()
-            come = world.start_all_to_all(payload, size_W[0, :-1].tolist(), come_W, name="recover/rows").wait()
-            yield [*kept, *_unpacked(bytes(come.numpy().data))]
-            if not size_WW[:, -1].any():
+            to, part = next(outgoing, (world.rank, None))
+            data = _packed(part) if part else torch.empty(0, dtype=torch.uint8)
+            go_W = [len(data) if rank == to else 0 for rank in range(world.size)]
+            size_WW = world.all_gather(torch.tensor([go_W]), name="recover/sizes")
+            if not size_WW.any():
                 return
+            come_W = size_WW[:, world.rank].tolist()
+            come = world.start_all_to_all(data, go_W, come_W, name="recover/rows").wait()
+            yield from (_unpacked(data) for data in come.split(come_W) if len(data))
 
-    def _hard_negatives(self) -> dict[str, Tensor]:
-        """This rank's lists of as many ranks. A collective."""
-        return [
-            self._broadcast(
-                self._commit.shares[old].hard_negatives if self._has(old) and self._commit else None, holder
-            )
-            for old, holder in enumerate(self._location.holder_W)
-        ][self._world.rank]
+    def _kept(self, shard: Shard) -> Iterator[Part]:
+        """The rows of these classes in the shares that this rank is to give, at most PIECE_BYTES at a time."""
+        for old, holder in enumerate(self._location.holder_W):
+            for part in self._commit.shares[old].parts if self._commit and holder == self._world.rank else ():
+                low, high = max(part.start, shard.start), min(part.stop, shard.stop)
+                yield from rows.cut(part, low, max(low, high), PIECE_BYTES)
 
     # ---- what is of one rank
 
@@ -190,34 +158,32 @@ class PeerCheckpoint:
     def _same_size(self) -> bool:
         return len(self._location.holder_W) == self._world.size
 
-    def _has(self, old: int) -> bool:
-        return self._location.holder_W[old] == self._world.rank
+    def _of_this_rank(self, take: Callable[[Snapshot], _Tensors]) -> _Tensors:
+        """What `take` takes from the share of this rank, of as many ranks."""
+        return [self._of_rank(rank, take) for rank in range(self._world.size)][self._world.rank]
 
-    def _local_below(self, prefix: str) -> dict[str, Tensor]:
-        of_ranks = [self._of_rank(rank, prefix) for rank in range(self._world.size)]
-        return of_ranks[self._world.rank]
+    def _of_rank(self, old: int, take: Callable[[Snapshot], _Tensors]) -> _Tensors:
+        holder = self._location.holder_W[old]
+        share = self._commit.shares[old] if self._commit and holder == self._world.rank else None
+        return self._broadcast(take(share) if share else None, holder)
 
-    def _of_rank(self, old: int, prefix: str) -> dict[str, Tensor]:
-        local = self._commit.shares[old].local if self._has(old) and self._commit else {}
-        given = {name.removeprefix(prefix): t for name, t in local.items() if name.startswith(prefix)}
-        return self._broadcast(given, self._location.holder_W[old])
-
-    def _broadcast(self, tensors: dict[str, Tensor] | None, root: int) -> dict[str, Tensor]:
+    def _broadcast(self, tensors: _Tensors | None, root: int) -> _Tensors:
         return broadcast_tensors(tensors, root, self._world, "recover/broadcast")
 
 
-def _packed(part: Part) -> bytes:
-    return save(
-        {name: t.contiguous() for name, t in part.tensors.items()} | {_RANGE: torch.tensor((part.start, part.stop))}
+def _residuals(share: Snapshot) -> _Tensors:
+    return below("exchange/", share.local)
+
+
+def _packed(part: Part) -> Tensor:
+    """A part as bytes."""
+    tensors = {name: t.contiguous() for name, t in part.tensors.items()}
+    return torch.frombuffer(
+        bytearray(save(tensors | {_RANGE: torch.tensor((part.start, part.stop))})), dtype=torch.uint8
     )
 
 
-def _unpacked(data: bytes) -> Iterator[Part]:
-    """The parts of several `_packed`, each after its number of bytes."""
-    begin = 0
-    while begin < len(data):
-        end = begin + 8 + int.from_bytes(data[begin : begin + 8], "little")
-        tensors = load(data[begin + 8 : end])
-        start, stop = tensors.pop(_RANGE).tolist()
-        yield Part(start, stop, tensors)
-        begin = end
+def _unpacked(data_N: Tensor) -> Part:
+    tensors = load(bytes(data_N.numpy().data))
+    start, stop = tensors.pop(_RANGE).tolist()
+    return Part(start, stop, tensors)

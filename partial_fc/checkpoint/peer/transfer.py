@@ -50,11 +50,6 @@ def local_tensors(share: Snapshot) -> list[Tensor]:
     return [*parts, *share.local.values(), *share.hard_negatives.values()]
 
 
-def num_local_bytes(share: Snapshot) -> int:
-    """The bytes of what only this rank has."""
-    return sum(t.numel() * t.element_size() for t in local_tensors(share))
-
-
 def outline(share: Snapshot) -> dict[str, Any]:
     """Names, dtypes and shapes, as JSON: what `empty_share` needs."""
     return {

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from partial_fc.checkpoint.class_names import names_of, read_names
+from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.checkpoint.tools import imprint, remap_classes
-from partial_fc.checkpoint.tools.checkpoint_on_disk import CheckpointOnDisk
 from partial_fc.checkpoint.tools.remap_classes import Plan
 from partial_fc.data import ImageFolder, open_source
 
@@ -99,8 +99,8 @@ class MatchOptions(_NewOptions):
 
 
 def list_classes(options: ListOptions) -> None:
-    stored = CheckpointOnDisk([options.folder])
-    names, rows, size = stored.names(), stored.rows, 1 << 16
+    stored = open_with_centres(options.folder)
+    names, rows, size = stored.names(), stored.rows(), 1 << 16
     for start in range(0, len(names), size):
         stop = min(start + size, len(names))
         step_L = torch.zeros(stop - start, dtype=torch.int64)
@@ -112,45 +112,35 @@ def list_classes(options: ListOptions) -> None:
 
 
 def add(options: AddOptions) -> None:
-    stored = CheckpointOnDisk([options.folder])
-    sources: dict[str, Path | None] = {}  # name -> what it starts from
-    taken = set(stored.names())
-    for word in _words(options.names, options.names_file):
-        name, _, start = word.partition("=")
-        _reserve_name(name, taken, stored)
-        sources[name] = Path(start) if start else None
+    stored = open_with_centres(options.folder)
+    starts = [word.partition("=")[::2] for word in _words(options.names, options.names_file)]  # (name, what it has)
     folder = ImageFolder(options.images) if options.images else None
-    for name in folder.classes if folder else ():
-        _reserve_name(name, taken, stored)
-    directions: dict[str, Tensor] = {}
-    for name, path in sources.items():
-        if path is not None:
-            directions[name] = _direction(stored, path, options.max_bad_records)
+    new = [name for name, _ in starts] + (folder.classes if folder else [])
+    if not new:
+        raise ValueError("no class to add: give NAME, --names-file or --images")
+    _check_new(new, stored)
+    directions = {name: _direction(stored, Path(start), options.max_bad_records) for name, start in starts if start}
     if folder:
         by_label = imprint.directions(stored, folder, range(folder.num_classes), options.max_bad_records)
         directions |= {folder.classes[label]: direction_D for label, direction_D in by_label.items()}
-    new = [*sources, *(folder.classes if folder else ())]
-    if not new:
-        raise ValueError("no class to add: give NAME, --names-file or --images")
     plan = _with_new(stored, new, directions, options.order)
     remap_classes.write(stored, plan, options.out, f"{len(new)} classes added to {stored.where}: {_some(new)}")
 
 
 def remove(options: RemoveOptions) -> None:
-    stored = CheckpointOnDisk([options.folder])
+    stored = open_with_centres(options.folder)
     gone = _numbers(stored, _words(options.names, options.names_file))
     names = stored.names()
     kept = _all_but(gone, len(names))
     if not gone or not kept:
         raise ValueError(f"{len(gone)} of {len(names)} classes would go; name at least one, and not all")
     plan = Plan([names[number] for number in kept], kept)
-    remap_classes.write(
-        stored, plan, options.out, f"{len(gone)} classes removed from {stored.where}: {_some(names[n] for n in gone)}"
-    )
+    made_by = f"{len(gone)} classes removed from {stored.where}: {_some(names[n] for n in gone)}"
+    remap_classes.write(stored, plan, options.out, made_by)
 
 
 def merge_classes(options: MergeClassesOptions) -> None:
-    stored = CheckpointOnDisk([options.folder])
+    stored = open_with_centres(options.folder)
     (into,) = _numbers(stored, [options.into])
     parts = _numbers(stored, options.names)
     if not parts or into in parts:
@@ -163,22 +153,19 @@ def merge_classes(options: MergeClassesOptions) -> None:
     kept = _all_but(parts, len(names))
     now = kept.index(into)
     plan = Plan([names[number] for number in kept], kept, joined=dict.fromkeys(parts, now))
-    created = [number for number in (into, *parts) if bool(stored.rows.created(number, number + 1))]
+    rows = stored.rows()
+    created = [number for number in (into, *parts) if bool(rows.created(number, number + 1))]
     if created:
-        centres = stored.rows.read(torch.tensor(created), ["centres"])["centres"].double()
+        centres = rows.read(torch.tensor(created), ["centres"])["centres"].double()
         first_MD = centres if centres.dim() == 2 else centres[:, 0]
         weight_M1 = torch.tensor([[weights[names[number]]] for number in created], dtype=torch.float64)
         plan.directions[now] = normalize((normalize(first_MD) * weight_M1).sum(dim=0), dim=0).float()
-    remap_classes.write(
-        stored,
-        plan,
-        options.out,
-        f"classes {_some(names[n] for n in parts)} of {stored.where} joined with {names[into]}",
-    )
+    made_by = f"classes {_some(names[n] for n in parts)} of {stored.where} joined with {names[into]}"
+    remap_classes.write(stored, plan, options.out, made_by)
 
 
 def rename(options: RenameOptions) -> None:
-    stored = CheckpointOnDisk([options.folder])
+    stored = open_with_centres(options.folder)
     names = stored.names()
     words = _words(options.names, options.names_file)
     if options.names_file and len(words) == len(names) and not options.names and not any("=" in w for w in words):
@@ -192,10 +179,10 @@ def rename(options: RenameOptions) -> None:
             if len(cuts) != 1 or not word[cuts[0] + 1 :]:
                 raise ValueError(f"{word!r}: expected OLD=NEW, with the name of one class of {stored.where}")
             renamed[number_of[word[: cuts[0]]]] = word[cuts[0] + 1 :]
-    first = {name: number for number, name in reversed(list(enumerate(renamed)))}
-    twice = [(first[name], number) for number, name in enumerate(renamed) if first[name] != number]
-    if twice:
-        raise ValueError(f"classes {twice[0][0]} and {twice[0][1]} would both be called {renamed[twice[0][1]]!r}")
+    first: dict[str, int] = {}
+    for number, name in enumerate(renamed):
+        if first.setdefault(name, number) != number:
+            raise ValueError(f"classes {first[name]} and {number} would both be called {name!r}")
     if renamed == names:
         raise ValueError("no class gets another name: give OLD=NEW, or --names-file")
     plan = Plan(renamed, list(range(len(names))))
@@ -203,7 +190,7 @@ def rename(options: RenameOptions) -> None:
 
 
 def match(options: MatchOptions) -> None:
-    stored = CheckpointOnDisk([options.folder])
+    stored = open_with_centres(options.folder)
     source = open_source(options.data)
     wanted = names_of(source, source.num_classes)
     if wanted is None:
@@ -216,44 +203,41 @@ def match(options: MatchOptions) -> None:
     new = [number for number, before in enumerate(old) if before < 0]
     plan = Plan(wanted, old, imprint.directions(stored, source, new, options.max_bad_records))
     gone = len(number_of) - (len(old) - len(new))
-    remap_classes.write(
-        stored,
-        plan,
-        options.out,
-        f"classes of {stored.where} made those of {options.data}: {len(new)} new, {gone} gone",
-    )
+    made_by = f"classes of {stored.where} made those of {options.data}: {len(new)} new, {gone} gone"
+    remap_classes.write(stored, plan, options.out, made_by)
 
 
 # ---- names
 
 
 def _words(words: Iterable[str], file: Path | None) -> list[str]:
-    return [*words, *(line for line in (read_names(file) if file is not None else ()) if line)]
+    return [*words, *(filter(None, read_names(file)) if file else ())]
 
 
-def _reserve_name(name: str, taken: set[str], stored: CheckpointOnDisk) -> None:
-    """Reserves the name of a new class. Raises ValueError where it cannot be called so."""
-    if not name or "\n" in name or "\r" in name:
-        raise ValueError(f"a class cannot be called {name!r}")
-    if name in taken:
-        raise ValueError(f"class {name!r} is there already: {stored.where} would have two of that name")
-    taken.add(name)
+def _check_new(new: Iterable[str], stored: Checkpoint) -> None:
+    """Raises ValueError where classes cannot be called so."""
+    taken = set(stored.names())
+    for name in new:
+        if not name or "\n" in name or "\r" in name:
+            raise ValueError(f"a class cannot be called {name!r}")
+        if name in taken:
+            raise ValueError(f"class {name!r} is there already: {stored.where} would have two of that name")
+        taken.add(name)
 
 
-def _numbers_by_name(stored: CheckpointOnDisk) -> dict[str, int]:
+def _numbers_by_name(stored: Checkpoint) -> dict[str, int]:
     """Name -> number. Raises ValueError where two classes have one name."""
     number_of: dict[str, int] = {}
     for number, name in enumerate(stored.names()):
-        if name in number_of:
+        if number_of.setdefault(name, number) != number:
             raise ValueError(
                 f"{stored.where}: classes {number_of[name]} and {number} are both called {name!r}; give each a name of "
                 "its own first: `partial-fc checkpoint classes rename --names-file`"
             )
-        number_of[name] = number
     return number_of
 
 
-def _numbers(stored: CheckpointOnDisk, names: Iterable[str]) -> list[int]:
+def _numbers(stored: Checkpoint, names: Iterable[str]) -> list[int]:
     """The numbers of classes by name, ascending. Raises ValueError for a name that is unknown, or named twice."""
     number_of = _numbers_by_name(stored)
     numbers = []
@@ -272,7 +256,7 @@ def _all_but(gone: Iterable[int], count: int) -> list[int]:
     return [number for number in range(count) if number not in left_out]
 
 
-def _with_new(stored: CheckpointOnDisk, new: list[str], directions: dict[str, Tensor], order: Order) -> Plan:
+def _with_new(stored: Checkpoint, new: list[str], directions: dict[str, Tensor], order: Order) -> Plan:
     names = stored.names()
     if order == "auto":
         order = "sorted" if stored.class_names and names == sorted(names) else "append"
@@ -286,7 +270,7 @@ def _with_new(stored: CheckpointOnDisk, new: list[str], directions: dict[str, Te
     return plan
 
 
-def _direction(stored: CheckpointOnDisk, path: Path, max_bad: int) -> Tensor:
+def _direction(stored: Checkpoint, path: Path, max_bad: int) -> Tensor:
     """The direction of one class: from its embeddings, or from a folder of its images."""
     if path.suffix == ".npy":
         return imprint.from_file(path, stored.manifest["embedding_size"])

@@ -11,10 +11,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from partial_fc.checkpoint.head_state import hard_negatives_name
+from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.checkpoint.rows import Rows, class_bytes
 from partial_fc.checkpoint.snapshot import local_name
-from partial_fc.checkpoint.tools.checkpoint_on_disk import CheckpointOnDisk
-from partial_fc.checkpoint.tools.reshard import local_tensors
 
 _SHOWN = 10
 _PIECE_BYTES = 32 << 20
@@ -40,7 +39,7 @@ class DiffOptions:
 
 def diff(options: DiffOptions) -> int:
     """Prints the differences; returns the exit status."""
-    first, second = CheckpointOnDisk([options.first]), CheckpointOnDisk([options.second])
+    first, second = open_with_centres(options.first), open_with_centres(options.second)
     different = False
     for counts, line in differences(first, second):
         different |= counts
@@ -50,7 +49,7 @@ def diff(options: DiffOptions) -> int:
     return int(different)
 
 
-def differences(first: CheckpointOnDisk, second: CheckpointOnDisk) -> Iterator[tuple[bool, str]]:
+def differences(first: Checkpoint, second: Checkpoint) -> Iterator[tuple[bool, str]]:
     """Yields (whether it counts, a line)."""
     for key in _STATE:
         # What is empty, older checkpoints do not say at all.
@@ -70,20 +69,17 @@ def differences(first: CheckpointOnDisk, second: CheckpointOnDisk) -> Iterator[t
             yield True, f"{name}: ... and {len(lines) - _SHOWN} more"
     if first.world_size != second.world_size:
         yield False, "(aside) what each rank has for itself is not compared: other numbers of ranks"
-    yield from ((True, line) for line in _rows(first.rows, second.rows))
+    yield from ((True, line) for line in _rows(first.rows(), second.rows()))
 
 
-def _tables(first: CheckpointOnDisk, second: CheckpointOnDisk) -> Iterator[tuple[str, _Table, _Table]]:
+def _tables(first: Checkpoint, second: Checkpoint) -> Iterator[tuple[str, _Table, _Table]]:
     """The tensors of each file but the head's rows."""
-    names = ["backbone.safetensors", "optimizer.safetensors"]
     size = first.world_size
     ranks = range(size) if size == second.world_size else ()
-    names += [hard_negatives_name(rank, size) for rank in ranks]
-    for name in names:
-        one, two = (stored.load(name) if stored.path(name) else {} for stored in (first, second))
-        yield name, one, two
+    for name in ("backbone.safetensors", "optimizer.safetensors", *(hard_negatives_name(r, size) for r in ranks)):
+        yield name, first.load(name, optional=True), second.load(name, optional=True)
     for rank in ranks:
-        yield local_name(rank, size), local_tensors(first, rank), local_tensors(second, rank)
+        yield local_name(rank, size), first.local(rank), second.local(rank)
 
 
 def _unlike(key: str, one: Any, two: Any) -> Iterator[str]:

@@ -16,11 +16,12 @@ from torch.nn.functional import normalize
 from tqdm import tqdm
 
 from partial_fc import models
-from partial_fc.checkpoint.tools.checkpoint_on_disk import CheckpointOnDisk
+from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.data import ImageFolder, Source
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.image_folder import image_names
 from partial_fc.data.sample import BadRecord, naming
+from partial_fc.models.inputs import FACE
 
 _BATCH = 64
 
@@ -36,26 +37,24 @@ class OneClass(ImageFolder):
         self._num_classes = 1
 
 
-def network(stored: CheckpointOnDisk) -> nn.Module:
+def network(stored: Checkpoint) -> nn.Module:
     """The checkpoint's backbone in evaluation mode, fp32. Raises ValueError where there is none."""
-    configuration = stored.manifest.get("configuration", {})
-    weights = stored.load("backbone.safetensors")
-    missing = [key for key in ("network", "embedding_size", "image_size") if not configuration.get(key)]
-    if missing or not weights:
-        raise ValueError(
-            f"{stored.where} does not say which network it has ({', '.join(missing) or 'no weights'}): images cannot "
-            "be looked at with it; give embeddings (NAME=FILE.npy)"
-        )
-    name, width, size = (configuration[key] for key in ("network", "embedding_size", "image_size"))
-    backbone = models.build(name, width, size)
+    given = stored.manifest.get("configuration", {})
     try:
-        backbone.load_state_dict(weights)
+        backbone = models.build(given["network"], given["embedding_size"], given["image_size"])
+    except KeyError as error:
+        raise ValueError(
+            f"{stored.where} does not say which network it has: its configuration lacks {error}. Images cannot be "
+            "looked at with it; give embeddings (NAME=FILE.npy)"
+        ) from error
+    try:
+        backbone.load_state_dict(stored.backbone())
     except RuntimeError as error:
-        raise ValueError(f"{stored.where}: the weights do not fit network {name}: {error}") from error
+        raise ValueError(f"{stored.where}: the weights do not fit network {given['network']}: {error}") from error
     return backbone.eval()
 
 
-def directions(stored: CheckpointOnDisk, source: Source, labels: Iterable[int], max_bad: int) -> dict[int, Tensor]:
+def directions(stored: Checkpoint, source: Source, labels: Iterable[int], max_bad: int) -> dict[int, Tensor]:
     """Label -> mean direction (D,), float32, length 1, of its images; without classes that have none. Where training
     mirrors images, each counts with its mirror image. Raises ValueError where more than max_bad are damaged."""
     wanted = set(labels)
@@ -63,13 +62,12 @@ def directions(stored: CheckpointOnDisk, source: Source, labels: Iterable[int], 
     if not index_N:
         return {}
     backbone, configuration = network(stored), stored.manifest["configuration"]
-    size, mirror = configuration["image_size"], configuration.get("mirror", True)
     total: dict[int, Tensor] = {}
-    images = _read(source, index_N, size, max_bad)
+    images = _read(source, index_N, configuration["image_size"], max_bad)
     with tqdm(total=len(index_N), unit="image", desc="embed", leave=False, disable=None) as bar:
         while batch := list(islice(images, _BATCH)):
             image_B3HW = torch.from_numpy(np.stack([image for image, _ in batch])).permute(0, 3, 1, 2)
-            feat_BD = _embed(backbone, image_B3HW, mirror)
+            feat_BD = _embed(backbone, image_B3HW, configuration.get("mirror", True))
             for (_, label), feat_D in zip(batch, feat_BD, strict=True):
                 total[label] = total.get(label, torch.zeros(())) + feat_D
             bar.update(len(batch))
@@ -80,7 +78,7 @@ def directions(stored: CheckpointOnDisk, source: Source, labels: Iterable[int], 
 def _embed(backbone: nn.Module, image_B3HW: Tensor, mirror: bool) -> Tensor:
     """Directions, float64 (B, D)."""
     images = [image_B3HW, image_B3HW.flip(3)] if mirror else [image_B3HW]
-    return sum((normalize(backbone(models.normalise(x)).double()) for x in images), torch.zeros(()))
+    return sum((normalize(backbone(FACE(x)).double()) for x in images), torch.zeros(()))
 
 
 def _read(source: Source, index_N: list[int], size: int, max_bad: int) -> Iterator[tuple[np.ndarray, int]]:

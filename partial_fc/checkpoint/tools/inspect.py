@@ -12,7 +12,7 @@ import tyro
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
-from partial_fc.checkpoint.folders import MARKER, is_step, steps_below
+from partial_fc.checkpoint.folders import MARKER, best, is_step, newest, steps_below
 from partial_fc.checkpoint.head_state import has_head
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows import gaps, part_files
@@ -39,35 +39,23 @@ class InspectOptions:
 def inspect(options: InspectOptions) -> int:
     """Prints; returns the exit status: 1 where the one asked for cannot be read."""
     alone = is_step(options.folder)
-    summaries = [summary(folder) for folder in ([options.folder] if alone else steps_below(options.folder))]
-    marks = {} if alone else _marks(summaries)
-    for each in summaries:
-        each["marks"] = [mark for mark, folder in marks.items() if folder == each["folder"]]
+    folders = [options.folder] if alone else steps_below(options.folder)
+    marks = {} if alone else {"newest": newest(folders[0].parent), "best": best(folders[0].parent)}
+    summaries = [
+        summary(folder) | {"marks": [mark for mark, marked in marks.items() if marked == folder]} for folder in folders
+    ]
     if options.json:
         print(json.dumps(summaries, indent=2, default=str))
     elif alone:
-        single = summaries[0]
-        for name, value in _lines(
-            {key: single[key] for key in ("folder", "problem")} if "problem" in single else single
-        ):
+        facts = summaries[0]
+        shown = ("folder", "problem") if "problem" in facts else facts.keys()
+        for name, value in _lines({key: facts[key] for key in shown}):
             if value:
                 print(f"{name:22}{value}")
     else:
         for each in summaries:
             print(_line(each))
     return int(alone and "problem" in summaries[0])
-
-
-def _marks(summaries: list[dict[str, Any]]) -> dict[str, str]:
-    """The folder that is the newest, and the one with the highest score (checkpoint/folders.py)."""
-    good = [each for each in summaries if "problem" not in each]
-    scored = [each for each in good if isinstance(each.get("score"), int | float)]
-    marks = {}
-    if good:
-        marks["newest"] = max(good, key=lambda each: each["step"])["folder"]
-    if scored:
-        marks["best"] = max(scored, key=lambda each: (each["score"], each["step"]))["folder"]
-    return marks
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -112,14 +100,11 @@ def _tensors(path: Path) -> dict[str, Any]:
 
 
 def _head(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    files = part_files(folder, manifest["world_size"])
+    files = part_files([folder], manifest["world_size"])
     columns: dict[str, Any] = {}
     num_created = num_touched = 0
     for file in files:
         part = file.open()
-        problem = part.problem()
-        if problem:
-            raise ValueError(f"{file.path}: {problem}")
         columns = columns or {
             name: {"shape": column.shape, "dtype": str(column.dtype).removeprefix("torch.")}
             for name, column in part.columns.items()
@@ -142,7 +127,7 @@ def _line(facts: dict[str, Any]) -> str:
     """One line of several."""
     words = [Path(facts["folder"]).name, f"{_bytes(facts['bytes']):>9}"]
     if "problem" in facts:
-        return "  ".join((*words, facts["problem"]))
+        return "  ".join((*words, facts["problem"], *facts["marks"]))
     words += [f"{_age(facts['age_s']):>8} old", f"{facts['world_size']} rank(s)"]
     words += [f"{facts['head']['num_classes']} classes"] if "head" in facts else []
     words += [f"score {facts['score']:.5f}"] if isinstance(facts.get("score"), int | float) else []

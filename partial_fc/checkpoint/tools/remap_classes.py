@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from partial_fc.checkpoint.output import Output, say
+from partial_fc.checkpoint.output import new_checkpoint, print_notes
+from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows import StoredRows, class_numbers
-from partial_fc.checkpoint.tools.checkpoint_on_disk import CheckpointOnDisk
-from partial_fc.checkpoint.tools.reshard import copy, local_files
+from partial_fc.checkpoint.tools.reshard import copy_other_files
 from partial_fc.head.class_rows import Column
 from partial_fc.head.rows.table import initial_centres
 
@@ -52,9 +52,7 @@ class RemappedRows:
 
     def created(self, start: int, stop: int) -> Tensor:
         created_L = self._kept_C[start:stop].clone()
-        for number in self._directions:
-            if start <= number < stop:
-                created_L[number - start] = True
+        created_L[[number - start for number in self._directions if start <= number < stop]] = True
         return created_L
 
     def read(self, classes: Tensor | range) -> dict[str, Tensor]:
@@ -65,63 +63,54 @@ class RemappedRows:
         for name, kept in self._stored.read(self._old_C[class_M[at_K]]).items():
             rows[name].index_copy_(0, at_K, kept)
         for at, (number, is_kept) in enumerate(zip(class_M.tolist(), kept_M.tolist(), strict=True)):
-            direction_D = self._directions.get(number)
-            if direction_D is not None:
-                rows["centres"][at] = self._centre(number, direction_D, rows["centres"][at] if is_kept else None)
+            if number in self._directions:
+                rows["centres"][at] = self._centre(number, rows["centres"][at] if is_kept else None)
                 if not is_kept and "touched" in rows:
                     rows["touched"][at] = self._num_steps  # its value stands for all steps so far
         return rows
 
-    def _centre(self, number: int, direction_D: Tensor, old: Tensor | None) -> Tensor:
+    def _centre(self, number: int, old: Tensor | None) -> Tensor:
         """One class's (D,) or (sub_centres, D). All sub-centres on one spot would never part: the others of a new class
         are start values, those of an old one stay."""
+        direction_D = self._directions[number]
         length = self._length if old is None else old.reshape(-1, len(direction_D))[0].float().norm()
         centre_D = direction_D / direction_D.norm() * length
         shape = self.columns["centres"].shape
         if len(shape) == 1:
             return centre_D
         subs, width = shape
-        if old is None:
-            row_R = torch.arange(number * subs, (number + 1) * subs)
-            centres = initial_centres(row_R, width, self._row_seed)
-        else:
-            centres = old.clone()
-        centres[0] = centre_D
-        return centres
+        row_R = torch.arange(number * subs, (number + 1) * subs)
+        centre_RD = initial_centres(row_R, width, self._row_seed) if old is None else old.clone()
+        centre_RD[0] = centre_D
+        return centre_RD
 
 
 def typical_length(stored: StoredRows) -> float:
     """The median length of centres that a step has moved; of start values where there are none."""
-    lengths = []
+    lengths = [torch.empty(0)]
     for part in stored.parts():
-        for low in range(0, part.num_rows, 1 << 14):
-            rows = {name: t[low : low + (1 << 14)] for name, t in part.rows.items()}
-            centres = rows["centres"].float()
-            length = centres.norm(dim=-1).flatten()
-            touched = rows.get("touched", torch.ones(len(centres), 1))
-            moved = (touched > 0).reshape(len(centres), -1)
-            lengths.append(length[moved.expand(-1, length.numel() // len(centres)).flatten()])
-    length_N = torch.cat(lengths) if lengths else torch.empty(0)
+        length = torch.linalg.vector_norm(part.tensors["centres"], dim=-1, dtype=torch.float32)
+        touched = part.tensors.get("touched", torch.ones(1))
+        lengths.append(length[(touched > 0).squeeze(-1).expand_as(length)])
+    length_N = torch.cat(lengths)
     if not len(length_N):
         return 0.01 * stored.columns["centres"].shape[-1] ** 0.5
     return length_N.median().item()
 
 
-def write(stored: CheckpointOnDisk, plan: Plan, out: Path, made_by: str) -> None:
+def write(stored: Checkpoint, plan: Plan, out: Path, made_by: str) -> None:
     """The new checkpoint, for as many ranks as before, with a map of the numbers beside it."""
-    head = stored.manifest["head"]
-    rows = RemappedRows(stored.rows, plan, head["num_steps"], head["row_seed"])
+    head, before = stored.manifest["head"], stored.names()
+    rows = RemappedRows(stored.rows(), plan, head["num_steps"], head["row_seed"])
     manifest = {**stored.manifest, "num_classes": len(plan.names)}
-    with Output(out, manifest, plan.names, made_by) as output:
+    with new_checkpoint(out, manifest, plan.names, made_by) as output:
         output.rows(rows)
-        for name in ("backbone.safetensors", "optimizer.safetensors"):
-            copy(stored, name, output)
-        say(local_files(stored, output, stored.world_size, lists=False))
-        output.text(MAP_NAME, _map(plan, stored.names()))
+        print_notes(copy_other_files(stored, output, same_classes=False))
+        output.text(MAP_NAME, _map(plan, before))
     new = sum(old < 0 for old in plan.old)
     print(
         f"{out}: {len(plan.names)} classes, {new} of them new, {len(plan.directions)} with a new centre; "
-        f"{stored.num_classes} before. Their numbers then and now: {out / MAP_NAME}"
+        f"{len(before)} before. Their numbers then and now: {out / MAP_NAME}"
     )
 
 

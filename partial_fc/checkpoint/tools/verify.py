@@ -8,18 +8,16 @@ from typing import Annotated, Any
 
 import torch
 import tyro
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from tqdm import tqdm
 
-from partial_fc.checkpoint.checksums import checksums_name, read_checksums
-from partial_fc.checkpoint.files import sha256
+from partial_fc.checkpoint.checksums import checksums_name
 from partial_fc.checkpoint.folders import MARKER, is_step, steps_below
 from partial_fc.checkpoint.head_state import has_head
 from partial_fc.checkpoint.read import Checkpoint
-from partial_fc.checkpoint.rows import Part, PartFile, gaps, mismatch, part_files
+from partial_fc.checkpoint.rows import Part, gaps, mismatch, part_files
 from partial_fc.head.shard import Shard
-
-_NO_CHECKSUMS = "no checksums (format 3): only names, shapes and class ranges were checked"
 
 
 @dataclass(frozen=True)
@@ -54,34 +52,22 @@ def verify(options: VerifyOptions) -> int:
 
 def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]:
     """Yields ("bad" or "note", what) for the folders of one checkpoint."""
-    manifests, ranks = [], set()
-    for folder in folders:
-        try:
-            # Not complete, no manifest, or one that is damaged: nothing else can be said of the folder then.
-            manifests.append(Checkpoint(folder).manifest)
-            ranks |= set(marked_ranks(folder, manifests[-1]))
-        except (ValueError, OSError) as error:
-            yield "bad", str(error)
-            return
-    manifest = manifests[0]
-    for folder, other in zip(folders[1:], manifests[1:], strict=True):
-        if other["step"] != manifest["step"] or other["world_size"] != manifest["world_size"]:
-            yield "bad", f"{folder} is of another checkpoint than {folders[0]}"
-            return
-    if manifest["format"] == 3:
-        yield "note", _NO_CHECKSUMS
-    else:
-        yield from _check_checksums(folders, manifest, ranks)
-    size = manifest["world_size"]
-    if len(ranks) < size:
-        yield ("note", f"these folders hold the files of ranks {sorted(ranks)} of {size}: the others' were not checked")
     try:
-        with_head = has_head(manifest, str(folders[0]))
-    except ValueError as error:
+        checkpoint = Checkpoint(*folders)
+        ranks = {rank for folder in folders for rank in marked_ranks(folder, checkpoint.manifest)}
+        with_head = has_head(checkpoint.manifest, str(folders[0]))
+    except (ValueError, OSError) as error:  # nothing else can be said of the folders then
         yield "bad", str(error)
         return
+    size = checkpoint.world_size
+    if checkpoint.manifest["format"] == 3:
+        yield "note", "no checksums (format 3): only names, shapes and class ranges were checked"
+    else:
+        yield from _check_checksums(checkpoint, ranks)
+    if len(ranks) < size:
+        yield ("note", f"these folders hold the files of ranks {sorted(ranks)} of {size}: the others' were not checked")
     if with_head:
-        yield from _check_head(folders, manifest, ranks)
+        yield from _check_head(checkpoint, ranks)
     if finite:
         yield from _check_finite(folders)
 
@@ -105,46 +91,38 @@ def marked_ranks(folder: Path, manifest: dict[str, Any]) -> list[int]:
     return ranks
 
 
-def _check_checksums(folders: Sequence[Path], manifest: dict[str, Any], ranks: set[int]) -> Iterator[tuple[str, str]]:
+def _check_checksums(checkpoint: Checkpoint, ranks: set[int]) -> Iterator[tuple[str, str]]:
     """Compares every file that a rank wrote with its checksum."""
-    size = manifest["world_size"]
-    listed: dict[Path, str] = {}
-    for folder in folders:
-        here: dict[str, str] = {}
-        for rank in marked_ranks(folder, manifest):
-            path = folder / checksums_name(rank, size)
-            try:
-                here |= read_checksums(path)
-            except (ValueError, OSError) as error:
-                yield "bad", f"{error}" if isinstance(error, ValueError) else f"{path}: {error.strerror}"
-        listed |= {folder / name: digest for name, digest in here.items()}
-        for path in sorted(folder.iterdir()):
-            if path.name not in here and path.name != MARKER and path.suffix != ".sha256":
-                # Whoever loads takes head files by their names.
-                kind = "bad" if path.name.startswith("head-") and not path.name.endswith(".partial") else "note"
-                yield kind, f"{path} is in no list of checksums: no file of this checkpoint"
+    listed = checkpoint.checksums
+    names_here = {path.name for folder in checkpoint.folders for path in folder.iterdir()}
+    for name in (checksums_name(rank, checkpoint.world_size) for rank in sorted(ranks)):
+        if name not in names_here:
+            yield "bad", f"{checkpoint.where}: {name} is missing"
+    for path in (path for folder in checkpoint.folders for path in sorted(folder.iterdir())):
+        if path not in listed and path.name != MARKER and path.suffix != ".sha256":
+            # Whoever loads takes head files by their names.
+            kind = "bad" if path.name.startswith("head-") and not path.name.endswith(".partial") else "note"
+            yield kind, f"{path} is in no list of checksums: no file of this checkpoint"
     num_bytes = sum(path.stat().st_size for path in listed if path.exists())
     with tqdm(total=num_bytes, unit="B", unit_scale=True, desc="checksums", leave=False, disable=None) as bar:
-        for path, digest in listed.items():
-            if not path.exists():
-                yield "bad", f"{path} is missing"
-                continue
-            actual = sha256(path)
-            if actual != digest:
-                yield "bad", f"{path} is damaged: its SHA-256 is {actual[:16]}..., expected {digest[:16]}..."
-            bar.update(path.stat().st_size)
+        for path in listed:
+            try:
+                checkpoint.check(path)
+                bar.update(path.stat().st_size)
+            except ValueError as error:
+                yield "bad", str(error)
 
 
-def _check_head(folders: Sequence[Path], manifest: dict[str, Any], ranks: set[int]) -> Iterator[tuple[str, str]]:
+def _check_head(checkpoint: Checkpoint, ranks: set[int]) -> Iterator[tuple[str, str]]:
     """Checks class ranges, shapes, dtypes, and how often rows moved."""
-    num_classes, size = manifest["num_classes"], manifest["world_size"]
-    by_name = {file.path.name: file for folder in folders for file in part_files(folder, size)}
-    files = sorted(by_name.values(), key=lambda file: file.start)
-    if len(ranks) == size:
-        yield from (("bad", f"{folders[0]}: {problem}") for problem in gaps(files, 0, num_classes, num_classes))
-    else:
-        yield from _check_ranges(files, num_classes, size, ranks)
-    names = folders[0] / "class-names.txt"
+    num_classes, size = checkpoint.manifest["num_classes"], checkpoint.world_size
+    files = part_files(checkpoint.folders, size)
+    for rank in sorted(ranks):
+        shard = Shard.of(num_classes, rank, size)
+        files_of_rank = [file for file in files if file.rank == rank]
+        for gap in gaps(files_of_rank, shard.start, shard.stop, shard.stop):
+            yield "bad", f"rank {rank} in {checkpoint.where}: {gap}"
+    names = checkpoint.folder / "class-names.txt"
     if names.exists():
         num_names = names.read_bytes().count(b"\n")
         if num_names != num_classes:
@@ -156,25 +134,12 @@ def _check_head(folders: Sequence[Path], manifest: dict[str, Any], ranks: set[in
         except ValueError as error:
             yield "bad", str(error)
             continue
-        problem = part.problem() or _against_manifest(part, manifest)
+        problem = _against_manifest(part, checkpoint.manifest)
         problem = problem or (mismatch(first[0].columns, part.columns, first[1]) if first else None)
         if problem:
             yield "bad", f"{file.path}: {problem}"
         else:
             first = first or (part, file.path.name)
-
-
-def _check_ranges(files: list[PartFile], num_classes: int, size: int, ranks: set[int]) -> Iterator[tuple[str, str]]:
-    """Checks that the files of the ranks that are here hold all of their classes."""
-    for rank in sorted(ranks):
-        shard = Shard.of(num_classes, rank, size)
-        reached = shard.start
-        for file in (file for file in files if file.rank == rank):
-            if file.start != reached:
-                yield "bad", f"{file.path} holds classes from {file.start}; expected from {reached}"
-            reached = file.stop
-        if reached != shard.stop:
-            yield "bad", f"rank {rank}'s files end before class {reached}; expected {shard.stop}"
 
 
 def _against_manifest(part: Part, manifest: dict[str, Any]) -> str | None:
@@ -197,11 +162,11 @@ def _check_finite(folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
     paths = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
     for path in tqdm(paths, desc="finite", unit="file", leave=False, disable=None):
         try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118
-                    tensor = file.get_tensor(name)
-                    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                        bad = int((~torch.isfinite(tensor)).sum())
-                        yield ("bad", f"{path}: {name} has {bad} of {tensor.numel()} numbers that are not finite")
+            tensors = load_file(path)
         except (SafetensorError, OSError) as error:
             yield "bad", f"{path} is no safetensors file, or cut short: {error}"
+            continue
+        for name, t in tensors.items():
+            num_bad = int((~torch.isfinite(t)).sum())
+            if num_bad:
+                yield "bad", f"{path}: {name} has {num_bad} of {t.numel()} numbers that are not finite"

@@ -23,8 +23,7 @@ _LONGER_S = 2.0  # so much longer than rank 0 the others wait: it is the one to 
 class Barrier:
     """One process at the barrier of one world."""
 
-    address: str  # of the driver's store
-    port: int
+    driver: tuple[str, int]  # address and port of its store
     name: bytes  # of this process, unlike all others
     rank: int
     size: int
@@ -92,7 +91,7 @@ class Barrier:
         return "rank 0 has not said that all are here"
 
     def _get(self, key: int | str) -> bytes:
-        return request(self.address, self.port, "GET", f"/{_SCOPE}/{key}", None)[1]
+        return request(self.driver, "GET", f"/{_SCOPE}/{key}")[1]
 
     def _put(self, key: int | str, word: bytes) -> None:
-        request(self.address, self.port, "PUT", f"/{_SCOPE}/{key}", word)
+        request(self.driver, "PUT", f"/{_SCOPE}/{key}", word)

@@ -20,7 +20,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -33,16 +33,8 @@ SILENT_S = 8  # a peer whose process or host sends nothing for so long is lost
 # Losses of a rank, one after the other, between which no step is made that was not made before.
 MAX_LOSSES_WITHOUT_PROGRESS = 5
 _ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
-_RANK_VARIABLES = (
-    "HOROVOD_RANK",
-    "HOROVOD_SIZE",
-    "HOROVOD_LOCAL_RANK",
-    "HOROVOD_LOCAL_SIZE",
-    "HOROVOD_CROSS_RANK",
-    "HOROVOD_CROSS_SIZE",
-)
+_RANK_VARIABLES = [f"HOROVOD_{scope}{name}" for scope in ("", "LOCAL_", "CROSS_") for name in ("RANK", "SIZE")]
 _CRASHES = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")
-_REMIND_S = 30.0
 _log = logging.getLogger("partial_fc")
 T = TypeVar("T")
 
@@ -55,9 +47,9 @@ class Evicted(RuntimeError):
     """This process is not part of the job any more."""
 
 
-def active(environ: Mapping[str, str] = os.environ) -> bool:
+def active() -> bool:
     """Whether horovodrun started this process as one of those that may come and go."""
-    return environ.get("HOROVOD_ELASTIC") == "1"
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
 def mismatched_ranks(value_W: Sequence[object], trained_W: Sequence[bool]) -> list[int]:
@@ -72,18 +64,8 @@ class Recovery:
     """One change of the world, as this process sees it; times by time.monotonic."""
 
     why: str
-    last_step: float  # when the last step was done
     noticed: float
     rejoined: float = 0.0
-
-    def summary(self) -> str:
-        """How long each part took, now that all is restored."""
-        now = time.monotonic()
-        detect, rejoin, restore = self.noticed - self.last_step, self.rejoined - self.noticed, now - self.rejoined
-        return (
-            f"recovered in {now - self.last_step:.1f} s: detect {detect:.1f}, rejoin {rejoin:.1f}, "
-            f"restore {restore:.1f}"
-        )
 
 
 @dataclass(eq=False)
@@ -92,15 +74,13 @@ class Member:
 
     host: str
     local_rank: int
-    address: str  # of the driver's store
-    port: int
     assignment: tuple[int, ...]  # the values of _RANK_VARIABLES
-    store: Store
+    store: Store  # passes on what it does not know to the driver's own
     name: bytes = field(default_factory=lambda: secrets.token_hex(8).encode())  # at the barrier
     has_assignment: bool = True  # that nobody has used yet: the first one comes with the environment
     world: World | None = None
     recovery: Recovery | None = None  # until all is restored
-    last_step: float = field(default_factory=time.monotonic)
+    last_step: float = field(default_factory=time.monotonic)  # when it was done
     losses_without_progress: int = 0
     furthest_step: int = 0
     hosts_changed: threading.Event = field(default_factory=threading.Event)
@@ -121,10 +101,16 @@ class Member:
             self.furthest_step, self.losses_without_progress = step, 0
 
     def recovery_summary(self) -> str:
-        """Ends a recovery, when all is as it was at the last commit. Returns what to tell the user; nothing at the
-        first start."""
+        """Ends a recovery, when all is as it was at the last commit. Returns what to tell the user: why it was, and how
+        long each part took; nothing at the first start."""
         recovery, self.recovery = self.recovery, None
-        return f"{recovery.why}; {recovery.summary()}" if recovery else ""
+        if recovery is None:
+            return ""
+        now, last = time.monotonic(), self.last_step
+        return (
+            f"{recovery.why}; recovered in {now - last:.1f} s: detect {recovery.noticed - last:.1f}, "
+            f"rejoin {recovery.rejoined - recovery.noticed:.1f}, restore {now - recovery.rejoined:.1f}"
+        )
 
     def rendezvous(self, start_timeout_s: float) -> None:
         """Waits until all ranks of the new world are ready to enter it: hvd.init then takes no longer than a moment.
@@ -133,12 +119,13 @@ class Member:
         try:
             self._rendezvous(start_timeout_s)
         except (OSError, http.client.HTTPException) as error:
+            address, port = self.store.driver
             raise StartError(
-                f"horovodrun at {self.address}, port {self.port}, does not answer ({error}): it has ended, or its host "
+                f"horovodrun at {address}, port {port}, does not answer ({error}): it has ended, or its host "
                 "cannot be reached from here. The others go on if it can be from theirs; else start the job again, it "
                 "goes on from its newest checkpoint"
             ) from error
-        self.store.place = ",".join(map(str, self.assignment)).encode()
+        self.store.assignment = ",".join(map(str, self.assignment)).encode()
         for name, value in zip(_RANK_VARIABLES, self.assignment, strict=True):
             os.environ[name] = str(value)
         if self.recovery:
@@ -147,7 +134,14 @@ class Member:
     def _rendezvous(self, start_timeout_s: float) -> None:
         while True:
             if not self.has_assignment:
-                self._check_not_replaced()
+                # The driver empties its store when it makes a new world, for which it waits for all of the old one.
+                # That this process's name is gone says that the driver takes it for dead (its host could not be reached
+                # for a while) and has started another one instead, or is about to: asking would mix the two up.
+                if self._barrier.is_replaced():
+                    raise Evicted(
+                        f"{self.host}, process {self.local_rank}: the others have gone on without this process, which "
+                        "could not be reached"
+                    )
                 self.hosts_changed.clear()  # changes that the driver told of so far are in its answer
                 self.assignment = self._ask_driver()
             self.has_assignment = False
@@ -160,7 +154,7 @@ class Member:
 
     def shutdown(self, why: str) -> None:
         """Shuts down a world that does not work any more, or is to change."""
-        self.recovery = self.recovery or Recovery(why, self.last_step, time.monotonic())
+        self.recovery = self.recovery or Recovery(why, time.monotonic())
         world, self.world = self.world, None
         if world is not None:
             world.close()
@@ -169,50 +163,25 @@ class Member:
 
             hvd.shutdown()
 
-    def _check_not_replaced(self) -> None:
-        """Raises Evicted where the driver takes this process for dead (its host could not be reached for a while) and
-        has started another one instead, or is about to: asking for a rank would mix the two up. The driver empties its
-        store when it makes a new world, for which it waits for all of the old one; so the name that this process left
-        at the barrier is gone only then."""
-        if self._barrier.is_replaced():
-            raise Evicted(
-                f"{self.host}, process {self.local_rank}: the others have gone on without this process, which could "
-                "not be reached"
-            )
-
     def _ask_driver(self) -> tuple[int, ...]:
         """The new values of _RANK_VARIABLES. The driver answers once all others have asked or ended."""
-        answers: list[bytes | Exception] = []
 
-        def ask() -> None:
-            try:
-                path = f"/{ASK}/{self.host}:{self.local_rank}"
-                answers.append(request(self.address, self.port, "GET", path, None, waits=True)[1])
-            except (OSError, http.client.HTTPException) as error:
-                answers.append(error)
+        def remind(waited_s: float) -> None:
+            _log.warning(
+                f"horovodrun has given no new rank for {waited_s:.0f} s: it waits until each process of the old "
+                "world has asked, or has ended. One that is stopped (ps shows T) must be continued or killed; one "
+                "on a host that is gone has ended when its ssh has (ServerAliveInterval in ~/.ssh/config), and "
+                "fewer than --min-np processes wait for more hosts until --elastic-timeout"
+            )
 
-        asking = threading.Thread(target=ask, name="elastic-ask", daemon=True)
-        asking.start()
-        waited_s = 0.0
-        while asking.is_alive():
-            asking.join(_REMIND_S)
-            waited_s += _REMIND_S
-            if asking.is_alive():
-                _log.warning(
-                    f"horovodrun has given no new place for {waited_s:.0f} s: it waits until each process of the old "
-                    "world has asked, or has ended. One that is stopped (ps shows T) must be continued or killed; one "
-                    "on a host that is gone has ended when its ssh has (ServerAliveInterval in ~/.ssh/config), and "
-                    "fewer than --min-np processes wait for more hosts until --elastic-timeout"
-                )
-        (answer,) = answers
-        if isinstance(answer, Exception):
-            raise answer
+        path = f"/{ASK}/{self.host}:{self.local_rank}"
+        _, answer = request(self.store.driver, "GET", path, remind=remind)
         return tuple(int(number) for number in answer.split(b","))
 
     @property
     def _barrier(self) -> Barrier:
         rank, size = self.assignment[:2]
-        return Barrier(self.address, self.port, self.name, rank, size, self.hosts_changed)
+        return Barrier(self.store.driver, self.name, rank, size, self.hosts_changed)
 
 
 _member: Member | None = None
@@ -227,8 +196,8 @@ def member() -> Member:
         if missing:
             raise StartError(f"HOROVOD_ELASTIC=1, but {', '.join(missing)} not set: start through horovodrun")
         assignment = tuple(int(e[name]) for name in _RANK_VARIABLES)
-        address, port = e[_ADDRESS], int(e[_PORT])
-        _member = Member(e["HOROVOD_HOSTNAME"], assignment[2], address, port, assignment, Store(address, port))
+        driver = e[_ADDRESS], int(e[_PORT])
+        _member = Member(e["HOROVOD_HOSTNAME"], assignment[2], assignment, Store(driver))
         e[_ADDRESS], e[_PORT] = "127.0.0.1", str(_member.store.server_port)
         left_out = [f"{name}={e.pop(name)}" for name in _CRASHES if name in e]
         if left_out and assignment[0] == 0:
@@ -237,16 +206,12 @@ def member() -> Member:
                 "is 128 MB and 1 ms"
             )
         e.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(SILENT_S))
-        _listen(_member)
+        from horovod.common.elastic import notification_manager
+
+        # From now on the driver tells of hosts that come and go, while this process is rank 0.
+        notification_manager.init(*driver)
+        notification_manager.register_listener(_member)
     return _member
-
-
-def _listen(member: Member) -> None:
-    """Has the driver tell this process of hosts that come and go, from now on, while it is rank 0."""
-    from horovod.common.elastic import notification_manager
-
-    notification_manager.init(member.address, member.port)
-    notification_manager.register_listener(member)
 
 
 def run(train: Callable[[], T]) -> T | None:

@@ -8,15 +8,19 @@ import hmac
 import http.client
 import logging
 import os
+import select
 import socket
 import threading
+import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from partial_fc.comm.launch.detect import StartError
 
 TOKEN = "_HOROVOD_STORE_TOKEN"  # the environment variable; Horovod puts it on no command line
 TOKEN_HEADER = "Horovod-Store-Token"
-ASK = "rank_and_size"  # the scope in which the driver answers with a process's place
+ASK = "rank_and_size"  # the scope in which the driver answers with a process's rank
+REMIND_S = 30.0
 ANSWER_S = 10.0  # in which the driver answers where it need not wait for others
 _log = logging.getLogger("partial_fc")
 
@@ -28,7 +32,7 @@ class Store(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, address: str, port: int):
+    def __init__(self, driver: tuple[str, int]):
         if not os.environ.get(TOKEN):
             raise StartError(
                 f"horovodrun gave this process no {TOKEN}: its Horovod is not the one that `make setup` builds, and "
@@ -36,8 +40,8 @@ class Store(ThreadingHTTPServer):
                 "checkout's .venv/bin/horovodrun; if it says the same, run `make setup` again, on each host"
             )
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.behind = address, port
-        self.place = b""
+        self.driver = driver
+        self.assignment = b""  # the rank that the driver has given this process, as it wrote it
         threading.Thread(target=self.serve_forever, name="elastic-store", daemon=True).start()
 
 
@@ -56,23 +60,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path.startswith(f"/{ASK}/"):
-            self._answer(200, self.server.place)
+            self._answer(200, self.server.assignment)
         else:
             self._pass_on()
 
-    def do_PUT(self) -> None:
-        self._pass_on(self.rfile.read(int(self.headers["Content-Length"])))
-
-    def do_DELETE(self) -> None:
-        self._pass_on()
-
-    def _pass_on(self, body: bytes | None = None) -> None:
+    def _pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         try:
-            status, answer = request(*self.server.behind, self.command, self.path, body)
+            status, answer = request(self.server.driver, self.command, self.path, body)
         except (OSError, http.client.HTTPException) as error:
             _log.error(f"horovodrun's store does not answer: {error}")
             status, answer = 502, b""
         self._answer(status, answer)
+
+    do_PUT = do_DELETE = _pass_on
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
@@ -85,19 +86,27 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def request(
-    address: str, port: int, method: str, path: str, body: bytes | None, waits: bool = False
+    store: tuple[str, int],
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    remind: Callable[[float], None] | None = None,
 ) -> tuple[int, bytes]:
-    """Status and body of the answer; nothing where the store has no such key. waits: for however long the answer takes,
-    while the host that is asked can be reached."""
-    connection = http.client.HTTPConnection(address, port, timeout=ANSWER_S)
+    """Status and body of the answer; nothing where the store (address, port) has no such key. With `remind` it may take
+    however long, while its host can be reached; `remind` is called every REMIND_S seconds with those waited so far."""
+    connection = http.client.HTTPConnection(*store, timeout=ANSWER_S)
     try:
         connection.connect()
-        if waits:
+        if remind:
             connection.sock.settimeout(None)
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
                 connection.sock.setsockopt(socket.IPPROTO_TCP, option, value)
         connection.request(method, path, body, {TOKEN_HEADER: os.environ[TOKEN]})
+        arrived, asked = select.poll(), time.monotonic()
+        arrived.register(connection.sock, select.POLLIN)
+        while remind and not arrived.poll(REMIND_S * 1000):
+            remind(time.monotonic() - asked)
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Literal
 
-from partial_fc.comm.launch import slurm
+from partial_fc.comm.launch import Launch, integer, slurm
 from partial_fc.comm.watch.report import ranks_in_words
 
 # Set in the processes that spawn.py starts: the process number of the one that started them.
@@ -18,33 +18,11 @@ class StartError(ConnectionError):
     """The processes of a launch did not find each other, or do not fit together."""
 
 
-@dataclass(frozen=True)
-class Launch:
-    """The rank that the launcher gave this process. `local` counts the processes of one host; master: where
-    torch.distributed's rank 0 listens."""
-
-    backend: Literal["horovod", "torch", "single"]
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    launcher: str = ""
-    master_addr: str = ""
-    master_port: int = 0
-
-
-# launcher -> (backend, the variables that it sets: rank, size, local rank, local size, and what else it must set)
-_LAUNCHERS = {
-    "horovodrun": (
-        "horovod",
-        ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
-        ("HOROVOD_CONTROLLER",),
-    ),
-    "mpirun (Open MPI)": (
-        "horovod",
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        (),
-    ),
+_IDENTITY = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+# launcher -> (backend, the variables that it sets: those of _IDENTITY, and what else it must set)
+_LAUNCHERS: dict[str, tuple[Literal["horovod", "torch"], tuple[str, ...], tuple[str, ...]]] = {
+    "horovodrun": ("horovod", tuple(f"HOROVOD_{name}" for name in _IDENTITY), ("HOROVOD_CONTROLLER",)),
+    "mpirun (Open MPI)": ("horovod", tuple(f"OMPI_COMM_WORLD_{name}" for name in _IDENTITY), ()),
     "mpirun (MPICH, Intel MPI)": ("horovod", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), ()),
     "torchrun": ("torch", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("MASTER_ADDR", "MASTER_PORT")),
 }
@@ -69,16 +47,17 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch:
                 f"launched as if by {launcher} ({', '.join(present)}) but {', '.join(missing)} "
                 f"is not set; start through {launcher.split()[0]}, or unset these variables to run one process"
             )
-        numbers = [_integer(environ, name) for name in identity]
-        if backend == "horovod":
-            return _checked(launcher, backend, numbers)
-        name = "--nodes and --gpus" if started_here(environ) else launcher
-        return _checked(name, backend, numbers, environ["MASTER_ADDR"], _integer(environ, "MASTER_PORT"))
-    task = slurm.task(environ)
-    if task is None:
-        return Launch("single")
-    numbers = [task.rank, task.size, task.local_rank, task.local_size]
-    return _checked("srun", "torch", numbers, task.master_addr, task.master_port)
+        rank, size, local_rank, local_size = (integer(name, environ[name]) for name in identity)
+        launch = Launch(backend, rank, size, local_rank, local_size, launcher)
+        if backend == "torch":
+            launch = replace(
+                launch,
+                launcher="--nodes and --gpus" if started_here(environ) else launcher,
+                master_addr=environ["MASTER_ADDR"],
+                master_port=integer("MASTER_PORT", environ["MASTER_PORT"]),
+            )
+        return _checked(launch)
+    return _checked(slurm.task(environ))
 
 
 def started_here(environ: Mapping[str, str] = os.environ) -> bool:
@@ -98,20 +77,12 @@ def devices_differ(devices: Sequence[str]) -> str:
     )
 
 
-def _integer(environ: Mapping[str, str], name: str) -> int:
-    try:
-        return int(environ[name])
-    except ValueError:
-        raise ValueError(f"{name}={environ[name]!r} is not a whole number") from None
-
-
-def _checked(launcher: str, backend, numbers: list[int], address: str = "", port: int = 0) -> Launch:
-    rank, size, local_rank, local_size = numbers
-    if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
+def _checked(launch: Launch) -> Launch:
+    if not (0 <= launch.rank < launch.size and 0 <= launch.local_rank < launch.local_size <= launch.size):
         raise ValueError(
-            f"{launcher} says rank {rank} of {size}, local rank {local_rank} of {local_size}; "
-            "expected 0 <= rank < size and 0 <= local rank < local size <= size"
+            f"{launch.launcher} says rank {launch.rank} of {launch.size}, local rank {launch.local_rank} of "
+            f"{launch.local_size}; expected 0 <= rank < size and 0 <= local rank < local size <= size"
         )
-    if backend == "torch" and not 0 < port < 65536:
-        raise ValueError(f"MASTER_PORT={port}; expected a port between 1 and 65535")
-    return Launch(backend, rank, size, local_rank, local_size, launcher, address, port)
+    if launch.backend == "torch" and not 0 < launch.master_port < 65536:
+        raise ValueError(f"MASTER_PORT={launch.master_port}; expected a port between 1 and 65535")
+    return launch

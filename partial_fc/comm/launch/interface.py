@@ -7,21 +7,16 @@ from collections.abc import MutableMapping
 import psutil
 
 # What each library reads when it starts; Horovod has one for its own Gloo, and leaves the rest to NCCL and MPI.
-VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include")
+VARIABLES = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
 
 
 def choose(interface: str, environ: MutableMapping[str, str] = os.environ) -> None:
     """Makes every backend that starts later in this process use this network interface.
 
-    Raises ValueError where this host has no such interface, or one without an IPv4 address, at which the status board
-    could listen; and where a variable already says another one: horovodrun and clusters set them, and half of the
-    processes must not follow one and half the other.
+    Raises ValueError as `address_of`, and where a variable already says another one: horovodrun and clusters set them,
+    and half of the processes must not follow one and half the other.
     """
-    addresses = {name: _address(entries) for name, entries in psutil.net_if_addrs().items()}
-    if not addresses.get(interface):
-        state = "has no IPv4 address" if interface in addresses else "does not exist"
-        usable = ", ".join(f"{name} ({address})" for name, address in addresses.items() if address)
-        raise ValueError(f"--network-interface {interface}: {state} on {socket.gethostname()}; there are {usable}")
+    address_of(interface)
     for name in VARIABLES:
         value = environ.get(name)
         if value and not _allows(value, interface):
@@ -34,9 +29,23 @@ def choose(interface: str, environ: MutableMapping[str, str] = os.environ) -> No
         environ[name] = f"={interface}" if name == "NCCL_SOCKET_IFNAME" else interface
 
 
-def _address(entries: list) -> str:
-    """The first IPv4 address, else nothing."""
-    return next((entry.address for entry in entries if entry.family == socket.AF_INET), "")
+def addresses() -> dict[str, str]:
+    """The first IPv4 address of each interface of this host; "" where it has none."""
+    return {
+        name: next((entry.address for entry in entries if entry.family == socket.AF_INET), "")
+        for name, entries in psutil.net_if_addrs().items()
+    }
+
+
+def address_of(interface: str) -> str:
+    """Raises ValueError where this host has no such interface, or one without an IPv4 address, at which the status
+    board could listen."""
+    address = addresses()
+    if not address.get(interface):
+        state = "has no IPv4 address" if interface in address else "does not exist"
+        usable = ", ".join(f"{name} ({ip})" for name, ip in address.items() if ip)
+        raise ValueError(f"--network-interface {interface}: {state} on {socket.gethostname()}; there are {usable}")
+    return address[interface]
 
 
 def _allows(value: str, interface: str) -> bool:

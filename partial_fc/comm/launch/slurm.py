@@ -3,27 +3,15 @@
 Variables: https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES.
 """
 
-import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from partial_fc.comm.launch import Launch, integer
 
 # A job's own shells are steps too, with reserved numbers from here on (slurm.h); they may be printed as signed numbers.
 _RESERVED_STEP_IDS = 0xFFFFFFF0
 # Below the ports that Linux gives to outgoing connections (32768 and up), above what services use.
 _PORTS = range(12000, 32000)
-
-
-@dataclass(frozen=True)
-class Task:
-    """One task of a step of srun. master_addr, master_port: where its rank 0 listens."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    master_addr: str
-    master_port: int
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
@@ -36,18 +24,18 @@ def in_step(environ: Mapping[str, str]) -> bool:
     return step.isdecimal() and int(step) < _RESERVED_STEP_IDS
 
 
-def task(environ: Mapping[str, str]) -> Task | None:
-    """What srun says about this process; none: srun did not start it, or started it alone.
+def task(environ: Mapping[str, str]) -> Launch:
+    """What srun says about this process; one of one: srun did not start it, or started it alone.
 
     MASTER_ADDR and MASTER_PORT win over the first host of the step and a port computed from the job's and the step's
     numbers, which two jobs that share a host seldom have in common. Raises ValueError where a variable is missing or
     contradicts another.
     """
     if not in_step(environ):
-        return None
+        return Launch("single")
     size = _integer(environ, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS")
     if size == 1:
-        return None
+        return Launch("single")
     node = _integer(environ, "SLURM_NODEID")
     rank = _integer(environ, "SLURM_PROCID")
     tasks = tasks_per_node(_text(environ, "SLURM_STEP_TASKS_PER_NODE"))
@@ -59,30 +47,15 @@ def task(environ: Mapping[str, str]) -> Task | None:
         )
     address = environ.get("MASTER_ADDR") or _first_host(environ, rank, node)
     port = _integer(environ, "MASTER_PORT") if environ.get("MASTER_PORT") else _port(environ)
-    return Task(rank, size, _integer(environ, "SLURM_LOCALID"), tasks[node], address, port)
+    return Launch("torch", rank, size, _integer(environ, "SLURM_LOCALID"), tasks[node], "srun", address, port)
 
 
-def hosts(node_list: str) -> list[str]:
-    """Expands SLURM's short form of host names: "node[01-02,07],gpu5" -> node01 node02 node07 gpu5."""
-    names = re.findall(r"(?:[^,\[\]\s]|\[[^\[\]]*\])+", node_list)
-    if ",".join(names) != node_list or not names:
+def first_host(node_list: str) -> str:
+    """The first of host names in SLURM's short form: "node[01-02,07],gpu5" -> node01."""
+    name = re.match(r"(?:[^,\[\]\s]|\[\d+(?:[-,]\d+)*\])+(?=,|$)", node_list)
+    if not name:
         raise ValueError(f"node list {node_list!r}: expected names and brackets like node[01-03,07],gpu5")
-    return [host for name in names for host in _expand(name, node_list)]
-
-
-def _expand(name: str, node_list: str) -> list[str]:
-    parts = []
-    for literal, inside in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", name):
-        parts.append([literal] if literal else [n for r in inside.split(",") for n in _range(r, node_list)])
-    return ["".join(choice) for choice in itertools.product(*parts)]
-
-
-def _range(text: str, node_list: str) -> list[str]:
-    """Expands "08-11" -> 08 09 10 11: numbers keep the width of the first."""
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
-    if not match or int(match[2] or match[1]) < int(match[1]):
-        raise ValueError(f"node list {node_list!r}: {text!r} in brackets is neither a number nor a range like 01-03")
-    return [f"{n:0{len(match[1])}}" for n in range(int(match[1]), int(match[2] or match[1]) + 1)]
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", name[0])
 
 
 def tasks_per_node(text: str) -> list[int]:
@@ -102,7 +75,7 @@ def _first_host(environ: Mapping[str, str], rank: int, node: int) -> str:
             f"srun put task 0 on node {node} of the step, not on its first (--distribution?), so the others would look "
             "for it in the wrong place: set MASTER_ADDR to the host of task 0"
         )
-    return hosts(_text(environ, "SLURM_STEP_NODELIST"))[0]
+    return first_host(_text(environ, "SLURM_STEP_NODELIST"))
 
 
 def _port(environ: Mapping[str, str]) -> int:
@@ -120,7 +93,4 @@ def _text(environ: Mapping[str, str], name: str) -> str:
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int:
-    text = _text(environ, name)
-    if not text.isdecimal():
-        raise ValueError(f"{name}={text!r} is not a whole number")
-    return int(text)
+    return integer(name, _text(environ, name))

@@ -11,9 +11,8 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
@@ -40,16 +39,7 @@ class _Rank:
     rest: dict[int, bytes] = field(default_factory=dict)  # of the last line, by descriptor of this process: 1 or 2
 
 
-def run(
-    command: Sequence[str],
-    *,
-    nodes: int,
-    gpus: int,
-    nr: int,
-    master_addr: str,
-    master_port: int | None,
-    environ: Mapping[str, str] = os.environ,
-) -> int:
+def run(command: Sequence[str], *, nodes: int, gpus: int, nr: int, master_addr: str, master_port: int | None) -> int:
     """Runs `command` as the ranks nr * gpus to nr * gpus + gpus - 1 of nodes * gpus, and waits for them.
 
     master_port: None takes a free one of this host, which is then the only node; raises ValueError where master_addr is
@@ -83,15 +73,15 @@ def run(
                 PARENT: os.getpid(),
                 "PYTHONUNBUFFERED": 1,  # lines arrive when they are printed
             }
-            ranks.append(_start(command, variables, environ, listening))
+            ranks.append(_start(command, variables, listening))
         if listening:
             listening.close()
         return _supervise(ranks, received)
     except BrokenPipeError:
         return 128 + signal.SIGPIPE  # `... | head`: nobody reads any more
     finally:
+        _signal(ranks, signal.SIGKILL)
         for rank in ranks:
-            _signal(rank, signal.SIGKILL)
             rank.process.wait()
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -109,16 +99,13 @@ def _listen(address: str) -> socket.socket:
         ) from None
 
 
-def _start(
-    command: Sequence[str], variables: dict[str, int | str], environ: Mapping[str, str], listening: socket.socket | None
-) -> _Rank:
-    kept_descriptors = []
-    if listening and variables["RANK"] == 0:
-        variables[LISTENING_SOCKET] = listening.fileno()
-        kept_descriptors = [listening.fileno()]
+def _start(command: Sequence[str], variables: dict[str, int | str], listening: socket.socket | None) -> _Rank:
+    kept_descriptors = [listening.fileno()] if listening and variables["RANK"] == 0 else []
+    if kept_descriptors:
+        variables[LISTENING_SOCKET] = kept_descriptors[0]
     process = subprocess.Popen(
         command,
-        env={**environ, **{name: str(value) for name, value in variables.items()}},
+        env={**os.environ, **{name: str(value) for name, value in variables.items()}},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -128,10 +115,10 @@ def _start(
     return _Rank(int(variables["RANK"]), process)
 
 
-def stay_with_parent(environ: Mapping[str, str] = os.environ) -> None:
+def stay_with_parent() -> None:
     """Has this process, which `run` started, killed when the one that started it is gone, in whatever way."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(environ[PARENT]):  # gone before we asked
+    if os.getppid() != int(os.environ[PARENT]):  # gone before we asked
         os._exit(1)
 
 
@@ -159,19 +146,19 @@ def _supervise(ranks: list[_Rank], received: list[int]) -> int:
                 _print_failures(failed, running)
                 status = _shell_status(failed[0].process.returncode)
                 kill_at = time.monotonic() + _FAILURE_GRACE_S
-                _signal_all(running, signal.SIGTERM)
+                _signal(running, signal.SIGTERM)
             for number in received:
                 grace_s = _SIGNAL_GRACE_S.get(signal.Signals(number), _OTHER_SIGNAL_GRACE_S)
                 # A second one: whoever sends it does not want to wait.
                 kill_at = time.monotonic() + (0.0 if requested else grace_s)
                 requested = requested or 128 + number
                 expected |= {-number, requested}
-                for rank in running:
-                    _pass_signal_on(rank, number)
+                # What a rank has started may be needed to write its checkpoint.
+                _signal(running, number, with_children=number not in _SIGNAL_GRACE_S)
             received.clear()
             if time.monotonic() > kill_at:
                 expected |= {-signal.SIGKILL}
-                _signal_all(running, signal.SIGKILL)
+                _signal(running, signal.SIGKILL)
         _pass_on_all(selector)
     for rank in ranks:
         for descriptor, rest in rank.rest.items():
@@ -225,26 +212,11 @@ def _shell_status(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
-def _signal_all(ranks: list[_Rank], number: int) -> None:
+def _signal(ranks: Sequence[_Rank], number: int, with_children: bool = True) -> None:
+    """Sends a signal to the ranks, and to whatever they have started themselves."""
     for rank in ranks:
-        _signal(rank, number)
-
-
-def _pass_signal_on(rank: _Rank, number: int) -> None:
-    """Sends a signal to the rank; to what the rank has started, too, unless it needs that to write its checkpoint."""
-    if number in _SIGNAL_GRACE_S:
         with suppress(ProcessLookupError):
-            rank.process.send_signal(number)
-    else:
-        _signal(rank, number)
-
-
-def _signal(rank: _Rank, number: int) -> None:
-    """Sends a signal to the rank and whatever it has started itself."""
-    with suppress(ProcessLookupError):
-        os.killpg(rank.process.pid, number)
-
-
-def same_command() -> list[str]:
-    """The command line that this process was started with."""
-    return [sys.executable, *sys.orig_argv[1:]]
+            if with_children:
+                os.killpg(rank.process.pid, number)
+            else:
+                rank.process.send_signal(number)

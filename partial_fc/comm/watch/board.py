@@ -18,13 +18,11 @@ import resource
 import secrets
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import psutil
-
-from partial_fc.comm.watch.report import Observation, RankState
+from partial_fc.comm.launch import interface
+from partial_fc.comm.watch.report import Link, Observation, RankState
 
 ANSWER_S = 3.0  # a rank that has not answered by then gives no sign of life
 _log = logging.getLogger("partial_fc")
@@ -39,36 +37,24 @@ class Endpoint:
     token: str  # a connection that does not start with it is closed
     addresses: list[str]  # to be tried in this order
 
-    def to_bytes(self, size: int) -> bytes:
-        """Encodes it in `size` bytes, with as many addresses as fit: a host with containers may have very many."""
-        for num in range(len(self.addresses), 0, -1):
-            data = json.dumps(asdict(replace(self, addresses=self.addresses[:num]))).encode()
-            if len(data) <= size:
-                return data.ljust(size)
-        raise ValueError(f"{self}: not one address fits into {size} bytes")
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "Endpoint":
-        return cls(**json.loads(data))
-
 
 @dataclass
 class _Client:
     """A rank, and its connection to the board."""
 
     rank: int
-    link: str = "never"
+    link: Link = "never"
     writer: asyncio.StreamWriter | None = None
     heard: float = field(default_factory=time.monotonic)  # when it sent something, or its connection ended
-    newest: bytes = b""  # its state, not parsed before somebody asks
-    answer: bytes = b""  # its state with the answer to the query that is being asked
+    newest: dict[str, Any] | None = None  # its state
+    answer: dict[str, Any] | None = None  # its state with the answer to the query that is being asked
     farewell: str = ""
 
     def observe(self) -> Observation:
-        line = self.answer or self.newest
-        state = RankState(**json.loads(line)["state"]) if line else None
+        given = self.answer or self.newest
+        state = RankState(**given) if given else None
         age_s = time.monotonic() - self.heard
-        return Observation(self.rank, self.link, age_s, bool(self.answer), state, self.farewell)  # type: ignore[arg-type]
+        return Observation(self.rank, self.link, age_s, self.answer is not None, state, self.farewell)
 
 
 class Board:
@@ -81,8 +67,6 @@ class Board:
         self._asking = asyncio.Lock()  # one query after the other
         self._num_asked = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._awaited: set[int] = set()  # ranks that have not answered the query yet
-        self._all_answered = asyncio.Event()
         addresses = ["127.0.0.1"] if one_host else local_addresses(network_interface)
         only = addresses[0] if one_host or network_interface else ""
         self.socket = socket.create_server((only, 0), backlog=min(size, 1024))
@@ -100,11 +84,11 @@ class Board:
                 return
             client = self._clients[hello["state"]["rank"]]
             client.writer, client.link, client.heard = writer, "open", time.monotonic()
-            client.newest = json.dumps({"state": hello["state"]}).encode()
+            client.newest = hello["state"]
             send(writer, {"welcome": self.endpoint.token})
             while line := await reader.readline():
                 client.heard = time.monotonic()
-                await self._handle(client, line)
+                self._handle(client, json.loads(line))
         except OSError:
             pass  # the connection broke, which is noted below
         except Exception:
@@ -115,7 +99,6 @@ class Board:
                 client.writer = None
                 client.heard = time.monotonic()
                 client.link = "left" if client.farewell else "lost"
-                self._stop_awaiting(client)
             writer.close()
 
     async def _admit(self, reader: asyncio.StreamReader) -> dict[str, Any] | None:
@@ -127,35 +110,23 @@ class Board:
             return None
         return hello if has_token else None
 
-    async def _handle(self, client: _Client, line: bytes) -> None:
-        if line.startswith(b'{"state"'):  # nearly all of them
-            client.newest = line
-            return
-        message: dict[str, Any] = json.loads(line)
+    def _handle(self, client: _Client, message: dict[str, Any]) -> None:
         if "answer" in message:
             if message["answer"] == self._num_asked:  # else a late one, to a query before
-                client.answer = line
-                self._stop_awaiting(client)
+                client.answer = message["state"]
+        elif "state" in message:
+            client.newest = message["state"]
         elif "ask" in message:
             # In a task of its own: this client's answer to its own query comes over the same connection.
             task = asyncio.get_running_loop().create_task(self._ask(client, message["ask"]))
             self._tasks.add(task)  # the loop alone would not keep it alive
-            task.add_done_callback(self._on_answered)
+            task.add_done_callback(self._tasks.discard)
+            log_fault_of(task, "the status board did not answer a query by a fault of its own")
         elif "reported" in message:
             for other in self._clients:
                 send(other.writer, {"end": client.rank})
         elif "bye" in message:
             client.farewell = message["bye"]
-
-    def _stop_awaiting(self, client: _Client) -> None:
-        self._awaited.discard(client.rank)
-        if not self._awaited:
-            self._all_answered.set()
-
-    def _on_answered(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _log.error("the status board did not answer a query by a fault of its own", exc_info=task.exception())
 
     def announce_exit_of_rank_0(self, why: str) -> None:
         """Tells the others why rank 0 leaves: with its process the board ends, and nobody can ask any more."""
@@ -170,14 +141,15 @@ class Board:
             self._hanging = client.rank
         async with self._asking:
             self._num_asked += 1
+            asked = [other for other in self._clients if other.link == "open"]
             for other in self._clients:
-                other.answer = b""
+                other.answer = None
                 send(other.writer, {"query": query, "answer": self._num_asked})
-            self._awaited = {g.rank for g in self._clients if g.link == "open"}
-            self._all_answered.clear()
             with contextlib.suppress(TimeoutError):  # who is silent is shown as silent
-                await asyncio.wait_for(self._all_answered.wait(), ANSWER_S)
-            send(client.writer, {"observations": [asdict(g.observe()) for g in self._clients]})
+                async with asyncio.timeout(ANSWER_S):
+                    while any(other.link == "open" and other.answer is None for other in asked):
+                        await asyncio.sleep(0.01)
+            send(client.writer, {"observations": [asdict(other.observe()) for other in self._clients]})
 
 
 def send(writer: asyncio.StreamWriter | None, message: dict[str, Any]) -> None:
@@ -187,9 +159,22 @@ def send(writer: asyncio.StreamWriter | None, message: dict[str, Any]) -> None:
             writer.write(json.dumps(message).encode() + b"\n")
 
 
-def parse_observations(observations: Sequence[dict[str, Any]]) -> list[Observation]:
-    """Decodes the observations that the board sent."""
-    return [Observation(**{**s, "state": RankState(**s["state"]) if s["state"] else None}) for s in observations]
+def log_fault_of(task: asyncio.Task[None], words: str) -> None:
+    """Logs the error with which the task ends, if it does."""
+
+    def on_end(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            _log.error(words, exc_info=task.exception())
+
+    task.add_done_callback(on_end)
+
+
+def parse_observations(answer: dict[str, Any] | None) -> list[Observation] | None:
+    """Decodes the observations that the board sent; None where it did not."""
+    if answer is None:
+        return None
+    given = answer["observations"]
+    return [Observation(**{**s, "state": RankState(**s["state"]) if s["state"] else None}) for s in given]
 
 
 async def join(
@@ -214,29 +199,16 @@ async def join(
 
 
 def local_addresses(network_interface: str | None = None) -> list[str]:
-    """The addresses by which other hosts may reach this one, the likely ones first.
-
-    network_interface: the only one to be used. Raises ValueError where it has no IPv4 address.
-    """
-    address = {
-        name: e.address
-        for name, entries in psutil.net_if_addrs().items()
-        for e in entries
-        if e.family == socket.AF_INET
-    }
+    """The addresses by which other hosts may reach this one, the likely ones first. network_interface: the only one to
+    be used."""
     if network_interface:
-        if network_interface not in address:
-            raise ValueError(f"--network-interface {network_interface}: no IPv4 address there; this host has {address}")
-        return [address[network_interface]]
-    from_environment = [
-        address.get(name.removeprefix("="))
-        for variable in ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-        for name in os.environ.get(variable, "").split(",")
-    ]
+        return [interface.address_of(network_interface)]
+    address = interface.addresses()
+    named = ",".join(os.environ.get(variable, "") for variable in interface.VARIABLES).split(",")
+    chosen = [address.get(name.removeprefix("=")) for name in named]
     master = os.environ.get("MASTER_ADDR")  # torchrun's rank 0
-    addresses = [a for a in (*from_environment, master, *address.values(), socket.gethostname()) if a]
-    from_outside = [a for a in addresses if not a.startswith("127.") and a != "localhost"]
-    return list(dict.fromkeys(from_outside)) or ["127.0.0.1"]
+    addresses = dict.fromkeys([*chosen, master, *address.values(), socket.gethostname()])
+    return [a for a in addresses if a and not a.startswith("127.") and a != "localhost"] or ["127.0.0.1"]
 
 
 def _allow_open_files(num: int) -> None:

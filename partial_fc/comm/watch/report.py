@@ -1,11 +1,17 @@
 """The text of a report on a collective that hangs or fails, from what the ranks say of themselves. No input or output
 here."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 MAX_LINES = 16  # for one rank each; a thousand missing ranks have one cause
+# What a rank does with respect to the collective that is reported; its line begins with that, or with _HEADINGS.
+Doing = Literal[
+    "waiting", "unknown", "failed too", "left", "lost", "silent", "elsewhere", "not started", "out of order", "started"
+]
+_HEADINGS: dict[Doing, str] = {"left": "missing", "lost": "missing", "silent": "missing", "not started": "missing"}
 
 
 @dataclass
@@ -42,13 +48,16 @@ class Query:
     ordered: bool = False  # torch.distributed matches collectives by their order, Horovod by name
 
 
+# never: did not reach the board; left: closed its world; lost: the connection broke without that
+Link = Literal["open", "left", "lost", "never"]
+
+
 @dataclass
 class Observation:
     """A rank as the status board of rank 0 sees it, ages by the board's own clock."""
 
     rank: int
-    # never: did not reach the board; left: closed its world; lost: the connection broke without that
-    link: Literal["open", "left", "lost", "never"]
+    link: Link
     age_s: float = 0.0  # of its last message, or of the end of its connection
     answered: bool = False
     state: RankState | None = None  # the newest one
@@ -67,10 +76,8 @@ def hang_report(query: Query, observations: Sequence[Observation] | None, why_ra
     )
     if observations is None:
         return f"{head}\n{_no_board(why_rank_0_left)}"
-    lines, waiting = _split(query, observations)
-    if waiting:
-        lines.append(f"waiting in it: {ranks_in_words(waiting)}")
-    return "\n  ".join([head, *lines, f"what to look at: {_advice(query, observations)}"])
+    lines, ranks = _lines(query, observations)
+    return "\n  ".join([head, *lines, f"what to look at: {_advice(ranks)}"])
 
 
 def failure_report(
@@ -83,13 +90,8 @@ def failure_report(
     )
     if observations is None:
         return f"{head}\n{_no_board(why_rank_0_left)}"
-    others = [s for s in observations if s.rank != query.rank]
-    lines, waiting = _split(query, others)
-    if waiting:
-        lines.append(f"waiting in it: {ranks_in_words(waiting)}")
-    failed = [s.rank for s in others if s.state and s.state.failed]
-    first = [s.rank for s in others if s.rank not in failed and (s.link in ("left", "lost") or _is_silent(s))]
-    if first:
+    lines, ranks = _lines(query, [s for s in observations if s.rank != query.rank])
+    if first := [*ranks["left"], *ranks["lost"], *ranks["silent"]]:
         lines.append(f"look first at the output and the host of {ranks_in_words(first)}")
     return "\n  ".join([head, *lines])
 
@@ -105,42 +107,25 @@ def _no_board(why_rank_0_left: str) -> str:
     )
 
 
-def _is_silent(s: Observation) -> bool:
-    return s.link == "open" and not s.answered
-
-
-def _is_elsewhere(query: Query, s: Observation) -> bool:
-    """Whether the rank waits in another collective, having never called this one."""
-    state = s.state
-    return bool(
-        s.answered and state and state.has_started is False and state.waits_for and state.waits_for != query.name
-    )
-
-
-def _is_out_of_order(query: Query, s: Observation) -> bool:
-    state = s.state
-    return bool(
-        query.ordered and s.answered and state and state.has_started and state.number and state.number != query.number
-    )
-
-
-def _split(query: Query, observations: Sequence[Observation]) -> tuple[list[str], list[int]]:
-    """(lines about ranks that do anything else, the ranks that wait in this collective)."""
+def _lines(query: Query, observations: Sequence[Observation]) -> tuple[list[str], dict[Doing, list[int]]]:
+    """(a line on each rank that does not wait in this collective, one on those that do; the ranks by what they do)."""
     lines: list[str] = []
-    waiting: list[int] = []
+    ranks: dict[Doing, list[int]] = defaultdict(list)
     for s in observations:
-        words = _about(query, s)
-        if words:
-            lines.append(f"{words[0]}: rank {s.rank}{_where(s.state)}: {words[1]}")
-        else:
-            waiting.append(s.rank)
+        doing, words = _about(query, s)
+        ranks[doing].append(s.rank)
+        if doing != "waiting":
+            where = f" (host {s.state.host}, process {s.state.process})" if s.state and s.state.host else ""
+            lines.append(f"{_HEADINGS.get(doing, doing)}: rank {s.rank}{where}: {words}")
     if len(lines) > MAX_LINES:
         lines = [*lines[:MAX_LINES], f"... and {len(lines) - MAX_LINES} more ranks"]
-    return lines, waiting
+    if ranks["waiting"]:
+        lines.append(f"waiting in it: {ranks_in_words(ranks['waiting'])}")
+    return lines, ranks
 
 
-def _about(query: Query, s: Observation) -> tuple[str, str] | None:
-    """(heading, what it does); None: it waits in this collective, as it should."""
+def _about(query: Query, s: Observation) -> tuple[Doing, str]:
+    """(what the rank does, in words)."""
     state = s.state
     if s.link == "never":
         return "unknown", "has never reached the status board of rank 0, so nothing is known of it"
@@ -148,26 +133,24 @@ def _about(query: Query, s: Observation) -> tuple[str, str] | None:
         ended = "" if s.link == "open" else ", and it has ended"
         return "failed too", f"its backend gave up collective {state.failed}{ended}"
     if s.link == "left":
-        return "missing", f"has left {s.age_s:.0f} s ago ({s.farewell}). {_last_known(state)}"
+        return "left", f"has left {s.age_s:.0f} s ago ({s.farewell}). {_last_known(state)}"
     if s.link == "lost":
-        return (
-            "missing",
-            f"no longer there: its process ended, or its host went away, {s.age_s:.0f} s ago. {_last_known(state)}",
+        return "lost", (
+            f"no longer there: its process ended, or its host went away, {s.age_s:.0f} s ago. {_last_known(state)}"
         )
     if not s.answered or state is None:
-        return (
-            "missing",
+        return "silent", (
             f"no sign of life for {s.age_s:.0f} s: its process is stopped, its host cannot be reached, or its Python "
-            f"is held up in a long call. {_last_known(state)}",
+            f"is held up in a long call. {_last_known(state)}"
         )
-    if _is_elsewhere(query, s):
+    if not state.has_started and state.waits_for and state.waits_for != query.name:
         return "elsewhere", (
             f"has not started it and waits in {state.waits_for} instead, for {state.waited_s:.0f} s. "
             f"Step {state.step}; {state.num_started} collectives started. In {state.code}"
         )
     if not state.has_started:
-        return "missing", f"has not started it. It is in {_position(state)}, in {state.code}"
-    if _is_out_of_order(query, s):
+        return "not started", f"has not started it. It is in {_position(state)}, in {state.code}"
+    if query.ordered and state.number and state.number != query.number:
         return "out of order", (
             f"has started it as its collective number {state.number}, not {query.number}: the ranks call collectives "
             f"in different orders. In {state.code}"
@@ -175,11 +158,7 @@ def _about(query: Query, s: Observation) -> tuple[str, str] | None:
     if not state.waits_in_it:
         what = f"waits in {state.waits_for} for {state.waited_s:.0f} s" if state.waits_for else "computes"
         return "started", f"has started it and {what}. Step {state.step}. In {state.code}"
-    return None
-
-
-def _where(state: RankState | None) -> str:
-    return f" (host {state.host}, process {state.process})" if state and state.host else ""
+    return "waiting", ""
 
 
 def _position(state: RankState) -> str:
@@ -193,25 +172,22 @@ def _last_known(state: RankState | None) -> str:
     return f"When it was last heard of: {_position(state)}." if state else "It never said where it was."
 
 
-def _advice(query: Query, observations: Sequence[Observation]) -> str:
-    if any(_is_elsewhere(query, s) or _is_out_of_order(query, s) for s in observations):
+def _advice(ranks: dict[Doing, list[int]]) -> str:
+    if ranks["elsewhere"] or ranks["out of order"]:
         return (
             "the ranks took different paths through the program: a condition (a flag, a rank number, a data set's "
             "length) that is not the same on all of them"
         )
-    ended = [s.rank for s in observations if s.link in ("left", "lost")]
-    if ended:
+    if ended := [*ranks["failed too"], *ranks["left"], *ranks["lost"]]:
         return f"the output of {ranks_in_words(ended)}; dmesg of its host (killed for its memory?)"
-    silent = [s.rank for s in observations if _is_silent(s)]
-    if silent:
+    if silent := ranks["silent"]:
         return f"the host and the network of {ranks_in_words(silent)}; the state of its process (ps, py-spy dump)"
-    missing = [s.rank for s in observations if s.answered and s.state and not s.state.has_started]
-    if missing:
+    if missing := ranks["not started"]:
         return (
             f"the Python stacks of {ranks_in_words(missing)} in its log: slow storage, a long evaluation or "
             "checkpoint? If that is meant to take so long, give a longer --comm-timeout"
         )
-    if any(s.link == "never" for s in observations):
+    if ranks["unknown"]:
         return "the ranks that never reached the status board; give --network-interface if hosts have several"
     return (
         "every rank has called it, so the transfer stands still: the network between the hosts (firewall, "

@@ -22,7 +22,7 @@ from typing import Any
 
 from partial_fc.comm.journal import Call, Journal
 from partial_fc.comm.launch.detect import StartError
-from partial_fc.comm.watch.board import ANSWER_S, Board, Endpoint, join, parse_observations, send
+from partial_fc.comm.watch.board import ANSWER_S, Board, Endpoint, join, log_fault_of, parse_observations, send
 from partial_fc.comm.watch.report import Observation, Query, RankState, failure_report, hang_report
 from partial_fc.comm.watch.stacks import code_of_main_thread, emit, stacks
 
@@ -50,42 +50,41 @@ class Watch:
         self._board = board
         self._host, self._process = socket.gethostname(), os.getpid()
         self._writer: asyncio.StreamWriter | None = None
+        self._asking = asyncio.Lock()
         self._reply: asyncio.Future[dict[str, Any] | None] | None = None
         self._ending = False
         self._why_rank_0_left = ""
         # The collective that the backend gave up, and how many had been started by then.
         self._failed = ("", 0)
-        self._started = threading.Event()
         self._tried_to_connect = threading.Event()
-        self._closed = threading.Event()
-        self._start_error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
-        self._thread.start()
-        self._started.wait()
-        if self._start_error is not None:
+        self._is_closed = False
+        try:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+            self._thread.start()
+            self._tasks = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+        except Exception as error:
             raise StartError(
-                f"rank {journal.rank} of {journal.size}: the watch over collectives does not start: "
-                f"{self._start_error!r}. --comm-timeout 0 goes without it"
-            ) from self._start_error
+                f"rank {journal.rank} of {journal.size}: the watch over collectives does not start: {error!r}. "
+                "--comm-timeout 0 goes without it"
+            ) from error
         self._tried_to_connect.wait(_FIRST_CONNECTION_S)
-        atexit.register(self._on_interpreter_exit)
         _open_watches.add(self)
+        atexit.register(_on_interpreter_exit)  # after the backend's own handlers, so it is called before them
 
     def close(self, why: str = "it closed its world") -> None:
         """Tells the board that this rank leaves, and why, so that it is not missing. The thread ends, but for rank 0's,
         which serves the board."""
-        if self._closed.is_set() or os.getpid() != self._process:
+        if self._is_closed or os.getpid() != self._process:
             return
-        self._closed.set()
-        atexit.unregister(self._on_interpreter_exit)
+        self._is_closed = True
         _open_watches.discard(self)
         # Shorter than a person notices; what the board does not learn in that time it learns from the connection.
-        leaving = asyncio.run_coroutine_threadsafe(self._leave(why), self._loop)
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._leave(why), self._loop).result(5.0)
         if self._board is None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(5.0)
-        else:
-            with contextlib.suppress(TimeoutError):
-                leaving.result(5.0)
 
     def describe_failure(self, call: Call, backend_error: str) -> str:
         """The message of the error to raise where the backend gave a collective up. Asks the board, which takes seconds
@@ -102,43 +101,26 @@ class Watch:
         """Where all ranks are with respect to a collective; None where the board does not answer."""
         asking = asyncio.run_coroutine_threadsafe(self._ask(self._query(call, hangs=False)), self._loop)
         try:
-            answer = asking.result(2 * ANSWER_S)
+            return parse_observations(asking.result(2 * ANSWER_S))
         except TimeoutError:
             return None
-        return answer if isinstance(answer, list) else None
-
-    def _on_interpreter_exit(self) -> None:
-        error = getattr(sys, "last_value", None)
-        why = _in_one_line(error) if error is not None else "its output says why"
-        self.close(f"its Python ended without closing the world; {why}")
 
     # ---- in the thread
 
     def _run(self) -> None:
-        try:
-            asyncio.run(self._main())
-        except Exception as error:
-            if self._started.is_set():
-                raise
-            self._start_error = error
-        finally:
-            self._started.set()
+        self._loop.run_forever()
+        self._loop.close()
 
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._asking = asyncio.Lock()
-        self._leaving = asyncio.Event()
+    async def _start(self) -> list[asyncio.Task[None]]:
         if self._board:
             await self._board.serve()
         tasks = [self._loop.create_task(part()) for part in (self._keep_connected, self._measure_waits)]
         for task in tasks:
-            task.add_done_callback(_log_failure)
-        self._started.set()
-        await self._leaving.wait()
-        for task in tasks:
-            task.cancel()
-        if self._board:
-            await asyncio.Event().wait()
+            log_fault_of(
+                task,
+                "the watch over collectives has ended by a fault of its own; one that hangs is not reported any more",
+            )
+        return tasks
 
     async def _leave(self, why: str) -> None:
         if self._board:
@@ -148,17 +130,19 @@ class Watch:
             send(self._writer, {"bye": why})
             with contextlib.suppress(OSError, TimeoutError):
                 await asyncio.wait_for(self._writer.drain(), 1.0)
-        self._leaving.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
 
     async def _keep_connected(self) -> None:
         failures = 0  # before the first connection
         while True:
             connection = await join(self._endpoint, self._state(), _CONNECT_S)
+            self._tried_to_connect.set()
             if connection is not None:
                 failures = _GIVE_A_WARNING
                 await self._listen(*connection)
             elif failures < _GIVE_A_WARNING:
-                self._tried_to_connect.set()
                 failures += 1
                 if failures == _GIVE_A_WARNING:
                     i = self._endpoint
@@ -171,7 +155,6 @@ class Watch:
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
-        self._tried_to_connect.set()
         try:
             while line := await reader.readline():
                 self._handle(json.loads(line))
@@ -228,32 +211,29 @@ class Watch:
     async def _report(self, call: Call) -> None:
         query = self._query(call, hangs=True)
         answer = await self._ask(query)
-        if isinstance(answer, int):
+        if answer and "asked_by" in answer:
             self._prepare_to_exit(query)
             await asyncio.Event().wait()  # the board says when to end, or the timer of _prepare_to_exit
         self._prepare_to_exit(query)
-        report = hang_report(query, answer, self._why_rank_0_left)  # type: ignore[arg-type]
+        report = hang_report(query, parse_observations(answer), self._why_rank_0_left)
         emit(self._journal.rank, report, THREAD_NAME)
         if self._writer:
             send(self._writer, {"reported": ""})
             await asyncio.sleep(0.5)  # the others read that they are to end
         os._exit(EXIT_STATUS)
 
-    async def _ask(self, query: Query) -> list[Observation] | int | None:
-        """Asks the board where all ranks are. Returns the rank that reports a hang already, where there is one; None
-        where the board does not answer."""
+    async def _ask(self, query: Query) -> dict[str, Any] | None:
+        """Asks the board where all ranks are; None where it does not answer. Where a rank reports a hang already, the
+        answer is "asked_by" that rank."""
         async with self._asking:
             if self._writer is None:
                 return None
             self._reply = self._loop.create_future()
             send(self._writer, {"ask": asdict(query)})
             try:
-                message = await asyncio.wait_for(self._reply, ANSWER_S + 2.0)
+                return await asyncio.wait_for(self._reply, ANSWER_S + 2.0)
             except TimeoutError:
                 return None
-            if message is None:
-                return None
-            return message["asked_by"] if "asked_by" in message else parse_observations(message["observations"])
 
     def _query(self, call: Call, hangs: bool) -> Query:
         journal, waited_s = self._journal, max(0.0, call.waited_s)
@@ -264,10 +244,10 @@ class Watch:
         journal = self._journal
         waiting = journal.oldest_in_flight()
         state = RankState(
-            rank=self._journal.rank,
+            rank=journal.rank,
             host=self._host,
             process=self._process,
-            step=self._journal.step,
+            step=journal.step,
             num_started=journal.num_started,
             last=journal.newest.name if journal.newest else "",
             waits_for=waiting.name if waiting else "",
@@ -290,9 +270,8 @@ class Watch:
         self._ending = True
         has_log_file = any(isinstance(handler, logging.FileHandler) for handler in _log.handlers)
         emit(self._journal.rank, stacks(THREAD_NAME), THREAD_NAME, on_stderr=not has_log_file)
-        self._loop.call_later(
-            4 * ANSWER_S, lambda: self._end(f"ends: collective {query.name} hangs, and nobody reported it in time")
-        )
+        words = f"ends: collective {query.name} hangs, and nobody reported it in time"
+        self._loop.call_later(4 * ANSWER_S, self._end, words)
 
     def _end(self, words: str) -> None:
         emit(self._journal.rank, words, THREAD_NAME)
@@ -306,16 +285,15 @@ def report_failure(error: BaseException) -> None:
         watch.close(f"it failed; {_in_one_line(error)}")
 
 
+def _on_interpreter_exit() -> None:
+    error = getattr(sys, "last_value", None)
+    why = _in_one_line(error) if error is not None else "its output says why"
+    for watch in list(_open_watches):
+        watch.close(f"its Python ended without closing the world; {why}")
+
+
 def _in_one_line(error: BaseException) -> str:
     return " ".join("".join(traceback.format_exception_only(error)).split())[:1000]
-
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        _log.error(
-            "the watch over collectives has ended by a fault of its own; one that hangs is not reported any more",
-            exc_info=task.exception(),
-        )
 
 
 def _is_done(done: Callable[[], bool]) -> bool:

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from partial_fc.comm import World
 from partial_fc.data import RecordSource, Source
-from partial_fc.data.check.image_findings import REPLACED, check_images
-from partial_fc.data.check.images import CONSTANT, CUT, ImageScan, scan_images
-from partial_fc.data.check.labels import check_labels
+from partial_fc.data.check.images import CONSTANT, CUT, REPLACED, ImageScan, check_images, scan_images
+from partial_fc.data.check.labels import check_labels, check_range
 from partial_fc.data.sample import BadRecord
-from partial_fc.findings import Describe, Finding, counted, findings_at, text_lines
+from partial_fc.findings import Finding, counted, findings_at, text_lines
 
 Mode = Literal["quick", "full", "off"]
 
@@ -32,7 +31,6 @@ _FEW = 16  # of fewer images nothing is said about what all of them have in comm
 _CHEAP_BYTES = 1 << 30  # of a .rec, in which the labels lie beside the images
 _MESSAGES = 20  # of each rank
 _SHOWN = 3
-_ARRAYS = ("code_N", "hash_N", "height_N", "width_N", "coloured_N")  # of a scan
 _UNREAD = -(2**62)  # in place of a label
 
 # Errors that training survives, or that do not make it nonsense.
@@ -60,7 +58,7 @@ def check_data(
     started = time.perf_counter()
     index_n = _choose_indices(len(source), mode, seed)
     mine = index_n[world.rank :: world.size]
-    scan, label_n = _scan_in_slices(source, mine, math.ceil(len(index_n) / world.size), num_threads, world)
+    scan, label_n = _scan(source, mine, math.ceil(len(index_n) / world.size), num_threads, world)
     scan, label_n = _gather(scan, label_n, world)
     index_n = np.concatenate([index_n[rank :: world.size] for rank in range(world.size)])
     label_N = _all_labels(source, mode, world)
@@ -69,10 +67,14 @@ def check_data(
         label = int(label_n[i])
         return {"file": source.where(int(index_n[i])), **({} if label == _UNREAD else {"class": label})}
 
-    labels = "their labels"
     findings = check_images(scan, label_n, describe)
     if label_N is None:
-        findings += _check_some_labels(label_n, num_classes, describe)
+        labels = "their labels"
+        read = np.flatnonzero(label_n != _UNREAD)
+        findings += check_range(label_n[read], num_classes, lambda i: describe(int(read[i])))
+        values = np.unique(label_n[read])
+        if len(values) == 1 and num_classes > 1 and len(label_n) >= _FEW:
+            findings.append(Finding("error", "label-constant", f"all labels are {values[0]}: were they lost?"))
     else:
         read = np.flatnonzero(label_N != _UNREAD)
         read_label = label_N[read]
@@ -106,23 +108,11 @@ def _choose_indices(num_samples: int, mode: Mode, seed: int) -> NDArray[np.int64
     return np.random.default_rng(seed).integers(edges[:-1], edges[1:])
 
 
-def _scan_in_slices(
+def _scan(
     source: Source, index_n: NDArray[np.int64], longest: int, num_threads: int, world: World
 ) -> tuple[ImageScan, NDArray[np.int64]]:
     """longest: images of the rank with the most. A rank whose disk is much slower would count as hung (--comm-timeout)
     if the others waited for it only at the end."""
-    slices = []
-    for begin in range(0, max(1, longest), _SLICE):
-        if begin:
-            world.barrier(name="data/looking")
-        slices.append(_scan_slice(source, index_n[begin : begin + _SLICE], num_threads))
-    joined = ImageScan(**{name: np.concatenate([getattr(scan, name) for scan, _ in slices]) for name in _ARRAYS})  # type: ignore[arg-type]
-    for number, (scan, _) in enumerate(slices):
-        joined.messages |= {number * _SLICE + i: message for i, message in scan.messages.items()}
-    return joined, np.concatenate([label_n for _, label_n in slices])
-
-
-def _scan_slice(source: Source, index_n: NDArray[np.int64], num_threads: int) -> tuple[ImageScan, NDArray[np.int64]]:
     label_n = np.full(len(index_n), _UNREAD)
 
     def read(i: int) -> bytes:
@@ -131,25 +121,27 @@ def _scan_slice(source: Source, index_n: NDArray[np.int64], num_threads: int) ->
         assert isinstance(sample.image, bytes), "files and records give encoded images"
         return sample.image
 
+    def wait_for_others(stop: int) -> None:
+        if stop % _SLICE == 0 and stop < longest:
+            world.barrier(name="data/looking")
+            source.will_need(index_n[stop : stop + _SAMPLE].tolist())
+
     source.will_need(index_n[:_SAMPLE].tolist())
-    return scan_images(read, len(index_n), num_threads), label_n
+    return scan_images(read, len(index_n), num_threads, window=_SLICE, after_window=wait_for_others), label_n
 
 
 def _gather(scan: ImageScan, label_n: NDArray[np.int64], world: World) -> tuple[ImageScan, NDArray[np.int64]]:
     """The scans and labels of all ranks, in the order of the ranks."""
 
     def all_of(array: NDArray, name: str) -> NDArray:
-        return world.all_gather(torch.from_numpy(array), name=f"data/{name}").numpy()
+        rows = torch.from_numpy(array.view(np.uint8).reshape(len(array), array.itemsize))
+        return world.all_gather(rows, name=f"data/{name}").numpy().reshape(-1).view(array.dtype)
 
+    gathered = ImageScan(0)
+    for name in ("code_N", "hash_N", "height_N", "width_N", "coloured_N"):
+        setattr(gathered, name, all_of(getattr(scan, name), name))
     first = dict(sorted(scan.messages.items())[:_MESSAGES])
     words = np.frombuffer((json.dumps([len(scan.code_N), first]) + "\n").encode(), np.uint8).copy()
-    gathered = ImageScan(
-        all_of(scan.code_N, "codes"),
-        all_of(scan.hash_N.view(np.int64), "hashes").view(np.uint64),
-        all_of(scan.height_N.astype(np.int32), "heights").astype(np.uint16),
-        all_of(scan.width_N.astype(np.int32), "widths").astype(np.uint16),
-        all_of(scan.coloured_N.view(np.uint8), "colours").view(np.bool_),
-    )
     start = 0
     for line in all_of(words, "words").tobytes().decode().splitlines():
         num_images, messages = json.loads(line)
@@ -162,7 +154,7 @@ def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] |
     """All labels, _UNREAD for those that cannot be read; None in a quick check where they are not cheap to read. Raises
     ValueError where they differ between ranks: each host may have a copy of its own."""
     label_N = None
-    cheap = _labels_are_cheap(source)
+    cheap = not isinstance(source, RecordSource) or source.reader.rec_path.stat().st_size <= _CHEAP_BYTES
     if mode == "quick" and cheap:
         # A disk then reads them together, and training has them in memory.
         source.will_need(range(len(source)))
@@ -190,21 +182,6 @@ def _labels(source: Source) -> NDArray[np.int64]:
         with suppress(BadRecord):  # the loader will name that record, and replace it
             label_N[index] = source.read(index).label
     return label_N
-
-
-def _labels_are_cheap(source: Source) -> bool:
-    return not isinstance(source, RecordSource) or source.reader.rec_path.stat().st_size <= _CHEAP_BYTES
-
-
-def _check_some_labels(label_n: NDArray[np.int64], num_classes: int, describe: Describe) -> list[Finding]:
-    """Some labels do not say which classes are missing."""
-    what = f"labels outside 0 to {num_classes - 1}: is the number of classes that of another set?"
-    outside = (label_n != _UNREAD) & ((label_n < 0) | (label_n >= num_classes))
-    findings = findings_at("error", "label-range", what, outside, describe)
-    values = np.unique(label_n[label_n != _UNREAD])
-    if len(values) == 1 and num_classes > 1 and len(label_n) >= _FEW:
-        findings.append(Finding("error", "label-constant", f"all labels are {values[0]}: were they lost?"))
-    return findings
 
 
 def _check_whole(scan: ImageScan, num_samples: int, max_bad_records: int) -> list[Finding]:

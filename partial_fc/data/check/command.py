@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import cv2
 import numpy as np
@@ -16,8 +16,7 @@ from partial_fc import findings as report
 from partial_fc.data.check.contact_sheet import ContactSheet
 from partial_fc.data.check.digits import check_digits
 from partial_fc.data.check.identities import check_identities, check_layout
-from partial_fc.data.check.image_findings import check_images
-from partial_fc.data.check.images import scan_images
+from partial_fc.data.check.images import check_images, scan_images
 from partial_fc.data.check.labels import check_labels
 from partial_fc.data.check.pairs import check_pairs
 from partial_fc.data.check.recordio import NO_LABEL, CannotCheck, Records
@@ -68,13 +67,23 @@ def doctor_data(options: DataOptions) -> int:
         print(f"partial-fc doctor data: {error}")
         return _NOTHING_TO_CHECK
     seconds = time.perf_counter() - started
-    if options.report:
-        report.write_report(options.report, check.summary(seconds), check.findings)
     report.print_all(check.findings, options.show)
-    errors, warnings = (counted(report.count(check.findings, key), key) for key in ("error", "warning"))
+    num_errors, num_warnings = report.count(check.findings, "error"), report.count(check.findings, "warning")
+    decoded = f"{counted(check.num_decoded, 'image')} decoded in {seconds:.1f} s"
     rate = f", {check.num_decoded / seconds:,.0f} images/s" if check.num_decoded else ""
-    print(f"\n{errors}, {warnings}; {counted(check.num_decoded, 'image')} decoded in {seconds:.1f} s{rate}")
+    print(f"\n{counted(num_errors, 'error')}, {counted(num_warnings, 'warning')}; {decoded}{rate}")
     if options.report:
+        summary = {
+            "source": str(options.source),
+            "kind": check.kind,
+            "images": check.num_images,
+            "classes": check.num_classes,
+            "images_decoded": check.num_decoded,
+            "seconds": round(seconds, 2),
+            "errors": num_errors,
+            "warnings": num_warnings,
+        }
+        report.write_report(options.report, summary, check.findings)
         print(f"all places: {options.report}")
     if options.sheet:
         print(check.sheet.write(options.sheet))
@@ -137,18 +146,6 @@ class _Check:
             self.findings += findings
             self.num_decoded += num_decoded
 
-    def summary(self, seconds: float) -> dict[str, Any]:
-        return {
-            "source": str(self.options.source),
-            "kind": self.kind,
-            "images": self.num_images,
-            "classes": self.num_classes,
-            "images_decoded": self.num_decoded,
-            "seconds": round(seconds, 2),
-            "errors": report.count(self.findings, "error"),
-            "warnings": report.count(self.findings, "warning"),
-        }
-
     def _check_records(self, rec_path: Path) -> None:
         self.kind, file = "RecordIO", str(rec_path)
         try:
@@ -158,22 +155,15 @@ class _Check:
             return
         about_identities, num_identities = check_identities(records)
         stated, size, about_property = _read_property(rec_path.with_name("property"), num_identities, len(records))
-        label_N = records.label_N
-        num_classes = stated or num_identities or max(1, int(label_N.max()) + 1)
-        self._set_sizes(rec_path, len(records), num_classes)
         self.findings += [*records.findings, *about_property, *about_identities, *check_layout(records)]
-        # The others have had their own finding.
-        labelled = np.flatnonzero(label_N != NO_LABEL)
-        self.findings += check_labels(
-            label_N[labelled], self.num_classes, lambda i: records.describe(int(labelled[i])), file
-        )
         # In the file's order, so that a disk reads it once from start to end.
-        order = records.in_file_order()
-        self._check_images(
-            lambda i: records.read(int(order[i])),
-            label_N[order],
-            lambda i: records.describe(int(order[i])),
+        order, label_N = records.in_file_order(), records.label_N
+        self._check_set(
             rec_path,
+            label_N[order],
+            stated or num_identities or max(1, int(label_N.max()) + 1),
+            lambda i: records.read(int(order[i])),
+            lambda i: records.describe(int(order[i])),
             size,
         )
 
@@ -185,34 +175,38 @@ class _Check:
             self.findings.append(Finding("error", "set-unreadable", str(error), file=file))
             return
         label_N = files.labels()
-        self._set_sizes(source, len(files), files.num_classes)
-
-        def describe(i: int) -> dict[str, Any]:
-            return {"file": files.where(i), "class": int(label_N[i])}
-
         if files.left_out:
             what = f"files are left out: {files.left_out_text()}"
             self.findings.append(Finding("warning", "files-left-out", what, files.left_out.total(), file=file))
-        self.findings += check_labels(label_N, self.num_classes, describe, file)
-        self._check_images(files.read_file, label_N, describe, source, None)
+        self._check_set(
+            source,
+            label_N,
+            files.num_classes,
+            files.read_file,
+            lambda i: {"file": files.where(i), "class": int(label_N[i])},
+        )
 
-    def _set_sizes(self, source: Path, num_images: int, num_classes: int) -> None:
-        self.num_images, self.num_classes = num_images, self.options.num_classes or num_classes
-        sizes = f"{counted(self.num_images, 'image')}, {counted(self.num_classes, 'class')}"
-        print(f"{source}: {self.kind}, {sizes}")
-
-    def _check_images(
+    def _check_set(
         self,
-        read: Callable[[int], bytes],
-        label_N: NDArray[np.int64],
-        describe: Describe,
         source: Path,
-        size: int | None,
+        label_N: NDArray[np.int64],
+        num_classes: int,
+        read: Callable[[int], bytes],
+        describe: Describe,
+        size: int | None = None,
     ) -> None:
-        if not self.options.images:
+        """Labels and images. num_classes, size: as the set itself has them."""
+        options = self.options
+        self.num_images, self.num_classes = len(label_N), options.num_classes or num_classes
+        print(f"{source}: {self.kind}, {counted(self.num_images, 'image')}, {counted(self.num_classes, 'class')}")
+        labelled = np.flatnonzero(label_N != NO_LABEL)  # the others have had their own finding
+        self.findings += check_labels(
+            label_N[labelled], self.num_classes, lambda i: describe(int(labelled[i])), str(source)
+        )
+        if not options.images:
             return
-        bar = source.name if self.options.bar else ""
-        scan = scan_images(read, len(label_N), self.options.num_workers, hear_decoder=True, bar=bar)
+        bar = source.name if options.bar else ""
+        scan = scan_images(read, len(label_N), options.num_workers, hear_decoder=True, bar=bar)
         findings = check_images(scan, label_N, describe, str(source), size)
         self.findings += findings
         self.sheet.add(findings, read, len(label_N), describe, source.name)

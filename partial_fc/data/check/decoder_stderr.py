@@ -3,7 +3,6 @@ as if nothing were wrong, and reports it nowhere else."""
 
 import os
 import tempfile
-from types import TracebackType
 from typing import IO, Self
 
 
@@ -19,9 +18,7 @@ class DecoderStderr:
         """The stderr of before, for a progress bar."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         os.dup2(self._before, 2)
         os.close(self._before)
         self.terminal.close()

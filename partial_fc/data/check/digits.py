@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.check.contact_sheet import ContactSheet
-from partial_fc.data.check.image_findings import check_images
-from partial_fc.data.check.images import CONSTANT, ImageScan, hash_of
+from partial_fc.data.check.images import CONSTANT, ImageScan, check_images, hash_of
 from partial_fc.data.check.labels import check_labels
 from partial_fc.data.idx import ImageSet, Split, find, read_set
 from partial_fc.findings import Finding, findings_at
@@ -52,7 +51,7 @@ def check_digits(folder: Path, sheet: ContactSheet) -> tuple[list[Finding], int]
 
 
 def _scan(images: ImageSet) -> ImageScan:
-    scan = ImageScan.empty(len(images.label_N))
+    scan = ImageScan(len(images.label_N))
     scan.height_N[:], scan.width_N[:] = images.image_NHW.shape[1:]
     flat_NX = images.image_NHW.reshape(len(scan.code_N), -1)
     scan.code_N[flat_NX.min(axis=1) == flat_NX.max(axis=1)] = CONSTANT

@@ -20,10 +20,10 @@ _EXACT = 2**24
 def check_identities(records: Records) -> tuple[list[Finding], int | None]:
     """(findings, number of identity records; None: the set has none, every key is an image)."""
     headless = np.flatnonzero((records.content_bytes_R == 0) & ~records.cut_R)
-    has_record_0 = len(records.key_R) > 0 and records.key_R[0] == 0
-    if not has_record_0 or records.content_bytes_R[0] > 0:
+    if records.key_R[0] != 0 or records.content_bytes_R[0] > 0:
         return _labels_without_image(records, headless), None
-    identity, lone = _longest_run(headless[1:])
+    # The longest run of neighbours behind record 0.
+    identity = max(np.split(headless[1:], np.flatnonzero(np.diff(headless[1:]) > 1) + 1), key=len)
     file = str(records.path)
     if records.flag_R[0] < 2 or not len(identity):
         what = (
@@ -32,16 +32,8 @@ def check_identities(records: Records) -> tuple[list[Finding], int | None]:
         )
         return [Finding("error", "identity-record-0", what, file=file)], None
     key_I = records.key_R[identity]
-    findings = [*_labels_without_image(records, lone), *_check_record_0(records, key_I)]
+    findings = [*_labels_without_image(records, np.setdiff1d(headless[1:], identity)), *_check_record_0(records, key_I)]
     return [*findings, *_check_ranges(records, identity)], len(identity)
-
-
-def _longest_run(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(the longest run of neighbours, the others)."""
-    runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
-    longest = max(range(len(runs)), key=lambda i: len(runs[i]))
-    others = [run for i, run in enumerate(runs) if i != longest]
-    return runs[longest], np.concatenate(others) if others else rows[:0]
 
 
 def _labels_without_image(records: Records, headless: NDArray[np.int64]) -> list[Finding]:
@@ -87,15 +79,11 @@ def _check_ranges(records: Records, identity: NDArray[np.int64]) -> list[Finding
         findings.extend(findings_at(severity, key, what, which, describe, file))
 
     findings: list[Finding] = []
-    expected_I = np.append(records.key_N[0] if len(records) else 1, stop_I[:-1])
+    expected_I = np.append(records.key_N[0], stop_I[:-1])
     good = np.isfinite(start_I) & np.isfinite(stop_I) & (start_I >= 1) & (start_I <= stop_I)
     good &= stop_I <= np.float32(key_I[0])
-    add(
-        "error",
-        "identity-range",
-        f"identity records whose range of images is not within 1 to {key_I[0]}, or runs backwards",
-        ~good,
-    )
+    what = f"identity records whose range of images is not within 1 to {key_I[0]}, or runs backwards"
+    add("error", "identity-range", what, ~good)
     joined = start_I == expected_I
     joined[0] |= start_I[0] == 1  # its first images may be missing
     add("error", "identity-gap", "identity records do not start where the one before ends", good & ~joined)
@@ -104,31 +92,13 @@ def _check_ranges(records: Records, identity: NDArray[np.int64]) -> list[Finding
     begin_I, end_I = (np.searchsorted(records.key_N, np.where(exact, k, 0)) for k in (start_I, stop_I))
     exact &= end_I > begin_I
     label_N = records.label_N
-    low_I, high_I = _extremes(label_N, begin_I, end_I, exact)
-    add("error", "identity-mixed", "identities whose images have different labels", exact & (low_I != high_I))
-    number_I = key_I - key_I[0]
-    add(
-        "warning",
-        "identity-number",
-        "identities whose images have another label than their place among the identity records",
-        exact & (low_I == high_I) & (low_I != number_I),
-    )
+    changes_N = np.append(0, np.cumsum(np.diff(label_N) != 0))  # of the label, up to each image
+    first_I = np.minimum(begin_I, len(label_N) - 1)
+    mixed = exact & (changes_N[first_I] != changes_N[end_I - 1])
+    add("error", "identity-mixed", "identities whose images have different labels", mixed)
+    what = "identities whose images have another label than their place among the identity records"
+    add("warning", "identity-number", what, exact & ~mixed & (label_N[first_I] != key_I - key_I[0]))
     return findings
-
-
-def _extremes(
-    label_N: NDArray[np.int64], begin_I: NDArray[np.int64], end_I: NDArray[np.int64], which: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The smallest and the largest label of each range; 0 where `which` is not set."""
-    low_I, high_I = np.zeros(len(begin_I), np.int64), np.zeros(len(begin_I), np.int64)
-    rows = np.flatnonzero(which)
-    if len(rows):
-        # reduceat reduces from each index to the next: those between an end and the next begin are thrown away.
-        edges = np.stack((begin_I[rows], end_I[rows]), axis=1).ravel()
-        padded = np.append(label_N, 0)
-        low_I[rows] = np.minimum.reduceat(padded, edges)[::2]
-        high_I[rows] = np.maximum.reduceat(padded, edges)[::2]
-    return low_I, high_I
 
 
 def check_layout(records: Records) -> list[Finding]:
@@ -179,7 +149,5 @@ def _check_order(records: Records) -> Finding:
             "shuffled, and on a disk the random order costs a seek for each image (docs/data.md)"
         )
         return Finding("info", "order-by-class", what, file=file)
-    what = (
-        f"images lie {in_order}, classes mixed ({neighbours:.1%} have the class of the one before, {by_chance:.1%} by "
-    )
-    return Finding("info", "order-shuffled", f"{what}chance)", file=file)
+    shares = f"{neighbours:.1%} have the class of the one before, {by_chance:.1%} by chance"
+    return Finding("info", "order-shuffled", f"images lie {in_order}, classes mixed ({shares})", file=file)

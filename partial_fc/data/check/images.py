@@ -1,14 +1,15 @@
-"""A scan of images: can they be decoded, are they damaged, is anything to be seen, does any occur twice?
+"""A scan of images, and the findings about it: can they be decoded, are they damaged, is anything to be seen, does any
+occur twice?
 
 N images scanned. All that is kept of one are 15 bytes.
 """
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +18,29 @@ from tqdm import tqdm
 from partial_fc.data.check.decoder_stderr import DecoderStderr
 from partial_fc.data.decode import check_proportions, decode
 from partial_fc.data.sample import BadRecord
+from partial_fc.findings import Describe, Finding, Severity, findings_at
 
 # What is wrong with an image; the order is that of being worse. What is from CUT on cannot be used.
 GOOD, PADDED, CONSTANT, GREY_REST, DAMAGED, CUT, NARROW, NOT_AN_IMAGE, NOT_READ = range(9)
+
+# code -> (severity, key, what)
+_BY_CODE: dict[int, tuple[Severity, str, str]] = {
+    NOT_READ: ("error", "image-unreadable", "images cannot be read: training puts others in their place"),
+    NOT_AN_IMAGE: ("error", "image-undecodable", "files are no image that OpenCV can decode"),
+    NARROW: ("error", "image-narrow", "images are too long and narrow to be made square"),
+    CUT: ("error", "image-cut", "JPEG files are cut short: they have no end marker"),
+    DAMAGED: (
+        "error",
+        "image-damaged",
+        "images decode with a complaint of the decoder: part of what is seen is made up, and training would not notice",
+    ),
+    GREY_REST: ("warning", "image-grey-rest", "images end in grey rows: were they cut short once and saved again?"),
+    CONSTANT: ("warning", "image-constant", "images show one colour and nothing else"),
+    PADDED: ("warning", "image-padded", "JPEG files hold a few bytes too many: padding, or damage in their last rows"),
+}
+
+# What the loader replaces by another image, up to --max-bad-records.
+REPLACED = ("image-unreadable", "image-undecodable", "image-narrow", "image-cut")
 
 _BLOCK = 64  # images that a thread scans before it takes the next ones
 _WINDOW = 1024  # images among which one that the decoder complained about is looked for
@@ -32,27 +53,17 @@ _NOT_OF_PIXELS = "libpng warning:"
 _PADDING = re.compile(r"Corrupt JPEG data: ([12]?\d|3[0-2]) extraneous bytes before marker 0xd9")
 
 
-@dataclass
 class ImageScan:
     """code_N: one of the above. hash_N: of the file, 0: not decoded. height_N, width_N: pixels, 0: not decoded.
     messages: what is wrong with the first bad ones, by their index in these arrays."""
 
-    code_N: NDArray[np.uint8]
-    hash_N: NDArray[np.uint64]
-    height_N: NDArray[np.uint16]
-    width_N: NDArray[np.uint16]
-    coloured_N: NDArray[np.bool_]
-    messages: dict[int, str] = field(default_factory=dict)
-
-    @classmethod
-    def empty(cls, num_images: int) -> "ImageScan":
-        return cls(
-            np.zeros(num_images, np.uint8),
-            np.zeros(num_images, np.uint64),
-            np.zeros(num_images, np.uint16),
-            np.zeros(num_images, np.uint16),
-            np.zeros(num_images, np.bool_),
-        )
+    def __init__(self, num_images: int) -> None:
+        self.code_N = np.zeros(num_images, np.uint8)
+        self.hash_N = np.zeros(num_images, np.uint64)
+        self.height_N = np.zeros(num_images, np.uint16)
+        self.width_N = np.zeros(num_images, np.uint16)
+        self.coloured_N = np.zeros(num_images, np.bool_)
+        self.messages: dict[int, str] = {}
 
     def set_code(self, index: int, code: int, message: str = "") -> None:
         self.code_N[index] = code
@@ -74,27 +85,32 @@ class ImageScan:
         """(height, width, number of images), the most frequent first."""
         decoded = self.height_N > 0
         packed = self.height_N[decoded].astype(np.int64) << 16 | self.width_N[decoded]
-        values, counts = np.unique(packed, return_counts=True)
-        order = np.argsort(-counts, kind="stable")
-        return [(int(v) >> 16, int(v) & 0xFFFF, int(n)) for v, n in zip(values[order], counts[order], strict=True)]
+        values, counts = (array.tolist() for array in np.unique(packed, return_counts=True))
+        sizes = [(size >> 16, size & 0xFFFF, count) for size, count in zip(values, counts, strict=True)]
+        return sorted(sizes, key=lambda size: -size[2])
 
 
 def scan_images(
-    read: Callable[[int], bytes], num_images: int, num_threads: int, *, hear_decoder: bool = False, bar: str = ""
+    read: Callable[[int], bytes],
+    num_images: int,
+    num_threads: int,
+    *,
+    hear_decoder: bool = False,
+    bar: str = "",
+    window: int = _WINDOW,
+    after_window: Callable[[int], None] = lambda stop: None,
 ) -> ImageScan:
     """Scans images 0 to num_images - 1, about in this order; read(i) gives the file of one or raises BadRecord.
 
     hear_decoder: also find what the decoder only writes to stderr, which is then redirected. bar: the name of a
-    progress bar; none without it.
+    progress bar; none without it. after_window(stop) is called when all images below `stop` are scanned, every
+    `window` images.
     """
-    scan = ImageScan.empty(num_images)
-
-    def scan_one(index: int) -> None:
-        _scan_image(scan, index, lambda: read(index))
+    scan = ImageScan(num_images)
 
     def scan_block(start: int) -> None:
         for index in range(start, min(start + _BLOCK, num_images)):
-            scan_one(index)
+            _scan_image(scan, index, read)
 
     stderr = DecoderStderr() if hear_decoder else None
     with (
@@ -104,23 +120,22 @@ def scan_images(
             total=num_images, unit="image", desc=bar, disable=not bar, file=stderr.terminal if stderr else None
         ) as progress,
     ):
-        for start in range(0, num_images, _WINDOW):
-            stop = min(start + _WINDOW, num_images)
+        for start in range(0, num_images, window):
+            stop = min(start + window, num_images)
             list(pool.map(scan_block, range(start, stop, _BLOCK)))
             if stderr and _lines_about_pixels(stderr):
-                _scan_again(scan, range(start, stop), scan_one, stderr)
+                _scan_again(scan, range(start, stop), read, stderr)
             progress.update(stop - start)
+            after_window(stop)
     return scan
 
 
-def _scan_again(
-    scan: ImageScan, indices: Sequence[int], scan_one: Callable[[int], None], stderr: DecoderStderr
-) -> None:
+def _scan_again(scan: ImageScan, indices: Sequence[int], read: Callable[[int], bytes], stderr: DecoderStderr) -> None:
     """One after the other: with several threads nobody can tell which image a line of the decoder is about."""
     for index in indices:
         if scan.code_N[index] >= CUT:
             continue
-        scan_one(index)
+        _scan_image(scan, index, read)
         lines = _lines_about_pixels(stderr)
         code = PADDED if all(map(_PADDING.fullmatch, lines)) else DAMAGED
         if lines and code > scan.code_N[index]:
@@ -132,9 +147,9 @@ def _lines_about_pixels(stderr: DecoderStderr) -> list[str]:
     return [line for line in lines if line and not line.startswith(_NOT_OF_PIXELS)]
 
 
-def _scan_image(scan: ImageScan, index: int, read: Callable[[], bytes]) -> None:
+def _scan_image(scan: ImageScan, index: int, read: Callable[[int], bytes]) -> None:
     try:
-        content = read()
+        content = read(index)
     except BadRecord as error:
         scan.set_code(index, NOT_READ, str(error))
         return
@@ -175,3 +190,60 @@ def _check_pixels(image_HWC: NDArray[np.uint8]) -> tuple[int, str]:
     if rows < max(2, height // 8):
         return GOOD, ""
     return GREY_REST, f"the last {rows} of {height} rows are grey"
+
+
+def check_images(
+    scan: ImageScan, label_N: NDArray[np.int64], describe: Describe, file: str = "", size: int | None = None
+) -> list[Finding]:
+    """label_N: of the images scanned. size: height and width that the set says its images have."""
+
+    def with_problem(index: int) -> Mapping[str, Any]:
+        message = scan.messages.get(index)
+        return {**describe(index), **({"problem": message} if message else {})}
+
+    findings = []
+    for code, (severity, key, what) in _BY_CODE.items():
+        findings += findings_at(severity, key, what, scan.code_N == code, with_problem, file)
+    return findings + _check_sizes(scan, describe, file, size) + _check_repetitions(scan, label_N, describe, file)
+
+
+def _check_sizes(scan: ImageScan, describe: Describe, file: str, size: int | None) -> list[Finding]:
+    sizes = scan.sizes()
+    if not sizes:
+        return []
+    shown = ", ".join(f"{height} x {width}: {number:,}" for height, width, number in sizes[:5])
+    more = f" and {len(sizes) - 5} more sizes" if len(sizes) > 5 else ""
+    decoded = scan.height_N > 0
+    if (scan.height_N != scan.width_N).sum() > decoded.sum() / 2:
+        more += ". Most are not square: training sees their middle. Are faces cut out and aligned (docs/data.md)?"
+    findings = [Finding("info", "image-sizes", f"images of height x width {shown}{more}", file=file)]
+
+    def with_size(index: int) -> Mapping[str, Any]:
+        return {**describe(index), "height": int(scan.height_N[index]), "width": int(scan.width_N[index])}
+
+    height, width, most = sizes[0]
+    usual = (size, size) if size else (height, width)
+    if size or most >= 0.99 * decoded.sum():
+        who = "`property` says" if size else "nearly all have"
+        what = f"images are not {usual[0]} x {usual[1]}, as {who}: training resizes and crops them"
+        other = decoded & ((scan.height_N != usual[0]) | (scan.width_N != usual[1]))
+        findings += findings_at("warning", "image-other-size", what, other, with_size, file)
+    grey = int((decoded & ~scan.coloured_N).sum())
+    if grey:
+        what = f"images have no colour, of {int(decoded.sum()):,}"
+        findings.append(Finding("info", "image-grey", what, grey, file=file))
+    return findings
+
+
+def _check_repetitions(scan: ImageScan, label_N: NDArray[np.int64], describe: Describe, file: str) -> list[Finding]:
+    pair_P2 = scan.repetitions()
+
+    def both(pair: int) -> Mapping[str, Any]:
+        first, second = (describe(int(i)) for i in pair_P2[pair])
+        return {**second, **{f"same as {name}": value for name, value in first.items()}}
+
+    differ = label_N[pair_P2[:, 0]] != label_N[pair_P2[:, 1]]
+    what = "image files also occur in another class: one label of two is wrong"
+    findings = findings_at("error", "repeated-other-class", what, differ, both, file)
+    what = "image files repeat another one of their class"
+    return findings + findings_at("warning", "repeated-same-class", what, ~differ, both, file)

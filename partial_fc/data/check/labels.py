@@ -19,23 +19,30 @@ _MANY_TIMES = 100  # a class of more times as many images as the median class is
 def check_labels(label_N: NDArray[np.int64], num_classes: int, describe: Describe, file: str = "") -> list[Finding]:
     """label_N: of all samples that have one. describe(i) names sample i."""
     if not len(label_N):
-        return check_classes(np.zeros(0, np.int64), file)
-    hint = f"; is the number of classes, {num_classes}, that of another set?"
-    if label_N.min() == 1 and label_N.max() == num_classes:
-        hint = ". Do they count from 1? Classes count from 0"
-    what = (
-        f"labels outside 0 to {num_classes - 1} (smallest {label_N.min()}, largest {label_N.max()}): their images "
-        f"would be in no class{hint}"
-    )
-    outside = (label_N < 0) | (label_N >= num_classes)
-    findings = findings_at("error", "label-range", what, outside, describe, file)
+        return _check_classes(np.zeros(0, np.int64), file)
+    findings = check_range(label_N, num_classes, describe, file)
     if num_classes > _MOST_CLASSES:
         what = f"{num_classes:,} classes for {counted(len(label_N), 'image')}: is the largest label wrong?"
         return [*findings, Finding("error", "class-number", what, 1, [int(label_N.argmax())], describe, file)]
-    return findings + check_classes(np.bincount(label_N[~outside], minlength=num_classes), file)
+    inside = (label_N >= 0) & (label_N < num_classes)
+    return findings + _check_classes(np.bincount(label_N[inside], minlength=num_classes), file)
 
 
-def check_classes(count_C: NDArray[np.int64], file: str = "") -> list[Finding]:
+def check_range(label_N: NDArray[np.int64], num_classes: int, describe: Describe, file: str = "") -> list[Finding]:
+    """Labels of no class, which some samples tell as well as all."""
+    low, high = (int(label_N.min()), int(label_N.max())) if len(label_N) else (0, 0)
+    hint = f"; is the number of classes, {num_classes}, that of another set?"
+    if (low, high) == (1, num_classes):
+        hint = ". Do they count from 1? Classes count from 0"
+    what = (
+        f"labels outside 0 to {num_classes - 1} (smallest {low}, largest {high}): their images would be in no "
+        f"class{hint}"
+    )
+    outside = (label_N < 0) | (label_N >= num_classes)
+    return findings_at("error", "label-range", what, outside, describe, file)
+
+
+def _check_classes(count_C: NDArray[np.int64], file: str) -> list[Finding]:
     """count_C: images of each class."""
 
     def describe(label: int) -> Mapping[str, Any]:
@@ -56,22 +63,20 @@ def check_classes(count_C: NDArray[np.int64], file: str = "") -> list[Finding]:
     if len(count_C) > MAX_CLASSES:
         what = f"classes; labels in a .rec are float32, exact up to {MAX_CLASSES:,} only"
         findings.append(Finding("warning", "label-float32", what, len(count_C), file=file))
-    add(
-        "warning", "class-gap", "numbers below the largest label that no image has: classes of nobody",
-        (count_C == 0) & (label_C < used[-1]),
-    )  # fmt: skip
-    add(
-        "warning", "class-unused",
+    what = "numbers below the largest label that no image has: classes of nobody"
+    add("warning", "class-gap", what, (count_C == 0) & (label_C < used[-1]))
+    what = (
         f"classes above the largest label, {used[-1]}, that no image has: is the number of classes, {len(count_C)}, "
-        "that of another set?", label_C > used[-1],
-    )  # fmt: skip
+        "that of another set?"
+    )
+    add("warning", "class-unused", what, label_C > used[-1])
     add("warning", "class-one-image", "classes with one image: it attracts nothing of its kind", count_C == 1)
     if len(used) > 1:
         median = float(np.median(count_C[used]))
-        add(
-            "warning", "class-huge",
+        what = (
             f"classes with more than {_MANY_TIMES} times the images of the median class ({median:g}), or more than "
-            "half of all: a bin for what could not be told apart?",
-            (count_C > _MANY_TIMES * median) | ((count_C > num_images / 2) & (len(used) > 2)),
-        )  # fmt: skip
+            "half of all: a bin for what could not be told apart?"
+        )
+        huge = (count_C > _MANY_TIMES * median) | ((count_C > num_images / 2) & (len(used) > 2))
+        add("warning", "class-huge", what, huge)
     return findings

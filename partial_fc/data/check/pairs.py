@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.check.contact_sheet import ContactSheet
-from partial_fc.data.check.image_findings import check_images
-from partial_fc.data.check.images import scan_images
+from partial_fc.data.check.images import check_images, scan_images
 from partial_fc.data.pairs import read_pairs
 from partial_fc.findings import Finding, Severity, counted, findings_at
 
@@ -83,18 +82,12 @@ def _check_repetitions(hash_N: NDArray[np.uint64], same_P: NDArray[np.bool_], fi
     def add(severity: Severity, key: str, what: str, which: NDArray[np.bool_]) -> None:
         findings.extend(findings_at(severity, key, what, which, lambda pair: {"pair": pair}, file))
 
-    add(
-        "error", "pairs-contradict", "pairs of an image with itself are marked as two classes", identical & ~same_P
-    )  # fmt: skip
+    add("error", "pairs-contradict", "pairs of an image with itself are marked as two classes", identical & ~same_P)
     add("warning", "pairs-identical", "pairs of one class are an image with itself: no test", identical & same_P)
     # Which of the two comes first makes no pair another one.
-    ordered = np.sort(hash_P2, axis=1)
-    _, first, of_pair, times = np.unique(ordered, axis=0, return_index=True, return_inverse=True, return_counts=True)
-    of_pair = of_pair.ravel()  # NumPy 2.0 gives it a second axis
-    again = readable & (times[of_pair] > 1) & (first[of_pair] != np.arange(len(ordered)))
+    _, first, of_pair = np.unique(np.sort(hash_P2, axis=1), axis=0, return_index=True, return_inverse=True)
+    first_P = first[of_pair.ravel()]  # NumPy 2.0 gives of_pair a second axis
+    again = readable & (first_P != np.arange(len(first_P)))
     add("warning", "pairs-again", "pairs occur more than once", again & ~identical)
-    add(
-        "error", "pairs-two-answers", "pairs occur again with the other answer",
-        again & (same_P != same_P[first[of_pair]]),
-    )  # fmt: skip
+    add("error", "pairs-two-answers", "pairs occur again with the other answer", again & (same_P != same_P[first_P]))
     return findings

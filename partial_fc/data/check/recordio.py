@@ -91,40 +91,34 @@ class Records:
         def describe(row: int) -> Mapping[str, Any]:
             return {"key": int(keys[row]), "offset": int(offsets[row])}
 
-        def add(severity: Severity, key: str, what: str, which: NDArray[np.bool_]) -> None:
-            self._add(severity, key, what, which, describe)
+        def add(key: str, what: str, which: NDArray[np.bool_]) -> None:
+            self._add("error", key, what, which, describe)
 
         file = self._file
         inside = file.have_room(offsets)
         heads = file.heads(offsets)
         starts = heads.is_frame & (heads.part <= FIRST)
-        add(
-            "error", "index-offset",
+        what = (
             f"offsets of the index are no multiple of 4 below the file's {file.size:,} bytes: the file is cut short, "
-            "or the index belongs to another one", ~inside,
-        )  # fmt: skip
-        add(
-            "error", "index-frame", "offsets of the index point to no record: damaged, or of another file",
-            inside & ~heads.is_frame,
-        )  # fmt: skip
-        add(
-            "error", "index-part", "offsets of the index point into the middle of a split record",
-            heads.is_frame & ~starts,
-        )  # fmt: skip
+            "or the index belongs to another one"
+        )
+        add("index-offset", what, ~inside)
+        what = "offsets of the index point to no record: damaged, or of another file"
+        add("index-frame", what, inside & ~heads.is_frame)
+        what = "offsets of the index point into the middle of a split record"
+        add("index-part", what, heads.is_frame & ~starts)
         length, end = heads.length.copy(), offsets + FRAME.size + heads.length
         for row in np.flatnonzero(starts & (heads.part == FIRST)).tolist():
             length[row], end[row] = self._split_record(int(offsets[row]))
         fits = starts & (end <= file.size)
-        add("error", "record-cut", "records run past the end of the file: it is cut short", starts & ~fits)
+        add("record-cut", "records run past the end of the file: it is cut short", starts & ~fits)
         ordered = np.flatnonzero(fits)[np.argsort(offsets[fits], kind="stable")]
         # The end of the file may lack the last record's padding.
         end = np.minimum(end + -end % 4, file.size)
         overlaps = np.zeros(len(offsets), np.bool_)
         overlaps[ordered] = end[ordered] > np.append(offsets[ordered[1:]], file.size)
-        add(
-            "error", "record-overlap",
-            "records run into the next: their length is damaged, or two keys have one offset", overlaps,
-        )  # fmt: skip
+        what = "records run into the next: their length is damaged, or two keys have one offset"
+        add("record-overlap", what, overlaps)
         self._check_gaps(offsets[ordered], end[ordered])
         return fits & ~overlaps, length
 
@@ -149,11 +143,10 @@ class Records:
                 at = aligned(end)
             if at < stop:
                 waste.append(at)
-        for key, what, offsets in (
-            ("index-nameless", "whole records of the file are not in the index: training never sees them", nameless),
-            ("file-waste", "places of the file hold no records", waste),
-        ):  # fmt: skip
-            self._add("warning", key, what, np.array(offsets, np.int64), lambda offset: {"offset": offset})
+        what = "whole records of the file are not in the index: training never sees them"
+        self._add("warning", "index-nameless", what, np.array(nameless, np.int64), _offset)
+        what = "places of the file hold no records"
+        self._add("warning", "file-waste", what, np.array(waste, np.int64), _offset)
 
     def _add(self, severity: Severity, key: str, what: str, which: NDArray[Any], describe: Describe) -> None:
         self.findings += findings_at(severity, key, what, which, describe, str(self.path))
@@ -179,6 +172,10 @@ class Records:
         self.raw_second_R = words[np.minimum(second_R, last)].view("<f4")
         low, high = (words[np.minimum(first_R + at, last)].astype(np.uint64) for at in (4, 5))
         self.id_R = low | high << np.uint64(32)
+
+
+def _offset(offset: int) -> Mapping[str, Any]:
+    return {"offset": offset}
 
 
 def _open(path: Path) -> RecordFile:

@@ -11,7 +11,7 @@ import tyro
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from partial_fc.data import Sample, open_source
+from partial_fc.data import open_source
 from partial_fc.data.decode import encode_square
 from partial_fc.data.pairs import write_pairs
 from partial_fc.data.sample import BadRecord
@@ -49,15 +49,13 @@ def make_pairs(options: PairsOptions) -> None:
         names, same = _read_pair_list(options.source)
         root = options.root or options.source.parent
         # Lists name the same image many times; each file is read once.
-        content = {name: _read_file(root / name) for name in tqdm(dict.fromkeys(names), unit="image")}
-        images = [_encoded(content[name], str(root / name), options) for name in names]
+        content = {name: _read_file(root / name, options) for name in tqdm(dict.fromkeys(names), unit="image")}
+        images = [content[name] for name in names]
     else:
         source = open_source(options.source)
         pair_P2, same = draw_pairs(source.labels(), options.num_pairs, options.folds, options.seed)
-        images = [
-            _encoded(source.read(index), source.where(index), options)
-            for index in tqdm(pair_P2.ravel().tolist(), unit="image")
-        ]
+        indices = tqdm(pair_P2.ravel().tolist(), unit="image")
+        images = [_encoded(source.read(index).image, source.where(index), options) for index in indices]
     write_pairs(options.output, images, same.tolist())
     print(f"{options.output}: {counted(len(same), 'pair')}, {int(same.sum())} of them of one class")
 
@@ -65,11 +63,9 @@ def make_pairs(options: PairsOptions) -> None:
 def draw_pairs(
     label_N: NDArray[np.int64], num_pairs: int, folds: int, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(indices (P, 2), same (P,)): fold by fold, first the pairs of one class, then as many of two. No pair
-    twice.
+    """(indices (P, 2), same (P,)): fold by fold, first the pairs of one class, then as many of two. No pair twice.
 
-    Classes are dealt to the folds at random; within a fold each class gives equally many pairs as far as it
-    can.
+    Classes are dealt to the folds at random; within a fold each class gives equally many pairs as far as it can.
     """
     if folds < 1 or num_pairs < 1 or num_pairs % (2 * folds):
         raise ValueError(
@@ -85,39 +81,38 @@ def draw_pairs(
     pairs: list[tuple[int, int]] = []
     for fold in range(folds):
         images = [members[label] for label in classes[fold::folds]]
-        pairs += _same_class(images, half, fold, rng)
-        pairs += _two_classes(images, half, fold, rng)
+        sizes = np.array([len(of_class) for of_class in images])
+        possible_C = sizes * (sizes - 1) // 2
+        num_two = (int(sizes.sum()) ** 2 - int((sizes**2).sum())) // 2
+        for possible, kind in ((possible_C.sum(), "one class"), (num_two, "two classes")):
+            if possible < half:
+                raise ValueError(
+                    f"fold {fold}: its {len(images)} classes have {possible} pairs of {kind}, "
+                    f"expected {half}; ask for fewer pairs or folds, or give more images"
+                )
+        pairs += _same_class(images, possible_C, half, rng)
+        pairs += _two_classes(images, half, rng)
     return np.array(pairs, np.int64), np.tile(np.repeat([True, False], half), folds)
 
 
-def _same_class(images: list[list[int]], count: int, fold: int, rng: random.Random) -> list[tuple[int, int]]:
-    possible = np.array([len(of_class) * (len(of_class) - 1) // 2 for of_class in images])
-    if possible.sum() < count:
-        raise ValueError(
-            f"fold {fold}: its {len(images)} classes have {possible.sum()} pairs of one class, "
-            f"expected {count}; ask for fewer pairs or folds, or give more images"
-        )
-    wanted = np.zeros_like(possible)
-    while wanted.sum() < count:
-        left = np.flatnonzero(wanted < possible)
-        wanted[left[: count - int(wanted.sum())]] += 1
+def _same_class(
+    images: list[list[int]], possible_C: NDArray[np.int64], count: int, rng: random.Random
+) -> list[tuple[int, int]]:
+    """possible_C: how many pairs each class has."""
+    wanted_C = np.zeros_like(possible_C)
+    while wanted_C.sum() < count:
+        left = np.flatnonzero(wanted_C < possible_C)
+        wanted_C[left[: count - int(wanted_C.sum())]] += 1
     pairs = []
-    for of_class, number in zip(images, wanted.tolist(), strict=True):
-        for pair in rng.sample(range(len(of_class) * (len(of_class) - 1) // 2), number):
+    for of_class, possible, wanted in zip(images, possible_C.tolist(), wanted_C.tolist(), strict=True):
+        for pair in rng.sample(range(possible), wanted):
             # pair counts (1, 0), (2, 0), (2, 1), (3, 0) ...: row `second` starts at second (second - 1) / 2
             second = int((1 + np.sqrt(1 + 8 * pair)) / 2)
             pairs.append((of_class[second], of_class[pair - second * (second - 1) // 2]))
     return pairs
 
 
-def _two_classes(images: list[list[int]], count: int, fold: int, rng: random.Random) -> list[tuple[int, int]]:
-    sizes = np.array([len(of_class) for of_class in images])
-    possible = (int(sizes.sum()) ** 2 - int((sizes**2).sum())) // 2
-    if possible < count:
-        raise ValueError(
-            f"fold {fold}: its {len(images)} classes have {possible} pairs of two classes, "
-            f"expected {count}; ask for fewer pairs or folds, or give more images"
-        )
+def _two_classes(images: list[list[int]], count: int, rng: random.Random) -> list[tuple[int, int]]:
     pairs: dict[tuple[int, int], None] = {}  # a set that keeps its order
     while len(pairs) < count:
         first, second = (rng.choice(of_class) for of_class in rng.sample(images, 2))
@@ -142,15 +137,15 @@ def _read_pair_list(path: Path) -> tuple[list[str], NDArray[np.bool_]]:
     return names, np.array(same)
 
 
-def _read_file(path: Path) -> Sample:
+def _read_file(path: Path, options: PairsOptions) -> bytes:
     if not path.exists():
         raise ValueError(f"{path} not found; --root says what the paths of a list are relative to")
-    return Sample(path.read_bytes(), 0, 0)
+    return _encoded(path.read_bytes(), str(path), options)
 
 
-def _encoded(sample: Sample, where: str, options: PairsOptions) -> bytes:
-    assert isinstance(sample.image, bytes), "files and records give encoded images"
+def _encoded(image: bytes | NDArray[np.uint8], where: str, options: PairsOptions) -> bytes:
+    assert isinstance(image, bytes), "files and records give encoded images"
     try:
-        return encode_square(sample.image, options.image_size, options.quality)
+        return encode_square(image, options.image_size, options.quality)
     except BadRecord as error:
         raise ValueError(f"{where}: {error}") from None

@@ -48,21 +48,15 @@ class PackOptions:
 
 def pack_images(options: PackOptions) -> None:
     """Writes the four files, and classes.txt (the folder names in order of their labels)."""
-    if options.source.is_file() and options.source.suffix != ".rec":
-        source: ImageFolder | RecordSource = ImageFolder(options.root, options.source)
-    else:
-        source = open_source(options.source)
+    source = open_source(options.source, root=options.root)
     if source.num_classes > MAX_CLASSES:
         raise ValueError(f"{source.num_classes} classes; float32 labels of a .rec are exact only up to {MAX_CLASSES}")
     if (options.output / "train.rec").exists():
         raise ValueError(f"{options.output / 'train.rec'} exists; remove it or choose another folder")
     options.output.mkdir(parents=True, exist_ok=True)
     label_N = source.labels()
-    if not options.plain:
-        order = np.argsort(label_N, kind="stable")  # identity records need the images of a class side by side
-    else:
-        order = np.arange(len(label_N))
-
+    # Identity records need the images of a class side by side.
+    order = np.arange(len(label_N)) if options.plain else np.argsort(label_N, kind="stable")
     first_key = 0 if options.plain else 1
     labels: list[int] = []  # of the images written, by key
     with (
@@ -83,11 +77,12 @@ def pack_images(options: PackOptions) -> None:
             write_identities(writer, count_C)
     size = options.image_size or 0
     (options.output / "property").write_text(f"{source.num_classes},{size},{size}\n")
-    if isinstance(source, ImageFolder) and source.classes:
-        names = "".join(f"{name}\n" for name in source.classes)
-        (options.output / "classes.txt").write_bytes(names.encode("utf-8", "surrogateescape"))
-    if isinstance(source, ImageFolder) and source.left_out:
-        _log.warning("%s: files are left out: %s", options.source, source.left_out_text())
+    if isinstance(source, ImageFolder):
+        if source.classes:
+            names = "".join(f"{name}\n" for name in source.classes)
+            (options.output / "classes.txt").write_bytes(names.encode("utf-8", "surrogateescape"))
+        if source.left_out:
+            _log.warning("%s: files are left out: %s", options.source, source.left_out_text())
     _report(options.output, count_C)
 
 

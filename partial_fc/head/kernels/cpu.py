@@ -1,13 +1,9 @@
 """The C++ kernel (native/), called through ctypes: the products, the exponentials and the row update of a centre while
 it is in the cache.
 
-With precision "bf16" the operands of the products are rounded to bfloat16 (centres stored so are not changed by it) and
-everything else is float32: the products' sums, the logits, the exponentials, the gradients. With "fp32" the operands
-are float32, too. Threads: those of torch (OMP_NUM_THREADS).
-
-On processors with AMX the products of bfloat16 are its tiles' (native/tiles.h). None was at hand: that code's results
-were tested by emulation, and each process compares it with the variant without tiles before it uses it; its speed has
-not been measured.
+With precision "bf16" the operands of the products are rounded to bfloat16, and everything else is float32; with "fp32"
+the operands are, too. Threads: those of torch (OMP_NUM_THREADS). On processors with AMX the products of bfloat16 are
+its tiles' (native/tiles.h), whose speed has not been measured.
 """
 
 import ctypes
@@ -24,10 +20,10 @@ from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Precision, Sums
 from partial_fc.head.kernels.native.build import VARIANTS, build, library
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.margin import Negatives
-from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 
 if TYPE_CHECKING:
-    from partial_fc.head.rows.table import RowTable, StepFields
+    from partial_fc.head.rows.table import RowTable
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # float32 ends at exp(88): the shift leaves room for the sum of 10^9 exponentials, and for logits far below it.
@@ -184,7 +180,7 @@ class CpuKernel(Kernel):
         more = _logit_grad_fields(logit_grad, shift)
         if logit_grad.cache is not None and logit_grad.cache is self._cache_owner:  # no other pass has come since
             more |= self._cache_for(job)
-        self._call("head_update", job, **more, **_optimizer_fields(store.optimizer, store.step_fields(step, lr)), lr=lr)
+        self._call("head_update", job, **more, **_optimizer_fields(store, lr, step))
         return True
 
     def _cache_for(self, job: dict[str, Any]) -> dict[str, Any]:
@@ -273,12 +269,13 @@ def _check_indices(logits: Logits) -> None:
         raise ValueError(f"target {int(logits.target_G.max())} of {logits.num_sampled} active rows")
 
 
-def _optimizer_fields(optimizer: RowOptimizer, fields: "StepFields") -> dict[str, Any]:
+def _optimizer_fields(store: "RowTable", lr: float, step: int) -> dict[str, Any]:
     """The optimizer, and the state that it reads and writes (native/optimizers.h)."""
+    optimizer, keys, tables = store.optimizer, store.begin_fused_update(lr, step), store.row_state()
     widths = optimizer.state_widths()
     wide = [name for name, width in widths.items() if width == "row"]
     scalar = [name for name, width in widths.items() if width == "scalar"]
-    dtype = fields.tables[wide[0]].dtype if wide else torch.float32
+    dtype = tables[wide[0]].dtype if wide else torch.float32
     match optimizer:
         case RowSGD():
             settings = {"optimizer": 0, "nesterov": optimizer.nesterov, "beta1": optimizer.momentum}
@@ -291,15 +288,16 @@ def _optimizer_fields(optimizer: RowOptimizer, fields: "StepFields") -> dict[str
             raise TypeError(f"native/optimizers.h does not have {optimizer}")
     return {
         **settings,
+        "lr": lr,
         "weight_decay": optimizer.weight_decay,
-        "wide": tuple(fields.tables[name].data_ptr() for name in wide),
+        "wide": tuple(tables[name].data_ptr() for name in wide),
         "wide_dtype": _DTYPES[dtype],
-        "wide_key": tuple(fields.keys[name] for name in wide),
-        "scalar": tuple(fields.tables[name].data_ptr() for name in scalar),
-        "centre_key": fields.keys["centres"],
-        "touched": fields.touched_L1,
-        "touched_step": fields.touched,
-        "first_row": fields.first_row,
+        "wide_key": tuple(keys[name] for name in wide),
+        "scalar": tuple(tables[name].data_ptr() for name in scalar),
+        "centre_key": keys["centres"],
+        "touched": tables["touched"],
+        "touched_step": step + 1,
+        "first_row": store.first_row,
     }
 
 

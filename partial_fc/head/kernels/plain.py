@@ -1,9 +1,7 @@
 """The definition of what a kernel computes, in PyTorch, chunk by chunk over the classes; for any device and dtype.
 
-The logits of all classes never exist at once: `sums` keeps a few numbers a row and forms the features' gradient on
-its way (up to its division by the denominator, which only all ranks together know); `centre_gradients` forms each
-chunk's logits again. A chunk spans classes, not rows: with millions of classes a row's logits alone would fill the
-memory, and a chunk of few rows would make thin matrix products.
+`sums` keeps a few numbers a row and forms the features' gradient on its way; `centre_gradients` forms each chunk's
+logits again.
 """
 
 from collections.abc import Iterator

@@ -1,10 +1,9 @@
 """The kernel for GPUs, in Triton. triton_pass.py launches what triton_kernels.py defines. Speed: not measured yet.
 
-The logits of all classes never exist at once. A chunk of at most 65,536 centres is read where it lies, through row_S;
-its exponentials, (G, K) in the products' dtype, go through memory between two products. To keep them on the chip
-instead, as attention kernels do, a program would have to hold sums as wide as a feature: at D = 512 those alone fill
-the registers, and tiles would become so narrow that reading them, not multiplying, took the time. Here every product
-has wide tiles, and the memory does not grow with the number of classes.
+A chunk of at most 65,536 centres is read where it lies, through row_S; its exponentials, (G, K) in the products' dtype,
+go through memory between two products. To keep them on the chip instead, as attention kernels do, a program would have
+to hold sums as wide as a feature: at D = 512 those alone fill the registers, and tiles would become so narrow that
+reading them, not multiplying, took the time. The memory does not grow with the number of classes.
 
 Products, counted in 2 * G * S * D: `sums` 2, `centre_gradients` 2, since the logits are formed again. Beyond |logit| of
 about 64 `sums` takes 3, as the largest logit is looked for first; sub-centres cost one more each time.
@@ -85,10 +84,6 @@ class TritonKernel(Kernel):
         unit_GD, centre_LD = logits.unit_GD, logits.centre_LD
         if unit_GD.dtype != torch.float32:
             raise ValueError(f"features are {unit_GD.dtype}; Triton's kernel computes in float32: use impl 'plain'")
-        if not runs_on(unit_GD.device):
-            raise ValueError(
-                f"features are on {unit_GD.device}; Triton's kernel needs a CUDA device: use impl 'cpu' or 'plain'"
-            )
         if centre_LD.device != unit_GD.device or centre_LD.stride(1) != 1:
             raise ValueError(
                 f"centres are on {centre_LD.device} with strides {centre_LD.stride()}, features on {unit_GD.device}; "

@@ -133,25 +133,23 @@ class Pass:
 
     def chunks(self) -> Iterator[Chunk]:
         """Yields chunks of whole classes, ascending."""
-        for begin in range(0, self.logits.num_sampled, self.chunk_rows):
-            yield self._chunk(begin, min(begin + self.chunk_rows, self.logits.num_sampled))
-
-    def _chunk(self, begin: int, end: int) -> Chunk:
         centre, row, bias = self.logits.centre_LD, self.logits.row_S, self.logits.bias_S
-        chunk = Chunk(
-            begin,
-            end - begin,
-            centre[begin:end] if row is None else centre,
-            None if row is None else row[begin:end],
-            None if bias is None else bias[begin:end],
-            self.zero_G.new_empty(self.padded_chunk),
-            None if self.uniform_D is None else self.zero_G.new_empty(self.padded_chunk),
-        )
-        device_side.inverse_lengths[(self.padded_chunk // ROW_BLOCK,)](
-            *chunk.centres, self.uniform_D, chunk.inverse_K, chunk.along_all_K, chunk.size,
-            **self.widths, BLOCK_K=ROW_BLOCK, BLOCK_D=self.tiles.gradient.columns,
-        )  # fmt: skip
-        return chunk
+        for begin in range(0, self.logits.num_sampled, self.chunk_rows):
+            end = min(begin + self.chunk_rows, self.logits.num_sampled)
+            chunk = Chunk(
+                begin,
+                end - begin,
+                centre[begin:end] if row is None else centre,
+                None if row is None else row[begin:end],
+                None if bias is None else bias[begin:end],
+                self.zero_G.new_empty(self.padded_chunk),
+                None if self.uniform_D is None else self.zero_G.new_empty(self.padded_chunk),
+            )
+            device_side.inverse_lengths[(self.padded_chunk // ROW_BLOCK,)](
+                *chunk.centres, self.uniform_D, chunk.inverse_K, chunk.along_all_K, chunk.size,
+                **self.widths, BLOCK_K=ROW_BLOCK, BLOCK_D=self.tiles.gradient.columns,
+            )  # fmt: skip
+            yield chunk
 
     def weigh(
         self,
@@ -167,9 +165,9 @@ class Pass:
         num_g, num_k = self.padded_rows // tile.rows, self.padded_chunk // tile.columns
         by_feature = along = None
         if what == device_side.SLOPES:
-            found = along = self.zero_G.new_empty(num_g, self.padded_chunk)
+            result = along = self.zero_G.new_empty(num_g, self.padded_chunk)
         else:
-            found = by_feature = self.zero_G.new_empty(num_k, self.padded_rows)
+            result = by_feature = self.zero_G.new_empty(num_k, self.padded_rows)
         nearest_GK = self._nearest(chunk)
         device_side.weigh[(num_g * num_k,)](
             self.x_GD, *chunk.centres, chunk.inverse_K, chunk.bias, nearest_GK,
@@ -181,7 +179,7 @@ class Pass:
             WHAT=what, FILTERED=negatives.filter_above is not None, SUB_CENTRES=self.logits.sub_centres,
             **self.widths, BLOCK_G=tile.rows, BLOCK_K=tile.columns, DEPTH=tile.depth, **tile.launch,
         )  # fmt: skip
-        return found
+        return result
 
     def _nearest(self, chunk: Chunk) -> Tensor | None:
         """(G, classes of the chunk), int8: the nearest of each class's sub-centres; None where there is but one."""

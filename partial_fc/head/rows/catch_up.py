@@ -1,12 +1,12 @@
 """Catch-up: does to a row what a dense optimizer would have done in the steps in which it took no part.
 
-A dense optimiser moves every row in every step: where the gradient is zero, weight decay and the momentum of earlier
+A dense optimizer moves every row in every step: where the gradient is zero, weight decay and the momentum of earlier
 gradients still act. A catch-up applies just that to rows that lag behind, before they take part again, so that the
-centres are those of the dense optimiser and still only touched rows cost time. For it the learning rate of every step
+centres are those of the dense optimizer and still only touched rows cost time. For it the learning rate of every step
 is kept: 8 bytes a step.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,35 +16,37 @@ from partial_fc.head.rows.optimizers import RowAdagrad, RowOptimizer, RowSGD
 _Matrix = tuple[Any, ...]  # 2x2, as (ww, wm, mw, mm)
 
 
-class CatchUp(Protocol):
-    """Moves rows that lag behind."""
+class CatchUp:
+    """Every missed step with a zero gradient, in order: for optimizers without a closed form. A row costs as much as
+    the dense optimizer would have spent on it."""
 
-    rates: list[float]  # the learning rate of every step so far
+    def __init__(self, optimizer: RowOptimizer, rates: list[float]):
+        self.rates = list(rates)  # the learning rate of every step so far
+        self._optimizer = optimizer
 
     def record(self, lr: float) -> None:
         """One more step was made, with this learning rate."""
+        self.rates.append(lr)
 
     def apply(self, centre_KD: Tensor, state: dict[str, Tensor], since_K: Tensor, step: int) -> None:
         """Makes steps since_K[k] to step - 1 of row k, in place. since_K: integers, ascending, all below `step`."""
+        grad_KD = torch.empty_like(centre_KD)
+        oldest, counts = int(since_K[0]), torch.bincount(since_K - since_K[0]).tolist()
+        n = 0  # rows that have begun to lag behind by the step at hand: always the first ones
+        for missed in range(oldest, step):
+            n += counts[missed - oldest] if missed - oldest < len(counts) else 0
+            part = {name: t[:n] for name, t in state.items()}
+            self._optimizer.step(centre_KD[:n], part, grad_KD[:n].zero_(), self.rates[missed])
 
 
-def make(optimizer: RowOptimizer, rates: list[float], device: torch.device) -> CatchUp | None:
-    """Returns the catch-up of an optimizer; None: a zero gradient moves nothing, so there is nothing to do."""
-    if isinstance(optimizer, RowSGD):
-        return SGDCatchUp(optimizer, rates, device)
-    if isinstance(optimizer, RowAdagrad) and not optimizer.weight_decay:
-        return None
-    return StepByStep(optimizer, rates)
-
-
-class SGDCatchUp:
+class SGDCatchUp(CatchUp):
     """SGD in closed form: with zero gradient a step maps (w, m) linearly, for all elements and rows alike, so the
     steps from s to now are one 2x2 matrix. One matrix for each s is kept, and multiplied on as steps are made:
     O(steps so far) numbers, once a step, and O(1) for each element of a row that lags behind, however far."""
 
     def __init__(self, optimizer: RowSGD, rates: list[float], device: torch.device):
-        self.rates = list(rates)
-        self._optimizer = optimizer
+        super().__init__(optimizer, rates)
+        self._sgd = optimizer
         # From the last step back, O(steps). `record` goes forward, so a restart may change the last bit of a float64;
         # one in 10^8 of those is another float32.
         product: _Matrix = (1.0, 0.0, 0.0, 1.0)
@@ -57,8 +59,8 @@ class SGDCatchUp:
 
     def _step(self, lr: float) -> _Matrix:
         """m' = momentum * m + decay * w;  w' = w - lr * m', with nesterov w - lr * (decay * w + momentum * m')."""
-        decay, momentum = self._optimizer.weight_decay, self._optimizer.momentum
-        if self._optimizer.nesterov:
+        decay, momentum = self._sgd.weight_decay, self._sgd.momentum
+        if self._sgd.nesterov:
             return 1 - lr * (decay + momentum * decay), -lr * momentum * momentum, decay, momentum
         return 1 - lr * decay, -lr * momentum, decay, momentum
 
@@ -68,7 +70,7 @@ class SGDCatchUp:
             self._product_4N = torch.cat((self._product_4N, self._product_4N.new_zeros(4, now + 1024)), dim=1)
         self._product_4N[:, : now + 1] = torch.stack(_multiply(self._step(lr), self._product_4N[:, : now + 1].unbind()))
         self._product_4N[0, now + 1] = self._product_4N[3, now + 1] = 1.0
-        self.rates.append(lr)
+        super().record(lr)
 
     def apply(self, centre_KD: Tensor, state: dict[str, Tensor], since_K: Tensor, step: int) -> None:
         assert step == len(self.rates)
@@ -80,25 +82,13 @@ class SGDCatchUp:
         centre_KD.mul_(ww_K1).add_(from_momentum_KD)
 
 
-class StepByStep:
-    """Every missed step with a zero gradient, in order: for optimisers without a closed form. A row costs as much as
-    the dense optimiser would have spent on it."""
-
-    def __init__(self, optimizer: RowOptimizer, rates: list[float]):
-        self.rates = list(rates)
-        self._optimizer = optimizer
-
-    def record(self, lr: float) -> None:
-        self.rates.append(lr)
-
-    def apply(self, centre_KD: Tensor, state: dict[str, Tensor], since_K: Tensor, step: int) -> None:
-        grad_KD = torch.empty_like(centre_KD)
-        oldest, counts = int(since_K[0]), torch.bincount(since_K - since_K[0]).tolist()
-        n = 0  # rows that have begun to lag behind by the step at hand: always the first ones
-        for missed in range(oldest, step):
-            n += counts[missed - oldest] if missed - oldest < len(counts) else 0
-            part = {name: t[:n] for name, t in state.items()}
-            self._optimizer.step(centre_KD[:n], part, grad_KD[:n].zero_(), self.rates[missed])
+def make(optimizer: RowOptimizer, rates: list[float], device: torch.device) -> CatchUp | None:
+    """Returns the catch-up of an optimizer; None: a zero gradient moves nothing, so there is nothing to do."""
+    if isinstance(optimizer, RowSGD):
+        return SGDCatchUp(optimizer, rates, device)
+    if isinstance(optimizer, RowAdagrad) and not optimizer.weight_decay:
+        return None
+    return CatchUp(optimizer, rates)
 
 
 def _multiply(a: _Matrix, b: _Matrix) -> _Matrix:

@@ -1,17 +1,15 @@
 """Rows in memory-mapped sparse files: more of them than fit into memory, of which the system keeps the used ones there.
 
 path/rows-<first row>/              one folder for the rows of one rank; no two processes use it at a time (a lock)
-    centres.bin, momentum.bin, ...  row after row, as stored; a row never made is a hole and takes no space
-    header.json                     what the files hold, `step`, and `clean`: whether the run that wrote them ended well
+    centres.bin, momentum.bin, ...  row after row, as stored; a row never created is a hole and takes no space
 
 The files are the working memory of one run, and its checkpoints are the truth: whoever opens the folder next starts
-from empty files, whatever lies there, and takes rows from a checkpoint. So a run may be killed at any moment; it leaves
-clean = false, and its folder may be deleted. (Rows are written back in no order: files of a killed run mix steps.)
+from empty files, whatever lies there, and takes rows from a checkpoint. So a run may be killed at any moment, and what
+it leaves may be deleted. (Rows are written back in no order: files of a killed run mix steps.)
 """
 
 import errno
 import fcntl
-import json
 import mmap
 import os
 import shutil
@@ -22,16 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partial_fc.files import replacing
-
 _PAGE = mmap.PAGESIZE
 
 
 class RowFiles:
-    """tables: name -> (num_rows, width) tensors that are the files; rows must be made by `write` before they are
+    """tables: name -> (num_rows, width) tensors that are the files; rows must be created by `write` before they are
     written to: a hole that a full disk cannot fill would kill the process (SIGBUS), where `write` raises OSError."""
 
-    def __init__(self, folder: Path, num_rows: int, columns: dict[str, tuple[int, torch.dtype]], first_row: int):
+    def __init__(self, folder: Path, num_rows: int, columns: dict[str, tuple[int, torch.dtype]]):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(folder, os.O_RDONLY)
@@ -43,9 +39,6 @@ class RowFiles:
                 f"{folder} is in use (by another process, or by centres of this one that were not closed); "
                 "give each run a folder of its own for its centres"
             ) from None
-        tensors = {name: {"width": width, "dtype": str(dtype)} for name, (width, dtype) in columns.items()}
-        self._header = {"what": "class centres", "first_row": first_row, "num_rows": num_rows, "tensors": tensors}
-        self._write_header(step=0, clean=False)
         for old in folder.glob("*.bin"):
             old.unlink()
         self.tables: dict[str, Tensor] = {}
@@ -92,31 +85,18 @@ class RowFiles:
         for name, table in self.tables.items():
             row_bytes = table.shape[1] * table.element_size()
             first, stop = row_M * row_bytes // _PAGE, ((row_M + 1) * row_bytes - 1) // _PAGE + 1
-            apart = np.flatnonzero(first[1:] > stop[:-1])  # places after which a run of pages ends
+            apart = np.flatnonzero(first[1:] > stop[:-1])  # where a run of pages ends
             begins, ends = first[np.append(0, apart + 1)].tolist(), stop[np.append(apart, -1)].tolist()
             for begin, end in zip(begins, ends, strict=True):
                 size = (end - begin) * _PAGE
                 os.posix_fadvise(self._files[name], begin * _PAGE, size, os.POSIX_FADV_WILLNEED)
 
-    def flush(self, step: int, clean: bool = False) -> None:
-        """Returns when everything is on the disk."""
-        for file in self._files.values():
-            os.fsync(file)  # writes the pages of mappings, too
-        self._write_header(step, clean)
-
-    def close(self, step: int, ended_well: bool = True) -> None:
-        """If the run ended well, `flush` with the mark that it did. The tables are not to be used after it."""
+    def close(self) -> None:
+        """The tables are not to be used after it."""
         self._worker.shutdown(cancel_futures=True)
-        if ended_well:
-            self.flush(step, clean=True)
         for file in (*self._files.values(), self._lock):
             os.close(file)
         self.tables, self._files = {}, {}
-
-    def _write_header(self, step: int, clean: bool) -> None:
-        text = json.dumps({**self._header, "step": step, "clean": clean}, indent=2)
-        with replacing(self.folder / "header.json") as partial:
-            partial.write_text(text + "\n")
 
     def _full(self, num_rows: int, num_bytes: int) -> OSError:
         free = shutil.disk_usage(self.folder).free

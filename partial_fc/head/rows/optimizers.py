@@ -1,13 +1,13 @@
 """Optimizers for class centres: the mathematics of one step, on the rows that take part in it.
 
 They know nothing of where rows lie or in which dtype they rest: table.py hands them working copies and puts the
-results back. A row that takes no part rests with its state, as if it had not lived in that step (the meaning that
-InsightFace's Partial FC gives it), unless catch_up.py makes up for it. Where every row takes part in every step, each
-is its dense namesake.
+results back. A row that takes no part rests with its state, as in InsightFace's Partial FC, unless catch_up.py makes up
+for it. Where every row takes part in every step, each is its dense namesake.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,18 +15,27 @@ from torch import Tensor
 Width = Literal["row", "scalar"]
 
 
-class RowOptimizer(Protocol):
+class RowOptimizer(ABC):
     """The rule of one step; it keeps no rows itself. The state of rows that were never touched is all zeros."""
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name in ("momentum", "beta1", "beta2") and not 0.0 <= value < 1.0:
+                raise ValueError(f"{name} is {value}; expected 0 <= {name} < 1")
+            if name in ("eps", "weight_decay") and not value >= 0.0:
+                raise ValueError(f"{name} is {value}; expected 0 or more")
+
+    @abstractmethod
     def state_widths(self) -> dict[str, Width]:
         """Returns, by the name of each state tensor, "row" for (rows, D), "scalar" for (rows, 1)."""
 
+    @abstractmethod
     def step(self, centre_KD: Tensor, state: dict[str, Tensor], grad_KD: Tensor, lr: float) -> None:
         """One step of all K rows, in place. Everything is float32 (float64 in checks); grad_KD is overwritten."""
 
 
 @dataclass(frozen=True)
-class RowSGD:
+class RowSGD(RowOptimizer):
     """m' = momentum * m + d, where d = g + weight_decay * w; w' = w - lr * m', as torch.optim.SGD has it.
 
     nesterov: w' = w - lr * (d + momentum * m').
@@ -37,8 +46,7 @@ class RowSGD:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        _check_shares(momentum=self.momentum)
-        _check_not_negative(weight_decay=self.weight_decay)
+        super().__post_init__()
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov with momentum 0 is plain SGD: give a momentum, or leave nesterov off")
 
@@ -55,17 +63,13 @@ class RowSGD:
 
 
 @dataclass(frozen=True)
-class _Moments:
+class _Moments(RowOptimizer):
     """The settings of AdamW and of row-wise Adam; neither is a kind of the other."""
 
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.01
-
-    def __post_init__(self) -> None:
-        _check_shares(beta1=self.beta1, beta2=self.beta2)
-        _check_not_negative(eps=self.eps, weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -103,15 +107,12 @@ class RowAdam(_Moments):
 
 
 @dataclass(frozen=True)
-class RowAdagrad:
+class RowAdagrad(RowOptimizer):
     """Row-wise Adagrad: a' = a + mean(d^2), one number a row, where d = g + weight_decay * w;
     w' = w - lr * d / (sqrt(a') + eps). (FBGEMM's exact row-wise Adagrad with its L2 decay.)"""
 
     eps: float = 1e-8
     weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_not_negative(eps=self.eps, weight_decay=self.weight_decay)
 
     def state_widths(self) -> dict[str, Width]:
         return {"square_sum": "scalar"}
@@ -130,15 +131,3 @@ def _bias_corrections(num_K1: Tensor, *betas: float) -> list[Tensor]:
     num_K1.add_(1)
     # In float64: 1 - 0.999 has only four digits left in float32.
     return [(1 - beta ** num_K1.double()).to(num_K1.dtype) for beta in betas]
-
-
-def _check_shares(**values: float) -> None:
-    for name, value in values.items():
-        if not 0.0 <= value < 1.0:
-            raise ValueError(f"{name} is {value}; expected 0 <= {name} < 1")
-
-
-def _check_not_negative(**values: float) -> None:
-    for name, value in values.items():
-        if not value >= 0.0:
-            raise ValueError(f"{name} is {value}; expected 0 or more")

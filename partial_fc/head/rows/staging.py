@@ -86,9 +86,7 @@ class Staging:
             self._ahead.result()
         self._ahead, self.copies = None, self._none
 
-    def close(self, write_back: bool = True) -> None:
-        if write_back:
-            self.drain()
+    def close(self) -> None:
         self._worker.shutdown()
 
     def _wait(self) -> None:

@@ -1,6 +1,6 @@
 """The table of one rank's rows, class centres and their optimizer state: where they lie, in which dtype, how they move.
 
-A row is first made when it first takes part: its start value is a function of (seed, global row number), so rows never
+A row is created when it first takes part: its start value is a function of (seed, global row number), so rows never
 touched take neither time nor memory (whole pages of zeros that the system has not handed out yet, or holes in a file).
 Every storage and both kinds of fetching give the same bits.
 
@@ -8,7 +8,6 @@ Letters: L rows of this rank, S rows that take part in a step, K a chunk of them
 is class number * sub_centres + its number within the class; local numbers count from this rank's first row.
 """
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -22,19 +21,6 @@ from partial_fc.head.rows.staging import Staging
 from partial_fc.head.rows.storage import Storage, round_stochastically, zeros
 
 
-@dataclass(frozen=True)
-class StepFields:
-    """The memory that a fused step of the optimizer reads and writes. Row r of bfloat16 tensors is rounded with
-    counter_rng.rounding_noise(first_row + r, D, key of the tensor); every row that is written gets
-    touched_L1[r] = touched."""
-
-    tables: dict[str, Tensor]  # "centres" and the optimiser's state by name
-    keys: dict[str, int]
-    touched_L1: Tensor  # int32
-    touched: int
-    first_row: int
-
-
 def initial_centres(row_M: Tensor, embedding_size: int, seed: int) -> Tensor:
     """Returns the start values of rows by global number, N(0, 0.01): float32 (M, D), on row_M's device."""
     return counter_rng.normal(row_M, embedding_size, counter_rng.derive_key(seed, *b"centres")).mul_(0.01)
@@ -45,7 +31,7 @@ class RowTable:
 
     In each step, in this order: fetch, then update for every chunk of what was fetched. Steps count from 0. catch_up:
     "none": a row lives only in the steps that touch it; "exact": before a row takes part, it is moved as the dense
-    optimiser would have moved it since (rows/catch_up.py); update is then to be called in every step, with
+    optimizer would have moved it since (rows/catch_up.py); update is then to be called in every step, with
     begin = end = 0 where no row takes part.
     """
 
@@ -67,7 +53,7 @@ class RowTable:
                 "AdamW's state in float16: squares of gradients are below what it holds, and rows would be thrown far "
                 "away; give state_dtype bfloat16 or float32"
             )
-        self.first_row, self.num_rows, self.embedding_size, self.seed = (first_row, num_rows, embedding_size, seed)
+        self.first_row, self.num_rows, self.embedding_size, self.seed = first_row, num_rows, embedding_size, seed
         self.optimizer, self.storage, self.device = optimizer, storage, torch.device(device)
         self._work_dtype = torch.float64 if storage.dtype == torch.float64 else torch.float32
         # Rows that a step works on at a time: few enough for a CPU's cache, many for a GPU.
@@ -81,20 +67,16 @@ class RowTable:
         # Where rows lie, and whether the device works on them there or on copies of those that take part.
         home = self.device if storage.place == "device" else torch.device("cpu")
         columns = {**self._columns, "touched": (1, torch.int32)}
-        self._tables: dict[str, Tensor] = {}
         self._files: RowFiles | None = None
         if storage.path is not None and num_rows:  # all but the few bytes a row that are looked at most often
-            folder = storage.path / f"rows-{first_row:012d}"
             wide = {name: column for name, column in columns.items() if column[0] == embedding_size}
-            self._files = RowFiles(folder, num_rows, wide, first_row)
-            self._tables = dict(self._files.tables)
-        for name, column in columns.items():  # in the same order in every process
-            if name not in self._tables:
-                self._tables[name] = zeros(num_rows, *column, home)
-        self.exists_L = torch.zeros(num_rows, dtype=torch.bool, device=home)  # which rows are made
+            self._files = RowFiles(storage.path / f"rows-{first_row:012d}", num_rows, wide)
+        in_files = self._files.tables if self._files is not None else {}
+        rest = {name: zeros(num_rows, *column, home) for name, column in columns.items() if name not in in_files}
+        self._tables = {**in_files, **rest}
+        self.exists_L = torch.zeros(num_rows, dtype=torch.bool, device=home)  # which rows are created
         self._num_missing = num_rows
         self._staging = Staging(self._tables, self.device) if indexes_copies(storage, self.device) else None
-        self._num_steps = 0  # that were updated
         self._fetched = -1  # the step of the last fetch
 
     @property
@@ -103,13 +85,13 @@ class RowTable:
         return self._tables["centres"]
 
     def all_rows(self) -> Tensor:
-        """The centres with every row made: from then on they take all their memory. Not a copy."""
+        """The centres with every row created: from then on they take all their memory. Not a copy."""
         self._drain()
         self._create_missing(None)
         return self.centre_LD
 
     def fetch(self, row_S: Tensor | None, step: int) -> tuple[Tensor, Tensor | None]:
-        """Readies the rows row_S (local numbers, ascending, each once; None: all) for a step: makes the missing ones,
+        """Readies the rows row_S (local numbers, ascending, each once; None: all) for a step: creates the missing ones,
         catches up. Returns a table, and the rows' positions in it (None: the table is those rows, in order)."""
         self._create_missing(row_S)
         if self._staging is None:
@@ -131,8 +113,6 @@ class RowTable:
     def prefetch(self, row_S: Tensor) -> None:
         """Begins to bring rows that the next step will fetch (as far as they are known: its negatives), if they lie
         elsewhere. Changes no result."""
-        if not self.can_prefetch:
-            return
         row_S = row_S.cpu()
         row_S = row_S[self.exists_L[row_S]]
         if self._staging is not None:
@@ -141,7 +121,7 @@ class RowTable:
             self._files.read_ahead(row_S)
 
     def update(self, row_K: Tensor | None, begin: int, end: int, grad_KD: Tensor, lr: float, step: int) -> None:
-        """One step of the optimiser for rows [begin, end) of those fetched. row_K: that part of row_S, None where
+        """One step of the optimizer for rows [begin, end) of those fetched. row_K: that part of row_S, None where
         row_S was None. grad_KD: their gradient, floating; it is overwritten."""
         self._record(lr, step)
         tables = self._tables if self._staging is None else self._staging.copies.tables
@@ -155,51 +135,33 @@ class RowTable:
             self.optimizer.step(centre_KD, state, grad_KD[part].to(self._work_dtype), lr)
             self._store(tables, at, row, centre_KD, state, step)
 
-    def step_fields(self, step: int, lr: float) -> StepFields:
-        """For code that does a step of the optimiser by itself, instead of `update`, where `fetch` gave centre_LD."""
+    def begin_fused_update(self, lr: float, step: int) -> dict[str, int]:
+        """For code that does a step of the optimizer by itself, instead of `update`, in the tables of `row_state`,
+        where `fetch` gave centre_LD. Each row r that it writes gets touched = step + 1 and is rounded, in bfloat16
+        tables, with counter_rng.rounding_noise(first_row + r, D, key). Returns these keys by table."""
         assert self._staging is None
         self._record(lr, step)
-        return StepFields(
-            {name: self._tables[name] for name in self._columns},
-            {name: counter_rng.rounding_key(self.seed, i, step) for i, name in enumerate(self._columns)},
-            self._tables["touched"],
-            touched=step + 1,
-            first_row=self.first_row,
-        )
-
-    def finish(self, step: int) -> None:
-        """Makes and catches up all rows: the table is then the dense optimiser's after `step` steps."""
-        for row_K in torch.arange(self.num_rows, device=self.device).split(64 * self._chunk):
-            self._fetched = -1  # each takes the place of the one before
-            self.fetch(row_K, step)
-        self._fetched = -1
-        self._drain()
+        return {name: counter_rng.rounding_key(self.seed, i, step) for i, name in enumerate(self._columns)}
 
     def row_state(self) -> dict[str, Tensor]:
-        """All that belongs to the rows, as stored and one row for each: "centres", the optimiser's state by name, and
+        """All that belongs to the rows, as stored and one row for each: "centres", the optimizer's state by name, and
         "touched", int32 (rows, 1): how many steps the row's values stand for, which is the step after the last that
-        it took part in or was caught up to; 0: never. A row that was never made is zeros throughout; whoever loads
+        it took part in or was caught up to; 0: never. A row that was never created is zeros throughout; whoever loads
         it makes its start value when it is needed. Not copies."""
         self._drain()
         return self._tables
 
-    def flush(self) -> None:
-        """Waits until the rows are where they are kept. (No substitute for a checkpoint: see rows/files.py.)"""
-        self._drain()
-        if self._files is not None:
-            self._files.flush(self._num_steps)
-
-    def close(self, ended_well: bool = True) -> None:
-        """Ends threads and closes files; the rows are not to be used after it. ended_well: for the header of files."""
+    def close(self) -> None:
+        """Ends threads and closes files; the rows are not to be used after it."""
         if self._staging is not None:
-            self._staging.close(write_back=ended_well)
+            self._staging.close()
         self._tables = {}
         if self._files is not None:
-            self._files.close(self._num_steps, ended_well)
+            self._files.close()
 
     def load_row_state(self, rows: dict[str, Tensor]) -> None:
         """Takes over what `row_state` gave, for this rank's rows; other dtypes are converted (to nearest). Rows that
-        are zeros throughout count as never made."""
+        are zeros throughout count as never created."""
         self._check_names(rows)
         for name, table in self._tables.items():
             if rows[name].shape != table.shape:
@@ -214,7 +176,7 @@ class RowTable:
 
     def load_rows(self, begin: int, end: int, row_M: Tensor, rows: dict[str, Tensor]) -> None:
         """Rows [begin, end) become: row_M of them (ascending local numbers) what `row_state` gave for those, in any
-        dtype (converted to nearest), the others what they are before they are made."""
+        dtype (converted to nearest), the others what they are before they are created."""
         self._check_names(rows)
         if self._staging is not None:
             self._staging.forget()
@@ -242,7 +204,6 @@ class RowTable:
         return {"optimizer": repr(self.optimizer), "rates": list(self._catch_up.rates)}
 
     def load_schedule_state(self, state: dict[str, Any]) -> None:
-        """Loads what `schedule_state` gave."""
         if self._catch_up is None:
             return
         if not state:
@@ -285,7 +246,6 @@ class RowTable:
             self._staging.drain()
 
     def _record(self, lr: float, step: int) -> None:
-        self._num_steps = step + 1
         if self._catch_up is None:
             return
         num_steps = len(self._catch_up.rates)

@@ -4,15 +4,16 @@
     none       4 n                                 the gradients
     fp16       2 n                                 the gradients rounded to float16, added up in float16
     bf16       2 n + 2 n / W                       the gradients rounded to bfloat16, added up in float32
-    2bit       n / 4                               -t, 0 or t a value; what that leaves out is owed (two_bit.py)
-    powersgd   4 r (a + b) for a matrix of a x b   matrices of rank r; what they leave out is owed (powersgd.py)
+    2bit       n / 4                               -t, 0 or t a value; the rest is kept as residual (two_bit.py)
+    powersgd   4 r (a + b) for a matrix of a x b   matrices of rank r; the rest is kept, too (powersgd.py)
 
 A rank's link carries 2 (W - 1) / W times the message of an all-reduce; bf16, whose two messages are its two halves, the
 same as fp16. The codes of 2bit are gathered: W - 1 times the message, at W = 32 as much as fp32 and at W = 16 as much
 as fp16. Beyond that another kind takes less.
 """
 
-from typing import Literal, get_args
+from collections.abc import Callable
+from typing import Literal
 
 from partial_fc.optim.compression.base import Compressor, GradientScale, merge_residuals
 from partial_fc.optim.compression.bucket import Bucket
@@ -29,14 +30,13 @@ def build_compressor(kind: CompressionKind, *, threshold: float = 0.5, rank: int
     """Returns a compressor, for one GradientSync. threshold: of 2bit, in units of the gradient summed over images;
     rank: of powersgd's matrices; seed: of powersgd's first guess. Raises ValueError for a kind that does not exist or a
     number that cannot work."""
-    if kind == "none":
-        return NoCompression()
-    if kind == "fp16":
-        return Float16()
-    if kind == "bf16":
-        return BFloat16()
-    if kind == "2bit":
-        return TwoBit(threshold)
-    if kind == "powersgd":
-        return PowerSGD(rank, seed)
-    raise ValueError(f"gradient compression {kind!r} is none of {', '.join(get_args(CompressionKind))}")
+    compressors: dict[str, Callable[[], Compressor]] = {
+        "none": NoCompression,
+        "fp16": Float16,
+        "bf16": BFloat16,
+        "2bit": lambda: TwoBit(threshold),
+        "powersgd": lambda: PowerSGD(rank, seed),
+    }
+    if kind not in compressors:
+        raise ValueError(f"gradient compression {kind!r} is none of {', '.join(compressors)}")
+    return compressors[kind]()

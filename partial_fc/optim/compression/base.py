@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ class GradientScale:
 class Compressor:
     """A way to sum buckets over the ranks. What it remembers of them (residuals) is for one GradientSync only."""
 
-    kind: Literal["none", "fp16", "bf16", "2bit", "powersgd"]
+    kind: str
     needs_global_batch = False
 
     def prepare(self, buckets: list[Bucket]) -> None:
@@ -40,8 +39,8 @@ class Compressor:
         """Restores what was remembered before the last `run`: its update is not made."""
 
     def named(self) -> dict[str, Tensor]:
-        """Returns what is remembered, as 'residual/<parameter>' (what this rank owes: every rank's is different) and
-        'q/<parameter>' (equal on all ranks); not copies."""
+        """Returns what is remembered, as 'residual/<parameter>' (what this rank has left out so far: every rank's is
+        different) and 'q/<parameter>' (equal on all ranks); not copies."""
         return {}
 
     def state(self) -> dict[str, Tensor]:
@@ -52,8 +51,17 @@ class Compressor:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Takes over what `state` gave to this rank, or `merge_residuals`. Raises ValueError for another network's."""
         tensors = self.named()
-        check_names(self.kind, state, tensors)
+        if state.keys() != tensors.keys():
+            raise ValueError(
+                f"gradient compression {self.kind}: the state has {sorted(state)}, expected {sorted(tensors)}; was it "
+                "saved by another kind, or for another network?"
+            )
         for name, t in tensors.items():
+            if state[name].shape != t.shape:
+                raise ValueError(
+                    f"gradient compression {self.kind}: {name} has shape {tuple(state[name].shape)} in the state; "
+                    f"expected {tuple(t.shape)}: give the --compression-rank that it was saved with"
+                )
             t.copy_(state[name])
 
     def reset(self) -> None:
@@ -62,43 +70,23 @@ class Compressor:
             t.zero_()
 
 
-def check_names(kind: str, state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raises ValueError unless the state has the expected tensors, by name and shape."""
-    for name in sorted(expected.keys() - state.keys()):
-        raise ValueError(f"gradient compression {kind}: the state has no {name}; was it saved by another kind?")
-    for name in sorted(state.keys() - expected.keys()):
-        raise ValueError(
-            f"gradient compression {kind}: the state's {name} belongs to nothing here; was it saved by another kind, "
-            "or for another network?"
-        )
-    for name, t in expected.items():
-        if state[name].shape != t.shape:
-            raise ValueError(
-                f"gradient compression {kind}: {name} has shape {tuple(state[name].shape)} in the state; "
-                f"expected {tuple(t.shape)}: give the --compression-rank that it was saved with"
-            )
-
-
 def merge_residuals(states: Iterable[Mapping[str, Tensor]], num_ranks: int) -> dict[str, Tensor]:
     """Turns the states of all ranks that saved into the state of each of `num_ranks` ranks that go on.
 
     The sum of the residuals stays the same: each new one takes an equal part of the sum. (For the same number of
     ranks this is not needed: each loads its own.) states: one after the other, so that not all need be in memory.
     """
-    total: dict[str, Tensor] = {}
-    dtypes: dict[str, torch.dtype] = {}
-    for number, state in enumerate(states):
-        if number and state.keys() != total.keys():
+    states = iter(states)
+    first = next(states, {})
+    sums = {name: t.double() for name, t in first.items() if name.startswith("residual/")}
+    for number, state in enumerate(states, 1):
+        if state.keys() != first.keys():
             raise ValueError(f"state {number} names other tensors than state 0: they are not of one run")
         for name, t in state.items():
-            if name in total and t.shape != total[name].shape:
+            if t.shape != first[name].shape:
                 raise ValueError(
-                    f"state {number}: {name} has shape {tuple(t.shape)}, {tuple(total[name].shape)} before"
+                    f"state {number}: {name} has shape {tuple(t.shape)}, {tuple(first[name].shape)} before"
                 )
-            if name not in total:
-                total[name], dtypes[name] = t.double(), t.dtype
-            elif name.startswith("residual/"):
-                total[name] = total[name] + t
-    for name, t in total.items():
-        total[name] = (t / num_ranks if name.startswith("residual/") else t).to(dtypes[name])
-    return total
+            if name in sums:
+                sums[name] = sums[name] + t
+    return {**first, **{name: (t / num_ranks).to(first[name].dtype) for name, t in sums.items()}}

@@ -55,10 +55,6 @@ class Bucket:
             # In the parameter's own memory layout (channels-last, say), or backward would have to transpose.
             yield flat[start:].as_strided(p.shape, p.stride(), flat.storage_offset() + start)
 
-    def num_bytes(self) -> int:
-        """Bytes of the gradients as stored."""
-        return sum(p.numel() * p.element_size() for p in self.parameters)
-
 
 def buckets_of(named: Iterable[tuple[str, nn.Parameter]], bucket_bytes: int) -> list[Bucket]:
     """Parameters in the order in which backward reaches them -> buckets in the order in which it fills them.
@@ -70,12 +66,11 @@ def buckets_of(named: Iterable[tuple[str, nn.Parameter]], bucket_bytes: int) -> 
     room: dict[tuple[torch.dtype, torch.device], int] = {}
     for position, (name, p) in enumerate(named):
         key = (p.dtype, p.device)
-        num_bytes = p.numel() * p.element_size()
-        if key not in opened or num_bytes > room[key]:
+        if key not in opened or p.nbytes > room[key]:
             opened[key] = []
             groups.append(opened[key])
             room[key] = bucket_bytes
         opened[key].append((position, name, p))
-        room[key] -= num_bytes
+        room[key] -= p.nbytes
     groups.sort(key=lambda group: group[-1][0])
     return [Bucket(number, [(name, p) for _, name, p in group]) for number, group in enumerate(groups)]

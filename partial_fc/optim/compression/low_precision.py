@@ -1,7 +1,5 @@
 """Exchanges that send every value, in as many bits as it has or in 16."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
@@ -13,7 +11,7 @@ from partial_fc.optim.compression.bucket import Bucket
 class NoCompression(Compressor):
     """One all-reduce in the gradients' own dtype, in place."""
 
-    kind: Literal["none"] = "none"
+    kind = "none"
 
     def prepare(self, buckets: list[Bucket]) -> None:
         for bucket in buckets:
@@ -35,7 +33,7 @@ class Float16(Compressor):
     `finite()`. Without a loss scale, what is below 3e-8 is lost.
     """
 
-    kind: Literal["fp16"] = "fp16"
+    kind = "fp16"
 
     def run(self, bucket: Bucket, scale: GradientScale, world: World) -> Stages:
         sent = bucket.flat.to(torch.float16)
@@ -50,7 +48,7 @@ class BFloat16(Compressor):
     sum. The same bytes on a link as a ring's all-reduce in 16 bits.
     """
 
-    kind: Literal["bf16"] = "bf16"
+    kind = "bf16"
 
     def run(self, bucket: Bucket, scale: GradientScale, world: World) -> Stages:
         size = len(bucket.flat)

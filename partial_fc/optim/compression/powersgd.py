@@ -1,7 +1,6 @@
 """Gradients as matrices of low rank: PowerSGD (Vogels, Karimireddy, Jaggi, 2019, https://arxiv.org/abs/1905.13727)."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ class _Matrix:
     """One parameter (a, ...), seen as a matrix of a rows and b columns, and its residual."""
 
     name: str
-    residual_ab: Tensor  # what this rank owes
+    residual_ab: Tensor  # what this rank has left out so far
     q_br: Tensor  # orthonormal columns, equal on all ranks: where the last update's gradient lay
     # What `undo` goes back to.
     residual_before_ab: Tensor
@@ -25,20 +24,19 @@ class _Matrix:
 
 
 class PowerSGD(Compressor):
-    """M, the gradient and what is owed of it, becomes P Q^T with `rank` columns each; the rest is owed.
+    """M, the gradient plus the residual, becomes P Q^T with `rank` columns each; the rest is the next residual.
 
     1. P = M Q, with the Q of the update before, is summed over the ranks; its columns are made orthonormal.
-    2. Q = M^T P is summed over the ranks. The sum of the gradients is P Q^T; this rank owes M - P (its own Q)^T.
+    2. Q = M^T P is summed over the ranks. The sum of the gradients is P Q^T; the residual is M - P (the local Q)^T.
 
     Two all-reduces a bucket. Parameters of one dimension, and matrices that P and Q would not make smaller, are exact:
-    they travel with P. What is owed adds up, over ranks and updates, to what was left out. The paper subtracts the
-    mean of all ranks' Q instead of the local one: the same total, a larger part of it on each rank.
-    P and Q have the same bits on all ranks as long as these have the same kind of processor: QR rounds differently on
-    others, and replicas would part in their last bits.
+    they travel with P. The paper subtracts the mean of all ranks' Q instead of the local one: the residuals' total is
+    the same, a larger part of it on each rank. QR rounds differently on other kinds of processors: ranks need the same
+    kind to have the same bits.
     Memory: two residuals a value, the present one and the one that `undo` goes back to.
     """
 
-    kind: Literal["powersgd"] = "powersgd"
+    kind = "powersgd"
 
     def __init__(self, rank: int, seed: int = 0):
         if rank < 1:
@@ -81,27 +79,24 @@ class PowerSGD(Compressor):
             parts.append((m_ab @ matrix.q_br).flatten())
         summed = yield world.start_all_reduce(torch.cat(parts), name=bucket.name, in_place=True)
 
-        p_ar: list[Tensor] = []
-        q_br: list[Tensor] = []
-        sums = list(bucket.views(bucket.summed))
+        compressed: list[tuple[_Matrix, Tensor, Tensor, Tensor]] = []  # where the sum goes, P, the local Q
         sizes = [len(part) for part in parts]
-        for matrix, part, into in zip(matrices, summed.split(sizes), sums, strict=True):
+        for matrix, part, into in zip(matrices, summed.split(sizes), bucket.views(bucket.summed), strict=True):
             if matrix is None:
                 into.copy_(part.view(into.shape))
                 continue
-            p_ar.append(_orthonormal(part.view(-1, self.rank)))
-            q_br.append(matrix.residual_ab.T @ p_ar[-1])
-        if not q_br:
+            p_ar = _orthonormal(part.view(-1, self.rank))
+            compressed.append((matrix, into, p_ar, matrix.residual_ab.T @ p_ar))
+        if not compressed:
             return
-        local_q = torch.cat([q.flatten() for q in q_br])
+        local_q = torch.cat([q_br.flatten() for *_, q_br in compressed])
         summed = yield world.start_all_reduce(local_q, name=f"{bucket.name}/q", in_place=True)
 
-        compressed = [(matrix, into) for matrix, into in zip(matrices, sums, strict=True) if matrix is not None]
-        parts_q = summed.split([q.numel() for q in q_br])
-        for (matrix, into), p, q, part in zip(compressed, p_ar, q_br, parts_q, strict=True):
+        parts_q = summed.split([q_br.numel() for *_, q_br in compressed])
+        for (matrix, into, p_ar, q_br), part in zip(compressed, parts_q, strict=True):
             summed_br = part.view(-1, self.rank)
-            into.copy_((p @ summed_br.T).view(into.shape))
-            matrix.residual_ab.addmm_(p, q.T, alpha=-1.0)
+            into.copy_((p_ar @ summed_br.T).view(into.shape))
+            matrix.residual_ab.addmm_(p_ar, q_br.T, alpha=-1.0)
             matrix.q_before_br, matrix.q_br = matrix.q_br, _orthonormal(summed_br)
 
     def undo(self) -> None:

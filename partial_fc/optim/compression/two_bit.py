@@ -5,7 +5,6 @@ MXNet's gradient is the sum over images, not their mean, and so is the unit of t
 
 import math
 from functools import cache
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,21 +20,21 @@ _TO_TOP_BYTE = (1 << 30) + (1 << 20) + (1 << 10) + 1
 _CACHED = 1 << 16  # values a CPU codes at a time; a multiple of 16
 
 
-def encode_(owed_N: Tensor, threshold: float) -> Tensor:
+def encode_(residual_N: Tensor, threshold: float) -> Tensor:
     """Takes `threshold` off each value that is at least that, adds it to each that is at most -threshold, in place, and
     returns the codes of what was taken: uint8 (N / 4,). N is a multiple of 16."""
-    size = _CACHED if owed_N.device.type == "cpu" else max(1, len(owed_N))
-    return torch.cat([_encode_part_(part, threshold) for part in owed_N.split(size)])
+    size = _CACHED if residual_N.device.type == "cpu" else max(1, len(residual_N))
+    return torch.cat([_encode_part_(part, threshold) for part in residual_N.split(size)])
 
 
-def _encode_part_(owed_N: Tensor, threshold: float) -> Tensor:
-    up = (owed_N >= threshold).view(torch.int8)
-    down = (owed_N <= -threshold).view(torch.int8)
+def _encode_part_(residual_N: Tensor, threshold: float) -> Tensor:
+    up = (residual_N >= threshold).view(torch.int8)
+    down = (residual_N <= -threshold).view(torch.int8)
     code_N = up * _UP + down * _DOWN
     # A CPU looks closer only where the sum says that it must; a GPU would have to wait for the sum.
-    if owed_N.device.type != "cpu" or not owed_N.sum().isfinite():
-        code_N.masked_fill_(~owed_N.isfinite(), _NOT_FINITE)
-    owed_N.sub_(up - down, alpha=threshold)
+    if residual_N.device.type != "cpu" or not residual_N.sum().isfinite():
+        code_N.masked_fill_(~residual_N.isfinite(), _NOT_FINITE)
+    residual_N.sub_(up - down, alpha=threshold)
     # A 32-bit number has its first byte lowest (little-endian machines).
     return (code_N.view(torch.int32) * _TO_TOP_BYTE).bitwise_right_shift_(24).to(torch.uint8)
 
@@ -54,14 +53,14 @@ def _values_of_bytes(threshold: float, dtype: torch.dtype, device: torch.device)
 
 
 class TwoBit(Compressor):
-    """residual += gradient; t, -t or nothing of it leaves, and the rest is owed. Every rank gets all ranks' codes and
+    """residual += gradient; t, -t or nothing of it leaves, and the rest stays. Every rank gets all ranks' codes and
     adds them up in rank order, so that all have the same bits.
 
     The gradient is freed of the loss scale and multiplied by the global batch before, and the sum divided by it after.
     Memory: two float32 residuals a value, the present one and the one that `undo` goes back to.
     """
 
-    kind: Literal["2bit"] = "2bit"
+    kind = "2bit"
     needs_global_batch = True
 
     def __init__(self, threshold: float):
@@ -81,15 +80,15 @@ class TwoBit(Compressor):
     def run(self, bucket: Bucket, scale: GradientScale, world: World) -> Stages:
         assert scale.global_batch is not None
         number = bucket.number
-        before, owed = self._residual[number], self._before[number]
-        torch.add(before, bucket.flat, alpha=scale.global_batch / scale.loss_scale, out=owed)
-        self._residual[number], self._before[number] = owed, before
-        code = encode_(owed, self.threshold)
+        before, residual = self._residual[number], self._before[number]
+        torch.add(before, bucket.flat, alpha=scale.global_batch / scale.loss_scale, out=residual)
+        self._residual[number], self._before[number] = residual, before
+        code = encode_(residual, self.threshold)
         codes = yield world.start_all_gather(code, [len(code)] * world.size, name=bucket.name)
         first, *others = codes.split(len(code))
-        total = decode(first, self.threshold, owed.dtype)
+        total = decode(first, self.threshold, residual.dtype)
         for other in others:
-            total += decode(other, self.threshold, owed.dtype)
+            total += decode(other, self.threshold, residual.dtype)
         torch.div(total, scale.global_batch, out=bucket.summed)
 
     def undo(self) -> None:

@@ -14,41 +14,37 @@ _log = logging.getLogger("partial_fc")
 
 
 class Commits:
-    """The commits of one world. Where hosts do not come and go, its methods do nothing.
-
-    take: makes a snapshot of everything, a copy; a collective. save: writes a checkpoint and waits for it, where there
-    are no commits; a collective.
-    """
+    """The commits of one world. Where hosts do not come and go, its methods do nothing."""
 
     def __init__(self, memory: Memory, world: World, every: int):
         """every: steps from one commit to the next; 0: none. A collective."""
         self._world, self._memory = world, memory
         self._member = elastic.member() if elastic.active() else None
-        self._buddy = PeerCopies(memory, world, every) if every else None
+        self._copies = PeerCopies(memory, world, every) if every else None
 
     @property
     def hosts_changed(self) -> bool:
         """Whether this rank was told of hosts that have come, or are to go."""
         return self._member is not None and self._member.hosts_changed.is_set()
 
+    @property
+    def are_kept(self) -> bool:
+        return self._copies is not None
+
     def begin(self, step: int, head: Head, take: Callable[[], Snapshot]) -> None:
         """Before the first step of a world: fewer ranks than before have what there is. Where one has too little
-        memory, the first world of a run raises ValueError, on all ranks, and later ones go on without commits."""
-        if self._member:
-            told = self._member.recovery_summary()
-            if told:
-                _log.info(told)
-            if told and self._world.rank == 0:
-                _log.info(
-                    f"rank 0 is on {socket.gethostname()}: what it writes (log, loss.csv, TensorBoard, results) goes "
-                    "on below its --models-root"
-                )
-        self._check_memory(head)
-        if self._buddy and self._buddy.due(step):
-            self._begin(take)
-
-    def _check_memory(self, head: Head) -> None:
-        short = self._buddy.too_little_memory(head) if self._buddy else ""
+        memory, the first world of a run raises ValueError, on all ranks, and later ones go on without commits. take:
+        makes a snapshot of everything, a copy; a collective."""
+        self._take = take
+        summary = self._member.recovery_summary() if self._member else ""
+        if summary:
+            _log.info(summary)
+        if summary and self._world.rank == 0:
+            _log.info(
+                f"rank 0 is on {socket.gethostname()}: what it writes (log, loss.csv, TensorBoard, results) goes "
+                "on below its --models-root"
+            )
+        short = self._copies.too_little_memory(head) if self._copies else ""
         if short and self._memory.age <= 1:
             raise ValueError(
                 f"{short}: --buddy-every 0 goes without them, and a lost host then costs the steps since the last "
@@ -59,40 +55,40 @@ class Commits:
                 f"{short}: going on without commits; a host that is lost from now on costs the steps since the last "
                 "checkpoint"
             )
-            self._memory.commits, self._buddy = [], None
+            self._memory.commits, self._copies = [], None
+        self._commit_if_due(step)
 
     def start_step(self) -> None:
-        """Where a step begins."""
-        if self._buddy:
-            self._buddy.start_step()
+        if self._copies:
+            self._copies.start_step()
 
-    def end_step(self, step: int, take: Callable[[], Snapshot]) -> None:
-        """Where it ends, after a collective that all ranks started in it."""
+    def end_step(self, step: int) -> None:
+        """After a collective that all ranks started in this step."""
         if self._member:
             self._member.step_done(step)
-        if self._buddy:
-            self._buddy.end_step()
-            if self._buddy.due(step):
-                self._begin(take)
+        if self._copies:
+            self._copies.end_step()
+        self._commit_if_due(step)
 
-    def _begin(self, take: Callable[[], Snapshot]) -> None:
-        assert self._buddy is not None
-        began = time.perf_counter()
-        snapshot = take()
-        self._buddy.begin(snapshot, time.perf_counter() - began)
-
-    def go_back(self, take: Callable[[], Snapshot]) -> None:
+    def go_back(self) -> None:
         """Inside a step: the run has gone back to a checkpoint; commits after that are of no use. A collective."""
-        if self._buddy:
-            self._buddy.go_back(take())
+        if self._copies:
+            self._copies.go_back(self._take())
 
-    def leave(self, step: int, take: Callable[[], Snapshot], save: Callable[[], None] | None) -> None:
-        """Raises elastic.HostsChanged, with nothing lost. save: None: there is a checkpoint of this step. A
-        collective."""
-        if self._buddy:
-            self._buddy.finish()
-            self._begin(take)
-            self._buddy.finish()
-        elif save:
-            save()
+    def leave(self, step: int) -> None:
+        """Raises elastic.HostsChanged, with nothing lost: where no commits are kept there is a checkpoint of this step.
+        A collective."""
+        if self._copies:
+            self._copies.finish()
+            self._commit(self._copies)
+            self._copies.finish()
         raise elastic.HostsChanged(f"hosts have come or are to go: all ranks leave after step {step}, to meet anew")
+
+    def _commit_if_due(self, step: int) -> None:
+        if self._copies and self._copies.due(step):
+            self._commit(self._copies)
+
+    def _commit(self, copies: PeerCopies) -> None:
+        began = time.perf_counter()
+        snapshot = self._take()
+        copies.begin(snapshot, time.perf_counter() - began)

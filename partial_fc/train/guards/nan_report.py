@@ -11,199 +11,133 @@ the largest values of everything that was looked at.
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from partial_fc import counter_rng
-from partial_fc.comm import World
+from partial_fc.checkpoint.peer.transfer import all_gather_json
 from partial_fc.train.guards.policy import Attempt
 from partial_fc.train.job import Job
+from partial_fc.train.log import warn_on_os_error
 
-_MOST_BYTES = 1024  # of a finding on its way to the other ranks
 _MOST_NAMES = 20  # of weights and gradients in the file
-
-
-class Finding(NamedTuple):
-    """order: findings with a smaller one come first."""
-
-    order: tuple[int, int]
-    what: str
-
-
-# What was looked at -> name -> the largest finite value, and how many values are not finite.
-Largest = dict[str, dict[str, Any]]
 
 
 def find_first_non_finite(job: Job, attempt: Attempt, symptom: str) -> str:
     """The symptom, with the first tensor that was not finite, on which rank, and where the batch is written down. A
-    collective; no rank's finding makes it call another one than the others."""
-    largest: Largest = {}
-    torch.manual_seed(counter_rng.derive_key(job.seed, job.at.step, job.world.rank))
-    local = _look_at_state(job, largest) or _second_forward(job, attempt, largest) or _look_at_head(job, attempt)
-    findings_W = _gather(local, job.world)
-    if not any(findings_W):
-        torch.manual_seed(counter_rng.derive_key(job.seed, job.at.step, job.world.rank))
-        local = _second_backward(job, attempt, largest) or _look_at_sums(job, largest)
-        findings_W = _gather(local, job.world)
-    folder = job.models_root / "non-finite"
-    problem = _write_down(job, attempt, symptom, local, largest, folder)
-    return f"{symptom}. {_in_words(findings_W)} {_how_far(attempt)} {_where(folder, job.at.step + 1, problem)}"
+    collective; all ranks look at the same things, whatever they find, as batch norms over all ranks need them all."""
+    look = _Look()
+    _look_at_state(job, look)
+    _second_forward(job, attempt, look)
+    first_W = all_gather_json(look.first, job.world, "train/non_finite")
+    if not any(first_W):
+        _second_backward(job, attempt, look)
+        first_W = all_gather_json(look.first, job.world, "train/non_finite")
+    folder, step = job.models_root / "non-finite", job.at.step + 1
+    with warn_on_os_error(f"the batch below {folder}"):
+        _write_down(job, attempt, symptom, look, folder / f"step-{step:08d}-rank-{job.world.rank:05d}.json")
+    moved = "The centres of this step have moved, the backbone has not" if attempt.centres_moved else ""
+    return (
+        f"{symptom}. {_in_words(first_W)} {moved or 'Nothing was updated in this step'}; the last checkpoint stands. "
+        f"Each rank's record keys, labels and largest values: {folder / f'step-{step:08d}-rank-*.json'}."
+    )
 
 
-# ---- what the update was computed from
+class _Look:
+    """What is looked at, one after the other, in the same order on all ranks."""
+
+    def __init__(self) -> None:
+        self.first: tuple[int, str] | None = None  # what was not finite first, with its number in the order
+        # Group -> name -> the largest finite value, and how many values are not finite.
+        self.largest: dict[str, dict[str, Any]] = {}
+        self._number = 0
+
+    def next(self, found: list[str]) -> None:
+        """found: what is not finite there."""
+        self._number += 1
+        if found and self.first is None:
+            self.first = (self._number, found[0])
+
+    def at(self, group: str, name: str, t: Tensor, what: str) -> None:
+        finite = t.isfinite()
+        values, not_finite = t[finite].abs(), t.numel() - int(finite.sum())
+        largest = values.max().item() if values.numel() else None
+        self.largest.setdefault(group, {})[name] = {"largest": largest, "not_finite": not_finite}
+        others = "" if largest is None else f", the largest of the others {largest:.3g}"
+        self.next([f"{what}: {not_finite:,} of {t.numel():,} values{others}"] if not_finite else [])
 
 
-def _look_at_state(job: Job, largest: Largest) -> Finding | None:
-    weights = dict(job.backbone.named_weights())
-    largest["weights"] = _largest_of(weights)
-    for number, (name, weight) in enumerate(weights.items()):
-        if not weight.isfinite().all():
-            return Finding((0, number), f"weight {name} ({_amount(weight)})")
-    if classes := job.head.non_finite_classes():
-        return Finding((1, 0), f"the centres of classes {', '.join(map(str, classes))}")
-    return None
+def _look_at_state(job: Job, look: _Look) -> None:
+    for name, weight in job.backbone.named_weights():
+        look.at("weights", name, weight, f"weight {name}")
+    classes = job.head.non_finite_classes()
+    look.next([f"the centres of classes {', '.join(map(str, classes))}"] if classes else [])
 
 
-# ---- forward
+def _second_forward(job: Job, attempt: Attempt, look: _Look) -> None:
+    def look_at_output(name: str, kind: str, output: Tensor) -> None:
+        what = f"the output of module {name} ({kind})" if name else "the features"
+        look.at("outputs", name or "features", output, what)
 
-
-def _second_forward(job: Job, attempt: Attempt, largest: Largest) -> Finding | None:
-    """Runs to the end also where something is found: with --sync-bn the ranks talk to each other in it."""
-    first: Finding | None = None
-    outputs = largest.setdefault("outputs", {})
-
-    def look(name: str, kind: str, output: Tensor) -> None:
-        nonlocal first
-        outputs[name or "features"] = _largest(output)
-        if first is None and not output.isfinite().all():
-            what = f"the output of module {name} ({kind})" if name else "the features"
-            first = Finding((2, len(outputs)), f"{what}: {_amount(output)}")
-
+    passes = list(zip(attempt.passes, attempt.batches, strict=False))  # the last batches may not have come so far
+    _draw_the_same(job)
     with job.backbone.statistics_kept():
-        for batch in attempt.batches[: len(attempt.passes)]:
-            job.backbone.watch_outputs(batch.input_B, look)
-    return first
+        for _, batch in passes:
+            job.backbone.watch_outputs(batch.input_B, look_at_output)
+    for one, batch in passes:  # what a second forward does not explain
+        bad_B = (~one.output_B.detach().isfinite().all(dim=1)).cpu()
+        again = (
+            "while a second forward of the same batch gives finite ones (a memory or a processor that makes mistakes?)"
+        )
+        look.next([f"the features of record {key}, {again}" for key in batch.key_B[bad_B].tolist()])
+        loss_B = job.head.row_losses(one.seen, len(batch.key_B)).cpu()
+        rows = zip(batch.key_B.tolist(), batch.label_B.tolist(), loss_B.tolist(), strict=True)
+        look.next(
+            [f"the loss of record {k}, label {label}: {loss}" for k, label, loss in rows if not math.isfinite(loss)]
+        )
 
 
-def _look_at_head(job: Job, attempt: Attempt) -> Finding | None:
-    """Features and rows of the loss that a second forward does not explain."""
-    for number, one in enumerate(attempt.passes):
-        key_B = attempt.batches[number].key_B
-        for i in (~one.output_B.detach().isfinite().all(dim=1)).nonzero().flatten().tolist():
-            return Finding(
-                (3, i),
-                f"the features of record {key_B[i]}, while a second forward of the same batch gives finite ones (a "
-                "memory or a processor that makes mistakes?)",
-            )
-        loss_B = job.head.row_losses(one.seen, len(key_B))
-        for i in (~loss_B.isfinite()).nonzero().flatten().tolist():
-            return Finding((4, i), f"the loss of record {key_B[i]}, label {one.label_B[i]}: {loss_B[i]}")
-    return None
-
-
-# ---- backward
-
-
-def _second_backward(job: Job, attempt: Attempt, largest: Largest) -> Finding | None:
-    """Looks at this rank's part of the gradient, which the sum over the ranks has taken the place of."""
-    first: Finding | None = None
+def _second_backward(job: Job, attempt: Attempt, look: _Look) -> None:
+    """This rank's part of the gradient, which the sum over the ranks has taken the place of; then the sum."""
+    _draw_the_same(job)
     with job.backbone.statistics_kept():
-        for number, one in enumerate(attempt.passes):
+        for number, (one, batch) in enumerate(zip(attempt.passes, attempt.batches, strict=False)):
             grad_B = one.output_B.grad
             if grad_B is None:  # backward did not come so far, on no rank
                 continue
-            largest.setdefault("feature gradient", {})[str(number)] = _largest(grad_B)
-            gradients = job.backbone.gradients(attempt.batches[number].input_B, grad_B)
-            largest["gradients of this rank"] = _largest_of(gradients)
-            if first is None and not grad_B.isfinite().all():
-                first = Finding((5, number), f"the gradient of the features ({_amount(grad_B)})")
-            first = first or _first_of(gradients, 6, "the gradient of")
-    return first
+            look.at("feature gradient", str(number), grad_B, "the gradient of the features")
+            for name, g in job.backbone.gradients(batch.input_B, grad_B).items():
+                look.at("gradients of this rank", name, g, f"the gradient of {name}")
+    for name, g in job.backbone.summed_gradients().items():
+        look.at("summed gradients", name, g, f"the sum over the ranks of the gradient of {name}")
 
 
-def _look_at_sums(job: Job, largest: Largest) -> Finding | None:
-    sums = job.backbone.summed_gradients()
-    largest["summed gradients"] = _largest_of(sums)
-    return _first_of(sums, 7, "the sum over the ranks of the gradient of")
+def _draw_the_same(job: Job) -> None:
+    """Dropout is that of the update."""
+    torch.manual_seed(counter_rng.derive_key(job.seed, job.at.step, job.world.rank))
 
 
-def _first_of(gradients: dict[str, Tensor], stage: int, what: str) -> Finding | None:
-    for number, (name, g) in enumerate(gradients.items()):
-        if not g.isfinite().all():
-            return Finding((stage, number), f"{what} {name} ({_amount(g)})")
-    return None
-
-
-# ---- words
-
-
-def _largest(t: Tensor) -> dict[str, Any]:
-    finite = t.isfinite()
-    values = t[finite].abs()
-    return {"largest": values.max().item() if values.numel() else None, "not_finite": t.numel() - int(finite.sum())}
-
-
-def _largest_of(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Of those with values that are not finite, then those with the largest."""
-    found = {name: _largest(t.detach()) for name, t in tensors.items() if t.numel()}
-    order = sorted(found, key=lambda name: (-found[name]["not_finite"], -(found[name]["largest"] or 0.0)))
-    return {name: found[name] for name in order[:_MOST_NAMES]}
-
-
-def _amount(t: Tensor) -> str:
-    one = _largest(t)
-    largest = "" if one["largest"] is None else f", the largest of the others {one['largest']:.3g}"
-    return f"{one['not_finite']:,} of {t.numel():,} values{largest}"
-
-
-def _gather(local: Finding | None, world: World) -> list[Finding | None]:
-    """Every rank's finding, by rank."""
-    text = b"" if local is None else json.dumps([*local.order, local.what[: _MOST_BYTES // 2]]).encode()
-    line = torch.zeros(1, _MOST_BYTES, dtype=torch.uint8)
-    line[0, : len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-    findings: list[Finding | None] = []
-    for row in world.all_gather(line, name="train/non_finite"):
-        content = bytes(row.tolist()).rstrip(b"\0")
-        stage, number, what = json.loads(content) if content else (0, 0, "")
-        findings.append(Finding((stage, number), what) if content else None)
-    return findings
-
-
-def _in_words(findings_W: list[Finding | None]) -> str:
+def _in_words(first_W: list[tuple[int, str] | None]) -> str:
     """The same sentence on all ranks."""
-    there = [(finding.order, rank, finding.what) for rank, finding in enumerate(findings_W) if finding]
-    if not there:
+    found = [(first[0], rank, first[1]) for rank, first in enumerate(first_W) if first]
+    if not found:
         return "A second look at the same batch finds all finite (a memory or a processor that makes mistakes?)."
-    order, rank, what = min(there)
-    others = [other for other_order, other, _ in there if other_order == order and other != rank]
-    also = f" (and on {len(others)} other{'s' if len(others) > 1 else ''})" if others else ""
+    number, rank, what = min(found)
+    others = sum(other == number for other, _, _ in found) - 1
+    also = f" (and on {others} other{'s' if others > 1 else ''})" if others else ""
     return f"The first tensor that is not finite, on rank {rank}{also}: {what}."
 
 
-def _how_far(attempt: Attempt) -> str:
-    if not attempt.centres_moved:
-        return "Nothing was updated in this step; the last checkpoint stands."
-    return "The centres of this step have moved, the backbone has not; the last checkpoint stands."
-
-
-def _where(folder: Path, step: int, problem: str) -> str:
-    if problem:
-        return f"(The batch could not be written to {folder}: {problem}.)"
-    return f"Each rank's record keys, labels and largest values: {folder / f'step-{step:08d}-rank-*.json'}."
-
-
-def _write_down(job: Job, attempt: Attempt, symptom: str, local: Finding | None, largest: Largest, folder: Path) -> str:
-    """Returns what kept it from that: the disk's trouble must not hide this one."""
-    step = job.at.step + 1
+def _write_down(job: Job, attempt: Attempt, symptom: str, look: _Look, path: Path) -> None:
     report = {
-        "step": step,
+        "step": job.at.step + 1,
         "rank": job.world.rank,
         "symptom": symptom,
-        "first_on_this_rank": local.what if local else None,
+        "first_on_this_rank": look.first[1] if look.first else None,
         "loss": attempt.loss if math.isfinite(attempt.loss) else str(attempt.loss),  # JSON has no NaN
-        "loss_scale": job.backbone.scaler.scale if job.backbone.scaler else 1.0,
+        "loss_scale": job.backbone.precision.loss_scale,
         "position": attempt.batches[-1].position,
         "micro_batches": [
             {
@@ -214,15 +148,16 @@ def _write_down(job: Job, attempt: Attempt, symptom: str, local: Finding | None,
             }
             for batch in attempt.batches
         ],
-        "largest": largest,
+        "largest": {name: group if name == "outputs" else _worst(group) for name, group in look.largest.items()},
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"step-{step:08d}-rank-{job.world.rank:05d}.json"
-        path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
-    except OSError as error:
-        return f"{error.strerror}: {folder}"
-    return ""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+
+
+def _worst(group: dict[str, Any]) -> dict[str, Any]:
+    """Those with values that are not finite, then those with the largest."""
+    order = sorted(group, key=lambda name: (-group[name]["not_finite"], -(group[name]["largest"] or 0.0)))
+    return {name: group[name] for name in order[:_MOST_NAMES]}
 
 
 def _rounded(value_B: Tensor) -> list[float]:

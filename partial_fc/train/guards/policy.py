@@ -22,7 +22,6 @@ class NonFinite(FloatingPointError):
 class Pass:
     """One micro-batch, as far as it came."""
 
-    label_B: Tensor
     output_B: Tensor  # the head's input; its .grad: what the head gave back
     seen: dict[str, Tensor]  # what the head remembers of it (last_step)
 
@@ -34,7 +33,6 @@ class Attempt:
     batches: Sequence[Batch]
     passes: list[Pass] = field(default_factory=list)
     loss: float = 0.0
-    summed: bool = False  # whether the backbone's gradient is already the sum over the ranks
     centres_moved: bool = False
 
 
@@ -42,7 +40,7 @@ def undo(job: Job, attempt: Attempt) -> None:
     """Makes the update on no rank, without a trace: weights, centres, running statistics, and what compression and
     margin remember, are as they were."""
     assert not attempt.centres_moved
-    job.backbone.undo(attempt.summed)
+    job.backbone.undo()
     job.head.discard()
 
 

@@ -1,7 +1,7 @@
 """SIGTERM and SIGUSR1 while training: the machine is wanted by somebody else, or the time is up.
 
 The step is finished, a checkpoint written, and all ranks end with EXIT_PREEMPTED, "start me again". Only some of them
-may get the signal; the others are told in the step (train/agreement.py).
+may get the signal; the others are told in the step (step_vote.py).
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -38,9 +38,7 @@ class StopSignals:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._restore()
 
     def _restore(self) -> None:

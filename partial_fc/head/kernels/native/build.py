@@ -17,18 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FLAGS = [
-    "-std=c++17",
-    "-O3",
-    "-fPIC",
-    "-shared",
-    "-pthread",
-    "-fvisibility=hidden",
-    "-fno-math-errno",
-    "-Wall",
-    "-Wextra",
-    "-Wno-psabi",
-]
+FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-math-errno"]
+FLAGS += ["-Wall", "-Wextra", "-Wno-psabi"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"]
 # The emulated ones are for tests: what amx computes, on processors without it. They are never chosen.
 VARIANTS: dict[str, list[str]] = {"portable": [], "amx_emulated": ["-DEMULATE_TILES"]}
