@@ -56,9 +56,9 @@ class HeadOptions:
     dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
     """Dtype of the centres."""
     state_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Dtype of the optimiser's state."""
+    """Dtype of the optimizer's state."""
     optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
-    """Optimiser of the centres, on the active rows; adagrad and adam have one second moment a row."""
+    """Optimizer of the centres, on the active rows; adagrad and adam have one second moment a row."""
     place: Literal["device", "host", "disk"] = "device"
     """Where centres and state are kept."""
     path: Path | None = None
@@ -199,7 +199,7 @@ def _create_all_rows(head: PartialFC) -> None:
 
 
 def _kept_bytes(head: PartialFC | TextbookHead) -> int:
-    """Bytes of this process's centres and optimiser state."""
+    """Bytes of this process's centres and optimizer state."""
     if isinstance(head, TextbookHead):
         return 2 * head.weight_LD.numel() * head.weight_LD.element_size()
     return sum(rows.numel() * rows.element_size() for rows in head.row_state().values())

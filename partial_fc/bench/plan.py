@@ -44,11 +44,11 @@ class PlanOptions:
     dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
     """Dtype of the centres."""
     state_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Dtype of the optimiser's state."""
+    """Dtype of the optimizer's state."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """Precision of the matrix products' operands."""
     optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
-    """Optimiser of the centres."""
+    """Optimizer of the centres."""
     place: Literal["device", "host", "disk"] = "device"
     """Where centres and state are kept."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -58,7 +58,7 @@ class PlanOptions:
     threads: int = 1
     """Threads of each process, on CPUs."""
     backbone_parameters: int = 0
-    """Adds the backbone's parameters, gradient and optimiser state to the memory, and its all-reduce."""
+    """Adds the backbone's parameters, gradient and optimizer state to the memory, and its all-reduce."""
     step_ms: float | None = None
     """Milliseconds of a step without the head: does sampling pay?"""
     images_per_s: float | None = None
@@ -102,12 +102,12 @@ _CACHE_BYTES = 2 << 20  # of the second level, which the CPU kernel's chunks are
 
 
 def row_bytes(workload: PlanOptions) -> dict[str, int]:
-    """Bytes that one class keeps: its centre, its optimiser state, and when it was last touched."""
+    """Bytes that one class keeps: its centre, its optimizer state, and when it was last touched."""
     state = sum(
         workload.dim * DTYPES[workload.state_dtype].itemsize if width == "row" else 4
         for width in OPTIMIZERS[workload.optimizer]().state_widths().values()
     )
-    return {"centres": workload.dim * DTYPES[workload.dtype].itemsize, "optimiser state": state, "touched": 4 + 1}
+    return {"centres": workload.dim * DTYPES[workload.dtype].itemsize, "optimizer state": state, "touched": 4 + 1}
 
 
 def kept_bytes(workload: PlanOptions) -> dict[str, int]:
@@ -180,9 +180,9 @@ def elsewhere_bytes(workload: PlanOptions) -> int:
 
 
 def backbone_bytes(parameters: int, optimizer: str) -> dict[str, int]:
-    """Bytes of float32 parameters, their gradient and optimiser state. Activations depend on the network: not here."""
+    """Bytes of float32 parameters, their gradient and optimizer state. Activations depend on the network: not here."""
     moments = 1 if optimizer == "sgd" else 2
-    return {"backbone": 4 * parameters, "its gradient": 4 * parameters, "its optimiser state": 4 * moments * parameters}
+    return {"backbone": 4 * parameters, "its gradient": 4 * parameters, "its optimizer state": 4 * moments * parameters}
 
 
 def largest_classes(workload: PlanOptions, limit_bytes: int) -> int:
@@ -228,14 +228,14 @@ def products_flop(workload: PlanOptions) -> float:
 def traffic_bytes(workload: PlanOptions) -> float:
     """Bytes of one rank's rows that a step moves: centres are read twice and written once, state read and written."""
     one = row_bytes(workload)
-    return workload.sampled * (3.0 * one["centres"] + 2.0 * one["optimiser state"] + 4)
+    return workload.sampled * (3.0 * one["centres"] + 2.0 * one["optimizer state"] + 4)
 
 
 def dense_update_bytes(workload: PlanOptions) -> float:
-    """Bytes that a dense optimiser would move instead: a float32 gradient of all local rows, zeroed, written and read,
+    """Bytes that a dense optimizer would move instead: a float32 gradient of all local rows, zeroed, written and read,
     and every row and its state read and written."""
     one = row_bytes(workload)
-    return workload.local_classes * (2.0 * (one["centres"] + one["optimiser state"]) + 3.0 * workload.dim * 4)
+    return workload.local_classes * (2.0 * (one["centres"] + one["optimizer state"]) + 3.0 * workload.dim * 4)
 
 
 @dataclass(frozen=True)

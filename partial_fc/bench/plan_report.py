@@ -89,7 +89,7 @@ def verdict(figures: dict[str, Any]) -> list[str]:
     if rate < 1.0:
         rows = figures["seconds"]["sampled"]["rows"]
         sentences.append(
-            f"Rows that take part are moved in {_time(rows)}; a dense optimiser would pass over all rows and a "
+            f"Rows that take part are moved in {_time(rows)}; a dense optimizer would pass over all rows and a "
             f"gradient of their size in {_time(figures['dense_update_seconds'])}."
         )
         if not figures["elsewhere"]:

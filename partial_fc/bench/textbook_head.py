@@ -15,7 +15,7 @@ from partial_fc.head import CombinedMargin, Shard
 
 
 class TextbookHead:
-    """Same interface and same mathematics as PartialFC with CosFace, but for which rows the optimiser moves: all."""
+    """Same interface and same mathematics as PartialFC with CosFace, but for which rows the optimizer moves: all."""
 
     def __init__(
         self,

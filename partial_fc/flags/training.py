@@ -41,7 +41,7 @@ class RunFlags:
     save_best: bool = True
     """A checkpoint also whenever an evaluation was the best so far (mean accuracy of all sets); the best one is kept
     besides --keep-checkpoints."""
-    buddy_every: int | None = None
+    commit_every: int | None = None
     """Steps between two copies of each process's share of the state in the memory of another host, from which a run
     goes on that loses a host (horovodrun --min-np ... --host-discovery-script ...); 0: it goes on from its last
     checkpoint. none: 100 where horovodrun runs so and the state is in memory, else 0."""
@@ -49,7 +49,7 @@ class RunFlags:
     """Start of everything that is random: equal seeds give equal runs, for any number of ranks."""
 
     def __post_init__(self) -> None:
-        check_least(self, frequent=1, keep_checkpoints=1, verbose=0, checkpoint_every=0, buddy_every=0)
+        check_least(self, frequent=1, keep_checkpoints=1, verbose=0, checkpoint_every=0, commit_every=0)
 
     @property
     def checkpoints(self) -> Path:
@@ -182,10 +182,10 @@ def check_least(group: Any, **least: float) -> None:
 def notes(config: Any, world_size: int) -> Iterator[str]:
     """What was asked for in the shared groups of a Config and makes no difference here."""
     run, guards, kind = config.run, config.guards, config.exchange.gradient_compression
-    if run.buddy_every and not elastic.active():
+    if run.commit_every and not elastic.active():
         yield (
-            f"--buddy-every {run.buddy_every} without effect: there are no commits here; they are for horovodrun with "
-            "--min-np and --host-discovery-script"
+            f"--commit-every {run.commit_every} without effect: there are no commits here; they are for horovodrun "
+            "with --min-np and --host-discovery-script"
         )
     if kind != "none" and world_size == 1:
         yield f"--gradient-compression {kind}: one process, nothing travels, it only rounds"

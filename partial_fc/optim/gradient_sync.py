@@ -43,7 +43,7 @@ class GradientSync:
     compressor's business; one that takes several messages sends the later ones in `wait`.
 
     After `wait`, gradients are without the loss scale. Those of float16 and bfloat16 parameters, in which small values
-    would vanish then, are float32 and stand in `gradient_of` only: their p.grad is of no use to an optimiser.
+    would vanish then, are float32 and stand in `gradient_of` only: their p.grad is of no use to an optimizer.
     """
 
     def __init__(

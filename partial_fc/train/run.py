@@ -256,7 +256,7 @@ class Run(RunContext):
 
     def _commit_every(self, in_memory: bool) -> int:
         """Steps between commits; 0: none. Only ranks that come and go go on from them."""
-        asked = self.config.run.buddy_every
+        asked = self.config.run.commit_every
         if not elastic.active():
             return 0
         return asked if asked is not None else 100 if in_memory else 0

@@ -91,7 +91,7 @@ def running(
         (root / "out").open("w") as out,
         hosts.start(
             0,
-            [*launch, *JOB, *constant, "--buddy-every", str(EVERY), *flags],
+            [*launch, *JOB, *constant, "--commit-every", str(EVERY), *flags],
             env={**env, "HOST_FILE": str(host_file), **first(rank_0)},
             stdin=subprocess.DEVNULL,
             stdout=out,

@@ -216,7 +216,7 @@ OPTIMIZERS = [
 
 @pytest.mark.parametrize("catch_up", ["none", "exact"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["sgd", "nesterov", "adamw", "adam", "adagrad"])
-def test_every_optimiser_sharded_is_the_unsharded_one(world, optimizer, catch_up):
+def test_every_optimizer_sharded_is_the_unsharded_one(world, optimizer, catch_up):
     """To rounding in float64: sampled, centres and state."""
     options = {"seed": 5, "optimizer": optimizer, "dtype": torch.float64, "catch_up": catch_up}
     sharded = PartialFC(CLASSES, D, CosFace(16.0), 0.3, world, **options)

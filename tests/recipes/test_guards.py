@@ -140,7 +140,7 @@ def test_hosts_that_change_cost_one_checkpoint(glyphs, tmp_path, monkeypatch, ev
     monkeypatch.setattr(Commits, "hosts_changed", property(lambda _: True))
     monkeypatch.setattr(Saver, "begin", lambda *given: begun.append(given[1].step) or begin(*given))
     words = ["--models-root", str(tmp_path), "--dataset", "glyphs", "--rec", str(glyphs), *SMALL]
-    flags = f"--max-steps 4 --batch-size 8 --val-targets --checkpoint-every {every} --buddy-every 0"
+    flags = f"--max-steps 4 --batch-size 8 --val-targets --checkpoint-every {every} --commit-every 0"
     with pytest.raises(HostsChanged, match="all ranks leave after step 1"):
         face.main([*words, *shlex.split(flags)])
     assert begun == [1]

@@ -67,7 +67,7 @@ EXACT = {
 def one_eight_three(glyphs, tmp_path_factory):
     """precision -> (folder of a run of one process, folder of one that had 1, then 8, then 3).
 
-    In the midst of an epoch, with sampled negatives and the optimiser's state, the same images in each step.
+    In the midst of an epoch, with sampled negatives and the optimizer's state, the same images in each step.
     """
     root = tmp_path_factory.mktemp("one-eight-three")
     folders = {precision: (root / precision / "whole", root / precision / "parts") for precision in EXACT}

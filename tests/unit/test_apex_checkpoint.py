@@ -201,7 +201,7 @@ def test_another_model(tmp_path):
         check_fits(saved(tmp_path, content).model, net.state_dict(), tmp_path, "ConvNet")
 
 
-def test_another_optimisers_buffers_are_refused_before_the_first_step(tmp_path):
+def test_another_optimizers_buffers_are_refused_before_the_first_step(tmp_path):
     net, optimizer = trained(kind=torch.optim.AdamW)
     apex.write(tmp_path / "a.pt", net.state_dict(), optimizer, 1.0, 0)
     own = torch.optim.SGD(ConvNet().parameters(), lr=0.1, momentum=0.9)

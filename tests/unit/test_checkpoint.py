@@ -160,7 +160,7 @@ def test_another_number_of_sub_centres_is_refused(tmp_path):
         checkpoint.Checkpoint(folder).load_head(head_of(0, 1))
 
 
-def test_another_optimiser_is_refused(tmp_path):
+def test_another_optimizer_is_refused(tmp_path):
     folder = save(tmp_path, 1, [head_of(0, 1)])
     with pytest.raises(ValueError, match=r"momentum is .*RowAdagrad"):
         checkpoint.Checkpoint(folder).load_head(head_of(0, 1, optimizer=RowAdagrad()))

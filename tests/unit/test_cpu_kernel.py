@@ -251,7 +251,7 @@ def pairwise():
 
 
 @pytest.mark.parametrize(("variant", "optimizer", "width", "dtype", "state_dtype"), list(pairwise()))
-def test_the_fused_update_is_that_of_the_row_optimiser(variant, optimizer, width, dtype, state_dtype):
+def test_the_fused_update_is_that_of_the_row_optimizer(variant, optimizer, width, dtype, state_dtype):
     """Same gradients, same noise: what differs is float32 rounding, which may tip a stored number to its neighbour."""
     logits = Case("", L=301, S=211, D=width, G=12).logits()
     kernel = CpuKernel("fp32", variant)

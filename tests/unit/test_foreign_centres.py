@@ -216,7 +216,7 @@ def second_version(folder: Path, size: int):
 
 
 def third_version(folder: Path, size: int, optimizer_type=torch.optim.SGD, steps: int = 2):
-    """checkpoint_gpu_R.pt: one optimiser over backbone and centres. Returns rank 0's backbone."""
+    """checkpoint_gpu_R.pt: one optimizer over backbone and centres. Returns rank 0's backbone."""
     torch.manual_seed(0)
     first = models.build("tiny", D, 16)
     for rank, part in enumerate(shards(size)):

@@ -18,7 +18,7 @@ def fresh(size: int, **options) -> list[PartialFC]:
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3), (3, 13)])
 @pytest.mark.parametrize("made", [None, (0, 4, 5, 10)])
-def test_centres_alone_whatever_the_optimiser_and_the_number_of_ranks(tmp_path, before, after, made):
+def test_centres_alone_whatever_the_optimizer_and_the_number_of_ranks(tmp_path, before, after, made):
     heads = heads_of(before, made=made, sub_centres=2)
     save(tmp_path / "step-00000007", heads)
     started = fresh(after, optimizer=RowAdamW(), sub_centres=2)

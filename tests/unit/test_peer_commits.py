@@ -246,7 +246,7 @@ def test_too_little_memory_is_an_error_at_the_start_and_later_goes_without(monke
         head, memory = head_of(world), Memory(age=1)
         one_step(head, world)
         first, later = (Commits(memory, world, EVERY) for _ in range(2))
-        with pytest.raises(ValueError, match="--buddy-every 0 goes without") if size > 1 else nullcontext():
+        with pytest.raises(ValueError, match="--commit-every 0 goes without") if size > 1 else nullcontext():
             first.begin(1, head, lambda: snapshot_of(head, world))
         memory.age, memory.commits = 2, [Commit(0, 1, snapshot_of(head, world), {})]
         later.begin(1, head, lambda: snapshot_of(head, world))

@@ -29,7 +29,7 @@ def test_a_row_takes_what_the_head_keeps_for_it(optimizer):
     planned = plan.kept_bytes(workload(classes=103, dim=16, gpus=1, optimizer=optimizer))
     assert planned["centres"] == sizes.pop("centres")
     assert planned["touched"] == sizes.pop("touched") + 103, "and one byte: whether the row exists"
-    assert planned["optimiser state"] == sum(sizes.values())
+    assert planned["optimizer state"] == sum(sizes.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

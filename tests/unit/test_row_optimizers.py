@@ -1,4 +1,4 @@
-"""Row optimisers, and catching up: against the dense optimisers of torch, or a dense formula written here."""
+"""Row optimizers, and catching up: against the dense optimizers of torch, or a dense formula written here."""
 
 from functools import partial
 

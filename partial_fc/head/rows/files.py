@@ -103,7 +103,7 @@ class RowFiles:
         return OSError(
             errno.ENOSPC,
             f"no space for {num_rows} more rows of centres and their state: {num_bytes} bytes needed, {free} free; "
-            "free some, choose a smaller dtype or optimiser state, or resume from the last checkpoint on a larger disk",
+            "free some, choose a smaller dtype or optimizer state, or resume from the last checkpoint on a larger disk",
             str(self.folder),
         )
 

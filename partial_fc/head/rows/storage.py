@@ -57,6 +57,6 @@ def zeros(num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -
     except OSError as error:
         raise MemoryError(
             f"the system refuses {num_bytes} bytes for {num_rows} rows of {width} {dtype}; choose a smaller dtype, "
-            "an optimiser with less state, more processes, or place disk"
+            "an optimizer with less state, more processes, or place disk"
         ) from error
     return torch.frombuffer(pages, dtype=dtype).view(num_rows, width)

@@ -47,7 +47,7 @@ class Commits:
         short = self._copies.too_little_memory(head) if self._copies else ""
         if short and self._memory.age <= 1:
             raise ValueError(
-                f"{short}: --buddy-every 0 goes without them, and a lost host then costs the steps since the last "
+                f"{short}: --commit-every 0 goes without them, and a lost host then costs the steps since the last "
                 "checkpoint"
             )
         if short:  # fewer hosts have larger shares: the loss that commits are for must not end the run

@@ -40,7 +40,7 @@ struct Job {
     int64_t begin, end;
     float* grad;
 
-    // update: the step of an optimiser of rows/optimizers.py; noise keys as in counter_rng.py, `rounding_noise`
+    // update: the step of an optimizer of rows/optimizers.py; noise keys as in counter_rng.py, `rounding_noise`
     int32_t optimizer;
     int32_t nesterov;        // of kSGD
     void* wide[2];           // (L, D) of wide_dtype: kSGD: momentum; kAdamW: both moments; kRowAdam: the first

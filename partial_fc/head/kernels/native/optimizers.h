@@ -1,4 +1,4 @@
-// The optimisers of rows/optimizers.py, on one row whose centre and gradient are in the cache.
+// The optimizers of rows/optimizers.py, on one row whose centre and gradient are in the cache.
 namespace {
 
 inline vf root(vf x) {
