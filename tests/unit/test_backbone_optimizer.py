@@ -1,14 +1,20 @@
 """The backbone's optimizers against written-out references."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from partial_fc.comm import SingleWorld
 from partial_fc.models import resnet
+from partial_fc.models.inputs import FACE
 from partial_fc.optim.backbone import build, load_named_state, named_state, set_lr
+from partial_fc.optim.compression import build_compressor
+from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.precision import Precision
 
 RATES = (0.1, 0.1, 0.01, 0.01)
 CARRIED = {"lr_in_momentum": True}
@@ -124,3 +130,66 @@ def test_biases_do_not_decay_but_batch_norms_weights_do():
 def test_adamw_has_no_nesterov():
     with pytest.raises(ValueError, match="kinds of sgd; the optimizer is adamw"):
         build("adamw", Toy([1.0]), 0.9, 0.0, nesterov=True)
+
+
+def backbone_in(mode):
+    torch.manual_seed(0)
+    world, precision = SingleWorld(), Precision(mode, torch.device("cpu"))
+    if precision.scaler:
+        precision.scaler.scale = 64.0  # nothing overflows
+    convolution = nn.Conv2d(3, 6, 3, stride=2)
+    module = nn.Sequential(convolution, nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(54, 3))
+    module = module.to(dtype=precision.parameter_dtype)
+    options = {"nesterov": True, "lr_in_momentum": True, "decay_biases": False}
+    make = partial(build, "sgd", momentum=0.9, weight_decay=1e-2, **options)
+    backbone = TorchBackbone(module, world, precision, make, build_compressor("none"), FACE, {})
+    backbone.keep_statistics()
+    backbone.train()
+    return backbone
+
+
+def gradients(backbone, seed):
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.randint(0, 256, (4, 3, 8, 8), generator=generator).to(torch.uint8)
+    backbone.zero(4)
+    logit = backbone.forward(image)
+    nn.functional.cross_entropy(logit, torch.arange(4) % 3).backward()
+    backbone.backward(logit.grad)
+    backbone.wait()
+    assert backbone.finite()
+
+
+@pytest.mark.parametrize("mode", ["fp64", "fp16-o2"])
+def test_the_loops_backbone_skips_clips_stores_and_goes_on(mode):
+    first, second = backbone_in(mode), backbone_in(mode)
+    for seed, lr in enumerate((0.0, 0.1, 0.1)):
+        gradients(first, seed)
+        first.scale(0.5 / first.precision.loss_scale)
+        first.step(lr)
+    weights, state = first.state()
+    assert {name.rpartition("/")[2] for name in state} == {"momentum"}
+    assert len(state) == len(list(first.module.parameters()))
+
+    gradients(first, 3)
+    first.undo(summed=True)
+    after, state_after = first.state()
+    assert all(torch.equal(a, after[name]) for name, a in weights.items() if "tracked" not in name)
+    assert all(torch.equal(a, state_after[name]) for name, a in state.items())
+
+    second.load(
+        SimpleNamespace(
+            backbone=lambda: weights,
+            optimizer=lambda: state,
+            buffers=lambda world: {},
+            exchange=lambda world: {},
+            manifest={"loss_scaler": first.scaler and first.scaler.state()},
+            folder="x",
+        )
+    )
+    for backbone in (first, second):
+        gradients(backbone, 4)
+        backbone.scale(1 / backbone.precision.loss_scale)
+        backbone.step(0.01)
+    for (name, a), (_, b) in zip(first.weights.named_parameters(), second.weights.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+        assert a.isfinite().all()
