@@ -154,19 +154,26 @@ class ScheduleFlags:
     """Course of the rate after the warm-up."""
     lr_steps: tuple[int, ...] = ()
     """For `step`: the updates after which the rate falls to a tenth."""
+    lr_step_epochs: float = 0.0
+    """For `step`, instead of --lr-steps: the rate falls to a tenth again and again, each time after so many epochs."""
     lr_power: float = 1.0
     """For `polynomial`."""
     warmup_steps: int = 0
-    """Updates in which the rate rises from 0."""
+    """Updates in which the rate rises from --warmup-lr."""
     warmup_epochs: float = 0.0
     """The same in epochs; added to --warmup-steps."""
+    warmup_lr: float = 0.0
+    """The rate of the first update of a warm-up. (Goyal et al. begin with --lr, before its scaling.)"""
     epochs: float = 20.0
     """Passes over the data; may be a fraction."""
     max_steps: int | None = None
     """Ends training after so many updates instead of --epochs."""
 
     def __post_init__(self) -> None:
-        check_least(self, lr=0, base_batch_size=1, warmup_steps=0, warmup_epochs=0, max_steps=1)
+        check_least(self, lr=0, base_batch_size=1, warmup_steps=0, warmup_epochs=0, warmup_lr=0, max_steps=1)
+        check_least(self, lr_step_epochs=0)
+        if self.lr_steps and self.lr_step_epochs:
+            raise ValueError("--lr-steps and --lr-step-epochs both say where the rate falls; give one of them")
         if not 0 < self.epochs < float("inf"):
             raise ValueError(f"--epochs is {self.epochs}; expected more than 0")
 
@@ -198,6 +205,10 @@ def notes(config: Any, world_size: int) -> Iterator[str]:
         yield f"--lr-power goes with --lr-scheduler polynomial; this run's is {config.schedule.lr_scheduler}"
     if config.schedule.lr_steps and config.schedule.lr_scheduler != "step":
         yield f"--lr-steps go with --lr-scheduler step; this run's is {config.schedule.lr_scheduler} and has none"
+    if config.schedule.lr_step_epochs and config.schedule.lr_scheduler != "step":
+        yield f"--lr-step-epochs goes with --lr-scheduler step; this run's is {config.schedule.lr_scheduler}"
+    if config.schedule.warmup_lr and not (config.schedule.warmup_steps or config.schedule.warmup_epochs):
+        yield "--warmup-lr without effect: there is no warm-up (--warmup-steps, --warmup-epochs)"
     for name, needed in (("max_skips", "skip"), ("max_rollbacks", "rollback")):
         if is_given(guards, name) and guards.on_nan != needed:
             yield f"{flag(name)} goes with --on-nan {needed}; this run's is {guards.on_nan}"

@@ -3,14 +3,19 @@
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from partial_fc.models import iresnet
+from partial_fc.models import iresnet, resnet
 from partial_fc.models.mobilefacenet import Bottleneck, MobileFaceNet
 
 __all__ = ["BLOCKS", "NAMES", "SMALLEST_IMAGE", "build", "keeps_fp32"]
 
 NAMES = (*iresnet.DEPTHS, "mbf", "tiny")
 SMALLEST_IMAGE = 16  # pixels: halved four times, one is left
-BLOCKS = (iresnet.Block, Bottleneck)  # what activation checkpointing takes as one piece
+BLOCKS = (
+    iresnet.Block,
+    Bottleneck,
+    resnet.BasicBlock,
+    resnet.Bottleneck,
+)  # what activation checkpointing takes as one piece
 
 
 def build(

@@ -1,4 +1,5 @@
-"""The backbone's optimizer: torch's, with names for its state that outlive the order of its parameters."""
+"""The backbone's optimizer: torch's, or the SGD of Caffe2 and MXNet, with names for its state that outlive the order of
+its parameters."""
 
 from collections.abc import Iterable
 from typing import Literal, Protocol
@@ -15,12 +16,74 @@ class Named(Protocol):
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
 
 
-def build(kind: Kind, module: Named, momentum: float, weight_decay: float) -> torch.optim.Optimizer:
-    """Over all parameters that require a gradient. The learning rate is set before each step (`set_lr`)."""
-    parameters = [p for _, p in module.named_parameters() if p.requires_grad]
+def build(
+    kind: Kind,
+    module: Named,
+    momentum: float,
+    weight_decay: float,
+    *,
+    nesterov: bool = False,
+    lr_in_momentum: bool = False,
+    decay_biases: bool = True,
+) -> torch.optim.Optimizer:
+    """Over all parameters that require a gradient. The learning rate is set before each step (`set_lr`).
+
+    nesterov, lr_in_momentum: of sgd; the second is the momentum of Caffe2 and MXNet, see `RateInMomentum`.
+    decay_biases: Caffe2 and MXNet decay none, only weights, those of batch norms among them.
+    """
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    groups: list[dict] = [{"params": [p for name, p in named if decay_biases or not _is_bias(name)]}]
+    if not decay_biases:
+        groups.append({"params": [p for name, p in named if _is_bias(name)], "weight_decay": 0.0})
+    if kind == "sgd" and lr_in_momentum:
+        return RateInMomentum(groups, momentum, weight_decay, nesterov)
     if kind == "sgd":
-        return torch.optim.SGD(parameters, lr=0.0, momentum=momentum, weight_decay=weight_decay)
-    return torch.optim.AdamW(parameters, lr=0.0, weight_decay=weight_decay)
+        return torch.optim.SGD(groups, lr=0.0, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+    if nesterov or lr_in_momentum:
+        raise ValueError(f"nesterov and lr_in_momentum are kinds of sgd; the optimizer is {kind}")
+    return torch.optim.AdamW(groups, lr=0.0, weight_decay=weight_decay)
+
+
+def _is_bias(name: str) -> bool:
+    return name.rpartition(".")[2] == "bias"
+
+
+class RateInMomentum(torch.optim.Optimizer):
+    """SGD whose momentum m holds steps, not gradients: each gradient keeps the learning rate of its own update.
+
+        g = gradient + weight_decay * w
+        m' = momentum * m + lr * g
+        w -= m'                                     MXNet's SGD
+        w -= (1 + momentum) * m' - momentum * m     with nesterov: Caffe2's MomentumSGDUpdate, MXNet's NAG
+
+    torch.optim.SGD multiplies the whole momentum by today's rate instead. The two are equal while the rate is constant;
+    when it falls to a tenth, torch's steps are shorter at once, these within 1 / (1 - momentum) updates.
+    """
+
+    def __init__(self, groups: list[dict], momentum: float, weight_decay: float, nesterov: bool):
+        super().__init__(groups, {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update of what has a gradient; gradients stay as they are."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            lr, momentum = group["lr"], group["momentum"]
+            step = list(torch._foreach_mul([p.grad for p in parameters], lr))
+            if group["weight_decay"]:
+                torch._foreach_add_(step, parameters, alpha=lr * group["weight_decay"])
+            if momentum:
+                for p in parameters:
+                    if not self.state[p]:
+                        self.state[p]["momentum"] = torch.zeros_like(p)
+                held = [self.state[p]["momentum"] for p in parameters]
+                torch._foreach_mul_(held, momentum)
+                torch._foreach_add_(held, step)
+                # (1 + momentum) m' - momentum m, since m' - momentum m is this step's own part.
+                step = list(torch._foreach_add(step, held, alpha=momentum)) if group["nesterov"] else held
+            torch._foreach_sub_(parameters, step)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

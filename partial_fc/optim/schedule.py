@@ -16,14 +16,16 @@ class Schedule:
 
         s < w         warmup_start + (base_lr - warmup_start) * s / w
         constant      base_lr
-        step          base_lr * factor ** (how many of `decay_steps` are <= s)
+        step          base_lr * factor ** (how many of `decay_steps` are <= s), or ** ((s + 1) // decay_every)
         polynomial    base_lr * (1 - (s - w) / (t - w)) ** power
         cosine        base_lr * (1 + cos(pi * (s - w) / (t - w))) / 2
 
     `decay_steps` count from the start of training, warm-up included. They mean what InsightFace's steps mean:
     MXNet numbers its updates from 1 and decays once num_update > 10, so 10 takes effect at the eleventh
-    update, which is step 10 here. Warm-up and polynomial are the closed form of arcface_torch's
-    PolynomialLRWarmup, but for its first update, which it makes at the full rate.
+    update, which is step 10 here. `decay_every` means what Caffe2's stepsize means, whose updates number from 1,
+    too, and decay at its multiples: 10 takes effect at the tenth update, which is step 9 here. Warm-up and
+    polynomial are the closed form of arcface_torch's PolynomialLRWarmup, but for its first update, which it makes
+    at the full rate.
 
     Raises ValueError where the values contradict each other.
     """
@@ -34,6 +36,7 @@ class Schedule:
     warmup_steps: int = 0
     warmup_start: float = 0.0
     decay_steps: tuple[int, ...] = ()
+    decay_every: int = 0
     factor: float = 0.1
     power: float = 2.0
 
@@ -51,16 +54,17 @@ class Schedule:
             )
         if not 0 <= self.warmup_start <= self.base_lr:
             raise ValueError(f"warmup_start is {self.warmup_start}, expected 0 to base_lr, {self.base_lr}")
-        if bool(self.decay_steps) != (self.kind == "step"):
+        if bool(self.decay_steps) + bool(self.decay_every) != (self.kind == "step") or self.decay_every < 0:
             raise ValueError(
-                f"schedule is {self.kind!r} and decay_steps {self.decay_steps}: "
-                "decay steps belong to schedule 'step', which needs one or more"
+                f"schedule is {self.kind!r}, decay_steps {self.decay_steps} and decay_every {self.decay_every}: "
+                "decay steps belong to schedule 'step', which needs one or more, or else decay_every"
             )
         if list(self.decay_steps) != sorted(set(self.decay_steps)) or min(self.decay_steps, default=1) < 1:
             raise ValueError(f"decay_steps are {self.decay_steps}, expected positive and strictly increasing")
-        if self.decay_steps and self.decay_steps[0] < self.warmup_steps:
+        first = self.decay_steps[0] if self.decay_steps else self.decay_every - 1
+        if self.kind == "step" and first < self.warmup_steps:
             raise ValueError(
-                f"the first of decay_steps, {self.decay_steps[0]}, lies inside the warm-up of "
+                f"the first of decay_steps, {first}, lies inside the warm-up of "
                 f"{self.warmup_steps} steps: start later or warm up for less"
             )
         if not 0 < self.factor < 1:
@@ -76,6 +80,8 @@ class Schedule:
             return self.warmup_start + (self.base_lr - self.warmup_start) * step / self.warmup_steps
         if self.kind == "constant":
             return self.base_lr
+        if self.decay_every:
+            return self.base_lr * self.factor ** ((step + 1) // self.decay_every)
         if self.kind == "step":
             return self.base_lr * self.factor ** sum(decay <= step for decay in self.decay_steps)
         done = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
@@ -100,8 +106,8 @@ class Continued:
 
 def continued(course: Schedule, step: int, left: int, shift: float) -> Continued:
     """After `step` updates, with `left` more to come. shift: by how much `step` falls short of the number of updates of
-    their present size that would have seen as many samples. The decays of schedule 'step' count updates, as ever."""
-    if course.kind == "step":
+    their present size that would have seen as many samples. Decay steps count updates, as ever."""
+    if course.decay_steps:
         course = replace(course, total_steps=max(course.total_steps, step + left))
         shift = 0.0
     return Continued(course=course, total_steps=step + left, shift=shift)

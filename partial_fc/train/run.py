@@ -171,7 +171,7 @@ class Run(RunContext):
         if given.lr_scaling == "linear":
             lr, arithmetic = linear_scaling(given.lr, given.base_batch_size, self.global_batch)
             self.logger.info(arithmetic)
-        if given.lr_scheduler == "step" and self.global_batch != given.base_batch_size:
+        if given.lr_scheduler == "step" and given.lr_steps and self.global_batch != given.base_batch_size:
             self.note(
                 "--lr-steps and --max-steps count updates and are not scaled: this run's updates see "
                 f"{self.global_batch} images, those of the preset {given.base_batch_size}"
@@ -181,7 +181,11 @@ class Run(RunContext):
             base_lr=lr,
             total_steps=total_steps,
             warmup_steps=given.warmup_steps + round(given.warmup_epochs * steps_per_epoch),
+            warmup_start=given.warmup_lr if given.warmup_steps or given.warmup_epochs else 0.0,
             decay_steps=given.lr_steps if given.lr_scheduler == "step" else (),
+            decay_every=max(1, int(given.lr_step_epochs * steps_per_epoch))
+            if given.lr_step_epochs and given.lr_scheduler == "step"
+            else 0,
             power=given.lr_power,
         )
 

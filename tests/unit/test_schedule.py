@@ -28,6 +28,15 @@ def test_steps_take_effect_where_mxnet_does():
     assert rates[20:] == pytest.approx([0.001] * 20)
 
 
+def test_caffe2s_steps_fall_at_the_multiples_of_updates_counted_from_1():
+    """Its LearningRate operator: gamma ** (iteration // stepsize), in floats, the first iteration being 1."""
+    schedule = Schedule(kind="step", base_lr=0.1, total_steps=40, decay_every=10)
+    expected = [0.1 * 0.1 ** (iteration // 10) for iteration in range(1, 41)]
+    assert [schedule.lr(step) for step in range(40)] == pytest.approx(expected, rel=1e-12)
+    assert schedule.lr(8) == 0.1
+    assert schedule.lr(9) == pytest.approx(0.01)
+
+
 def test_steps_count_the_warm_up():
     schedule = Schedule(kind="step", base_lr=1.0, total_steps=9, warmup_steps=4, decay_steps=(5,), factor=0.5)
     assert [schedule.lr(step) for step in range(9)] == [0.0, 0.25, 0.5, 0.75, 1.0, 0.5, 0.5, 0.5, 0.5]
@@ -82,6 +91,10 @@ def test_a_step_outside_the_training_is_an_error(step):
         ({"kind": "step", "decay_steps": (3, 3)}, "strictly increasing"),
         ({"kind": "step", "decay_steps": (0, 3)}, "positive"),
         ({"kind": "step", "decay_steps": (3,), "warmup_steps": 5}, "inside the warm-up of 5"),
+        ({"kind": "step", "decay_every": 5, "warmup_steps": 5}, "4, lies inside the warm-up of 5"),
+        ({"kind": "step", "decay_steps": (3,), "decay_every": 5}, "or else decay_every"),
+        ({"kind": "step", "decay_every": -5}, "decay_every -5"),
+        ({"decay_every": 5}, "decay steps belong to schedule 'step'"),
         ({"factor": 1.0}, "factor is 1.0"),
         ({"power": 0.0}, "power is 0.0"),
     ],
@@ -121,6 +134,14 @@ def test_decays_of_a_continued_course_count_updates():
     schedule = continued(course, step=20, left=12, shift=400 / 50 - 20)
     assert schedule.total_steps == 32
     assert [schedule.lr(step) for step in (20, 24, 25, 31)] == pytest.approx([1.0, 1.0, 0.1, 0.1])
+
+
+def test_decays_every_so_many_epochs_follow_the_data():
+    """1,000 samples an epoch, of which 400 were seen by steps of 20; then 50 a step."""
+    course = Schedule(kind="step", base_lr=1.0, total_steps=40, decay_every=20)
+    schedule = continued(course, step=20, left=32, shift=400 / 50 - 20)
+    rates = [schedule.lr(step) for step in range(20, 52)]
+    assert rates == pytest.approx([1.0] * 11 + [0.1] * 20 + [0.01])
 
 
 def schedule_of(start: RunState, order, batch_size: int = 10, **flags):
@@ -166,3 +187,23 @@ def test_epochs_that_end_in_a_smaller_batch_count_as_they_are_stepped():
         schedule = schedule_of(start, order, batch_size=size)
         assert schedule.total_steps == total
         assert isinstance(schedule, Schedule) == (size == 24)
+
+
+def test_a_tenth_every_so_many_epochs_as_caffe2_counts_them(caplog):
+    """int(30 * epoch_size / batch) updates; here 0.5 epochs of 500 images in steps of 10."""
+    course = schedule_of(RunState(), Keyed(500, 0), lr=0.1, lr_scheduler="step", lr_step_epochs=0.5)
+    assert [course.lr(step) for step in (0, 23, 24, 48, 49, 99)] == pytest.approx([0.1, 0.1, 0.01, 0.01, 1e-3, 1e-5])
+    assert "count updates" not in caplog.text
+
+
+def test_goyals_warm_up_begins_with_the_unscaled_rate():
+    """8 times the batch: from 0.1 to 0.8 in the first 1 of 2 epochs, in equal steps."""
+    flags = {"lr": 0.1, "lr_scaling": "linear", "base_batch_size": 5, "warmup_epochs": 1.0, "warmup_lr": 0.1}
+    course = schedule_of(RunState(), Keyed(500, 0), batch_size=40, **flags)
+    assert course.warmup_steps == 12
+    assert [course.lr(step) for step in (0, 6, 12, 20)] == pytest.approx([0.1, 0.45, 0.8, 0.8])
+
+
+def test_two_ways_to_say_where_the_rate_falls_are_refused():
+    with pytest.raises(ValueError, match="--lr-steps and --lr-step-epochs"):
+        ScheduleFlags(lr_scheduler="step", lr_steps=(5,), lr_step_epochs=30)

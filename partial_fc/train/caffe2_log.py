@@ -1,0 +1,123 @@
+"""The CSV file that Caffe2's resnet50_trainer and imagenet_trainer leave in the working directory: its name, header and
+rows to the letter (ModelTrainerLog in caffe2/python/experiment_util.py).
+
+    resnet50_gpu2_b64_L1000_lr0.10_v2_20170411_141617.log
+    # Namespace(train_data='my_lmdb', ...)
+    time_spent,cumulative_time_spent,input_count,cumulative_input_count,cumulative_batch_count,inputs_per_sec,accuracy,...
+    3456.7,3456.7,0,0,23436,0.0,0.15625,0,0.1,4.8115196,-1
+
+Theirs, and kept: input counts are of the epoch's start (0 in the first row) and of this machine alone, and so is
+inputs_per_sec; the batch count is zero-based; accuracy, loss and rate are those of the epoch's last update.
+"""
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+from partial_fc.files import replacing
+
+_FIRST = (
+    "time_spent",
+    "cumulative_time_spent",
+    "input_count",
+    "cumulative_input_count",
+    "cumulative_batch_count",
+    "inputs_per_sec",
+)
+
+
+def first_start(path: Path, resumed: bool) -> datetime:
+    """When a run was first started, which names its log: now, and written to `path`, unless it is resumed and `path`
+    says when. Raises ValueError where that holds no time."""
+    if resumed and path.exists():
+        return datetime.fromisoformat(path.read_text(encoding="ascii").strip())
+    now = datetime.now().replace(microsecond=0)
+    path.write_text(f"{now.isoformat()}\n", encoding="ascii")
+    return now
+
+
+class Caffe2Log:
+    """One row an epoch. Where the file is there already, it goes on: rows of `epoch` (from 0) and later ones, which are
+    trained again, are dropped, and cumulative values continue.
+
+    arguments: its str() is the first line; Caffe2's is an argparse.Namespace. num_gpus: of the command line, also where
+    --gpus names others. batch_size: of this machine, all GPUs. now: when the run was first started; a resumed run must
+    give the same to find its file (`first_start`). model: imagenet_trainer's is "resnext" and the number of layers.
+
+    Raises ValueError for a file of that name that is no such log.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: object,
+        num_gpus: int,
+        batch_size: int,
+        num_labels: int,
+        lr: float,
+        now: datetime,
+        *,
+        model: str = "resnet50",
+        epoch: int = 0,
+        clock: Callable[[], float] = time.time,
+    ):
+        name = f"{model}_gpu{num_gpus}_b{batch_size}_L{num_labels}_lr{lr:.2f}_v2_{now:%Y%m%d_%H%M%S}.log"
+        self.path = folder / name
+        self._batch_size, self._clock = batch_size, clock
+        self._last_time = clock()
+        self._start_time, self._last_count, self._has_header = self._last_time, 0, False
+        if self.path.exists():
+            self._go_on(epoch)
+        else:
+            self._append(f"# {arguments}")
+
+    def add(
+        self, epoch: int, num_updates: int, *, accuracy: float, loss: float, learning_rate: float, **tests: float
+    ) -> None:
+        """The row of an epoch, counted from 0, of so many updates. tests: the same names in every row: test_accuracy,
+        or imagenet_trainer's top1_test_accuracy and top5_test_accuracy; -1 without test data."""
+        now, count = self._clock(), epoch * num_updates * self._batch_size
+        time_spent, input_count = now - self._last_time, count - self._last_count
+        speed = input_count / time_spent if time_spent > 0 else 0.0
+        # Caffe2 fetches these three as fp32 tensors, which print fewer digits.
+        values: dict[str, object] = {
+            "accuracy": np.float32(accuracy),
+            "loss": np.float32(loss),
+            "learning_rate": np.float32(learning_rate),
+            "epoch": epoch,
+            **tests,
+        }
+        first = (time_spent, now - self._start_time, input_count, count, (epoch + 1) * num_updates - 1, speed)
+        if not self._has_header:
+            self._append(",".join([*_FIRST, *sorted(values)]))
+        self._append(",".join(str(v) for v in [*first, *(values[name] for name in sorted(values))]))
+        self._last_time, self._last_count, self._has_header = now, count, True
+
+    def _append(self, line: str) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def _go_on(self, epoch: int) -> None:
+        # A line without its end was cut by a full disk or a lost machine: its epoch was not saved either.
+        lines = [line for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"]
+        if not lines or not lines[0].startswith("# "):
+            raise ValueError(
+                f"{self.path} is no log of Caffe2's trainers: expected '# ' and the arguments; move it away"
+            )
+        kept, columns = lines[:2], lines[1].strip().split(",") if len(lines) > 1 else []
+        for line in lines[2:]:
+            row = dict(zip(columns, line.strip().split(","), strict=False))
+            try:
+                if int(row["epoch"]) >= epoch:
+                    break
+                spent, count = float(row["cumulative_time_spent"]), int(row["cumulative_input_count"])
+            except (KeyError, ValueError):
+                raise ValueError(f"{self.path}, line {len(kept) + 1}: {line!r} is no row under {lines[1]!r}") from None
+            self._start_time, self._last_count = self._last_time - spent, count
+            kept.append(line)
+        self._has_header = len(kept) > 2
+        with replacing(self.path) as partial:
+            partial.write_text("".join(kept if self._has_header else kept[:1]), encoding="utf-8")

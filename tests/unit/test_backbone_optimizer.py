@@ -1,0 +1,195 @@
+"""The backbone's optimizers against written-out references."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from partial_fc.comm import SingleWorld
+from partial_fc.models import resnet
+from partial_fc.models.inputs import FACE
+from partial_fc.optim.backbone import build, load_named_state, named_state, set_lr
+from partial_fc.optim.compression import build_compressor
+from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.precision import Precision
+
+RATES = (0.1, 0.1, 0.01, 0.01)
+CARRIED = {"lr_in_momentum": True}
+
+
+class Toy(nn.Module):
+    """Loss curvature / 2 * |w|^2, in double precision."""
+
+    def __init__(self, w, curvature=1.0):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(w, dtype=torch.float64))
+        self.curvature = curvature
+
+    def forward(self):
+        return self.curvature / 2 * self.w.square().sum()
+
+
+def trained(toy, rates, optimizer):
+    for lr in rates:
+        set_lr(optimizer, lr)
+        optimizer.zero_grad()
+        toy().backward()
+        optimizer.step()
+    return toy.w.detach().numpy()
+
+
+def reference(w, curvature, rates, momentum, decay, nesterov):
+    """As Caffe2's momentum_sgd_op.h has it, and MXNet's sgd_mom_update."""
+    w, m = np.array(w), 0.0
+    for lr in rates:
+        g = curvature * w + decay * w
+        new = momentum * m + lr * g
+        w = w - ((1 + momentum) * new - momentum * m if nesterov else new)
+        m = new
+    return w
+
+
+def test_the_toy_on_which_the_systems_part():
+    """Caffe2 and MXNet's NAG end at 0.411 where torch's Nesterov ends at 0.605."""
+    toys = [Toy([1.0], 0.809), Toy([1.0], 0.809)]
+    ends = [
+        trained(toys[0], RATES, build("sgd", toys[0], 0.9, 0.0, nesterov=True, lr_in_momentum=True)),
+        trained(toys[1], RATES, build("sgd", toys[1], 0.9, 0.0, nesterov=True)),
+    ]
+    assert np.round(ends, 3).tolist() == [[0.411], [0.605]]
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("rates", [RATES, (0.0, 0.05, 0.1, 0.02, 0.0, 0.3), (0.1,) * 6])
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_equals_the_written_out_momentum(nesterov, rates, decay):
+    start = [1.0, -2.0, 0.3]
+    toy = Toy(start, 0.8)
+    end = trained(toy, rates, build("sgd", toy, 0.9, decay, nesterov=nesterov, lr_in_momentum=True))
+    np.testing.assert_allclose(end, reference(start, 0.8, rates, 0.9, decay, nesterov), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_equals_torch_while_the_rate_is_constant(nesterov):
+    own, torchs = Toy([1.0, -2.0]), Toy([1.0, -2.0])
+    rates = (0.07,) * 50
+    a = trained(own, rates, build("sgd", own, 0.9, 0.01, nesterov=nesterov, lr_in_momentum=True))
+    b = trained(torchs, rates, torch.optim.SGD([torchs.w], 0.07, 0.9, weight_decay=0.01, nesterov=nesterov))
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
+
+
+def test_without_momentum_there_is_no_state():
+    own, torchs = Toy([1.0, -2.0]), Toy([1.0, -2.0])
+    optimizer = build("sgd", own, 0.0, 0.01, lr_in_momentum=True)
+    np.testing.assert_allclose(
+        trained(own, RATES, optimizer), trained(torchs, RATES, build("sgd", torchs, 0.0, 0.01)), atol=1e-15
+    )
+    assert named_state(optimizer, own) == {}
+
+
+def test_a_run_that_stops_where_the_rate_falls_goes_on_to_the_same_bits():
+    make = partial(build, "sgd", momentum=0.9, weight_decay=0.01, nesterov=True, lr_in_momentum=True)
+    whole, first = Toy([1.0, -2.0]), Toy([1.0, -2.0])
+    trained(whole, RATES, make(whole))
+    optimizer = make(first)
+    half = trained(first, RATES[:2], optimizer)
+    state = {name: t.clone() for name, t in named_state(optimizer, first).items()}
+    assert list(state) == ["w/momentum"]
+    second = Toy(half)
+    again = make(second)
+    load_named_state(again, second, state)
+    assert trained(second, RATES[2:], again).tolist() == whole.w.tolist()
+
+
+def test_gradients_are_not_touched_and_those_without_stay():
+    toy = Toy([1.0])
+    toy.other = nn.Parameter(torch.ones(1))
+    optimizer = build("sgd", toy, 0.9, 0.5, **CARRIED)
+    trained(toy, (0.1,), optimizer)
+    assert toy.w.grad.item() == 1.0
+    assert toy.other.item() == 1.0
+    assert named_state(optimizer, toy).keys() == {"w/momentum"}
+
+
+def test_biases_do_not_decay_but_batch_norms_weights_do():
+    """Caffe2's WEIGHT tag: convolutions, the last layer, and the scale of batch norms."""
+    model = resnet.build("resnet18", 10)
+    for options in ({}, CARRIED):
+        optimizer = build("sgd", model, 0.9, 1e-4, decay_biases=False, **options)
+        decayed = {id(p) for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]}
+        names = {name for name, p in model.named_parameters() if id(p) in decayed}
+        assert {g["weight_decay"] for g in optimizer.param_groups} == {1e-4, 0.0}
+        assert names == {name for name, _ in model.named_parameters() if not name.endswith("bias")}
+        assert {"bn1.weight", "layer2.0.downsample.1.weight", "fc.weight", "conv1.weight"} <= names
+        assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
+
+
+def test_adamw_has_no_nesterov():
+    with pytest.raises(ValueError, match="kinds of sgd; the optimizer is adamw"):
+        build("adamw", Toy([1.0]), 0.9, 0.0, nesterov=True)
+
+
+def backbone_in(mode):
+    torch.manual_seed(0)
+    world, precision = SingleWorld(), Precision(mode, torch.device("cpu"))
+    if precision.scaler:
+        precision.scaler.scale = 64.0  # nothing overflows
+    convolution = nn.Conv2d(3, 6, 3, stride=2)
+    module = nn.Sequential(convolution, nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(54, 3))
+    module = module.to(dtype=precision.parameter_dtype)
+    options = {"nesterov": True, "lr_in_momentum": True, "decay_biases": False}
+    make = partial(build, "sgd", momentum=0.9, weight_decay=1e-2, **options)
+    backbone = TorchBackbone(module, world, precision, make, build_compressor("none"), FACE, {})
+    backbone.keep_statistics()
+    backbone.train()
+    return backbone
+
+
+def gradients(backbone, seed):
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.randint(0, 256, (4, 3, 8, 8), generator=generator).to(torch.uint8)
+    backbone.zero(4)
+    logit = backbone.forward(image)
+    nn.functional.cross_entropy(logit, torch.arange(4) % 3).backward()
+    backbone.backward(logit.grad)
+    backbone.wait()
+    assert backbone.finite()
+
+
+@pytest.mark.parametrize("mode", ["fp64", "fp16-o2"])
+def test_the_loops_backbone_skips_clips_stores_and_goes_on(mode):
+    first, second = backbone_in(mode), backbone_in(mode)
+    for seed, lr in enumerate((0.0, 0.1, 0.1)):
+        gradients(first, seed)
+        first.scale(0.5 / first.precision.loss_scale)
+        first.step(lr)
+    weights, state = first.state()
+    assert {name.rpartition("/")[2] for name in state} == {"momentum"}
+    assert len(state) == len(list(first.module.parameters()))
+
+    gradients(first, 3)
+    first.undo(summed=True)
+    after, state_after = first.state()
+    assert all(torch.equal(a, after[name]) for name, a in weights.items() if "tracked" not in name)
+    assert all(torch.equal(a, state_after[name]) for name, a in state.items())
+
+    second.load(
+        SimpleNamespace(
+            backbone=lambda: weights,
+            optimizer=lambda: state,
+            buffers=lambda world: {},
+            exchange=lambda world: {},
+            manifest={"loss_scaler": first.scaler and first.scaler.state()},
+            folder="x",
+        )
+    )
+    for backbone in (first, second):
+        gradients(backbone, 4)
+        backbone.scale(1 / backbone.precision.loss_scale)
+        backbone.step(0.01)
+    for (name, a), (_, b) in zip(first.weights.named_parameters(), second.weights.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+        assert a.isfinite().all()

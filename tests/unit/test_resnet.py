@@ -1,0 +1,187 @@
+"""The ImageNet networks against torchvision's structure, written out from its documentation."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from partial_fc import models
+from partial_fc.models import resnet
+
+Shapes = dict[str, tuple[int, ...]]
+
+# Parameters at 1000 classes, from torchvision's table of weights.
+NUM_PARAMETERS = {
+    "resnet18": 11_689_512,
+    "resnet34": 21_797_672,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+}
+
+
+def batch_norm_shapes(name: str, width: int) -> Shapes:
+    vectors = ("weight", "bias", "running_mean", "running_var")
+    return {f"{name}.{v}": (width,) for v in vectors} | {f"{name}.num_batches_tracked": ()}
+
+
+def torchvision_shapes(depths: tuple[int, ...], bottleneck: bool, groups: int = 1, base: int = 64) -> Shapes:
+    """The names and shapes of the published state dicts."""
+    shapes: Shapes = {"conv1.weight": (64, 3, 7, 7)} | batch_norm_shapes("bn1", 64)
+    width_in = 64
+    for stage, depth in enumerate(depths):
+        width = 64 * 2**stage
+        inner, out = (width * base // 64 * groups, width * 4) if bottleneck else (width, width)
+        for number in range(depth):
+            at = f"layer{stage + 1}.{number}"
+            if bottleneck:
+                kernels = [(inner, width_in, 1), (inner, inner // groups, 3), (out, inner, 1)]
+            else:
+                kernels = [(inner, width_in, 3), (out, inner, 3)]
+            for place, (rows, columns, kernel) in enumerate(kernels, start=1):
+                shapes[f"{at}.conv{place}.weight"] = (rows, columns, kernel, kernel)
+                shapes |= batch_norm_shapes(f"{at}.bn{place}", rows)
+            if number == 0 and width_in != out:
+                shapes[f"{at}.downsample.0.weight"] = (out, width_in, 1, 1)
+                shapes |= batch_norm_shapes(f"{at}.downsample.1", out)
+            width_in = out
+    return shapes | {"fc.weight": (1000, width_in), "fc.bias": (1000,)}
+
+
+def shapes_of(model: nn.Module) -> Shapes:
+    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", NUM_PARAMETERS)
+def test_names_and_shapes_are_torchvisions(name):
+    with torch.device("meta"):
+        model = resnet.build(name)
+    depths = resnet.NETWORKS[name][1]
+    assert shapes_of(model) == torchvision_shapes(depths, bottleneck=name not in ("resnet18", "resnet34"))
+    assert sum(p.numel() for p in model.parameters()) == NUM_PARAMETERS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "base", "num_parameters"),
+    [("resnet50", 32, 4, 25_028_904), ("resnet101", 32, 8, 88_791_336), ("resnet101", 64, 4, 83_455_272)],
+)
+def test_resnext_is_torchvisions(name, groups, base, num_parameters):
+    with torch.device("meta"):
+        model = resnet.build(name, groups=groups, width_per_group=base)
+    assert shapes_of(model) == torchvision_shapes(resnet.NETWORKS[name][1], True, groups, base)
+    assert sum(p.numel() for p in model.parameters()) == num_parameters
+
+
+def test_published_weights_load_strictly():
+    """Older files of torchvision's know no num_batches_tracked."""
+    model = resnet.build("resnet18")
+    published = {name: torch.full_like(value, 2) for name, value in model.state_dict().items()}
+    assert model.load_state_dict(published, strict=True)
+    assert model.load_state_dict({n: t for n, t in published.items() if "tracked" not in n}, strict=True)
+    assert model.layer4[1].bn2.running_var.unique().tolist() == [2.0]
+
+
+@pytest.mark.parametrize("details", [resnet.TORCHVISION, resnet.CAFFE2])
+@pytest.mark.parametrize(("name", "groups", "base"), [("resnet18", 1, 64), ("resnet50", 1, 64), ("resnet50", 4, 32)])
+def test_equals_the_network_written_with_torchs_functions(name, groups, base, details):
+    """In evaluation, from the state dict alone: strides, paddings, eps, and what the sums are of."""
+    F = nn.functional
+    torch.manual_seed(0)
+    model = resnet.build(name, 7, groups=groups, width_per_group=base, details=details).double().eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            assert (module.eps, module.momentum) == (details.bn_eps, details.bn_momentum)
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.001, 1)
+            nn.init.uniform_(module.weight, 0.5, 1)
+            nn.init.normal_(module.bias)
+    w = model.state_dict()
+
+    def norm(x, at):
+        vectors = (w[f"{at}.{v}"] for v in ("running_mean", "running_var", "weight", "bias"))
+        mean, var, weight, bias = (v.view(-1, 1, 1) for v in vectors)
+        return (x - mean) / (var + details.bn_eps).sqrt() * weight + bias
+
+    image = torch.rand(2, 3, 61, 61, dtype=torch.float64)
+    x = F.relu(norm(F.conv2d(image, w["conv1.weight"], stride=2, padding=3), "bn1"))
+    x = F.max_pool2d(x, 3, 2, details.pool_padding)
+    for stage, depth in enumerate(resnet.NETWORKS[name][1]):
+        for number in range(depth):
+            at, stride = f"layer{stage + 1}.{number}", 2 if stage and not number else 1
+            y, convs = x, 3 if name == "resnet50" else 2
+            for place in range(1, convs + 1):
+                kernel = w[f"{at}.conv{place}.weight"]
+                strided = place == (2 if convs == 3 else 1)
+                y = F.conv2d(
+                    y,
+                    kernel,
+                    stride=stride if strided else 1,
+                    padding=kernel.shape[-1] // 2,
+                    groups=groups if place == 2 and convs == 3 else 1,
+                )
+                y = norm(y, f"{at}.bn{place}")
+                y = F.relu(y) if place < convs else y
+            if f"{at}.downsample.0.weight" in w:
+                x = norm(F.conv2d(x, w[f"{at}.downsample.0.weight"], stride=stride), f"{at}.downsample.1")
+            x = F.relu(x + y)
+    expected = F.linear(x.mean((2, 3)), w["fc.weight"], w["fc.bias"])
+    with torch.no_grad():
+        torch.testing.assert_close(model(image), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_caffe2s_maps_are_those_of_its_trainer():
+    """227 pixels: 114, 56, 28, 14, 7."""
+    model = resnet.build("resnet18", 10, details=resnet.CAFFE2).eval()
+    sides = []
+    for name in ("conv1", "maxpool", "layer2", "layer3", "layer4"):
+        getattr(model, name).register_forward_hook(lambda module, given, made: sides.append(made.shape[-1]))
+    with torch.no_grad():
+        model(torch.zeros(1, 3, 227, 227))
+    assert sides == [114, 56, 28, 14, 7]
+
+
+@pytest.mark.parametrize("details", [resnet.TORCHVISION, resnet.CAFFE2])
+@pytest.mark.parametrize("side", [56, 33])
+def test_small_images_fit(details, side):
+    model = resnet.build("resnet18", 10, in_channels=1, details=details)
+    assert model(torch.rand(2, 1, side, side)).shape == (2, 10)
+
+
+def test_features_for_a_head_with_class_centres():
+    model = resnet.build("resnet18", num_classes=0)
+    assert model.feature_width == 512
+    assert model(torch.rand(2, 3, 40, 40)).shape == (2, 512)
+    assert not [name for name in model.state_dict() if name.startswith("fc")]
+
+
+def test_start_values_are_caffe2s():
+    torch.manual_seed(0)
+    model = resnet.build("resnet50", 1000)
+    for weight in (model.conv1.weight, model.layer3[0].conv2.weight):
+        fan_out = weight.shape[0] * weight.shape[2] * weight.shape[3]
+        assert weight.std().item() == pytest.approx(math.sqrt(2 / fan_out), rel=0.03)
+    bound = math.sqrt(3 / 2048)
+    assert bound * 0.999 < model.fc.weight.abs().max() <= bound
+    assert model.fc.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.01)
+    assert not model.fc.bias.any()
+    assert model.layer1[0].bn3.weight.unique().tolist() == [1.0]
+
+
+def test_activation_checkpointing_knows_its_blocks():
+    model = resnet.build("resnet50")
+    assert sum(isinstance(module, models.BLOCKS) for module in model.modules()) == 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "shufflenet"}, "unknown network 'shufflenet', expected one of resnet18"),
+        ({"name": "resnet18", "groups": 32}, "18 and 34 layers have no groups"),
+        ({"name": "resnet50", "num_classes": -1}, "classes -1"),
+        ({"name": "resnet50", "width_per_group": 0}, "width per group 0"),
+    ],
+)
+def test_what_cannot_be_built_says_why(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        resnet.build(**arguments)
