@@ -1,0 +1,79 @@
+"""Caffe2's minidb files (.mdl checkpoints, `--db_type minidb`): pairs of key and value, one after the other.
+
+    repeated: [int32 length of the key][int32 length of the value][key][value], little-endian, nothing aligned
+
+(The order of fields is that of MiniDBTransaction::Put in caffe2/core/db.cc, which writes the machine's own byte order;
+x86 and ARM have this one.)
+"""
+
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partial_fc.files import replacing
+
+_LENGTHS = struct.Struct("<ii")
+_MAX_LENGTH = 2**31 - 1
+
+
+def read(path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """(key, value) as they stand in the file, one at a time in memory. Raises ValueError, with the place, for a file
+    that is no minidb, empty or cut short."""
+    with path.open("rb") as file:
+        for start, key_length, value_length in _pairs(path, file):
+            file.seek(start + _LENGTHS.size)
+            content = file.read(key_length + value_length)
+            yield content[:key_length], content[key_length:]
+
+
+def offsets(path: Path) -> NDArray[np.int64]:
+    """Where each pair begins, int64, and last the size of the file: read without the values. Raises as `read`."""
+    with path.open("rb") as file:
+        starts = np.fromiter((start for start, _, _ in _pairs(path, file)), np.int64)
+        return np.append(starts, os.fstat(file.fileno()).st_size)
+
+
+def pair(content: bytes) -> tuple[bytes, bytes]:
+    """The key and value of one pair, given its bytes from `offsets`."""
+    key_length, _ = _LENGTHS.unpack_from(content)
+    return content[_LENGTHS.size : _LENGTHS.size + key_length], content[_LENGTHS.size + key_length :]
+
+
+def write(path: Path, items: Iterable[tuple[bytes, bytes]]) -> None:
+    """Writes (key, value) pairs in this order. The file has its name only once it is complete, and is on the disk then.
+    Raises ValueError where one is empty or longer than an int32 can say."""
+    with replacing(path, durable=True) as partial, partial.open("wb") as file:
+        for key, value in items:
+            if not key or max(len(key), len(value)) > _MAX_LENGTH:
+                raise ValueError(
+                    f"{path}, key {key[:80]!r}: {len(key)} bytes of key, {len(value)} of value; a minidb file holds keys "
+                    f"of at least 1 and neither of more than {_MAX_LENGTH}"
+                )
+            file.write(_LENGTHS.pack(len(key), len(value)))
+            file.write(key)
+            file.write(value)
+
+
+def _pairs(path: Path, file: BinaryIO) -> Iterator[tuple[int, int, int]]:
+    """(start, length of the key, length of the value) of each pair."""
+    size = os.fstat(file.fileno()).st_size
+    if not size:
+        raise ValueError(f"{path} is empty; expected a minidb file")
+    start = 0
+    while start < size:
+        file.seek(start)
+        head = file.read(_LENGTHS.size)
+        key_length, value_length = _LENGTHS.unpack(head) if len(head) == _LENGTHS.size else (0, 0)
+        end = start + _LENGTHS.size + key_length + value_length
+        if key_length < 1 or value_length < 0 or end > size:
+            raise ValueError(
+                f"{path}, byte {start}: expected a key of at least 1 byte and a value within the {size} bytes of the "
+                f"file; got lengths {key_length} and {value_length}. It is cut short, or no minidb file"
+            )
+        yield start, key_length, value_length
+        start = end
