@@ -1,5 +1,6 @@
 """The keys of a database in order, in little memory: every n-th one, n growing with their number."""
 
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from partial_fc.files import replacing
 
-_MOST = 2**21  # keys kept; 20 million of 30 bytes take 50 MB
+MOST = 2**21  # keys kept; 20 million of 30 bytes take 50 MB
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class KeyList:
     num_records: int
 
     @classmethod
-    def collect(cls, keys: Iterable[bytes], most: int = _MOST) -> "KeyList":
+    def collect(cls, keys: Iterable[bytes], most: int | None = None) -> "KeyList":
+        most = most or MOST
         kept: list[bytes] = []
         stride, num_records = 1, 0
         for key in keys:
@@ -57,7 +59,7 @@ class KeyList:
             with np.load(path, allow_pickle=False) as file:
                 stride, num_records = map(int, file["numbers"])
                 keys = cls(file["keys"].tobytes(), file["end_K"], stride, num_records)
-        except (OSError, ValueError, KeyError, EOFError):
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return None
         kept = -(-num_records // stride)
         return keys if len(keys.end_K) == kept and (not kept or keys.end_K[-1] == len(keys.keys)) else None

@@ -8,9 +8,6 @@ import lmdb
 
 from partial_fc.data.databases.keys import KeyList
 
-# LMDB allows one environment of a file in a process: sources of one database share it.
-_environments: weakref.WeakValueDictionary[tuple[int, str], lmdb.Environment] = weakref.WeakValueDictionary()
-
 
 class LmdbStore:
     """`path`: a folder with data.mdb, or such a file itself. The keys are listed at the start, the values not touched.
@@ -21,28 +18,22 @@ class LmdbStore:
 
     def __init__(self, path: Path):
         self.path = path
-        self._open()
+        self._file = Path(os.path.realpath(path / "data.mdb" if path.is_dir() else path))
+        self.connect()
+        _stores.add(self)
         with self._environment.begin() as transaction, transaction.cursor() as cursor:
             self._version = transaction.id()
             self._keys = KeyList.collect(cursor.iternext(keys=True, values=False))
 
-    def _open(self) -> None:
-        """One environment a process, also of one that was forked."""
-        self._pid = os.getpid()
-        name = (self._pid, os.path.realpath(self.path))
-        environment = _environments.get(name)
-        if environment is None:
-            environment = _open(self.path)
-            _environments[name] = environment
-        self._environment = environment
+    def connect(self) -> None:
+        environment = _environments.get(self._file) or _open(self._file)
+        _environments[self._file] = self._environment = environment
 
     def __len__(self) -> int:
         return self._keys.num_records
 
     def item(self, index: int) -> tuple[bytes, bytes]:
         """(key, value) of the index-th record in key order."""
-        if self._pid != os.getpid():
-            self._open()
         key, steps = self._keys.before(index)
         with self._environment.begin() as transaction, transaction.cursor() as cursor:
             found = transaction.id() == self._version and cursor.set_key(key)
@@ -53,18 +44,31 @@ class LmdbStore:
             return cursor.item()
 
     def close(self) -> None:
-        """Nothing: another source may use the environment; the last one that goes closes it."""
+        """Nothing: another store may use the environment; it goes with the last one."""
 
 
-def _open(path: Path) -> lmdb.Environment:
+# LMDB allows one environment of a file in a process, which stores share, and none that came from before a fork.
+_environments: weakref.WeakValueDictionary[Path, lmdb.Environment] = weakref.WeakValueDictionary()
+_stores: weakref.WeakSet[LmdbStore] = weakref.WeakSet()
+
+
+def _connect_again() -> None:
+    for environment in list(_environments.values()):
+        environment.close()
+    _environments.clear()
+    for store in list(_stores):
+        store.connect()
+
+
+os.register_at_fork(after_in_child=_connect_again)
+
+
+def _open(file: Path) -> lmdb.Environment:
     try:
-        environment = lmdb.open(
-            str(path), subdir=path.is_dir(), readonly=True, create=False, lock=False, readahead=False
-        )
+        environment = lmdb.open(str(file), subdir=False, readonly=True, create=False, lock=False, readahead=False)
         last_page, page_bytes = environment.info()["last_pgno"], environment.stat()["psize"]
     except lmdb.Error as error:
-        raise ValueError(f"{path} cannot be opened as an LMDB: {error}") from error
-    file = path / "data.mdb" if path.is_dir() else path
+        raise ValueError(f"{file} cannot be opened as an LMDB: {error}") from error
     needed, size = (last_page + 1) * page_bytes, file.stat().st_size
     if size < needed:  # reading behind the end would kill the process with SIGBUS
         environment.close()
