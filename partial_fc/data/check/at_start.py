@@ -21,7 +21,7 @@ from partial_fc.data import RecordSource, Source
 from partial_fc.data.check.image_findings import REPLACED, check_images
 from partial_fc.data.check.images import CONSTANT, CUT, ImageScan, scan_images
 from partial_fc.data.check.labels import check_labels
-from partial_fc.data.sample import BadRecord
+from partial_fc.data.sample import BadRecord, LabelOutOfRange
 from partial_fc.findings import Describe, Finding, counted, findings_at, text_lines
 
 Mode = Literal["quick", "full", "off"]
@@ -64,6 +64,9 @@ def check_data(
     scan, label_n = _gather(scan, label_n, world)
     index_n = np.concatenate([index_n[rank :: world.size] for rank in range(world.size)])
     label_N = _all_labels(source, mode, world)
+    if label_N is None and mode == "full":
+        label_N = np.full(len(source), _UNREAD)
+        label_N[index_n] = label_n
 
     def describe(i: int) -> Mapping[str, Any]:
         label = int(label_n[i])
@@ -125,10 +128,13 @@ def _scan_in_slices(
 def _scan_slice(source: Source, index_n: NDArray[np.int64], num_threads: int) -> tuple[ImageScan, NDArray[np.int64]]:
     label_n = np.full(len(index_n), _UNREAD)
 
-    def read(i: int) -> bytes:
-        sample = source.read(int(index_n[i]))
+    def read(i: int) -> bytes | NDArray[np.uint8]:
+        try:
+            sample = source.read(int(index_n[i]))
+        except LabelOutOfRange as error:  # which all ranks are to know
+            label_n[i] = error.label
+            raise BadRecord(str(error)) from error
         label_n[i] = sample.label
-        assert isinstance(sample.image, bytes), "files and records give encoded images"
         return sample.image
 
     source.will_need(index_n[:_SAMPLE].tolist())
@@ -159,7 +165,7 @@ def _gather(scan: ImageScan, label_n: NDArray[np.int64], world: World) -> tuple[
 
 
 def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] | None:
-    """All labels, _UNREAD for those that cannot be read; None in a quick check where they are not cheap to read. Raises
+    """All labels, _UNREAD for those that cannot be read; None where they are not cheap to read. Raises
     ValueError where they differ between ranks: each host may have a copy of its own."""
     label_N = None
     cheap = _labels_are_cheap(source)
@@ -181,9 +187,10 @@ def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] |
     return label_N
 
 
-def _labels(source: Source) -> NDArray[np.int64]:
+def _labels(source: Source) -> NDArray[np.int64] | None:
     try:
-        return np.ascontiguousarray(source.labels())
+        label_N = source.labels()
+        return None if label_N is None else np.ascontiguousarray(label_N)
     except BadRecord:
         label_N = np.full(len(source), _UNREAD)
     for index in range(len(source)):

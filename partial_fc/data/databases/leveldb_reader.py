@@ -71,6 +71,8 @@ class RemoteStore:
         return self._num_records
 
     def item(self, index: int) -> tuple[bytes, bytes]:
+        if not 0 <= index < self._num_records:
+            raise IndexError(f"record {index} of {self._num_records}")
         content = self._ask(index, _ITEM)
         end = 4 + int.from_bytes(content[:4], "little")
         return content[4:end], content[end:]
@@ -110,6 +112,7 @@ def serve(path: Path, address: str, shadow_place: Path | None) -> None:
     listener.close()
     if opened.done() and not opened.exception():
         opened.result().close()
+    shutil.rmtree(Path(address).parent, ignore_errors=True)
 
 
 def _open(path: Path, shadow_place: Path | None, opened: Future[LevelDbStore]) -> None:
