@@ -22,6 +22,12 @@ VERBS: dict[str, tuple[str, str, str]] = {
         "a list of pairs, or images to draw them from -> .bin",
     ),
     "data index": ("data.tools.pack:make_index", "IndexOptions", "train.idx is lost: make it anew from train.rec"),
+    "data lmdb": (
+        "data.tools.image_databases:make_lmdb",
+        "DatabaseOptions",
+        "images or a LevelDB -> an LMDB of Caffe's",
+    ),
+    "data leveldb": ("data.tools.image_databases:make_leveldb", "DatabaseOptions", "the same as a LevelDB"),
     "data glyphs": ("demo.glyphs:build", "GlyphOptions", "the demo's data: characters across typefaces of Debian"),
     "data digits": ("demo.digits:write_digits", "DigitsOptions", "real handwritten digits as MNIST's files"),
     "data sheet": ("demo.glyphs_sheet:contact_sheet", "SheetOptions", "a picture of a glyph set: typefaces, pairs"),

@@ -9,7 +9,7 @@ from typing import Any
 import cv2
 import lmdb
 import numpy as np
-import plyvel
+import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 # text_format of FileDescriptorProto; types: 2 float, 3 int64, 5 int32, 8 bool, 9 string, 11 message, 12 bytes, 14 enum.
@@ -102,6 +102,7 @@ def write_lmdb(path: Path, items: dict[bytes, bytes]) -> Path:
 
 
 def write_leveldb(path: Path, items: Iterable[tuple[bytes, bytes]], **options: Any) -> Path:
+    plyvel = pytest.importorskip("plyvel")
     database = plyvel.DB(str(path), create_if_missing=True, **options)
     for key, value in items:
         database.put(key, value)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import plyvel
 import pytest
 
 from partial_fc.data import BadRecord
@@ -113,6 +112,7 @@ def test_keys_are_listed_once(tmp_path: Path, place: Path, caplog: pytest.LogCap
         open_database(path, "leveldb", 10, shadow_place=place).close()
     assert caplog.text.count("its keys are listed once") == 1
     assert "partial-fc data lmdb" in caplog.text
+    plyvel = pytest.importorskip("plyvel")
     database = plyvel.DB(str(path))
     database.put(b"9", databases.datum(databases.picture(0), 1))
     database.close()
@@ -263,3 +263,10 @@ def test_a_bad_record_through_the_reader(tmp_path: Path, place: Path) -> None:
     with pytest.raises(IndexError):
         source.read(2)
     source.close()
+
+
+def test_without_plyvel(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = build(tmp_path / "db")
+    monkeypatch.setitem(sys.modules, "plyvel", None)
+    with pytest.raises(ValueError, match=r"db is a LevelDB, which needs the package plyvel: `pip install"):
+        open_database(path, "leveldb", 10, shadow_place=place)

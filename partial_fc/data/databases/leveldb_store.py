@@ -6,6 +6,7 @@ and values share blocks; the list is kept in the user's cache.
 """
 
 import hashlib
+import importlib
 import logging
 import os
 import threading
@@ -29,6 +30,18 @@ _BAR_EVERY = 4096
 _log = logging.getLogger(__name__)
 
 
+def import_plyvel(what: str) -> Any:
+    """Raises ValueError where it is not installed."""
+    try:
+        return importlib.import_module("plyvel")
+    except ImportError:
+        raise ValueError(
+            f"{what}, which needs the package plyvel: `pip install plyvel==1.5.1`. It has no wheel for Python 3.13: "
+            "there it needs a compiler and libleveldb-dev. Or make an LMDB of the database on a machine with an older "
+            "Python: `partial-fc data lmdb`"
+        ) from None
+
+
 @dataclass
 class _Cursor:
     """at: the record that the iterator stands on; -1: on none."""
@@ -43,14 +56,7 @@ class LevelDbStore:
     kind = "LevelDB"
 
     def __init__(self, path: Path, shadow_place: Path | None = None):
-        try:
-            import plyvel
-        except ImportError:
-            raise ValueError(
-                f"{path} is a LevelDB, which needs the package plyvel: `pip install plyvel==1.5.1`. It has no wheel "
-                "for Python 3.13: there it needs a compiler and libleveldb-dev. Or convert the database on a machine "
-                "with an older Python: `partial-fc data lmdb`"
-            ) from None
+        plyvel = import_plyvel(f"{path} is a LevelDB")
         self.path = path
         self._error = plyvel.Error
         shadow = Shadow(path, shadow_place)

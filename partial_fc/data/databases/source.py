@@ -55,12 +55,13 @@ class DatabaseSource:
             )
         return Sample(image, label, index)
 
-    def key(self, index: int) -> bytes:
-        return self._store.item(index)[0]
+    def item(self, index: int) -> tuple[bytes, bytes]:
+        """(key, value), as they are in the database. Raises BadRecord."""
+        return self._store.item(index)
 
     def where(self, index: int) -> str:
         try:
-            return self._named(self.key(index))
+            return self._named(self.item(index)[0])
         except BadRecord:
             return f"{self._store.path}, record {index} (counted from 0)"
 
