@@ -123,9 +123,10 @@ def _open_in_world(path: Path, db_type: Kind | None, shadow_place: Path | None, 
             raise ValueError(f"{path}: local rank 0 of {socket.gethostname()} cannot read it for this process")
         return RemoteStore(path, first["address"], reader)
 
-    with ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(opened)
-        _wait_together(opening, world)
+    pool = ThreadPoolExecutor(1)
+    opening = pool.submit(opened)
+    pool.shutdown(wait=False)  # where the others give up, this rank need not list to the end
+    _wait_together(opening, world)
     return opening.result()
 
 
