@@ -10,13 +10,14 @@ from typing import Any, get_type_hints
 
 from partial_fc import __version__, errors
 
-    "bench data": ("bench.data:bench_data", "how fast a set is read and decoded, beside other loaders"),
 # verb -> (its function, one line of help). The function is "module:name" below partial_fc, imported when the verb is
 # called: torch alone takes seconds. The type of its `options` has the flags; only "train" reads its arguments itself.
 _CLASSES = "checkpoint.tools.classes"
 VERBS: dict[str, tuple[str, str]] = {
     "train": ("train_command:run_and_exit", "a recipe, in as many processes as a launcher starts"),
     "data pack": ("data.tools.pack:pack_images", "a folder or list of images -> train.rec"),
+    "data lmdb": ("data.tools.image_databases:make_lmdb", "images or a LevelDB -> an LMDB of Caffe's"),
+    "data leveldb": ("data.tools.image_databases:make_leveldb", "the same as a LevelDB"),
     "data pairs": ("data.tools.draw_pairs:make_pairs", "a list of pairs, or images to draw them from -> .bin"),
     "data index": ("data.tools.pack:make_index", "train.idx is lost: make it anew from train.rec"),
     "data glyphs": ("demo.glyphs:build", "the demo's data: characters across typefaces of Debian"),
@@ -36,6 +37,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "checkpoint classes match": (f"{_CLASSES}:match", "those of a data set: some new, some gone"),
     "doctor data": ("data.check.command:doctor_data", "what is wrong with a training set, before training does"),
     "doctor env": ("doctor.env:doctor_env", "what is wrong with this machine, or the hosts of a run"),
+    "bench data": ("bench.data:bench_data", "how fast a set is read and decoded, beside other loaders"),
     "bench head": ("bench.head:bench_head", "time and memory of the head, or against the textbook one"),
     "plan": ("bench.plan_report:report", "memory, traffic, time of a head; whether sampling pays"),
 }

@@ -12,8 +12,17 @@ class BadRecord(ValueError):
     """One sample cannot be used; the message names file, key, what was found and what was expected."""
 
 
+class LabelOutOfRange(ValueError):
+    """A sample's label is not below the number of classes: the number is wrong, not this one sample."""
+
+    def __init__(self, message: str, label: int) -> None:
+        super().__init__(message)
+        self.label = label
+
+
 class Sample(NamedTuple):
-    """image: an image file as bytes, or pixels as uint8 (H, W, 3) RGB. key: what error messages call it."""
+    """image: an image file as bytes, or pixels as uint8 (H, W, 3) RGB or (H, W, 1) grey. key: what error messages call
+    it."""
 
     image: bytes | NDArray[np.uint8]
     label: int
@@ -40,8 +49,8 @@ class Source(Protocol):
         """A hint that these samples are read next."""
         ...
 
-    def labels(self) -> NDArray[np.int64]:
-        """The labels of all samples, without reading images."""
+    def labels(self) -> NDArray[np.int64] | None:
+        """The labels of all samples, without reading images; None: they lie within the images' records."""
         ...
 
     def class_names(self) -> list[str] | None:

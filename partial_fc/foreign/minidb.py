@@ -51,8 +51,8 @@ def write(path: Path, items: Iterable[tuple[bytes, bytes]]) -> None:
         for key, value in items:
             if not key or max(len(key), len(value)) > _MAX_LENGTH:
                 raise ValueError(
-                    f"{path}, key {key[:80]!r}: {len(key)} bytes of key, {len(value)} of value; a minidb file holds keys "
-                    f"of at least 1 and neither of more than {_MAX_LENGTH}"
+                    f"{path}, key {key[:80]!r}: {len(key)} bytes of key, {len(value)} of value; a minidb file holds "
+                    f"keys of at least 1 and neither of more than {_MAX_LENGTH}"
                 )
             file.write(_LENGTHS.pack(len(key), len(value)))
             file.write(key)

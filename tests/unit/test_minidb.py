@@ -1,6 +1,7 @@
 """Caffe2's minidb files, against bytes written out by hand."""
 
 import struct
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def test_bytes_as_caffe2_has_them(tmp_path: Path) -> None:
     assert list(minidb.read(path)) == ITEMS
     edges = minidb.offsets(path).tolist()
     assert edges == [0, 13, 22]
-    assert [minidb.pair(BYTES[a:b]) for a, b in zip(edges, edges[1:], strict=False)] == ITEMS
+    assert [minidb.pair(BYTES[a:b]) for a, b in pairwise(edges)] == ITEMS
 
 
 @pytest.mark.parametrize(

@@ -58,12 +58,15 @@ def directions(stored: Checkpoint, source: Source, labels: Iterable[int], max_ba
     """Label -> mean direction (D,), float32, length 1, of its images; without classes that have none. Where training
     mirrors images, each counts with its mirror image. Raises ValueError where more than max_bad are damaged."""
     wanted = set(labels)
-    index_N = [i for i, label in enumerate(source.labels().tolist()) if label in wanted]
+    label_N = source.labels()
+    index_N = list(range(len(source)))
+    if label_N is not None:
+        index_N = np.flatnonzero(np.isin(label_N, list(wanted))).tolist()
     if not index_N:
         return {}
     backbone, configuration = network(stored), stored.manifest["configuration"]
     total: dict[int, Tensor] = {}
-    images = _read(source, index_N, configuration["image_size"], max_bad)
+    images = _read(source, index_N, wanted, configuration["image_size"], max_bad)
     with tqdm(total=len(index_N), unit="image", desc="embed", leave=False, disable=None) as bar:
         while batch := list(islice(images, _BATCH)):
             image_B3HW = torch.from_numpy(np.stack([image for image, _ in batch])).permute(0, 3, 1, 2)
@@ -81,12 +84,16 @@ def _embed(backbone: nn.Module, image_B3HW: Tensor, mirror: bool) -> Tensor:
     return sum((normalize(backbone(FACE(x)).double()) for x in images), torch.zeros(()))
 
 
-def _read(source: Source, index_N: list[int], size: int, max_bad: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Pixels and label of each that is good."""
+def _read(
+    source: Source, index_N: list[int], wanted: set[int], size: int, max_bad: int
+) -> Iterator[tuple[np.ndarray, int]]:
+    """Pixels and label of each that is good and of a wanted class."""
     num_bad = 0
     for index in index_N:
         try:
             sample = source.read(index)
+            if sample.label not in wanted:
+                continue
             with naming(source, index):
                 image = decode(sample.image) if isinstance(sample.image, bytes) else sample.image
                 yield fit(image, size), sample.label

@@ -20,7 +20,7 @@ from partial_fc.comm import World
 from partial_fc.data import RecordSource, Source
 from partial_fc.data.check.images import CONSTANT, CUT, REPLACED, ImageScan, check_images, scan_images
 from partial_fc.data.check.labels import check_labels, check_range
-from partial_fc.data.sample import BadRecord
+from partial_fc.data.sample import BadRecord, LabelOutOfRange
 from partial_fc.findings import Finding, counted, findings_at, text_lines
 
 Mode = Literal["quick", "full", "off"]
@@ -62,6 +62,9 @@ def check_data(
     scan, label_n = _gather(scan, label_n, world)
     index_n = np.concatenate([index_n[rank :: world.size] for rank in range(world.size)])
     label_N = _all_labels(source, mode, world)
+    if label_N is None and mode == "full":
+        label_N = np.full(len(source), _UNREAD)
+        label_N[index_n] = label_n
 
     def describe(i: int) -> Mapping[str, Any]:
         label = int(label_n[i])
@@ -115,10 +118,13 @@ def _scan(
     if the others waited for it only at the end."""
     label_n = np.full(len(index_n), _UNREAD)
 
-    def read(i: int) -> bytes:
-        sample = source.read(int(index_n[i]))
+    def read(i: int) -> bytes | NDArray[np.uint8]:
+        try:
+            sample = source.read(int(index_n[i]))
+        except LabelOutOfRange as error:  # which all ranks are to know
+            label_n[i] = error.label
+            raise BadRecord(str(error)) from error
         label_n[i] = sample.label
-        assert isinstance(sample.image, bytes), "files and records give encoded images"
         return sample.image
 
     def wait_for_others(stop: int) -> None:
@@ -151,7 +157,7 @@ def _gather(scan: ImageScan, label_n: NDArray[np.int64], world: World) -> tuple[
 
 
 def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] | None:
-    """All labels, _UNREAD for those that cannot be read; None in a quick check where they are not cheap to read. Raises
+    """All labels, _UNREAD for those that cannot be read; None where they are not cheap to read. Raises
     ValueError where they differ between ranks: each host may have a copy of its own."""
     label_N = None
     cheap = not isinstance(source, RecordSource) or source.reader.rec_path.stat().st_size <= _CHEAP_BYTES
@@ -173,9 +179,10 @@ def _all_labels(source: Source, mode: Mode, world: World) -> NDArray[np.int64] |
     return label_N
 
 
-def _labels(source: Source) -> NDArray[np.int64]:
+def _labels(source: Source) -> NDArray[np.int64] | None:
     try:
-        return np.ascontiguousarray(source.labels())
+        label_N = source.labels()
+        return None if label_N is None else np.ascontiguousarray(label_N)
     except BadRecord:
         label_N = np.full(len(source), _UNREAD)
     for index in range(len(source)):

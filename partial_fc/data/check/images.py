@@ -91,7 +91,7 @@ class ImageScan:
 
 
 def scan_images(
-    read: Callable[[int], bytes],
+    read: Callable[[int], bytes | NDArray[np.uint8]],
     num_images: int,
     num_threads: int,
     *,
@@ -100,7 +100,8 @@ def scan_images(
     window: int = _WINDOW,
     after_window: Callable[[int], None] = lambda stop: None,
 ) -> ImageScan:
-    """Scans images 0 to num_images - 1, about in this order; read(i) gives the file of one or raises BadRecord.
+    """Scans images 0 to num_images - 1, about in this order; read(i) gives the file of one, or its pixels (H, W, 3) or
+    (H, W, 1), or raises BadRecord.
 
     hear_decoder: also find what the decoder only writes to stderr, which is then redirected. bar: the name of a
     progress bar; none without it. after_window(stop) is called when all images below `stop` are scanned, every
@@ -147,15 +148,16 @@ def _lines_about_pixels(stderr: DecoderStderr) -> list[str]:
     return [line for line in lines if line and not line.startswith(_NOT_OF_PIXELS)]
 
 
-def _scan_image(scan: ImageScan, index: int, read: Callable[[int], bytes]) -> None:
+def _scan_image(scan: ImageScan, index: int, read: Callable[[int], bytes | NDArray[np.uint8]]) -> None:
     try:
         content = read(index)
     except BadRecord as error:
         scan.set_code(index, NOT_READ, str(error))
         return
     try:
-        image = decode(content)
+        image = decode(content) if isinstance(content, bytes) else content
     except BadRecord as error:
+        assert isinstance(content, bytes)
         is_cut = content[:2] == b"\xff\xd8" and content.rfind(b"\xff\xd9") < 0
         scan.set_code(index, CUT if is_cut else NOT_AN_IMAGE, str(error))
         return
@@ -165,9 +167,9 @@ def _scan_image(scan: ImageScan, index: int, read: Callable[[int], bytes]) -> No
         scan.set_code(index, NARROW, str(error))
         return
     scan.height_N[index], scan.width_N[index] = (min(side, 65535) for side in image.shape[:2])
-    scan.hash_N[index] = hash_of(content)
+    scan.hash_N[index] = hash_of(content if isinstance(content, bytes) else content.tobytes())
     few = image[::4, ::4].astype(np.int16)
-    scan.coloured_N[index] = (np.abs(few[..., 0] - few[..., 1]) > _FLAT).any()
+    scan.coloured_N[index] = (np.abs(few[..., :1] - few[..., 1:2]) > _FLAT).any()  # never, of a single channel
     scan.set_code(index, *_check_pixels(image))
 
 

@@ -1,0 +1,6 @@
+"""Image databases of Caffe and Caffe2 (LMDB, LevelDB, minidb) as sources; nothing is converted."""
+
+from partial_fc.data.databases.open import open_database
+from partial_fc.data.databases.source import DatabaseSource
+
+__all__ = ["DatabaseSource", "open_database"]

@@ -1,0 +1,153 @@
+"""LevelDB as a store of records, opened through a shadow. One process of a host may open it; the others ask that one
+(leveldb_reader.py).
+
+LevelDB knows no places, only keys in order. The keys are listed in one pass, which reads the whole database, since keys
+and values share blocks; the list is kept in the user's cache.
+"""
+
+import hashlib
+import importlib
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from partial_fc.data.databases.keys import KeyList
+from partial_fc.data.databases.leveldb_manifest import Manifest
+from partial_fc.data.databases.leveldb_shadow import Shadow
+from partial_fc.data.sample import BadRecord
+
+_MOST_CURSORS = 64  # more than threads that read at once
+_SEEK_STEPS = 2  # a seek costs about as much as so many steps
+_BAR_EVERY = 4096
+
+_log = logging.getLogger(__name__)
+
+
+def import_plyvel(what: str) -> Any:
+    """Raises ValueError where it is not installed."""
+    try:
+        return importlib.import_module("plyvel")
+    except ImportError:
+        raise ValueError(
+            f"{what}, which needs the package plyvel: `pip install plyvel==1.5.1`. It has no wheel for Python 3.13: "
+            "there it needs a compiler and libleveldb-dev. Or make an LMDB of the database on a machine with an older "
+            "Python: `partial-fc data lmdb`"
+        ) from None
+
+
+@dataclass
+class _Cursor:
+    """at: the record that the iterator stands on; -1: on none."""
+
+    iterator: Any
+    at: int = -1
+
+
+class LevelDbStore:
+    """Raises ValueError for a database that is damaged, or without the package plyvel."""
+
+    kind = "LevelDB"
+
+    def __init__(self, path: Path, shadow_place: Path | None = None):
+        plyvel = import_plyvel(f"{path} is a LevelDB")
+        self.path = path
+        self._error = plyvel.Error
+        shadow = Shadow(path, shadow_place)
+        try:
+            self._database = plyvel.DB(str(shadow.folder), create_if_missing=False)
+        except plyvel.Error as error:
+            shadow.remove()
+            raise ValueError(f"{path} cannot be opened as a LevelDB: {error}") from error
+        self.close = weakref.finalize(self, _close, self._database, shadow)
+        self._keys = self._listed(shadow.manifest)
+        self._lock = threading.Lock()
+        self._cursors: list[_Cursor] = []  # those not in use, the last used last
+
+    def __len__(self) -> int:
+        return self._keys.num_records
+
+    def item(self, index: int) -> tuple[bytes, bytes]:
+        """(key, value) of the index-th record in key order. Cheap where a reader goes on from where it stood."""
+        key, steps = self._keys.before(index)
+        cursor = self._take(index, steps)
+        try:
+            if not 0 <= cursor.at <= index:
+                cursor.iterator.seek(key)
+                cursor.at = index - steps
+                if not cursor.iterator.valid() or cursor.iterator.key() != key:
+                    raise ValueError(f"{self.path}: key {key!r} is not where the key list has it; it is damaged")
+            while cursor.at < index:
+                cursor.iterator.next()
+                cursor.at += 1
+            item = cursor.iterator.item()
+        except self._error as error:
+            cursor.iterator.close()
+            raise BadRecord(f"{self.path}, record {index} (behind key {key!r}): {error}") from None
+        with self._lock:
+            self._cursors.append(cursor)
+        return item
+
+    def _take(self, index: int, steps: int) -> _Cursor:
+        """A cursor to go on with, or one to seek with (at = -1)."""
+        with self._lock:
+            for cursor in reversed(self._cursors):
+                if cursor.at <= index <= cursor.at + steps + _SEEK_STEPS:
+                    self._cursors.remove(cursor)
+                    return cursor
+            if len(self._cursors) >= _MOST_CURSORS:
+                cursor = self._cursors.pop(0)
+                cursor.at = -1
+                return cursor
+        return _Cursor(self._database.raw_iterator(verify_checksums=True, fill_cache=False))
+
+    def _listed(self, manifest: Manifest) -> KeyList:
+        """The keys, from the cache if this very database was listed before."""
+        kept = _cache_file(self.path, manifest)
+        keys = KeyList.load(kept)
+        if keys is None:
+            _log.info(
+                "%s: its keys are listed once, which reads all %.2f GiB; the list is kept in %s. An LMDB needs neither "
+                "this nor a shadow: `partial-fc data lmdb %s OUT`",
+                self.path, manifest.num_bytes / 2**30, kept, self.path,
+            )  # fmt: skip
+            try:
+                keys = KeyList.collect(self._all_keys(manifest.num_bytes))
+            except self._error as error:
+                raise ValueError(f"{self.path} is damaged: {error}") from error
+            try:
+                keys.save(kept)
+            except OSError as error:
+                _log.warning("%s cannot be written (%s): the next start lists the keys again", kept, error.strerror)
+        return keys
+
+    def _all_keys(self, num_bytes: int) -> Iterator[bytes]:
+        # The size of a stretch of keys is known only roughly.
+        with (
+            tqdm(total=num_bytes, unit="B", unit_scale=True, desc=f"keys of {self.path.name}", disable=None) as bar,
+            self._database.iterator(include_value=False, verify_checksums=True, fill_cache=False) as iterator,
+        ):
+            for number, key in enumerate(iterator):
+                yield key
+                if number % _BAR_EVERY == 0:
+                    bar.update(self._database.approximate_size(b"", key) - bar.n)
+
+
+def _close(database: Any, shadow: Shadow) -> None:
+    database.close()  # waits for a compaction
+    shadow.remove()
+
+
+def _cache_file(path: Path, manifest: Manifest) -> Path:
+    """Its name says which database, in which state."""
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(path)) + manifest.path.read_bytes())
+    state = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in (manifest.path, *manifest.logs)]
+    digest.update(repr(state).encode())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "partial-fc" / "leveldb" / f"{digest.hexdigest()[:16]}.npz"

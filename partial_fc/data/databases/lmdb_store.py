@@ -1,0 +1,76 @@
+"""LMDB as a store of records. Any number of processes may read one; each has an environment of its own."""
+
+import os
+import weakref
+from pathlib import Path
+
+import lmdb
+
+from partial_fc.data.databases.keys import KeyList
+
+
+class LmdbStore:
+    """`path`: a folder with data.mdb, or such a file itself. The keys are listed at the start, the values not touched.
+    Nothing is written or locked, so the folder may be read-only; who writes to it meanwhile is noticed. Raises
+    ValueError for what is no LMDB or cut short."""
+
+    kind = "LMDB"
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file = Path(os.path.realpath(path / "data.mdb" if path.is_dir() else path))
+        self.connect()
+        _stores.add(self)
+        with self._environment.begin() as transaction, transaction.cursor() as cursor:
+            self._version = transaction.id()
+            self._keys = KeyList.collect(cursor.iternext(keys=True, values=False))
+
+    def connect(self) -> None:
+        environment = _environments.get(self._file) or _open(self._file)
+        _environments[self._file] = self._environment = environment
+
+    def __len__(self) -> int:
+        return self._keys.num_records
+
+    def item(self, index: int) -> tuple[bytes, bytes]:
+        """(key, value) of the index-th record in key order."""
+        key, steps = self._keys.before(index)
+        with self._environment.begin() as transaction, transaction.cursor() as cursor:
+            found = transaction.id() == self._version and cursor.set_key(key)
+            for _ in range(steps):
+                found = found and cursor.next()
+            if not found:
+                raise ValueError(f"{self.path} was written to since it was opened; start again when that is done")
+            return cursor.item()
+
+    def close(self) -> None:
+        """Nothing: another store may use the environment; it goes with the last one."""
+
+
+# LMDB allows one environment of a file in a process, which stores share, and none that came from before a fork.
+_environments: weakref.WeakValueDictionary[Path, lmdb.Environment] = weakref.WeakValueDictionary()
+_stores: weakref.WeakSet[LmdbStore] = weakref.WeakSet()
+
+
+def _connect_again() -> None:
+    for environment in list(_environments.values()):
+        environment.close()
+    _environments.clear()
+    for store in list(_stores):
+        store.connect()
+
+
+os.register_at_fork(after_in_child=_connect_again)
+
+
+def _open(file: Path) -> lmdb.Environment:
+    try:
+        environment = lmdb.open(str(file), subdir=False, readonly=True, create=False, lock=False, readahead=False)
+        last_page, page_bytes = environment.info()["last_pgno"], environment.stat()["psize"]
+    except lmdb.Error as error:
+        raise ValueError(f"{file} cannot be opened as an LMDB: {error}") from error
+    needed, size = (last_page + 1) * page_bytes, file.stat().st_size
+    if size < needed:  # reading behind the end would kill the process with SIGBUS
+        environment.close()
+        raise ValueError(f"{file} has {size} bytes, its pages need {needed}: it is cut short; copy it again")
+    return environment

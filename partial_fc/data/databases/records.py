@@ -1,0 +1,126 @@
+"""One record of an image database -> image and label.
+
+Two messages occur, and each parses as the other without an error, empty. The first byte tells them apart, record by
+record: TensorProtos has one field, number 1 of bytes (0x0a); in a Datum that number is an integer.
+
+    Datum         encoded: an image file. Otherwise uint8 (C, H, W), C 1 or 3, BGR.
+    TensorProtos  image, label, perhaps a box. Image: STRING, an image file; BYTE, uint8 (H, W, 3) BGR, (H, W, 1), (H,
+                  W), or (1, H, W), as make_mnist_db --channel_first writes it. Label: INT32, INT64 or FLOAT, one
+                  number. Box: INT32, ymin, xmin, height, width: what of the image is used.
+
+(Caffe2's caffe2/image/image_input_op.h reads them so.)
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from partial_fc.data.databases.schema import BYTE, FLOAT, INT32, INT64, STRING, Datum, TensorProtos
+from partial_fc.data.decode import decode
+from partial_fc.data.sample import BadRecord
+
+Image = bytes | NDArray[np.uint8]
+
+_TENSORS = 0x0A
+_DATUM = (0x08, 0x10, 0x18, 0x22, 0x28, 0x32, 0x35, 0x38)  # its fields may be in any order
+_NAMES = {FLOAT: "FLOAT", INT32: "INT32", BYTE: "BYTE", STRING: "STRING", INT64: "INT64"}
+
+
+def read_record(value: bytes) -> tuple[Image, int]:
+    """(an image file, or pixels as uint8 (H, W, 3) RGB or (H, W, 1) grey; label, 0 or more). Raises BadRecord."""
+    if not value:
+        raise BadRecord("the value is empty; expected a Datum or TensorProtos")
+    first = value[0]
+    if first != _TENSORS and first not in _DATUM:
+        raise BadRecord(
+            f"{len(value)} bytes, starting {value[:8].hex(' ')}: neither a Datum nor TensorProtos; expected 0a or one "
+            f"of {' '.join(f'{byte:02x}' for byte in _DATUM)} first"
+        )
+    name, message = ("TensorProtos", TensorProtos) if first == _TENSORS else ("Datum", Datum)
+    try:
+        record = message.FromString(value)
+    except DecodeError:
+        raise BadRecord(f"{len(value)} bytes that begin as a {name} and are none: cut short or damaged") from None
+    image, label = _tensors(record) if first == _TENSORS else _datum(record)
+    if label < 0:
+        raise BadRecord(f"label {label}; expected 0 or more")
+    return image, label
+
+
+def _datum(datum: Any) -> tuple[Image, int]:
+    if not datum.HasField("label"):
+        raise BadRecord("a Datum without a label: cut short, or of a set that has none")
+    if datum.float_data:
+        raise BadRecord(f"a Datum of {len(datum.float_data)} floats: features, no image")
+    data: bytes = datum.data
+    if not data:
+        raise BadRecord("a Datum without data: no image in it")
+    if datum.encoded:
+        return data, datum.label
+    shape = (datum.channels, datum.height, datum.width)
+    pixel_CHW = _pixels(data, shape, "a Datum that is not `encoded`")
+    if shape[0] not in (1, 3):
+        raise BadRecord(f"a Datum of {shape[0]} channels; expected 1 or 3")
+    return np.ascontiguousarray(pixel_CHW[::-1].transpose(1, 2, 0)), datum.label
+
+
+def _tensors(record: Any) -> tuple[Image, int]:
+    protos = record.protos
+    if len(protos) not in (2, 3):
+        raise BadRecord(f"TensorProtos with {len(protos)} tensors; expected image and label, or image, label and box")
+    image, label = _image(protos[0]), _label(protos[1])
+    return (image if len(protos) == 2 else _inside(image, protos[2])), label
+
+
+def _image(proto: Any) -> Image:
+    if proto.data_type == STRING:
+        if len(proto.string_data) != 1 or not proto.string_data[0]:
+            raise BadRecord(f"the image is a STRING of {len(proto.string_data)} parts; expected one, not empty")
+        return proto.string_data[0]
+    shape = tuple(proto.dims)
+    if proto.data_type != BYTE:
+        kind = _NAMES.get(proto.data_type, f"data_type {proto.data_type}")
+        made_by = " (lmdb_create_example.py writes such)" if proto.data_type == FLOAT else ""
+        raise BadRecord(
+            f"the image is {kind} {shape}{made_by}; expected STRING, an image file, or BYTE: write it as one of these"
+        )
+    pixel = _pixels(proto.byte_data, shape, "a BYTE image")
+    if len(shape) == 2:
+        return pixel[..., None]
+    if len(shape) == 3 and shape[2] in (1, 3):
+        return np.ascontiguousarray(pixel[..., ::-1])
+    if len(shape) == 3 and shape[0] == 1:
+        return pixel[0][..., None]
+    raise BadRecord(f"a BYTE image of {shape}; expected (H, W, 3), (H, W, 1), (H, W) or (1, H, W)")
+
+
+def _pixels(data: bytes, shape: tuple[int, ...], what: str) -> NDArray[np.uint8]:
+    if not shape or min(shape) < 1 or math.prod(shape) != len(data):
+        raise BadRecord(f"{what} of {' x '.join(map(str, shape)) or 'no size'} has {len(data)} bytes of pixels")
+    return np.frombuffer(data, np.uint8).reshape(shape)
+
+
+def _label(proto: Any) -> int:
+    values = {INT32: proto.int32_data, INT64: proto.int64_data, FLOAT: proto.float_data}.get(proto.data_type)
+    if values is None:
+        kind = _NAMES.get(proto.data_type, f"data_type {proto.data_type}")
+        raise BadRecord(f"the label is {kind}; expected INT32, INT64 or FLOAT")
+    if len(values) != 1 or not float(values[0]).is_integer():
+        shown = ", ".join(map(str, values[:5]))
+        raise BadRecord(f"the label is {_NAMES[proto.data_type]} [{shown}]; expected one whole number")
+    return int(values[0])
+
+
+def _inside(image: Image, proto: Any) -> NDArray[np.uint8]:
+    """What of the image lies in the box."""
+    box = list(proto.int32_data)
+    if proto.data_type != INT32 or len(box) != 4:
+        raise BadRecord(f"the third tensor has {len(box)} INT32 numbers; expected a box: ymin, xmin, height, width")
+    pixel = decode(image) if isinstance(image, bytes) else image
+    ymin, xmin, height, width = box
+    if min(ymin, xmin) < 0 or min(height, width) < 1 or ymin + height > len(pixel) or xmin + width > pixel.shape[1]:
+        raise BadRecord(f"the box (ymin, xmin, height, width) {box} is not in the image of {pixel.shape[:2]} pixels")
+    return np.ascontiguousarray(pixel[ymin : ymin + height, xmin : xmin + width])

@@ -1,0 +1,212 @@
+"""`partial-fc data lmdb`, `partial-fc data leveldb`: images of any source into a database that Caffe, Caffe2 and recipe
+imagenet read."""
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any
+
+import cv2
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from partial_fc.data import ImageFolder, Source, open_source
+from partial_fc.data.databases import DatabaseSource, open_database
+from partial_fc.data.databases.write import Format, Put, encode_record, leveldb_writer, lmdb_writer
+from partial_fc.data.decode import check_proportions, decode
+from partial_fc.data.idx import IdxSource, Split
+from partial_fc.data.sample import BadRecord, naming
+from partial_fc.findings import counted
+
+_CHUNK = 512  # images in work at a time
+_MOST_LABELS = 2**31  # int32
+_SPARE = 1.1  # of the space that is needed, for what a database adds
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DatabaseOptions:
+    """Writes images into an image database of Caffe's or Caffe2's."""
+
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+    """A folder of class folders, a list (`path label` a line, or im2rec's .lst), a .rec or its folder, a folder of
+    MNIST's idx files, or another image database (LMDB, LevelDB, minidb)."""
+    output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    """The database to write."""
+    format: Format | None = None
+    """Caffe's Datum or Caffe2's TensorProtos. Not given: the records of a database are copied as they are, with their
+    keys; of anything else, datum."""
+    root: Path | None = None
+    """What the paths of a list are relative to; the list's own folder if not given."""
+    split: Split = "train"
+    """Which set of a folder of idx files."""
+    size: int | None = None
+    """Resize the shorter side to so many pixels, the other one in proportion. Not given: no resizing."""
+    raw: bool = False
+    """Write pixels. Otherwise image files: the source's own byte for byte where nothing is resized, else JPEG; PNG
+    where the source has pixels."""
+    quality: int = 95
+    """Quality of JPEG files that are written anew."""
+    shuffle: bool = False
+    """Write the images in random order: Caffe2's trainer reads in the order of keys."""
+    seed: int = 1701
+    """Of --shuffle."""
+    num_workers: int = 4
+    """Threads that read, decode and encode."""
+    max_bad_records: int = 0
+    """Images that cannot be read are named and left out, at most so many."""
+    leveldb_shadow: Path | None = None
+    """A folder for what opening a LevelDB writes; not given: that of temporary files."""
+
+    def __post_init__(self) -> None:
+        for name in ("size", "quality", "num_workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')} is {value}; expected at least 1")
+
+    @property
+    def copies(self) -> bool:
+        """Whether records of a database stay as they are."""
+        return self.format is None and self.size is None and not self.raw
+
+
+def make_lmdb(options: DatabaseOptions) -> None:
+    _make(options, lmdb_writer(options.output))
+
+
+def make_leveldb(options: DatabaseOptions) -> None:
+    _make(options, leveldb_writer(options.output))
+
+
+def _make(options: DatabaseOptions, writer: AbstractContextManager[Put]) -> None:
+    if options.output.exists():
+        raise ValueError(f"{options.output} exists; remove it or choose another folder")
+    source = _open(options)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    order = np.arange(len(source))
+    if options.shuffle:
+        order = np.random.default_rng(options.seed).permutation(len(source))
+    records = _records(source, order, options)
+    first = [record for record, _ in zip(records, range(_CHUNK), strict=False)]
+    if not first:
+        raise ValueError(f"{options.source}: not one image could be read")
+    _check_room(options.output, [len(value) for _, value in first], len(source))
+    with writer as put:
+        total = 0
+        for key, value in chain(first, records):
+            put(key, value)
+            total += 1
+    names = source.class_names()
+    if names:
+        text = "".join(f"{name}\n" for name in names)
+        (options.output / "classes.txt").write_bytes(text.encode("utf-8", "surrogateescape"))
+    labels = "" if isinstance(source, DatabaseSource) else f"; --num_labels {source.num_classes}"
+    print(f"{options.output}: {counted(total, 'image')}{labels}")
+
+
+def _open(options: DatabaseOptions) -> Source:
+    path = options.source
+    if _is_database(path):
+        return open_database(path, None, _MOST_LABELS, shadow_place=options.leveldb_shadow)
+    if path.is_dir() and any(chain(path.glob("*-idx[13]-ubyte*"), path.glob("MNIST/raw/*-idx[13]-ubyte*"))):
+        return IdxSource(path, options.split)
+    if path.is_file() and path.suffix != ".rec":
+        return ImageFolder(options.root, path)
+    return open_source(path)
+
+
+def _is_database(path: Path) -> bool:
+    if path.is_file() and path.suffix != ".rec":
+        with path.open("rb") as file:
+            return b"\0" in file.read(20)  # a list has none
+    return (path / "data.mdb").exists() or (path / "CURRENT").exists()
+
+
+def _records(source: Source, order: NDArray[np.int64], options: DatabaseOptions) -> Iterator[tuple[bytes, bytes]]:
+    """(key, value) in the given order, without those that cannot be read."""
+    num_bad = 0
+    numbers = range(len(order))
+
+    def record(number: int) -> tuple[bytes, bytes] | BadRecord:
+        try:
+            return _record(source, number, int(order[number]), options)
+        except BadRecord as error:
+            return error
+
+    with ThreadPoolExecutor(options.num_workers) as pool, tqdm(total=len(order), unit="image") as bar:
+        for start in range(0, len(order), _CHUNK):
+            for made in pool.map(record, numbers[start : start + _CHUNK]):
+                bar.update()
+                if not isinstance(made, BadRecord):
+                    yield made
+                    continue
+                num_bad += 1
+                if num_bad > options.max_bad_records:
+                    raise ValueError(
+                        f"{made} (bad image {num_bad}, at most {options.max_bad_records} are left out: "
+                        "--max-bad-records)"
+                    )
+                _log.warning("left out: %s", made)
+
+
+def _record(source: Source, number: int, index: int, options: DatabaseOptions) -> tuple[bytes, bytes]:
+    prefix = b"%08d" % number
+    if isinstance(source, DatabaseSource):
+        key, value = source.item(index)
+        key = prefix + b"_" + key if options.shuffle else key
+        if options.copies:
+            return key, value
+    elif isinstance(source, ImageFolder):
+        key = prefix + b"_" + os.fsencode(source.names[index])
+    else:
+        key = prefix
+    sample = source.read(index)
+    with naming(source, index):
+        image = _image(sample.image, options)
+        if not 0 <= sample.label < _MOST_LABELS:
+            raise BadRecord(f"label {sample.label}; expected 0 to {_MOST_LABELS - 1}")
+    return key, encode_record(image, sample.label, options.format or "datum")
+
+
+def _image(image: bytes | NDArray[np.uint8], options: DatabaseOptions) -> bytes | NDArray[np.uint8]:
+    """What is written of an image. It is decoded in either case, so that one that cannot be used is found here."""
+    pixel = decode(image) if isinstance(image, bytes) else image
+    check_proportions(pixel)
+    resized = pixel if options.size is None else _resize(pixel, options.size)
+    if options.raw:
+        return resized
+    if isinstance(image, bytes) and resized is pixel:
+        return image
+    ending, flags = (".jpg", [cv2.IMWRITE_JPEG_QUALITY, options.quality]) if isinstance(image, bytes) else (".png", [])
+    return cv2.imencode(ending, np.ascontiguousarray(resized[..., ::-1]), flags)[1].tobytes()
+
+
+def _resize(pixel: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """The shorter side becomes `size`, as Caffe2's make_image_db --scale does it: the other one is rounded down."""
+    height, width = pixel.shape[:2]
+    shorter = min(height, width)
+    if shorter == size:
+        return pixel
+    to = (width * size // shorter, height * size // shorter)
+    resized: Any = cv2.resize(pixel, to, interpolation=cv2.INTER_AREA)
+    return resized.reshape(*resized.shape[:2], -1)  # OpenCV drops the axis of a single channel
+
+
+def _check_room(output: Path, num_bytes: list[int], num_images: int) -> None:
+    """Judged by the first images."""
+    needed = int(sum(num_bytes) / len(num_bytes) * num_images * _SPARE)
+    free = shutil.disk_usage(output.parent).free
+    if free < needed:
+        raise ValueError(
+            f"{output.parent} has {free / 2**30:.1f} GiB free; {counted(num_images, 'image')} need about "
+            f"{needed / 2**30:.1f} GiB. Give a folder on a larger disk, or a smaller --size"
+        )
