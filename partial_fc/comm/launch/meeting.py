@@ -168,8 +168,7 @@ def _wait(store: Store, me: Shard, listening: socket.socket | None, timeout_s: f
     if verdict != _ALL_HERE.encode():
         raise StartError(verdict.decode(errors="replace"))
     if listening:
-        # The address by which most hosts are known to reach us; a single shard is known to nobody.
-        address = (store.read("reached 1") or me.addresses[0].encode()).decode()
+        address = store.get("reached 1").decode()  # one that others can use
         return Met(address, me.port, address)
     assert met is not None
     return met
