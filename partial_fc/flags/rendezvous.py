@@ -22,13 +22,13 @@ from partial_fc.flags.training import check_least, flag, is_given
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousFlags:
-    """Several hosts without a launcher: the same command on each, with its own --shard_id. They meet in a Redis server,
+    """Several hosts without a launcher: the same command on each, with its own --shard-id. They meet in a Redis server,
     or else in a folder that all of them see."""
 
     num_shards: int = 1
     """Hosts of the run."""
     shard_id: int = 0
-    """Number of this host among --num_shards, from 0."""
+    """Number of this host among --num-shards, from 0."""
     run_id: str | None = None
     """A name for this run, the same on all hosts and of no other run that goes on."""
     redis_host: str | None = None
@@ -45,7 +45,7 @@ class RendezvousFlags:
     """Our certificate, where the server asks for one (`tls-auth-clients`), with --redis_key."""
     redis_key: Path | None = None
     file_store_path: Path = Path("/tmp")
-    """Without --redis_host: a folder that all hosts see (NFS), in which they meet. /tmp serves shards of one host
+    """Without --redis-host: a folder that all hosts see (NFS), in which they meet. /tmp serves shards of one host
     only."""
 
     def __post_init__(self) -> None:

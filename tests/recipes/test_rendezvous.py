@@ -113,7 +113,7 @@ def test_over_tls(started, tmp_path):
         commands = [started(*shards(2)[0], *flags, p, *more, "--start-timeout", "1") for p, more in wrong]
         for status, printed in ended(*commands):
             assert status == 1
-            assert re.search(r"Redis at localhost:\d+ does not answer after 1 s: .*--redis_tls", printed)
+            assert re.search(r"Redis at localhost:\d+ does not answer after 1 s: .*--redis-tls", printed)
 
 
 def test_a_stopped_process_is_reported(started, redis):
@@ -135,7 +135,7 @@ def test_a_killed_command_leaves_what_the_next_one_names(started, tmp_path):
     waiting.wait()
     for status, printed in ended(*(started(*s) for s in shards(2, *flags))):
         assert status == 1
-        assert "--shard_id 0 is there twice" in printed
+        assert "--shard-id 0 is there twice" in printed
         assert f"process {waiting.pid}" in printed
         assert f"`rm -r {folder}`" in printed
     subprocess.run(["rm", "-r", folder], check=True)

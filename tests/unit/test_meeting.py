@@ -148,7 +148,7 @@ def test_a_missing_shard_is_named_on_every_host(place):
     for error, shard in zip(heard(*commands), (0, 2), strict=True):
         assert error.startswith(f"shard {shard} of 4 on {HOST}: shard 1, shard 3 did not come within 1 s to ")
         assert f"There are: shard 0: {HOST} (process {os.getpid()}, since 20" in error
-        assert "each with its own --shard_id, all with the same --run_id" in error
+        assert "each with its own --shard-id, all with the same --run-id" in error
     assert place[1]() == []
 
 
@@ -173,7 +173,7 @@ def test_two_with_one_number_are_told_so_and_so_are_the_others(place):
     time.sleep(0.3)
     commands.append(Command(place, 1, 3))
     for error in heard(*commands):
-        assert "--shard_id 1 is there twice: shard 1: " in error
+        assert "--shard-id 1 is there twice: shard 1: " in error
     assert place[1]() == []
 
 
@@ -195,7 +195,7 @@ def test_a_run_id_in_use_is_refused_and_the_running_one_left_alone(place):
     for error in heard(*(Command(place, shard) for shard in range(2))):
         assert "the run id is in use, says" in error
         assert f"shard 1: {HOST} (process {os.getpid()}" in error
-        assert "another --run_id" in error
+        assert "another --run-id" in error
     assert place[1]() == before
     running[0].leave()
     assert "the run id is in use" in heard(Command(place, 0))[0]
@@ -216,9 +216,9 @@ def test_a_killed_run_is_named_with_what_removes_it(place, tmp_path):
 def test_one_killed_while_it_waited_is_named(place):
     left_by_a_killed_one(place, job="", shard_1="")
     for error in heard(*(Command(place, shard) for shard in range(2))):
-        assert "--shard_id 1 is there twice: shard 1: gone (process 77" in error
+        assert "--shard-id 1 is there twice: shard 1: gone (process 77" in error
         assert "it was killed; " in error
-    assert "was tried and failed (--shard_id 1 is there twice" in heard(Command(place, 0))[0]
+    assert "was tried and failed (--shard-id 1 is there twice" in heard(Command(place, 0))[0]
 
 
 def test_who_is_stopped_while_waiting_tells_the_others(place):

@@ -173,7 +173,7 @@ def open_at(port: int, timeout_s: float = 0.5, **more) -> RedisStore:
 def test_a_server_that_is_not_there_is_an_error_in_time():
     skip_without()
     port, started = free_port(), time.monotonic()
-    with pytest.raises(StartError, match=rf"Redis at 127.0.0.1:{port} does not answer after 0.5 s: .*--redis_host"):
+    with pytest.raises(StartError, match=rf"Redis at 127.0.0.1:{port} does not answer after 0.5 s: .*--redis-host"):
         open_at(port)
     assert time.monotonic() - started < 20
 
@@ -236,7 +236,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path):
 
 @pytest.mark.parametrize("shared", ["/sys", "/no/such/folder", "/etc/passwd"])
 def test_a_folder_that_cannot_be_written_to_is_an_error(shared):
-    with pytest.raises(StartError, match=rf"--file_store_path {shared}: .*the same one on all hosts"):
+    with pytest.raises(StartError, match=rf"--file-store-path {shared}: .*the same one on all hosts"):
         stores.open_folder(stores.Path(shared), "r")
 
 

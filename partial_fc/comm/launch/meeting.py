@@ -1,4 +1,4 @@
-"""Hosts on which somebody has typed the command, each with its --shard_id, find each other through a store.
+"""Hosts on which somebody has typed the command, each with its --shard-id, find each other through a store.
 
 Steps, all through keys of that store:
 1. each host claims its number, "shard k"; the first one's numbers of hosts and processes, "job", hold for all
@@ -128,15 +128,15 @@ def _claim(store: Store, me: Shard) -> str:
     if (job.num_shards, job.num_gpus) != (me.num_shards, me.num_gpus):
         return (
             f"the hosts disagree: {job} says {job.num_shards} shards with {job.num_gpus} processes each; {me} says "
-            f"{me.num_shards} with {me.num_gpus}. Give all the same --num_shards and --num_gpus (--gpus), and every "
-            "run a --run_id of its own"
+            f"{me.num_shards} with {me.num_gpus}. Give all the same --num-shards and --num-gpus (--gpus), and every "
+            "run a --run-id of its own"
         )
     holder = store.compare_set(f"shard {me.shard_id}", "", mine)
     if holder != mine.encode():
         other = Shard.parse(holder, f"{store.name}: shard {me.shard_id}")
         return (
-            f"--shard_id {me.shard_id} is there twice: {other}; {me}. Give each host a number of its own, and every "
-            f"run a --run_id of its own. If the first does not run any more, it was killed; {store.leftover}"
+            f"--shard-id {me.shard_id} is there twice: {other}; {me}. Give each host a number of its own, and every "
+            f"run a --run-id of its own. If the first does not run any more, it was killed; {store.leftover}"
         )
     return ""
 
@@ -195,7 +195,7 @@ def _missing(store: Store, me: Shard, timeout_s: float) -> str:
     claims = [store.read(key) for key in _keys("shard", me.num_shards)]
     present = [str(Shard.parse(claim, store.name)) for claim in claims if claim]
     if any(text.startswith("shard") for text in absent):
-        remedy = "Was the command started on every host, each with its own --shard_id, all with the same --run_id" + (
+        remedy = "Was the command started on every host, each with its own --shard-id, all with the same --run-id" + (
             " and the same folder? A local folder, as /tmp mostly is, is another one on each host"
             if isinstance(store, FolderStore)
             else " and the same Redis?"
@@ -225,7 +225,7 @@ def _in_use(store: Store, me: Shard, verdict: str) -> str:
     holders = [str(Shard.parse(claim, store.name)) for claim in claims if claim] or ["no host is there any more"]
     how = "is in use" if verdict == _ALL_HERE else f"was tried and failed ({verdict})"
     return (
-        f"the run id {how}, says {store.name}; {_listed(holders)}. Give this run another --run_id, the same on all "
+        f"the run id {how}, says {store.name}; {_listed(holders)}. Give this run another --run-id, the same on all "
         f"hosts. If those do not run any more, they were killed; {store.leftover}"
     )
 

@@ -218,7 +218,7 @@ class FolderStore(_Polled):
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner or found.st_mode & 0o022:
             raise StartError(
                 f"{self.name} is not a folder of this user (number {owner}) alone: others could write into it. Is it "
-                "another user's? Take another --run_id or another --file_store_path"
+                "another user's? Take another --run-id or another --file-store-path"
             )
 
     def _written(self, value: str | bytes) -> Path:
@@ -253,7 +253,7 @@ def open_redis(host: str, port: int, run_id: str, timeout_s: float, **options: A
             return RedisStore(client, run_id)
         except (exceptions.AuthenticationError, exceptions.AuthorizationError, exceptions.NoPermissionError) as error:
             raise StartError(
-                f"{where} refuses this process ({error}). Its password comes from --redis_password_file or "
+                f"{where} refuses this process ({error}). Its password comes from --redis-password-file or "
                 "REDIS_PASSWORD in the environment, a user's name from REDIS_USERNAME, on each host"
             ) from None
         except (
@@ -265,9 +265,9 @@ def open_redis(host: str, port: int, run_id: str, timeout_s: float, **options: A
                 time.sleep(0.2)
                 continue
             raise StartError(
-                f"{where} does not answer after {waited_s:g} s: {error}. Are --redis_host and --redis_port right, does "
+                f"{where} does not answer after {waited_s:g} s: {error}. Are --redis-host and --redis-port right, does "
                 "it run (`redis-cli -h HOST ping`), does it listen for other hosts (`bind` in redis.conf), and is "
-                "--redis_tls given where it speaks TLS, and only there?"
+                "--redis-tls given where it speaks TLS, and only there?"
             ) from None
         except exceptions.RedisError as error:
             raise StartError(f"{where} does not serve this process: {error}") from None
@@ -281,6 +281,6 @@ def open_folder(shared: Path, run_id: str) -> FolderStore:
         raise
     except OSError as error:
         raise StartError(
-            f"--file_store_path {shared}: {error.strerror} ({error.filename}). It must be a folder that this user may "
+            f"--file-store-path {shared}: {error.strerror} ({error.filename}). It must be a folder that this user may "
             "write to, the same one on all hosts (`ls -ld`, `mount` and `df` show it)"
         ) from None
