@@ -3,7 +3,9 @@
 import os
 import signal
 import sys
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import tyro
@@ -24,6 +26,8 @@ class Sum:
     rendezvous: Flags[RendezvousFlags] = RendezvousFlags()
     stop: int = -1
     """This rank is stopped before the second sum."""
+    until: Path | None = None
+    """Waits for this file before the end."""
 
 
 def main(arguments: list[str]) -> int:
@@ -42,6 +46,8 @@ def main(arguments: list[str]) -> int:
     print(f"rank {world.rank} of {world.size}, {world.local_rank} of {world.local_size} here: {total}", flush=True)
     if world.rank == job.stop:
         os.kill(os.getpid(), signal.SIGSTOP)
+    while job.until and not job.until.exists():
+        time.sleep(0.05)
     world.barrier(name="after")
     world.close()
     return 0

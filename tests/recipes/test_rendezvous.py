@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.recipes.conftest import ROOT, environment, losses, run, torchrun
-from tests.redis_server import free_port, redis_server
+from tests.redis_server import free_port, redis_server, skip_without
 
 JOB = [sys.executable, "-m", "partial_fc", "train", str(ROOT / "tests/recipes/rendezvous_job.py")]
 TRAIN = ["--batch-size", "6", "--lr", "0.05", "--precision", "fp32", "--max-steps", "5"]
@@ -94,6 +94,46 @@ def test_a_password_is_shown_to_nobody(started, redis):
         assert status == 0, printed
         assert f"rank {rank} of 2, 0 of 1 here: 3" in printed
         assert PASSWORD not in printed
+
+
+def documented() -> tuple[str, list[list[str]]]:
+    """The docs' command for a server, and those for hosts, from --num_shards on."""
+    lines = (ROOT / "docs/rendezvous.md").read_text().splitlines()
+    (server,) = (line.partition("#")[0] for line in lines if "| redis-server -" in line)
+    return server, [line.partition("--num_gpus 8")[2].split() for line in lines if line.startswith("    python")]
+
+
+def test_a_run_goes_on_without_the_server_it_met_in(started, tmp_path):
+    """All as the docs have it."""
+    skip_without()
+    import redis
+
+    port, password, go_on = free_port(), "a b'c", tmp_path / "go on"
+    server, commands = documented()
+    server = server.replace("10.0.0.1", "127.0.0.1").replace("6379", str(port))
+    with subprocess.Popen(["bash", "-c", server], env={**os.environ, "REDIS_PASSWORD": password}) as running:
+        more = ["--redis_port", str(port), "--until", str(go_on)]
+        pair = [[word.replace("10.0.0.1", "127.0.0.1") for word in words] + more for words in commands[:2]]
+        hosts = [started(*words, REDIS_PASSWORD=password) for words in pair]
+        for host in hosts:
+            assert any("of 2, 0 of 1 here: 3" in line for line in host.stdout)
+        client = redis.Redis("127.0.0.1", port, password=password)
+        assert client.keys() == [b"partial-fc:resnet-1"]
+        assert 0 < client.ttl("partial-fc:resnet-1") <= 60
+        client.shutdown(nosave=True)
+        running.wait(30)
+    go_on.touch()
+    for status, printed in ended(*hosts):
+        assert status == 0, printed
+        assert "cannot leave Redis at" in printed
+
+
+def test_the_docs_folder(started, tmp_path):
+    _, commands = documented()
+    pair = [[word.replace("/nfs/me", str(tmp_path)) for word in words] for words in commands[2:]]
+    for status, printed in ended(*(started(*words) for words in pair)):
+        assert status == 0, printed
+    assert os.listdir(tmp_path) == []
 
 
 def test_over_tls(started, tmp_path):
