@@ -240,7 +240,7 @@ def test_who_is_stopped_while_waiting_tells_the_others(place):
         "[" * 5000,
         "[1, 2]",
         '{"shard_id": 1}',
-        json.dumps({**vars(Shard.here(1, 2, 1, [], None)), "port": "x"}),
+        json.dumps({**vars(Shard.here(1, 2, 1, [], None)), "port": 65536}),
     ],
 )
 def test_what_a_stranger_wrote_is_an_error(place, text):
@@ -251,6 +251,21 @@ def test_what_a_stranger_wrote_is_an_error(place, text):
     assert "which no host of a run has written" in error
     store.delete_key("job")
     store.close()
+
+
+def test_a_verdict_of_a_strangers_is_an_error(place):
+    """All here, before this host has found shard 0."""
+    command = Command(place, 1)
+    store = place[0]()
+    store.wait(["shard 1"])
+    store.set("verdict", "all here")
+    assert "this host has not found shard 0" in heard(command)[0]
+    store.close()
+
+
+def test_addresses_that_are_none_are_passed_over():
+    strange = ["", "." * 300, "a" * 70 + ".example", "\x00", "-1"]
+    assert meeting._reach(Shard(0, 2, 1, "h", 1, "", "t", strange, 1)) is None
 
 
 def test_a_strangers_text_does_not_reach_the_terminal_as_it_is(place):

@@ -59,7 +59,8 @@ class Shard:
         """Raises StartError where another program, or a person, has written something else."""
         try:
             found = cls(**json.loads(text))
-            if all(isinstance(getattr(found, name), kind) for name, kind in _TYPES.items()):
+            right = all(isinstance(getattr(found, name), kind) for name, kind in _TYPES.items())
+            if right and 0 <= found.port < 65536 and all(isinstance(address, str) for address in found.addresses):
                 return found
         except (ValueError, TypeError, RecursionError):
             pass
@@ -170,7 +171,10 @@ def _wait(store: Store, me: Shard, listening: socket.socket | None, timeout_s: f
     if listening:
         address = store.get("reached 1").decode()  # one that others can use
         return Met(address, me.port, address)
-    assert met is not None
+    if met is None:
+        raise StartError(
+            f"{store.name} says that all are here, but this host has not found shard 0: another one's verdict"
+        )
     return met
 
 
@@ -183,7 +187,7 @@ def _answer(listening: socket.socket, token: str) -> None:
 
 def _reach(first: Shard) -> Met | None:
     for address in first.addresses:
-        with suppress(OSError), socket.create_connection((address, first.port), _PROBE_S) as connection:
+        with suppress(OSError, UnicodeError), socket.create_connection((address, first.port), _PROBE_S) as connection:
             if connection.recv(len(first.token), socket.MSG_WAITALL) == first.token.encode():
                 return Met(address, first.port, connection.getsockname()[0])
     return None
