@@ -60,6 +60,7 @@ if [ "$HOROVOD" = 1 ]; then
         "openssh-client       have ssh"
         "openssh-server       test -x /usr/sbin/sshd"
         "iproute2             test -x /sbin/ip"
+        "redis-server         have redis-server"
         "fonts-noto-cjk       font opentype/noto/NotoSerifCJK-Bold.ttc"
         "fonts-wqy-zenhei     font truetype/wqy/wqy-zenhei.ttc"
         "fonts-wqy-microhei   font truetype/wqy/wqy-microhei.ttc"
@@ -126,7 +127,7 @@ say "installing PyTorch $(version torch) (the largest download)"
 
 say "installing OpenCV and the rest"
 "${pip[@]}" install --quiet -c constraints.txt setuptools wheel cffi cloudpickle packaging psutil pyyaml # for Horovod
-"${pip[@]}" install --quiet -c constraints.txt --no-build-isolation -e '.[glyphs,digits,export,dev]'
+"${pip[@]}" install --quiet -c constraints.txt --no-build-isolation -e '.[glyphs,digits,export,redis,dev]'
 if [ "$MXNET" = 1 ]; then
     say "installing MXNet $(version mxnet)"
     "${pip[@]}" install --quiet -c constraints.txt graphviz requests

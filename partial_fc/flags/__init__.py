@@ -1,8 +1,10 @@
-"""The flag groups that all recipes share: how a run is started (launch.py), and how it trains (training.py)."""
+"""The flag groups that all recipes share: how a run is started (launch.py; by hand on several hosts: rendezvous.py),
+and how it trains (training.py)."""
 
 from tyro.conf import OmitArgPrefixes as Flags
 
 from partial_fc.flags.launch import LaunchFlags
+from partial_fc.flags.rendezvous import RendezvousFlags
 from partial_fc.flags.training import (
     ExchangeFlags,
     GuardFlags,
@@ -23,6 +25,7 @@ __all__ = [
     "GuardFlags",
     "LaunchFlags",
     "OptimFlags",
+    "RendezvousFlags",
     "RunFlags",
     "ScheduleFlags",
     "check_least",

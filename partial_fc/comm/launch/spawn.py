@@ -39,15 +39,27 @@ class _Rank:
     rest: dict[int, bytes] = field(default_factory=dict)  # of the last line, by descriptor of this process: 1 or 2
 
 
-def run(command: Sequence[str], *, nodes: int, gpus: int, nr: int, master_addr: str, master_port: int | None) -> int:
+def run(
+    command: Sequence[str],
+    *,
+    nodes: int,
+    gpus: int,
+    nr: int,
+    master_addr: str,
+    master_port: int | None,
+    listening: socket.socket | None = None,
+) -> int:
     """Runs `command` as the ranks nr * gpus to nr * gpus + gpus - 1 of nodes * gpus, and waits for them.
 
     master_port: None takes a free one of this host, which is then the only node; raises ValueError where master_addr is
-    no IPv4 address of it. Returns 0, or the status of the rank that failed first (128 + n for signal n, as a shell has
-    it); the others are then ended. Signals are passed on; PREEMPTED where all ranks that did not end with 0 answer them
-    so. When this process is killed, `stay_with_parent` ends the others.
+    no IPv4 address of it. listening: a socket of node 0 that listens at the port already; it is closed.
+
+    Returns 0, or the status of the rank that failed first (128 + n for signal n, as a shell has it); the others are
+    then ended. Signals are passed on; PREEMPTED where all ranks that did not end with 0 answer them so. When this
+    process is killed, `stay_with_parent` ends the others.
     """
-    listening = None if master_port else _listen(master_addr)
+    if not master_port:
+        listening = _listen(master_addr)
     port = master_port or listening.getsockname()[1]  # type: ignore[union-attr]
     received: list[int] = []
 

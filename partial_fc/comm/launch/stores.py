@@ -1,0 +1,286 @@
+"""Stores in which hosts without a launcher find each other: a key of a Redis server, or a folder that all of them see.
+
+Both are stores of torch.distributed (its documentation says what the verbs do), for few keys and short values. Nothing
+that is read is unpickled. PyTorch's own FileStore is not used: 2.13's waits for ever, whatever its timeout, at a file
+that holds anything else, such as half a record from a full disk, and needs locks that network folders may lack.
+"""
+
+import os
+import secrets
+import shlex
+import stat
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import torch.distributed as dist
+
+from partial_fc.comm.launch.detect import StartError
+
+if TYPE_CHECKING:
+    import redis
+
+EXPIRE_S = 60  # from when the last process that refreshes it has ended without removing it to the key's end
+_POLL_S = 0.02
+_ANSWER_S = 5.0  # of the server
+_CONNECT_S = 10.0  # a server runs before the processes do: whoever misspells its name need not wait for long
+_MOST_BYTES = 1 << 16
+
+
+class _Polled(dist.Store):
+    """What the stores have in common: they ask again and again."""
+
+    name: str
+    """What it is and where, for messages."""
+    leftover: str
+    """How what a killed run has left in it goes, for messages."""
+    errors: tuple[type[Exception], ...] = (OSError,)
+    """What its verbs raise where the server or the disk fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._timeout = timedelta(seconds=300)  # as that of PyTorch's stores
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    def get(self, key: str) -> bytes:
+        """Raises dist.DistStoreError where it is not there in time."""
+        self.wait([key])
+        value = self.read(key)
+        if value is None:
+            raise dist.DistStoreError(f"{self.name}: {key} was removed")
+        return value
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Raises dist.DistStoreError where they are not all there in time."""
+        seconds = (timeout or self._timeout).total_seconds()
+        deadline = time.monotonic() + seconds
+        while not self.check(keys):
+            if time.monotonic() > deadline:
+                raise dist.DistStoreError(f"{self.name}: {', '.join(keys)} not there after {seconds:g} s")
+            time.sleep(_POLL_S)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(self.read(key) is not None for key in keys)
+
+    def read(self, key: str) -> bytes | None:
+        """Its value, without waiting."""
+        raise NotImplementedError
+
+
+# What compare_set does, in one step of the server.
+_COMPARE_SET = """
+local found = redis.call('HGET', KEYS[1], ARGV[1])
+if found == ARGV[2] or (not found and ARGV[2] == '') then
+    redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+    redis.call('EXPIRE', KEYS[1], ARGV[4])
+    return ARGV[3]
+end
+return found or ARGV[2]
+"""
+
+
+class RedisStore(_Polled):
+    """A hash of a Redis server under the key partial-fc:RUN_ID: the keys of the store are its fields.
+
+    It expires, which a thread puts off until `close`.
+    """
+
+    def __init__(self, client: "redis.Redis", run_id: str, expire_s: int = EXPIRE_S):
+        from redis import RedisError
+
+        super().__init__()
+        self.errors = (RedisError, OSError)
+        self._client = client
+        self._expire_s = expire_s
+        self.key = f"partial-fc:{run_id}"
+        at = client.connection_pool.connection_kwargs
+        self.name = f"Redis at {at['host']}:{at['port']}, key {self.key}"
+        delete = f"redis-cli -h {at['host']} -p {at['port']} DEL {shlex.quote(self.key)}"
+        self.leftover = f"the key goes by itself {expire_s} s after the last process that uses it, or by `{delete}`"
+        self._closed = threading.Event()
+        threading.Thread(target=self._refresh, name="redis-expire", daemon=True).start()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        with self._client.pipeline(transaction=True) as steps:
+            steps.hset(self.key, key, value)
+            steps.expire(self.key, self._expire_s)
+            steps.execute()
+
+    def read(self, key: str) -> bytes | None:
+        value: bytes | None = self._client.hget(self.key, key)  # type: ignore[assignment]
+        return value
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        arguments = (key, expected, desired, str(self._expire_s))
+        return self._client.eval(_COMPARE_SET, 1, self.key, *arguments)
+
+    def add(self, key: str, amount: int) -> int:
+        with self._client.pipeline(transaction=True) as steps:
+            steps.hincrby(self.key, key, amount)
+            steps.expire(self.key, self._expire_s)
+            return steps.execute()[0]
+
+    def delete_key(self, key: str) -> bool:
+        """The hash goes with its last field."""
+        return bool(self._client.hdel(self.key, key))
+
+    def close(self) -> None:
+        self._closed.set()
+        self._client.close()
+
+    def _refresh(self) -> None:
+        """Where the server goes away the run does not need it any more: it only may expire."""
+        answered = True
+        while not self._closed.wait(self._expire_s / 4):
+            try:
+                self._client.expire(self.key, self._expire_s)
+                answered = True
+            except self.errors as error:
+                if answered and not self._closed.is_set():
+                    print(f"note: {self.name} cannot be refreshed: {error}", file=sys.stderr, flush=True)
+                answered = False
+
+
+class FolderStore(_Polled):
+    """The folder partial-fc-RUN_ID in a folder that all hosts see, with a file for each key; only its owner may enter.
+
+    Values are never changed: `compare_set` is for keys that are not there, and there is no `add`, for which network
+    folders would need locks. Raises StartError where the folder belongs to another user.
+    """
+
+    def __init__(self, shared: Path, run_id: str):
+        super().__init__()
+        self.folder = shared / f"partial-fc-{quote(run_id, safe='')}"
+        self.name = f"folder {self.folder}"
+        self.leftover = f"remove it on one host: `rm -r {shlex.quote(str(self.folder.absolute()))}`"
+        self._create()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        os.replace(self._written(value), self.folder / quote(key, safe=""))
+
+    def read(self, key: str) -> bytes | None:
+        # Listing has NFS look at the folder itself; a name that was not there is else remembered for up to a minute.
+        try:
+            if quote(key, safe="") not in os.listdir(self.folder):
+                return None
+            descriptor = os.open(self.folder / quote(key, safe=""), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        with open(descriptor, "rb") as file:
+            return file.read(_MOST_BYTES)
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        if expected:
+            raise NotImplementedError("FolderStore sets only keys that are not there")
+        written = self._written(desired)
+        try:
+            while True:
+                with suppress(FileExistsError):  # a link is made by one process alone, over NFS, too
+                    os.link(written, self.folder / quote(key, safe=""))
+                found = self.read(key)
+                if found is not None:  # else it was removed meanwhile
+                    return found
+        finally:
+            written.unlink(missing_ok=True)
+
+    def delete_key(self, key: str) -> bool:
+        """The folder goes with its last file."""
+        try:
+            (self.folder / quote(key, safe="")).unlink()
+        except FileNotFoundError:
+            return False
+        finally:
+            with suppress(OSError):  # it has others, or is gone
+                self.folder.rmdir()
+        return True
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.folder.rmdir()
+
+    def _create(self) -> None:
+        written = self._written("")
+        owner = os.lstat(written).st_uid  # of our files, as the server of the folder has it
+        written.unlink()
+        found = os.lstat(self.folder)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner or found.st_mode & 0o022:
+            raise StartError(
+                f"{self.name} is not a folder of this user (number {owner}) alone: others could write into it. Is it "
+                "another user's? Take another --run-id or another --file-store-path"
+            )
+
+    def _written(self, value: str | bytes) -> Path:
+        """A new file with that value, under a name that no key has."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)  # a run that has just ended may have removed it
+        path = self.folder / f".{secrets.token_hex(8)}"
+        try:
+            with open(path, "xb") as file:
+                file.write(value.encode() if isinstance(value, str) else value)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        return path
+
+
+def open_redis(host: str, port: int, run_id: str, timeout_s: float, **options: Any) -> RedisStore:
+    """The store of a run, once the server answers. options: of redis.Redis (password, TLS). Raises StartError where it
+    does not, or refuses us."""
+    from redis import Redis, exceptions
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    where = f"Redis at {host}:{port}"
+    # Servers older than 6 know no other protocol. Once more: a connection that was idle may be gone.
+    limits: dict[str, Any] = {"socket_timeout": _ANSWER_S, "socket_connect_timeout": _ANSWER_S}
+    client = Redis(host, port, protocol=2, retry=Retry(NoBackoff(), 1), **limits, **options)
+    waited_s = min(timeout_s, _CONNECT_S)
+    deadline = time.monotonic() + waited_s
+    while True:
+        try:
+            client.exists(f"partial-fc:{run_id}")
+            return RedisStore(client, run_id)
+        except (exceptions.AuthenticationError, exceptions.AuthorizationError, exceptions.NoPermissionError) as error:
+            raise StartError(
+                f"{where} refuses this process ({error}). Its password comes from --redis-password-file or "
+                "REDIS_PASSWORD in the environment, a user's name from REDIS_USERNAME, on each host"
+            ) from None
+        except (
+            exceptions.ConnectionError,
+            exceptions.TimeoutError,
+            OSError,
+        ) as error:  # BusyLoadingError, too: a server that starts
+            if time.monotonic() < deadline:
+                time.sleep(0.2)
+                continue
+            raise StartError(
+                f"{where} does not answer after {waited_s:g} s: {error}. Are --redis-host and --redis-port right, does "
+                "it run (`redis-cli -h HOST ping`), does it listen for other hosts (`bind` in redis.conf), and is "
+                "--redis-tls given where it speaks TLS, and only there?"
+            ) from None
+        except exceptions.RedisError as error:
+            raise StartError(f"{where} does not serve this process: {error}") from None
+
+
+def open_folder(shared: Path, run_id: str) -> FolderStore:
+    """The store of a run. Raises StartError where the folder cannot be used."""
+    try:
+        return FolderStore(shared, run_id)
+    except StartError:
+        raise
+    except OSError as error:
+        raise StartError(
+            f"--file-store-path {shared}: {error.strerror} ({error.filename}). It must be a folder that this user may "
+            "write to, the same one on all hosts (`ls -ld`, `mount` and `df` show it)"
+        ) from None

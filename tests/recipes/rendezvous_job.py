@@ -1,0 +1,59 @@
+"""Recipe `mnist`, and a sum over the ranks, with the flags of a rendezvous: `partial-fc train PATH ...`."""
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+
+from partial_fc.flags import Flags, LaunchFlags, RendezvousFlags
+from partial_fc.train.run import run_in_worlds
+from recipes import mnist
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(mnist.Config):
+    rendezvous: Flags[RendezvousFlags] = RendezvousFlags()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum:
+    launch: Flags[LaunchFlags] = LaunchFlags()
+    rendezvous: Flags[RendezvousFlags] = RendezvousFlags()
+    stop: int = -1
+    """This rank is stopped before the second sum."""
+    until: Path | None = None
+    """Waits for this file before the end."""
+
+
+def main(arguments: list[str]) -> int:
+    if "--data-dir" in arguments:
+        config = tyro.cli(Config, args=arguments)
+        status = config.rendezvous.start(config.launch)
+        return run_in_worlds("mnist", config, [], mnist.train_here, bare=True) if status is None else status
+    job = tyro.cli(Sum, args=arguments)
+    status = job.rendezvous.start(job.launch)
+    if status is None:
+        status = job.launch.start()
+    if status is not None:
+        return status
+    world = job.launch.join("cpu")
+    total = world.all_reduce(torch.tensor([1 + world.rank]), name="sum").item()
+    print(f"rank {world.rank} of {world.size}, {world.local_rank} of {world.local_size} here: {total}", flush=True)
+    if world.rank == job.stop:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while job.until and not job.until.exists():
+        time.sleep(0.05)
+    world.barrier(name="after")
+    world.close()
+    return 0
+
+
+if __name__ == "__main__":
+    from partial_fc.train_command import exit_now
+
+    exit_now(main(sys.argv[1:]))

@@ -1,0 +1,200 @@
+"""Commands that are typed on several hosts find each other through Redis or a folder, and train. (The hosts are this
+one; tests/cluster has two. What may go wrong as they meet: tests/unit/test_meeting.py.)"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.recipes.conftest import ROOT, environment, losses, run, torchrun
+from tests.redis_server import free_port, redis_server, skip_without
+
+JOB = [sys.executable, "-m", "partial_fc", "train", str(ROOT / "tests/recipes/rendezvous_job.py")]
+TRAIN = ["--batch-size", "6", "--lr", "0.05", "--precision", "fp32", "--max-steps", "5"]
+PASSWORD = "correct horse"
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory):
+    """The flags for a server with a password, which is in a file."""
+    path = tmp_path_factory.mktemp("redis") / "password"
+    path.write_text(PASSWORD + "\n")
+    with redis_server("--requirepass", PASSWORD) as port:
+        yield ["--redis_host", "127.0.0.1", "--redis_port", str(port), "--redis_password_file", str(path)]
+
+
+@pytest.fixture
+def started():
+    """Starts commands; whatever is left of them is ended with the test."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*flags: str, **environ: str) -> subprocess.Popen[str]:
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        env = {**environment(), "PYTHONPATH": str(ROOT), **environ}
+        processes.append(subprocess.Popen([*JOB, *flags], cwd=ROOT, env=env, text=True, **pipes))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def shards(num_shards: int, *flags: str) -> list[list[str]]:
+    return [["--num_shards", str(num_shards), "--shard_id", str(shard), *flags] for shard in range(num_shards)]
+
+
+def ended(*processes: subprocess.Popen[str]) -> list[tuple[int, str]]:
+    outputs = [process.communicate(timeout=150)[0] for process in processes]
+    return [(process.returncode, printed) for process, printed in zip(processes, outputs, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def under_torchrun(digits, tmp_path_factory):
+    """The losses of a number of processes."""
+
+    def train(num_processes: int) -> list[float]:
+        root = tmp_path_factory.mktemp("torchrun")
+        job = [sys.executable, "-m", "tests.recipes.rendezvous_job", "--data-dir", str(digits)]
+        run([*torchrun(num_processes), *job, "--models-root", str(root), *TRAIN])
+        return losses(root)
+
+    return train
+
+
+@pytest.mark.parametrize(("place", "num_shards", "num_gpus"), [("redis", 2, 1), ("folder", 2, 2)])
+def test_trains_what_torchrun_trains(request, started, digits, tmp_path, under_torchrun, place, num_shards, num_gpus):
+    where = request.getfixturevalue("redis") if place == "redis" else ["--file_store_path", str(tmp_path)]
+    root = tmp_path / "run"
+    data = ["--data-dir", str(digits), "--models-root", str(root), *TRAIN, "--gpus", str(num_gpus)]
+    commands = [started(*flags, "--run_id", "train", *where, *data) for flags in shards(num_shards)]
+    for status, printed in ended(*commands):
+        assert status == 0, printed
+    assert losses(root) == under_torchrun(num_shards * num_gpus)
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_password_is_shown_to_nobody(started, redis):
+    flags = ["--run_id", "secret", *redis[:4]]
+    first = started(*shards(2, *flags)[0], REDIS_PASSWORD=PASSWORD)
+    second = started(*shards(2, *flags)[1], REDIS_PASSWORD="wrong")
+    status, printed = ended(second)[0]
+    assert status == 1
+    assert "refuses this process" in printed
+    shown = Path(f"/proc/{first.pid}/cmdline").read_text()
+    assert "--redis_host" in shown
+    assert PASSWORD not in shown + printed
+    second = started(*shards(2, *flags)[1], REDIS_PASSWORD=PASSWORD)
+    for rank, (status, printed) in enumerate(ended(first, second)):
+        assert status == 0, printed
+        assert f"rank {rank} of 2, 0 of 1 here: 3" in printed
+        assert PASSWORD not in printed
+
+
+def documented() -> tuple[str, list[list[str]]]:
+    """The docs' command for a server, and those for hosts, from --num_shards on."""
+    lines = (ROOT / "docs/rendezvous.md").read_text().splitlines()
+    (server,) = (line.partition("#")[0] for line in lines if "| redis-server -" in line)
+    return server, [line.partition("--num_gpus 8")[2].split() for line in lines if line.startswith("    python")]
+
+
+def test_a_run_goes_on_without_the_server_it_met_in(started, tmp_path):
+    """All as the docs have it."""
+    skip_without()
+    import redis
+
+    port, password, go_on = free_port(), "a b'c", tmp_path / "go on"
+    server, commands = documented()
+    server = server.replace("10.0.0.1", "127.0.0.1").replace("6379", str(port))
+    with subprocess.Popen(["bash", "-c", server], env={**os.environ, "REDIS_PASSWORD": password}) as running:
+        more = ["--redis_port", str(port), "--until", str(go_on)]
+        pair = [[word.replace("10.0.0.1", "127.0.0.1") for word in words] + more for words in commands[:2]]
+        hosts = [started(*words, REDIS_PASSWORD=password) for words in pair]
+        for host in hosts:
+            assert any("of 2, 0 of 1 here: 3" in line for line in host.stdout)
+        client = redis.Redis("127.0.0.1", port, password=password)
+        assert client.keys() == [b"partial-fc:resnet-1"]
+        assert 0 < client.ttl("partial-fc:resnet-1") <= 60
+        client.shutdown(nosave=True)
+        running.wait(30)
+    go_on.touch()
+    for status, printed in ended(*hosts):
+        assert status == 0, printed
+        assert "cannot leave Redis at" in printed
+
+
+def test_the_docs_folder(started, tmp_path):
+    _, commands = documented()
+    pair = [[word.replace("/nfs/me", str(tmp_path)) for word in words] for words in commands[2:]]
+    for status, printed in ended(*(started(*words) for words in pair)):
+        assert status == 0, printed
+    assert os.listdir(tmp_path) == []
+
+
+def test_over_tls(started, tmp_path):
+    """With certificates on both sides, as Debian's server asks for."""
+    new = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -addext subjectAltName=DNS:localhost -days 2"
+    if subprocess.run([*new.split(), "-keyout", "key", "-out", "crt"], cwd=tmp_path, capture_output=True).returncode:
+        pytest.skip("no openssl here to make a certificate with")
+    key, crt = str(tmp_path / "key"), str(tmp_path / "crt")
+    port = str(free_port())
+    server = ["--tls-port", port, "--tls-cert-file", crt, "--tls-key-file", key, "--tls-ca-cert-file", crt]
+    with redis_server(*server) as plain:
+        tls = ["--redis_tls", "--redis_ca", crt, "--redis_cert", crt, "--redis_key", key]
+        flags = ["--run_id", "tls", "--redis_host", "localhost", "--redis_port"]
+        for status, printed in ended(*(started(*s, *flags, port, *tls) for s in shards(2))):
+            assert status == 0, printed
+        wrong = ((port, []), (str(plain), tls), (port, ["--redis_tls"]))
+        commands = [started(*shards(2)[0], *flags, p, *more, "--start-timeout", "1") for p, more in wrong]
+        for status, printed in ended(*commands):
+            assert status == 1
+            assert re.search(r"Redis at localhost:\d+ does not answer after 1 s: .*--redis-tls", printed)
+
+
+def test_a_stopped_process_is_reported(started, redis):
+    """The status board and the watch work as under any launcher."""
+    flags = ["--run_id", "hang", *redis, "--comm-timeout", "3", "--stop", "1"]
+    first, _ = [started(*command) for command in shards(2, *flags)]
+    status, printed = ended(first)[0]
+    assert status == 1, printed
+    assert "collective after has not finished after 3 s" in printed
+    assert "missing: rank 1" in printed
+
+
+def test_a_killed_command_leaves_what_the_next_one_names(started, tmp_path):
+    flags = ["--run_id", "killed", "--file_store_path", str(tmp_path), "--start-timeout", "30"]
+    folder = tmp_path / "partial-fc-killed"
+    waiting = started(*shards(2, *flags)[0])
+    wait_for(folder / "shard%200")
+    waiting.kill()
+    waiting.wait()
+    for status, printed in ended(*(started(*s) for s in shards(2, *flags))):
+        assert status == 1
+        assert "--shard-id 0 is there twice" in printed
+        assert f"process {waiting.pid}" in printed
+        assert f"`rm -r {folder}`" in printed
+    subprocess.run(["rm", "-r", folder], check=True)
+    for status, printed in ended(*(started(*s) for s in shards(2, *flags))):
+        assert status == 0, printed
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_that_is_ended_while_it_waits_leaves_nothing(started, tmp_path, number):
+    flags = ["--run_id", "ended", "--file_store_path", str(tmp_path)]
+    waiting = started(*shards(2, *flags)[0])
+    wait_for(tmp_path / "partial-fc-ended" / "shard%200")
+    waiting.send_signal(number)
+    assert ended(waiting)[0][0] == 128 + number
+    assert os.listdir(tmp_path) == []
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,122 @@
+"""RendezvousFlags: what they refuse, and when they do nothing."""
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+import tyro
+
+from partial_fc.comm.launch import detect
+from partial_fc.flags import LaunchFlags, RendezvousFlags
+from partial_fc.flags import rendezvous as module
+
+HOROVODRUN = {
+    "HOROVOD_RANK": "3",
+    "HOROVOD_SIZE": "4",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_CONTROLLER": "gloo",
+}
+OPEN_MPI = {f"OMPI_COMM_WORLD_{name}": value for name, value in zip(("RANK", "SIZE"), "34", strict=True)}
+OPEN_MPI |= {f"OMPI_COMM_WORLD_LOCAL_{name}": value for name, value in zip(("RANK", "SIZE"), "12", strict=True)}
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+TORCHRUN |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+def parse(words: str = "") -> RendezvousFlags:
+    return tyro.cli(RendezvousFlags, args=shlex.split(words))
+
+
+@pytest.fixture
+def environ(monkeypatch):
+    """As nobody has started this process."""
+    for name in os.environ:
+        if name.startswith(("HOROVOD_", "OMPI_", "PMI_", "SLURM_")) or name in (*TORCHRUN, detect.PARENT):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def test_defaults_are_caffe2s():
+    found = parse()
+    assert (found.num_shards, found.shard_id, found.run_id, found.redis_host) == (1, 0, None, None)
+    assert found.redis_port == 6379
+    assert str(found.file_store_path) == "/tmp"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_shards": 0}, "--num-shards is 0; expected at least 1"),
+        ({"num_shards": 2, "shard_id": 2}, "--shard-id is 2, of --num-shards 2; .* from 0 to 1"),
+        ({"shard_id": -1}, "--shard-id is -1"),
+        ({"redis_port": 65536}, "--redis-port is 65536"),
+        ({"run_id": ""}, "--run-id '': expected 1 to 64 bytes"),
+        ({"redis_key": Path("k"), "redis_tls": True}, "--redis-cert and --redis-key go together"),
+        ({"redis_ca": Path("c")}, "--redis-ca goes with --redis-tls"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        RendezvousFlags(**given)
+
+
+@pytest.mark.parametrize(
+    ("words", "launch", "message"),
+    [
+        ("--num_shards 2", LaunchFlags(), "--num-shards 2 needs --run-id"),
+        ("--num_shards 2 --run_id x", LaunchFlags(nodes=2, master_addr="h"), "--nodes and --num-shards are two ways"),
+        ("--num_shards 2 --run_id x", LaunchFlags(master_addr="h"), "--master-addr and --num-shards are two ways"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(environ, words, launch, message):
+    with pytest.raises(ValueError, match=message):
+        parse(words).start(launch)
+
+
+def test_one_shard_meets_nobody_and_writes_nothing(environ, tmp_path, capsys):
+    assert parse(f"--run_id x --file_store_path {tmp_path}").start(LaunchFlags(gpus=2)) is None
+    assert list(tmp_path.iterdir()) == []
+    assert not capsys.readouterr().err
+    assert parse("--redis_host nowhere.invalid").start(LaunchFlags()) is None
+    assert capsys.readouterr().err == "note: --redis-host without effect: one shard meets no others\n"
+
+
+def test_a_process_that_was_started_here_meets_nobody_again(environ):
+    environ.setenv(detect.PARENT, "1")
+    assert parse("--num_shards 2 --run_id x --redis_host nowhere.invalid").start(LaunchFlags()) is None
+
+
+@pytest.mark.parametrize(
+    ("launcher", "variables"), [("horovodrun", HOROVODRUN), (r"mpirun \(Open MPI\)", OPEN_MPI), ("torchrun", TORCHRUN)]
+)
+def test_under_a_launcher_shards_come_from_it(environ, capsys, launcher, variables):
+    """4 processes, 2 on each host; this is the last one."""
+    for name, value in variables.items():
+        environ.setenv(name, value)
+    for words in ("", "--run_id x", "--num_shards 2", "--num_shards 2 --shard_id 1"):
+        assert parse(words).start(LaunchFlags()) is None
+    assert not capsys.readouterr().err
+    assert parse("--num_shards 2 --redis_host h").start(LaunchFlags()) is None
+    assert "says where the others are" in capsys.readouterr().err
+    for words in ("--num_shards 4", "--num_shards 3 --shard_id 2", "--num_shards 4 --shard_id 3"):
+        with pytest.raises(
+            ValueError, match=rf"--num-shards \d, but {launcher} has started this process as rank 3 of 4"
+        ):
+            parse(words).start(LaunchFlags())
+
+
+def test_gloo_listens_where_the_hosts_reach_each_other(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    met = module.Met("127.0.0.1", 1, "127.0.0.1")
+    assert module._environment(met, None)["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in module._environment(met, "eth0")  # the processes set it
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert module._environment(met, None)["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+def test_a_port_that_is_taken_is_refused():
+    with module._listen("127.0.0.1", None) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"--master-port {port}: cannot listen there"):
+            module._listen("127.0.0.1", port)
