@@ -94,7 +94,7 @@ class RendezvousFlags:
             me = Shard.here(self.shard_id, self.num_shards, launch.gpus, addresses if listens else [], listening)
             with meeting.meeting(self._open_store(launch.start_timeout), me, listening, launch.start_timeout) as met:
                 return spawn.run(
-                    spawn.same_command(),
+                    [sys.executable, *sys.orig_argv[1:]],
                     nodes=self.num_shards,
                     gpus=launch.gpus,
                     nr=self.shard_id,

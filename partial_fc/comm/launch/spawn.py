@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
@@ -48,11 +48,13 @@ def run(
     master_addr: str,
     master_port: int | None,
     listening: socket.socket | None = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> int:
     """Runs `command` as the ranks nr * gpus to nr * gpus + gpus - 1 of nodes * gpus, and waits for them.
 
     master_port: None takes a free one of this host, which is then the only node; raises ValueError where master_addr is
-    no IPv4 address of it. listening: a socket of node 0 that listens at the port already; it is closed.
+    no IPv4 address of it. listening: a socket of node 0 that listens at the port already; it is closed. environ: their environment, but for
+    what says who they are.
 
     Returns 0, or the status of the rank that failed first (128 + n for signal n, as a shell has it); the others are
     then ended. Signals are passed on; PREEMPTED where all ranks that did not end with 0 answer them so. When this
@@ -85,7 +87,7 @@ def run(
                 PARENT: os.getpid(),
                 "PYTHONUNBUFFERED": 1,  # lines arrive when they are printed
             }
-            ranks.append(_start(command, variables, listening))
+            ranks.append(_start(command, {**environ, **variables}, listening))
         if listening:
             listening.close()
         return _supervise(ranks, received)
@@ -111,13 +113,14 @@ def _listen(address: str) -> socket.socket:
         ) from None
 
 
-def _start(command: Sequence[str], variables: dict[str, int | str], listening: socket.socket | None) -> _Rank:
+def _start(command: Sequence[str], environ: Mapping[str, str | int], listening: socket.socket | None) -> _Rank:
+    variables = dict(environ)
     kept_descriptors = [listening.fileno()] if listening and variables["RANK"] == 0 else []
     if kept_descriptors:
         variables[LISTENING_SOCKET] = kept_descriptors[0]
     process = subprocess.Popen(
         command,
-        env={**os.environ, **{name: str(value) for name, value in variables.items()}},
+        env={name: str(value) for name, value in variables.items()},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -42,6 +42,7 @@ _BY_CODE: dict[int, tuple[Severity, str, str]] = {
 # What the loader replaces by another image, up to --max-bad-records.
 REPLACED = ("image-unreadable", "image-undecodable", "image-narrow", "image-cut")
 
+Read = Callable[[int], bytes | NDArray[np.uint8]]
 _BLOCK = 64  # images that a thread scans before it takes the next ones
 _WINDOW = 1024  # images among which one that the decoder complained about is looked for
 _MESSAGES_KEPT = 10_000
@@ -91,7 +92,7 @@ class ImageScan:
 
 
 def scan_images(
-    read: Callable[[int], bytes | NDArray[np.uint8]],
+    read: Read,
     num_images: int,
     num_threads: int,
     *,
@@ -131,7 +132,7 @@ def scan_images(
     return scan
 
 
-def _scan_again(scan: ImageScan, indices: Sequence[int], read: Callable[[int], bytes], stderr: DecoderStderr) -> None:
+def _scan_again(scan: ImageScan, indices: Sequence[int], read: Read, stderr: DecoderStderr) -> None:
     """One after the other: with several threads nobody can tell which image a line of the decoder is about."""
     for index in indices:
         if scan.code_N[index] >= CUT:
@@ -148,7 +149,7 @@ def _lines_about_pixels(stderr: DecoderStderr) -> list[str]:
     return [line for line in lines if line and not line.startswith(_NOT_OF_PIXELS)]
 
 
-def _scan_image(scan: ImageScan, index: int, read: Callable[[int], bytes | NDArray[np.uint8]]) -> None:
+def _scan_image(scan: ImageScan, index: int, read: Read) -> None:
     try:
         content = read(index)
     except BadRecord as error:
