@@ -55,6 +55,18 @@ def peak_bytes(device: torch.device) -> int:
     return _status_bytes("VmHWM")
 
 
+def gpu_load(device: torch.device) -> str | None:
+    """What `nvidia-smi` would say of a GPU, in a line; None: the device is none."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    text = f"GPU memory {(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB"
+    try:
+        return f"{text}, utilization {torch.cuda.utilization(device)} %"
+    except ModuleNotFoundError:  # nvidia-ml-py
+        return f"{text} (utilization: `pip install nvidia-ml-py`)"
+
+
 def _status_bytes(name: str) -> int:
     found = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
     if found is None:

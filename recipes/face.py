@@ -34,7 +34,7 @@ from partial_fc.flags import (
     ScheduleFlags,
     check_least,
 )
-from partial_fc.foreign.backbone_weights import load_arcface_torch
+from partial_fc.foreign.backbone_weights import load_weights
 from partial_fc.models.inputs import FACE
 from partial_fc.train import activation_checkpointing
 from partial_fc.train.backbone import TorchBackbone
@@ -228,7 +228,7 @@ def _backbone(run: Run) -> TorchBackbone:
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
     module = models.build(model.network, model.embedding_size, config.data.image_size, dropout=model.dropout)
     if model.pretrained:
-        load_arcface_torch(module, model.pretrained)
+        load_weights(module, model.pretrained)
     if model.channels_last:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if model.activation_checkpointing:

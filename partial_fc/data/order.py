@@ -5,9 +5,10 @@ size of the set. Where training stands is one position, and from there on any nu
 
     Keyed        shuffled by a keyed permutation: nothing is stored, every batch is full, batches run over epochs' ends
     Blocks       nearly as well shuffled, and read in pieces that a disk or a network has together
-    Sequential   as the source has them; rank r of W takes r, r + W, r + 2W, ... (Caffe2's sharded readers)
+    Sharded      as the source has them; of S hosts the k-th takes k, k + S, k + 2S, ... (Caffe2's readers)
     PerEpoch     torch's DistributedSampler: shuffled anew in each epoch, filled up with repeated samples until all
                  ranks have equally many; an epoch's last batch may be smaller, by as much on every rank
+    Epochs       another order, with epochs of a given size
 
 B samples of this rank, W ranks.
 """
@@ -161,15 +162,38 @@ class Blocks(Keyed):
         return epoch, i * self._window, self.num_samples if i + 1 == self._num_windows else (i + 1) * self._window
 
 
-class Sequential:
-    """Samples as the source has them, dealt out in turn; after the last one the first."""
+class Sharded:
+    """Samples as the source has them. Shard k of S, a host, takes k, k + S, k + 2S, ... and then k again; its batch is
+    divided over its processes in consecutive pieces (Caffe2's readers). Ranks are numbered host by host."""
 
-    def __init__(self, num_samples: int):
+    def __init__(self, num_samples: int, num_shards: int):
+        if num_shards > num_samples:
+            raise ValueError(f"{num_samples} samples for {num_shards} shards: expected at least one for each")
         self.num_samples = num_samples
+        self._num_shards = num_shards
 
     def select(self, start: int, batch_size: int, rank: int, world_size: int) -> Selection:
-        position_B = torch.arange(batch_size) * world_size + (start + rank)
-        return Selection(position_B, position_B % self.num_samples, start + batch_size * world_size, False)
+        shard, local_rank = divmod(rank, world_size // self._num_shards)
+        place_B = torch.arange(batch_size) + (start // self._num_shards + local_rank * batch_size)
+        num_mine = math.ceil((self.num_samples - shard) / self._num_shards)
+        position_B = place_B * self._num_shards + shard
+        return Selection(
+            position_B, place_B % num_mine * self._num_shards + shard, start + batch_size * world_size, False
+        )
+
+    updates_at, updates_to = Keyed.updates_at, Keyed.updates_to
+
+
+class Epochs:
+    """Another order whose epochs are of a size of their own, whatever the source has."""
+
+    def __init__(self, order: Order, size: int):
+        self.num_samples = size
+        self._order = order
+
+    def select(self, start: int, batch_size: int, rank: int, world_size: int) -> Selection:
+        selection = self._order.select(start, batch_size, rank, world_size)
+        return selection._replace(ends_epoch=selection.end // self.num_samples > start // self.num_samples)
 
     updates_at, updates_to = Keyed.updates_at, Keyed.updates_to
 

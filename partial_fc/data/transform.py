@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from partial_fc.data.decode import decode, fit
+from partial_fc.data.decode import check_proportions, decode, fit
 from partial_fc.data.sample import Sample
 
 Pixels = NDArray[np.uint8]
@@ -31,6 +31,34 @@ class SquareImage:
         if self.augment is None:
             return image
         return self.augment(image.copy() if image is sample.image else image, rng)
+
+
+@dataclass(frozen=True)
+class ShortSideCrop:
+    """A crop of `crop` x `crop` pixels of an image whose shorter side is made `resize` pixels first: at random and
+    mirrored every second time in training, else the middle. uint8 (crop, crop, 3) RGB; grey is expanded.
+
+    Caffe2's ImageInput: other side truncated, INTER_AREA, smaller images are enlarged.
+    """
+
+    resize: int
+    crop: int
+    random: bool
+
+    def __call__(self, sample: Sample, rng: np.random.Generator, out: Pixels | None = None) -> Pixels:
+        image = decode(sample.image) if isinstance(sample.image, bytes) else sample.image
+        check_proportions(image)
+        height, width = image.shape[:2]
+        shorter = min(height, width)
+        if shorter != self.resize:
+            size = (width * self.resize // shorter, height * self.resize // shorter)
+            image = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), np.uint8)
+        spare = (image.shape[0] - self.crop, image.shape[1] - self.crop)
+        top, left = (rng.integers(0, n + 1) if self.random else n // 2 for n in spare)
+        image = image[top : top + self.crop, left : left + self.crop]
+        if self.random and rng.random() < 0.5:
+            image = image[:, ::-1]
+        return np.repeat(image.reshape(self.crop, self.crop, 1), 3, axis=2) if image.size == self.crop**2 else image
 
 
 def channels_first(array_B: Tensor) -> Tensor:

@@ -37,11 +37,13 @@ class Classification:
         transform: Callable[[Sample, np.random.Generator], NDArray],
         batch_size: int = 500,
         top: int = 5,
+        limit: int | None = None,
     ):
         """transform: as a Loader's, without chance in it. top: the second accuracy counts a label among so many of the
-        likeliest classes."""
+        likeliest classes. limit: only so many samples, the first ones."""
         self.name, self.source, self.transform, self.batch_size = name, source, transform, batch_size
         self.top = min(top, source.num_classes)
+        self.num_samples = min(len(source), limit or len(source))
         # Of the latest run, equal on every rank. confusion_CC: int64 counts by (label, prediction), of up to 1,000
         # classes. mistakes_M3: float64 (sample, prediction, probability), the surest first, at most 60.
         self.confusion_CC: Tensor | None = None
@@ -55,7 +57,7 @@ class Classification:
         cells = num_classes**2 if num_classes <= _MOST_CLASSES else 0
         counts = torch.zeros(cells + 4, dtype=torch.int64)  # then: correct, among the top, not finite, unusable
         mistakes, problem = [torch.zeros(0, 3, dtype=torch.float64)], None
-        num_batches = math.ceil(len(self.source) / self.batch_size)
+        num_batches = math.ceil(self.num_samples / self.batch_size)
         for index_B, input_B, label_B, error in read_ahead(self._read, num_batches, world):
             if error is not None:
                 problem = problem or error
@@ -76,8 +78,8 @@ class Classification:
         self.mistakes_M3 = _surest(world.all_gather(mistakes[0], name=f"evaluate/{self.name}/mistakes"))
         self.confusion_CC = counts[:cells].view(num_classes, num_classes) if cells else None
         self.num_correct = int(counts[-4])
-        yield f"{self.name}/accuracy", self.num_correct / len(self.source)
-        yield f"{self.name}/top{self.top}", int(counts[-3]) / len(self.source)
+        yield f"{self.name}/accuracy", self.num_correct / self.num_samples
+        yield f"{self.name}/top{self.top}", int(counts[-3]) / self.num_samples
 
     def scores(self, values: Mapping[str, float]) -> dict[str, float]:
         return {self.name: values[f"{self.name}/accuracy"]}
@@ -85,7 +87,7 @@ class Classification:
     def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
         return [
             f"[{self.name}][{step}] accuracy {values[f'{self.name}/accuracy']:.5f} highest {best[self.name]:.5f} "
-            f"top-{self.top} {values[f'{self.name}/top{self.top}']:.5f} ({self.num_correct:,} of {len(self.source):,})"
+            f"top-{self.top} {values[f'{self.name}/top{self.top}']:.5f} ({self.num_correct:,} of {self.num_samples:,})"
         ]
 
     def draw(self, folder: Path) -> None:
@@ -102,7 +104,7 @@ class Classification:
 
     def _read(self, batch: int) -> tuple[Tensor, Tensor, Tensor, Exception | None]:
         """(sample numbers, inputs, labels, what is wrong with them) of a batch."""
-        index_B = torch.arange(batch * self.batch_size, min((batch + 1) * self.batch_size, len(self.source)))
+        index_B = torch.arange(batch * self.batch_size, min((batch + 1) * self.batch_size, self.num_samples))
         nothing = torch.empty(0)
         try:
             pairs = [self._load(index) for index in index_B.tolist()]
@@ -124,7 +126,7 @@ class Classification:
             )
         if counts[-2]:
             raise FloatingPointError(
-                f"evaluation {self.name}: the output is not finite for {counts[-2]} of {len(self.source)} samples"
+                f"evaluation {self.name}: the output is not finite for {counts[-2]} of {self.num_samples} samples"
             )
 
     def _tile(self, index: int, prediction: int) -> NDArray[np.uint8]:

@@ -9,8 +9,9 @@ from partial_fc.foreign import torch_file
 from partial_fc.foreign.state_dicts import check_fits, is_state_dict
 
 
-def load_arcface_torch(model: nn.Module, path: str | Path) -> None:
-    """Loads arcface_torch's `model.pt` or `backbone.pth` (a state dict) into an `iresnet` or `mbf`, in place.
+def load_weights(model: nn.Module, path: str | Path, leave_out: str = "") -> None:
+    """Loads a state dict, in place: arcface_torch's `model.pt` or `backbone.pth` into an `iresnet` or `mbf`,
+    torchvision's file into a `resnet`. leave_out: names of the file that begin so are not wanted.
 
     Names and shapes must be equal one to one; ValueError lists what is missing, unexpected or of another
     shape, and then nothing has been loaded. Read with weights_only, so a file cannot run code.
@@ -23,11 +24,12 @@ def load_arcface_torch(model: nn.Module, path: str | Path) -> None:
             "checkpoint must be reduced to its backbone first: torch.save(checkpoint['state_dict_backbone'], "
             "'model.pt')."
         )
-    load_state(model, weights, Path(path))
+    wanted = {name: t for name, t in weights.items() if not leave_out or not name.startswith(leave_out)}
+    load_state(model, wanted, Path(path))
 
 
 def load_state(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Loads arcface_torch's state dict, which came from `path`, as `load_arcface_torch` does."""
+    """Loads a state dict, which came from `path`, as `load_weights` does."""
     check_fits(weights, model.state_dict(), path, type(model).__name__)
     # Without the versions of layers that torch adds: their names say enough, and a damaged file's may be anything.
     model.load_state_dict(dict(weights))

@@ -12,7 +12,7 @@ from partial_fc import models
 from partial_fc.checkpoint.class_names import read_names
 from partial_fc.checkpoint.output import new_checkpoint, print_notes
 from partial_fc.foreign import arcface_torch
-from partial_fc.foreign.backbone_weights import load_arcface_torch, load_state
+from partial_fc.foreign.backbone_weights import load_state, load_weights
 from partial_fc.foreign.centre_files import CHECKPOINT, CentreFiles, ForeignRows, find
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 
@@ -112,7 +112,7 @@ def _backbone(
         return None, {}, {}
     model = models.build(options.network, width, options.image_size)
     if options.backbone is not None:
-        load_arcface_torch(model, options.backbone)
+        load_weights(model, options.backbone)
         return model.state_dict(), {}, {}
     path = files.paths[0]
     if files.kind is not CHECKPOINT:

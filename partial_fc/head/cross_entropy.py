@@ -30,7 +30,8 @@ class CrossEntropy(AbstractContextManager):
         self.num_classes = num_classes
         self.world = world or SingleWorld()
         self.dtype = dtype
-        self.last_step: dict[str, Tensor] = {}  # of the last forward: this rank's losses, "loss_B"
+        # Of the last forward: this rank's losses, "loss_B", and which labels had the largest logit, "correct_B".
+        self.last_step: dict[str, Tensor] = {}
 
     def __call__(self, logit_BC: Tensor, label_B: Tensor) -> Tensor:
         """logit_BC: floating; label_B: int64. Raises ValueError, on all ranks alike, for a label outside of [0, C)."""
@@ -85,7 +86,7 @@ class _Loss(torch.autograd.Function):
         log_p_BC = log_softmax(logit_BC.detach().to(head.dtype), dim=1)
         safe_B = label_B.where(inside_B, torch.zeros_like(label_B))
         loss_B = -log_p_BC.gather(1, safe_B[:, None]).squeeze(1)
-        head.last_step = {"loss_B": loss_B}
+        head.last_step = {"loss_B": loss_B, "correct_B": log_p_BC.argmax(1) == label_B}
         numbers = torch.stack([x.double().sum() for x in (loss_B, torch.ones_like(loss_B), ~inside_B)])
         total, num_rows, num_outside = head.world.all_reduce(numbers, name="head/cross_entropy").unbind()
         if num_outside:

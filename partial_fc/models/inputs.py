@@ -8,25 +8,38 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class InputContract:
-    """uint8 pixels -> float32 (pixel - mean) / std.
+    """uint8 pixels -> float32 (pixel - mean) / std, with one number for all channels or one a channel.
 
-    description: the same in words, for model.safetensors and for people.
+    description: the same in words, for model.safetensors and for people. bgr: the network takes blue, green, red of
+    what is read as red, green, blue; mean and std are in the network's order.
     """
 
     description: str
-    mean: float
-    std: float
+    mean: float | tuple[float, ...]
+    std: float | tuple[float, ...]
+    bgr: bool = False
 
     def __call__(self, pixel_B: Tensor) -> Tensor:
         """pixel_B: uint8 (B, C, ...) -> float32 of that shape. ValueError for another dtype: those pixels may be
-        normalised already."""
+        normalized already."""
         if pixel_B.dtype != torch.uint8:
             raise ValueError(f"images are {pixel_B.dtype}, expected torch.uint8 pixels, 0 to 255")
-        values = pixel_B.float()
+        values = (pixel_B.flip(1) if self.bgr else pixel_B).float()
+        mean, std = (_per_channel(x, values) for x in (self.mean, self.std))
         # Without a mean nothing is subtracted: the bits are those of torchvision's ToTensor.
-        return values / self.std if self.mean == 0.0 else (values - self.mean) / self.std
+        return values / std if self.mean == 0.0 else (values - mean) / std
+
+
+def _per_channel(x: float | tuple[float, ...], like: Tensor) -> Tensor | float:
+    if isinstance(x, float):
+        return x
+    return torch.tensor(x, device=like.device).view(-1, *(1,) * (like.dim() - 2))
 
 
 # As arcface_torch feeds its networks. (InsightFace's MXNet recipe divides by 128.)
 FACE = InputContract("float32 (N, 3, H, W), RGB, (pixel - 127.5) / 127.5", 127.5, 127.5)
 MNIST = InputContract("float32 (N, 1, 28, 28), white on black, pixel / 255", 0.0, 255.0)
+# As torchvision's ResNets were trained.
+TORCHVISION = InputContract(
+    "float32 (N, 3, H, W), RGB, (pixel - mean) / std of ImageNet", (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+)

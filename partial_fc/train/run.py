@@ -111,16 +111,20 @@ class Run(RunContext):
         run = self.config.run
         return closing(kind(run.checkpoints, self.world, run.keep_checkpoints, run.save_best))
 
-    def backbone(self, module: nn.Module, to_input: InputContract, contract: Mapping[str, str]) -> TorchBackbone:
+    def backbone(
+        self, module: nn.Module, to_input: InputContract, contract: Mapping[str, str], **optimizer: Any
+    ) -> TorchBackbone:
         """What the shared flags make of a module: on this run's device, equal on all ranks. contract: see
-        TorchBackbone. A collective."""
+        TorchBackbone. optimizer: more for `optim.backbone.build`. A collective."""
         optim, world = self.config.optim, self.world
         precision = Precision(choose(optim.precision, self.device, world), self.device)
         module.to(self.device, precision.parameter_dtype)
         broadcast_module(module, world)
         if optim.sync_bn:
             module = convert(module, world)
-        make = partial(torch_optim.build, optim.optimizer, momentum=optim.momentum, weight_decay=optim.weight_decay)
+        make = partial(
+            torch_optim.build, optim.optimizer, momentum=optim.momentum, weight_decay=optim.weight_decay, **optimizer
+        )
         exchange = self.config.exchange.build(self.config.run.seed)
         backbone = TorchBackbone(module, world, precision, make, exchange, to_input, contract)
         self.logger.info(

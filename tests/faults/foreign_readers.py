@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from partial_fc.foreign import apex, arcface_torch, mxnet_ndarray
-from partial_fc.foreign.backbone_weights import load_arcface_torch
+from partial_fc.foreign.backbone_weights import load_weights
 from partial_fc.foreign.state_dicts import check_fits
 from recipes.compat import arcface_torch as arcface_torch_config
 from tests.faults.mutations import PICKLE_WORDS, any_bytes, in_pickle, in_zip
@@ -81,7 +81,7 @@ def weight_files() -> list[Files]:
 
 
 def read_weights(folder: Path) -> None:
-    load_arcface_torch(model(), folder / "model.pt")
+    load_weights(model(), folder / "model.pt")
 
 
 @cache

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partial_fc import models
-from partial_fc.foreign.backbone_weights import load_arcface_torch
+from partial_fc.foreign.backbone_weights import load_weights
 from partial_fc.models.convnet import ConvNet
 from partial_fc.models.inputs import FACE
 from partial_fc.models.iresnet import DEPTHS, IResNet
@@ -288,7 +288,7 @@ def test_arcface_torch_weights_load(tmp_path):
     image = torch.randn(4, 3, 32, 32)
     source(image)
     torch.save(source.state_dict(), tmp_path / "model.pt")
-    load_arcface_torch(target, tmp_path / "model.pt")
+    load_weights(target, tmp_path / "model.pt")
     assert torch.equal(target.eval()(image), source.eval()(image))
 
 
@@ -301,7 +301,7 @@ def test_weights_that_do_not_fit_are_listed_and_nothing_is_loaded(tmp_path):
     model = models.build("tiny", embedding_size=24, image_size=16)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ValueError, match=r"model\.pt does not fit") as error:
-        load_arcface_torch(model, tmp_path / "model.pt")
+        load_weights(model, tmp_path / "model.pt")
     assert "1 missing: bn2.bias" in str(error.value)
     assert "1 unexpected: module.bn2.bias" in str(error.value)
     assert "fc.bias is (16,), expected (24,)" in str(error.value)
@@ -318,4 +318,4 @@ def test_files_that_are_no_state_dict_are_refused(tmp_path, content):
     else:
         torch.save({"state_dict_backbone": {}, "epoch": 3} if content == "checkpoint" else [1, 2], path)
     with pytest.raises(ValueError, match=r"model\.pt.*state dict"):
-        load_arcface_torch(models.build("tiny", 8, 16), path)
+        load_weights(models.build("tiny", 8, 16), path)

@@ -53,8 +53,8 @@ def run(
     """Runs `command` as the ranks nr * gpus to nr * gpus + gpus - 1 of nodes * gpus, and waits for them.
 
     master_port: None takes a free one of this host, which is then the only node; raises ValueError where master_addr is
-    no IPv4 address of it. listening: a socket of node 0 that listens at the port already; it is closed. environ: their environment, but for
-    what says who they are.
+    no IPv4 address of it. listening: a socket of node 0 that listens at the port already; it is closed. environ: what
+    they get besides what says who they are.
 
     Returns 0, or the status of the rank that failed first (128 + n for signal n, as a shell has it); the others are
     then ended. Signals are passed on; PREEMPTED where all ranks that did not end with 0 answer them so. When this

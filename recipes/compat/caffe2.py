@@ -1,0 +1,116 @@
+"""The command lines of Caffe2's resnet50_trainer and imagenet_trainer: flags that have another name here, those that
+cannot mean anything here, and the first line of their log.
+
+    python resnet50_trainer.py --train_data DIR --gpus 0,2 --batch_size 64 --base_learning_rate 0.1 --num_epochs 90
+    python train.py imagenet   the same
+"""
+
+import argparse
+import os
+from typing import Any
+
+from partial_fc import comm
+
+# Theirs -> ours. (Flags of the same name and meaning are in recipes/imagenet.py.)
+_RENAMED = {
+    "base_learning_rate": "lr",
+    "num_epochs": "epochs",
+    "num_gpus": "gpus",
+    "timeout": "comm-timeout",
+    "first_iter_timeout": "start-timeout",
+    "distributed_interfaces": "network-interface",
+}
+_WITHOUT_EFFECT = {
+    "cudnn_workspace_limit_mb": "cuDNN's workspace is PyTorch's affair",
+    "float16_compute": "updates are made in fp32, on fp32 weights",
+    "enable_tensor_core": "PyTorch uses tensor cores by itself",
+    "use_nccl": "GPUs always exchange over NCCL",
+    "distributed_transport": "the launcher's backend chooses it",
+    "model_parallel": "the last layer is shared out with --head partial-fc",
+}
+_SWITCHES = ("use_cpu", "float16_compute", "enable_tensor_core", "use_nccl", "model_parallel")
+_LOGGED = (
+    "train_data", "test_data", "db_type", "num_channels", "image_size", "num_labels", "epoch_size", "weight_decay",
+    "num_shards", "shard_id", "run_id", "redis_host", "redis_port", "file_store_path", "save_model_name",
+    "load_model_path",
+)  # fmt: skip
+
+
+def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """(our arguments, notes for the user). The batch size, of this machine, becomes that of a process. Raises
+    ValueError for values that cannot be."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in (*_RENAMED, *_WITHOUT_EFFECT, "use_cpu", "gpus", "batch_size", "dtype", "model", "num_layers"):
+        more: dict[str, Any] = {"action": "store_true"} if name in _SWITCHES else {}
+        parser.add_argument(f"--{name}", *{f"--{name.replace('_', '-')}"} - {f"--{name}"}, **more)
+    theirs, ours = parser.parse_known_args(arguments)
+    given = {name: value for name, value in vars(theirs).items() if value not in (None, False)}
+    notes = [f"--{name} without effect: {why}" for name, why in _WITHOUT_EFFECT.items() if name in given]
+    gpus = _count(given, "num_gpus") if "num_gpus" in given else 1
+    if "gpus" in given:
+        gpus = given["num_gpus"] = _choose_gpus(str(given["gpus"]))
+    for name in _RENAMED.keys() & given.keys():
+        value = given[name].split(",")[0] if name == "distributed_interfaces" else given[name]
+        if value:
+            ours += [f"--{_RENAMED[name]}", str(value)]
+    if "use_cpu" in given:
+        ours += ["--device", "cpu"]
+    if "dtype" in given:
+        if given["dtype"] not in ("float", "float16"):
+            raise ValueError(f"--dtype is {given['dtype']}; expected float or float16")
+        ours += ["--precision", "fp32" if given["dtype"] == "float" else "fp16-o2"]
+    if {"model", "num_layers"} & given.keys():
+        if given.get("model", "resnext") != "resnext":
+            raise ValueError(f"--model {given['model']} is not here: only resnext, which with one group is a ResNet")
+        # imagenet_trainer's networks count and pool as torchvision's do.
+        ours += ["--network", f"resnet{given.get('num_layers', 50)}", "--conventions", "torchvision"]
+        notes.append("--model, --num_layers: imagenet_trainer's networks, so --conventions torchvision")
+    if "batch_size" in given:
+        ours += ["--batch-size", str(_of_a_process(_count(given, "batch_size"), gpus))]
+    return ours, notes
+
+
+def local_processes(gpus: int) -> int:
+    """Processes of this machine: those that a launcher has started, or that are to be started."""
+    started = comm.detect()
+    return gpus if started.backend == "single" else started.local_size
+
+
+def _of_a_process(batch: int, gpus: int) -> int:
+    processes = local_processes(gpus)
+    if batch % processes:
+        lower = batch // processes * processes
+        raise ValueError(
+            f"--batch_size {batch}, of this machine, cannot be divided by its {processes} processes; try "
+            f"{' or '.join(str(size) for size in (lower, lower + processes) if size)}"
+        )
+    return batch // processes
+
+
+def _count(given: dict[str, Any], name: str) -> int:
+    if not given[name].isdecimal() or int(given[name]) < 1:
+        raise ValueError(f"--{name} is {given[name]}; expected a whole number of at least 1")
+    return int(given[name])
+
+
+def _choose_gpus(text: str) -> int:
+    """How many processes `--gpus 0,2` means; only these GPUs are seen then. A single number is --num_gpus', as
+    everywhere else here, unless a comma follows it."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words or not all(word.isdecimal() for word in words):
+        raise ValueError(f"--gpus is {text!r}; expected numbers of GPUs as in 0,2")
+    if "," not in text:
+        return int(words[0])
+    if not comm.started_here():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(words)
+    return len(words)
+
+
+def namespace(values: dict[str, Any], processes: int) -> argparse.Namespace:
+    """The first line of their log. values: of this run's flags, by name."""
+    theirs = {name: values[name] for name in _LOGGED if name in values}
+    theirs |= {"gpus": None, "num_gpus": processes, "batch_size": values["batch_size"] * processes}
+    theirs |= {"base_learning_rate": values["lr"], "num_epochs": values["epochs"]}
+    theirs["dtype"] = "float16" if str(values["precision"]).startswith("fp16") else "float"
+    return argparse.Namespace(**{name: str(v) if v is not None and not isinstance(v, (int, float)) else v
+                                 for name, v in theirs.items()})  # fmt: skip

@@ -1,0 +1,362 @@
+"""ImageNet classification from the image databases of Caffe and Caffe2, on their command line: a ResNet, cross-entropy.
+
+    python train.py imagenet --train_data my_lmdb                                      one process, batches of 32
+    python train.py imagenet --train_data my_lmdb --num_gpus 2 --batch_size 64         two, of 32 images each
+    horovodrun -np 16 -H ip1:8,ip2:8 python train.py imagenet --train_data my_lmdb --batch_size 256
+    python train.py imagenet --train_data my_lmdb --num_shards 2 --shard_id 0 --run_id a --redis_host ip1    by hand
+
+`--batch_size` counts the images of one machine, over all its processes. Their other names are taken, too:
+--base_learning_rate (--lr), --num_epochs (--epochs), --num_gpus and `--gpus 0,2` (--gpus), --dtype (--precision).
+Results on real digits and characters, and what a Caffe2 user tries first: docs/imagenet.md.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+from torch.nn.functional import normalize
+
+from partial_fc import checkpoint, counter_rng, flags
+from partial_fc.checkpoint.consistency import check_replicas
+from partial_fc.checkpoint.snapshot import Snapshot
+from partial_fc.data import Source, Synthetic
+from partial_fc.data.check.at_start import check_data
+from partial_fc.data.databases import open_database
+from partial_fc.data.order import Epochs, Keyed, Order, Sharded
+from partial_fc.data.transform import ShortSideCrop
+from partial_fc.evaluate import Classification
+from partial_fc.flags import (
+    ExchangeFlags,
+    Flags,
+    GuardFlags,
+    LaunchFlags,
+    OptimFlags,
+    RendezvousFlags,
+    RunFlags,
+    ScheduleFlags,
+    check_least,
+)
+from partial_fc.foreign.backbone_weights import load_weights
+from partial_fc.head import CrossEntropy, PartialFC
+from partial_fc.models import resnet
+from partial_fc.models.inputs import TORCHVISION, InputContract
+from partial_fc.optim.backbone import load_named_state
+from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.job import Head
+from partial_fc.train.log import StepLine
+from partial_fc.train.loop import train
+from partial_fc.train.run import Run, run_in_worlds
+
+from .compat import caffe2
+from .face_head import HeadFlags
+from .imagenet_epochs import Caffe2Test, EpochEnd
+
+# Flags that may change between the parts of one run: they do not change what is learned.
+_MAY_CHANGE = ("num_workers", "max_bad_records", "check_data", "test_data", "load_model_path", "save_model_name",
+               "pretrained", "leveldb_shadow", "shard_id", "run_id", "redis_host", "redis_port", "file_store_path",
+               "redis_password_file", "channels_last")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFlags:
+    """What is trained on. Defaults are resnet50_trainer's."""
+
+    train_data: str
+    """An LMDB, a LevelDB or a minidb file with Datum or TensorProtos records; null: one image, whatever the label,
+    which shows how fast this machine is."""
+    test_data: Path | None = None
+    """A database to test on after each epoch."""
+    db_type: Literal["lmdb", "leveldb", "minidb"] | None = None
+    """Checked against what lies there, which needs no telling."""
+    num_labels: int = 1000
+    """Classes."""
+    num_channels: Literal[3] = 3
+    """Grey images are expanded."""
+    image_size: int = 227
+    """Pixels of a side of the crop that the network takes."""
+    resize: int = 256
+    """The shorter side of an image is made so long before it is cropped."""
+    image_mean_per_channel: tuple[float, float, float] | None = None
+    """What is subtracted, of blue, green, red. none: 128, or what --conventions say."""
+    image_std_per_channel: tuple[float, float, float] | None = None
+    """What the rest is divided by. none: likewise."""
+    epoch_size: int = 1_500_000
+    """Images of an epoch over all machines, whatever the database has; rounded down to whole updates."""
+    test_epoch_size: int | None = None
+    """Test so many images, the first ones. none: all."""
+    order: Literal["key", "shuffled"] = "key"
+    """key: of S machines the k-th reads records k, k + S, ... in the order of their keys; shuffle when the database is
+    built. shuffled: all machines read all of it in an order that is random in every epoch."""
+    num_workers: int = 2
+    """Decoding threads of each process."""
+    leveldb_shadow: Path | None = None
+    """A folder for what opening a LevelDB writes; none: that of temporary files."""
+    max_bad_records: int = 100
+    """Damaged records that are replaced by others (each is named in the log) before training stops."""
+    check_data: Literal["quick", "full", "off"] = "quick"
+    """What is looked at before the first step, by all ranks together; data that is not fit to train on is refused."""
+
+    def __post_init__(self) -> None:
+        check_least(self, num_labels=1, image_size=1, epoch_size=1, test_epoch_size=1, num_workers=1, max_bad_records=0)
+        if self.resize < self.image_size:
+            raise ValueError(
+                f"--resize {self.resize} is smaller than the crop, --image_size {self.image_size}; give a larger one"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """The network."""
+
+    network: Annotated[
+        Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"], tyro.conf.arg(aliases=["--backbone"])
+    ] = "resnet50"
+    """(On the command line of horovodrun itself write --backbone.)"""
+    resnext_num_groups: int = 1
+    """Groups of the middle convolution; more than one make it a ResNeXt."""
+    resnext_width_per_group: int = 64
+    """Channels of a group in the first stage."""
+    conventions: Literal["caffe2", "torchvision"] = "caffe2"
+    """Whose networks' details and pixels: caffe2: pooling without a border, batch norm with eps 0.001 that forgets
+    nine tenths each step, BGR, (pixel - 128) / 128; torchvision: a border, eps 0.00001, one tenth, RGB with ImageNet's
+    mean and deviation."""
+    head: Literal["cross-entropy", "partial-fc"] = "cross-entropy"
+    """partial-fc: the last layer's classes are shared out over the processes, without a bias, and compared by their
+    cosine; for very many of them. The flags below --loss are its own."""
+    pretrained: Path | None = None
+    """Start from these weights: torchvision's file of this network."""
+    load_model_path: Path | None = None
+    """Start from a .mdl checkpoint of Caffe2's trainers."""
+    save_model_name: str | None = None
+    """Write such a file after each epoch: FILE_STORE_PATH/NAME_EPOCH.mdl, of which the last one is kept."""
+    channels_last: bool = True
+    """Images and convolution weights lie in memory with the channels last: what tensor cores and CPUs like best."""
+    recipe_version: Literal["default", "caffe2"] = "default"
+    """caffe2: tests as resnet50_trainer of 2017 did, on 100 batches of each machine's own test database, at random
+    crops and with the batches' own statistics. default: on all of it, once, at the middle, as the model is used."""
+
+    def __post_init__(self) -> None:
+        check_least(self, resnext_num_groups=1, resnext_width_per_group=1)
+        if self.pretrained and self.load_model_path:
+            raise ValueError("--pretrained and --load_model_path both say where to start; give one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Trains a ResNet on an image database. Defaults are those of Caffe2's resnet50_trainer; --batch-size counts the
+    images of this machine. Also taken: --base_learning_rate, --num_epochs, --num_gpus, --gpus 0,2, --dtype, --use_cpu,
+    --model, --num_layers, --timeout, --first_iter_timeout, --distributed_interfaces."""
+
+    data: Flags[DataFlags]
+    model: Flags[ModelFlags] = ModelFlags()
+    optim: Flags[OptimFlags] = OptimFlags(batch_size=32, weight_decay=1e-4, precision="fp32")
+    schedule: Flags[ScheduleFlags] = ScheduleFlags(
+        lr=0.1, lr_scaling="none", base_batch_size=256, lr_scheduler="step", lr_step_epochs=30.0, epochs=1000.0
+    )
+    run: Flags[RunFlags] = RunFlags(
+        models_root=Path("runs/imagenet"), verbose=0, checkpoint_every=0, keep_checkpoints=2, save_best=False
+    )
+    guards: Flags[GuardFlags] = GuardFlags()
+    exchange: Flags[ExchangeFlags] = ExchangeFlags()
+    launch: Flags[LaunchFlags] = LaunchFlags()
+    rendezvous: Flags[RendezvousFlags] = RendezvousFlags()
+    partial_fc: Flags[HeadFlags] = HeadFlags(loss="softmax", scale=16.0)
+
+    def __post_init__(self) -> None:
+        if self.optim.batch_size == 1 and not self.optim.sync_bn:
+            raise ValueError("one image a process: batch norm needs 2, or --sync-bn")
+        if self.model.head == "partial-fc":
+            self.partial_fc.check(self.launch, self.optim, self.schedule, self.run.resume)
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit status."""
+    config, notes = parse(arguments)
+    status = config.rendezvous.start(config.launch)
+    return run_in_worlds("imagenet", config, notes, train_here) if status is None else status
+
+
+def train_here(run: Run) -> int:
+    """Puts the parts together, trains, writes what came out."""
+    config, data, world = run.config, run.config.data, run.world
+
+    # ---- data
+    source = run.open_data(lambda: _source(run, data.train_data))
+    if run.data_is_new and data.train_data != "null":
+        for finding in check_data(source, data.num_labels, data.check_data, world, seed=config.run.seed,
+                                  max_bad_records=data.max_bad_records, num_threads=data.num_workers):  # fmt: skip
+            run.logger.info(finding)
+    order = _order(run, source)
+
+    with ExitStack() as parts:
+        # ---- model
+        backbone = _backbone(run)
+        head: Head = CrossEntropy(data.num_labels, world, backbone.precision.parameter_dtype)
+        if config.model.head == "partial-fc":
+            width = backbone.module.feature_width
+            head = config.partial_fc.build(
+                data.num_labels, width, world, backbone.precision, config.optim, config.run.seed
+            )
+            parts.enter_context(head)
+        test = _test(run, backbone, head)
+
+        # ---- start: a given checkpoint, else the newest of this run, else the files of other programs, else anew
+        saver = parts.enter_context(run.saver(_Saver))
+        start = run.resume(backbone, head, source, may_change=_MAY_CHANGE)
+        if config.model.load_model_path and start.step == 0:
+            _load_mdl(run, backbone, config.model.load_model_path)
+        saver.write_mdl = partial(_write_mdl, config, order) if config.model.save_model_name else None
+        transform = ShortSideCrop(data.resize, data.image_size, random=True)
+        loader = parts.enter_context(
+            run.loader(
+                source, transform, start, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records
+            )
+        )
+        schedule = run.schedule(start, order)
+        if run.is_finished(start, schedule):
+            return 0
+
+        # ---- train
+        line = StepLine(config.run.frequent, schedule.total_steps, order.num_samples)
+        epochs = EpochEnd(run, head, test, schedule, order, start, _log_arguments(run))
+        job = run.job(
+            loader, backbone, head, schedule, [epochs], saver, start, line, each_epoch=True,
+            head_clip=config.partial_fc.head_clip, head_lr_ratio=config.partial_fc.lr_ratio(config.schedule.lr),
+        )  # fmt: skip
+        return run.finish(job, train(job), {})
+
+
+def _source(run: Run, path: str) -> Source:
+    data = run.config.data
+    if path == "null":
+        return Synthetic(data.num_labels, data.resize, data.epoch_size)
+    return open_database(path, data.db_type, data.num_labels, shadow_place=data.leveldb_shadow, world=run.world)
+
+
+def _order(run: Run, source: Source) -> Order:
+    data, size = run.config.data, run.config.data.epoch_size // run.global_batch * run.global_batch
+    if not size:
+        raise ValueError(
+            f"--epoch_size {data.epoch_size} is less than one update, {run.global_batch} images over all machines; "
+            "give a larger one, or a smaller --batch_size"
+        )
+    run.logger.info(f"Using epoch size: {size}")
+    num_shards = run.world.size // run.world.local_size
+    if data.order == "shuffled":
+        return Epochs(Keyed(len(source), run.config.run.seed), size)
+    return Epochs(Sharded(len(source), num_shards), size)
+
+
+def _backbone(run: Run) -> TorchBackbone:
+    """Equal on all ranks. A collective."""
+    config, data, model = run.config, run.config.data, run.config.model
+    torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
+    module = resnet.build(
+        model.network,
+        data.num_labels if model.head == "cross-entropy" else 0,
+        groups=model.resnext_num_groups,
+        width_per_group=model.resnext_width_per_group,
+        details=resnet.CAFFE2 if model.conventions == "caffe2" else resnet.TORCHVISION,
+    )
+    if model.pretrained:
+        load_weights(module, model.pretrained, leave_out="fc." if model.head == "partial-fc" else "")
+        if model.conventions != "torchvision":
+            run.note("--pretrained without --conventions torchvision: torchvision's weights expect RGB and its scale")
+    if model.channels_last:
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    contract = {
+        "network": model.network,
+        "groups": str(model.resnext_num_groups),
+        "width_per_group": str(model.resnext_width_per_group),
+        "conventions": model.conventions,
+        "image_size": str(data.image_size),
+        "output": "float32 (N, num_classes), logits" if model.head == "cross-entropy" else "float32 (N, D), features",
+    }
+    sgd = {"nesterov": True, "lr_in_momentum": True} if config.optim.optimizer == "sgd" else {}
+    return run.backbone(module, _pixels(config), contract, decay_biases=False, **sgd)
+
+
+def _pixels(config: Config) -> InputContract:
+    data, mean, std = config.data, config.data.image_mean_per_channel, config.data.image_std_per_channel
+    if config.model.conventions == "torchvision" and mean is None and std is None:
+        return TORCHVISION
+    mean, std = mean or (128.0, 128.0, 128.0), std or (128.0, 128.0, 128.0)
+    size = f"{data.image_size}, {data.image_size}"
+    return InputContract(f"float32 (N, 3, {size}), BGR, (pixel - {mean}) / {std}", mean, std, bgr=True)
+
+
+def _test(run: Run, backbone: TorchBackbone, head: Head) -> Classification | Caffe2Test | None:
+    """The evaluation of an epoch's end, where there is test data. A collective."""
+    config, data = run.config, run.config.data
+    if data.test_data is None:
+        return None
+    source = run.open_data(lambda: _source(run, str(data.test_data)))
+    if config.model.recipe_version == "caffe2":
+        if isinstance(head, PartialFC):
+            raise ValueError("--recipe-version caffe2 with --head partial-fc: Caffe2 has no such last layer")
+        crop = ShortSideCrop(data.resize, data.image_size, random=True)
+        return Caffe2Test(source, crop, backbone, config.optim.batch_size, config.run.seed)
+    middle = ShortSideCrop(data.resize, data.image_size, random=False)
+    batch_size = min(config.optim.batch_size, 64)
+    if isinstance(head, PartialFC):
+        return PartialFCTest("test", source, middle, batch_size, limit=data.test_epoch_size, head=head)
+    return Classification("test", source, middle, batch_size, limit=data.test_epoch_size)
+
+
+class PartialFCTest(Classification):
+    """The classes of which all centres are gathered: the nearest one is the prediction."""
+
+    def __init__(self, *arguments, head: PartialFC, **more):
+        super().__init__(*arguments, **more)
+        self._head = head
+
+    def run(self, forward, world):
+        centre_CD = normalize(world.all_gather(self._head.centres.float().contiguous(), name="evaluate/centres"))
+        yield from super().run(lambda batch: normalize(forward(batch).float()) @ centre_CD.T, world)
+
+
+def _load_mdl(run: Run, backbone: TorchBackbone, path: Path) -> None:
+    """Starts from Caffe2's weights and momentum. A collective."""
+    from partial_fc.foreign import caffe2_model  # which needs protobuf
+
+    found = caffe2_model.read(path, backbone.weights.state_dict())
+    backbone.weights.load_state_dict(found.state)
+    load_named_state(backbone.optimizer, backbone.weights, found.momentum)
+    run.logger.info(f"started from {path}")
+    check_replicas(backbone.replicated(), run.world)
+
+
+class _Saver(checkpoint.Saver):
+    """Writes a .mdl file with every checkpoint, where --save_model_name asks for it."""
+
+    write_mdl: Callable[[Snapshot], None] | None = None
+
+    def begin(self, snapshot: Snapshot, since: float | None = None) -> None:
+        super().begin(snapshot, since)
+        if self.write_mdl and snapshot.rank == 0:
+            self.write_mdl(snapshot)
+
+
+def _write_mdl(config: Config, order: Order, snapshot: Snapshot) -> None:
+    from partial_fc.foreign import caffe2_model
+
+    epoch = snapshot.manifest["position"] // order.num_samples
+    folder, name = config.rendezvous.file_store_path, config.model.save_model_name
+    caffe2_model.write(folder / f"{name}_{epoch}.mdl", snapshot.backbone, snapshot.optimizer, snapshot.step)
+    (folder / f"{name}_{epoch - 1}.mdl").unlink(missing_ok=True)
+
+
+def _log_arguments(run: Run) -> object:
+    return caffe2.namespace(flags.flat(run.config), run.world.local_size)
+
+
+def parse(arguments: list[str]) -> tuple[Config, list[str]]:
+    """The command line -> configuration, and notes on flags of Caffe2's that mean nothing here. Raises ValueError for
+    values that make no sense, alone or together."""
+    ours, notes = caffe2.translate(arguments)
+    return tyro.cli(Config, args=ours, prog="train.py imagenet"), notes

@@ -1,0 +1,167 @@
+"""What recipe imagenet does where an epoch ends: it tests, writes Caffe2's CSV row, ends a run that has exploded."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from partial_fc.comm import World
+from partial_fc.data import Loader, Source
+from partial_fc.data.order import Order, Sharded
+from partial_fc.data.transform import ShortSideCrop
+from partial_fc.evaluate import Classification
+from partial_fc.evaluate.evaluation import Forward
+from partial_fc.machine import gpu_load
+from partial_fc.optim.schedule import Continued, Schedule
+from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.caffe2_log import Caffe2Log, first_start
+from partial_fc.train.job import Head, RunState
+from partial_fc.train.run import Run
+
+_EXPLODED = 40.0  # the loss at which Caffe2's trainers give up
+_TEST_BATCHES = 100
+
+
+class Caffe2Test:
+    """resnet50_trainer's test of 2017, with its quirks: 100 batches, of each machine's own and whole test database, in
+    which it goes on where the last test stopped; random crops, and batch norm with the batches' own statistics."""
+
+    board = ""
+
+    def __init__(self, source: Source, crop: ShortSideCrop, backbone: TorchBackbone, batch_size: int, seed: int):
+        self._source, self._crop, self._module = source, crop, backbone.module
+        self._batch_size, self._seed = batch_size, seed
+        self.position = 0  # in the machine's database; set by EpochEnd
+
+    def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
+        counts = torch.zeros(2, dtype=torch.float64)
+        with (
+            Loader(
+                self._source,
+                self._crop,
+                Sharded(len(self._source), 1),
+                batch_size=self._batch_size,
+                rank=world.local_rank,
+                world_size=world.local_size,
+                seed=self._seed,
+                position=self.position,
+            ) as loader,
+            _batch_statistics(self._module),
+        ):
+            for _ in range(_TEST_BATCHES):
+                batch = next(loader)
+                correct_B = forward(batch.input_B).argmax(1).cpu() == batch.label_B
+                counts += torch.tensor([correct_B.sum(), len(correct_B)])
+        correct, num_images = world.all_reduce(counts, name="evaluate/caffe2").tolist()
+        yield "test/accuracy", correct / num_images
+
+    def scores(self, values: Mapping[str, float]) -> dict[str, float]:
+        return {"test": values["test/accuracy"]}
+
+    def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
+        return [f"[test][{step}] accuracy {values['test/accuracy']:.5f} on {_TEST_BATCHES} batches of each machine"]
+
+    def draw(self, folder: Path) -> None:
+        """No picture: the crops are random."""
+
+
+@contextmanager
+def _batch_statistics(module: nn.Module) -> Iterator[None]:
+    """Batch norm uses, and remembers not, the statistics of what it sees."""
+    layers = [m for m in module.modules() if isinstance(m, nn.BatchNorm2d)]
+    for layer in layers:
+        layer.train()
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.eval()
+            layer.track_running_stats = True
+
+
+class EpochEnd:
+    """The evaluation of recipe imagenet: the test, if there is one, and the row of Caffe2's log in the working
+    directory, which rank 0 writes where a whole epoch ends."""
+
+    board = ""
+
+    def __init__(
+        self,
+        run: Run,
+        head: Head,
+        test: Classification | Caffe2Test | None,
+        schedule: Schedule | Continued,
+        order: Order,
+        start: RunState,
+        arguments: object,
+    ):
+        config, self._device = run.config, run.device
+        self._head, self._test, self._schedule = head, test, schedule
+        self._updates = order.num_samples // run.global_batch
+        self._log: Caffe2Log | None = None
+        self._row: dict[str, float] = {}
+        self._batch_size = config.optim.batch_size
+        self._test_images = _TEST_BATCHES * config.optim.batch_size * run.world.local_size
+        if run.world.rank == 0:
+            network, groups = config.model.network, config.model.resnext_num_groups
+            self._log = Caffe2Log(
+                Path.cwd(),
+                arguments,
+                run.world.local_size,
+                config.optim.batch_size * run.world.local_size,
+                config.data.num_labels,
+                config.schedule.lr,
+                first_start(run.root / "started.txt", start.step > 0),
+                model=network if groups == 1 else network.replace("resnet", "resnext"),
+                epoch=start.position // order.num_samples,
+            )
+            run.logger.info(f"one row an epoch: {self._log.path}")
+        if isinstance(test, Caffe2Test):
+            test.position = start.position // order.num_samples * self._test_images
+
+    def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
+        """Raises FloatingPointError, on all ranks, where the loss is at 40 or more."""
+        if self._head.last_step:
+            loss_B = self._head.row_losses(self._head.last_step, self._batch_size).double()
+            correct_B = self._head.last_step.get("correct_B", torch.full_like(loss_B, -1)).double()
+            sums = torch.stack((loss_B.sum(), correct_B.sum(), torch.ones_like(loss_B).sum())).cpu()
+            loss_sum, num_correct, num_images = world.all_reduce(sums, name="epoch/last_update").tolist()
+            loss = loss_sum / num_images
+            if not loss < _EXPLODED:
+                raise FloatingPointError(
+                    f"the epoch's last loss is {loss:.2f}, {_EXPLODED:g} or more: the gradients have exploded. Go on "
+                    "from the last checkpoint with a lower --base_learning_rate, or start with --warmup-epochs"
+                )
+            # As Caffe2: of this process alone, and of the last update.
+            self._row = {"accuracy": float(correct_B.mean()), "loss": float(loss_B.mean())}
+            if "correct_B" in self._head.last_step:
+                yield "train/accuracy", num_correct / num_images
+        if self._test:
+            yield from self._test.run(forward, world)
+            if isinstance(self._test, Caffe2Test):
+                self._test.position += self._test_images
+
+    def scores(self, values: Mapping[str, float]) -> dict[str, float]:
+        return self._test.scores(values) if self._test else {}
+
+    def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
+        self._row |= {"epoch": epoch, "learning_rate": self._schedule.lr(max(0, step - 1))}
+        self._row["test_accuracy"] = values.get("test/accuracy", -1)
+        lines = [f"Finished epoch {epoch:g}"]
+        if "loss" in self._row:
+            lines = [f"{lines[0]}; Training loss: {self._row['loss']:.4f}, accuracy: {self._row['accuracy']:.4f}"]
+        if load := gpu_load(self._device):
+            lines.append(load)
+        return lines + (self._test.lines(step, epoch, values, best) if self._test else [])
+
+    def draw(self, folder: Path) -> None:
+        if self._test:
+            self._test.draw(folder)
+        row, self._row = self._row, {}
+        if self._log and "loss" in row and row["epoch"].is_integer():
+            epoch = int(row.pop("epoch")) - 1
+            test = row.pop("test_accuracy")
+            self._log.add(epoch, self._updates, **row, test_accuracy=test if test >= 0 else -1)
