@@ -81,6 +81,8 @@ class DataFlags:
     """Pixels of a side of the crop that the network takes."""
     resize: int = 256
     """The shorter side of an image is made so long before it is cropped."""
+    mirror: bool = True
+    """Mirror half of the training images."""
     image_mean_per_channel: tuple[float, float, float] | None = None
     """What is subtracted, of blue, green, red. none: 128, or what --conventions say."""
     image_std_per_channel: tuple[float, float, float] | None = None
@@ -211,7 +213,7 @@ def train_here(run: Run) -> int:
         if config.model.load_model_path and start.step == 0:
             _load_mdl(run, backbone, config.model.load_model_path)
         saver.write_mdl = partial(_write_mdl, config, order) if config.model.save_model_name else None
-        transform = ShortSideCrop(data.resize, data.image_size, random=True)
+        transform = ShortSideCrop(data.resize, data.image_size, random=True, mirror=data.mirror)
         loader = parts.enter_context(
             run.loader(
                 source, transform, start, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records
@@ -299,7 +301,7 @@ def _test(run: Run, backbone: TorchBackbone, head: Head) -> Classification | Caf
     if config.model.recipe_version == "caffe2":
         if isinstance(head, PartialFC):
             raise ValueError("--recipe-version caffe2 with --head partial-fc: Caffe2 has no such last layer")
-        crop = ShortSideCrop(data.resize, data.image_size, random=True)
+        crop = ShortSideCrop(data.resize, data.image_size, random=True, mirror=data.mirror)
         return Caffe2Test(source, crop, backbone, config.optim.batch_size, config.run.seed)
     middle = ShortSideCrop(data.resize, data.image_size, random=False)
     batch_size = min(config.optim.batch_size, 64)

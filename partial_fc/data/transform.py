@@ -35,8 +35,8 @@ class SquareImage:
 
 @dataclass(frozen=True)
 class ShortSideCrop:
-    """A crop of `crop` x `crop` pixels of an image whose shorter side is made `resize` pixels first: at random and
-    mirrored every second time in training, else the middle. uint8 (crop, crop, 3) RGB; grey is expanded.
+    """A crop of `crop` x `crop` pixels of an image whose shorter side is made `resize` pixels first: at random, for
+    training, or the middle; mirror: every second one is mirrored. uint8 (crop, crop, 3) RGB; grey is expanded.
 
     Caffe2's ImageInput: other side truncated, INTER_AREA, smaller images are enlarged.
     """
@@ -44,6 +44,7 @@ class ShortSideCrop:
     resize: int
     crop: int
     random: bool
+    mirror: bool = False
 
     def __call__(self, sample: Sample, rng: np.random.Generator, out: Pixels | None = None) -> Pixels:
         image = decode(sample.image) if isinstance(sample.image, bytes) else sample.image
@@ -56,7 +57,7 @@ class ShortSideCrop:
         spare = (image.shape[0] - self.crop, image.shape[1] - self.crop)
         top, left = (rng.integers(0, n + 1) if self.random else n // 2 for n in spare)
         image = image[top : top + self.crop, left : left + self.crop]
-        if self.random and rng.random() < 0.5:
+        if self.mirror and rng.random() < 0.5:
             image = image[:, ::-1]
         return np.repeat(image.reshape(self.crop, self.crop, 1), 3, axis=2) if image.size == self.crop**2 else image
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,7 +96,7 @@ def _make(options: DatabaseOptions, writer: AbstractContextManager[Put]) -> None
     if options.shuffle:
         order = np.random.default_rng(options.seed).permutation(len(source))
     records = _records(source, order, options)
-    first = [record for record, _ in zip(records, range(_CHUNK), strict=False)]
+    first = list(islice(records, _CHUNK))
     if not first:
         raise ValueError(f"{options.source}: not one image could be read")
     _check_room(options.output, [len(value) for _, value in first], len(source))
