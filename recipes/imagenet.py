@@ -19,7 +19,6 @@ from typing import Annotated, Literal
 
 import torch
 import tyro
-from torch.nn.functional import normalize
 
 from partial_fc import checkpoint, counter_rng, flags
 from partial_fc.checkpoint.consistency import check_replicas
@@ -54,7 +53,7 @@ from partial_fc.train.run import Run, run_in_worlds
 
 from .compat import caffe2
 from .face_head import HeadFlags
-from .imagenet_epochs import Caffe2Test, EpochEnd
+from .imagenet_epochs import Caffe2Test, EpochEnd, PartialFCTest
 
 # Flags that may change between the parts of one run: they do not change what is learned.
 _MAY_CHANGE = ("num_workers", "max_bad_records", "check_data", "test_data", "load_model_path", "save_model_name",
@@ -225,7 +224,8 @@ def train_here(run: Run) -> int:
 
         # ---- train
         line = StepLine(config.run.frequent, schedule.total_steps, order.num_samples)
-        epochs = EpochEnd(run, head, test, schedule, order, start, _log_arguments(run))
+        arguments = caffe2.namespace(flags.flat(config), world.local_size)
+        epochs = EpochEnd(run, head, test, schedule, order, start, arguments)
         job = run.job(
             loader, backbone, head, schedule, [epochs], saver, start, line, each_epoch=True,
             head_clip=config.partial_fc.head_clip, head_lr_ratio=config.partial_fc.lr_ratio(config.schedule.lr),
@@ -310,18 +310,6 @@ def _test(run: Run, backbone: TorchBackbone, head: Head) -> Classification | Caf
     return Classification("test", source, middle, batch_size, limit=data.test_epoch_size)
 
 
-class PartialFCTest(Classification):
-    """The classes of which all centres are gathered: the nearest one is the prediction."""
-
-    def __init__(self, *arguments, head: PartialFC, **more):
-        super().__init__(*arguments, **more)
-        self._head = head
-
-    def run(self, forward, world):
-        centre_CD = normalize(world.all_gather(self._head.centres.float().contiguous(), name="evaluate/centres"))
-        yield from super().run(lambda batch: normalize(forward(batch).float()) @ centre_CD.T, world)
-
-
 def _load_mdl(run: Run, backbone: TorchBackbone, path: Path) -> None:
     """Starts from Caffe2's weights and momentum. A collective."""
     from partial_fc.foreign import caffe2_model  # which needs protobuf
@@ -351,10 +339,6 @@ def _write_mdl(config: Config, order: Order, snapshot: Snapshot) -> None:
     folder, name = config.rendezvous.file_store_path, config.model.save_model_name
     caffe2_model.write(folder / f"{name}_{epoch}.mdl", snapshot.backbone, snapshot.optimizer, snapshot.step)
     (folder / f"{name}_{epoch - 1}.mdl").unlink(missing_ok=True)
-
-
-def _log_arguments(run: Run) -> object:
-    return caffe2.namespace(flags.flat(run.config), run.world.local_size)
 
 
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:

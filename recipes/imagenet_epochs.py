@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import normalize
 
 from partial_fc.comm import World
 from partial_fc.data import Loader, Source
@@ -13,6 +15,7 @@ from partial_fc.data.order import Order, Sharded
 from partial_fc.data.transform import ShortSideCrop
 from partial_fc.evaluate import Classification
 from partial_fc.evaluate.evaluation import Forward
+from partial_fc.head import PartialFC
 from partial_fc.machine import gpu_load
 from partial_fc.optim.schedule import Continued, Schedule
 from partial_fc.train.backbone import TorchBackbone
@@ -80,6 +83,18 @@ def _batch_statistics(module: nn.Module) -> Iterator[None]:
         for layer in layers:
             layer.eval()
             layer.track_running_stats = True
+
+
+class PartialFCTest(Classification):
+    """A test in which the nearest class centre is the prediction. Every rank gathers all of them."""
+
+    def __init__(self, *arguments: Any, head: PartialFC, **more: Any):
+        super().__init__(*arguments, **more)
+        self._head = head
+
+    def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
+        centre_CD = normalize(world.all_gather(self._head.centres.float().contiguous(), name="evaluate/centres"))
+        yield from super().run(lambda batch: normalize(forward(batch).float()) @ centre_CD.T, world)
 
 
 class EpochEnd:

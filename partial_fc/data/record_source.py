@@ -22,7 +22,7 @@ class RecordSource:
     .rec.
 
     The class count is, in this order: the argument, the property file, the number of identity records, the
-    largest label + 1 (which reads the header of every record).
+    largest label + 1 (which reads the header of every record). image_size: (height, width), where the file says so.
     """
 
     def __init__(self, path: str | os.PathLike[str], num_classes: int | None = None) -> None:
@@ -34,7 +34,7 @@ class RecordSource:
         self._keys, num_identities = _image_keys(self.reader)
         if len(self._keys) == 0:
             raise ValueError(f"{rec_path} holds no image records")
-        stated = _read_property(rec_path.with_name("property"))
+        stated, self.image_size = _read_property(rec_path.with_name("property"))
         if stated and num_identities and stated != num_identities:
             _log.warning(
                 "%s says %d classes, %s holds %d identity records",
@@ -107,16 +107,17 @@ def are_whole(raw_N: NDArray[np.float32]) -> NDArray[np.bool_]:
         return np.isfinite(raw_N) & (raw_N == np.trunc(raw_N))
 
 
-def _read_property(path: Path) -> int | None:
-    """The class count; the rest of the line (image size, in shuffled sets also a count) is not needed."""
+def _read_property(path: Path) -> tuple[int | None, tuple[int, int] | None]:
+    """(class count, (height, width) of the images) as far as the file says so; shuffled sets have a count besides."""
     if not path.exists():
-        return None
+        return None, None
     text = path.read_bytes().strip()
-    first = text.split(b"\n")[0].split(b",")[0].strip()
+    first, *size = (field.strip() for field in text.split(b"\n")[0].split(b","))
     shown = text[:80].decode("utf-8", "replace")
     if not first.isdigit() or len(first) > 18 or int(first) < 1:
         raise ValueError(f"{path}: expected `num_classes,height,width`, got {shown!r}")
-    return int(first)
+    told = len(size) >= 2 and all(field.isdigit() and len(field) < 6 for field in size[:2])
+    return int(first), (int(size[0]), int(size[1])) if told else None
 
 
 def _image_keys(reader: RecordReader) -> tuple[NDArray[np.int64] | range, int | None]:
