@@ -43,7 +43,7 @@ class DataOptions:
     """Pixels of a side, as the network takes them."""
     mirror: bool = True
     """Exchange left and right every second time."""
-    images: int = 2000
+    images: int = 4000
     """So many of the set, in shuffled order, in each round."""
     batch_size: int = 64
     """Images of a batch."""

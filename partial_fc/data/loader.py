@@ -251,11 +251,13 @@ class _Random(threading.local):
     def __init__(self) -> None:
         self._bits = np.random.Philox(key=0)
         self._generator = np.random.Generator(self._bits)
+        self._counters: dict[str, Any] = {"counter": (0, 0, 0, 0)}
+        empty = {"buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
+        self._state: Any = {"bit_generator": "Philox", "state": self._counters, **empty}
 
     def at(self, position: int, key: int) -> np.random.Generator:
         """As `Generator(Philox(key=[position, key]))`. Philox is counter-based: any two of its keys give unrelated
         streams, with no state to mix first. Good until the next call."""
-        state: dict[str, Any] = {"counter": (0, 0, 0, 0), "key": (position, key)}
-        empty = {"buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
-        self._bits.state = {"bit_generator": "Philox", "state": state, **empty}  # type: ignore[typeddict-item]
+        self._counters["key"] = (position, key)
+        self._bits.state = self._state
         return self._generator
