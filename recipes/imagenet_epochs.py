@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from partial_fc.comm import World
 from partial_fc.data import Loader, Source
@@ -19,6 +20,7 @@ from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.caffe2_log import Caffe2Log, first_start
 from partial_fc.train.job import Head, RunState
 from partial_fc.train.run import Run
+from partial_fc.train.running_statistics import RunningStatistics
 
 _EXPLODED = 40.0  # the loss at which Caffe2's trainers give up
 _TEST_BATCHES = 100
@@ -69,17 +71,16 @@ class Caffe2Test:
 
 @contextmanager
 def _batch_statistics(module: nn.Module) -> Iterator[None]:
-    """Batch norm uses, and remembers not, the statistics of what it sees."""
-    layers = [m for m in module.modules() if isinstance(m, nn.BatchNorm2d)]
+    """Batch norm uses, and remembers not, the statistics of what it sees: of all ranks with --sync-bn."""
+    layers, kept = [m for m in module.modules() if isinstance(m, _BatchNorm)], RunningStatistics(module)
     for layer in layers:
         layer.train()
-        layer.track_running_stats = False
     try:
         yield
     finally:
+        kept.restore()
         for layer in layers:
             layer.eval()
-            layer.track_running_stats = True
 
 
 class EpochEnd:
