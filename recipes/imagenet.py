@@ -47,7 +47,7 @@ from partial_fc.models.inputs import TORCHVISION, InputContract
 from partial_fc.optim.backbone import load_named_state
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.job import Head
-from partial_fc.train.log import StepLine
+from partial_fc.train.log import StepLine, warn_on_os_error
 from partial_fc.train.loop import train
 from partial_fc.train.run import Run, run_in_worlds
 
@@ -329,7 +329,8 @@ class _Saver(checkpoint.Saver):
     def begin(self, snapshot: Snapshot, since: float | None = None) -> None:
         super().begin(snapshot, since)
         if self.write_mdl and snapshot.rank == 0:
-            self.write_mdl(snapshot)
+            with warn_on_os_error("the .mdl file"):
+                self.write_mdl(snapshot)
 
 
 def _write_mdl(config: Config, order: Order, snapshot: Snapshot) -> None:

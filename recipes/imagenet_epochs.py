@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import normalize
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from partial_fc.comm import World
 from partial_fc.data import Loader, Source
@@ -22,6 +23,7 @@ from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.caffe2_log import Caffe2Log, first_start
 from partial_fc.train.job import Head, RunState
 from partial_fc.train.run import Run
+from partial_fc.train.running_statistics import RunningStatistics
 
 _EXPLODED = 40.0  # the loss at which Caffe2's trainers give up
 _TEST_BATCHES = 100
@@ -72,17 +74,16 @@ class Caffe2Test:
 
 @contextmanager
 def _batch_statistics(module: nn.Module) -> Iterator[None]:
-    """Batch norm uses, and remembers not, the statistics of what it sees."""
-    layers = [m for m in module.modules() if isinstance(m, nn.BatchNorm2d)]
+    """Batch norm uses, and remembers not, the statistics of what it sees: of all ranks with --sync-bn."""
+    layers, kept = [m for m in module.modules() if isinstance(m, _BatchNorm)], RunningStatistics(module)
     for layer in layers:
         layer.train()
-        layer.track_running_stats = False
     try:
         yield
     finally:
+        kept.restore()
         for layer in layers:
             layer.eval()
-            layer.track_running_stats = True
 
 
 class PartialFCTest(Classification):
@@ -118,6 +119,7 @@ class EpochEnd:
         self._updates = order.num_samples // run.global_batch
         self._log: Caffe2Log | None = None
         self._row: dict[str, float] = {}
+        self._num_done = start.position // order.num_samples  # whole epochs that have their row
         self._batch_size = config.optim.batch_size
         self._test_images = _TEST_BATCHES * config.optim.batch_size * run.world.local_size
         if run.world.rank == 0:
@@ -131,7 +133,7 @@ class EpochEnd:
                 config.schedule.lr,
                 first_start(run.root / "started.txt", start.step > 0),
                 model=network if groups == 1 else network.replace("resnet", "resnext"),
-                epoch=start.position // order.num_samples,
+                epoch=self._num_done,
             )
             run.logger.info(f"one row an epoch: {self._log.path}")
         if isinstance(test, Caffe2Test):
@@ -176,7 +178,8 @@ class EpochEnd:
         if self._test:
             self._test.draw(folder)
         row, self._row = self._row, {}
-        if self._log and "loss" in row and row["epoch"].is_integer():
-            epoch = int(row.pop("epoch")) - 1
+        num_done = int(row.pop("epoch"))
+        if self._log and "loss" in row and num_done > self._num_done:
+            self._num_done = num_done
             test = row.pop("test_accuracy")
-            self._log.add(epoch, self._updates, **row, test_accuracy=test if test >= 0 else -1)
+            self._log.add(num_done - 1, self._updates, **row, test_accuracy=test if test >= 0 else -1)

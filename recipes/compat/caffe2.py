@@ -27,8 +27,12 @@ _WITHOUT_EFFECT = {
     "use_nccl": "GPUs always exchange over NCCL",
     "distributed_transport": "the launcher's backend chooses it",
     "model_parallel": "the last layer is shared out with --head partial-fc",
+    "use_ideep": "PyTorch uses oneDNN by itself",
 }
-_SWITCHES = ("use_cpu", "float16_compute", "enable_tensor_core", "use_nccl", "model_parallel")
+# One trainer has them alone, another with True or False behind.
+_SWITCHES = ("use_cpu", "float16_compute", "enable_tensor_core", "use_nccl", "model_parallel", "use_ideep")
+_OFF = ("false", "0", "no")
+_BATCH_SIZE = "32"  # of a machine, where none is given
 _LOGGED = (
     "train_data", "test_data", "db_type", "num_channels", "image_size", "num_labels", "epoch_size", "weight_decay",
     "num_shards", "shard_id", "run_id", "redis_host", "redis_port", "file_store_path", "save_model_name",
@@ -41,10 +45,16 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
     ValueError for values that cannot be."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in (*_RENAMED, *_WITHOUT_EFFECT, "use_cpu", "gpus", "batch_size", "dtype", "model", "num_layers"):
-        more: dict[str, Any] = {"action": "store_true"} if name in _SWITCHES else {}
+        more: dict[str, Any] = {"nargs": "?", "const": "True"} if name in _SWITCHES else {}
+        if name == "model":
+            more = {"nargs": "?", "const": "resnext"}
         parser.add_argument(f"--{name}", *{f"--{name.replace('_', '-')}"} - {f"--{name}"}, **more)
-    theirs, ours = parser.parse_known_args(arguments)
-    given = {name: value for name, value in vars(theirs).items() if value not in (None, False)}
+    try:
+        theirs, ours = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{error.argument_name}: {error.message}") from None
+    given = {name: value for name, value in vars(theirs).items() if value is not None}
+    given = {name: v for name, v in given.items() if name not in _SWITCHES or v.lower() not in _OFF}
     notes = [f"--{name} without effect: {why}" for name, why in _WITHOUT_EFFECT.items() if name in given]
     gpus = _count(given, "num_gpus") if "num_gpus" in given else 1
     if "gpus" in given:
@@ -64,9 +74,14 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
             raise ValueError(f"--model {given['model']} is not here: only resnext, which with one group is a ResNet")
         # imagenet_trainer's networks count and pool as torchvision's do.
         ours += ["--network", f"resnet{given.get('num_layers', 50)}", "--conventions", "torchvision"]
-        notes.append("--model, --num_layers: imagenet_trainer's networks, so --conventions torchvision")
-    if "batch_size" in given:
-        ours += ["--batch-size", str(_of_a_process(_count(given, "batch_size"), gpus))]
+        words = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in ours}
+        for name in {"image_mean_per_channel", "image_std_per_channel"} - words:
+            ours += [f"--{name}", "128", "128", "128"]  # its pixels are Caffe2's all the same
+        notes.append(
+            "--model, --num_layers: imagenet_trainer's networks, so --conventions torchvision, of Caffe2's pixels"
+        )
+    given.setdefault("batch_size", _BATCH_SIZE)
+    ours += ["--batch-size", str(_of_a_process(_count(given, "batch_size"), gpus))]
     return ours, notes
 
 

@@ -270,3 +270,15 @@ def test_without_plyvel(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "plyvel", None)
     with pytest.raises(ValueError, match=r"db is a LevelDB, which needs the package plyvel: `pip install"):
         open_database(path, "leveldb", 10, shadow_place=place)
+
+
+def test_a_store_that_the_garbage_collector_finds(tmp_path: Path) -> None:
+    """plyvel alone would end the process with a segmentation fault."""
+    path = write_leveldb(tmp_path / "db", records(30).items())
+    code = (
+        "import gc, sys, pathlib; from partial_fc.data.databases.leveldb_store import LevelDbStore;"
+        "store = LevelDbStore(pathlib.Path(sys.argv[1])); store.item(3); store.item(20);"
+        "store.itself = store; del store; gc.collect(); print('alive')"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+    assert done.stdout == "alive\n", (done.returncode, done.stderr)

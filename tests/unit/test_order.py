@@ -2,13 +2,12 @@
 
 import threading
 from collections import Counter
-from itertools import pairwise
 
 import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from partial_fc.data.order import Blocks, Keyed, Order, PerEpoch, Selection, Sequential
+from partial_fc.data.order import Blocks, Epochs, Keyed, Order, PerEpoch, Selection, Sharded
 
 
 def batches(order: Order, start: int, stop: int, batch_size: int, world_size: int) -> list[list[Selection]]:
@@ -58,21 +57,59 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(before, after, num_batche
     assert rest[-1][0].end == 2 * num_samples
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_sequential_deals_the_samples_out_in_turn(world_size):
-    num_samples, batch_size = 10, 2
-    found = batches(Sequential(num_samples), 0, 24, batch_size, world_size)
-    for rank in range(world_size):
-        taken = indices([ranks[rank] for ranks in found])
-        assert taken == [(rank + i * world_size) % num_samples for i in range(len(taken))]
+@pytest.mark.parametrize("num_samples", [3, 10, 12])
+@pytest.mark.parametrize(("num_shards", "local_size"), [(1, 1), (1, 2), (2, 1), (3, 1), (2, 3), (3, 2)])
+def test_a_shard_reads_every_nth_sample_and_divides_its_batch(num_samples, num_shards, local_size):
+    """As Caffe2's readers: a counter of each host, which returns to its first sample alone."""
+    order, batch_size, world_size = Sharded(num_samples, num_shards), 2, num_shards * local_size
+    found = batches(order, 0, 5 * num_samples, batch_size, world_size)
+    for shard in range(num_shards):
+        mine, read = list(range(shard, num_samples, num_shards)), 0
+        for ranks in found:
+            local = ranks[shard * local_size : (shard + 1) * local_size]
+            of_host = [mine[(read + i) % len(mine)] for i in range(batch_size * local_size)]
+            assert indices(local) == of_host
+            assert [one.index_B.tolist() for one in local] == [
+                of_host[i * batch_size : (i + 1) * batch_size] for i in range(local_size)
+            ]
+            read += batch_size * local_size
+    positions = [position for ranks in found for one in ranks for position in one.position_B.tolist()]
+    assert sorted(positions) == list(range(len(positions)))  # what is random differs between any two of them
     assert not any(one.ends_epoch for ranks in found for one in ranks)
-    for ranks, following in pairwise(found):  # from any position on with any number of ranks
-        (alone,) = batches(Sequential(num_samples), ranks[0].end, ranks[0].end + 1, 3, 1)
-        assert indices(alone)[:1] == indices([following[0]])[:1]
+
+
+def test_shards_go_on_from_any_update_and_with_other_processes():
+    order = Sharded(11, 2)
+    for first in batches(order, 0, 60, 3, 4)[::2]:
+        following = batches(order, first[0].end, first[0].end + 12, 3, 4)[0]
+        alone = batches(order, first[0].end, first[0].end + 12, 6, 2)[0]  # one process a host
+        assert indices(following) == indices(alone)
+
+
+def test_more_shards_than_samples():
+    with pytest.raises(ValueError, match="2 samples for 3 shards: expected at least one for each"):
+        Sharded(2, 3)
+
+
+@pytest.mark.parametrize("size", [6, 12, 30])
+def test_epochs_have_a_size_of_their_own(size):
+    """Of whole updates: smaller and larger than the set."""
+    inner = Sharded(10, 2)
+    order = Epochs(inner, size)
+    assert order.num_samples == size
+    found = batches(order, 0, 60, 3, 2)
+    assert [ranks[0].end for ranks in found if ranks[0].ends_epoch] == list(range(size, 61, size))
+    assert [indices(ranks) for ranks in found] == [indices(ranks) for ranks in batches(inner, 0, 60, 3, 2)]
+    for number, ranks in enumerate(found[:-1]):  # from any update on
+        assert [indices(r) for r in batches(order, ranks[0].end, 60, 3, 2)] == [indices(r) for r in found[number + 1 :]]
+    # An update that crosses an epoch's end, of another number of processes, ends it, too.
+    assert [ranks[0].ends_epoch for ranks in batches(Epochs(inner, 6), 0, 12, 2, 2)] == [False, True, True]
 
 
 @pytest.mark.parametrize(
-    "order", [Keyed(31, 0), Sequential(31), PerEpoch(31, 0)], ids=lambda order: type(order).__name__
+    "order",
+    [Keyed(31, 0), Sharded(31, 1), PerEpoch(31, 0), Epochs(Sharded(7, 1), 31)],
+    ids=lambda order: type(order).__name__,
 )
 @pytest.mark.parametrize(("batch_size", "world_size"), [(4, 1), (2, 3), (31, 1)])
 def test_updates_are_counted_as_they_are_made(order, batch_size, world_size):

@@ -65,10 +65,10 @@ class LevelDbStore:
         except plyvel.Error as error:
             shadow.remove()
             raise ValueError(f"{path} cannot be opened as a LevelDB: {error}") from error
-        self.close = weakref.finalize(self, _close, self._database, shadow)
+        self._cursors: list[_Cursor] = []  # those not in use, the last used last
+        self.close = weakref.finalize(self, _close, self._database, self._cursors, shadow)
         self._keys = self._listed(shadow.manifest)
         self._lock = threading.Lock()
-        self._cursors: list[_Cursor] = []  # those not in use, the last used last
 
     def __len__(self) -> int:
         return self._keys.num_records
@@ -87,6 +87,9 @@ class LevelDbStore:
                 cursor.iterator.next()
                 cursor.at += 1
             item = cursor.iterator.item()
+        except ValueError:
+            cursor.iterator.close()
+            raise
         except self._error as error:
             cursor.iterator.close()
             raise BadRecord(f"{self.path}, record {index} (behind key {key!r}): {error}") from None
@@ -139,7 +142,11 @@ class LevelDbStore:
                     bar.update(self._database.approximate_size(b"", key) - bar.n)
 
 
-def _close(database: Any, shadow: Shadow) -> None:
+def _close(database: Any, cursors: list[_Cursor], shadow: Shadow) -> None:
+    # plyvel knows its iterators by weak references only, which the garbage collector clears first; an iterator that
+    # outlives its database then ends the process with a segmentation fault.
+    for cursor in cursors:
+        cursor.iterator.close()
     database.close()  # waits for a compaction
     shadow.remove()
 
