@@ -146,7 +146,7 @@ FOUND: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "apex: a bytearray": ("apex", lambda: apex_with(more=bytearray(3)), "bytearray"),
     "weights: a tar file": ("weights", tar, "a tar file, as torch wrote before"),
     "torch-centres: a parameter that is a list": (
-        "torch-centres", torch_centres_with_a_list, "params are not all numbers",
+        "torch-centres", torch_centres_with_a_list, "its optimizer is no torch state dict",
     ),
     "names: no UTF-8": ("class-names", lambda: b"\xff\n", "names"),
     "marker: no UTF-8": ("marker", lambda: b"\xff", "COMPLETE says"),

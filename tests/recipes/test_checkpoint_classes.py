@@ -37,7 +37,7 @@ def rows(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     """Of one process's checkpoint, by class name."""
     found = checkpoint.Checkpoint(folder)
     (path,) = folder.glob("head-*-classes-*")
-    tensors = found.checksums.load(path)
+    tensors = found.load(path.name)
     return {name: {key: t[i] for key, t in tensors.items()} for i, name in enumerate(found.class_names)}
 
 
