@@ -20,7 +20,7 @@ CURVE = "--max-steps 20 --batch-size 16 --val-targets"
 @pytest.fixture(scope="session")
 def curves(glyphs, tmp_path_factory):
     """The first 20 losses of every launcher with two processes, and what they printed. (horovodrun --gloo has config.sh
-    between itself and the ranks; without: test_resume.py.)"""
+    between itself and the ranks; without: test_preemption.py.)"""
     found = {}
     for launcher in ("config.sh", "horovodrun --mpi", "torchrun", "own launch", "run.sh"):
         models_root = tmp_path_factory.mktemp("curve")
