@@ -52,17 +52,17 @@ if [ "$mode" = quick ]; then
 else
     stage "unit" 150 python -m pytest tests/unit "${two[@]}" -m "not mxnet" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
-    stage "MXNet as the oracle" 30 python -m pytest tests/unit tests/recipes/test_face.py -m mxnet "$@"
+    stage "MXNet as the oracle" 35 python -m pytest tests/unit tests/recipes/test_face.py -m mxnet "$@"
     # The mathematics does not depend on the transport: all of it over these two, MPI on three ranks, by which the numbers of
     # classes do not divide. Elsewhere only what speaks to the transport.
-    stage "parallel, horovodrun Gloo, 2 ranks" 90 gloo 2 "${tests[@]}"
-    stage "parallel, horovodrun MPI, 3 ranks" 90 mpi 3 "${tests[@]}"
-    stage "transport, horovodrun Gloo, 3 ranks" 30 gloo 3 "${tests[@]}" -m transport
+    stage "parallel, horovodrun Gloo, 2 ranks" 65 gloo 2 "${tests[@]}"
+    stage "parallel, horovodrun MPI, 3 ranks" 55 mpi 3 "${tests[@]}"
+    stage "transport, horovodrun Gloo, 3 ranks" 20 gloo 3 "${tests[@]}" -m transport
     stage "transport, horovodrun MPI, 2 ranks" 15 mpi 2 "${tests[@]}" -m transport
-    stage "transport, torchrun, 2 ranks" 15 torch 2 "${tests[@]}" -m transport
-    stage "transport, one process" 15 "${tests[@]}" -m transport
+    stage "transport, torchrun, 2 ranks" 10 torch 2 "${tests[@]}" -m transport
+    stage "transport, one process" 10 "${tests[@]}" -m transport
     # The GPU's kernel, sharded, in Triton's interpreter. (One process: tests/unit/test_triton.py.)
-    stage "Triton, horovodrun MPI, 3 ranks" 30 mpi 3 env TRITON_INTERPRET=1 "${tests[@]}" -k sharded_equals_dense
+    stage "Triton, horovodrun MPI, 3 ranks" 25 mpi 3 env TRITON_INTERPRET=1 "${tests[@]}" -k sharded_equals_dense
     stage "recipes" 200 python -m pytest tests/recipes "${two[@]}" -m "not mxnet" "$@"
     stage "faults" 40 python -m pytest tests/faults -rs "$@"
     stage "cluster, two hosts" 45 python -m pytest tests/cluster -rs "$@" # -rs: why, where it is skipped

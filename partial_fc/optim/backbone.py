@@ -2,12 +2,14 @@
 its parameters."""
 
 from collections.abc import Iterable
-from typing import Literal, Protocol
+from inspect import unwrap
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 Kind = Literal["sgd", "adamw"]
+_Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
 
 
 class Named(Protocol):
@@ -36,12 +38,12 @@ def build(
     if not decay_biases:
         groups.append({"params": [p for name, p in named if _is_bias(name)], "weight_decay": 0.0})
     if kind == "sgd" and lr_in_momentum:
-        return RateInMomentum(groups, momentum, weight_decay, nesterov)
+        return _RateInMomentum(groups, momentum, weight_decay, nesterov)
     if kind == "sgd":
-        return torch.optim.SGD(groups, lr=0.0, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+        return _SGD(groups, lr=0.0, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
     if nesterov or lr_in_momentum:
         raise ValueError(f"nesterov and lr_in_momentum are kinds of sgd; the optimizer is {kind}")
-    return torch.optim.AdamW(groups, lr=0.0, weight_decay=weight_decay)
+    return _AdamW(groups, lr=0.0, weight_decay=weight_decay)
 
 
 def _is_bias(name: str) -> bool:
@@ -84,6 +86,18 @@ class RateInMomentum(torch.optim.Optimizer):
                 # (1 + momentum) m' - momentum m, since m' - momentum m is this step's own part.
                 step = list(torch._foreach_add(step, held, alpha=momentum)) if group["nesterov"] else held
             torch._foreach_sub_(parameters, step)
+
+
+def _eager(optimizer: type[_Optimizer]) -> type[_Optimizer]:
+    """The same arithmetic without the wrappers that torch.compile asks for: their first call imports torch._dynamo,
+    which takes each process of a run two seconds and some 200 MB."""
+    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    plain: dict[str, Any] = {name: unwrap(getattr(optimizer, name)) for name in names}
+    plain["step"] = torch.no_grad()(unwrap(optimizer.step))
+    return type(optimizer.__name__, (optimizer,), plain)
+
+
+_SGD, _AdamW, _RateInMomentum = _eager(torch.optim.SGD), _eager(torch.optim.AdamW), _eager(RateInMomentum)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from io import FileIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from partial_fc.comm import World
 from partial_fc.head.telemetry import Histogram
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 _TRY_AGAIN_S = 600.0  # after a file of TensorBoard could not be written
 _log = logging.getLogger("partial_fc")
@@ -143,11 +146,13 @@ class _Board:
         self._writer: SummaryWriter | None = None
         self._next_try = 0.0 if world.rank == 0 else math.inf
 
-    def write(self, add: Callable[[SummaryWriter], None]) -> None:
+    def write(self, add: "Callable[[SummaryWriter], None]") -> None:
         if self._writer is None and time.monotonic() < self._next_try:
             return
         writer, self._writer = self._writer, None
         self._next_try = time.monotonic() + _TRY_AGAIN_S
+        from torch.utils.tensorboard import SummaryWriter  # here: one rank of many needs it, and it takes its time
+
         with warn_on_os_error(f"TensorBoard's file below {self._folder}"):
             writer = writer or SummaryWriter(str(self._folder))
             add(writer)
@@ -226,7 +231,7 @@ class Progress:
         self._restart(step, position)
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
-        def add(board: SummaryWriter) -> None:
+        def add(board: "SummaryWriter") -> None:
             for name, value in values.items():
                 board.add_scalar(name, value, step)
 
@@ -235,7 +240,7 @@ class Progress:
     def histograms(self, step: int, values: dict[str, Histogram]) -> None:
         """Empty ones are left out."""
 
-        def add(board: SummaryWriter) -> None:
+        def add(board: "SummaryWriter") -> None:
             for name, found in values.items():
                 if found.count:
                     board.add_histogram_raw(

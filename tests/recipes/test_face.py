@@ -14,14 +14,15 @@ from recipes import face
 from tests.recipes.conftest import LAUNCHERS, ROOT, SMALL, losses, result, run, train, train_here
 from tests.unit.mxnet_recordio import mxnet_pack
 
-CURVE = "--max-steps 30 --batch-size 16 --val-targets"
+CURVE = "--max-steps 20 --batch-size 16 --val-targets"
 
 
 @pytest.fixture(scope="session")
 def curves(glyphs, tmp_path_factory):
-    """The first 30 losses of every launcher with two processes, and what they printed."""
+    """The first 20 losses of every launcher with two processes, and what they printed. (horovodrun --gloo has config.sh
+    between itself and the ranks; without: test_preemption.py.)"""
     found = {}
-    for launcher in [*(name for name in LAUNCHERS if name != "one process"), "own launch", "config.sh", "run.sh"]:
+    for launcher in ("config.sh", "horovodrun --mpi", "torchrun", "own launch", "run.sh"):
         models_root = tmp_path_factory.mktemp("curve")
         flags = f"--dataset glyphs --rec {glyphs} {CURVE}"
         if launcher == "own launch":
@@ -38,8 +39,8 @@ def curves(glyphs, tmp_path_factory):
 
 
 def test_all_launchers_give_the_same_curve_in_fp32(curves):
-    first, _ = curves["horovodrun --gloo"]
-    assert len(first) == 30
+    first, _ = curves["config.sh"]
+    assert len(first) == 20
     for losses_of_it, _ in curves.values():
         assert max(abs(a - b) for a, b in zip(losses_of_it, first, strict=True)) < 1e-4
     assert curves["config.sh"][0] == curves["run.sh"][0]
@@ -52,12 +53,12 @@ def test_two_processes_give_the_curve_of_one(glyphs, tmp_path):
     train_here(tmp_path / "one", flags + " --batch-size 16")
     train(tmp_path / "two", flags + " --batch-size 8", launcher="torchrun")
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
-    assert len(one) == 30
+    assert len(one) == 20
     assert max(abs(a - b) for a, b in zip(one, two, strict=True)) < 1e-7
 
 
 def test_the_log_says_who_what_and_where_the_time_went(curves):
-    _, printed = curves["horovodrun --gloo"]
+    _, printed = curves["config.sh"]
     for text in (
         "rank 0 of 2 (horovod)",
         '"torch":',
@@ -66,7 +67,7 @@ def test_the_log_says_who_what_and_where_the_time_went(curves):
         "classes 0 to 40 of 80;",
     ):
         assert text in printed
-    line = next(line for line in printed.splitlines() if "step 20/30" in line)
+    line = next(line for line in printed.splitlines() if "step 20/20" in line)
     for text in (
         "epoch 0.57",
         "loss",

@@ -36,7 +36,8 @@ FAMILIES = {
 
 
 def data(glyphs) -> str:
-    return f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --lr-scheduler constant --warmup-steps 0 "
+    common = "--val-targets --check-data off --batch-size 8 --lr-scheduler constant --warmup-steps 0 "
+    return f"--dataset glyphs --rec {glyphs} {common}"
 
 
 def in_process(models_root: Path, flags: str) -> list[float]:

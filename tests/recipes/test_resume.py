@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.recipes.conftest import LAUNCHERS, change_manifest, losses, result, several, train, train_here, train_several
+from tests.recipes.conftest import LAUNCHERS, change_manifest, losses, result, several, train_here, train_several
 
 
 @pytest.mark.parametrize("launcher", ["one process", "horovodrun --gloo", "torchrun"])
 def test_resume_continues_bit_by_bit(glyphs, tmp_path, launcher):
-    """Each part by processes of its own, or all by one launch (one process: by this one)."""
+    """The parts by processes of their own, or all by one launch (one process: by this one)."""
     flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --lr-scheduler constant --sample-rate 0.3 "
     flags += "--dropout 0.2 --clip 5 --checkpoint-every 4 --max-steps "
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -19,7 +19,7 @@ def test_resume_continues_bit_by_bit(glyphs, tmp_path, launcher):
     if launcher == "one process":
         printed = [train_here(root, words) for root, words in runs][-1]
     elif launcher == "torchrun":
-        printed = "".join(train(root, words, launcher=launcher) for root, words in runs)
+        printed = "".join(several(part, LAUNCHERS[launcher]) for part in (runs[:2], runs[2:]))
     else:
         printed = several(runs, LAUNCHERS[launcher])
     assert f"resumed from {parts}/checkpoints/step-00000004" in printed
@@ -58,8 +58,9 @@ def test_a_checkpoint_of_version_0_1_goes_on(glyphs, tmp_path):
 # precision -> (flags, steps, how near the losses must be)
 EXACT = {
     "fp64": ("--precision fp64 --optimizer adamw --lr 0.003", 9, 1e-9),
-    # Rounding differs with the number of processes; some more steps, and training has magnified it beyond this.
-    "fp32": ("--precision fp32 --optimizer sgd --lr 0.01", 8, 1e-5),
+    # Rounding differs with the number of processes (1e-7 in a loss), and each step at a usual rate magnifies it, by how
+    # much depends on the processor: 100 times at 0.01 with AVX-512. At this rate it stays what it is.
+    "fp32": ("--precision fp32 --optimizer sgd --lr 0.0001", 8, 1e-5),
 }
 
 

@@ -171,7 +171,7 @@ def test_the_loops_backbone_skips_clips_stores_and_goes_on(mode):
     assert len(state) == len(list(first.module.parameters()))
 
     gradients(first, 3)
-    first.undo(summed=True)
+    first.undo()
     after, state_after = first.state()
     assert all(torch.equal(a, after[name]) for name, a in weights.items() if "tracked" not in name)
     assert all(torch.equal(a, state_after[name]) for name, a in state.items())
