@@ -171,9 +171,7 @@ def _image_record_iter(command: list[str]) -> Any:
 
 
 def _main(rec_path: str, size: str, batch_size: str, mirrored: str, count: str) -> None:
-    import mxnet as mx
-
-    from partial_fc import mxnet  # noqa: F401  (puts back what it needs of numpy)
+    from partial_fc.mxnet import mx
 
     batches = mx.io.ImageRecordIter(
         path_imgrec=rec_path,
