@@ -121,7 +121,8 @@ def _sides(options: DataOptions, source: Source) -> tuple[dict[str, Callable[[],
     if not isinstance(source, RecordSource):
         return sides, ["ImageRecordIter of MXNet is left out: it reads .rec files only"]
     command = [sys.executable, "-m", __spec__.name, str(source.reader.rec_path), str(size), str(options.batch_size)]
-    command += [str(int(options.mirror)), str(count)]
+    num_labels = len(source.reader.read_sample(int(source.reader.keys[-1]))[0].label)
+    command += [str(int(options.mirror)), str(count), str(num_labels)]
     problem = _image_record_iter(command)
     if isinstance(problem, str):
         return sides, [f"ImageRecordIter of MXNet is left out: {problem}"]
@@ -170,7 +171,7 @@ def _image_record_iter(command: list[str]) -> Any:
     return Speed(*json.loads(done.stdout.splitlines()[-1]))
 
 
-def _main(rec_path: str, size: str, batch_size: str, mirrored: str, count: str) -> None:
+def _main(rec_path: str, size: str, batch_size: str, mirrored: str, count: str, width: str) -> None:
     from partial_fc.mxnet import mx
 
     batches = mx.io.ImageRecordIter(
@@ -178,6 +179,7 @@ def _main(rec_path: str, size: str, batch_size: str, mirrored: str, count: str) 
         path_imgidx=str(Path(rec_path).with_suffix(".idx")),
         data_shape=(3, int(size), int(size)),
         batch_size=int(batch_size),
+        label_width=int(width),
         rand_mirror=bool(int(mirrored)),
         shuffle=True,
         preprocess_threads=1,
