@@ -24,23 +24,30 @@ import tyro
 from simplejpeg import decode_jpeg
 from tqdm import tqdm
 
-from partial_fc.data.decode import decode, fit
-from partial_fc.data.loader import Loader
+from partial_fc.data.databases import open_database
+from partial_fc.data.decode import decode
+from partial_fc.data.loader import Loader, Transform
 from partial_fc.data.open import open_source
 from partial_fc.data.order import Keyed
 from partial_fc.data.record_source import RecordSource
 from partial_fc.data.sample import Sample, Source
-from partial_fc.data.transform import SquareImage, mirror
+from partial_fc.data.transform import ShortSideCrop, SquareImage, mirror
 
 
 @dataclass(frozen=True)
 class DataOptions:
     """Reads and decodes images of a training set in several ways, and prints a table."""
 
-    source: Annotated[Path, tyro.conf.Positional]
-    """A folder with train.rec, a .rec file, a folder of class folders, or a list."""
-    image_size: int = 112
-    """Pixels of a side, as the network takes them."""
+    source: Annotated[Path | None, tyro.conf.Positional] = None
+    """A folder with train.rec, a .rec file, a folder of class folders, or a list. Or else:"""
+    rec: Path | None = None
+    """The same, by recipe face's name for it."""
+    train_data: Path | None = None
+    """An image database, as recipe imagenet takes it."""
+    image_size: int | None = None
+    """Pixels of a side, as the network takes them; none: 112, of a database 227."""
+    resize: int = 256
+    """Of a database: the shorter side before the crop."""
     mirror: bool = True
     """Exchange left and right every second time."""
     images: int = 4000
@@ -63,8 +70,18 @@ class Speed:
 
 def bench_data(options: DataOptions) -> None:
     """Prints what was measured."""
-    source = open_source(options.source)
-    sides, left_out = _sides(options, source)
+    paths = [path for path in (options.source, options.rec, options.train_data) if path]
+    if len(paths) != 1:
+        raise ValueError("give one set: a path, --rec PATH or --train_data PATH")
+    size = options.image_size or (227 if options.train_data else 112)
+    transform: Transform = SquareImage(size, mirror if options.mirror else None)
+    source: Source
+    if options.train_data:
+        source = open_database(options.train_data, None, 2**31)
+        transform = ShortSideCrop(options.resize, size, random=True, mirror=options.mirror)
+    else:
+        source = open_source(paths[0])
+    sides, left_out = _sides(options, source, transform, size)
     speeds: dict[str, list[Speed]] = {name: [] for name in sides}
     for _ in tqdm(range(options.rounds + 1), "rounds", leave=False, disable=None):
         for name, side in sides.items():
@@ -74,7 +91,7 @@ def bench_data(options: DataOptions) -> None:
     if options.json:
         print(json.dumps({"images": count, "sides": table, "left_out": left_out}))
         return
-    print(f"{count:,} images of {options.source}, to {options.image_size} x {options.image_size} pixels")
+    print(f"{count:,} images of {paths[0]}, to {size} x {size} pixels")
     print(f"{'':34}  images/s  CPU us an image  ratio to cv2.imdecode")
     for row in table:
         print(f"{row['side']:34}  {row['images_per_s']:8,.0f}  {row['cpu_us']:15.1f}  {row['ratio']:8.2f}")
@@ -91,16 +108,17 @@ def _row(name: str, runs: list[Speed], reference: list[Speed], count: int) -> di
     }
 
 
-def _sides(options: DataOptions, source: Source) -> tuple[dict[str, Callable[[], Speed]], list[str]]:
+def _sides(
+    options: DataOptions, source: Source, transform: Transform, size: int
+) -> tuple[dict[str, Callable[[], Speed]], list[str]]:
     """What is compared, by name, and what could not be, with the reason."""
-    count, size = min(options.images, len(source)), options.image_size
+    count = min(options.images, len(source))
     indices = Keyed(len(source), seed=0).select(0, count, 0, 1).index_B.tolist()
     files = [bytes(image) for index in indices if isinstance(image := source.read(index).image, bytes)]
     if len(files) < count:
-        raise ValueError(f"{options.source} holds pixels, not image files: there is nothing to decode")
+        raise ValueError("the set holds pixels, not image files: there is nothing to decode")
     place = np.empty((options.batch_size, size, size, 3), np.uint8)
-    transform = SquareImage(size, mirror if options.mirror else None)
-    rng = np.random.default_rng(0)
+    rng, resize = np.random.default_rng(0), options.resize if options.train_data else size
 
     def each(work: Callable[[int, bytes], object]) -> Callable[[], Speed]:
         return lambda: _timed(lambda: [work(i, file) for i, file in enumerate(files)])
@@ -108,7 +126,7 @@ def _sides(options: DataOptions, source: Source) -> tuple[dict[str, Callable[[],
     sides = {
         "cv2.imdecode": each(lambda i, file: _imdecode(file)),
         "simplejpeg": each(lambda i, file: decode_jpeg(file, "RGB")),
-        "decode, resize, crop, mirror": each(lambda i, file: _bare(file, size, i % 2 if options.mirror else 0)),
+        "decode, resize, crop, mirror": each(lambda i, file: _bare(file, size, resize, i % 2 * options.mirror)),
         "read": lambda: _timed(lambda: [source.read(index) for index in indices]),
         "decode": each(lambda i, file: decode(file, place[i % len(place)])),
         "transform": each(lambda i, file: transform(Sample(file, 0, 0), rng, place[i % len(place)])),
@@ -133,10 +151,16 @@ def _imdecode(file: bytes) -> Any:
     return cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR_RGB)
 
 
-def _bare(file: bytes, size: int, flip: int) -> Any:
+def _bare(file: bytes, size: int, resize: int, flip: int) -> Any:
     """What any program must do at least."""
-    image = fit(_imdecode(file), size)
-    return cv2.flip(image, 1) if flip else image
+    image = _imdecode(file)
+    shorter = min(image.shape[:2])
+    if shorter != resize:
+        scaled = (image.shape[1] * resize // shorter, image.shape[0] * resize // shorter)
+        image = cv2.resize(image, scaled, interpolation=cv2.INTER_AREA)
+    top, left = ((n - size) // 2 for n in image.shape[:2])
+    image = image[top : top + size, left : left + size]
+    return cv2.flip(image, 1) if flip else np.ascontiguousarray(image)
 
 
 def _timed(work: Callable[[], object]) -> Speed:
@@ -145,7 +169,7 @@ def _timed(work: Callable[[], object]) -> Speed:
     return Speed(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def _loader(options: DataOptions, source: Source, transform: SquareImage, threads: int, count: int) -> Speed:
+def _loader(options: DataOptions, source: Source, transform: Transform, threads: int, count: int) -> Speed:
     batches = max(1, count // options.batch_size)
     with Loader(source, transform, batch_size=options.batch_size, num_workers=threads) as loader:
         next(loader)
