@@ -96,3 +96,13 @@ def test_an_output_that_is_not_finite_is_an_error_on_all_ranks(world):
     with pytest.raises(FloatingPointError, match=rf"test: .* not finite for \d+ of {N}"):
         list(Classification("test", Images(), pixels, 5).run(sick, world))
     assert in_step(world)
+
+
+def test_the_first_samples_alone(world):
+    limited = Classification("test", Images(), pixels, 4, top=3, limit=10)
+    values, num_correct, _, confusion = all_of(limited, network(), world)
+    image_NHWC = np.stack([Images().read(index).image for index in range(10)])
+    prediction_N = network()(torch.tensor(image_NHWC).movedim(-1, 1)).argmax(1)
+    assert num_correct == int((prediction_N == torch.arange(10) % C).sum())
+    assert values["test/accuracy"] == num_correct / 10
+    assert np.sum(confusion) == 10
