@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+import time
 
 from benchmarks.two_hosts import ADDRESSES, TwoHosts
 from tests.cluster.conftest import JOB
@@ -46,6 +47,10 @@ def test_a_host_is_lost_and_comes_back(hosts, env, tmp_path):
         assert stranger(hosts, env, 1, "put", address, port, tmp_path / "executed") == "403\n"
         assert not (tmp_path / "executed").exists()
 
+        # Just when a checkpoint is complete: one that is being written would stay without its end, and its commit count.
+        before = set(root.glob("checkpoints/*/COMPLETE"))
+        while set(root.glob("checkpoints/*/COMPLETE")) == before:
+            time.sleep(0.01)
         kill_all(hosts, 1)
         step, seconds = job.recovered()
         assert step >= 30
