@@ -47,7 +47,7 @@ def test_a_host_is_lost_and_comes_back(hosts, env, tmp_path):
         assert stranger(hosts, env, 1, "put", address, port, tmp_path / "executed") == "403\n"
         assert not (tmp_path / "executed").exists()
 
-        # Just when a checkpoint is complete: one that is being written would stay without its end, and its commit count.
+        # Just when a checkpoint is complete: one that is being written would stay without its end.
         before = set(root.glob("checkpoints/*/COMPLETE"))
         while set(root.glob("checkpoints/*/COMPLETE")) == before:
             time.sleep(0.01)
