@@ -10,7 +10,7 @@
 Results on real digits and characters, and what a Caffe2 user tries first: docs/imagenet.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -20,15 +20,12 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
-from partial_fc import checkpoint, counter_rng, flags
-from partial_fc.checkpoint.consistency import check_replicas
-from partial_fc.checkpoint.snapshot import Snapshot
+from partial_fc import counter_rng, flags
 from partial_fc.data import Source, Synthetic
 from partial_fc.data.check.at_start import check_data
-from partial_fc.data.databases import open_database
+from partial_fc.data.databases import DatabaseSource, open_database
 from partial_fc.data.order import Epochs, Keyed, Order, Sharded
 from partial_fc.data.transform import ShortSideCrop
-from partial_fc.evaluate import Classification
 from partial_fc.flags import (
     ExchangeFlags,
     Flags,
@@ -41,24 +38,25 @@ from partial_fc.flags import (
     check_least,
 )
 from partial_fc.foreign.backbone_weights import load_weights
-from partial_fc.head import CrossEntropy, PartialFC
+from partial_fc.head import CrossEntropy
 from partial_fc.models import resnet
 from partial_fc.models.inputs import TORCHVISION, InputContract
-from partial_fc.optim.backbone import load_named_state
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.job import Head
-from partial_fc.train.log import StepLine, warn_on_os_error
+from partial_fc.train.log import StepLine
 from partial_fc.train.loop import train
 from partial_fc.train.run import Run, run_in_worlds
 
 from .compat import caffe2
 from .face_head import HeadFlags
-from .imagenet_epochs import Caffe2Test, EpochEnd, PartialFCTest
+from .imagenet_epochs import EpochEnd, MdlSaver, epoch_test, start_from_mdl, write_mdl
 
 # Flags that may change between the parts of one run: they do not change what is learned.
 _MAY_CHANGE = ("num_workers", "max_bad_records", "check_data", "test_data", "load_model_path", "save_model_name",
                "pretrained", "leveldb_shadow", "shard_id", "run_id", "redis_host", "redis_port", "file_store_path",
-               "redis_password_file", "channels_last")  # fmt: skip
+               "redis_password_file", "channels_last", "head_impl", "head_centres", "centre_place", "centre_path",
+               "telemetry_every")  # fmt: skip
+_SOFTMAX = HeadFlags(loss="softmax", scale=16.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +130,7 @@ class ModelFlags:
     pretrained: Path | None = None
     """Start from these weights: torchvision's file of this network."""
     load_model_path: Path | None = None
-    """Start from a .mdl checkpoint of Caffe2's trainers."""
+    """Start from a .mdl checkpoint of Caffe2's trainers; with the epoch N that a name like NAME_N.mdl says."""
     save_model_name: str | None = None
     """Write such a file after each epoch: FILE_STORE_PATH/NAME_EPOCH.mdl, of which the last one is kept."""
     channels_last: bool = True
@@ -166,13 +164,23 @@ class Config:
     exchange: Flags[ExchangeFlags] = ExchangeFlags()
     launch: Flags[LaunchFlags] = LaunchFlags()
     rendezvous: Flags[RendezvousFlags] = RendezvousFlags()
-    partial_fc: Flags[HeadFlags] = HeadFlags(loss="softmax", scale=16.0)
+    partial_fc: Flags[HeadFlags] = _SOFTMAX
 
     def __post_init__(self) -> None:
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
             raise ValueError("one image a process: batch norm needs 2, or --sync-bn")
         if self.model.head == "partial-fc":
             self.partial_fc.check(self.launch, self.optim, self.schedule, self.run.resume)
+            if self.model.recipe_version == "caffe2" and self.data.test_data is not None:
+                raise ValueError("--recipe-version caffe2 with --head partial-fc: Caffe2 has no such last layer")
+        elif given := [flags.flag(name) for name, value in vars(self.partial_fc).items()
+                       if value != getattr(_SOFTMAX, name)]:  # fmt: skip
+            raise ValueError(
+                f"{', '.join(given)} without --head partial-fc: the last layer has no class centres; add it, or leave "
+                f"{'these' if len(given) > 1 else 'this'} out"
+            )
+        if self.data.test_epoch_size is not None and self.model.recipe_version == "caffe2":
+            raise ValueError("--test_epoch_size with --recipe-version caffe2: it always tests on 100 batches")
 
 
 def main(arguments: list[str]) -> int:
@@ -186,32 +194,38 @@ def train_here(run: Run) -> int:
     """Puts the parts together, trains, writes what came out."""
     config, data, world = run.config, run.config.data, run.world
 
-    # ---- data
-    source = run.open_data(lambda: _source(run, data.train_data))
-    if run.data_is_new and data.train_data != "null":
-        for finding in check_data(source, data.num_labels, data.check_data, world, seed=config.run.seed,
-                                  max_bad_records=data.max_bad_records, num_threads=data.num_workers):  # fmt: skip
-            run.logger.info(finding)
-    order = _order(run, source)
-
     with ExitStack() as parts:
+        # ---- data
+        source = _open(run, data.train_data, parts)
+        if run.data_is_new and data.train_data != "null":
+            for finding in check_data(source, data.num_labels, data.check_data, world, seed=config.run.seed,
+                                      max_bad_records=data.max_bad_records, num_threads=data.num_workers):  # fmt: skip
+                run.logger.info(finding)
+        order = _order(run, source)
+        test_source = _open(run, str(data.test_data), parts) if data.test_data else None
+        for note in _notes(data, source, test_source):
+            run.note(note)
+
         # ---- model
         backbone = _backbone(run)
         head: Head = CrossEntropy(data.num_labels, world, backbone.precision.parameter_dtype)
         if config.model.head == "partial-fc":
             width = backbone.module.feature_width
-            head = config.partial_fc.build(
-                data.num_labels, width, world, backbone.precision, config.optim, config.run.seed
+            head = parts.enter_context(
+                config.partial_fc.build(
+                    data.num_labels, width, world, backbone.precision, config.optim, config.run.seed
+                )
             )
-            parts.enter_context(head)
-        test = _test(run, backbone, head)
+            for note in config.partial_fc.notes(config.optim, head):
+                run.note(note)
 
         # ---- start: a given checkpoint, else the newest of this run, else the files of other programs, else anew
-        saver = parts.enter_context(run.saver(_Saver))
-        start = run.resume(backbone, head, source, may_change=_MAY_CHANGE)
+        saver = parts.enter_context(run.saver(MdlSaver))
+        start = run.resume(backbone, head, source, head_centres=config.partial_fc.head_centres, may_change=_MAY_CHANGE)
         if config.model.load_model_path and start.step == 0:
-            _load_mdl(run, backbone, config.model.load_model_path)
-        saver.write_mdl = partial(_write_mdl, config, order) if config.model.save_model_name else None
+            start_from_mdl(run, backbone, order, start)
+        if config.model.save_model_name:
+            saver.write_mdl = partial(write_mdl, config, order)
         transform = ShortSideCrop(data.resize, data.image_size, random=True, mirror=data.mirror)
         loader = parts.enter_context(
             run.loader(
@@ -225,19 +239,27 @@ def train_here(run: Run) -> int:
         # ---- train
         line = StepLine(config.run.frequent, schedule.total_steps, order.num_samples)
         arguments = caffe2.namespace(flags.flat(config), world.local_size)
+        test = epoch_test(config, test_source, backbone, head) if test_source else None
         epochs = EpochEnd(run, head, test, schedule, order, start, arguments)
         job = run.job(
             loader, backbone, head, schedule, [epochs], saver, start, line, each_epoch=True,
-            head_clip=config.partial_fc.head_clip, head_lr_ratio=config.partial_fc.lr_ratio(config.schedule.lr),
+            in_memory=config.partial_fc.centre_place != "disk", head_clip=config.partial_fc.head_clip,
+            head_lr_ratio=config.partial_fc.lr_ratio(config.schedule.lr),
+            telemetry_every=config.partial_fc.telemetry_every,
         )  # fmt: skip
         return run.finish(job, train(job), {})
 
 
-def _source(run: Run, path: str) -> Source:
+def _open(run: Run, path: str, parts: ExitStack) -> Source:
+    """Closed with parts: a LevelDB's shadow would outlive the process. A collective."""
     data = run.config.data
     if path == "null":
-        return Synthetic(data.num_labels, data.resize, data.epoch_size)
-    return open_database(path, data.db_type, data.num_labels, shadow_place=data.leveldb_shadow, world=run.world)
+        return run.open_data(lambda: Synthetic(data.num_labels, data.resize, data.epoch_size))
+    source = run.open_data(
+        lambda: open_database(path, data.db_type, data.num_labels, shadow_place=data.leveldb_shadow, world=run.world)
+    )
+    parts.callback(source.close)
+    return source
 
 
 def _order(run: Run, source: Source) -> Order:
@@ -292,54 +314,12 @@ def _pixels(config: Config) -> InputContract:
     return InputContract(f"float32 (N, 3, {size}), BGR, (pixel - {mean}) / {std}", mean, std, bgr=True)
 
 
-def _test(run: Run, backbone: TorchBackbone, head: Head) -> Classification | Caffe2Test | None:
-    """The evaluation of an epoch's end, where there is test data. A collective."""
-    config, data = run.config, run.config.data
-    if data.test_data is None:
-        return None
-    source = run.open_data(lambda: _source(run, str(data.test_data)))
-    if config.model.recipe_version == "caffe2":
-        if isinstance(head, PartialFC):
-            raise ValueError("--recipe-version caffe2 with --head partial-fc: Caffe2 has no such last layer")
-        crop = ShortSideCrop(data.resize, data.image_size, random=True, mirror=data.mirror)
-        return Caffe2Test(source, crop, backbone, config.optim.batch_size, config.run.seed)
-    middle = ShortSideCrop(data.resize, data.image_size, random=False)
-    batch_size = min(config.optim.batch_size, 64)
-    if isinstance(head, PartialFC):
-        return PartialFCTest("test", source, middle, batch_size, limit=data.test_epoch_size, head=head)
-    return Classification("test", source, middle, batch_size, limit=data.test_epoch_size)
-
-
-def _load_mdl(run: Run, backbone: TorchBackbone, path: Path) -> None:
-    """Starts from Caffe2's weights and momentum. A collective."""
-    from partial_fc.foreign import caffe2_model  # which needs protobuf
-
-    found = caffe2_model.read(path, backbone.weights.state_dict())
-    backbone.weights.load_state_dict(found.state)
-    load_named_state(backbone.optimizer, backbone.weights, found.momentum)
-    run.logger.info(f"started from {path}")
-    check_replicas(backbone.replicated(), run.world)
-
-
-class _Saver(checkpoint.Saver):
-    """Writes a .mdl file with every checkpoint, where --save_model_name asks for it."""
-
-    write_mdl: Callable[[Snapshot], None] | None = None
-
-    def begin(self, snapshot: Snapshot, since: float | None = None) -> None:
-        super().begin(snapshot, since)
-        if self.write_mdl and snapshot.rank == 0:
-            with warn_on_os_error("the .mdl file"):
-                self.write_mdl(snapshot)
-
-
-def _write_mdl(config: Config, order: Order, snapshot: Snapshot) -> None:
-    from partial_fc.foreign import caffe2_model
-
-    epoch = snapshot.manifest["position"] // order.num_samples
-    folder, name = config.rendezvous.file_store_path, config.model.save_model_name
-    caffe2_model.write(folder / f"{name}_{epoch}.mdl", snapshot.backbone, snapshot.optimizer, snapshot.step)
-    (folder / f"{name}_{epoch - 1}.mdl").unlink(missing_ok=True)
+def _notes(data: DataFlags, *opened: Source | None) -> Iterator[str]:
+    """What was asked for and makes no difference here."""
+    if data.train_data == "null" and flags.is_given(data, "check_data"):
+        yield f"--check-data {data.check_data}: synthetic data has nothing to check"
+    if data.leveldb_shadow and not any(isinstance(s, DatabaseSource) and s.kind == "LevelDB" for s in opened):
+        yield "--leveldb-shadow: none of the databases is a LevelDB"
 
 
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:

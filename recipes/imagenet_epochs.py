@@ -1,6 +1,8 @@
-"""What recipe imagenet does where an epoch ends: it tests, writes Caffe2's CSV row, ends a run that has exploded."""
+"""What recipe imagenet does where an epoch ends: it tests, writes Caffe2's CSV row and .mdl file, ends a run that has
+exploded. And where a run starts from such a file."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,9 @@ from torch import nn
 from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from partial_fc import checkpoint
+from partial_fc.checkpoint.consistency import check_replicas
+from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import World
 from partial_fc.data import Loader, Source
 from partial_fc.data.order import Order, Sharded
@@ -18,10 +23,12 @@ from partial_fc.evaluate import Classification
 from partial_fc.evaluate.evaluation import Forward
 from partial_fc.head import PartialFC
 from partial_fc.machine import gpu_load
+from partial_fc.optim.backbone import load_named_state
 from partial_fc.optim.schedule import Continued, Schedule
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.caffe2_log import Caffe2Log, first_start
 from partial_fc.train.job import Head, RunState
+from partial_fc.train.log import warn_on_os_error
 from partial_fc.train.run import Run
 from partial_fc.train.running_statistics import RunningStatistics
 
@@ -96,6 +103,19 @@ class PartialFCTest(Classification):
     def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
         centre_CD = normalize(world.all_gather(self._head.centres.float().contiguous(), name="evaluate/centres"))
         yield from super().run(lambda batch: normalize(forward(batch).float()) @ centre_CD.T, world)
+
+
+def epoch_test(config: Any, source: Source, backbone: TorchBackbone, head: Head) -> Classification | Caffe2Test:
+    """The test that the flags ask for."""
+    data = config.data
+    if config.model.recipe_version == "caffe2":
+        crop = ShortSideCrop(data.resize, data.image_size, random=True, mirror=data.mirror)
+        return Caffe2Test(source, crop, backbone, config.optim.batch_size, config.run.seed)
+    middle = ShortSideCrop(data.resize, data.image_size, random=False)
+    batch_size = min(config.optim.batch_size, 64)
+    if isinstance(head, PartialFC):
+        return PartialFCTest("test", source, middle, batch_size, limit=data.test_epoch_size, head=head)
+    return Classification("test", source, middle, batch_size, limit=data.test_epoch_size)
 
 
 class EpochEnd:
@@ -183,3 +203,46 @@ class EpochEnd:
             self._num_done = num_done
             test = row.pop("test_accuracy")
             self._log.add(num_done - 1, self._updates, **row, test_accuracy=test if test >= 0 else -1)
+
+
+class MdlSaver(checkpoint.Saver):
+    """Writes a .mdl file with every checkpoint, where --save_model_name asks for it."""
+
+    write_mdl: Callable[[Snapshot], None] | None = None
+
+    def begin(self, snapshot: Snapshot, since: float | None = None) -> None:
+        super().begin(snapshot, since)
+        if self.write_mdl and snapshot.rank == 0:
+            with warn_on_os_error("the .mdl file"):
+                self.write_mdl(snapshot)
+
+
+def write_mdl(config: Any, order: Order, snapshot: Snapshot) -> None:
+    """FOLDER/NAME_EPOCH.mdl; that of the epoch before goes, unless it is where the run started from."""
+    from partial_fc.foreign import caffe2_model
+
+    epoch = snapshot.manifest["position"] // order.num_samples
+    folder, name = config.rendezvous.file_store_path, config.model.save_model_name
+    caffe2_model.write(folder / f"{name}_{epoch}.mdl", snapshot.backbone, snapshot.optimizer, snapshot.step)
+    before, started_from = folder / f"{name}_{epoch - 1}.mdl", config.model.load_model_path
+    if not (started_from and before.exists() and before.samefile(started_from)):
+        before.unlink(missing_ok=True)
+
+
+def start_from_mdl(run: Run, backbone: TorchBackbone, order: Order, start: RunState) -> None:
+    """Takes Caffe2's weights and momentum and, as its trainers do, the epoch that the file's name ends with. A
+    collective."""
+    from partial_fc.foreign import caffe2_model  # which needs protobuf
+
+    path = run.config.model.load_model_path
+    found = caffe2_model.read(path, backbone.weights.state_dict())
+    backbone.weights.load_state_dict(found.state)
+    load_named_state(backbone.optimizer, backbone.weights, found.momentum)
+    check_replicas(backbone.replicated(), run.world)
+    ending = re.search(r"_(\d+)$", path.stem)
+    epoch = int(ending[1]) if ending else 0
+    start.position = epoch * order.num_samples
+    start.step = start.position // run.global_batch
+    run.logger.info(
+        f"started from {path}, at epoch {epoch}" + ("" if ending else " (its name does not end with _EPOCH)")
+    )

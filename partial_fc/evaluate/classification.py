@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partial_fc.comm import World
-from partial_fc.data.sample import BadRecord, Sample, Source, naming
+from partial_fc.data.sample import Sample, Source, naming
 from partial_fc.data.transform import channels_first
 from partial_fc.evaluate.evaluation import Forward, read_ahead
 
@@ -108,7 +108,7 @@ class Classification:
         nothing = torch.empty(0)
         try:
             pairs = [self._load(index) for index in index_B.tolist()]
-        except (BadRecord, OSError) as error:
+        except (ValueError, OSError) as error:
             # Not raised here: the other ranks would wait for this one. `_check` raises it on all of them.
             return index_B, nothing, nothing, error
         arrays, labels = zip(*pairs, strict=True)

@@ -58,7 +58,7 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
     notes = [f"--{name} without effect: {why}" for name, why in _WITHOUT_EFFECT.items() if name in given]
     gpus = _count(given, "num_gpus") if "num_gpus" in given else 1
     if "gpus" in given:
-        gpus = given["num_gpus"] = _choose_gpus(str(given["gpus"]))
+        gpus = given["num_gpus"] = _choose_gpus(str(given["gpus"]), notes)
     for name in _RENAMED.keys() & given.keys():
         value = given[name].split(",")[0] if name == "distributed_interfaces" else given[name]
         if value:
@@ -108,14 +108,15 @@ def _count(given: dict[str, Any], name: str) -> int:
     return int(given[name])
 
 
-def _choose_gpus(text: str) -> int:
+def _choose_gpus(text: str, notes: list[str]) -> int:
     """How many processes `--gpus 0,2` means; only these GPUs are seen then. A single number is --num_gpus', as
-    everywhere else here, unless a comma follows it."""
+    everywhere else here, unless a comma follows it or it is 0."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdecimal() for word in words):
         raise ValueError(f"--gpus is {text!r}; expected numbers of GPUs as in 0,2")
-    if "," not in text:
-        return int(words[0])
+    if "," not in text and int(text):
+        notes.append(f"--gpus {text} is taken as so many processes; Caffe2's GPU number {text} alone is --gpus {text},")
+        return int(text)
     if not comm.started_here():
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(words)
     return len(words)

@@ -6,7 +6,7 @@ import torch
 
 from partial_fc.comm import SingleWorld
 from partial_fc.data import BadRecord, Synthetic
-from partial_fc.data.sample import Sample
+from partial_fc.data.sample import LabelOutOfRange, Sample
 from partial_fc.data.transform import pixels
 from partial_fc.evaluate import Classification
 
@@ -16,13 +16,13 @@ C, N, SIDE = 7, 45, 6
 class Images(Synthetic):
     """Noise of one mean for each class; all ranks have the same."""
 
-    def __init__(self, num_classes: int = C, bad: tuple[int, ...] = ()):
+    def __init__(self, num_classes: int = C, bad: dict[int, Exception] | None = None):
         super().__init__(num_classes, SIDE, N)
-        self.bad = bad
+        self.bad = bad or {}
 
     def read(self, index: int) -> Sample:
         if index in self.bad:
-            raise BadRecord(f"sample {index} is damaged")
+            raise self.bad[index]
         label = index % self.num_classes
         image = np.random.default_rng(index).normal(30 * label, 60, (SIDE, SIDE, 1))
         return Sample(image.clip(0, 255).astype(np.uint8), label, index)
@@ -78,10 +78,11 @@ def in_step(world) -> bool:
     return world.all_reduce(torch.ones(1), name="test/in_step").item() == world.size
 
 
-def test_a_sample_that_cannot_be_used_is_an_error_on_all_ranks(world):
+@pytest.mark.parametrize("error", [BadRecord("sample 2 is wrong"), LabelOutOfRange("sample 2 is wrong", C)])
+def test_a_sample_that_cannot_be_used_is_an_error_on_all_ranks(world, error):
     """It is in the first batch, which only rank 0 sees."""
-    with pytest.raises(ValueError, match=r"sample 2 is damaged" if world.rank == 0 else "test: another rank"):
-        list(Classification("test", Images(bad=(2,)), pixels, 4).run(network(), world))
+    with pytest.raises(ValueError, match=r"sample 2 is wrong" if world.rank == 0 else "test: another rank"):
+        list(Classification("test", Images(bad={2: error}), pixels, 4).run(network(), world))
     assert in_step(world)
 
 

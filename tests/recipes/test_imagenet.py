@@ -69,7 +69,9 @@ def test_databases_of_all_kinds_give_the_same_losses(data, one, tmp_path):
     train_here(tmp_path / "tensors", data / "tensors")
     assert (tmp_path / "tensors/loss.csv").read_bytes() == (one / "loss.csv").read_bytes()
     level = write_leveldb(tmp_path / "level", stored(encoded_tensors).items())
-    train_here(tmp_path / "leveldb", level, "--db_type leveldb")
+    (tmp_path / "shadows").mkdir()
+    train_here(tmp_path / "leveldb", level, f"--db_type leveldb --leveldb-shadow {tmp_path / 'shadows'}")
+    assert not list((tmp_path / "shadows").iterdir())
     assert (tmp_path / "leveldb/loss.csv").read_bytes() == (one / "loss.csv").read_bytes()
 
 
@@ -113,7 +115,10 @@ def test_a_run_that_was_stopped_goes_on(data, one, tmp_path):
 
 
 def test_without_data(tmp_path):
-    train_here(tmp_path, "null")
+    train_here(tmp_path, "null", f"--check-data full --leveldb-shadow {tmp_path}")
+    log = (tmp_path / "logs/rank-0000.log").read_text()
+    assert "--check-data full: synthetic data has nothing to check" in log
+    assert "--leveldb-shadow: none of the databases is a LevelDB" in log
     assert [row["test_accuracy"] for row in rows(tmp_path)] == ["-1", "-1"]
 
 
@@ -163,7 +168,7 @@ def test_torchvisions_weights_are_started_from(data, tmp_path):
 
 
 def test_mdl_files(data, tmp_path):
-    """A file after each epoch, of which the last one stays; weights and momentum are started from."""
+    """A file after each epoch, of which the last one stays; weights, momentum and epoch are started from."""
     small = f"--network resnet50 --base_learning_rate 0.001 --save_model_name net --file_store_path {tmp_path}"
     train_here(tmp_path / "first", data / "datum", f"{small} --max-steps {2 * UPDATES}")
     assert [path.name for path in tmp_path.glob("*.mdl")] == ["net_2.mdl"]
@@ -172,8 +177,9 @@ def test_mdl_files(data, tmp_path):
     found = caffe2_model.read(file, before)
     assert all(torch.equal(found.state[name], t) for name, t in before.items() if "num_batches" not in name)
     assert found.iteration == 2 * UPDATES
-    flags = f"--network resnet50 --load_model_path {file} --base_learning_rate 0 --max-steps 1"
+    flags = f"--network resnet50 --load_model_path {file} --base_learning_rate 0 --max-steps {2 * UPDATES + 1}"
     train_here(tmp_path / "second", data / "datum", flags)
+    assert (tmp_path / "second/loss.csv").read_text().splitlines()[1].startswith(f"{2 * UPDATES + 1},")
     # At rate 0 the next update is that of the momentum: w -= 0.9 * (0.9 m) of Nesterov's.
     after = weights(tmp_path / "second")
     for name in ("conv1.weight", "layer3.2.bn2.weight", "fc.bias"):
@@ -201,12 +207,11 @@ def test_resnet50_at_its_own_size(data, tmp_path):
         ("--epoch_size 3", "--epoch_size 3 is less than one update, 4 images over all machines"),
         ("--num_labels 3", r"(?s)label-range \(5\): labels outside 0 to 2 .*key 00000003_3\.png"),
         ("--db_type leveldb", "is a LMDB, --db_type says leveldb"),
-        ("--head partial-fc --recipe-version caffe2 --test_data {data}", "Caffe2 has no such last layer"),
     ],
 )
 def test_what_cannot_be_trained(data, tmp_path, flags, message):
     with pytest.raises(ValueError, match=message):
-        train_here(tmp_path, data / "datum", flags.format(data=data / "datum"))
+        train_here(tmp_path, data / "datum", flags)
 
 
 # ---- two processes

@@ -110,6 +110,11 @@ def test_chosen_gpus(monkeypatch):
     found, _ = parsed("--num_gpus 8 --gpus 0,2 --batch_size 64")
     assert (found["gpus"], found["batch_size"]) == (2, 32)
     assert caffe2.os.environ["CUDA_VISIBLE_DEVICES"] == "0,2"
+    found, notes = parsed("--gpus 0")
+    assert (found["gpus"], caffe2.os.environ["CUDA_VISIBLE_DEVICES"], notes) == (1, "0", [])
+    found, notes = parsed("--gpus 2")
+    assert (found["gpus"], caffe2.os.environ["CUDA_VISIBLE_DEVICES"]) == (2, "0")
+    assert "Caffe2's GPU number 2 alone is --gpus 2," in notes[0]
 
 
 def test_under_a_launcher(monkeypatch):
@@ -149,6 +154,9 @@ def test_values_that_cannot_be(given, message):
         ("--num_shards 2 --shard_id 2", "shards are numbered from 0 to 1"),
         ("--num_layers 20", "invalid choice"),
         ("--epoch_size 0", "--epoch-size is 0"),
+        ("--head partial-fc --recipe-version caffe2 --test_data t", "Caffe2 has no such last layer"),
+        ("--scale 30 --sample-rate 0.5", "--scale, --sample-rate without --head partial-fc"),
+        ("--recipe-version caffe2 --test_epoch_size 8", "always tests on 100 batches"),
     ],
 )
 def test_flags_that_make_no_sense(given, message, capsys):

@@ -31,7 +31,7 @@ class DatabaseSource:
             raise ValueError(f"{store.path} is an empty {store.kind}: it has no record")
         self._store = store
         self._num_classes = num_classes
-        self.close = store.close
+        self.kind, self.close = store.kind, store.close
 
     @property
     def num_classes(self) -> int:
