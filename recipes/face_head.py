@@ -85,12 +85,12 @@ class HeadFlags:
     centre_path: Path | None = None
     """For --centre-place disk: a folder on a fast local disk, with a sub-folder for each process."""
     head_optimizer: Literal["same", "sgd", "nesterov", "adamw", "adagrad", "adam"] = "same"
-    """Of the centres; it moves those that were active in a step. same: as --optimizer. adagrad and adam are row-wise:
-    one number for a centre instead of one for each of its values (adam: for the second moment)."""
+    """What moves the centres that were active in a step. same: as --optimizer. adagrad and adam are row-wise: one
+    number for a centre instead of one for each of its values (adam: for the second moment)."""
     head_lr: float | None = None
     """Learning rate of the centres; scaled and scheduled like --lr, which it is when not given."""
     head_weight_decay: float | None = None
-    """Of the centres; --weight-decay when not given."""
+    """Weight decay of the centres; --weight-decay when not given."""
     head_clip: float = 0.0
     """Largest norm of the gradient of all centres; --clip is then the backbone's alone. 0: see --clip."""
     head_catch_up: Literal["none", "exact"] = "none"

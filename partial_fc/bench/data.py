@@ -47,7 +47,7 @@ class DataOptions:
     image_size: int | None = None
     """Pixels of a side, as the network takes them; none: 112, of a database 227."""
     resize: int = 256
-    """Of a database: the shorter side before the crop."""
+    """The shorter side of a database's images before the crop."""
     mirror: bool = True
     """Exchange left and right every second time."""
     images: int = 4000

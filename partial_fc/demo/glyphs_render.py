@@ -52,7 +52,7 @@ class Pen:
         return cv2.imencode(".jpg", image, (cv2.IMWRITE_JPEG_QUALITY, self.quality))[1].tobytes()
 
     def digest(self, glyph: Glyph) -> bytes:
-        """Of the clean drawing; empty where there is no ink."""
+        """The digest of the clean drawing; empty where there is no ink."""
         ink = drawing(self, glyph.code, glyph.typeface)
         return hashlib.blake2b(ink.tobytes(), digest_size=16).digest() if ink.any() else b""
 

@@ -90,7 +90,7 @@ class GlobalBatchNorm(_BatchNorm):
 
 
 def _global_moments(x: Tensor, world: World, path: str) -> Moments:
-    """Of each channel over all ranks.
+    """The moments of each channel over all ranks.
 
     The local variance is centred on the local mean; the sums that travel are float64, so that their
     difference keeps the digits a float32 input had, however large its mean is against its spread.

@@ -92,7 +92,7 @@ def repeat_bit_by_bit() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of what a run's numbers depend on."""
+    """The versions of what a run's numbers depend on."""
     found = {"partial-fc": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:

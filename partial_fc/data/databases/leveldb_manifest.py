@@ -38,7 +38,7 @@ class Manifest:
 
     @property
     def overlapping_bytes(self) -> int:
-        """Of the tables that share a stretch of keys with others: what LevelDB may write anew when it is opened."""
+        """The size of the tables that share a stretch of keys with others: LevelDB may write them anew when opened."""
         total, group_bytes, group_size, end = 0, 0, 0, b""
         for table in sorted(self.tables, key=lambda table: table.smallest):
             if group_size and table.smallest <= end:

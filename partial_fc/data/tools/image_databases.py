@@ -59,7 +59,7 @@ class DatabaseOptions:
     shuffle: bool = False
     """Write the images in random order: Caffe2's trainer reads in the order of keys."""
     seed: int = 1701
-    """Of --shuffle."""
+    """Whence --shuffle's order comes."""
     num_workers: int = 4
     """Threads that read, decode and encode."""
     max_bad_records: int = 0
