@@ -4,14 +4,15 @@ import os
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from partial_fc.comm import World, elastic
 from partial_fc.data.image_folder import ImageFolder
 from partial_fc.data.record_source import RecordSource
 from partial_fc.data.sample import Source
 from partial_fc.findings import counted
+
+if TYPE_CHECKING:
+    from partial_fc.comm import World
 
 
 def open_source(
@@ -29,13 +30,18 @@ def open_source(
     return ImageFolder(root, path, num_classes)
 
 
-def open_on_all(make: Callable[[], Source], world: World, has_trained_W: Sequence[bool] | None = None) -> Source:
+def open_on_all(make: Callable[[], Source], world: "World", has_trained_W: Sequence[bool] | None = None) -> Source:
     """Opens a source with make() on every rank. Raises ValueError on all ranks where one cannot open it, or sees
     another number of images, of classes, or other names of classes. A collective.
 
     has_trained_W: which ranks have trained on it already, where hosts come and go. A new one without it, or with
     another, must not end them: it raises ValueError alone, and the others elastic.HostsChanged.
     """
+    # Not above: `open_source` alone does without torch, which takes seconds.
+    import torch
+
+    from partial_fc.comm import elastic
+
     source, problem = None, None
     local = (-1, -1, -1)
     try:

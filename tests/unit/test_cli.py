@@ -16,6 +16,8 @@ from partial_fc import cli, train_command
 from partial_fc.data.tools.pack import IndexOptions
 
 ROOT = Path(__file__).parents[2]
+# They draw characters by our random numbers, which are torch's; and they run for minutes.
+GLYPHS = ("data glyphs", "data sheet")
 
 
 @pytest.fixture
@@ -102,6 +104,17 @@ def test_help_and_mistakes_cost_no_library():
         subprocess.run([sys.executable, "-m", "partial_fc", *words], cwd=ROOT, capture_output=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 4 * 0.5
+
+
+def test_what_reads_or_writes_data_alone_starts_without_torch():
+    """The verbs, and the process that reads a LevelDB for a host."""
+    verbs = [verb for verb in cli.VERBS if verb.startswith(("data ", "doctor ")) and verb not in GLYPHS]
+    assert len(verbs) == 8
+    modules = [f"partial_fc.{cli.VERBS[verb][0].partition(':')[0]}" for verb in verbs]
+    modules += ["partial_fc.data.databases.leveldb_reader"]
+    code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_an_error_of_the_system_is_told_with_what_to_do(command, monkeypatch):

@@ -167,7 +167,6 @@ def test_idx_files(tmp_path):
     assert "20 images" in found["idx-unreadable"]["what"]
 
 
-@pytest.mark.slow
 def test_a_name_that_is_no_utf_8_where_output_must_be(tmp_path):
     folder = tmp_path / os.fsdecode(b"Bj\xf6rn")
     folder.mkdir()

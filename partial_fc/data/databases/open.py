@@ -5,14 +5,15 @@ import os
 import socket
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 
-from partial_fc.comm import World
 from partial_fc.data.databases.source import DatabaseSource, Store
 from partial_fc.data.image_folder import image_names
+
+if TYPE_CHECKING:
+    from partial_fc.comm import World
 
 Kind = Literal["lmdb", "leveldb", "minidb"]
 
@@ -26,7 +27,7 @@ def open_database(
     num_classes: int,
     *,
     shadow_place: Path | None = None,
-    world: World | None = None,
+    world: "World | None" = None,
 ) -> DatabaseSource:
     """The records at a path, which all have labels below num_classes. db_type: what the caller takes it for; None:
     whatever lies there. shadow_place: a folder for what opening a LevelDB writes.
@@ -91,7 +92,7 @@ def _open(path: Path, kind: Kind, shadow_place: Path | None) -> Store:
     return LevelDbStore(path, shadow_place)
 
 
-def _open_in_world(path: Path, db_type: Kind | None, shadow_place: Path | None, world: World) -> Store:
+def _open_in_world(path: Path, db_type: Kind | None, shadow_place: Path | None, world: "World") -> Store:
     problem: Exception | None = None
     kind, reader, address = None, None, ""
     try:
@@ -130,8 +131,10 @@ def _open_in_world(path: Path, db_type: Kind | None, shadow_place: Path | None, 
     return opening.result()
 
 
-def _wait_together(opening: Future, world: World) -> None:
+def _wait_together(opening: Future, world: "World") -> None:
     """Until all ranks are ready. Listing keys may take longer than a collective may (--comm-timeout)."""
+    import torch  # here and below, and not above: who opens a database alone does without torch, which takes seconds
+
     while True:
         wait([opening], timeout=_PATIENCE_S)
         busy = torch.tensor([0 if opening.done() else 1])
@@ -139,8 +142,10 @@ def _wait_together(opening: Future, world: World) -> None:
             return
 
 
-def _gather(entry: dict, world: World) -> list[dict]:
+def _gather(entry: dict, world: "World") -> list[dict]:
     """What each rank says, in the order of the ranks."""
+    import torch
+
     line = np.frombuffer((json.dumps(entry) + "\n").encode(), np.uint8).copy()
     gathered = world.all_gather(torch.from_numpy(line), name="data/readers").numpy().tobytes()
     return [json.loads(text) for text in gathered.decode().splitlines()]
