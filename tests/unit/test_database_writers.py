@@ -1,5 +1,6 @@
 """`partial-fc data lmdb` and `data leveldb`, read back by the libraries and by messages of the tests' own."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,14 @@ from tests.unit.test_pack import make_images
 
 COUNTS = [2, 0, 3, 1]
 LABELS = [0, 0, 2, 2, 2, 3]
+Writer = Callable[[DatabaseOptions], None]
+
+
+@pytest.fixture(params=[make_lmdb, make_leveldb])
+def writer(request: pytest.FixtureRequest) -> Writer:
+    if request.param is make_leveldb:
+        pytest.importorskip("plyvel")
+    return request.param
 
 
 def stored(path: Path) -> dict[bytes, bytes]:
@@ -120,26 +129,23 @@ def test_shuffled_by_a_seed(tmp_path: Path) -> None:
     assert sorted(names[0]) == sorted(names[2])
 
 
-def test_bad_images(tmp_path: Path) -> None:
+def test_bad_images(writer: Writer, tmp_path: Path) -> None:
     make_images(tmp_path / "in", COUNTS)
     (tmp_path / "in/class2/1.png").write_bytes(b"rubbish")
-    for writer in (make_lmdb, make_leveldb):
-        out = tmp_path / writer.__name__
-        with pytest.raises(ValueError, match=r"class2/1.png: no image.*--max-bad-records"):
-            writer(DatabaseOptions(tmp_path / "in", out))
-        assert sorted(file.name for file in tmp_path.iterdir() if file.name.startswith(out.name)) == []
-        writer(DatabaseOptions(tmp_path / "in", out, max_bad_records=1))
-        assert len(open_database(out, None, 4)) == 5
-        with pytest.raises(ValueError, match="exists; remove it"):
-            writer(DatabaseOptions(tmp_path / "in", out))
+    with pytest.raises(ValueError, match=r"class2/1.png: no image.*--max-bad-records"):
+        writer(DatabaseOptions(tmp_path / "in", tmp_path / "out"))
+    assert not list(tmp_path.glob("out*"))
+    writer(DatabaseOptions(tmp_path / "in", tmp_path / "out", max_bad_records=1))
+    assert len(open_database(tmp_path / "out", None, 4)) == 5
+    with pytest.raises(ValueError, match="exists; remove it"):
+        writer(DatabaseOptions(tmp_path / "in", tmp_path / "out"))
 
 
-def test_a_key_that_comes_twice(tmp_path: Path) -> None:
+def test_a_key_that_comes_twice(writer: Writer, tmp_path: Path) -> None:
     minidb.write(tmp_path / "mini", [(b"b", b"1"), (b"a", b"2"), (b"b", b"3")])
-    for writer in (make_lmdb, make_leveldb):
-        with pytest.raises(ValueError, match="two records have the key b"):
-            writer(DatabaseOptions(tmp_path / "mini", tmp_path / "out"))
-        assert not list(tmp_path.glob("out*"))
+    with pytest.raises(ValueError, match="two records have the key b"):
+        writer(DatabaseOptions(tmp_path / "mini", tmp_path / "out"))
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_a_disk_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,22 +102,26 @@ def test_a_bad_record_names_its_key(tmp_path: Path) -> None:
         source.read(4)
 
 
-def test_what_is_no_database(tmp_path: Path) -> None:
-    def fails(path: Path, message: str, db_type=None) -> None:
-        with pytest.raises(ValueError, match=message):
-            open_database(path, db_type, 10)
+def fails(path: Path, message: str, db_type=None) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_database(path, db_type, 10)
 
+
+def test_what_is_no_leveldb(tmp_path: Path) -> None:
+    fails(write_leveldb(tmp_path / "level", records(3).items()), "is a LevelDB, --db_type says lmdb", "lmdb")
+    (tmp_path / "level/CURRENT").unlink()
+    fails(tmp_path / "level", "no CURRENT: it was not copied as a whole")
+    fails(write_leveldb(tmp_path / "empty", []), "is an empty LevelDB: it has no record")
+
+
+def test_what_is_no_database(tmp_path: Path) -> None:
     fails(tmp_path / "none", "not found; expected an LMDB")
     fails(write_lmdb(tmp_path / "lmdb", records(3)), "is a LMDB, --db_type says leveldb", "leveldb")
-    fails(write_leveldb(tmp_path / "level", records(3).items()), "is a LevelDB, --db_type says lmdb", "lmdb")
     fails(write_lmdb(tmp_path / "empty", {}), "is an empty LMDB: it has no record")
-    fails(write_leveldb(tmp_path / "empty_level", []), "is an empty LevelDB: it has no record")
     (tmp_path / "images/a").mkdir(parents=True)
     (tmp_path / "images/a/1.png").write_bytes(databases.png(databases.picture(1)))
     fails(tmp_path / "images", "folder of images or records; .*`partial-fc data lmdb .*images OUT` makes one")
     fails(tmp_path / "images/a/1.png", "no minidb file")
-    (tmp_path / "level/CURRENT").unlink()
-    fails(tmp_path / "level", "no CURRENT: it was not copied as a whole")
     (tmp_path / "other").mkdir()
     fails(tmp_path / "other", "a folder with nothing")
     (tmp_path / "other/data.mdb").write_bytes(bytes(10000))
