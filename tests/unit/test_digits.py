@@ -2,14 +2,22 @@
 
 import gzip
 import hashlib
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from partial_fc.data.idx import names, read_set
 from partial_fc.demo.digits import NUM_TRAIN, DigitsOptions, enlarge, load, write_digits
+
+
+@pytest.fixture(scope="module")
+def scans() -> Any:
+    # Imported here: every process collects this file, one runs it.
+    from sklearn.datasets import load_digits
+
+    return load_digits()
 
 
 @pytest.fixture(scope="module")
@@ -19,17 +27,17 @@ def folder(tmp_path_factory):
     return out
 
 
-def test_every_scan_is_in_one_of_the_two_sets(folder):
+def test_every_scan_is_in_one_of_the_two_sets(folder, scans):
     train, test = read_set(folder, "train"), read_set(folder, "t10k")
     assert len(train.label_N) == NUM_TRAIN == 1287
     assert len(test.label_N) == 510
-    np.testing.assert_array_equal(np.concatenate((train.label_N, test.label_N)), load_digits().target)
+    np.testing.assert_array_equal(np.concatenate((train.label_N, test.label_N)), scans.target)
     assert set(test.label_N) == set(range(10))
 
 
-def test_split_is_where_a_form_begins():
+def test_split_is_where_a_form_begins(scans):
     """Forms begin with 0 to 9, three times; the text says that the split is at such a place."""
-    np.testing.assert_array_equal(load_digits().target[NUM_TRAIN : NUM_TRAIN + 20], list(range(10)) * 2)
+    np.testing.assert_array_equal(scans.target[NUM_TRAIN : NUM_TRAIN + 20], list(range(10)) * 2)
 
 
 def test_looks_like_mnist(folder):
@@ -46,9 +54,9 @@ def test_looks_like_mnist(folder):
         assert np.abs(centre_N - 14).max() <= 0.5
 
 
-def test_enlarging_equals_opencvs_cubic_but_for_the_edge():
+def test_enlarging_equals_opencvs_cubic_but_for_the_edge(scans):
     """OpenCV's cubic has another coefficient and repeats the edge; inside, both draw the same digit."""
-    scan_N88 = load_digits().images[:50].astype(np.int64)
+    scan_N88 = scans.images[:50].astype(np.int64)
     for scan, ours in zip(scan_N88, enlarge(scan_N88), strict=True):
         theirs = cv2.resize(scan.astype(np.float64), (20, 20), interpolation=cv2.INTER_CUBIC)
         rows, columns = (np.flatnonzero(ours.any(axis)) for axis in (1, 0))

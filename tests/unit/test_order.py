@@ -10,6 +10,12 @@ from torch.utils.data import DistributedSampler
 from partial_fc.data.order import Blocks, Epochs, Keyed, Order, PerEpoch, Selection, Sharded
 
 
+@pytest.fixture(autouse=True)
+def few_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as are permuted at once otherwise would be hundreds of epochs of sets as small as here: a minute."""
+    monkeypatch.setattr("partial_fc.data.order._AHEAD", 60)
+
+
 def batches(order: Order, start: int, stop: int, batch_size: int, world_size: int) -> list[list[Selection]]:
     """From one position until another is reached: by batch, by rank."""
     found: list[list[Selection]] = []
