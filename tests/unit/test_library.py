@@ -12,6 +12,8 @@ from torch import nn
 
 from partial_fc.head import CosFace, PartialFC, reference
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 STEPS = 6
 

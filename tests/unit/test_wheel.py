@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PARTS = ("partial_fc", "recipes", "setup.cfg", "setup.py", "pyproject.toml", "README.md")
 
