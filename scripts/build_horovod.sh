@@ -4,8 +4,9 @@
 #
 # The release is from 2023 and asks for C++14; torch 2.13's headers need 20 and MXNet's stop at 17, so the two standards
 # are set per sub-project. It is built without debug information, Gloo leaves the size of send buffers to the kernel,
-# horovodrun waits two seconds, not minutes, for a host that does not answer, and its store answers only those who know
-# its token, see below. Nothing else in the sources changes. HOROVOD_GPU_OPERATIONS and the like pass through.
+# horovodrun waits two seconds, not minutes, for a host that does not answer, its store answers only those who know its
+# token, and a process that waits for a collective leaves its core to others, see below. Nothing else in the sources
+# changes. HOROVOD_GPU_OPERATIONS and the like pass through.
 set -euo pipefail
 python=$1 version=$2 wheels=$3
 if [[ " ${*:4} " == *" MXNet "* ]]; then mxnet=WITH; else mxnet=WITHOUT; fi
@@ -47,6 +48,22 @@ if [ -z "$(env | sed -n 's/^HOROVOD_GPU[A-Z_]*=//p')" ]; then
     sed -i 's/(torch.version.cuda is not None)/False/' "$source/cmake/Modules/FindPytorch.cmake"
 fi
 
+# To compile less: what PyTorch's and MXNet's libraries share once for both, and files by eights, which read a header once.
+# (With CUDA there is PyTorch's alone, and its folder may add to the sources.)
+if [ -z "$(env | sed -n 's/^HOROVOD_GPU[A-Z_]*=//p')" ]; then
+    replace CMakeLists.txt $'# TF\n' "$(cat <<'END'
+add_library(horovod_common OBJECT ${SOURCES})
+target_include_directories(horovod_common PRIVATE "${EIGEN_INCLUDE_PATH}" "${FLATBUFFERS_INCLUDE_PATH}")
+set(SOURCES $<TARGET_OBJECTS:horovod_common>)
+END
+)"$'\n'
+    replace CMakeLists.txt $'\nproject(horovod CXX)' $'\nproject(horovod CXX)\nset(CMAKE_UNITY_BUILD ON)'
+    # It gives a name of its own to what another file means by it.
+    file=third_party/gloo/gloo/CMakeLists.txt
+    old='add_library(gloo ${GLOO_STATIC_OR_SHARED} ${GLOO_SRCS})'
+    replace $file "$old" "$old"$'\nset_source_files_properties(allreduce.cc PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)'
+fi
+
 # MXNet 1.9.1 imports with today's numpy by way of partial_fc.mxnet only, in the build (with PYTHONPATH, below) and later.
 expect cmake/Modules/FindMxnet.cmake 'import mxnet'
 sed -i 's/import mxnet/import partial_fc.mxnet; &/' "$source/cmake/Modules/FindMxnet.cmake"
@@ -73,6 +90,11 @@ old='kMaxSendBufferSize = 32 * 1024 * 1024'
 expect $pair "$old"
 sed -i "s/${old//\*/\\*}/kMaxSendBufferSize = 0/" "$source/$pair"
 expect $pair 'kMaxSendBufferSize = 0'
+
+# A process that waits for a collective asked again and again whether it is there, yielding in between, and kept a core busy:
+# where processes share cores, that of the one it waits for. Now it sleeps for 50 us; a collective takes a thousand and more.
+file=horovod/torch/mpi_ops_v2.cc
+replace $file 'std::this_thread::yield();' 'std::this_thread::sleep_for(std::chrono::microseconds(50));'
 
 # CVE-2024-10190: horovodrun's store listens on all addresses and unpickles what anybody puts there. Here it listens on the
 # address that the processes are told, and refuses (403), before it reads on, whoever does not send the token that

@@ -123,11 +123,9 @@ pip=(.venv/bin/python -m pip --disable-pip-version-check)
 version() { sed -n "s/^$1==//p" constraints.txt; }
 
 say "installing PyTorch $(version torch) (the largest download)"
-"${pip[@]}" install --quiet -c constraints.txt ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
-
-say "installing OpenCV and the rest"
-"${pip[@]}" install --quiet -c constraints.txt setuptools wheel cffi cloudpickle packaging psutil pyyaml # for Horovod
-"${pip[@]}" install --quiet -c constraints.txt --no-build-isolation -e '.[glyphs,digits,export,redis,dev]'
+# --no-compile: of its thousands of modules Python compiles those that are imported, when they are.
+"${pip[@]}" install --quiet --no-compile -c constraints.txt ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
+"${pip[@]}" install --quiet -c constraints.txt setuptools wheel numpy cffi cloudpickle packaging psutil pyyaml # for Horovod
 if [ "$MXNET" = 1 ]; then
     say "installing MXNet $(version mxnet)"
     "${pip[@]}" install --quiet -c constraints.txt graphviz requests
@@ -135,19 +133,12 @@ if [ "$MXNET" = 1 ]; then
     "${pip[@]}" install --quiet --no-deps "mxnet==$(version mxnet)"
 fi
 
-# --- 4. The head's CPU kernels, for every instruction set; seconds -----------------------------------------------------
+# --- 4. Horovod: published as sources only, so built here once and kept; meanwhile the rest ----------------------------
 
-if have "${CXX:-g++}" >/dev/null; then
-    say "compiling the head's CPU kernels"
-    .venv/bin/python partial_fc/head/kernels/native/build.py || die "see above"
-else
-    say "no g++: the head's CPU kernels are not compiled; the head takes the plain one, which is slower, and says so"
-fi
-
-# --- 5. Horovod: published as sources only, so built here once and kept ----------------------------------------------
-
-build_horovod() {
-    local torch parts=(PyTorch MPI Gloo) build wheels check part
+# Sets `wheels` and `parts`, and starts the build where there is none yet: its process is `builder`, and a group of its own.
+start_building_horovod() {
+    local torch build
+    parts=(PyTorch MPI Gloo) builder=''
     # The build's name has all that decides it: 2.13.0+cpu is not 2.13.0+cu130.
     torch=$(.venv/bin/python -c 'import torch; print(torch.__version__)')
     build="horovod-$(version horovod)-torch-$torch"
@@ -159,9 +150,33 @@ build_horovod() {
     build+="-$(.venv/bin/python -c 'import sys; print(sys.implementation.cache_tag)')-$(uname -m)"
     build+="${HOROVOD_GPU_OPERATIONS:+-$HOROVOD_GPU_OPERATIONS}-$(cksum <scripts/build_horovod.sh | cut -d' ' -f1)"
     wheels="${XDG_CACHE_HOME:-$HOME/.cache}/partial-fc/wheels/$build"
-    if ! compgen -G "$wheels/*.whl" >/dev/null; then
-        say "building Horovod $(version horovod) for ${parts[*]}: about 3 minutes on 2 cores; kept in $wheels"
-        bash scripts/build_horovod.sh .venv/bin/python "$(version horovod)" "$wheels" "${parts[@]}"
+    if compgen -G "$wheels/*.whl" >/dev/null; then return; fi
+    say "building Horovod $(version horovod) for ${parts[*]}: about 2 minutes on 2 cores; kept in $wheels"
+    set -m
+    bash scripts/build_horovod.sh .venv/bin/python "$(version horovod)" "$wheels" "${parts[@]}" </dev/null &
+    builder=$!
+    set +m
+    trap 'kill -- -$builder 2>/dev/null || true' EXIT # where the rest fails or is stopped
+}
+if [ "$HOROVOD" = 1 ]; then start_building_horovod; fi
+
+say "installing OpenCV and the rest"
+"${pip[@]}" install --quiet -c constraints.txt --no-build-isolation -e '.[glyphs,digits,export,redis,dev]'
+
+# The head's CPU kernels, for every instruction set.
+if have "${CXX:-g++}" >/dev/null; then
+    say "compiling the head's CPU kernels"
+    .venv/bin/python partial_fc/head/kernels/native/build.py || die "see above"
+else
+    say "no g++: the head's CPU kernels are not compiled; the head takes the plain one, which is slower, and says so"
+fi
+
+install_horovod() {
+    local check part
+    if [ -n "$builder" ]; then
+        say "waiting for Horovod"
+        wait "$builder" || die "Horovod was not built, see above"
+        trap - EXIT
     fi
     "${pip[@]}" install --quiet --no-deps --force-reinstall "$wheels"/*.whl
 
@@ -174,8 +189,7 @@ $check
 The wheel is in $wheels; remove that folder to have it built again."
     done
 }
-
-if [ "$HOROVOD" = 1 ]; then build_horovod; fi
+if [ "$HOROVOD" = 1 ]; then install_horovod; fi
 
 echo "$stamp" >.venv/stamp
 say "ready: .venv ($(du -sh .venv | cut -f1))"
