@@ -1,19 +1,22 @@
 """Small glyph sets and a way to start the trainer as a user does."""
 
+import fcntl
 import hashlib
 import json
-import logging
 import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from partial_fc.demo.glyphs import GlyphOptions, build
+
+if TYPE_CHECKING:
+    from tests.recipes.several import Given
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,16 +42,20 @@ LAUNCHERS = {
 
 @pytest.fixture(scope="session")
 def glyphs(tmp_path_factory) -> Path:
-    """80 classes in seven typefaces, and verification sets of 600 pairs."""
-    folder = tmp_path_factory.mktemp("data") / "glyphs"
-    build(GlyphOptions(out=folder, num_classes=80, images_per_typeface=2, num_unseen=200, pairs=600))
-    return folder
+    """80 classes in seven typefaces, and verification sets of 600 pairs. Drawn once for all of pytest's processes."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    with (root / "glyphs.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        build(GlyphOptions(root / "glyphs", num_classes=80, images_per_typeface=2, num_unseen=200, pairs=600, jobs=1))
+    return root / "glyphs"
 
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory) -> Path:
     """Some of scikit-learn's, as MNIST's files."""
-    from tests.recipes.mnist_job import some_digits  # which needs `run`
+    from tests.recipes.mnist_job import some_digits  # which needs this file
 
     return some_digits(tmp_path_factory.mktemp("mnist"))
 
@@ -82,33 +89,27 @@ def train(models_root: Path, flags: str, launcher: str = "one process", expect: 
 
 
 def train_here(models_root: Path, flags: str) -> str:
-    """`train` of one process, in this one, which saves the seconds that torch takes to be imported. Returns its log."""
-    import torch
+    """`train` of one process, in this one. Returns its log."""
+    from tests.recipes.launch import here
 
-    from recipes import face
-
-    torch.set_num_threads(1)
-    logger = logging.getLogger("partial_fc")
-    try:
-        assert face.main(["--models-root", str(models_root), *SMALL, *shlex.split(flags)]) == 0
-    finally:
-        for handler in logger.handlers[:]:
-            logger.removeHandler(handler)
-            handler.close()
-        logger.propagate = True
+    assert here("recipes.face", ["--models-root", str(models_root), *SMALL, *shlex.split(flags)]) == 0
     return (models_root / "logs/rank-0000.log").read_text()
 
 
-def train_several(runs: dict[Path, str], num_processes: int = 2) -> str:
-    """`train` for each folder with its flags, one after the other, in one launch with torchrun. (horovodrun's
-    collectives, of which small runs mostly consist, take much longer.)"""
-    return several(list(runs.items()), torchrun(num_processes) if num_processes > 1 else [])
+def face(models_root: Path, flags: str, faults: str = "") -> "Given":
+    """`train`, to be run in one launch with others."""
+    from tests.recipes.several import Given
+
+    return Given("recipes.face", ["--models-root", str(models_root), *SMALL, *shlex.split(flags)], faults)
 
 
-def several(runs: list[tuple[Path, str]], launcher: list[str]) -> str:
-    """The same with another launcher; a folder may come again."""
-    words = [shlex.join(["--models-root", str(root), *SMALL, *shlex.split(flags)]) for root, flags in runs]
-    return run([*launcher, sys.executable, "-m", "tests.recipes.several", *words])
+def train_several(runs: dict[Path, str], num_ranks: int = 2) -> str:
+    """`train` for each folder with its flags, one after the other, in one launch. Returns what was printed."""
+    from tests.recipes.launch import endings, several
+
+    printed = several([face(root, flags) for root, flags in runs.items()], num_ranks)
+    assert endings(printed, 0) == ["0"] * len(runs), printed[-6000:]
+    return printed
 
 
 def losses(models_root: Path) -> list[float]:

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,9 @@ from torch.utils.data import DistributedSampler
 from partial_fc.data.idx import names, read_set, write_idx
 from partial_fc.demo.digits import load
 from partial_fc.models.convnet import ConvNet
-from recipes import mnist
-from tests.recipes.conftest import change_manifest, run
+from tests.recipes.conftest import change_manifest
+from tests.recipes.launch import endings, here, several
+from tests.recipes.several import Given
 
 NUM_TRAIN, NUM_TEST = 151, 101  # no number of processes divides them
 # An epoch has 7 updates: 6 of 24 images, and one of the 7 that are left.
@@ -42,17 +42,18 @@ def some_digits(folder: Path) -> Path:
 
 
 def train_here(data: Path, models_root: Path, flags: str = "") -> None:
-    """In this process, which saves the seconds that torch takes to be imported."""
+    """In this process."""
     words = f"--data-dir {data} --models-root {models_root} --batch-size {GLOBAL_BATCH} --lr 0.05 --precision fp32"
-    assert mnist.main(shlex.split(f"{words} {flags}")) == 0
+    assert here("recipes.mnist", shlex.split(f"{words} {flags}")) == 0
 
 
-def train_several(data: Path, runs: list[tuple[Path, str]], num_ranks: int, **environ: str) -> str:
-    """One after the other, in one launch. Returns what it printed."""
-    words = [f"--data-dir {data} --models-root {root} --lr 0.05 {flags}" for root, flags in runs]
-    launcher = ["torchrun", "--standalone", f"--nproc_per_node={num_ranks}", "--no-python"]
-    more = ["env", *(f"{name}={value}" for name, value in environ.items())]
-    return run([*more, *launcher, sys.executable, "-m", "tests.recipes.mnist_several", *words])
+def train_several(data: Path, runs: list[tuple[Path, str, str]], num_ranks: int) -> str:
+    """Each (folder, flags, faults) after the other, in one launch. Returns what it printed."""
+    words = [f"--data-dir {data} --models-root {root} --lr 0.05 {flags}" for root, flags, _ in runs]
+    given = [Given("recipes.mnist", shlex.split(w), faults) for w, (_, _, faults) in zip(words, runs, strict=True)]
+    printed = several(given, num_ranks)
+    assert endings(printed, 0) == ["0"] * len(runs), printed
+    return printed
 
 
 def reference(data: Path, num_ranks: int, epochs: int, lr: float, dtype: torch.dtype) -> tuple[list[float], dict]:

@@ -11,15 +11,15 @@ from safetensors.torch import load_file
 
 from partial_fc import train_command
 from recipes import face
-from tests.recipes.conftest import LAUNCHERS, ROOT, SMALL, losses, result, run, train, train_here
+from tests.recipes.conftest import LAUNCHERS, ROOT, SMALL, losses, result, run, train, train_here, train_several
 from tests.unit.mxnet_recordio import mxnet_pack
 
-CURVE = "--max-steps 20 --batch-size 16 --val-targets"
+CURVE = "--max-steps 10 --batch-size 16 --val-targets"
 
 
 @pytest.fixture(scope="session")
 def curves(glyphs, tmp_path_factory):
-    """The first 20 losses of every launcher with two processes, and what they printed. (horovodrun --gloo has config.sh
+    """The first 10 losses of every launcher with two processes, and what they printed. (horovodrun --gloo has config.sh
     between itself and the ranks; without: test_preemption.py.)"""
     found = {}
     for launcher in ("config.sh", "horovodrun --mpi", "torchrun", "own launch", "run.sh"):
@@ -40,7 +40,7 @@ def curves(glyphs, tmp_path_factory):
 
 def test_all_launchers_give_the_same_curve_in_fp32(curves):
     first, _ = curves["config.sh"]
-    assert len(first) == 20
+    assert len(first) == 10
     for losses_of_it, _ in curves.values():
         assert max(abs(a - b) for a, b in zip(losses_of_it, first, strict=True)) < 1e-4
     assert curves["config.sh"][0] == curves["run.sh"][0]
@@ -51,9 +51,9 @@ def test_two_processes_give_the_curve_of_one(glyphs, tmp_path):
     """In fp64, where rounding does not hide it."""
     flags = f"--dataset glyphs --rec {glyphs} {CURVE} --sync-bn --precision fp64"
     train_here(tmp_path / "one", flags + " --batch-size 16")
-    train(tmp_path / "two", flags + " --batch-size 8", launcher="torchrun")
+    train_several({tmp_path / "two": flags + " --batch-size 8"})
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
-    assert len(one) == 20
+    assert len(one) == 10
     assert max(abs(a - b) for a, b in zip(one, two, strict=True)) < 1e-7
 
 
@@ -67,9 +67,9 @@ def test_the_log_says_who_what_and_where_the_time_went(curves):
         "classes 0 to 40 of 80;",
     ):
         assert text in printed
-    line = next(line for line in printed.splitlines() if "step 20/20" in line)
+    line = next(line for line in printed.splitlines() if "step 10/10" in line)
     for text in (
-        "epoch 0.57",
+        "epoch 0.29",
         "loss",
         "lr",
         "images/s",
@@ -87,7 +87,7 @@ def test_the_log_says_who_what_and_where_the_time_went(curves):
 def test_learns_to_tell_unseen_characters_apart(glyphs, tmp_path):
     """Sampled negatives, bf16, two ranks: the losses fall, accuracy is far above chance (0.5)."""
     flags = "--max-steps 120 --batch-size 32 --sample-rate 0.5 --precision bf16 --verbose 60"
-    train(tmp_path, f"--dataset glyphs --rec {glyphs} {flags}", launcher="torchrun")
+    train_several({tmp_path: f"--dataset glyphs --rec {glyphs} {flags}"})
     curve = losses(tmp_path)
     assert np.mean(curve[-20:]) < 0.5 * np.mean(curve[:20])
     found = result(tmp_path)

@@ -36,7 +36,7 @@ FAMILIES = {
 
 
 def data(glyphs) -> str:
-    common = "--val-targets --check-data off --batch-size 8 --lr-scheduler constant --warmup-steps 0 "
+    common = "--val-targets --check-data off --batch-size 8 --lr-scheduler constant --warmup-steps 0 --image-size 24 "
     return f"--dataset glyphs --rec {glyphs} {common}"
 
 

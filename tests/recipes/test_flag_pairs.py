@@ -45,7 +45,7 @@ PAIRS = [
     for b in SETTINGS[other]
 ]
 FIXED = (
-    "--dataset synthetic --num-classes 60 --num-images 400 --backbone tiny --image-size 24 --embedding-size 16 "
+    "--dataset synthetic --num-classes 60 --num-images 400 --backbone tiny --image-size 16 --embedding-size 16 "
     "--batch-size 6 --max-steps 3 --warmup-steps 0 --telemetry-every 1 --seed 3"
 )
 

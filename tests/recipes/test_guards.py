@@ -4,7 +4,6 @@ import json
 import math
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,11 @@ import pytest
 from partial_fc.checkpoint import Saver
 from partial_fc.comm.elastic import HostsChanged
 from partial_fc.train.guards.commits import Commits
-from recipes import face
-from tests.recipes.conftest import LAUNCHERS, SMALL, change_manifest, run, train
+from recipes import face as recipe
+from tests.recipes.conftest import SMALL, change_manifest, face, train_several
+from tests.recipes.launch import endings, several
 
-FLAGS = "--max-steps 14 --batch-size 8 --checkpoint-every 5 --val-targets --dropout 0.1"
+FLAGS = "--max-steps 14 --batch-size 8 --checkpoint-every 5 --val-targets --dropout 0.1 --image-size 24"
 RUNS = {  # name -> faults, flags
     "stop": ("nan@9", ""),
     "skip": ("nan@9 nan@10", "--on-nan skip --max-skips 2"),
@@ -34,16 +34,14 @@ def runs(glyphs, tmp_path_factory):
     """name -> (models_root, how rank 0 and rank 1 ended). All in one launch of two processes."""
     root = tmp_path_factory.mktemp("guards")
     roots = {name: root / name.replace(" ", "-") for name in RUNS}
-    words = []
-    for name, (faults, flags) in RUNS.items():
-        given = ["--models-root", str(roots[name]), "--dataset", "glyphs", "--rec", str(glyphs)]
-        flags = flags.replace("ROWS", str(root / "rows"))
-        words.append(f"{faults} | {shlex.join([*given, *SMALL, *shlex.split(FLAGS), *shlex.split(flags)])}")
-    printed = run([*LAUNCHERS["torchrun"], sys.executable, "-m", "tests.recipes.faulty", *words])
-    ended = [
-        [line.partition(": ")[2] for line in printed.splitlines() if line.startswith(f"rank {rank} ended with: ")]
-        for rank in (0, 1)
-    ]
+    common = f"--dataset glyphs --rec {glyphs} {FLAGS}"
+    printed = several(
+        [
+            face(roots[name], f"{common} {flags.replace('ROWS', str(root / 'rows'))}", faults)
+            for name, (faults, flags) in RUNS.items()
+        ]
+    )
+    ended = [endings(printed, rank) for rank in (0, 1)]
     return {name: (roots[name], (ended[0][i], ended[1][i])) for i, name in enumerate(RUNS)}
 
 
@@ -93,7 +91,7 @@ def test_rollback_goes_on_from_the_checkpoint_with_the_data_after_the_bad_batch(
     shutil.copy(root / "loss.csv", by_hand)
     change_manifest(by_hand / "checkpoints/step-00000005", lambda manifest: manifest | {"position": 16 * 9})
     flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --sample-rate 0.5"
-    train(by_hand, flags, launcher="torchrun")
+    train_several({by_hand: flags})
     assert rows(by_hand) == rows(root)
     again = json.loads((by_hand / "checkpoints/step-00000014/manifest.json").read_text())
     assert again["position"] == 16 * 18
@@ -142,6 +140,6 @@ def test_hosts_that_change_cost_one_checkpoint(glyphs, tmp_path, monkeypatch, ev
     words = ["--models-root", str(tmp_path), "--dataset", "glyphs", "--rec", str(glyphs), *SMALL]
     flags = f"--max-steps 4 --batch-size 8 --val-targets --checkpoint-every {every} --commit-every 0"
     with pytest.raises(HostsChanged, match="all ranks leave after step 1"):
-        face.main([*words, *shlex.split(flags)])
+        recipe.main([*words, *shlex.split(flags)])
     assert begun == [1]
     assert (tmp_path / "checkpoints/step-00000001/COMPLETE").exists()

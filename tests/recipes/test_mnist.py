@@ -20,7 +20,7 @@ from partial_fc.models.convnet import ConvNet
 from partial_fc.train import loop
 from partial_fc.train import update as updates
 from tests.recipes.conftest import losses, result
-from tests.recipes.faulty import put_in
+from tests.recipes.faults import put_in
 from tests.recipes.mnist_job import (
     GLOBAL_BATCH,
     NUM_TEST,

@@ -32,9 +32,9 @@ def three(digits, tmp_path_factory) -> Path:
     """What three processes leave behind: with a batch norm each, with one for all, and that within an epoch."""
     root = tmp_path_factory.mktemp("three")
     runs = [
-        (root / "plain", exact(3)),
-        (root / "shared", f"{exact(3)} --sync-bn"),
-        (root / "moved", f"{exact(3)} --sync-bn --max-steps 10"),
+        (root / "plain", exact(3), ""),
+        (root / "shared", f"{exact(3)} --sync-bn", ""),
+        (root / "moved", f"{exact(3)} --sync-bn --max-steps 10", ""),
     ]
     train_several(digits, runs, num_ranks=3)
     return root
@@ -45,15 +45,15 @@ def two(digits, three, tmp_path_factory) -> Path:
     """What two processes leave behind; one of the runs of three is theirs from then on."""
     root = tmp_path_factory.mktemp("two")
     runs = [
-        (root / "plain", exact(2)),
-        (root / "shared", f"{exact(2)} --sync-bn"),
-        (three / "moved", f"{exact(2)} --sync-bn"),
-        (root / "whole", OWING),
-        (root / "parts", f"{OWING} --max-steps 4"),
-        (root / "parts", OWING),
-        (root / "halves", f"{HALVES} --max-steps 10"),
+        (root / "plain", exact(2), ""),
+        (root / "shared", f"{exact(2)} --sync-bn", ""),
+        (three / "moved", f"{exact(2)} --sync-bn", ""),
+        (root / "whole", OWING, ""),
+        (root / "parts", f"{OWING} --max-steps 4", ""),
+        (root / "parts", OWING, ""),
+        (root / "halves", f"{HALVES} --max-steps 10", "bright@6"),
     ]
-    printed = train_several(digits, runs, num_ranks=2, OVERFLOW_AT="6")
+    printed = train_several(digits, runs, num_ranks=2)
     assert len(re.findall(r"^Training complete in: \d+:\d\d:\d\d\.\d{6}$", printed, re.M)) == len(runs)
     return root
 
@@ -94,7 +94,7 @@ def test_two_processes_resume_and_agree_on_what_overflows(digits, two):
     assert losses(parts) == losses(whole)
     assert_same_files(whole, parts, 14)
 
-    # In step 6 the numbers of rank 1 alone overflowed: nobody made that update (mnist_several compares the replicas).
+    # In step 6 the numbers of rank 1 alone overflowed: nobody made that update (several.py compares the replicas).
     assert "step 6: a gradient overflowed" in (halves / "logs/rank-0000.log").read_text()
     found = result(halves)
     assert found["loss_scale"] == 2.0 ** (16 - found["skipped_updates"])

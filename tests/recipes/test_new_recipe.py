@@ -10,8 +10,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from tests.recipes.conftest import ROOT, environment, losses, result, run
+from tests.recipes.conftest import ROOT, environment, losses, result
+from tests.recipes.launch import here
 
+RECIPE = "tests.recipes.throw_away"
 STEPS = 8
 
 
@@ -26,18 +28,18 @@ def class_folders(folder: Path) -> Path:
     return folder
 
 
-def command(data: Path, root: Path) -> list[str]:
+def words(data: Path, root: Path) -> list[str]:
     flags = f"--models-root {root} --max-steps {STEPS} --checkpoint-every 2 --verbose 0 --frequent 1"
-    return [sys.executable, "-m", "tests.recipes.throw_away", "--folder", str(data), *flags.split()]
+    return ["--folder", str(data), *flags.split()]
 
 
 def test_it_trains_is_killed_and_resumes(tmp_path):
     data = class_folders(tmp_path / "data")
-    run(command(data, tmp_path / "whole"))
+    assert here(RECIPE, words(data, tmp_path / "whole")) == 0
     assert np.mean(losses(tmp_path / "whole")[-3:]) < losses(tmp_path / "whole")[0]
 
     killed = subprocess.Popen(
-        command(data, tmp_path / "killed"),
+        [sys.executable, "-m", RECIPE, *words(data, tmp_path / "killed")],
         cwd=ROOT,
         env=environment(),
         stdout=subprocess.DEVNULL,
@@ -51,7 +53,8 @@ def test_it_trains_is_killed_and_resumes(tmp_path):
     killed.wait()
     assert not (tmp_path / "killed/result.json").exists()
 
-    assert "resumed from" in run(command(data, tmp_path / "killed"))
+    assert here(RECIPE, words(data, tmp_path / "killed")) == 0
+    assert "resumed from" in (tmp_path / "killed/logs/rank-0000.log").read_text()
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     one, other = (result(tmp_path / name) for name in ("whole", "killed"))
     assert one["evaluations"] == other["evaluations"]

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from partial_fc.demo.digits import DigitsOptions, write_digits
-from tests.recipes.conftest import LAUNCHERS, ROOT, SMALL, environment, losses, train
+from tests.recipes.conftest import LAUNCHERS, ROOT, SMALL, environment, losses, train_several
 
 # name -> (launcher, the signal, who gets it, the status that the launch then ends with). horovodrun and torchrun end
 # with 1 whatever their processes end with.
@@ -138,9 +138,8 @@ def test_what_was_stopped_goes_on_as_if_nothing_had_been(stopped, glyphs, tmp_pa
     """Bit by bit."""
     root, _, output = stopped["own launch"]
     (step,) = map(int, re.findall(r"stopped at step (\d+), as asked", output))
-    flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --max-steps {step + 4} --gpus 2"
-    train(root, flags)
-    train(tmp_path, flags)
+    flags = f"--dataset glyphs --rec {glyphs} {FLAGS} --max-steps {step + 4}"
+    train_several({root: flags, tmp_path: flags})
     assert losses(root) == losses(tmp_path)
     assert len(losses(root)) == step + 4
 
@@ -152,7 +151,7 @@ def test_a_run_that_loses_a_process_is_started_again_and_ends_as_if_nothing_had_
     lost.mkdir()
     words = ["bash", "run.sh", "--restarts", "2", *SMALL, *shlex.split(flags), "--models-root", str(lost)]
     with ThreadPoolExecutor(1) as pool:
-        undisturbed = pool.submit(train, whole, f"{flags} --gpus 2")
+        undisturbed = pool.submit(train_several, {whole: flags})
         status, output = signalled(words, lost, signal.SIGKILL, "rank", has_saved)
         undisturbed.result()
     assert status == 0, output

@@ -2,7 +2,6 @@
 one; tests/cluster has two. What may go wrong as they meet: tests/unit/test_meeting.py.)"""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -11,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes.conftest import ROOT, environment, losses, run, torchrun
+from partial_fc.comm import StartError
+from tests.recipes import rendezvous_job
+from tests.recipes.conftest import ROOT, environment, losses
+from tests.recipes.launch import several
+from tests.recipes.several import Given
 from tests.redis_server import free_port, redis_server, skip_without
 
 JOB = [sys.executable, "-m", "partial_fc", "train", str(ROOT / "tests/recipes/rendezvous_job.py")]
@@ -54,41 +57,29 @@ def ended(*processes: subprocess.Popen[str]) -> list[tuple[int, str]]:
     return [(process.returncode, printed) for process, printed in zip(processes, outputs, strict=True)]
 
 
-@pytest.fixture(scope="module")
-def under_torchrun(digits, tmp_path_factory):
-    """The losses of a number of processes."""
-
-    def train(num_processes: int) -> list[float]:
-        root = tmp_path_factory.mktemp("torchrun")
-        job = [sys.executable, "-m", "tests.recipes.rendezvous_job", "--data-dir", str(digits)]
-        run([*torchrun(num_processes), *job, "--models-root", str(root), *TRAIN])
-        return losses(root)
-
-    return train
-
-
 @pytest.mark.parametrize(("place", "num_shards", "num_gpus"), [("redis", 2, 1), ("folder", 2, 2)])
-def test_trains_what_torchrun_trains(request, started, digits, tmp_path, under_torchrun, place, num_shards, num_gpus):
-    where = request.getfixturevalue("redis") if place == "redis" else ["--file_store_path", str(tmp_path)]
-    root = tmp_path / "run"
-    data = ["--data-dir", str(digits), "--models-root", str(root), *TRAIN, "--gpus", str(num_gpus)]
-    commands = [started(*flags, "--run_id", "train", *where, *data) for flags in shards(num_shards)]
+def test_trains_what_as_many_ranks_train(request, started, digits, tmp_path, place, num_shards, num_gpus):
+    (tmp_path / "meet").mkdir()
+    where = request.getfixturevalue("redis") if place == "redis" else ["--file_store_path", str(tmp_path / "meet")]
+    words = ["--data-dir", str(digits), *TRAIN, "--models-root"]
+    train = [*words, str(tmp_path / "run"), "--gpus", str(num_gpus)]
+    commands = [started(*flags, "--run_id", "train", *where, *train) for flags in shards(num_shards)]
     for status, printed in ended(*commands):
         assert status == 0, printed
-    assert losses(root) == under_torchrun(num_shards * num_gpus)
-    assert os.listdir(tmp_path) == ["run"]
+    assert os.listdir(tmp_path / "meet") == []
+    several([Given("recipes.mnist", [*words, str(tmp_path / "same")])], num_shards * num_gpus)
+    assert losses(tmp_path / "run") == losses(tmp_path / "same")
 
 
-def test_a_password_is_shown_to_nobody(started, redis):
+def test_a_password_is_shown_to_nobody(started, redis, monkeypatch):
     flags = ["--run_id", "secret", *redis[:4]]
     first = started(*shards(2, *flags)[0], REDIS_PASSWORD=PASSWORD)
-    second = started(*shards(2, *flags)[1], REDIS_PASSWORD="wrong")
-    status, printed = ended(second)[0]
-    assert status == 1
-    assert "refuses this process" in printed
+    monkeypatch.setenv("REDIS_PASSWORD", "wrong")
+    with pytest.raises(StartError, match="refuses this process") as refused:
+        rendezvous_job.main(shards(2, *flags)[1])
     shown = Path(f"/proc/{first.pid}/cmdline").read_text()
     assert "--redis_host" in shown
-    assert PASSWORD not in shown + printed
+    assert PASSWORD not in shown + str(refused.value)
     second = started(*shards(2, *flags)[1], REDIS_PASSWORD=PASSWORD)
     for rank, (status, printed) in enumerate(ended(first, second)):
         assert status == 0, printed
@@ -150,10 +141,9 @@ def test_over_tls(started, tmp_path):
         for status, printed in ended(*(started(*s, *flags, port, *tls) for s in shards(2))):
             assert status == 0, printed
         wrong = ((port, []), (str(plain), tls), (port, ["--redis_tls"]))
-        commands = [started(*shards(2)[0], *flags, p, *more, "--start-timeout", "1") for p, more in wrong]
-        for status, printed in ended(*commands):
-            assert status == 1
-            assert re.search(r"Redis at localhost:\d+ does not answer after 1 s: .*--redis-tls", printed)
+        for p, more in wrong:
+            with pytest.raises(StartError, match=r"Redis at localhost:\d+ does not answer after 1 s: .*--redis-tls"):
+                rendezvous_job.main([*shards(2)[0], *flags, p, *more, "--start-timeout", "1"])
 
 
 def test_a_stopped_process_is_reported(started, redis):
@@ -173,11 +163,11 @@ def test_a_killed_command_leaves_what_the_next_one_names(started, tmp_path):
     wait_for(folder / "shard%200")
     waiting.kill()
     waiting.wait()
-    for status, printed in ended(*(started(*s) for s in shards(2, *flags))):
-        assert status == 1
-        assert "--shard-id 0 is there twice" in printed
-        assert f"process {waiting.pid}" in printed
-        assert f"`rm -r {folder}`" in printed
+    for words in shards(2, *flags):
+        with pytest.raises(StartError, match="--shard-id 0 is there twice") as refused:
+            rendezvous_job.main(words)
+        assert f"process {waiting.pid}" in str(refused.value)
+        assert f"`rm -r {folder}`" in str(refused.value)
     subprocess.run(["rm", "-r", folder], check=True)
     for status, printed in ended(*(started(*s) for s in shards(2, *flags))):
         assert status == 0, printed

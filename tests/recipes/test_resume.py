@@ -1,27 +1,31 @@
 """Runs that are continued, by as many processes and by another number."""
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.recipes.conftest import LAUNCHERS, change_manifest, losses, result, several, train_here, train_several
+from tests.recipes.conftest import LAUNCHERS, change_manifest, face, losses, result, run, train_here, train_several
+from tests.recipes.launch import several
 
 
-@pytest.mark.parametrize("launcher", ["one process", "horovodrun --gloo", "torchrun"])
+@pytest.mark.parametrize("launcher", ["one process", "horovodrun --gloo", "two launches"])
 def test_resume_continues_bit_by_bit(glyphs, tmp_path, launcher):
-    """The parts by processes of their own, or all by one launch (one process: by this one)."""
+    """The parts by processes of their own (two launches), or all by the same ones (one process: this one)."""
     flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --lr-scheduler constant --sample-rate 0.3 "
     flags += "--dropout 0.2 --clip 5 --checkpoint-every 4 --max-steps "
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     runs = [(whole, flags + "12"), (parts, flags + "4"), (parts, flags + "12"), (parts, flags + "12")]
     if launcher == "one process":
         printed = [train_here(root, words) for root, words in runs][-1]
-    elif launcher == "torchrun":
-        printed = "".join(several(part, LAUNCHERS[launcher]) for part in (runs[:2], runs[2:]))
     else:
-        printed = several(runs, LAUNCHERS[launcher])
+        given = [face(root, words) for root, words in runs]
+        if launcher == "two launches":
+            printed = several(given[:2]) + several(given[2:])
+        else:
+            printed = run([*LAUNCHERS[launcher], sys.executable, "-m", "tests.recipes.several", *map(str, given)])
     assert f"resumed from {parts}/checkpoints/step-00000004" in printed
     assert f"{parts} is finished" in printed
     assert losses(parts) == losses(whole)
@@ -81,9 +85,10 @@ def one_eight_three(glyphs, tmp_path_factory):
             for precision, (flags, num_steps, _) in EXACT.items()
         }
 
-    train_several(runs(0, 24) | runs(1, 24, 3), num_processes=1)
-    for num_processes, first, last in ((8, 3, 6), (3, 6, None)):
-        printed = train_several(runs(1, 24 // num_processes, last), num_processes)
+    for root, flags in (runs(0, 24) | runs(1, 24, 3)).items():
+        train_here(root, flags)
+    for num_ranks, first, last in ((8, 3, 6), (3, 6, None)):
+        printed = train_several(runs(1, 24 // num_ranks, last), num_ranks)
         for _, parts in folders.values():
             assert f"resumed from {parts}/checkpoints/step-{first:08d}" in printed
     return folders

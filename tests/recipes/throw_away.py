@@ -3,6 +3,7 @@
 python -m tests.recipes.throw_away --folder DIR --models-root DIR --max-steps 8
 """
 
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,5 +56,9 @@ def train_here(run: Run) -> int:
         return run.finish(job, train(job), {})
 
 
+def main(arguments: list[str]) -> int:
+    return run_in_worlds("throw-away", tyro.cli(Config, args=arguments), [], train_here)
+
+
 if __name__ == "__main__":
-    exit_now(run_in_worlds("throw-away", tyro.cli(Config), [], train_here))
+    exit_now(main(sys.argv[1:]))

@@ -1,30 +1,25 @@
-"""Recipe `face` with faults put in, several runs in one launch: `python -m tests.recipes.faulty "FAULTS | FLAGS" ...`.
+"""Faults that tests put into a run, by what they say on the last rank.
 
-FAULTS, separated by spaces, on the last rank:
+FAULTS, separated by spaces:
     nan@STEP[,TIMES]     its features are NaN in that step, the first TIMES (1) times that the step is made
+    bright@STEP          its images are a million times as bright in that step: more than float16 holds
     bit@STEP             after that step a weight of its backbone has another last bit
     spike@STEP           the loss of that step is 100 more, on all ranks
-Every rank prints "rank R ended with: " and the exit status of the run, or the error that ended it.
 """
 
-import shlex
-import sys
 from collections import Counter
 
 import torch
 
-from partial_fc import comm
 from partial_fc.train import loop
 from partial_fc.train import update as updates
-from partial_fc.train.guards import loss_spikes
-from recipes import face
 
 forward_backward, update = updates.forward_backward, loop.update
 
 
 def put_in(faults: str, is_last: bool) -> None:
     """From now on, in place of those of the run before."""
-    left: dict[str, Counter[int]] = {kind: Counter() for kind in ("nan", "bit", "spike")}
+    left: dict[str, Counter[int]] = {kind: Counter() for kind in ("nan", "bright", "bit", "spike")}
     for fault in faults.split():
         kind, _, where = fault.partition("@")
         step, _, times = where.partition(",")
@@ -38,6 +33,8 @@ def put_in(faults: str, is_last: bool) -> None:
         hooks = []
         if due("nan", job.at.step + 1) and is_last:
             hooks.append(job.backbone.module.register_forward_hook(lambda _module, _input, output: output * torch.nan))
+        if due("bright", job.at.step + 1) and is_last:
+            hooks.append(job.backbone.module.register_forward_pre_hook(lambda _module, input: (input[0] * 1e6,)))
         try:
             forward_backward(job, *arguments)
         finally:
@@ -51,25 +48,4 @@ def put_in(faults: str, is_last: bool) -> None:
             weight[(0,) * weight.dim()].view(torch.int32).bitwise_xor_(1)
         return loss + 100 * due("spike", job.at.step + 1)
 
-    updates.forward_backward, loop.update = faulty_forward_backward, faulty_update  # type: ignore[assignment]
-
-
-def main(runs: list[str]) -> None:
-    world = comm.init("cpu")
-    end = world.close
-    world.close = lambda: None  # type: ignore[method-assign]
-    comm.init = lambda *_, **__: world
-    loss_spikes.LEAST = 8
-    for run in runs:
-        faults, _, flags = run.partition("|")
-        put_in(faults, is_last=world.rank == world.size - 1)
-        try:
-            ended = str(face.main(shlex.split(flags)))
-        except (ValueError, FloatingPointError) as error:
-            ended = f"{type(error).__name__}: {error}"
-        print(f"rank {world.rank} ended with: {ended}\n", end="", flush=True)
-    end()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    updates.forward_backward, loop.update = faulty_forward_backward, faulty_update

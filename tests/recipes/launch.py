@@ -1,0 +1,75 @@
+"""How tests run recipes without waiting for torch to be imported: in their own process, or in several forked ones.
+
+    here("recipes.face", words)                          one process: this one
+    several([Given("recipes.face", words), ...], 2)      several, run after run in one launch
+
+A recipe is named by its module, so that a new one needs nothing here.
+"""
+
+import importlib
+import logging
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import torch
+
+from tests.recipes.hang import free_port
+from tests.recipes.several import Given, become_rank
+
+_TIMEOUT_S = 240.0
+_GRACE_S = 20.0  # from the first process that fails to the end of the others: they say what they know
+# What a process that was forked has already. (It is forked from a server that computes nothing: what has gone backward
+# once may not be forked.)
+_PRELOADED = ["recipes.face", "recipes.mnist", "recipes.imagenet", "tests.recipes.several", "torch.utils.tensorboard"]
+
+
+def here(recipe: str, words: Sequence[str]) -> int:
+    """Runs it in this process; returns the exit status."""
+    torch.set_num_threads(1)
+    logger = logging.getLogger("partial_fc")
+    try:
+        return importlib.import_module(recipe).main(list(words))
+    finally:
+        for handler in logger.handlers[:]:
+            logger.removeHandler(handler)
+            handler.close()
+        logger.propagate = True
+
+
+def several(runs: Sequence[Given], num_ranks: int = 2) -> str:
+    """Runs them one after the other in num_ranks processes over torch.distributed, as torchrun would start them.
+    Returns what these printed; fails where a process does."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "output"
+        port = free_port()
+        ranks = [
+            context.Process(target=become_rank, args=(rank, num_ranks, port, str(output), runs), daemon=True)
+            for rank in range(num_ranks)
+        ]
+        for process in ranks:
+            process.start()
+        give_up = time.monotonic() + _TIMEOUT_S
+        while running := [process.sentinel for process in ranks if process.exitcode is None]:
+            wait(running, max(0.0, give_up - time.monotonic()))
+            if any(process.exitcode for process in ranks):
+                give_up = min(give_up, time.monotonic() + _GRACE_S)
+            if time.monotonic() >= give_up:
+                break
+        for process in ranks:
+            process.kill()
+            process.join()
+        printed = output.read_text() if output.exists() else ""
+    assert [process.exitcode for process in ranks] == [0] * num_ranks, printed[-6000:]
+    return printed
+
+
+def endings(printed: str, rank: int) -> list[str]:
+    """How the runs of a launch ended in one of its ranks: exit statuses, or errors."""
+    start = f"rank {rank} ended with: "
+    return [line.removeprefix(start) for line in printed.splitlines() if line.startswith(start)]
