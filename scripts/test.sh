@@ -50,11 +50,11 @@ two=(-n 2 --dist loadfile)
 unit=(tests/unit "${two[@]}" --no-loadscope-reorder)
 
 if [ "$mode" = quick ]; then
-    stage "unit" 65 python -m pytest "${unit[@]}" -m "not slow and not mxnet" "$@"
+    stage "unit" 55 python -m pytest "${unit[@]}" -m "not slow and not mxnet" "$@"
     stage "transport, torchrun, 2 ranks" 20 torch 2 "${tests[@]}" -m transport
     stage "recipe face, one rank and two" 30 python -m pytest tests/recipes/test_face.py -k two_processes_give_the_curve_of_one "$@"
 else
-    stage "unit" 150 python -m pytest "${unit[@]}" -m "not mxnet" "$@"
+    stage "unit" 115 python -m pytest "${unit[@]}" -m "not mxnet" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
     stage "MXNet as the oracle" 35 python -m pytest tests/unit tests/recipes/test_face.py -m mxnet "$@"
     # The mathematics does not depend on the transport: all of it over these two, MPI on three ranks, by which the numbers of
