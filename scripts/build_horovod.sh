@@ -27,11 +27,17 @@ expect() {
 
 # replace FILE OLD NEW: OLD, which has to be in FILE exactly once, becomes NEW.
 replace() {
-    local text
-    text=$(<"$source/$1")
-    [[ $text == *"$2"* && ${text#*"$2"} != *"$2"* ]] ||
+    "$python" - "$source/$1" "$2" "$3" <<'END' ||
+import sys
+path, old, new = sys.argv[1:]
+with open(path) as file:
+    text = file.read()
+if text.count(old) != 1:
+    sys.exit(1)
+with open(path, "w") as file:
+    file.write(text.replace(old, new))
+END
         { echo "build_horovod.sh: horovod $version: $1 must have '$2' once; its patch needs a new look" >&2; exit 1; }
-    printf '%s\n' "${text%%"$2"*}$3${text#*"$2"}" >"$source/$1"
 }
 
 old='set(CMAKE_CXX_STANDARD 14)'
