@@ -65,7 +65,7 @@ else
     # classes do not divide. Elsewhere only what speaks to the transport.
     stage "parallel, horovodrun Gloo, 2 ranks" 45 gloo 2 "${ranks[@]}" tests/parallel
     stage "parallel, horovodrun MPI, 3 ranks" 50 mpi 3 "${ranks[@]}" tests/parallel
-    stage "transport, horovodrun Gloo, 3 ranks" 15 gloo 3 "${transport[@]}"
+    stage "transport, horovodrun Gloo, 3 ranks" 17 gloo 3 "${transport[@]}"
     stage "transport, horovodrun MPI, 2 ranks" 12 mpi 2 "${transport[@]}"
     stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
     stage "transport, one process" 6 "${transport[@]}"
@@ -73,7 +73,7 @@ else
     stage "Triton, horovodrun MPI, 3 ranks" 17 mpi 3 env TRITON_INTERPRET=1 "${ranks[@]}" tests/parallel/test_head_kinds.py -k sharded_equals_dense
     stage "recipes" 200 python -m pytest tests/recipes "${two[@]}" -m "not mxnet" "$@"
     # Of processes, disks and cables that fail. -rs: why, where some are skipped.
-    stage "faults and two hosts" 100 python -m pytest tests/faults tests/cluster "${three[@]}" -rs "$@"
+    stage "faults and two hosts" 115 python -m pytest tests/faults tests/cluster "${three[@]}" -rs "$@"
 fi
 
 printf '\n%s%5d s of %3d  in all\n' "$table" "$SECONDS" "$budget"
