@@ -98,7 +98,7 @@ sed -i "s/${old//\*/\\*}/kMaxSendBufferSize = 0/" "$source/$pair"
 expect $pair 'kMaxSendBufferSize = 0'
 
 # A process that waits for a collective asked again and again whether it is there, yielding in between, and kept a core
-# busy: where processes share cores, that of the one it waits for. Now it sleeps for 50 us; a collective takes 1,000 or more.
+# busy: where cores are shared, that of the one it waits for. Now it sleeps for 50 us; a collective takes 1,000 or more.
 file=horovod/torch/mpi_ops_v2.cc
 replace $file 'std::this_thread::yield();' 'std::this_thread::sleep_for(std::chrono::microseconds(50));'
 
