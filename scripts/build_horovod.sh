@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds a wheel of Horovod, version $2, with the interpreter $1 and leaves it in folder $3 (about 3 minutes on 2 cores).
+# Builds a wheel of Horovod, version $2, with the interpreter $1 and leaves it in folder $3 (107 s of processor time).
 # MXNet among the other arguments: for it, too; always for PyTorch, over MPI and Gloo.
 #
 # The release is from 2023 and asks for C++14; torch 2.13's headers need 20 and MXNet's stop at 17, so the two standards
@@ -27,11 +27,17 @@ expect() {
 
 # replace FILE OLD NEW: OLD, which has to be in FILE exactly once, becomes NEW.
 replace() {
-    local text
-    text=$(<"$source/$1")
-    [[ $text == *"$2"* && ${text#*"$2"} != *"$2"* ]] ||
+    "$python" - "$source/$1" "$2" "$3" <<'END' ||
+import sys
+path, old, new = sys.argv[1:]
+with open(path) as file:
+    text = file.read()
+if text.count(old) != 1:
+    sys.exit(1)
+with open(path, "w") as file:
+    file.write(text.replace(old, new))
+END
         { echo "build_horovod.sh: horovod $version: $1 must have '$2' once; its patch needs a new look" >&2; exit 1; }
-    printf '%s\n' "${text%%"$2"*}$3${text#*"$2"}" >"$source/$1"
 }
 
 old='set(CMAKE_CXX_STANDARD 14)'
@@ -48,7 +54,7 @@ if [ -z "$(env | sed -n 's/^HOROVOD_GPU[A-Z_]*=//p')" ]; then
     sed -i 's/(torch.version.cuda is not None)/False/' "$source/cmake/Modules/FindPytorch.cmake"
 fi
 
-# To compile less: what PyTorch's and MXNet's libraries share once for both, and files by eights, which read a header once.
+# To compile less: what PyTorch's and MXNet's libraries share once for both; files by eights, which read a header once.
 # (With CUDA there is PyTorch's alone, and its folder may add to the sources.)
 if [ -z "$(env | sed -n 's/^HOROVOD_GPU[A-Z_]*=//p')" ]; then
     replace CMakeLists.txt $'# TF\n' "$(cat <<'END'
@@ -91,8 +97,8 @@ expect $pair "$old"
 sed -i "s/${old//\*/\\*}/kMaxSendBufferSize = 0/" "$source/$pair"
 expect $pair 'kMaxSendBufferSize = 0'
 
-# A process that waits for a collective asked again and again whether it is there, yielding in between, and kept a core busy:
-# where processes share cores, that of the one it waits for. Now it sleeps for 50 us; a collective takes a thousand and more.
+# A process that waits for a collective asked again and again whether it is there, yielding in between, and kept a core
+# busy: where cores are shared, that of the one it waits for. Now it sleeps for 50 us; a collective takes 1,000 or more.
 file=horovod/torch/mpi_ops_v2.cc
 replace $file 'std::this_thread::yield();' 'std::this_thread::sleep_for(std::chrono::microseconds(50));'
 

@@ -39,37 +39,41 @@ stage() {
 # In every rank the same plain pytest. It stops at the first failure (-x): after one, the ranks would no longer call the
 # same collectives. A test that hangs shows every thread's stack and ends its rank after two minutes; the launcher then
 # ends the others.
-tests=(python -m pytest tests/parallel -x --tb=short --color=no -o faulthandler_timeout=120 -o faulthandler_exit_on_timeout=true "$@")
+ranks=(python -m pytest -x --tb=short --color=no -o faulthandler_timeout=120 -o faulthandler_exit_on_timeout=true "$@")
+# A file that has no test of a mark is not imported, which is what the short stages would spend most on.
+marked() { grep -l "mark\.$1" "${@:2}"; }
+transport=("${ranks[@]}" -m transport $(marked transport tests/parallel/test_*.py))
 run() { timeout --kill-after=10 900 "$@"; }
 horovod() { command -v horovodrun >/dev/null || return 77 && run horovodrun "$@"; }
 gloo() { horovod -np "$1" -H "localhost:$1" --gloo "${@:2}"; }
 mpi() { horovod -np "$1" -H "localhost:$1" --mpi "${@:2}"; }
 torch() { run torchrun --standalone --nproc_per_node="$1" --no-python "${@:2}"; }
 # One process for each core; the tests of a file stay together, with what they share. tests/unit/conftest.py has the order.
-two=(-n 2 --dist loadfile)
+# Those that often wait: one process more.
+two=(-n 2 --dist loadfile) three=(-n 3 --dist loadfile)
 unit=(tests/unit "${two[@]}" --no-loadscope-reorder)
 
 if [ "$mode" = quick ]; then
     stage "unit" 55 python -m pytest "${unit[@]}" -m "not slow and not mxnet" "$@"
-    stage "transport, torchrun, 2 ranks" 20 torch 2 "${tests[@]}" -m transport
+    stage "transport, torchrun, 2 ranks" 20 torch 2 "${transport[@]}"
     stage "recipe face, one rank and two" 30 python -m pytest tests/recipes/test_face.py -k two_processes_give_the_curve_of_one "$@"
 else
     stage "unit" 115 python -m pytest "${unit[@]}" -m "not mxnet" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
-    stage "MXNet as the oracle" 35 python -m pytest tests/unit tests/recipes/test_face.py -m mxnet "$@"
+    stage "MXNet as the oracle" 18 python -m pytest -m mxnet $(marked mxnet tests/{unit,recipes}/test_*.py) "$@"
     # The mathematics does not depend on the transport: all of it over these two, MPI on three ranks, by which the numbers of
     # classes do not divide. Elsewhere only what speaks to the transport.
-    stage "parallel, horovodrun Gloo, 2 ranks" 65 gloo 2 "${tests[@]}"
-    stage "parallel, horovodrun MPI, 3 ranks" 55 mpi 3 "${tests[@]}"
-    stage "transport, horovodrun Gloo, 3 ranks" 20 gloo 3 "${tests[@]}" -m transport
-    stage "transport, horovodrun MPI, 2 ranks" 15 mpi 2 "${tests[@]}" -m transport
-    stage "transport, torchrun, 2 ranks" 10 torch 2 "${tests[@]}" -m transport
-    stage "transport, one process" 10 "${tests[@]}" -m transport
+    stage "parallel, horovodrun Gloo, 2 ranks" 45 gloo 2 "${ranks[@]}" tests/parallel
+    stage "parallel, horovodrun MPI, 3 ranks" 50 mpi 3 "${ranks[@]}" tests/parallel
+    stage "transport, horovodrun Gloo, 3 ranks" 17 gloo 3 "${transport[@]}"
+    stage "transport, horovodrun MPI, 2 ranks" 12 mpi 2 "${transport[@]}"
+    stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
+    stage "transport, one process" 6 "${transport[@]}"
     # The GPU's kernel, sharded, in Triton's interpreter. (One process: tests/unit/test_triton.py.)
-    stage "Triton, horovodrun MPI, 3 ranks" 25 mpi 3 env TRITON_INTERPRET=1 "${tests[@]}" -k sharded_equals_dense
+    stage "Triton, horovodrun MPI, 3 ranks" 17 mpi 3 env TRITON_INTERPRET=1 "${ranks[@]}" tests/parallel/test_head_kinds.py -k sharded_equals_dense
     stage "recipes" 200 python -m pytest tests/recipes "${two[@]}" -m "not mxnet" "$@"
-    stage "faults" 40 python -m pytest tests/faults -rs "$@"
-    stage "cluster, two hosts" 45 python -m pytest tests/cluster -rs "$@" # -rs: why, where it is skipped
+    # Of processes, disks and cables that fail. -rs: why, where some are skipped.
+    stage "faults and two hosts" 115 python -m pytest tests/faults tests/cluster "${three[@]}" -rs "$@"
 fi
 
 printf '\n%s%5d s of %3d  in all\n' "$table" "$SECONDS" "$budget"
