@@ -15,7 +15,7 @@ One to one in names and shapes, for every depth (read in recognition/arcface_mxn
 import re
 from collections.abc import Iterable
 
-# Layers outside the stages, and those of a block: ours -> (MXNet's, whether it has a slope or statistics).
+# Layers outside the stages, and those of a block: ours -> (MXNet's, their kind).
 _CONV, _LINEAR, _BN, _PRELU = "conv", "linear", "bn", "prelu"
 _LAYERS = {
     "conv1": ("conv0", _CONV),
@@ -56,17 +56,33 @@ def mxnet_names(state_names: Iterable[str]) -> dict[str, str]:
     return {name: _mxnet_name(name) for name in state_names if not name.endswith(".num_batches_tracked")}
 
 
+def layer_name(layer: str) -> str:
+    """The same for a layer: "layer2.0.downsample.1" -> "stage2_unit1_sc". ValueError as `mxnet_names`."""
+    return _layer(layer)[0]
+
+
 def _mxnet_name(name: str) -> str:
     layer, _, array = name.rpartition(".")
-    layers, prefix = _LAYERS, ""
+    theirs, kind = _layer(layer)
+    if array not in _ARRAYS[kind]:
+        raise _unknown(name)
+    space, ending = _ARRAYS[kind][array]
+    return f"{space}:{theirs}_{ending}"
+
+
+def _layer(layer: str) -> tuple[str, str]:
+    """(MXNet's name, which kind of layer it is)."""
+    layers, prefix, inner = _LAYERS, "", layer
     if in_block := _BLOCK.fullmatch(layer):
-        stage, block, layer = in_block.groups()
+        stage, block, inner = in_block.groups()
         layers, prefix = _BLOCK_LAYERS, f"stage{stage}_unit{int(block) + 1}_"
-    if layer in layers:
-        theirs, kind = layers[layer]
-        if array in _ARRAYS[kind]:
-            space, ending = _ARRAYS[kind][array]
-            return f"{space}:{prefix}{theirs}_{ending}"
-    raise ValueError(
-        f"{name!r} is no array of an iresnet (r18 to r200, tiny), the network that MXNet's names are known for"
+    if inner not in layers:
+        raise _unknown(layer)
+    theirs, kind = layers[inner]
+    return prefix + theirs, kind
+
+
+def _unknown(name: str) -> ValueError:
+    return ValueError(
+        f"{name!r} is no part of an iresnet (r18 to r200, tiny), the network that MXNet's names are known for"
     )
