@@ -39,8 +39,8 @@ class ConvertOptions:
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
     """The same. Beside PREFIX-0000.params PREFIX-symbol.json is written."""
     symbol: Path | None = None
-    """The symbol of a SOURCE of MXNet, which says its input's scale, epsilons and fixed gammas; none: PREFIX-symbol.json
-    beside it, else what InsightFace's recipe has."""
+    """The symbol of a SOURCE of MXNet, which says its input's scale, epsilons and fixed gammas; none:
+    PREFIX-symbol.json beside it, else what InsightFace's recipe has."""
     image_size: int | None = None
     """That the network is for, where several fit its shapes; none: what SOURCE says, else the largest (112 for 97 to
     112)."""
@@ -128,7 +128,8 @@ def _read_mxnet(options: ConvertOptions) -> _Source:
 
 
 def _read_torch(options: ConvertOptions) -> _Source:
-    path, contract = options.source, {}
+    path = options.source
+    contract: dict[str, str] = {}
     if path.suffix == ".safetensors":
         try:
             with safe_open(path, "pt") as file:
@@ -204,7 +205,7 @@ def _compare(found: _Source, written: list[Path], output: Path) -> None:
     for one, feat_BD in before_BD.items():
         for other, again_BD in after_BD.items():
             smallest = cosine_similarity(feat_BD, again_BD, eps=0.0).min().item()
-            print(f"  embeddings of {_NUM_IMAGES} random images, {one} and then {other}: smallest cosine {smallest:.8f}")
+            print(f"  {_NUM_IMAGES} random images, {one} and then {other}: smallest cosine {smallest:.8f}")
             if not smallest >= _SMALLEST_COSINE:
                 raise ValueError(
                     f"the embeddings differ: smallest cosine {smallest:.8f} between {one} before and {other} after; "

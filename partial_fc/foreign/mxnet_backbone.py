@@ -130,7 +130,9 @@ def to_mxnet(state: Mapping[str, Tensor], network: Network, path: Path) -> tuple
         "batch norm's epsilon: moving_var minus 1e-05, for 2e-05 in the graph and 1e-05 here",
     ]
     if num_negative:
-        notes.append(f"{num_negative} moving_var were below 1e-05 and are negative now; with 2e-05 added they are right")
+        notes.append(
+            f"{num_negative} moving_var were below 1e-05 and are negative now; MXNet adds 2e-05, so it is right"
+        )
     return arrays, notes
 
 

@@ -1,5 +1,5 @@
-"""MXNet's symbol.json, without MXNet: what a graph does to its input and in its batch norms, and the graph of our iresnet
-as InsightFace's recipe has it (fresnet with unit 3, output 'FC'; read in symbol/resnet.py and symbol_utils.py).
+"""MXNet's symbol.json, without MXNet: what a graph does to its input and in its batch norms, and the graph of our
+iresnet as InsightFace's recipe has it (fresnet with unit 3, output 'FC'; read in symbol/resnet.py and symbol_utils.py).
 
 A symbol is a list of nodes; an input is [node, output of it, version]. Nodes without an operator are arrays.
 """
