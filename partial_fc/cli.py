@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "checkpoint merge": ("checkpoint.tools.reshard:merge", "the files of all ranks, of all hosts -> one's"),
     "checkpoint reshard": ("checkpoint.tools.reshard:reshard", "files of W ranks -> another number"),
     "checkpoint import": ("foreign.import_centres:import_centres", "InsightFace's centre files -> one"),
+    "checkpoint export": ("foreign.export_centres:export_centres", "class centres -> InsightFace's files"),
     "checkpoint diff": ("checkpoint.tools.diff:diff", "in what two checkpoints differ"),
     "checkpoint classes list": (f"{_CLASSES}:list_classes", "number, name, last step of each"),
     "checkpoint classes add": (f"{_CLASSES}:add", "new ones, which start where their images lie"),
