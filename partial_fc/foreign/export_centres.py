@@ -58,7 +58,7 @@ def export_centres(options: ExportOptions) -> None:
         for path, column in zip(of_rank, columns.values(), strict=True):
             # There: m' = momentum m - lr d, w' = w + m'. Here: m' = momentum m + d, w' = w - lr m'.
             unit = 1.0 if column == "centres" or lr is None else -lr
-            mxnet_ndarray.write(path, [_rows_of_rank(stored, rows, column, rank * num_local, num_local).mul_(unit)])
+            mxnet_ndarray.write(path, [_rows_of_rank(stored, rows, column, unit, rank * num_local, num_local)])
     print_notes(_notes(stored, rows, num_local * size, lr))
     print(
         f"{options.out}: {rows.stop} classes of {stored.manifest['embedding_size']} features, {num_local} rows for "
@@ -75,9 +75,9 @@ def _check(stored: Checkpoint, rows: StoredRows, lr: float | None) -> None:
         )
 
 
-def _rows_of_rank(stored: Checkpoint, rows: StoredRows, column: str, start: int, num_rows: int) -> Tensor:
-    """A column of rows [start, start + num_rows), fp32. Those of no class, or of one that no step has touched, are as
-    they were at the start."""
+def _rows_of_rank(stored: Checkpoint, rows: StoredRows, column: str, unit: float, start: int, num_rows: int) -> Tensor:
+    """A column of rows [start, start + num_rows), fp32, times unit. Those of no class, or of one that no step has
+    touched, are as they were at the start."""
     width = stored.manifest["embedding_size"]
     if column == "centres":
         row_LD = initial_centres(torch.arange(start, start + num_rows), width, stored.manifest["head"]["row_seed"])
@@ -85,7 +85,7 @@ def _rows_of_rank(stored: Checkpoint, rows: StoredRows, column: str, start: int,
         row_LD = torch.zeros(num_rows, width)
     stop = min(start + num_rows, rows.stop)
     for part in cut(rows, min(start, stop), stop):
-        row_LD[part.class_N - start] = part.tensors[column].float()
+        row_LD[part.class_N - start] = part.tensors[column].float() * unit
     return row_LD
 
 

@@ -63,11 +63,11 @@ def read(path: Path) -> Graph:
             raise ValueError("it has no Convolution 'conv0' or no BatchNorm 'fc1', where InsightFace's networks begin "
                              "and end")  # fmt: skip
         scale, offset = _input(nodes, by_name["conv0"]["inputs"][0][0])
-    except (KeyError, IndexError, TypeError, AttributeError, RecursionError, UnicodeDecodeError) as error:
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no symbol of MXNet: {error!r}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    if not scale > 0 or abs(-offset / scale - _MEAN) > 1e-3:
+    if not (scale > 0 and abs(-offset / scale - _MEAN) <= 1e-3):
         raise ValueError(
             f"{path}: its network sees pixel * {scale:g} + {offset:g}; expected (pixel - {_MEAN}) * SCALE, since the "
             f"edges of images are padded with what is {_MEAN} there"
