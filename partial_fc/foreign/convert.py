@@ -35,7 +35,8 @@ class ConvertOptions:
     are embedded before and after, and nothing is written where they differ."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """PREFIX-0000.params, X.safetensors (also a checkpoint's backbone.safetensors), X.pt or X.pth."""
+    """PREFIX-0000.params, X.safetensors (also a checkpoint's backbone.safetensors), X.pt or X.pth (also
+    checkpoint_gpu_R.pt)."""
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
     """The same. Beside PREFIX-0000.params PREFIX-symbol.json is written."""
     symbol: Path | None = None
@@ -138,12 +139,12 @@ def _read_torch(options: ConvertOptions) -> _Source:
         except SafetensorError as error:
             raise ValueError(f"{path} is no safetensors file, or cut short: {error}") from error
     else:
-        state = torch_file.load(path)
-        if not is_state_dict(state):
-            raise ValueError(
-                f"{path}: expected a state dict (name -> tensor). A whole training checkpoint must be reduced to its "
-                "backbone first: torch.save(checkpoint['state_dict_backbone'], 'model.pt')"
-            )
+        found = torch_file.load(path)
+        if isinstance(found, dict):  # of a whole checkpoint_gpu_R.pt the backbone
+            found = found.get("state_dict_backbone", found)
+        if not is_state_dict(found):
+            raise ValueError(f"{path}: expected a state dict (name -> tensor), or arcface_torch's checkpoint_gpu_R.pt")
+        state = found
     said = contract.get("image_size", "")
     network = network_of(state, path, options.image_size or (int(said) if said.isdecimal() else None))
     check_fits(state, network.build("meta").state_dict(), path, network.name)
@@ -201,6 +202,12 @@ def _compare(found: _Source, written: list[Path], output: Path) -> None:
         state = load_file(path) if path.suffix == ".safetensors" else torch_file.load(path)
         after = {"torch": lambda image: mxnet_backbone.embed(state, network, image)}
     before_BD = {who: embed(image_B3HW) for who, embed in found.embed.items()}
+    for who, feat_BD in before_BD.items():
+        if not bool(torch.isfinite(feat_BD).all()):
+            raise ValueError(
+                f"{who} gives embeddings that are not finite, so there is nothing to compare with: the network has "
+                "diverged, or was never trained"
+            )
     after_BD = {who: embed(image_B3HW) for who, embed in after.items()}
     for one, feat_BD in before_BD.items():
         for other, again_BD in after_BD.items():

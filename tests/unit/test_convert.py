@@ -70,7 +70,7 @@ def test_every_array_of_every_depth_has_a_name_of_its_own():
 
 def test_there_and_back_is_the_same_network(tmp_path, without_mxnet, capsys):
     state = trained("tiny").state_dict()
-    torch.save(state, tmp_path / "model.pt")
+    torch.save({"state_dict_backbone": state, "epoch": 3}, tmp_path / "model.pt")
     for source, output in (
         ("model.pt", "a-0000.params"),
         ("a-0000.params", "b.safetensors"),
@@ -162,6 +162,8 @@ def test_other_networks_and_broken_ones_are_named(tmp_path, without_mxnet, chang
         ("a-0000.params", "b-0000.params", "are both MXNet's"),
         ("model.pt", "b-0000.params", r"features.weight is 0.5 to 1.5; expected 1, since MXNet's graph has fix_gamma"),
         ("mbf.pt", "b-0000.params", "mbf.pt is a MobileFaceNet"),
+        ("untrained.pt", "b-0000.params", "torch gives embeddings that are not finite"),
+        ("list.pt", "b-0000.params", r"list.pt: expected a state dict \(name -> tensor\)"),
     ],
 )
 def test_what_cannot_be_converted_is_named(tmp_path, without_mxnet, source, output, message):
@@ -169,6 +171,10 @@ def test_what_cannot_be_converted_is_named(tmp_path, without_mxnet, source, outp
     state["features.weight"] = torch.linspace(0.5, 1.5, 8)
     torch.save(state, tmp_path / "model.pt")
     torch.save(models.build("mbf", 8, 32).state_dict(), tmp_path / "mbf.pt")
+    torch.save(
+        state | {"bn1.bias": torch.full((32,), 1e38), "features.weight": torch.ones(8)}, tmp_path / "untrained.pt"
+    )
+    torch.save([torch.ones(2)], tmp_path / "list.pt")
     (tmp_path / "there-symbol.json").touch()
     with pytest.raises(ValueError, match=message):
         convert(ConvertOptions(tmp_path / source, tmp_path / output))
