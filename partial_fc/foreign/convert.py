@@ -145,8 +145,10 @@ def _read_torch(options: ConvertOptions) -> _Source:
         if not is_state_dict(found):
             raise ValueError(f"{path}: expected a state dict (name -> tensor), or arcface_torch's checkpoint_gpu_R.pt")
         state = found
-    said = contract.get("image_size", "")
-    network = network_of(state, path, options.image_size or (int(said) if said.isdecimal() else None))
+    image_size, said = options.image_size, contract.get("image_size", "")
+    if image_size is None and said.isdecimal():
+        image_size = int(said)
+    network = network_of(state, path, image_size)
     check_fits(state, network.build("meta").state_dict(), path, network.name)
     state = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
     return _Source(state, network, [], {"torch": lambda image: mxnet_backbone.embed(state, network, image)})
