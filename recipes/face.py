@@ -24,7 +24,7 @@ from partial_fc.data.check.at_start import check_data
 from partial_fc.data.order import Blocks, Keyed, Order
 from partial_fc.data.transform import SquareImage, mirror
 from partial_fc.demo.augment import glyph
-from partial_fc.evaluate import Verification, Verifications
+from partial_fc.evaluate import Verification
 from partial_fc.flags import (
     ExchangeFlags,
     Flags,
@@ -39,7 +39,7 @@ from partial_fc.foreign.backbone_weights import load_weights
 from partial_fc.models.inputs import FACE
 from partial_fc.train import activation_checkpointing
 from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.log import StepLine
+from partial_fc.train.log_style import STYLES
 from partial_fc.train.loop import train
 from partial_fc.train.run import Run, run_in_worlds
 
@@ -155,7 +155,7 @@ class Config:
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
     config, notes = parse(arguments)
-    return run_in_worlds("face", config, notes, train_here)
+    return run_in_worlds("face", config, notes, train_here, hist=STYLES[config.run.log_style].hist)
 
 
 def train_here(run: Run) -> int:
@@ -206,9 +206,10 @@ def train_here(run: Run) -> int:
             return 0
 
         # ---- train
-        line = StepLine(config.run.frequent, schedule.total_steps, len(source))
+        style = STYLES[config.run.log_style]
+        line = style.line(config.run.frequent, schedule.total_steps, len(source))
         job = run.job(
-            loader, backbone, head, schedule, [Verifications(sets)], saver, start, line,
+            loader, backbone, head, schedule, [style.verifications(sets)], saver, start, line,
             class_names=names_of(source, num_classes), in_memory=config.head.centre_place != "disk",
             head_clip=config.head.head_clip, head_lr_ratio=config.head.lr_ratio(config.schedule.lr),
             telemetry_every=config.head.telemetry_every,

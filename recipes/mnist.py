@@ -32,7 +32,7 @@ from partial_fc.head import CrossEntropy
 from partial_fc.models.convnet import NUM_CLASSES, SIDE, ConvNet
 from partial_fc.models.inputs import MNIST
 from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.log import StepLine
+from partial_fc.train.log import Interval, StepLine
 from partial_fc.train.loop import train
 from partial_fc.train.precision import LossScaler
 from partial_fc.train.run import Run, run_in_worlds
@@ -142,7 +142,7 @@ class TutorialLine(StepLine):
     def due(self, step: int, position: int) -> bool:
         return self._update(position)[1] % self.frequent == 0
 
-    def text(self, step: int, position: int, loss: float, lr: float, speed: str) -> str:
+    def text(self, step: int, position: int, loss: float, lr: float, since: Interval) -> str:
         epoch, update = self._update(position)
         per_epoch = math.ceil(self.num_samples / self.update_size)
         return f"Epoch [{epoch + 1}/{self.epochs:g}], Step [{update}/{per_epoch}], Loss: {loss:.4f}"

@@ -28,6 +28,9 @@ class RunFlags:
     """auto: go on from the newest checkpoint of --checkpoint-dir, if any; never; or the DIR of a checkpoint."""
     frequent: int = 20
     """Steps between two lines of the log."""
+    log_style: Literal["own", "insightface-mxnet"] = "own"
+    """insightface-mxnet (recipe face): the lines of InsightFace's MXNet trainer, to the letter, on the terminal and in
+    RANK_hist.log below --models-root, for what reads those: Iter:20 Rank:... [lfw][2000]Accuracy-Flip: ..."""
     verbose: int = 2000
     """Steps between two evaluations; 0: none but those that the recipe makes anyway, and the one at the end."""
     checkpoint_dir: Path | None = None

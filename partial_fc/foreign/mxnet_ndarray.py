@@ -1,4 +1,5 @@
-"""Reads what mxnet.nd.save writes, without MXNet, which is retired: lists of dense arrays, with names or without.
+"""Reads and writes the files of mxnet.nd.save without MXNet, which is retired: lists of dense arrays, with names or
+without.
 
     u64 0x112, u64 0, u64 number of arrays; then each:
         u32 magic (0xF993FAC9; 0xF993FACA under numpy semantics), i32 storage type (0 dense), i32 dimensions, i64 each,
@@ -12,17 +13,22 @@ import math
 import mmap
 import os
 import struct
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from partial_fc.files import replacing
+
 _LIST, _DENSE = 0x112, 0
 _MAGICS = (0xF993FAC9, 0xF993FACA)
 # By MXNet's number; those that torch has.
 _DTYPES = {0: "<f4", 1: "<f8", 2: "<f2", 3: "<u1", 4: "<i4", 5: "<i1", 6: "<i8"}
+_CODES = {np.dtype(name): code for code, name in _DTYPES.items()}
 _MAX_DIMENSIONS = 32
+_CPU = 1  # MXNet's device type
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -34,6 +40,38 @@ def read(path: Path) -> dict[str, Tensor]:
         # Private: torch has no tensors that must not be written to.
         content = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     return _Reader(path, content).arrays()
+
+
+def write(path: Path, arrays: Mapping[str, Tensor] | Sequence[Tensor]) -> None:
+    """Writes arrays by name (as MXNet's .params), or without names, byte for byte as mxnet.nd.save does. Raises
+    ValueError for a tensor that MXNet has no dtype for, or of no dimension."""
+    names = list(arrays) if isinstance(arrays, Mapping) else []
+    tensors = list(arrays.values()) if isinstance(arrays, Mapping) else list(arrays)
+    with replacing(path) as partial, partial.open("wb") as file:
+        file.write(struct.pack("<QQQ", _LIST, 0, len(tensors)))
+        for number, t in enumerate(tensors):
+            file.writelines(_array_bytes(t, names[number] if names else f"array {number}"))
+        file.write(struct.pack("<Q", len(names)))
+        for name in names:
+            encoded = name.encode()
+            file.write(struct.pack("<Q", len(encoded)) + encoded)
+
+
+def _array_bytes(t: Tensor, what: str) -> Iterator[bytes | memoryview]:
+    t = t.detach().cpu().contiguous()
+    code = None if t.dtype == torch.bfloat16 else _CODES.get(t.numpy().dtype)
+    if code is None or not 1 <= t.dim() <= _MAX_DIMENSIONS or not t.numel():
+        raise ValueError(
+            f"{what} is {t.dtype} of shape {tuple(t.shape)}; a file of MXNet holds arrays of {_names(_CODES)}, of 1 to "
+            f"{_MAX_DIMENSIONS} dimensions, none of them 0"
+        )
+    yield struct.pack(f"<Iii{t.dim()}q", _MAGICS[0], _DENSE, t.dim(), *t.shape)
+    yield struct.pack("<iii", _CPU, 0, code)
+    yield t.numpy().data
+
+
+def _names(dtypes: Mapping[np.dtype, int]) -> str:
+    return ", ".join(dtype.name for dtype in dtypes)
 
 
 class _Reader:

@@ -26,9 +26,10 @@ _TRY_AGAIN_S = 600.0  # after a file of TensorBoard could not be written
 _log = logging.getLogger("partial_fc")
 
 
-def open_files(models_root: Path, world: World, bare: bool = False) -> logging.Logger:
+def open_files(models_root: Path, world: World, bare: bool = False, hist: str | None = None) -> logging.Logger:
     """Every rank logs to models_root/logs/rank-R.log, rank 0 to the terminal too; warnings of all ranks show there.
-    bare: lines on the terminal have nothing before them, and come from one rank of every host."""
+    bare: lines on the terminal have nothing before them, and come from one rank of every host. hist: format of the
+    lines in models_root/R_hist.log, a second file of every rank, and on the terminal; {rank} in it is R."""
     folder = models_root / "logs"
     folder.mkdir(parents=True, exist_ok=True)
     _log.setLevel(logging.INFO)
@@ -39,11 +40,17 @@ def open_files(models_root: Path, world: World, bare: bool = False) -> logging.L
             old.close()
     line = f"%(asctime)s rank {world.rank} %(levelname).1s %(message)s"
     formatter = logging.Formatter(line, "%Y-%m-%d %H:%M:%S")
+    on_terminal = logging.Formatter("%(message)s") if bare else formatter
     to_file = logging.FileHandler(folder / f"rank-{world.rank:04d}.log")
     speaks = (world.local_rank if bare else world.rank) == 0
     to_terminal = _AboveBar(logging.INFO if speaks else logging.WARNING)
     to_file.setFormatter(formatter)
-    to_terminal.setFormatter(logging.Formatter("%(message)s") if bare else formatter)
+    if hist:
+        on_terminal = logging.Formatter(hist.format(rank=world.rank))
+        to_hist = logging.FileHandler(models_root / f"{world.rank}_hist.log")
+        to_hist.setFormatter(on_terminal)
+        _log.addHandler(to_hist)
+    to_terminal.setFormatter(on_terminal)
     _log.addHandler(to_file)
     _log.addHandler(to_terminal)
     return _log
@@ -165,6 +172,16 @@ class _Board:
 
 
 @dataclass(frozen=True)
+class Interval:
+    """What the steps since the line before it were like. words: rates, shares of the time, time that is left."""
+
+    mean_loss: float
+    images_per_s: float  # of all ranks
+    images_per_s_per_rank: float
+    words: str
+
+
+@dataclass(frozen=True)
 class StepLine:
     """The line that the log gets every `frequent` steps and after the last, with loss, rate, speed and the time that is
     left. A recipe may have another."""
@@ -177,9 +194,9 @@ class StepLine:
         """Whether there is one after this step, which ended at this position in the data."""
         return step % self.frequent == 0 or step == self.total_steps
 
-    def text(self, step: int, position: int, loss: float, lr: float, speed: str) -> str:
+    def text(self, step: int, position: int, loss: float, lr: float, since: Interval) -> str:
         epoch = position / self.num_samples
-        return f"step {step}/{self.total_steps} epoch {epoch:.2f} loss {loss:.4f} lr {lr:.4g} | {speed}"
+        return f"step {step}/{self.total_steps} epoch {epoch:.2f} loss {loss:.4f} lr {lr:.4g} | {since.words}"
 
 
 class Progress:
@@ -202,9 +219,10 @@ class Progress:
         """The rate of all ranks, over all reported intervals but the first."""
         return self._num_images / self._seconds if self._seconds else 0.0
 
-    def advance(self) -> None:
+    def advance(self, loss: float) -> None:
         """Moves the bar: one step is done."""
         self._bar.update()
+        self._loss_sum += loss
 
     def rewind(self, step: int, position: int) -> None:
         """Goes back: this step is the last one that is done."""
@@ -223,8 +241,10 @@ class Progress:
         self._warm = True
         left = timedelta(seconds=round((self._line.total_steps - step) * seconds / steps))
         spent = ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
-        speed = f"{rate:.0f} images/s, {rate / self._world.size:.0f} per rank | {spent} | {left} left"
-        _log.info(self._line.text(step, position, loss, lr, speed))
+        per_rank = rate / self._world.size
+        words = f"{rate:.0f} images/s, {per_rank:.0f} per rank | {spent} | {left} left"
+        since = Interval(self._loss_sum / steps, rate, per_rank, words)
+        _log.info(self._line.text(step, position, loss, lr, since))
         self.scalars(step, {"train/loss": loss, "train/lr": lr, "train/epoch": epoch, "speed/images_per_s": rate})
         self.scalars(step, {f"time/{part}": share for part, share in shares.items()})
         self._bar.set_postfix(loss=f"{loss:.3f}", lr=f"{lr:.3g}", images_per_s=f"{rate:.0f}")
@@ -267,4 +287,4 @@ class Progress:
 
     def _restart(self, step: int, position: int) -> None:
         self._last_step, self._last_position = step, position
-        self._last_time, self._paused = time.perf_counter(), 0.0
+        self._last_time, self._paused, self._loss_sum = time.perf_counter(), 0.0, 0.0

@@ -74,7 +74,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve)
         job.saver.settle(verdict.busy, verdict.failed)
         stopped = verdict.stop
         curve.add(at.step, loss, lr)
-        progress.advance()
+        progress.advance(loss)
         if spike := spikes.add(loss):
             loss_spikes.report(job, spike, batches, lr)
             progress.scalars(at.step, {"train/loss_spike": loss})

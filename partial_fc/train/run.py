@@ -56,15 +56,23 @@ V = TypeVar("V", bound=checkpoint.Saver)
 
 
 def run_in_worlds(
-    recipe: str, config: Any, notes: Sequence[str], train_here: Callable[["Run"], int], bare: bool = False
+    recipe: str,
+    config: Any,
+    notes: Sequence[str],
+    train_here: Callable[["Run"], int],
+    bare: bool = False,
+    hist: str | None = None,
 ) -> int:
     """Joins the others, runs train_here, returns the exit status. bare: the terminal's lines have nothing before them.
-    Where hosts come and go, anew in each world, with what the processes have kept."""
+    hist: of the log, see `open_files`; only a recipe with such lines has --log-style. Where hosts come and go, anew in
+    each world, with what the processes have kept."""
     memory = Memory()
+    if config.run.log_style != "own" and hist is None:
+        raise ValueError(f"--log-style {config.run.log_style} is for recipe face; recipe {recipe} has lines of its own")
 
     def in_this_world() -> int:
         world, its_device = join(config.launch)
-        logger = open_files(config.run.models_root, world, bare=bare)
+        logger = open_files(config.run.models_root, world, bare, hist)
         run = Run(recipe, config, world, its_device, logger, memory)
         logger.info(f"{world} on {its_device}; {json.dumps(run.versions)}")
         logger.info(f"configuration {json.dumps(flags.flat(config), default=str)}")

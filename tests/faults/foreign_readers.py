@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from partial_fc.foreign import apex, arcface_torch, mxnet_ndarray
+from partial_fc.foreign import apex, arcface_torch, mxnet_ndarray, mxnet_symbol
 from partial_fc.foreign.backbone_weights import load_weights
 from partial_fc.foreign.state_dicts import check_fits
+from partial_fc.models.iresnet import IResNet
 from recipes.compat import arcface_torch as arcface_torch_config
 from tests.faults.mutations import PICKLE_WORDS, any_bytes, in_pickle, in_zip
 from tests.faults.reader import Files, Reader, written
@@ -100,6 +101,17 @@ def read_mxnet(folder: Path) -> None:
 
 
 @cache
+def symbol_files() -> list[Files]:
+    small = IResNet((1,), 4, 16, widths=(4,), strides=(1, 2))
+    return [{"model-symbol.json": mxnet_symbol.symbol_json(small).encode()}]
+
+
+def read_symbol(folder: Path) -> None:
+    graph = mxnet_symbol.read(folder / "model-symbol.json")
+    assert graph.batch_norm("fc1").eps + graph.input_scale
+
+
+@cache
 def torch_centre_files() -> list[Files]:
     centres = torch.nn.Parameter(torch.ones(3, 2))
     groups = [{"params": [torch.nn.Parameter(torch.ones(1))]}, {"params": [centres]}]
@@ -125,10 +137,25 @@ _CODE = (
     *(b"\\N{BEL}", b"'\\ud800'", b"1j", b"...", b"config.network", b"10**64*10**64"),
 )
 _CALLS = tuple(PICKLE_WORDS)
+_JSON = (
+    b"[" * 2000,
+    b"{}",
+    b"[]",
+    b"null",
+    b"NaN",
+    b"1e999",
+    b"-1",
+    b"9" * 5000,
+    b'"0"',
+    b"\\ud800",
+    b"data",
+    b"conv0",
+)
 _TORCH = (in_zip(in_pickle), in_zip(in_pickle), in_zip(any_bytes), in_pickle)
 
 READERS = (
     Reader("mxnet-centres", "0_centers.param", mxnet_files, read_mxnet, _SIZES),
+    Reader("mxnet-symbol", "model-symbol.json", symbol_files, read_symbol, _JSON),
     Reader("torch-centres", "checkpoint_gpu_0.pt", torch_centre_files, read_torch_centres, _CALLS, _TORCH),
     Reader("config", "config.py", lambda: [{"config.py": CONFIG}], read_config, _CODE),
     Reader("apex", "amp.pt", apex_files, read_apex, _CALLS, _TORCH),

@@ -53,6 +53,11 @@ def test_data_that_cannot_be_used(digits, tmp_path):
         train_here(data, tmp_path / "run")
 
 
+def test_the_log_of_another_recipe(tmp_path):
+    with pytest.raises(ValueError, match="--log-style insightface-mxnet is for recipe face; recipe mnist has lines"):
+        train_here(tmp_path, tmp_path / "run", "--log-style insightface-mxnet")
+
+
 def test_a_rate_that_is_too_high_ends_the_run(digits, tmp_path):
     with pytest.raises(FloatingPointError, match=r"at step \d+.*--lr.*Nothing was updated in this step"):
         train_here(digits, tmp_path, "--lr 1e30")

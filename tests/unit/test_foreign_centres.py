@@ -15,11 +15,13 @@ from torch import nn
 from partial_fc import checkpoint, models
 from partial_fc.checkpoint.tools.verify import VerifyOptions, verify
 from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign.export_centres import ExportOptions, export_centres
 from partial_fc.foreign.import_centres import ImportOptions, import_centres
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.head.rows import RowAdamW
+from partial_fc.head.rows.table import initial_centres
 from partial_fc.head.shard import Shard
-from tests.unit.stored_checkpoints import D, OneOf
+from tests.unit.stored_checkpoints import D, OneOf, heads_of, save
 
 C = 11
 
@@ -65,7 +67,7 @@ def mx_files(folder: Path, size: int, momentum: bool = True) -> tuple[torch.Tens
 
 
 @pytest.mark.mxnet
-def test_the_reader_reads_what_mxnet_writes(tmp_path):
+def test_the_reader_reads_what_mxnet_writes_and_writes_the_same(tmp_path):
     mx = pytest.importorskip("partial_fc.mxnet").mx
     arrays = {
         "arg:a": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -90,6 +92,9 @@ def test_the_reader_reads_what_mxnet_writes(tmp_path):
         assert np.array_equal(again, arrays[name])
     assert np.array_equal(mxnet_ndarray.read(tmp_path / "one")["0"], arrays["arg:a"])
     assert np.array_equal(mxnet_ndarray.read(tmp_path / "np")["x"], np.ones((2, 2)))
+    for name, content in (("named", named), ("listed", list(listed.values())), ("one", [named["arg:a"]])):
+        mxnet_ndarray.write(tmp_path / "again", content)
+        assert (tmp_path / "again").read_bytes() == (tmp_path / name).read_bytes()
     # And this test's own writer writes the same.
     assert (tmp_path / "named").read_bytes() == ndarray_file(*arrays.values(), names=list(arrays))
 
@@ -100,6 +105,23 @@ def test_sparse_and_bool_arrays_are_refused(tmp_path):
     mx.nd.save(str(tmp_path / "sparse"), mx.nd.zeros((3, 2), stype="row_sparse"))
     with pytest.raises(ValueError, match=r"array 0 is sparse \(storage type 1\)"):
         mxnet_ndarray.read(tmp_path / "sparse")
+
+
+def test_the_writer_writes_the_layout_and_refuses_what_it_has_no_place_for(tmp_path):
+    arrays = [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.arange(5, dtype=np.int64),
+        np.ones((1, 2, 2), np.float16),
+    ]
+    tensors = [torch.from_numpy(arrays[0].T.copy()).T, *map(torch.from_numpy, arrays[1:])]
+    mxnet_ndarray.write(tmp_path / "x", tensors)
+    assert (tmp_path / "x").read_bytes() == ndarray_file(*arrays)
+    mxnet_ndarray.write(tmp_path / "x", dict(zip(("arg:a", "aux:b", "c"), tensors, strict=True)))
+    assert (tmp_path / "x").read_bytes() == ndarray_file(*arrays, names=("arg:a", "aux:b", "c"))
+    for bad in (torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bool), torch.ones(()), torch.ones(0, 2)):
+        with pytest.raises(ValueError, match=r"array 1 is .* a file of MXNet holds arrays of float32"):
+            mxnet_ndarray.write(tmp_path / "bad", [tensors[0], bad])
+    assert not (tmp_path / "bad").exists()
 
 
 @pytest.mark.parametrize("cut", [0, 1, 23, 24, 40, 63, 64, 100, 159, 167])
@@ -192,6 +214,55 @@ def test_mxnet_files_need_the_number_of_classes_and_the_rate(tmp_path):
     assert not loaded(tmp_path / "out", 1)["momentum"].any()
     with pytest.raises(ValueError, match="none of rank 1"):
         import_centres(ImportOptions((files[0], files[2]), tmp_path / "b", num_classes=6))
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_centres_go_back_to_the_files_that_they_came_from(tmp_path, monkeypatch, size, capsys):
+    """Bit by bit but for padding, which no checkpoint has: those rows are start values, and of momentum zero."""
+    monkeypatch.setattr("partial_fc.checkpoint.rows.PART_BYTES", 3 * (8 * D + 4))
+    centre_CD, mom_CD = mx_files(tmp_path / "mx", size)
+    import_centres(ImportOptions((tmp_path / "mx",), tmp_path / "out", num_classes=C, momentum_lr=0.5))
+    export_centres(ExportOptions((tmp_path / "out",), tmp_path / "again", size, momentum_lr=0.5))
+    each = -(-C // size)
+    start = initial_centres(torch.arange(each * size), D, 0)
+    for ending, rows_CD, rest in (("", centre_CD, start[C:]), ("_mom", mom_CD, torch.zeros(each * size - C, D))):
+        whole = torch.cat([rows_CD, rest])
+        for rank in range(size):
+            part = whole[rank * each : (rank + 1) * each].numpy()
+            assert (tmp_path / f"again/{rank}_centers{ending}.param").read_bytes() == ndarray_file(part)
+    assert ("say --num-classes 11" in capsys.readouterr().out) == (size > 1)
+    with pytest.raises(ValueError, match=r"0_centers\.param is there already"):
+        export_centres(ExportOptions((tmp_path / "out",), tmp_path / "again", size))
+
+
+def test_exported_rows_that_no_step_has_touched_are_start_values(tmp_path, capsys):
+    heads = heads_of(2, made=[1, 7])
+    save(tmp_path / "step-00000007", heads)
+    export_centres(ExportOptions((tmp_path,), tmp_path / "mx", 2))
+    parts = [mxnet_ndarray.read(tmp_path / f"mx/{rank}_centers.param")["0"] for rank in range(2)]
+    expected = initial_centres(torch.arange(12), D, heads[0].facts()["row_seed"])
+    for head in heads:
+        touched = [c for c in (1, 7) if c in range(head.shard.start, head.shard.stop)]
+        expected[touched] = head.rows.read(torch.tensor(touched))["centres"]
+    assert torch.equal(torch.cat(parts), expected)
+    assert sorted(path.name for path in (tmp_path / "mx").iterdir()) == ["0_centers.param", "1_centers.param"]
+    assert "momentum is left out; --momentum-lr" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("head", "flags", "message"),
+    [
+        ({"sub_centres": 2}, {}, "has 2 centres a class; those files have one"),
+        ({"optimizer": RowAdamW()}, {"momentum_lr": 0.1}, "has no momentum; its rows have centres, first_moment"),
+        ({}, {"world_size": 0}, "--world-size is 0"),
+        ({}, {"momentum_lr": 0.0}, "--momentum-lr is 0.0"),
+    ],
+)
+def test_centres_that_those_files_have_no_place_for(tmp_path, head, flags, message):
+    save(tmp_path / "step-00000007", heads_of(1, **head))
+    with pytest.raises(ValueError, match=message):
+        export_centres(ExportOptions((tmp_path,), tmp_path / "mx", **{"world_size": 1, **flags}))
+    assert not (tmp_path / "mx").exists()
 
 
 # ---- arcface_torch

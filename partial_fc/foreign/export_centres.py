@@ -1,0 +1,101 @@
+"""`partial-fc checkpoint export`: the class centres of a checkpoint as InsightFace's MXNet trainer keeps them.
+
+    R_centers.param, R_centers_mom.param     of rank R of W: one array without a name, fp32 (ceil(C / W), D)
+
+(MemoryBank in recognition/partial_fc/mxnet/memory_bank.py. All ranks have as many rows, so the last ones may go beyond
+the last class: those are start values there, and so they are here.)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from torch import Tensor
+
+from partial_fc.checkpoint.output import print_notes
+from partial_fc.checkpoint.read import Checkpoint, open_with_centres
+from partial_fc.checkpoint.rows import StoredRows, cut
+from partial_fc.foreign import mxnet_ndarray
+from partial_fc.head.rows.table import initial_centres
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Writes the class centres of a checkpoint as InsightFace's MXNet trainer does: R_centers.param, one for each of
+    its ranks, and R_centers_mom.param where --momentum-lr is given. The backbone goes by `partial-fc convert`."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR...")]
+    """A checkpoint, or a folder whose newest counts; several where each host has written into a folder of its own."""
+    out: Path
+    """The folder to write to (that trainer's --models-root)."""
+    world_size: int
+    """Ranks that the files are for."""
+    momentum_lr: float | None = None
+    """The learning rate of the last steps, which momentum of MXNet holds; none: no momentum is written."""
+
+
+def export_centres(options: ExportOptions) -> None:
+    """Raises ValueError where the checkpoint has no such centres, or a file is there already."""
+    size, lr = options.world_size, options.momentum_lr
+    if size < 1:
+        raise ValueError(f"--world-size is {size}; expected at least 1")
+    if lr is not None and not 0 < lr < float("inf"):
+        raise ValueError(f"--momentum-lr is {lr}; expected more than 0")
+    stored = open_with_centres(*options.folders)
+    rows = stored.rows()
+    _check(stored, rows, lr)
+    num_local = -(-rows.stop // size)
+    columns = {"centers": "centres"} | ({"centers_mom": "momentum"} if lr is not None else {})
+    paths = [[options.out / f"{rank}_{ending}.param" for ending in columns] for rank in range(size)]
+    for path in (path for of_rank in paths for path in of_rank):
+        if path.exists():
+            raise ValueError(f"{path} is there already; remove it, or choose another folder")
+    options.out.mkdir(parents=True, exist_ok=True)
+    for rank, of_rank in enumerate(paths):
+        for path, column in zip(of_rank, columns.values(), strict=True):
+            # There: m' = momentum m - lr d, w' = w + m'. Here: m' = momentum m + d, w' = w - lr m'.
+            unit = 1.0 if column == "centres" or lr is None else -lr
+            mxnet_ndarray.write(path, [_rows_of_rank(stored, rows, column, unit, rank * num_local, num_local)])
+    print_notes(_notes(stored, rows, num_local * size, lr))
+    print(
+        f"{options.out}: {rows.stop} classes of {stored.manifest['embedding_size']} features, {num_local} rows for "
+        f"each of {size} rank(s){'' if lr is None else ', with momentum'}"
+    )
+
+
+def _check(stored: Checkpoint, rows: StoredRows, lr: float | None) -> None:
+    if stored.manifest["sub_centres"] != 1:
+        raise ValueError(f"{stored.where} has {stored.manifest['sub_centres']} centres a class; those files have one")
+    if lr is not None and "momentum" not in rows.columns:
+        raise ValueError(
+            f"--momentum-lr {lr}: {stored.where} has no momentum; its rows have {', '.join(rows.columns)}. Leave it out"
+        )
+
+
+def _rows_of_rank(stored: Checkpoint, rows: StoredRows, column: str, unit: float, start: int, num_rows: int) -> Tensor:
+    """A column of rows [start, start + num_rows), fp32, times unit. Those of no class, or of one that no step has
+    touched, are as they were at the start."""
+    width = stored.manifest["embedding_size"]
+    if column == "centres":
+        row_LD = initial_centres(torch.arange(start, start + num_rows), width, stored.manifest["head"]["row_seed"])
+    else:
+        row_LD = torch.zeros(num_rows, width)
+    stop = min(start + num_rows, rows.stop)
+    for part in cut(rows, min(start, stop), stop):
+        row_LD[part.class_N - start] = part.tensors[column].float() * unit
+    return row_LD
+
+
+def _notes(stored: Checkpoint, rows: StoredRows, num_rows: int, lr: float | None) -> Sequence[str]:
+    notes = []
+    if num_rows > rows.stop:
+        notes.append(f"the last {num_rows - rows.stop} row(s) are of no class: to read them back say --num-classes "
+                     f"{rows.stop}")  # fmt: skip
+    if lr is None and "momentum" in rows.columns:
+        notes.append("the centres' momentum is left out; --momentum-lr LR writes it")
+    if stored.manifest["head"]["schedule"]:
+        notes.append("the run catches up on rows that rest (--head-catch-up): they are written as last touched")
+    return notes

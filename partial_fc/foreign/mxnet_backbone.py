@@ -1,0 +1,195 @@
+"""Backbones between MXNet's .params and our iresnet, so that both give the same embedding.
+
+Names go one to one (mxnet_names.py). Three things differ, and are put into the arrays:
+
+    fixed gammas          MXNet multiplies by 1 where fix_gamma is set, whatever the file holds: here the 1 is written
+    input scale           theirs: (pixel - 127.5) / 128, in the graph; ours: / 127.5. The first convolution takes it
+    batch norm's epsilon  theirs: 2e-5; ours: 1e-5. The running variance takes the difference
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from partial_fc import models
+from partial_fc.foreign.mxnet_names import layer_name, mxnet_names
+from partial_fc.foreign.mxnet_symbol import Graph
+from partial_fc.foreign.state_dicts import check_fits
+from partial_fc.models import iresnet
+from partial_fc.models.inputs import FACE
+
+State = dict[str, Tensor]
+_DEPTHS = {**iresnet.DEPTHS, "tiny": (2, 1, 1)}
+_BLOCK = re.compile(r"(?:layer(\d+)\.\d+\.conv1\.weight|arg:stage(\d+)_unit\d+_conv1_weight)")
+_FC = ("fc.weight", "arg:pre_fc1_weight")
+_FACE_STD = 127.5  # of FACE
+
+
+@dataclass(frozen=True)
+class Network:
+    """What network some arrays are of."""
+
+    name: str
+    embedding_size: int
+    image_size: int
+
+    def build(self, device: str = "cpu") -> iresnet.IResNet:
+        """Fresh, in evaluation mode. device: "meta" where shapes are enough."""
+        with torch.device(device):
+            model = models.build(self.name, self.embedding_size, self.image_size)
+        assert isinstance(model, iresnet.IResNet)
+        return model.eval()
+
+
+def network_of(arrays: Mapping[str, Tensor], path: Path, image_size: int | None = None) -> Network:
+    """The network that the names and shapes say. arrays: under our names or MXNet's, from `path`. image_size: None: the
+    largest that fits. Raises ValueError for another network."""
+    _check_kind(arrays, path)
+    counts: dict[int, int] = {}
+    for match in filter(None, map(_BLOCK.fullmatch, arrays)):
+        stage = int(match[1] or match[2])
+        counts[stage] = counts.get(stage, 0) + 1
+    depths = tuple(counts[stage] for stage in sorted(counts))
+    name = next((name for name, known in _DEPTHS.items() if known == depths), None)
+    if name is None:
+        known = ", ".join(f"{name} {'-'.join(map(str, d))}" for name, d in _DEPTHS.items())
+        found = f"stages of {'-'.join(map(str, depths))} blocks" if depths else f"names like {_some(arrays)}"
+        raise ValueError(f"{path} is no network that is known here: {found}; expected the blocks of {known}")
+    fc_DI = next((arrays[name] for name in _FC if name in arrays), None)
+    if fc_DI is None or fc_DI.dim() != 2:
+        raise ValueError(f"{path} has no {' or '.join(_FC)}: expected a network with InsightFace's output 'FC' or 'E'")
+    if image_size is None:
+        width, halvings = (128, 3) if name == "tiny" else (512, 4)
+        image_size = max(models.SMALLEST_IMAGE, math.isqrt(fc_DI.shape[1] // width) << halvings)
+    return Network(name, len(fc_DI), image_size)
+
+
+def _check_kind(names: Iterable[str], path: Path) -> None:
+    """Raises ValueError, with the reason, for networks of InsightFace that are none of ours, or not on both sides."""
+    for name in names:
+        if "_se_" in name:
+            raise ValueError(f"{path} has squeeze-and-excitation units ({name}); the networks here have none")
+        if "_dw_" in name or name.startswith(("layers.", "arg:conv_1_")):
+            raise ValueError(
+                f"{path} is a MobileFaceNet ({name}): MXNet's and ours are not the same network; expected one of "
+                f"{', '.join(_DEPTHS)}"
+            )
+
+
+def from_mxnet(arrays: Mapping[str, Tensor], network: Network, graph: Graph, path: Path) -> tuple[State, list[str]]:
+    """(state dict of our network, in words what was changed). Raises ValueError where an array of `path` is missing, of
+    another shape, or one too many."""
+    state = _under_our_names(arrays, network, path)
+    fixed, num_eps = [], 0
+    for layer, module in _batch_norms(network.build("meta")):
+        norm = graph.batch_norm(layer_name(layer))
+        gamma, variance = f"{layer}.weight", f"{layer}.running_var"
+        if norm.fix_gamma and not _is_one(state[gamma]):
+            fixed.append(f"{layer_name(layer)}_gamma (was {_range(state[gamma])})")
+            state[gamma] = torch.ones_like(state[gamma])
+        num_eps += norm.eps != module.eps
+        state[variance] = _plus(state[variance], norm.eps - module.eps)
+    ones = f"1 in place of {', '.join(fixed)}" if fixed else "they are 1 already"
+    scale = graph.input_scale * _FACE_STD
+    state["conv1.weight"] = _times(state["conv1.weight"], scale)
+    return state, [
+        f"fixed gammas: {ones}",
+        f"input scale: conv0_weight times {scale:.6g}, for / {_FACE_STD} here and * {graph.input_scale:g} in the graph",
+        f"batch norm's epsilon: moving_var of {num_eps} layers plus what theirs is above 1e-05",
+    ]
+
+
+def to_mxnet(state: Mapping[str, Tensor], network: Network, path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """(arrays under MXNet's names for the graph of InsightFace's recipe, in words what was changed). Raises ValueError
+    where the state dict, of `path`, does not fit, or has another gamma than 1 where that graph fixes it."""
+    graph, model = Graph(), network.build("meta")
+    check_fits(state, model.state_dict(), path, network.name)
+    arrays = {theirs: state[name].float() for name, theirs in mxnet_names(state).items()}
+    num_negative = 0
+    for layer, module in _batch_norms(model):
+        norm = graph.batch_norm(layer_name(layer))
+        gamma, variance = f"{layer}.weight", f"aux:{layer_name(layer)}_moving_var"
+        if norm.fix_gamma and not _is_one(state[gamma]):
+            raise ValueError(
+                f"{path}: {gamma} is {_range(state[gamma])}; expected 1, since MXNet's graph has fix_gamma there and "
+                "multiplies by 1"
+            )
+        arrays[variance] = _plus(arrays[variance], module.eps - norm.eps)
+        num_negative += int((arrays[variance] < 0).sum())
+    scale = 1 / (graph.input_scale * _FACE_STD)
+    arrays["arg:conv0_weight"] = _times(arrays["arg:conv0_weight"], scale)
+    notes = [
+        "fixed gammas: they are 1 already",
+        f"input scale: conv0_weight times {scale:.6g}, for * {graph.input_scale:g} in the graph and / {_FACE_STD} here",
+        "batch norm's epsilon: moving_var minus 1e-05, for 2e-05 in the graph and 1e-05 here",
+    ]
+    if num_negative:
+        notes.append(
+            f"{num_negative} moving_var were below 1e-05 and are negative now; MXNet adds 2e-05, so it is right"
+        )
+    return arrays, notes
+
+
+@torch.no_grad()
+def embed(state: Mapping[str, Tensor], network: Network, image_B3HW: Tensor) -> Tensor:
+    """Embeddings of uint8 images by our network, float64."""
+    model = network.build()
+    model.load_state_dict(dict(state))
+    return model(FACE(image_B3HW)).double()
+
+
+@torch.no_grad()
+def embed_as_mxnet(
+    arrays: Mapping[str, Tensor], network: Network, graph: Graph, image_B3HW: Tensor, path: Path
+) -> Tensor:
+    """The same by MXNet's rules, with the arrays as they are: what a conversion is held against."""
+    model = network.build()
+    state = _under_our_names(arrays, network, path)
+    for layer, module in _batch_norms(model):
+        norm = graph.batch_norm(layer_name(layer))
+        module.eps = norm.eps
+        if norm.fix_gamma:
+            state[f"{layer}.weight"] = torch.ones_like(state[f"{layer}.weight"])
+    model.load_state_dict(state)
+    return model((image_B3HW.float() - _FACE_STD) * graph.input_scale).double()
+
+
+def _under_our_names(arrays: Mapping[str, Tensor], network: Network, path: Path) -> State:
+    """MXNet's arrays as they are, fp32. Raises ValueError where they do not fit."""
+    expected = network.build("meta").state_dict()
+    theirs = mxnet_names(expected)
+    check_fits(arrays, {theirs[name]: expected[name] for name in theirs}, path, f"{network.name} of MXNet")
+    counts = {name: torch.zeros((), dtype=torch.int64) for name in expected if name not in theirs}
+    return {name: arrays[theirs[name]].float() for name in theirs} | counts
+
+
+def _batch_norms(model: iresnet.IResNet) -> list[tuple[str, _BatchNorm]]:
+    """By our name."""
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+
+
+def _plus(t: Tensor, number: float) -> Tensor:
+    return (t.double() + number).float()
+
+
+def _times(t: Tensor, number: float) -> Tensor:
+    return (t.double() * number).float()
+
+
+def _is_one(t: Tensor) -> bool:
+    return bool((t == 1).all())
+
+
+def _range(t: Tensor) -> str:
+    return f"{t.min():.4g} to {t.max():.4g}"
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:4]) if listed else "none"
