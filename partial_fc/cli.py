@@ -11,10 +11,13 @@ from typing import Any, get_type_hints
 from partial_fc import __version__, errors
 
 # verb -> (its function, one line of help). The function is "module:name" below partial_fc, imported when the verb is
-# called: torch alone takes seconds. The type of its `options` has the flags; only "train" reads its arguments itself.
+# called: torch alone takes seconds. The type of its `options` has the flags; those of _OWN_READERS read
+# their arguments themselves.
 _CLASSES = "checkpoint.tools.classes"
+_OWN_READERS = ("train", "launch")
 VERBS: dict[str, tuple[str, str]] = {
     "train": ("train_command:run_and_exit", "a recipe, in as many processes as a launcher starts"),
+    "launch": ("launcher.command:launch", "a command on several hosts, with MXNet's servers; its launch.py"),
     "data pack": ("data.tools.pack:pack_images", "a folder or list of images -> train.rec"),
     "data lmdb": ("data.tools.image_databases:make_lmdb", "images or a LevelDB -> an LMDB of Caffe's"),
     "data leveldb": ("data.tools.image_databases:make_leveldb", "the same as a LevelDB"),
@@ -88,7 +91,7 @@ def flags_of(function: Callable[..., Any]) -> type:
 
 def main() -> None:
     name, rest = find(sys.argv[1:])
-    if name not in ("train", "doctor env"):  # there a connection that breaks is an error to be told, not the end
+    if name not in (*_OWN_READERS, "doctor env"):  # there a connection that breaks is an error to be told, not the end
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `partial-fc ... | head` ends quietly, as other tools do
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are no UTF-8, as stderr has them
@@ -109,7 +112,7 @@ def main() -> None:
 def run(name: str, arguments: list[str]) -> int | None:
     """Calls a verb with its flags; returns the exit status."""
     function = load(name)
-    if name == "train":
+    if name in _OWN_READERS:
         return function(arguments)
     import tyro
     from safetensors import SafetensorError

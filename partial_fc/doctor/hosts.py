@@ -19,7 +19,7 @@ from partial_fc.doctor.probe import MARK
 ROOT = Path(__file__).parents[2]
 """The folder of the package, on all hosts."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*")
+NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*")
 
 
 class HostError(RuntimeError):
@@ -119,7 +119,7 @@ def parse(text: str, ssh_port: int | None = None) -> list[Host]:
         first, *rest = entry.partition("#")[0].split()
         name, _, slots = first.partition(":")
         slots = next((word[6:] for word in rest if word.startswith("slots=")), slots)
-        if not _NAME.fullmatch(name) or (slots and not slots.isdecimal()) or not all("=" in word for word in rest):
+        if not NAME.fullmatch(name) or (slots and not slots.isdecimal()) or not all("=" in word for word in rest):
             raise ValueError(f"{text}: {entry!r} is no host; expected a:8,b:8 or a file with lines `a slots=8`")
         hosts.append(Host(name, int(slots or 0), ssh_port))
     names = [host.name for host in hosts]

@@ -12,6 +12,8 @@ from partial_fc.comm.watch.report import ranks_in_words
 PARENT = "PARTIAL_FC_PARENT"
 # In their rank 0, the number of a socket that listens already: nobody else can take the port meanwhile.
 LISTENING_SOCKET = "PARTIAL_FC_LISTENING_SOCKET"
+# By `partial-fc launch`: its own name.
+LAUNCHER = "PARTIAL_FC_LAUNCHER"
 
 
 class StartError(ConnectionError):
@@ -52,7 +54,7 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch:
         if backend == "torch":
             launch = replace(
                 launch,
-                launcher="--nodes and --gpus" if started_here(environ) else launcher,
+                launcher="--nodes and --gpus" if started_here(environ) else environ.get(LAUNCHER, launcher),
                 master_addr=environ["MASTER_ADDR"],
                 master_port=integer("MASTER_PORT", environ["MASTER_PORT"]),
             )

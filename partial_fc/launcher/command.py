@@ -1,0 +1,170 @@
+"""`partial-fc launch`: reads its command line, prepares the hosts, and has the supervisor start what is to run."""
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tyro
+
+from partial_fc import errors, supervisor
+from partial_fc.doctor.hosts import Host
+from partial_fc.launcher import queues, shell
+from partial_fc.launcher.job import Plan, Task, is_secret, plan
+from partial_fc.launcher.options import LaunchOptions, split
+
+_PROGRAM = "partial-fc launch"
+# sshd lets ten through at once that have not yet logged in (MaxStartups), and then refuses some.
+_CROWD, _PAUSE_S = 8, 0.2
+
+
+@dataclass(frozen=True)
+class Start:
+    """A command behind a shell, here or on another host. leads_to: whose processes it starts, for messages."""
+
+    name: str
+    host: Host | None
+    prepare: list[str]
+    command: list[str]
+    helper: bool = False
+    leads_to: str = field(default_factory=socket.gethostname)
+    pause_s: float = 0.0
+
+    def as_command(self) -> supervisor.Command:
+        script = shell.script(self.command, self.prepare, far=self.host is not None)
+        return supervisor.Command(
+            name=self.name,
+            words=shell.words(self.name, self.host),
+            host=self.host.name if self.host else self.leads_to,
+            prefix=f"{self.name}: ",
+            helper=self.helper,
+            lifeline=shell.lifeline(script),
+            beats=self.host is not None,
+            pause_s=self.pause_s,
+        )
+
+    def __str__(self) -> str:
+        where = f"over {shlex.join(shell.words(self.name, self.host)[:-1])}" if self.host else "here"
+        lines = [*(_without_secrets(line) for line in self.prepare), shlex.join(self.command)]
+        return f"# {self.name}, {where}\n" + "\n".join(f"    {line}" for text in lines for line in text.splitlines())
+
+
+def launch(arguments: list[str]) -> int:
+    """Runs a job to its end; returns the exit status."""
+    words, command = split(arguments)
+    try:
+        options = tyro.cli(LaunchOptions, args=words, prog=_PROGRAM)
+        if not command:
+            raise ValueError("no COMMAND after the flags: what is to be run on the hosts?")
+        return run(options, command)
+    except (ValueError, OSError) as error:
+        errors.report(_PROGRAM, error)
+        return 2 if isinstance(error, ValueError) else 1
+
+
+def run(options: LaunchOptions, command: Sequence[str]) -> int:
+    """Raises ValueError where flags, host file and COMMAND do not go together."""
+    if len(command) == 1 and len(command[0].split()) > 1:
+        command = ["sh", "-c", command[0]]  # launch.py's ssh had the shells there read it
+    planned = plan(options, command)
+    with ExitStack() as stack:
+        starts = _starts(options, planned, list(command), stack)
+        if options.dry_run:
+            print("\n".join(map(str, starts)))
+            return 0
+        if options.sync_dst_dir:
+            _synchronise(list(planned.addresses), options.sync_dst_dir)
+        return supervisor.run([start.as_command() for start in starts])
+
+
+def _starts(options: LaunchOptions, planned: Plan, command: list[str], stack: ExitStack) -> list[Start]:
+    """What this host starts. stack: ends what is needed until then."""
+    folder = options.sync_dst_dir or os.getcwd()
+    addresses = list(planned.addresses.values())
+    if options.launcher in ("local", "ssh"):
+        num_there: Counter[str] = Counter()
+        starts = []
+        for task in planned.tasks:
+            num_there[task.host.name if task.host else ""] += 1
+            crowd = task.host is not None and num_there[task.host.name] > _CROWD
+            there = "" if task.host is None and (task.role == "scheduler" or not options.sync_dst_dir) else folder
+            prepare = task.prepare(addresses, there)
+            helper = task.role != "worker"
+            pause_s = _PAUSE_S if crowd else 0.0
+            starts.append(Start(task.name, task.host, prepare, command, helper, pause_s=pause_s))
+        return starts
+    scheduler = [task for task in planned.tasks if task.role == "scheduler"]
+    starts = [Start(task.name, None, task.prepare([], ""), command, helper=True) for task in scheduler]
+    others = [task for task in planned.tasks if task.role != "scheduler"]
+    if options.launcher == "mpi":
+        kind = queues.mpirun_kind()
+        for role in ("server", "worker"):
+            tasks = [task for task in others if task.role == role]
+            if tasks:
+                starts.append(_mpirun(kind, planned, tasks, command, folder))
+    elif options.launcher == "sge":
+        file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="partial-fc-launch-")), "tasks.sh")
+        variables, words, script = queues.qsub(others, command, str(file))
+        file.write_text(script)
+        starts.append(Start("tasks", None, shell.exports(variables), words, leads_to="SGE (-o and -e: files here)"))
+        if options.dry_run:
+            print(f"# {file}\n{script}")
+    else:
+        words, missing = queues.yarn(command)
+        starts.append(Start("yarn", None, [f": missing here: {', '.join(missing)}" if missing else ":"], words))
+    return starts
+
+
+def _mpirun(kind: str, planned: Plan, tasks: list[Task], command: list[str], folder: str) -> Start:
+    variables, words = queues.mpirun(kind, planned, tasks, command, folder)
+    role = tasks[0].role
+    names = ", ".join(dict.fromkeys(task.place.name for task in tasks))
+    return Start(f"{role}s", None, shell.exports(variables), words, role == "server", f"{names} (mpirun)")
+
+
+def _synchronise(hosts: Sequence[Host], folder: str) -> None:
+    """Copies the current folder to that one of each host, which is made. Raises OSError that names the host where that
+    fails."""
+    with ThreadPoolExecutor(8) as pool:
+        problems = [problem for problem in pool.map(lambda host: _copy(host, folder), dict.fromkeys(hosts)) if problem]
+    if problems:
+        raise OSError("; ".join(problems))
+
+
+def _copy(host: Host, folder: str) -> str:
+    """Returns what went wrong."""
+    here = host.is_here and host.ssh_port is None
+    port = ["-p", str(host.ssh_port)] if host.ssh_port else []
+    ssh = ["ssh", *shell.SSH_OPTIONS, *port]
+    make = ["mkdir", "-p", "--", folder]
+    remote = [] if here else [f"--rsh={shlex.join(ssh)}"]
+    target = f"{folder}/" if here else f"{host.name}:{folder}/"
+    # -s: the shell there reads no names. -F: a file .rsync-filter in the folder may leave things out.
+    steps = [make if here else [*ssh, "--", host.name, shlex.join(make)], ["rsync", "-azsF", *remote, "./", target]]
+    for words in steps:
+        try:
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        except FileNotFoundError:
+            return f"--sync-dst-dir needs {words[0]} on this host: install it"
+        if done.returncode:
+            complaint = done.stderr.strip().splitlines() or [""]
+            return f"--sync-dst-dir {folder}: {words[0]} for {host.name} ended with {done.returncode}: {complaint[0]}"
+    return ""
+
+
+def _without_secrets(line: str) -> str:
+    """For the terminal."""
+    name = line.removeprefix("export ").partition("=")[0]
+    return f"export {name}=..." if line.startswith("export ") and is_secret(name) else line
+
+
+if __name__ == "__main__":
+    sys.exit(launch(sys.argv[1:]))

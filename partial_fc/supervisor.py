@@ -1,0 +1,327 @@
+"""Starts processes, passes on what they print and the signals that arrive, and sees to it that they end together.
+
+For `--gpus` (comm/launch/spawn.py), whose processes are this host's, and for `partial-fc launch` (launcher/), whose
+processes may be behind ssh or mpirun. Nothing here imports torch.
+"""
+
+import math
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import IO
+
+_POLL_S = 0.1
+FAILURE_GRACE_S = 5.0  # from SIGTERM to SIGKILL when another process has failed: there is nothing left to save
+# When the user or a scheduler ends the run; a second signal ends it at once. After these two it writes a checkpoint.
+_SIGNAL_GRACE_S = {signal.SIGTERM: 600.0, signal.SIGUSR1: math.inf}
+_OTHER_SIGNAL_GRACE_S = 30.0
+_LEAVING_GRACE_S = 30.0  # from the first rank that ends pre-empted to the last: they end together
+_HELPER_GRACE_S = 10.0  # from the end of all that have work to do to that of those that serve them
+_BEAT_S = 5.0
+_LOST_S = 5.0  # from SIGKILL, sent through the lifeline, to the end of what it leads through
+PREEMPTED = os.EX_TEMPFAIL  # exit status of a rank that was asked to end, and has written a checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A process to be started. Its environment is `environ`; its standard input is empty, or the lifeline."""
+
+    name: str
+    """For messages: "rank 1"."""
+    words: Sequence[str]
+    environ: Mapping[str, str | int] = field(default_factory=lambda: os.environ)
+    host: str = field(default_factory=socket.gethostname)
+    """Where it computes, for messages."""
+    pass_fds: Sequence[int] = ()
+    prefix: str = ""
+    """Before each of its lines."""
+    helper: bool = False
+    """It serves the others: not waited for when they have ended."""
+    lifeline: str | None = None
+    """Where the command line only leads to a shell, perhaps on another host (launcher/shell.py): the first line of that
+    shell's standard input. Signals follow, a line each; it ends what it has started at the end of its input."""
+    beats: bool = False
+    """Something is to arrive through the lifeline every few seconds: a cable that breaks is seen at its far end."""
+    pause_s: float = 0.0
+    """Before it is started: sshd refuses who comes in crowds."""
+
+
+@dataclass
+class _Process:
+    """A process that was started. Its lines are passed on whole, so that those of two do not mix."""
+
+    command: Command
+    popen: subprocess.Popen[bytes]
+    rest: dict[int, bytes] = field(default_factory=dict)  # of the last line, by descriptor of this process: 1 or 2
+    killed_at: float = math.inf
+
+    def send(self, number: int, with_children: bool = True) -> None:
+        """Sends a signal to the process, and to whatever it has started itself."""
+        if self.popen.stdin is not None:
+            self.write(f"{signal.Signals(number).name.removeprefix('SIG')}{' -' if with_children else ''}\n")
+            if number == signal.SIGKILL:
+                self._cut_off()
+            return
+        with suppress(ProcessLookupError):
+            if with_children:
+                os.killpg(self.popen.pid, number)
+            else:
+                self.popen.send_signal(number)
+
+    def write(self, text: str) -> None:
+        """Says something through the lifeline, if it still holds."""
+        assert self.popen.stdin is not None
+        with suppress(OSError, ValueError):
+            os.write(self.popen.stdin.fileno(), text.encode())
+
+    def let_go(self) -> None:
+        """Closes the lifeline of a process that has ended: what is left of it at the other end ends too."""
+        if self.popen.stdin is not None and not self.popen.stdin.closed:
+            self.popen.stdin.close()
+
+    def _cut_off(self) -> None:
+        self.let_go()
+        self.killed_at = min(self.killed_at, time.monotonic())
+        if time.monotonic() > self.killed_at + _LOST_S:  # ssh without a cable
+            with suppress(ProcessLookupError):
+                os.killpg(self.popen.pid, signal.SIGKILL)
+
+
+def run(
+    commands: Sequence[Command], failure_grace_s: float = FAILURE_GRACE_S, started: Callable[[], None] = lambda: None
+) -> int:
+    """Starts them all, calls `started`, and waits for their end.
+
+    Returns 0, or the status of the one that failed first (128 + n for signal n, as a shell has it); the others are
+    then ended. Signals are passed on to all but helpers; PREEMPTED where all that did not end with 0 answer them so.
+    Helpers are ended when the others have been through for some seconds. Nothing is left, whatever happens here.
+    """
+    processes: list[_Process] = []
+    with _signals() as received:
+        try:
+            for command in commands:
+                time.sleep(command.pause_s)
+                processes.append(_start(command))
+            started()
+            return _Supervision(processes, received, failure_grace_s).run()
+        except BrokenPipeError:
+            return 128 + signal.SIGPIPE  # `... | head`: nobody reads any more
+        finally:
+            _end(processes)
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """The signals that arrive within the block."""
+    received: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        received.append(number)
+
+    # What is ignored stays so: nohup ignores SIGHUP, a shell's background job SIGINT.
+    before = {
+        number: signal.signal(number, note)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _start(command: Command) -> _Process:
+    popen = subprocess.Popen(
+        command.words,
+        env={name: str(value) for name, value in command.environ.items()},
+        stdin=subprocess.DEVNULL if command.lifeline is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        pass_fds=command.pass_fds,
+        process_group=0,  # Ctrl-C in a terminal then reaches only us, and they get it from us, once
+    )
+    process = _Process(command, popen)
+    if command.lifeline is not None:
+        process.write(command.lifeline + "\n")
+        assert popen.stdin is not None
+        os.set_blocking(popen.stdin.fileno(), False)
+    return process
+
+
+def _end(processes: Sequence[_Process]) -> None:
+    """Whatever runs still is killed."""
+    for process in processes:
+        process.send(signal.SIGKILL)
+    for process in processes:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                process.popen.wait(_POLL_S)
+                break
+            process.send(signal.SIGKILL)
+
+
+class _Supervision:
+    """What is known of processes that run together, until all have ended."""
+
+    def __init__(self, processes: list[_Process], received: list[int], failure_grace_s: float):
+        self.processes = processes
+        self.running = list(processes)
+        self.received = received
+        self.failure_grace_s = failure_grace_s
+        self.status = 0  # of the process that failed first
+        self.requested = 0  # 128 + the first signal that arrived
+        self.expected = {0, PREEMPTED}  # ways to end that are no failure
+        self.kill_at = math.inf
+        self.end_helpers_at = math.inf
+        self.helpers_asked = False
+        self.beat_at = 0.0
+        self.selector = selectors.DefaultSelector()
+
+    def run(self) -> int:
+        """Passes on lines and signals until all have ended; returns the exit status of `run`."""
+        with self.selector:
+            for process in self.processes:
+                for descriptor, pipe in ((1, process.popen.stdout), (2, process.popen.stderr)):
+                    assert pipe is not None
+                    os.set_blocking(pipe.fileno(), False)
+                    self.selector.register(pipe, selectors.EVENT_READ, (process, descriptor))
+            while self.running:
+                self._pass_on(_POLL_S)
+                self._beat()
+                self._look()
+                self._pass_signals_on()
+                self._end_helpers()
+                if time.monotonic() > self.kill_at:
+                    self.expected |= {-signal.SIGKILL, 128 + signal.SIGKILL}
+                    self._send(self.running, signal.SIGKILL)
+            self._pass_on_all()
+        for process in self.processes:
+            for descriptor, rest in process.rest.items():
+                _write(descriptor, _with_prefix(process, rest + b"\n") if rest else b"")
+        return self._result()
+
+    def _result(self) -> int:
+        statuses = {process.popen.returncode for process in self._workers(self.processes)} - {0}
+        if not statuses and not self.status and self.requested - 128 in _SIGNAL_GRACE_S:
+            return 0  # asked when there was nothing left to stop
+        if statuses == {PREEMPTED} and not self.status:
+            return PREEMPTED
+        return self.status or self.requested or max(map(_shell_status, statuses), default=0)
+
+    def _look(self) -> None:
+        """Sees who has ended; the first that has failed ends the others."""
+        ended = [process for process in self.running if process.popen.poll() is not None]
+        self.running = [process for process in self.running if process not in ended]
+        for process in ended:
+            process.let_go()
+        wanted = self.expected
+        failed = [
+            process
+            for process in ended
+            if process.popen.returncode not in wanted and not (process.command.helper and self.helpers_asked)
+        ]
+        if any(process.popen.returncode == PREEMPTED for process in ended):
+            self.kill_at = min(self.kill_at, time.monotonic() + _LEAVING_GRACE_S)
+        if failed and not self.status:
+            self._pass_on_all()  # what they printed comes first
+            _print_failures(failed, self.running)
+            self.status = _shell_status(failed[0].popen.returncode)
+            self.kill_at = time.monotonic() + self.failure_grace_s
+            self._send(self.running, signal.SIGTERM)
+
+    def _pass_signals_on(self) -> None:
+        for number in self.received:
+            grace_s = _SIGNAL_GRACE_S.get(signal.Signals(number), _OTHER_SIGNAL_GRACE_S)
+            # A second one: whoever sends it does not want to wait.
+            self.kill_at = time.monotonic() + (0.0 if self.requested else grace_s)
+            self.requested = self.requested or 128 + number
+            self.expected |= {-number, 128 + number, self.requested}
+            # What a rank has started may be needed to write its checkpoint.
+            self._send(self._workers(self.running), number, with_children=number not in _SIGNAL_GRACE_S)
+        self.received.clear()
+
+    def _end_helpers(self) -> None:
+        """Ends those that serve the others, at once where these were stopped: then nobody has told them."""
+        if not self.running or self._workers(self.running) or self.helpers_asked:
+            return
+        now = time.monotonic()
+        stopped = any(process.popen.returncode for process in self._workers(self.processes))
+        self.end_helpers_at = min(self.end_helpers_at, now + (0.0 if stopped else _HELPER_GRACE_S))
+        if now >= self.end_helpers_at:
+            self.helpers_asked = True
+            self.kill_at = min(self.kill_at, now + self.failure_grace_s)
+            self._send(self.running, signal.SIGTERM)
+
+    def _beat(self) -> None:
+        if time.monotonic() > self.beat_at:
+            self.beat_at = time.monotonic() + _BEAT_S
+            for process in self.running:
+                if process.command.beats:
+                    process.write("beat\n")
+
+    @staticmethod
+    def _workers(processes: Sequence[_Process]) -> list[_Process]:
+        return [process for process in processes if not process.command.helper]
+
+    @staticmethod
+    def _send(processes: Sequence[_Process], number: int, with_children: bool = True) -> None:
+        for process in processes:
+            process.send(number, with_children)
+
+    def _pass_on_all(self) -> None:
+        while self._pass_on(0):
+            pass
+
+    def _pass_on(self, timeout_s: float) -> bool:
+        """Prints the whole lines that have arrived. Returns whether anything had."""
+        arrived = False
+        for key, _ in self.selector.select(timeout_s):
+            pipe: IO[bytes] = key.fileobj  # type: ignore[assignment]
+            process, descriptor = key.data
+            data = os.read(pipe.fileno(), 1 << 16)
+            arrived = True
+            if not data:
+                self.selector.unregister(pipe)
+                pipe.close()
+                continue
+            text = process.rest.get(descriptor, b"") + data
+            end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1  # a progress bar has no line ends
+            process.rest[descriptor] = text[end:]
+            _write(descriptor, _with_prefix(process, text[:end]))
+        return arrived
+
+
+def _with_prefix(process: _Process, lines: bytes) -> bytes:
+    prefix = process.command.prefix.encode()
+    return b"".join(prefix + line for line in lines.splitlines(keepends=True)) if prefix else lines
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _print_failures(failed: list[_Process], running: list[_Process]) -> None:
+    for process in failed:
+        code = process.popen.returncode
+        number = -code if code < 0 else code - 128
+        known = number in {*signal.Signals}
+        name = f"signal {number} ({signal.strsignal(number)})" if known else ""
+        how = name if code < 0 else f"exit status {code}" + (f", {name}" if name else "")
+        if number == signal.SIGKILL:
+            how += " (for lack of memory? `dmesg` tells)"
+        more = f"; ending {', '.join(other.command.name for other in running)}" if running else ""
+        _write(2, f"{process.command.name} on {process.command.host} ended with {how}{more}\n".encode())
+
+
+def _shell_status(returncode: int) -> int:
+    return returncode if returncode >= 0 else 128 - returncode
