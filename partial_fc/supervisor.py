@@ -21,7 +21,7 @@ _POLL_S = 0.1
 FAILURE_GRACE_S = 5.0  # from SIGTERM to SIGKILL when another process has failed: there is nothing left to save
 # When the user or a scheduler ends the run; a second signal ends it at once. After these two it writes a checkpoint.
 _SIGNAL_GRACE_S = {signal.SIGTERM: 600.0, signal.SIGUSR1: math.inf}
-_OTHER_SIGNAL_GRACE_S = 30.0
+INTERRUPT_GRACE_S = 30.0  # for Ctrl-C, and a terminal that is closed
 _LEAVING_GRACE_S = 30.0  # from the first rank that ends pre-empted to the last: they end together
 _HELPER_GRACE_S = 10.0  # from the end of all that have work to do to that of those that serve them
 _BEAT_S = 5.0
@@ -95,7 +95,10 @@ class _Process:
 
 
 def run(
-    commands: Sequence[Command], failure_grace_s: float = FAILURE_GRACE_S, started: Callable[[], None] = lambda: None
+    commands: Sequence[Command],
+    failure_grace_s: float = FAILURE_GRACE_S,
+    interrupt_grace_s: float = INTERRUPT_GRACE_S,
+    started: Callable[[], None] = lambda: None,
 ) -> int:
     """Starts them all, calls `started`, and waits for their end.
 
@@ -110,7 +113,7 @@ def run(
                 time.sleep(command.pause_s)
                 processes.append(_start(command))
             started()
-            return _Supervision(processes, received, failure_grace_s).run()
+            return _Supervision(processes, received, failure_grace_s, interrupt_grace_s).run()
         except BrokenPipeError:
             return 128 + signal.SIGPIPE  # `... | head`: nobody reads any more
         finally:
@@ -172,11 +175,14 @@ def _end(processes: Sequence[_Process]) -> None:
 class _Supervision:
     """What is known of processes that run together, until all have ended."""
 
-    def __init__(self, processes: list[_Process], received: list[int], failure_grace_s: float):
+    def __init__(
+        self, processes: list[_Process], received: list[int], failure_grace_s: float, interrupt_grace_s: float
+    ):
         self.processes = processes
         self.running = list(processes)
         self.received = received
         self.failure_grace_s = failure_grace_s
+        self.interrupt_grace_s = interrupt_grace_s
         self.status = 0  # of the process that failed first
         self.requested = 0  # 128 + the first signal that arrived
         self.expected = {0, PREEMPTED}  # ways to end that are no failure
@@ -223,12 +229,8 @@ class _Supervision:
         self.running = [process for process in self.running if process not in ended]
         for process in ended:
             process.let_go()
-        wanted = self.expected
-        failed = [
-            process
-            for process in ended
-            if process.popen.returncode not in wanted and not (process.command.helper and self.helpers_asked)
-        ]
+        asked = [process for process in ended if process.command.helper] if self.helpers_asked else []
+        failed = [p for p in ended if p.popen.returncode not in self.expected and p not in asked]
         if any(process.popen.returncode == PREEMPTED for process in ended):
             self.kill_at = min(self.kill_at, time.monotonic() + _LEAVING_GRACE_S)
         if failed and not self.status:
@@ -240,7 +242,7 @@ class _Supervision:
 
     def _pass_signals_on(self) -> None:
         for number in self.received:
-            grace_s = _SIGNAL_GRACE_S.get(signal.Signals(number), _OTHER_SIGNAL_GRACE_S)
+            grace_s = _SIGNAL_GRACE_S.get(signal.Signals(number), self.interrupt_grace_s)
             # A second one: whoever sends it does not want to wait.
             self.kill_at = time.monotonic() + (0.0 if self.requested else grace_s)
             self.requested = self.requested or 128 + number

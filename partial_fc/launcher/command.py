@@ -24,6 +24,8 @@ from partial_fc.launcher.options import LaunchOptions, split
 _PROGRAM = "partial-fc launch"
 # sshd lets ten through at once that have not yet logged in (MaxStartups), and then refuses some.
 _CROWD, _PAUSE_S = 8, 0.2
+# A worker that Ctrl-C has reached waits for ever, in MXNet's own end, for the others.
+_INTERRUPT_GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,9 @@ def run(options: LaunchOptions, command: Sequence[str]) -> int:
             return 0
         if options.sync_dst_dir:
             _synchronise(list(planned.addresses), options.sync_dst_dir)
-        return supervisor.run([start.as_command() for start in starts])
+        served = any(start.helper for start in starts)
+        grace_s = _INTERRUPT_GRACE_S if served else supervisor.INTERRUPT_GRACE_S
+        return supervisor.run([start.as_command() for start in starts], interrupt_grace_s=grace_s)
 
 
 def _starts(options: LaunchOptions, planned: Plan, command: list[str], stack: ExitStack) -> list[Start]:

@@ -167,7 +167,7 @@ def _own_address(options: LaunchOptions, hosts: Sequence[Host], interface: str) 
             )
         return found[interface]
     if options.launcher in ("sge", "yarn"):
-        return host_file.source_address("192.0.2.1")  # any: where the default route leads
+        return host_file.source_address("198.51.100.1")  # any: where the default route leads
     return host_file.own_address(hosts)
 
 

@@ -23,33 +23,38 @@ SSH_OPTIONS = (
 _FIRST = 'read -r script; eval "$(printf %s "$script" | base64 -d)"'
 _PATIENCE_S = 25  # for a beat of the launcher, at the far end of a cable
 _NEXT_HERE = "read -r next <&3"
-_NEXT_THERE = (
-    f'next=$(timeout {_PATIENCE_S} sh -c \'read -r line && echo "$line"\' <&3) && [ -n "$next" ]'  # has no `read -t`
+_NEXT_THERE = (  # POSIX's `read` has no time limit
+    f'next=$(timeout {_PATIENCE_S} sh -c \'read -r line && echo "$line"\' <&3) && [ -n "$next" ]'
 )
 
-_SCRIPT = """
+# Three shells. This one has the exit status, also of a process that a signal has ended: ssh would make 255 of that.
+_STATUS = """
 exec 3<&0 </dev/null
 {prepare}
-setsid {command} 3<&- &
-pid=$!
-{{
-    while {next}; do
-        set -- $next
-        [ "$1" = beat ] || kill -s "$1" -- "$2$pid"
-    done
-    kill -s TERM -- "-$pid"
-    tenths=0
-    while [ "$tenths" -lt 30 ] && kill -s 0 -- "-$pid"; do
-        sleep 0.1
-        tenths=$((tenths + 1))
-    done
-    kill -s KILL -- "-$pid"
-}} >/dev/null 2>&1 &
-guard=$!
-wait "$pid" 2>/dev/null
-status=$?
-kill -s KILL -- "-$pid" "$guard" 2>/dev/null
-exit "$status"
+command -v setsid >/dev/null || {{ echo "$(hostname) has no setsid (util-linux)" >&2; exit 127; }}
+exec 4>&2 2>/dev/null  # "Terminated", says a shell of what has been ended
+setsid sh -c {command} 2>&4 4>&-
+exit "$?"
+"""
+# It becomes the process, first of a session of its own. (Behind a shell's & it would ignore SIGINT.)
+_COMMAND = """
+setsid sh -c {guard} guard "$$" >/dev/null 2>&1 &
+exec 3<&- {command}
+"""
+# It reads the lifeline. $1: the process.
+_GUARD = """
+pid=$1
+while {next}; do
+    set -- $next
+    if [ "$1" = beat ]; then kill -s 0 "$pid" || break; else kill -s "$1" -- "$2$pid"; fi
+done
+kill -s 0 "$pid" && kill -s TERM -- "-$pid"
+tenths=0
+while [ "$tenths" -lt 30 ] && kill -s 0 "$pid"; do
+    sleep 0.1
+    tenths=$((tenths + 1))
+done
+kill -s KILL -- "-$pid"
 """
 
 
@@ -64,8 +69,9 @@ def words(name: str, host: Host | None) -> list[str]:
 
 def script(command: Sequence[str], prepare: Sequence[str], far: bool) -> str:
     """What the shell runs. prepare: lines before the command. far: behind a cable."""
-    following = _NEXT_THERE if far else _NEXT_HERE
-    return _SCRIPT.format(prepare="\n".join(prepare), command=shlex.join(command), next=following)
+    guard = _GUARD.format(next=_NEXT_THERE if far else _NEXT_HERE)
+    within = _COMMAND.format(guard=shlex.quote(guard), command=shlex.join(command))
+    return _STATUS.format(prepare="\n".join(prepare), command=shlex.quote(within))
 
 
 def lifeline(text: str) -> str:
