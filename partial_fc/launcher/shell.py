@@ -28,12 +28,13 @@ _NEXT_THERE = (  # POSIX's `read` has no time limit
 )
 
 # Three shells. This one has the exit status, also of a process that a signal has ended: ssh would make 255 of that.
+# (What it would say of it itself, "Terminated", goes nowhere.)
 _STATUS = """
 exec 3<&0 </dev/null
 {prepare}
 command -v setsid >/dev/null || {{ echo "$(hostname) has no setsid (util-linux)" >&2; exit 127; }}
-exec 4>&2 2>/dev/null  # "Terminated", says a shell of what has been ended
-setsid sh -c {command} 2>&4 4>&-
+exec 4>&2 2>/dev/null
+(exec setsid sh -c {command} 2>&4 4>&-)
 exit "$?"
 """
 # It becomes the process, first of a session of its own. (Behind a shell's & it would ignore SIGINT.)
