@@ -60,6 +60,7 @@ if [ "$HOROVOD" = 1 ]; then
         "openssh-client       have ssh"
         "openssh-server       test -x /usr/sbin/sshd"
         "iproute2             test -x /sbin/ip"
+        "rsync                have rsync"
         "redis-server         have redis-server"
         "fonts-noto-cjk       font opentype/noto/NotoSerifCJK-Bold.ttc"
         "fonts-wqy-zenhei     font truetype/wqy/wqy-zenhei.ttc"

@@ -26,6 +26,7 @@ _PROGRAM = "partial-fc launch"
 _CROWD, _PAUSE_S = 8, 0.2
 # A worker that Ctrl-C has reached waits for ever, in MXNet's own end, for the others.
 _INTERRUPT_GRACE_S = 5.0
+_MPI_GRACE_S = 15.0  # mpirun takes seconds to end what it has started
 
 
 @dataclass(frozen=True)
@@ -85,45 +86,49 @@ def run(options: LaunchOptions, command: Sequence[str]) -> int:
         if options.sync_dst_dir:
             _synchronise(list(planned.addresses), options.sync_dst_dir)
         served = any(start.helper for start in starts)
-        grace_s = _INTERRUPT_GRACE_S if served else supervisor.INTERRUPT_GRACE_S
-        return supervisor.run([start.as_command() for start in starts], interrupt_grace_s=grace_s)
+        return supervisor.run(
+            [start.as_command() for start in starts],
+            failure_grace_s=_MPI_GRACE_S if options.launcher == "mpi" else supervisor.FAILURE_GRACE_S,
+            interrupt_grace_s=_INTERRUPT_GRACE_S if served else supervisor.INTERRUPT_GRACE_S,
+        )
 
 
 def _starts(options: LaunchOptions, planned: Plan, command: list[str], stack: ExitStack) -> list[Start]:
     """What this host starts. stack: ends what is needed until then."""
-    folder = options.sync_dst_dir or os.getcwd()
-    addresses = list(planned.addresses.values())
     if options.launcher in ("local", "ssh"):
-        num_there: Counter[str] = Counter()
-        starts = []
-        for task in planned.tasks:
-            num_there[task.host.name if task.host else ""] += 1
-            crowd = task.host is not None and num_there[task.host.name] > _CROWD
-            there = "" if task.host is None and (task.role == "scheduler" or not options.sync_dst_dir) else folder
-            prepare = task.prepare(addresses, there)
-            helper = task.role != "worker"
-            pause_s = _PAUSE_S if crowd else 0.0
-            starts.append(Start(task.name, task.host, prepare, command, helper, pause_s=pause_s))
-        return starts
+        return _each(options, planned, command)
     scheduler = [task for task in planned.tasks if task.role == "scheduler"]
-    starts = [Start(task.name, None, task.prepare([], ""), command, helper=True) for task in scheduler]
     others = [task for task in planned.tasks if task.role != "scheduler"]
+    starts = [Start(task.name, None, task.prepare([], ""), command, helper=True) for task in scheduler]
     if options.launcher == "mpi":
         kind = queues.mpirun_kind()
-        for role in ("server", "worker"):
-            tasks = [task for task in others if task.role == role]
-            if tasks:
-                starts.append(_mpirun(kind, planned, tasks, command, folder))
+        by_role = [[task for task in others if task.role == role] for role in ("server", "worker")]
+        folder = options.sync_dst_dir or os.getcwd()
+        starts += [_mpirun(kind, planned, tasks, command, folder) for tasks in by_role if tasks]
     elif options.launcher == "sge":
         file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="partial-fc-launch-")), "tasks.sh")
         variables, words, script = queues.qsub(others, command, str(file))
         file.write_text(script)
-        starts.append(Start("tasks", None, shell.exports(variables), words, leads_to="SGE (-o and -e: files here)"))
+        starts.append(Start("tasks", None, shell.exports(variables), words, leads_to="SGE"))
         if options.dry_run:
             print(f"# {file}\n{script}")
     else:
-        words, missing = queues.yarn(command)
-        starts.append(Start("yarn", None, [f": missing here: {', '.join(missing)}" if missing else ":"], words))
+        line, missing = queues.yarn(command)
+        print(f"# YARN; missing here: {', '.join(missing) or 'nothing'}\n    {line}")
+    return starts
+
+
+def _each(options: LaunchOptions, planned: Plan, command: list[str]) -> list[Start]:
+    """Every process is started from here."""
+    starts = []
+    num_there: Counter[Host | None] = Counter()
+    for task in planned.tasks:
+        num_there[task.host] += 1
+        # One of this host is in the right folder, unless that is a copy; the scheduler stays in this one.
+        moves = task.host is not None or (options.sync_dst_dir and task.role != "scheduler")
+        prepare = task.prepare(list(planned.addresses.values()), (options.sync_dst_dir or os.getcwd()) if moves else "")
+        pause_s = _PAUSE_S if task.host is not None and num_there[task.host] > _CROWD else 0.0
+        starts.append(Start(task.name, task.host, prepare, command, task.role != "worker", pause_s=pause_s))
     return starts
 
 

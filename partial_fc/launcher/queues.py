@@ -14,13 +14,17 @@ from partial_fc.launcher.job import Plan, Task, own_interface
 
 _OPEN_MPI_SSH = "OMPI_MCA_plm_rsh_args"
 # Each process of mpirun's runs this, with its role as $1, and says itself how it has ended: mpirun knows only a number.
+# It ends when what has started it is gone: a killed mpirun leaves the processes of its own host.
 _UNDER_MPI = """
 role=$1 number=${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}
 shift
 export DMLC_TASK_ID="$number"
 {prepare}
+(while kill -s 0 "$PPID"; do sleep 1; done; kill -s KILL 0) >/dev/null 2>&1 &
+guard=$!
 "$@"
 status=$?
+kill "$guard"
 [ "$status" = 0 ] || echo "$role $number on $(hostname) ended with exit status $status" >&2
 exit "$status"
 """
@@ -122,15 +126,13 @@ def qsub(tasks: Sequence[Task], command: Sequence[str], file: str) -> tuple[dict
     return same, [*words, "-v", ",".join([*same, "PATH"]), file], script
 
 
-def yarn(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(words that dmlc-core's tracker would run, what of it is missing here)."""
-    jar = Path("dmlc-yarn.jar")
-    words = ["java", "-cp", f"$(hadoop classpath):{jar}", "org.apache.hadoop.yarn.dmlc.Client"]
-    words += ["-file", str(jar), "-file", "launcher.py", "-jobname", "partial-fc-launch"]
-    words += ["-tempdir", "/tmp", "-queue", "default", "./launcher.py", *command]
+def yarn(command: Sequence[str]) -> tuple[str, list[str]]:
+    """(what dmlc-core's tracker would run, what of it is missing here)."""
+    files = ["dmlc-yarn.jar", "launcher.py"]
+    client = f'java -cp "$(hadoop classpath):{files[0]}" org.apache.hadoop.yarn.dmlc.Client'
+    words = [word for file in files for word in ("-file", file)]
+    words += ["-jobname", "partial-fc-launch", "-tempdir", "/tmp", "-queue", "default", "./launcher.py", *command]
     missing = [program for program in ("java", "hadoop") if shutil.which(program) is None]
     missing += [] if "HADOOP_HOME" in os.environ else ["HADOOP_HOME (it is not set)"]
-    missing += [
-        f"{name} in this folder (dmlc-core's tracker)" for name in (jar.name, "launcher.py") if not Path(name).exists()
-    ]
-    return words, missing
+    missing += [f"{file} in this folder (of dmlc-core's tracker)" for file in files if not Path(file).exists()]
+    return f"{client} {shlex.join(words)}", missing
