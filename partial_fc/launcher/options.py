@@ -117,16 +117,20 @@ class LaunchOptions:
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """(flags, COMMAND): that begins with the first word that is neither a flag nor the value of one, or after --."""
     switches = {field.name for field in dataclasses.fields(LaunchOptions) if field.type in (bool, "bool")}
-    at = 0
-    while at < len(arguments):
-        word = arguments[at]
+    flags: list[str] = []
+    rest = list(arguments)
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
         if word == "--":
-            return list(arguments[:at]), list(arguments[at + 1 :])
-        if not word.startswith("-"):
             break
+        if word[1:2] in ("n", "s", "H") and len(word) > 2:
+            flags += [word[:2], word[2:].removeprefix("=")]  # -n2
+            continue
+        flags.append(word)
         name = word.lstrip("-").replace("-", "_").removeprefix("no_")
-        at += 1 if name in (*switches, "h", "help") or "=" in word else 2
-    return list(arguments[:at]), list(arguments[at:])
+        if rest and "=" not in word and name not in (*switches, "h", "help"):
+            flags.append(rest.pop(0))
+    return flags, rest
 
 
 def torch_recipe(command: Sequence[str]) -> str:

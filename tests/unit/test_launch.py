@@ -21,6 +21,7 @@ TORCHRUN = {
     "MASTER_PORT": "29500",
 }
 SPAWNED = TORCHRUN | {"PARTIAL_FC_PARENT": "4711"}
+LAUNCHED = TORCHRUN | {"PARTIAL_FC_LAUNCHER": "partial-fc launch"}
 HOROVODRUN = {
     "HOROVOD_RANK": "3",
     "HOROVOD_SIZE": "4",
@@ -45,6 +46,7 @@ def test_without_a_launcher_there_is_one_process():
     [
         (TORCHRUN, Launch("torch", 1, 2, 1, 2, "torchrun", "10.0.0.1", 29500)),
         (SPAWNED, Launch("torch", 1, 2, 1, 2, "--nodes and --gpus", "10.0.0.1", 29500)),
+        (LAUNCHED, Launch("torch", 1, 2, 1, 2, "partial-fc launch", "10.0.0.1", 29500)),
         (HOROVODRUN, Launch("horovod", 3, 4, 1, 2, "horovodrun")),
         (MPIRUN, Launch("horovod", 0, 2, 0, 1, "mpirun (Open MPI)")),
         ({**MPIRUN, **HOROVODRUN}, Launch("horovod", 3, 4, 1, 2, "horovodrun")),

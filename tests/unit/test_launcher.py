@@ -46,6 +46,7 @@ def programs(tmp_path, monkeypatch) -> Path:
         ("-n 2 --p3 --env A=1 --env B -H hosts --dry-run python x.py --env C", 10),
         ("--num_workers=2 --sync-dst-dir /tmp/x ./program", 3),
         ("-n 2 -- -odd", 2),
+        ("-n 2 --", 2),
     ],
 )
 def test_command_begins_where_the_flags_end(words, num_flags):
@@ -53,6 +54,7 @@ def test_command_begins_where_the_flags_end(words, num_flags):
     flags, command = split(words)
     assert flags == words[:num_flags]
     assert command == [word for word in words[num_flags:] if word != "--"]
+    assert split(["-n2", "-H=hosts", "x", "-n3"]) == (["-n", "2", "-H", "hosts"], ["x", "-n3"])
 
 
 @pytest.mark.parametrize(
