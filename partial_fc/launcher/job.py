@@ -1,6 +1,7 @@
 """The processes of a job, before any of them is started: who they are, where they run, what they are told."""
 
 import fnmatch
+import functools
 import os
 import random
 import shlex
@@ -61,7 +62,7 @@ def own_interface(variables: Mapping[str, str], addresses: Sequence[str]) -> lis
             return []
         # ps-lite looks at DMLC_NODE_HOST first: beside it DMLC_INTERFACE would have no effect.
         lines = ["unset DMLC_NODE_HOST"]
-        if "DMLC_INTERFACE" not in variables and variables["DMLC_ROLE"] != "scheduler":
+        if not variables.get("DMLC_INTERFACE") and variables["DMLC_ROLE"] != "scheduler":
             lines += shell.own_address(addresses, "export DMLC_NODE_HOST=$address")
         return lines
     if "GLOO_SOCKET_IFNAME" in variables:
@@ -84,11 +85,8 @@ def plan(options: LaunchOptions, command: Sequence[str], environ: Mapping[str, s
     num_servers = options.servers(command)
     hosts = host_file.read(options.hostfile) if options.hostfile else [Host("127.0.0.1")]
     given = options.variables(environ)
-    common = forwarded(environ) if options.launcher != "local" else {}
-    common |= {"PYTHONUNBUFFERED": "1"} | given[""]  # lines arrive when they are printed
-    interface = {**environ, **common}.get("DMLC_INTERFACE", "")
-    if interface:
-        common["DMLC_INTERFACE"] = interface
+    common = forwarded(environ) | {"PYTHONUNBUFFERED": "1"} | given[""]  # lines arrive when they are printed
+    interface = common.get("DMLC_INTERFACE", "")
     own = _own_address(options, hosts, interface if num_servers else "")
     addresses = {host: _address(host, own) for host in hosts}
     servers, workers = host_file.place(hosts, num_servers, options.num_workers)
@@ -149,6 +147,7 @@ def _ranks(
     return tasks
 
 
+@functools.cache
 def _here(host: Host) -> bool:
     return host.is_here and host.ssh_port is None
 
