@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.two_hosts import ADDRESSES, TwoHosts
+from tests.recipes.test_kv_launch import needs_mxnet
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = [sys.executable, "-m", "partial_fc", "launch"]
@@ -54,7 +55,7 @@ def wait_for_quiet(hosts: TwoHosts) -> None:
             time.sleep(0.1)
 
 
-@pytest.mark.mxnet
+@needs_mxnet
 def test_a_job_over_ssh_talks_where_dmlc_interface_says(hosts, env, host_file, second_cable):
     words = ["-n", "2", "-s", "1", "-H", str(host_file), *JOB]
     status, printed = launch(hosts, env, words, DMLC_INTERFACE=second_cable, PS_VERBOSE="1")
@@ -68,7 +69,7 @@ def test_a_job_over_ssh_talks_where_dmlc_interface_says(hosts, env, host_file, s
     wait_for_quiet(hosts)
 
 
-@pytest.mark.mxnet
+@needs_mxnet
 def test_a_job_under_mpirun(hosts, env, host_file):
     words = ["-n", "2", "-s", "1", "--launcher", "mpi", "-H", str(host_file), *JOB, "raise"]
     status, printed = launch(hosts, env, words, PS_VERBOSE="1")

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from tests.recipes.test_spawn import wait_for_end
 LAUNCH = [sys.executable, "-m", "partial_fc", "launch", "--launcher", "local"]
 JOB = [sys.executable, str(ROOT / "tests/recipes/kv_job.py")]
 HOST = socket.gethostname()
+# Only processes that are started here load it.
+needs_mxnet = pytest.mark.skipif(find_spec("mxnet") is None, reason="MXNet is not installed")
 
 
 def start(*words: str, launcher: list[str] = LAUNCH) -> subprocess.Popen[str]:
@@ -42,14 +45,14 @@ def role_of(pid: int) -> str:
     return f"{variables.get('DMLC_ROLE')} {variables.get('DMLC_TASK_ID')}" if is_job else ""
 
 
-@pytest.mark.mxnet
+@needs_mxnet
 def test_two_workers_and_a_server_sum_what_is_pushed():
     status, out, err = ended(start("-n", "2", "-s", "1", *JOB))
     assert status == 0, err
     assert out == [f"worker {number}: [3.0, 3.0, 3.0]" for number in (0, 1)]
 
 
-@pytest.mark.mxnet
+@needs_mxnet
 def test_a_killed_server_ends_the_job_and_nothing_is_left(tmp_path):
     job = start("-n", "2", "-s", "2", *JOB, "wait", str(tmp_path / "all-work"))
     deadline = time.monotonic() + 60
@@ -68,7 +71,7 @@ def test_a_killed_server_ends_the_job_and_nothing_is_left(tmp_path):
     wait_for_end(members)
 
 
-@pytest.mark.mxnet
+@needs_mxnet
 def test_a_scheduler_that_cannot_listen_ends_the_job():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
