@@ -25,6 +25,10 @@ _PACKAGE = Path(__file__).parent
 
 def run_and_exit(arguments: list[str], program: str = "partial-fc train") -> NoReturn:
     """Ends the process with the status of `main`."""
+    if os.environ.get("DMLC_ROLE") in ("server", "scheduler"):
+        # MXNet's servers and scheduler have the workers' command line. To import it is all that they do: that returns
+        # not before the job is done, and then ends the process. Without torch, which they do not need.
+        importlib.import_module("partial_fc.mxnet")
     exit_now(main(arguments, program))
 
 

@@ -4,6 +4,7 @@
     python train.py mnist --nodes 1 --gpus 2 --epochs 5                            two, started by this command
     python train.py mnist --nodes 2 --gpus 2 --nr 1 --master-addr ip1              on the second of two machines
     horovodrun -np 2 -H localhost:2 python train.py mnist --precision fp16-o2      the tutorial's Apex folder
+    python train.py mnist --engine mxnet --network lenet                           MXNet's job: mnist_kvstore.py
 
 No MNIST here? `partial-fc data digits --out data` writes real digits to train on. Results: docs/mnist.md.
 """
@@ -37,6 +38,8 @@ from partial_fc.train.loop import train
 from partial_fc.train.precision import LossScaler
 from partial_fc.train.run import Run, run_in_worlds
 
+from . import mnist_kvstore
+
 
 @dataclass(frozen=True, kw_only=True)
 class MnistFlags:
@@ -48,7 +51,8 @@ class MnistFlags:
     n_workers: int = 0
     """Threads that read ahead, for each process that trains; 0: it reads itself."""
     engine: Literal["torch", "mxnet"] = "torch"
-    """What computes. (mxnet is not there yet.)"""
+    """What computes. mxnet: another job, with flags of its own: MXNet's train_mnist.py over a key-value store;
+    `--engine mxnet --help` lists them."""
     load_amp: Path | None = None
     """Start from an Apex checkpoint ({'model', 'optimizer', 'amp'}): weights, momentum, loss scale."""
     save_amp: Path | None = None
@@ -56,8 +60,6 @@ class MnistFlags:
 
     def __post_init__(self) -> None:
         flags.check_least(self, n_workers=0)
-        if self.engine == "mxnet":
-            raise ValueError("--engine mxnet is not there yet: recipe mnist runs on PyTorch only, --engine torch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,8 @@ class Config:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
+    if mnist_kvstore.asked_for(arguments):
+        return mnist_kvstore.start(arguments)
     return run_in_worlds("mnist", parse(arguments), [], train_here, bare=True)
 
 

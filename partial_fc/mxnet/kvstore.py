@@ -1,0 +1,169 @@
+"""MXNet's key-value stores (KVStore), opened so that a job that fails also ends.
+
+What 1.9.1 does, each of which was seen, and what is done about it here:
+
+- To free a distributed store is to wait for all other processes of the job, so a worker that raised never ended.
+  Here `close` frees it, and only a worker that has done its part calls that.
+- `kvstore.create` waits for ever for a server that is missing. Here it has a deadline.
+- A name that it does not know, "horovod" among them, gives a store of one process, without a word. `joined` is given
+  names that its caller has checked.
+- A distributed store with compression refuses `pushpull`, which is what Module calls. Here it is a push and a pull.
+- Work that is queued when Python ends is dropped, and the other workers wait for it: `joined` waits before it leaves.
+"""
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from partial_fc import comm
+from partial_fc.mxnet import mx
+
+_ADDRESS = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
+_COUNTS = ("DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
+HOROVOD = "horovod"
+
+
+class Store(mx.kv.KVStore):
+    """A store of MXNet's that nothing frees but `close`, and that compresses wherever it says it would."""
+
+    _apart = False
+
+    def set_gradient_compression(self, compression_params: dict[str, Any]) -> None:
+        super().set_gradient_compression(compression_params)
+        self._apart = "dist" in self.type
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """On a distributed store of one CPU device a pull also writes into the array that was pushed: both share a
+        buffer. Each backward pass of Module writes its gradients anew, so that it loses nothing; gradients that are
+        added up (grad_req="add") would be lost."""
+        if self._apart:
+            self.push(key, value, priority)
+            self.pull(key, value if out is None else out, priority)
+        else:
+            super().pushpull(key, value, out, priority)
+
+    def __del__(self) -> None:
+        """Nothing: see `close`."""
+
+    def close(self) -> None:
+        """Frees the store. Distributed, it waits until all workers do so, and ends servers and scheduler."""
+        mx.base.check_call(mx.base._LIB.MXKVStoreFree(self.handle))
+
+
+@dataclass(frozen=True)
+class Job:
+    """Who trains together, over what."""
+
+    name: str
+    """Of the kind of store."""
+    rank: int
+    num_workers: int
+    store: Store | None
+    """None: Horovod sums the gradients, and each worker updates its own weights."""
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether each push updates the weights, whenever it comes; else an update has a push of every worker."""
+        return "_async" in self.name
+
+
+@contextmanager
+def joined(name: str, start_timeout_s: float) -> Iterator[Job]:
+    """The job that this process is a worker of. name: of a store, or HOROVOD.
+
+    Raises ValueError where the process was not started for such a store. After an error within the block the process
+    must end by os._exit: the others wait for it, and only its end tells them.
+    """
+    check_started_for(name)
+    job = _with_horovod() if name == HOROVOD else _with_store(name, start_timeout_s)
+    yield job
+    mx.nd.waitall()
+    if job.store is not None:
+        job.store.close()
+
+
+def check_started_for(name: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Raises ValueError where a store of this name would wait for ever, or let each process train for itself."""
+    role = environ.get("DMLC_ROLE")
+    if role not in (None, "worker"):
+        raise ValueError(f"DMLC_ROLE is {role!r}; expected worker, server or scheduler")
+    if name.startswith("dist"):
+        missing = [variable for variable in (*_COUNTS, *_ADDRESS) if not environ.get(variable)]
+        if role is None or missing:
+            raise ValueError(
+                f"--kv-store {name} needs a scheduler and servers, and {', '.join(missing) or 'DMLC_ROLE'} is not set: "
+                "start this command with `partial-fc launch -n WORKERS -s SERVERS --launcher local COMMAND`"
+            )
+        return
+    if role is not None:
+        raise ValueError(
+            f"started as one of {environ.get('DMLC_NUM_WORKER', 'several')} workers, but --kv-store {name} knows no "
+            "servers: they would wait for ever; give --kv-store dist_sync or dist_async, or start without the launcher"
+        )
+    launch = comm.detect(environ)
+    if name != HOROVOD and launch.size > 1:
+        raise ValueError(
+            f"{launch.launcher} started {launch.size} processes, but --kv-store {name} is for one: each would train "
+            "for itself; give --kv-store horovod, or start with `partial-fc launch` and --kv-store dist_sync"
+        )
+
+
+def _with_store(name: str, start_timeout_s: float) -> Job:
+    if not name.startswith("dist"):
+        return _job(name)
+    deadline = threading.Timer(start_timeout_s, _give_up, (start_timeout_s,))
+    deadline.daemon = True
+    deadline.start()
+    try:
+        return _job(name)
+    finally:
+        deadline.cancel()
+
+
+def _job(name: str) -> Job:
+    # There is no other way to a class of one's own: create() makes the object, and its type is in the C++ library.
+    store = mx.kvstore.create(name)
+    store.__class__ = Store
+    return Job(name, store.rank, store.num_workers, store)
+
+
+def _give_up(after_s: float) -> None:
+    """Ends the process, whose main thread waits inside the library for the rest of the job."""
+    print(f"train.py mnist: {absent(after_s)}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def absent(after_s: float, environ: Mapping[str, str] = os.environ) -> str:
+    """Who has not come, as far as a worker can tell."""
+    host, port = (environ[name] for name in _ADDRESS)
+    num_workers, num_servers = (environ[name] for name in _COUNTS)
+    number = f"worker {environ['DMLC_TASK_ID']}" if "DMLC_TASK_ID" in environ else "a worker"
+    try:
+        with socket.create_connection((host, int(port)), timeout=3):
+            who = (
+                f"the scheduler at {host}:{port} answers, so that one or more of the {num_servers} server(s) and "
+                f"{num_workers} worker(s) are missing: look for the last lines of each; PS_VERBOSE=1 shows who came"
+            )
+    except OSError as error:
+        who = (
+            f"the scheduler at {host}:{port} does not answer ({error.strerror or error}): did it start, and is that "
+            "address right?"
+        )
+    return f"{number} on {socket.gethostname()} waited {after_s:g} s (--start-timeout) for the rest of the job: {who}"
+
+
+def _with_horovod() -> Job:
+    try:
+        import horovod.mxnet as hvd
+    except ImportError as error:
+        raise ValueError(
+            f"--kv-store horovod needs Horovod, built with MXNet (docs/install.md): {error}; or start with "
+            "`partial-fc launch` and give --kv-store dist_sync, which needs none"
+        ) from None
+    hvd.init()
+    return Job(HOROVOD, hvd.rank(), hvd.size(), None)

@@ -1,0 +1,185 @@
+"""What MXNet's Module.fit is given: devices, learning rates, first weights, what happens after each epoch."""
+
+import logging
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partial_fc.files import replacing
+from partial_fc.mxnet import mx
+
+# Optimizers to which fit.py hands --mom; the others have none, or another meaning of it.
+_WITH_MOMENTUM = ("sgd", "nag", "signum", "dcasgd")
+Arrays = dict[str, Any]
+
+
+@contextmanager
+def log_lines(rank: int) -> Iterator[None]:
+    """What MXNet and the recipe say, with time and Node[rank], on stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"%(asctime)-15s Node[{rank}] %(message)s"))
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.removeHandler(handler)
+
+
+def contexts(gpus: list[int], num_cpus: int) -> list[Any]:
+    """The devices. Several CPU ones stand for as many GPUs: they compute alike, no faster than one."""
+    if not gpus:
+        return [mx.cpu(number) for number in range(num_cpus)]
+    found = mx.context.num_gpus() if mx.runtime.Features().is_enabled("CUDA") else None
+    if found is None:
+        raise ValueError(
+            f"--gpus {','.join(map(str, gpus))}: this MXNet was built for CPUs only. Leave --gpus away, or install "
+            "MXNet for CUDA (mxnet-cu112, mxnet-cu117; not tried here)"
+        )
+    absent = [number for number in gpus if number >= found]
+    if absent:
+        raise ValueError(f"--gpus {','.join(map(str, gpus))}: MXNet sees {found} GPUs here, so there is no {absent[0]}")
+    return [mx.gpu(number) for number in gpus]
+
+
+def shares(batch_size: int, loads: list[float]) -> list[int]:
+    """How many images of a batch each device gets: MXNet's own rule, which rounds and gives the last one the rest."""
+    try:
+        slices = mx.executor_manager._split_input_slice(batch_size, loads)
+    except ValueError:
+        raise ValueError(
+            f"--work-load-list {','.join(f'{load:g}' for load in loads)} leaves a device without images of a batch of "
+            f"{batch_size}; give a larger --batch-size, or loads that differ less"
+        ) from None
+    return [part.stop - part.start for part in slices]
+
+
+def optimizer_options(
+    optimizer: str, lr: float, momentum: float, wd: float, schedule: Any, begin_num_update: int
+) -> dict[str, Any]:
+    """begin_num_update: updates that were made before this start, from which the schedule goes on."""
+    options = {"learning_rate": lr, "wd": wd, "lr_scheduler": schedule, "begin_num_update": begin_num_update}
+    if optimizer in _WITH_MOMENTUM:
+        options["momentum"] = momentum
+    return options
+
+
+def over_horovod(optimizer: str, options: dict[str, Any], weights: Arrays, batch_size: int) -> Any:
+    """The optimizer, on gradients that Horovod has averaged over the workers; rank 0's weights become everybody's.
+    weights: in the order of the network's arguments."""
+    import horovod.mxnet as hvd
+
+    hvd.broadcast_parameters(weights, root_rank=0)
+    # By the names it knows what does not decay. Module expects 1 / batch_size, of which Horovod makes its average.
+    warnings.filterwarnings("ignore", "Optimizer created manually outside Module")
+    names = dict(enumerate(weights))
+    local = mx.optimizer.create(optimizer, param_idx2name=names, rescale_grad=1 / batch_size, **options)
+    return hvd.DistributedOptimizer(local)
+
+
+def learning_rates(lr: float, factor: float, step_epochs: str, num_epochs: int, updates: int) -> Any:
+    """The schedule, None for a rate that stays. step_epochs: "10,20", epochs from which the rate is factor times what
+    it was, or "powP": polynomial, to 0 at the end. updates: how many an epoch has."""
+    if factor >= 1:
+        return None
+    power = re.fullmatch(r"pow[- ]*(.+)", step_epochs)
+    if power:
+        return mx.lr_scheduler.PolyScheduler(num_epochs * updates, lr, float(power[1]))
+    steps = [updates * int(epoch) for epoch in step_epochs.split(",")]
+    return mx.lr_scheduler.MultiFactorScheduler(step=steps, factor=factor, base_lr=lr)
+
+
+def initializer(name: str) -> Any:
+    """--initializer; default: Xavier's for these networks in fit.py."""
+    init = mx.init
+    makers: dict[str, Callable[[], Any]] = {
+        "default": lambda: init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2),
+        "xavier": init.Xavier,
+        "msra": init.MSRAPrelu,
+        "orthogonal": init.Orthogonal,
+        "normal": init.Normal,
+        "uniform": init.Uniform,
+        "one": init.One,
+        "zero": init.Zero,
+    }
+    return makers[name]()
+
+
+def first_weights(symbol: Any, data: Any, how: Any, seed: int) -> Arrays:
+    """A function of the seed alone."""
+    mx.random.seed(seed)
+    np.random.seed(seed)  # orthogonal ones are drawn with numpy
+    start = mx.mod.Module(symbol)
+    start.bind(data.provide_data, data.provide_label, for_training=False)
+    start.init_params(how)
+    return start.get_params()[0]
+
+
+def metrics(top_k: int, losses: list[str]) -> Any:
+    """accuracy, and what --top-k and --loss add."""
+    names: list[Any] = ["accuracy"]
+    if top_k:
+        names.append(mx.metric.create("top_k_accuracy", top_k=top_k))
+    names += [{"ce": "ce", "nll_loss": "nll_loss"}[loss] for loss in losses]
+    return mx.metric.create(names)
+
+
+def checkpoint_prefix(prefix: str, rank: int) -> str:
+    """Worker r > 0 writes its own files, as its disk may be the same."""
+    return prefix if rank == 0 else f"{prefix}-{rank}"
+
+
+def save(prefix: str, epoch: int, symbol: Any, arrays: Arrays) -> None:
+    """prefix-symbol.json and prefix-%04d.params, which mx.model.load_checkpoint reads."""
+    with replacing(Path(f"{prefix}-symbol.json")) as partial:
+        symbol.save(str(partial))
+    path = Path(f"{prefix}-{epoch:04d}.params")
+    with replacing(path) as partial:
+        mx.nd.save(str(partial), {f"arg:{name}": array for name, array in arrays.items()})
+    logging.info('Saved checkpoint to "%s"', path)
+
+
+def load(prefix: str, epoch: int, rank: int, expected: Arrays) -> Arrays:
+    """The weights of a checkpoint. expected: those of the network, whose names and shapes it must have."""
+    own = checkpoint_prefix(prefix, rank)
+    path = Path(f"{own if Path(f'{own}-{epoch:04d}.params').exists() else prefix}-{epoch:04d}.params")
+    if not path.exists():
+        raise ValueError(f"--load-epoch {epoch}: there is no {path}; --model-prefix {prefix} says where to look")
+    try:
+        found = mx.nd.load(str(path))
+    except mx.base.MXNetError as error:
+        raise ValueError(f"{path}: MXNet cannot read it: {str(error).strip().splitlines()[-1]}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: its arrays have no names; expected a file of Module's checkpoints")
+    arrays = {name.removeprefix("arg:"): array for name, array in found.items()}
+    shapes = {name: array.shape for name, array in arrays.items()}
+    wanted = {name: array.shape for name, array in expected.items()}
+    if shapes != wanted:
+        differing = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))
+        name = differing[0]
+        raise ValueError(
+            f"{path} is of another network: {len(differing)} of its arrays differ, the first, {name}, is "
+            f"{shapes.get(name, 'not there')}; expected {wanted.get(name, 'none')}. --network, --num-classes and the "
+            "images' size must be those that it was trained with"
+        )
+    logging.info("Loaded model %s", path)
+    return {name: arrays[name] for name in expected}
+
+
+def check_finite(epoch: int, arrays: Arrays) -> None:
+    """Raises FloatingPointError for weights that are no numbers, before they are saved."""
+    for name, array in arrays.items():
+        if not math.isfinite(float(mx.nd.sum(array).asscalar())):
+            raise FloatingPointError(
+                f"{name} is not finite after epoch {epoch}: the rate is too high; give a smaller --lr. Nothing was "
+                "saved of this epoch"
+            )
