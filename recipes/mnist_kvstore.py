@@ -15,8 +15,9 @@ import re
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -66,7 +67,8 @@ class Config:
     """Start of what is random: the first weights, the order of the images."""
 
     # ---- network
-    network: Literal["lenet", "mlp"] = "mlp"
+    network: Annotated[Literal["lenet", "mlp"], tyro.conf.arg(aliases=["--backbone"])] = "mlp"
+    """(On the command line of horovodrun itself write --backbone.)"""
     dtype: Literal["float32"] = "float32"
     """(float16 is none of MXNet 1.9.1's on CPUs.)"""
     initializer: Literal["default", "xavier", "msra", "orthogonal", "normal", "uniform", "one", "zero"] = "default"
@@ -102,7 +104,7 @@ class Config:
     lr_factor: float = 0.1
     """What the rate is multiplied by at each of --lr-step-epochs; 1: it stays."""
     lr_step_epochs: str = "10"
-    """Epochs after which the rate falls, for example 10,20; or powP, for example pow2: it falls to 0 as (1 - done) ** P."""
+    """Epochs after which the rate falls, for example 10,20. Or powP, for example pow2: to 0 as (1 - done) ** P."""
     mom: float = 0.9
     """Momentum, of sgd, nag, signum and dcasgd."""
     wd: float = 1e-4
@@ -132,7 +134,7 @@ class Config:
         self._check_devices()
         if self.gc_type != "none" and self.kv_store in ("local", "nccl", "horovod"):
             raise ValueError(
-                f"--gc-type {self.gc_type}: --kv-store {self.kv_store} has no compression; device and dist_*"
+                f"--gc-type {self.gc_type}: --kv-store {self.kv_store} has no compression; device and dist_* have"
             )
         if self.gc_type == "none" and is_given(self, "gc_threshold"):
             raise ValueError(f"--gc-threshold {self.gc_threshold} goes with --gc-type 2bit")
@@ -326,7 +328,7 @@ def _numbers(flag: str, text: str, kind: Any) -> list[Any]:
 
 def _pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
     """(name, value) of each flag; the value is nothing where another flag follows."""
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in pairwise([*arguments, ""]):
         if word.startswith("--"):
             name, _, value = word[2:].partition("=")
             yield name.replace("_", "-"), value or ("" if following.startswith("--") else following)

@@ -64,7 +64,7 @@ class Job:
     rank: int
     num_workers: int
     store: Store | None
-    """None: Horovod sums the gradients, and each worker updates its own weights."""
+    """None: Horovod adds the gradients up, and each worker updates its own weights."""
 
     @property
     def asynchronous(self) -> bool:
@@ -85,6 +85,11 @@ def joined(name: str, start_timeout_s: float) -> Iterator[Job]:
     mx.nd.waitall()
     if job.store is not None:
         job.store.close()
+    else:
+        import horovod.mxnet as hvd
+
+        # Waits for the others: an end without it is for them a connection that broke.
+        hvd.shutdown()
 
 
 def check_started_for(name: str, environ: Mapping[str, str] = os.environ) -> None:
