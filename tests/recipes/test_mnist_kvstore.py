@@ -2,10 +2,13 @@
 
 import re
 import shlex
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -14,8 +17,7 @@ from partial_fc.optim.compression.two_bit import decode, encode_
 from recipes import mnist, mnist_kvstore
 from recipes.mnist_kvstore import REFUSED, parse
 from tests.recipes import kvstore_job
-from tests.recipes.conftest import LAUNCHERS
-from tests.recipes.conftest import run as run_command
+from tests.recipes.conftest import LAUNCHERS, ROOT, environment, run
 from tests.recipes.mnist_job import NUM_TEST, NUM_TRAIN
 
 # 5 updates an epoch: 2 workers x 16 images each, or 32 of one.
@@ -227,6 +229,18 @@ def test_stores_that_would_wait_or_train_alone(mx):
 # ---- jobs of several processes
 
 
+def recipe(flags: str) -> list[str]:
+    return [sys.executable, "train.py", "mnist", "--engine", "mxnet", *shlex.split(flags)]
+
+
+def launcher(num_servers: int = 1) -> list[str]:
+    return [sys.executable, "-m", "partial_fc", "launch", "-n", "2", "-s", str(num_servers), "--launcher", "local"]
+
+
+def launch(command: list[str], num_servers: int = 1, expect: int = 0) -> str:
+    return run([*launcher(num_servers), *command], expect)
+
+
 @pytest.fixture(scope="module")
 def large_batch(mx, digits, tmp_path_factory) -> dict[str, np.ndarray]:
     """What one process learns from the whole batches."""
@@ -237,7 +251,7 @@ def large_batch(mx, digits, tmp_path_factory) -> dict[str, np.ndarray]:
 def test_dist_sync_of_two_workers_is_one_with_their_batches(mx, digits, tmp_path, large_batch):
     prefix = tmp_path / "m"
     flags = f"{FIVE} --batch-size 16 --disp-batches 2 --kv-store dist_sync --data-dir {digits} --model-prefix {prefix}"
-    printed = kvstore_job.run(kvstore_job.recipe(flags), tmp_path, num_servers=2)
+    printed = launch(recipe(flags), num_servers=2)
     for rank, own in enumerate((prefix, tmp_path / "m-1")):
         assert_close(weights(mx, Path(f"{own}-0001.params")), large_batch, 1e-5)
         assert f"Node[{rank}] Resizing training data to 5 batches per machine" in printed
@@ -248,7 +262,7 @@ def test_dist_sync_of_two_workers_is_one_with_their_batches(mx, digits, tmp_path
 def test_horovod_of_two_workers_is_one_with_their_batches(mx, digits, tmp_path, large_batch):
     pytest.importorskip("horovod")
     flags = f"{FIVE} --batch-size 16 --kv-store horovod --data-dir {digits} --model-prefix {tmp_path / 'm'}"
-    printed = run_command([*LAUNCHERS["horovodrun --gloo"], *kvstore_job.recipe(flags)])
+    printed = run([*LAUNCHERS["horovodrun --gloo"], *recipe(flags)])
     for name in ("m", "m-1"):
         assert_close(weights(mx, tmp_path / f"{name}-0001.params"), large_batch, 1e-5)
     assert "uncaught exception" not in printed
@@ -261,7 +275,7 @@ def test_two_bits_are_those_of_our_own_and_train(mx, digits, tmp_path):
         "--network mlp --kv-store dist_sync --gc-type 2bit --gc-threshold 0.1 --batch-size 16 --num-epochs 6 --loss ce"
     )
     command = [sys.executable, "-m", "tests.recipes.kvstore_job", str(tmp_path / "pulls"), "--data-dir", str(digits)]
-    printed = kvstore_job.run([*command, *shlex.split(flags)], tmp_path)
+    printed = launch([*command, *shlex.split(flags)])
     residuals = [torch.zeros(16) for _ in range(2)]
     size, threshold = len(kvstore_job.GRADIENT), kvstore_job.THRESHOLD
     for number in range(kvstore_job.NUM_PUSHES):
@@ -275,9 +289,9 @@ def test_two_bits_are_those_of_our_own_and_train(mx, digits, tmp_path):
 
 
 @pytest.mark.mxnet
-def test_dist_async_learns(digits, tmp_path):
+def test_dist_async_learns(mx, digits):
     flags = f"--kv-store dist_async --data-dir {digits} --batch-size 16 --num-epochs 6 --lr 0.01 --loss ce"
-    assert_falls(kvstore_job.run(kvstore_job.recipe(flags), tmp_path))
+    assert_falls(launch(recipe(flags)))
 
 
 def assert_falls(printed: str) -> None:
@@ -288,15 +302,47 @@ def assert_falls(printed: str) -> None:
 
 
 @pytest.mark.mxnet
-def test_workers_that_fail_end_and_say_why(digits, tmp_path):
-    """In MXNet itself both wait for ever: one for a server, the other, with an error, for everybody."""
-    (tmp_path / "nothing").mkdir()
-    flags = f"--kv-store dist_sync --data-dir {tmp_path / 'nothing'}"
-    with kvstore_job.Launch(kvstore_job.recipe(flags), tmp_path) as launch:
-        assert launch.statuses("worker", 60) == {"worker 0": 1, "worker 1": 1}
-        assert "train.py mnist: no MNIST files in" in launch.text()
-    flags = f"--kv-store dist_sync --start-timeout 2 --data-dir {digits}"
-    with kvstore_job.Launch(kvstore_job.recipe(flags), tmp_path, num_workers=1, without="server") as launch:
-        assert launch.statuses("worker", 60) == {"worker 0": 1}
-        assert re.search(r"worker 0 on \S+ waited 2 s \(--start-timeout\).*1 server\(s\)", launch.text())
-        assert re.search(r"scheduler at 127.0.0.1:\d+ answers", launch.text())
+def test_a_worker_that_fails_ends_the_job(mx, tmp_path):
+    """In MXNet itself it waits, with its error, for the others: for ever."""
+    printed = launch(recipe(f"--kv-store dist_sync --data-dir {tmp_path}"), expect=1)
+    assert re.search(r"worker \d: train.py mnist: no MNIST files in", printed)
+    assert re.search(r"worker \d on \S+ .*1", printed), "the launcher names it"
+
+
+@pytest.mark.mxnet
+def test_a_server_that_is_killed_ends_the_job(mx, digits):
+    """In MXNet itself all workers wait: for ever."""
+    command = recipe(f"--kv-store dist_sync --data-dir {digits} --batch-size 16 --num-epochs 100000")
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen([*launcher(), *command], cwd=ROOT, env=environment(), text=True, **both) as job:
+        assert job.stdout is not None
+        for line in job.stdout:
+            if "Epoch[1]" in line:
+                break
+        (server,) = (
+            process
+            for process in psutil.Process(job.pid).children(recursive=True)
+            if "train.py" in " ".join(process.cmdline()) and process.environ().get("DMLC_ROLE") == "server"
+        )
+        server.kill()
+        printed = job.stdout.read()
+    assert job.returncode == 128 + 9
+    assert re.search(r"server 0 \(\S+\).* exit status 137, signal 9|server 0 .*137, signal 9", printed)
+
+
+@pytest.mark.mxnet
+def test_a_worker_does_not_wait_for_ever(mx):
+    """For a server that is missing: something listens where the scheduler should, and says nothing."""
+    from partial_fc.mxnet.kvstore import absent
+
+    with socket.create_server(("127.0.0.1", 0)) as scheduler:
+        port = str(scheduler.getsockname()[1])
+        job = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_TASK_ID": "1"}
+        job |= {"DMLC_PS_ROOT_PORT": port, "DMLC_ROLE": "worker", "DMLC_NODE_HOST": "127.0.0.1"}
+        variables = [f"{name}={value}" for name, value in job.items()]
+        printed = run(["env", *variables, *recipe("--kv-store dist_sync --start-timeout 1")], expect=1)
+    words = (
+        rf"worker 1 on \S+ waited 1 s \(--start-timeout\) .* scheduler at 127.0.0.1:{port} answers, .* 1 server\(s\)"
+    )
+    assert re.search(words, printed)
+    assert "does not answer (Connection refused): did it start" in absent(1, job)
