@@ -33,7 +33,7 @@ REFUSED = {
     "optimizer lbsgd": "it is left out; give sgd, and more workers for larger batches",
     "optimizer lbnag": "it is left out; give nag, and more workers for larger batches",
     "monitor": "MXNet's Monitor, which prints what every operator gives, is left out",
-    "add-stn": "the spatial transformer is left out: lenet and mlp reach the same accuracy without it",
+    "add-stn": "the spatial transformer is left out; --network lenet or mlp",
     "num-layers": "lenet and mlp have their layers; networks with a choice of them are recipe imagenet's",
     "image-shape": "the images are as large as the files say",
     "test-io": "the images lie in memory, there is no reading to measure; `partial-fc bench data` is for other sets",
@@ -192,8 +192,14 @@ class Config:
 
 
 def asked_for(arguments: list[str]) -> bool:
-    """Whether --engine mxnet is among them."""
-    return ("engine", "mxnet") in _pairs(arguments)
+    """Whether --engine mxnet is among them. Raises ValueError for flags that need it where it is not."""
+    found = dict(_pairs(arguments))
+    for name in ("kv-store", "network", "disp-batches", "num-epochs", "model-prefix", "gc-type"):
+        if name in found and "engine" not in found:
+            raise ValueError(
+                f"--{name} is of MXNet's train_mnist.py: add --engine mxnet (or see the tutorial's --help)"
+            )
+    return found.get("engine") == "mxnet"
 
 
 def start(arguments: list[str]) -> int:

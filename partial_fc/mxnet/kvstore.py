@@ -101,8 +101,12 @@ def check_started_for(name: str, environ: Mapping[str, str] = os.environ) -> Non
         missing = [variable for variable in (*_COUNTS, *_ADDRESS) if not environ.get(variable)]
         if role is None or missing:
             raise ValueError(
-                f"--kv-store {name} needs a scheduler and servers, and {', '.join(missing) or 'DMLC_ROLE'} is not set: "
-                "start this command with `partial-fc launch -n WORKERS -s SERVERS --launcher local COMMAND`"
+                f"--kv-store {name} needs a scheduler and servers; not set here: {', '.join(missing) or 'DMLC_ROLE'}. "
+                "Start this command with `partial-fc launch -n WORKERS -s SERVERS --launcher local COMMAND`"
+            )
+        if "_async" in name and environ.get("MXNET_UPDATE_ON_KVSTORE") == "0":
+            raise ValueError(
+                f"MXNET_UPDATE_ON_KVSTORE=0 with --kv-store {name}, where servers update the weights: unset it"
             )
         return
     if role is not None:

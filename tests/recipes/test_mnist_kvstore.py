@@ -77,7 +77,9 @@ def test_defaults_are_those_of_train_mnist():
     assert parse([]).kv_store == "device"
     assert mnist.parse([]).optim.batch_size == 100  # the tutorial's flags stay its own
     assert mnist_kvstore.asked_for(["--lr", "1", "--engine", "mxnet"])
-    assert not mnist_kvstore.asked_for(["--engine", "torch", "--kv-store", "mxnet"])
+    assert not mnist_kvstore.asked_for(["--engine", "torch", "--lr", "mxnet"])
+    with pytest.raises(ValueError, match=r"--kv-store is of MXNet's train_mnist\.py: add --engine mxnet"):
+        mnist.main(["--kv_store=dist_sync"])
 
 
 @pytest.fixture(scope="module")
@@ -212,10 +214,12 @@ def test_stores_that_would_wait_or_train_alone(mx):
 
     job = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "a", "DMLC_PS_ROOT_PORT": "1"}
     check_started_for("dist_sync", {**job, "DMLC_ROLE": "worker"})
-    with pytest.raises(ValueError, match=r"needs a scheduler and servers, and .*`partial-fc launch"):
+    with pytest.raises(ValueError, match=r"needs a scheduler and servers; not set here: .*`partial-fc launch"):
         check_started_for("dist_sync", {})
-    with pytest.raises(ValueError, match="DMLC_PS_ROOT_URI is not set"):
+    with pytest.raises(ValueError, match=r"not set here: DMLC_PS_ROOT_URI\."):
         check_started_for("dist_async", {**job, "DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": ""})
+    with pytest.raises(ValueError, match="MXNET_UPDATE_ON_KVSTORE=0 with --kv-store dist_async"):
+        check_started_for("dist_async", {**job, "DMLC_ROLE": "worker", "MXNET_UPDATE_ON_KVSTORE": "0"})
     with pytest.raises(ValueError, match="one of 2 workers, but --kv-store device knows no servers"):
         check_started_for("device", {**job, "DMLC_ROLE": "worker"})
     with pytest.raises(ValueError, match="DMLC_ROLE is 'serv'"):

@@ -12,7 +12,6 @@ from tests.recipes.mnist_job import train_here, write_set
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--engine mxnet", "--engine mxnet is not there yet"),
         ("--epochs 0", "--epochs is 0.0"),
         ("--batch_size 0", "--batch-size is 0"),
         ("--accumulate 0", "--accumulate is 0"),
