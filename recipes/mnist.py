@@ -39,6 +39,7 @@ from partial_fc.train.precision import LossScaler
 from partial_fc.train.run import Run, run_in_worlds
 
 from . import mnist_kvstore
+from .compat import fit_py
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ class Config:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
-    if mnist_kvstore.asked_for(arguments):
+    if fit_py.asked_for(arguments):
         return mnist_kvstore.start(arguments)
     return run_in_worlds("mnist", parse(arguments), [], train_here, bare=True)
 

@@ -13,9 +13,8 @@ import logging
 import math
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,25 +25,7 @@ from partial_fc.data.idx import ImageSet, read_set
 from partial_fc.flags import check_least, is_given
 from partial_fc.train_command import exit_now
 
-# Flags of train_mnist.py and fit.py that are not taken, or not with this value: why, and what to do.
-REFUSED = {
-    "kv-store dist": "MXNet takes it for dist_sync and forgets to divide by the number of workers; give dist_sync",
-    "dtype float16": "MXNet 1.9.1 has no float16 products on CPUs; recipe mnist on PyTorch has --precision fp16",
-    "optimizer lbsgd": "it is left out; give sgd, and more workers for larger batches",
-    "optimizer lbnag": "it is left out; give nag, and more workers for larger batches",
-    "monitor": "MXNet's Monitor, which prints what every operator gives, is left out",
-    "add-stn": "the spatial transformer is left out; --network lenet or mlp",
-    "num-layers": "lenet and mlp have their layers; networks with a choice of them are recipe imagenet's",
-    "image-shape": "the images are as large as the files say",
-    "test-io": "the images lie in memory, there is no reading to measure; `partial-fc bench data` is for other sets",
-    "profile-worker-suffix": "MXNet's profiler is left out: mx.profiler in a script of your own has it",
-    "profile-server-suffix": "MXNet's profiler is left out, also that of the servers",
-    "use-imagenet-data-augmentation": "digits are not augmented; recipe imagenet has that",
-    "macrobatch-size": "it is lbsgd's, which is left out; give a larger --batch-size, or more workers",
-    "warmup-epochs": "it is lbsgd's, which is left out; give a smaller --lr",
-    "warmup-strategy": "it is lbsgd's, which is left out; give a smaller --lr",
-}
-_DIST = ("dist_sync", "dist_device_sync", "dist_sync_device", "dist_async", "dist_device_async", "dist_async_device")
+from .compat import fit_py
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,17 +172,6 @@ class Config:
         return _numbers("--work-load-list", self.work_load_list, float) or [1.0] * num_devices
 
 
-def asked_for(arguments: list[str]) -> bool:
-    """Whether --engine mxnet is among them. Raises ValueError for flags that need it where it is not."""
-    found = dict(_pairs(arguments))
-    for name in ("kv-store", "network", "disp-batches", "num-epochs", "model-prefix", "gc-type"):
-        if name in found and "engine" not in found:
-            raise ValueError(
-                f"--{name} is of MXNet's train_mnist.py: add --engine mxnet (or see the tutorial's --help)"
-            )
-    return found.get("engine") == "mxnet"
-
-
 def start(arguments: list[str]) -> int:
     """Trains; returns the exit status. An error that nobody expects ends the process here, with its trace: Python's own
     end would end MXNet, whose threads may wait for the other workers."""
@@ -211,7 +181,7 @@ def start(arguments: list[str]) -> int:
     try:
         with kvstore.joined(config.kv_store, config.start_timeout) as job:
             train(config, job)
-    except (ValueError, ArithmeticError, OSError, KeyboardInterrupt):
+    except (ValueError, FloatingPointError, OSError, KeyboardInterrupt):
         raise
     except mx.base.MXNetError as error:
         raise OSError(f"MXNet: {error}") from error
@@ -232,31 +202,15 @@ def train(config: Config, job: Any) -> None:
         images = {split: read_set(config.data_dir, split, config.num_classes) for split in ("train", "t10k")}
         _check_sizes(config, images, digit_networks.SMALLEST_SIDE[config.network])
         num_images = len(images["train"].label_N)
-        num_examples = config.num_examples or num_images
-        begin, seed = config.load_epoch or 0, config.seed
-        key: tuple[int, ...]
-        if job.asynchronous:
-            # As in fit.py: all of them, each worker by itself.
-            rank, num_workers, num_batches = 0, 1, math.ceil(num_examples / config.batch_size)
-            key = (job.rank,)
-        else:
-            rank, num_workers, key = job.rank, job.num_workers, ()
-            num_batches = digit_batches.batches_per_epoch(num_examples, job.num_workers, config.batch_size)
-            if job.num_workers > 1:
-                logging.info("Resizing training data to %d batches per machine", num_batches)
-
-        def order(epoch: int) -> Any:
-            return digit_batches.shuffled(
-                num_images, num_batches, config.batch_size, rank, num_workers, seed, epoch, *key
-            )
-
+        begin = config.load_epoch or 0
+        order, num_batches = _order(config, job, num_images)
         train_batches = digit_batches.DigitBatches(images["train"], order, begin)
         test = digit_batches.TestImages(images["t10k"], config.batch_size)
 
         # ---- network
         symbol = digit_networks.build(config.network, config.num_classes)
         how = module_fit.initializer(config.initializer)
-        weights = module_fit.first_weights(symbol, train_batches, how, seed)
+        weights = module_fit.first_weights(symbol, train_batches, how, config.seed)
         if config.load_epoch is not None:
             weights = module_fit.load(str(config.model_prefix), config.load_epoch, job.rank, weights)
 
@@ -302,6 +256,26 @@ def train(config: Config, job: Any) -> None:
         )
 
 
+def _order(config: Config, job: Any, num_images: int) -> tuple[Callable[[int], Any], int]:
+    """(epoch -> the images of each batch of this worker, batches of an epoch)."""
+    from partial_fc.mxnet import digit_batches
+
+    num_examples, batch_size = config.num_examples or num_images, config.batch_size
+    key: tuple[int, ...] = ()
+    rank, num_workers = job.rank, job.num_workers
+    if job.asynchronous:
+        # As in fit.py: all of them, each worker by itself.
+        rank, num_workers, key = 0, 1, (job.rank,)
+    num_batches = digit_batches.batches_per_epoch(num_examples, num_workers, batch_size)
+    if num_workers > 1:
+        logging.info("Resizing training data to %d batches per machine", num_batches)
+
+    def order(epoch: int) -> Any:
+        return digit_batches.shuffled(num_images, num_batches, batch_size, rank, num_workers, config.seed, epoch, *key)
+
+    return order, num_batches
+
+
 def _own_gpus(config: Config) -> list[int]:
     """Those of this process: over Horovod one, by its number on the host."""
     if config.kv_store != "horovod" or not config.gpu_list:
@@ -332,18 +306,7 @@ def _numbers(flag: str, text: str, kind: Any) -> list[Any]:
         raise ValueError(f"{flag} {text!r}: expected numbers with commas between them") from None
 
 
-def _pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
-    """(name, value) of each flag; the value is nothing where another flag follows."""
-    for word, following in pairwise([*arguments, ""]):
-        if word.startswith("--"):
-            name, _, value = word[2:].partition("=")
-            yield name.replace("_", "-"), value or ("" if following.startswith("--") else following)
-
-
 def parse(arguments: list[str]) -> Config:
     """The command line -> configuration. Raises ValueError for what MXNet has and this has not."""
-    for name, value in _pairs(arguments):
-        for flag, why in ((f"--{name}", REFUSED.get(name)), (f"--{name} {value}", REFUSED.get(f"{name} {value}"))):
-            if why:
-                raise ValueError(f"{flag}: {why}")
+    fit_py.refuse(arguments)
     return tyro.cli(Config, args=arguments, prog="train.py mnist --engine mxnet")

@@ -14,11 +14,12 @@ import torch
 
 from partial_fc.data.idx import read_set
 from partial_fc.optim.compression.two_bit import decode, encode_
-from recipes import mnist, mnist_kvstore
-from recipes.mnist_kvstore import REFUSED, parse
+from recipes import mnist
+from recipes.compat.fit_py import REFUSED, asked_for
+from recipes.mnist_kvstore import parse
 from tests.recipes import kvstore_job
 from tests.recipes.conftest import LAUNCHERS, ROOT, environment, run
-from tests.recipes.mnist_job import NUM_TEST, NUM_TRAIN
+from tests.recipes.mnist_job import NUM_TRAIN
 
 # 5 updates an epoch: 2 workers x 16 images each, or 32 of one.
 FIVE = "--num-examples 150 --num-epochs 1 --backbone lenet --lr 0.02"
@@ -76,8 +77,8 @@ def test_defaults_are_those_of_train_mnist():
     assert (config.kv_store, config.gpu_list, config.gc_threshold) == ("dist_device_sync", [0, 2], 0.5)
     assert parse([]).kv_store == "device"
     assert mnist.parse([]).optim.batch_size == 100  # the tutorial's flags stay its own
-    assert mnist_kvstore.asked_for(["--lr", "1", "--engine", "mxnet"])
-    assert not mnist_kvstore.asked_for(["--engine", "torch", "--lr", "mxnet"])
+    assert asked_for(["--lr", "1", "--engine", "mxnet"])
+    assert not asked_for(["--engine", "torch", "--lr", "mxnet"])
     with pytest.raises(ValueError, match=r"--kv-store is of MXNet's train_mnist\.py: add --engine mxnet"):
         mnist.main(["--kv_store=dist_sync"])
 
@@ -120,9 +121,8 @@ def test_equals_module_by_hand(mx, digits, tmp_path, capfd):
     module.bind([("data", (32, 1, 28, 28))], [("softmax_label", (32,))])
     start = digit_batches.DigitBatches(images, lambda _: digit_batches.in_order(NUM_TRAIN, 32))
     drawn = module_fit.first_weights(symbol, start, module_fit.initializer("default"), 0)
-    for name in ("fc1_weight", "fc2_weight", "fc3_weight"):
-        fan_in = drawn[name].shape[1]
-        assert drawn[name].asnumpy().std() == pytest.approx((2 / fan_in) ** 0.5, rel=0.1)
+    for weight in (drawn["fc1_weight"], drawn["fc2_weight"], drawn["fc3_weight"]):
+        assert weight.asnumpy().std() == pytest.approx((2 / weight.shape[1]) ** 0.5, rel=0.1)
     held = {name: array.asnumpy() for name, array in drawn.items()}
     momentum = {name: np.zeros_like(array) for name, array in held.items()}
     seen = []
@@ -150,7 +150,6 @@ def test_equals_module_by_hand(mx, digits, tmp_path, capfd):
     lines = re.findall(r"^\d{4}-\S+ \S+ Node\[0\] (.*)$", printed, re.MULTILINE)
     assert f"Epoch[1] Validation-accuracy={accuracy:f}" in lines
     assert f'Saved checkpoint to "{tmp_path}/m-0002.params"' in lines
-    assert round(accuracy * NUM_TEST, 6) == int(accuracy * NUM_TEST + 0.5)
     assert mx.model.load_checkpoint(str(tmp_path / "m"), 2)[0].tojson() == symbol.tojson()
 
 
@@ -281,12 +280,12 @@ def test_two_bits_are_those_of_our_own_and_train(mx, digits, tmp_path):
     command = [sys.executable, "-m", "tests.recipes.kvstore_job", str(tmp_path / "pulls"), "--data-dir", str(digits)]
     printed = launch([*command, *shlex.split(flags)])
     residuals = [torch.zeros(16) for _ in range(2)]
-    size, threshold = len(kvstore_job.GRADIENT), kvstore_job.THRESHOLD
+    size = len(kvstore_job.GRADIENT)
     for number in range(kvstore_job.NUM_PUSHES):
         total = torch.zeros(16)
         for rank, residual in enumerate(residuals):
             residual[:size] += torch.from_numpy(kvstore_job.GRADIENT * np.float32(1 + rank))
-            total += decode(encode_(residual, threshold), threshold)
+            total += decode(encode_(residual, kvstore_job.THRESHOLD), kvstore_job.THRESHOLD)
         for rank in range(2):
             assert np.array_equal(np.load(tmp_path / f"pulls-{rank}.npy")[number], total[:size].numpy())
     assert_falls(printed)
@@ -331,7 +330,7 @@ def test_a_server_that_is_killed_ends_the_job(mx, digits):
         server.kill()
         printed = job.stdout.read()
     assert job.returncode == 128 + 9
-    assert re.search(r"server 0 \(\S+\).* exit status 137, signal 9|server 0 .*137, signal 9", printed)
+    assert re.search(r"server 0 .* exit status 137, signal 9", printed)
 
 
 @pytest.mark.mxnet
