@@ -1,5 +1,7 @@
 """Recipe `face` with --engine mxnet: two processes of Horovod, engines taking turns, networks of MXNet's own."""
 
+import sys
+
 import cv2
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from partial_fc.foreign import mxnet_ndarray
-from tests.recipes.conftest import LAUNCHERS, losses, result, several, train_here
+from tests.recipes.conftest import LAUNCHERS, face, losses, result, run, train_here
 from tests.unit.mxnet_network import arrays_of, small_network
 
 pytestmark = pytest.mark.mxnet
@@ -59,7 +61,10 @@ def runs(images, network, tmp_path_factory):
         (root / "turns", f"{flags} --max-steps 20"),
         (root / "symbol", f"{flags} --max-steps 6 {network}"),
     ]
-    return root, several(turns, LAUNCHERS["horovodrun --gloo"])
+    given = [str(face(folder, words)) for folder, words in turns]
+    printed = run([*LAUNCHERS["horovodrun --gloo"], sys.executable, "-m", "tests.recipes.several", *given])
+    assert printed.count(" ended with: 0\n") == 2 * len(turns), printed[-6000:]
+    return root, printed
 
 
 def distance(one, other) -> float:
