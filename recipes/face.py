@@ -12,12 +12,12 @@ import argparse
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 import tyro
 
-from partial_fc import checkpoint, counter_rng, flags, models
+from partial_fc import checkpoint, counter_rng, flags
 from partial_fc.checkpoint.class_names import names_of
 from partial_fc.data import RecordSource, Source, Synthetic, open_source
 from partial_fc.data.check.at_start import check_data
@@ -35,23 +35,21 @@ from partial_fc.flags import (
     ScheduleFlags,
     check_least,
 )
-from partial_fc.foreign.backbone_weights import load_weights
-from partial_fc.models.inputs import FACE
-from partial_fc.train import activation_checkpointing
-from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.log_style import STYLES
 from partial_fc.train.loop import train
 from partial_fc.train.run import Run, run_in_worlds
 
+from . import face_backbone
 from . import face_presets as presets
 from .compat import arcface_torch
+from .face_backbone import ModelFlags
 from .face_head import HeadFlags
 
 DATASETS = Literal[("custom", *presets.PRESETS)]  # type: ignore[valid-type]
 # Flags that may change between the parts of one run: they do not change what is learned.
 _MAY_CHANGE = ("config", "num_workers", "max_bad_records", "check_data", "val_targets", "telemetry_every", "head_impl",
                "head_centres", "pretrained", "activation_checkpointing", "channels_last", "centre_place",
-               "centre_path")  # fmt: skip
+               "centre_path", "engine", "params")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,28 +106,6 @@ class DataFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFlags:
-    """The backbone."""
-
-    network: Annotated[
-        Literal["r18", "r34", "r50", "r100", "r200", "mbf", "tiny"], tyro.conf.arg(aliases=["--backbone"])
-    ] = "r50"
-    """Residual network by depth, MobileFaceNet, or the demo's tiny one. (On the command line of horovodrun itself
-    write --backbone: horovodrun takes --network for a misspelt flag of its own.)"""
-    embedding_size: int = 512
-    """Width of the embedding."""
-    dropout: float = 0.0
-    """Share of the values before the last linear layer that are dropped in training."""
-    pretrained: Path | None = None
-    """Start from the backbone in this file of arcface_torch (model.pt)."""
-    activation_checkpointing: bool = False
-    """Blocks of the backbone are computed again in backward instead of keeping their inner values: less memory, about a
-    third more arithmetic, the same results."""
-    channels_last: bool = True
-    """Images and convolution weights lie in memory with the channels last: what tensor cores and CPUs like best."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Config:
     """Trains a backbone with Partial FC. Every value comes from the flag, else --config, else --dataset's preset,
     else the default; the values shown below are already those of the --dataset and --config given."""
@@ -149,6 +125,7 @@ class Config:
             raise ValueError("--rec DIR is missing: where do the images lie? (--dataset 100w trains without any)")
         if self.optim.batch_size == 1 and not self.optim.sync_bn:
             raise ValueError("--batch-size 1: batch norm needs 2 images a process, or --sync-bn")
+        self.model.check(self.launch, self.optim)
         self.head.check(self.launch, self.optim, self.schedule, self.run.resume)
 
 
@@ -176,8 +153,10 @@ def train_here(run: Run) -> int:
 
     with ExitStack() as parts:
         # ---- model
-        backbone = _backbone(run)
-        size, precision = config.model.embedding_size, backbone.precision
+        torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
+        network = face_backbone.build(config.model, data.image_size, run.device)
+        backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision)
+        size, precision = network.embedding_size, backbone.precision
         head = parts.enter_context(
             config.head.build(num_classes, size, world, precision, config.optim, config.run.seed)
         )
@@ -185,7 +164,8 @@ def train_here(run: Run) -> int:
             f"this rank has the centres of classes {head.shard.start} to {head.shard.stop} of {num_classes}; kernel "
             f"{head.kernel.name}, {head.optimizer}"
         )
-        for note in (*_notes(config, source), *config.head.notes(config.optim, head)):
+        notes = (*network.notes, *config.model.notes(), *_notes(config, source))
+        for note in (*notes, *config.head.notes(config.optim, head)):
             run.note(note)
 
         # ---- start: a given checkpoint, else the newest of this run, else --pretrained and --head-centres, else anew
@@ -214,7 +194,7 @@ def train_here(run: Run) -> int:
             head_clip=config.head.head_clip, head_lr_ratio=config.head.lr_ratio(config.schedule.lr),
             telemetry_every=config.head.telemetry_every,
         )  # fmt: skip
-        return run.finish(job, train(job), {})
+        return run.finish(job, train(job), {}, deliver=network.deliver)
 
 
 def _source(data: DataFlags) -> Source:
@@ -246,26 +226,6 @@ def _verification_paths(data: DataFlags) -> list[Path]:
             "none with `--val-targets` alone"
         )
     return paths
-
-
-def _backbone(run: Run) -> TorchBackbone:
-    """Equal on all ranks. A collective."""
-    config, model = run.config, run.config.model
-    torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
-    module = models.build(model.network, model.embedding_size, config.data.image_size, dropout=model.dropout)
-    if model.pretrained:
-        load_weights(module, model.pretrained)
-    if model.channels_last:
-        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if model.activation_checkpointing:
-        activation_checkpointing.enable(module)
-    contract = {
-        "network": model.network,
-        "embedding_size": str(model.embedding_size),
-        "image_size": str(config.data.image_size),
-        "output": "float32 (N, embedding_size), not normalised",
-    }
-    return run.backbone(module, FACE, contract)
 
 
 def _notes(config: Config, source: Source) -> list[str]:

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
@@ -301,7 +301,7 @@ def _backbone(run: Run) -> TorchBackbone:
         "image_size": str(data.image_size),
         "output": "float32 (N, num_classes), logits" if model.head == "cross-entropy" else "float32 (N, D), features",
     }
-    sgd = {"nesterov": True, "lr_in_momentum": True} if config.optim.optimizer == "sgd" else {}
+    sgd: dict[str, Any] = {"nesterov": True, "lr_in_momentum": True} if config.optim.optimizer == "sgd" else {}
     return run.backbone(module, _pixels(config), contract, decay_biases=False, **sgd)
 
 

@@ -60,7 +60,7 @@ if [ "$mode" = quick ]; then
 else
     stage "unit" 115 python -m pytest "${unit[@]}" -m "not mxnet" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
-    stage "MXNet: an oracle, and its stores" 60 python -m pytest -m mxnet $(marked mxnet tests/{unit,recipes}/test_*.py) "$@"
+    stage "MXNet: engine, oracle and stores" 95 python -m pytest -m mxnet $(marked mxnet tests/{unit,recipes}/test_*.py) "$@"
     # The mathematics does not depend on the transport: all of it over these two, MPI on three ranks, by which the numbers of
     # classes do not divide. Elsewhere only what speaks to the transport.
     stage "parallel, horovodrun Gloo, 2 ranks" 45 gloo 2 "${ranks[@]}" tests/parallel

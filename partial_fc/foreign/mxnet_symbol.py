@@ -100,13 +100,17 @@ def _input(nodes: Sequence[dict[str, Any]], number: int) -> tuple[float, float]:
 # ---- writing
 
 
-def symbol_json(model: IResNet) -> str:
+def symbol_json(model: IResNet, as_torch: bool = False) -> str:
     """The symbol of a network, as mxnet.sym.Symbol.tojson gives it: arrays under MXNet's names, pixels 0 to 255 (RGB)
-    as "data", the embedding as "fc1_output"."""
-    graph = _Writer()
+    as "data", the embedding as "fc1_output".
+
+    as_torch: of what the torch network computes: it takes what that takes, and its batch norms have their epsilon and
+    every gamma."""
+    graph = _Writer(model if as_torch else None)
     x = graph.add("null", "data", [])
-    x = graph.add("_minus_scalar", "_minusscalar0", [x], scalar=_MEAN)
-    x = graph.add("_mul_scalar", "_mulscalar0", [x], scalar=_SCALE)
+    if not as_torch:
+        x = graph.add("_minus_scalar", "_minusscalar0", [x], scalar=_MEAN)
+        x = graph.add("_mul_scalar", "_mulscalar0", [x], scalar=_SCALE)
     x = graph.convolution(x, "conv1", model.conv1)
     x = graph.batch_norm(x, "bn1")
     x = graph.activation(x, "prelu", model.prelu)
@@ -143,9 +147,11 @@ def _block(graph: "_Writer", x: int, name: str, block: Any) -> int:
 
 
 class _Writer:
-    """A graph that grows. Methods take and return numbers of nodes; layers go by our names."""
+    """A graph that grows. Methods take and return numbers of nodes; layers go by our names. norms_of: whose batch norms
+    they are; None: InsightFace's."""
 
-    def __init__(self) -> None:
+    def __init__(self, norms_of: IResNet | None) -> None:
+        self._norms_of = norms_of
         self.nodes: list[dict[str, Any]] = []
 
     def add(self, operator: str, name: str, inputs: Sequence[int], **attrs: object) -> int:
@@ -167,6 +173,10 @@ class _Writer:
     def batch_norm(self, x: int, name: str) -> int:
         arrays = ("gamma", "beta", "moving_mean", "moving_var")
         norm = Graph().batch_norm(layer_name(name))
+        if self._norms_of is not None:
+            layer = self._norms_of.get_submodule(name)
+            assert isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d))
+            norm = BatchNorm(layer.eps, fix_gamma=False)
         return self.layer("BatchNorm", name, x, arrays, eps=norm.eps, momentum=0.9, fix_gamma=norm.fix_gamma)
 
     def activation(self, x: int, name: str, module: nn.Module) -> int:

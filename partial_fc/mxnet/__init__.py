@@ -3,8 +3,14 @@
 MXNet 1.9.1 (2022, the last release) takes names from numpy that numpy has removed since. They are lent to it: put into
 numpy where they are missing, and taken out again once MXNet has been imported. Nothing that numpy has is replaced;
 afterwards other packages see numpy as it is, but for two names that MXNet also looks up later (_LOOKED_UP_LATER).
+
+Beside torch, MXNet takes as many threads as torch has. By itself it would set half of the cores, for itself and for
+torch, whose OpenMP it shares. torch comes first: Horovod's module for MXNet, imported before torch, shows MXNet's
+symbols to every library that is loaded later, and torch's import crashes.
 """
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -55,8 +61,25 @@ def _lend() -> Iterator[None]:
             delattr(np, name)
 
 
+@contextmanager
+def _threads_of_torch() -> Iterator[None]:
+    """MXNet finds as many threads as torch has; torch keeps them. OMP_NUM_THREADS says it for both."""
+    name = "MXNET_OMP_MAX_THREADS"
+    torch = sys.modules.get("torch")
+    if torch is None or "OMP_NUM_THREADS" in os.environ or name in os.environ:
+        yield
+        return
+    threads = torch.get_num_threads()
+    os.environ[name] = str(threads)
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        torch.set_num_threads(threads)
+
+
 try:
-    with _lend():
+    with _lend(), _threads_of_torch():
         import mxnet as mx
 except ModuleNotFoundError as error:
     missing = (error.name or "").partition(".")[0]

@@ -49,7 +49,7 @@ from partial_fc.train.device import join
 from partial_fc.train.guards.commits import Commits
 from partial_fc.train.job import EXIT_PREEMPTED, Guards, Head, Job, Outcome, RunState, Settings
 from partial_fc.train.log import StepLine, open_files
-from partial_fc.train.precision import Precision, choose
+from partial_fc.train.precision import Mode, Precision, choose
 
 S = TypeVar("S", bound=Source)
 V = TypeVar("V", bound=checkpoint.Saver)
@@ -120,13 +120,19 @@ class Run(RunContext):
         return closing(kind(run.checkpoints, self.world, run.keep_checkpoints, run.save_best))
 
     def backbone(
-        self, module: nn.Module, to_input: InputContract, contract: Mapping[str, str], **optimizer: Any
+        self,
+        module: nn.Module,
+        to_input: InputContract,
+        contract: Mapping[str, str],
+        precision: Mode | None = None,
+        **optimizer: Any,
     ) -> TorchBackbone:
         """What the shared flags make of a module: on this run's device, equal on all ranks. contract: see
-        TorchBackbone. optimizer: more for `optim.backbone.build`. A collective."""
+        TorchBackbone. precision: the only one that the module has. optimizer: more for `optim.backbone.build`. A
+        collective."""
         optim, world = self.config.optim, self.world
-        precision = Precision(choose(optim.precision, self.device, world), self.device)
-        module.to(self.device, precision.parameter_dtype)
+        chosen = Precision(precision or choose(optim.precision, self.device, world), self.device)
+        module.to(self.device, chosen.parameter_dtype)
         broadcast_module(module, world)
         if optim.sync_bn:
             module = convert(module, world)
@@ -134,10 +140,10 @@ class Run(RunContext):
             torch_optim.build, optim.optimizer, momentum=optim.momentum, weight_decay=optim.weight_decay, **optimizer
         )
         exchange = self.config.exchange.build(self.config.run.seed)
-        backbone = TorchBackbone(module, world, precision, make, exchange, to_input, contract)
+        backbone = TorchBackbone(module, world, chosen, make, exchange, to_input, contract)
         self.logger.info(
             f"{contract['network']}: {sum(p.numel() for p in module.parameters()):,} parameters; precision "
-            f"{precision.mode}"
+            f"{chosen.mode}"
         )
         if backbone.note:
             self.note(backbone.note)
@@ -279,14 +285,19 @@ class Run(RunContext):
 
     # ---- end
 
-    def finish(self, job: Job, outcome: Outcome, more: Mapping[str, Any]) -> int:
-        """Writes what came out (more: what the recipe adds to result.json), leaves the world, returns the exit status.
-        Raises OSError where the last state is in no checkpoint. A collective."""
+    def finish(
+        self, job: Job, outcome: Outcome, more: Mapping[str, Any], deliver: Callable[..., Any] | None = None
+    ) -> int:
+        """Writes what came out, leaves the world, returns the exit status. more: what the recipe adds to result.json.
+        deliver: called by rank 0 with the weights and a prefix of files that are to hold them besides
+        model.safetensors. Raises OSError where the last state is in no checkpoint. A collective."""
         if outcome.stopped:
             self.logger.info(f"stopped at step {job.at.step}, as asked; the same command goes on from there")
         else:
             weights, _ = job.backbone.state()  # as evaluated: with the statistics of all ranks together
             if self.world.rank == 0:
+                if deliver:
+                    deliver(weights, self.root / "model")
                 self._write_results(job, outcome, weights, more)
             self.world.barrier(name="end")
             self.logger.info(f"Training is over! {self.root / 'result.json'}")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from partial_fc.comm import World
@@ -12,10 +12,10 @@ from partial_fc.comm import World
 
 class RunningStatistics:
     """Kept aside, to go back to: also by a forward pass whose numbers overflow, which would leave NaN in them for ever
-    although its update is not made."""
+    although its update is not made. (No other layer has buffers.)"""
 
     def __init__(self, module: nn.Module):
-        self._buffers = [b for m in module.modules() if isinstance(m, _BatchNorm) for b in m.buffers()]
+        self._buffers = list(module.buffers())
         self._kept = [b.clone() for b in self._buffers]
 
     @torch.no_grad()
@@ -45,17 +45,21 @@ def joined_statistics(module: nn.Module, world: World) -> Iterator[None]:
 def average_batch_norm(module: nn.Module, world: World) -> None:
     """Running statistics of all ranks joined into those of the whole: the mean of means, and the mean variance plus
     the variance of the means. A collective."""
-    layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    if world.size == 1 or not layers:
+    moments = running_moments(module)
+    if world.size == 1 or not moments:
         return
-    both = []
-    for layer in layers:
-        assert layer.running_mean is not None
-        assert layer.running_var is not None
-        mean = layer.running_mean.double()
-        both.append(torch.cat((mean, layer.running_var.double() + mean.square())))
+    both = [torch.cat((mean.double(), var.double() + mean.double().square())) for mean, var in moments]
     total = world.all_reduce(torch.cat(both), name="backbone/batch_norm") / world.size
-    for layer, part in zip(layers, total.split([len(b) for b in both]), strict=True):
-        mean, square = part.chunk(2)
-        layer.running_mean.copy_(mean)  # type: ignore[union-attr]
-        layer.running_var.copy_(square - mean.square())  # type: ignore[union-attr]
+    for (mean, var), part in zip(moments, total.split([len(b) for b in both]), strict=True):
+        joined_mean, joined_square = part.chunk(2)
+        mean.copy_(joined_mean)
+        var.copy_(joined_square - joined_mean.square())
+
+
+def running_moments(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Running (mean, variance) of each batch norm. A network that is not made of torch's layers has a method
+    `moments` that gives them."""
+    if hasattr(module, "moments"):
+        return module.moments()  # type: ignore[operator]
+    layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    return [(layer.running_mean, layer.running_var) for layer in layers]  # type: ignore[misc]

@@ -1,0 +1,158 @@
+"""Forward and backward of a symbol in MXNet, with weights that a torch module owns.
+
+    module's tensors --copied--> MXNet's arrays      before every forward
+    image, feature, gradients                        cross by DLPack, without a copy
+    MXNet's gradients --added--> p.grad              by torch, as after any backward
+    moving averages --copied--> module's buffers     after every backward, in which MXNet updates them
+
+The module's optimizer, gradient exchange, guards and checkpoints see a torch module and nothing of MXNet.
+
+The copy is not to be saved: a forward of evaluation leaves MXNet's convolution weights in the order of numbers that
+oneDNN likes, so what another library saw of them would be garbage afterwards. It takes 1 % of r50's time at a batch of
+4.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import dlpack
+
+from partial_fc.mxnet import mx
+
+
+class Graph:
+    """A symbol with arrays of its own for one module's tensors.
+
+    symbol: from a variable `data` to one output. names: of the module's parameters and buffers -> the symbol's
+    arguments and auxiliary states, all of them. draws: whether an operator draws random numbers. variances_of_torch:
+    batch norms are to have torch's running variances, those of a batch over n - 1 (MXNet's: over n), with MXNet's
+    default momentum.
+    """
+
+    def __init__(
+        self,
+        symbol: "mx.sym.Symbol",
+        module: nn.Module,
+        names: Mapping[str, str],
+        *,
+        draws: bool = False,
+        variances_of_torch: bool = False,
+    ):
+        self.symbol, self._draws = symbol, draws
+        block = mx.gluon.SymbolBlock(symbol, [mx.sym.Variable("data", dtype="float32")])
+        theirs = {name.removeprefix(block.prefix): p for name, p in block.collect_params().items()}
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        assert theirs.keys() == set(names.values()), theirs.keys() ^ set(names.values())
+        for name, its_name in names.items():
+            p, tensor = theirs[its_name], parameters.get(name, buffers.get(name))
+            assert tensor is not None, name
+            if not tensor.requires_grad:
+                p.grad_req = "null"
+            p.shape = tuple(tensor.shape)
+            p.initialize(mx.init.Zero(), ctx=mx.cpu(), force_reinit=True)
+        block.hybridize()
+        self._block = block
+        self._arrays = {name: theirs[its_name].data() for name, its_name in names.items()}
+        trained = [name for name in names if name in parameters and parameters[name].requires_grad]
+        self._gradients = {name: theirs[names[name]].grad() for name in trained}
+        self._moving = [name for name in names if name in buffers]
+        self._variances = {}
+        if variances_of_torch:
+            ends = {name: its_name.removesuffix("_moving_var") for name, its_name in names.items()}
+            self._variances = {name: f"{layer}_output" for name, layer in ends.items() if layer != names[name]}
+        self._counts: dict[torch.Size, dict[str, int]] = {}
+
+    def __call__(self, module: nn.Module, image_B: Tensor) -> Tensor:
+        """The module's forward: its tensors of now, in its mode."""
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        for name, array in self._arrays.items():
+            to_mxnet(tensors[name]).copyto(array)
+        if self._draws and module.training:
+            # By torch's generator, which the loop seeds by step and rank: resuming is exact.
+            mx.random.seed(int(torch.randint(2**31, ()).item()))
+        parameters = [tensors[name] for name in self._gradients]
+        return _Forward.apply(self, tensors, (module.training, torch.is_grad_enabled()), image_B, *parameters)
+
+    def forward(self, image_B: Tensor, training: bool, recording: bool) -> "mx.nd.NDArray":
+        with _mode(training, recording):
+            return self._block(to_mxnet(image_B))
+
+    def backward(self, output_B: "mx.nd.NDArray", grad_B: Tensor, training: bool) -> list[Tensor]:
+        """The gradients in the module's trained parameters, in its order. They are MXNet's memory, which the next
+        backward overwrites: to be added to something, not to be kept."""
+        output_B.backward(to_mxnet(grad_B), train_mode=training)
+        return [to_torch(gradient) for gradient in self._gradients.values()]
+
+    @torch.no_grad()
+    def take_moving_averages(self, tensors: Mapping[str, Tensor], image_shape: torch.Size) -> None:
+        """Into the module's buffers, after a backward. torch also counts the batches."""
+        for name in self._moving:
+            now, before = to_torch(self._arrays[name]), tensors[name]
+            if name in self._variances:
+                now = now + (now - MOMENTUM * before) / (self._count(name, image_shape) - 1)
+            before.copy_(now)
+        for name, tensor in tensors.items():
+            if name.endswith("num_batches_tracked"):
+                tensor.add_(1)
+
+    def _count(self, variance: str, image_shape: torch.Size) -> int:
+        """Over how many values of each channel a batch norm takes this variance. Raises ValueError for one, as torch
+        does."""
+        if image_shape not in self._counts:
+            internals = self.symbol.get_internals()
+            shapes = dict(zip(internals.list_outputs(), internals.infer_shape(data=tuple(image_shape))[1], strict=True))
+            self._counts[image_shape] = {
+                name: math.prod(shapes[output]) // shapes[output][1] for name, output in self._variances.items()
+            }
+        count = self._counts[image_shape][variance]
+        if count == 1:
+            raise ValueError(
+                f"expected more than 1 value per channel in training, got {tuple(image_shape)}: {variance}"
+            )
+        return count
+
+
+class _Forward(torch.autograd.Function):
+    """forward: image_B and the parameters, which MXNet has as copies -> output_B; backward: the parameters' gradients,
+    none for the image."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, graph: Graph, tensors: dict[str, Tensor], mode: tuple[bool, bool], image_B: Tensor, *_: Tensor
+    ) -> Tensor:
+        ctx.graph, ctx.tensors, ctx.training = graph, tensors, mode[0]
+        ctx.image_shape = image_B.shape
+        ctx.output_B = graph.forward(image_B, *mode)
+        return to_torch(ctx.output_B)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = ctx.graph.backward(ctx.output_B, grads[0], ctx.training)
+        if ctx.training:
+            ctx.graph.take_moving_averages(ctx.tensors, ctx.image_shape)
+        return None, None, None, None, *gradients
+
+
+MOMENTUM = 0.9  # of MXNet's BatchNorm, where nothing else is said; as torch's 0.1
+
+
+def to_mxnet(tensor: Tensor) -> "mx.nd.NDArray":
+    """The same memory, where the tensor lies there in order."""
+    # The kernel of a 1x1 convolution counts as contiguous also with the strides of channels-last, which MXNet refuses.
+    return mx.nd.from_dlpack(dlpack.to_dlpack(tensor.detach().flatten().view(tensor.shape)))
+
+
+def to_torch(array: "mx.nd.NDArray") -> Tensor:
+    """The same memory, once what was to be computed there has been."""
+    return dlpack.from_dlpack(array.to_dlpack_for_read())
+
+
+@contextmanager
+def _mode(training: bool, recording: bool) -> Iterator[None]:
+    scope = mx.autograd.record if recording else mx.autograd.pause
+    with scope(train_mode=training):
+        yield

@@ -1,0 +1,182 @@
+"""The backbone of recipe `face`: its flags, what may go together, and the network made of them, for torch or MXNet."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from torch import Tensor, nn
+
+from partial_fc import models
+from partial_fc.flags import LaunchFlags, OptimFlags, flag, is_given
+from partial_fc.foreign.backbone_weights import load_weights
+from partial_fc.models.inputs import FACE, InputContract
+from partial_fc.models.iresnet import IResNet
+from partial_fc.train import activation_checkpointing
+from partial_fc.train.precision import Mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """The backbone."""
+
+    network: Annotated[
+        Literal["r18", "r34", "r50", "r100", "r200", "mbf", "tiny"], tyro.conf.arg(aliases=["--backbone"])
+    ] = "r50"
+    """Residual network by depth, MobileFaceNet, or the demo's tiny one. (On the command line of horovodrun itself
+    write --backbone: horovodrun takes --network for a misspelt flag of its own.)"""
+    embedding_size: int = 512
+    """Width of the embedding."""
+    dropout: float = 0.0
+    """Share of the values before the last linear layer that are dropped in training."""
+    pretrained: Path | None = None
+    """Start from the backbone in this file of arcface_torch (model.pt)."""
+    activation_checkpointing: bool = False
+    """Blocks of the backbone are computed again in backward instead of keeping their inner values: less memory, about a
+    third more arithmetic, the same results."""
+    channels_last: bool = True
+    """Images and convolution weights lie in memory with the channels last: what tensor cores and CPUs like best."""
+    engine: Literal["torch", "mxnet"] = "torch"
+    """What computes the backbone. mxnet: MXNet 1.9.1, in fp32 on the CPU; all else, checkpoints too, is the same
+    (docs/mxnet_engine.md)."""
+    symbol: Path | None = None
+    """With --engine mxnet and --params, instead of --network: any MXNet network (NAME-symbol.json). It is also
+    delivered as MXNet's files."""
+    params: Path | None = None
+    """The weights that --symbol starts from (NAME-0000.params)."""
+    output_name: str | None = None
+    """Of --symbol: the layer that gives the embedding. none: its only output, or what a loss layer at its end is
+    given."""
+    input_mean: float = 0.0
+    """Of --symbol: it takes (pixel - input mean) / input std. InsightFace's networks take pixels, 0 to 255, and scale
+    them themselves."""
+    input_std: float = 1.0
+    """See --input-mean."""
+
+    def __post_init__(self) -> None:
+        if (self.symbol is None) != (self.params is None):
+            raise ValueError("--symbol FILE-symbol.json and --params FILE-0000.params go together: give both, or none")
+        if self.symbol is not None and self.engine != "mxnet":
+            raise ValueError("--symbol is a network of MXNet's: add --engine mxnet")
+        if self.symbol is None:
+            for name in ("output_name", "input_mean", "input_std"):
+                if is_given(self, name):
+                    raise ValueError(f"{flag(name)} is about --symbol, which is not given")
+        if not 0 < self.input_std < float("inf"):
+            raise ValueError(f"--input-std is {self.input_std}; expected more than 0")
+        if self.engine == "mxnet":
+            self._check_mxnet()
+
+    def _check_mxnet(self) -> None:
+        if self.network == "mbf" and self.symbol is None:
+            raise _refused("--network mbf", "there is no symbol of it; take r18, r34, r50, r100, r200 or tiny")
+        if self.dropout:
+            raise _refused(
+                f"--dropout {self.dropout:g}",
+                "leave it out; a --symbol has the dropout that is in it"
+                if self.symbol
+                else "the graph of InsightFace's recipe has none; leave it out",
+            )
+        if self.activation_checkpointing:
+            raise _refused("--activation-checkpointing", "MXNet keeps all inner values; leave it out")
+        if self.symbol is not None and self.pretrained is not None:
+            raise ValueError("--pretrained with --symbol: its weights are those of --params; leave one of the two out")
+
+    def check(self, launch: LaunchFlags, optim: OptimFlags) -> None:
+        """Raises ValueError for flags of other groups that the engine has not."""
+        if self.engine != "mxnet":
+            return
+        if optim.precision not in ("auto", "fp32"):
+            raise _refused(
+                f"--precision {optim.precision}", "MXNet 1.9.1 computes in fp32 on the CPU; leave it out, or take fp32"
+            )
+        if optim.sync_bn:
+            raise _refused("--sync-bn", "MXNet's batch norms see the images of their own process; leave it out")
+        if launch.device == "cuda":
+            raise _refused("--device cuda", "MXNet's last wheels for GPUs are older than today's GPUs; leave it out")
+
+    def notes(self) -> Iterator[str]:
+        """What was asked for and makes no difference here."""
+        if self.engine == "mxnet" and is_given(self, "channels_last"):
+            yield "--no-channels-last: MXNet orders its numbers as it likes, whatever this says"
+
+
+def _refused(what: str, remedy: str) -> ValueError:
+    return ValueError(f"{what} with --engine mxnet: {remedy}")
+
+
+@dataclass
+class Network:
+    """What a backbone is made of."""
+
+    module: nn.Module
+    to_input: InputContract
+    contract: dict[str, str]
+    embedding_size: int
+    precision: Mode | None = None  # the only one that it has
+    notes: list[str] = field(default_factory=list)
+    # Writes the delivered weights, with this prefix, in the files of the engine's own.
+    deliver: Callable[[Mapping[str, Tensor], Path], Any] | None = None
+
+
+def build(model: ModelFlags, image_size: int, device: torch.device) -> Network:
+    """torch's global generator seeds the weights. Raises ValueError for what cannot be built here."""
+    if model.engine == "mxnet" and device.type != "cpu":
+        raise _refused(f"a {device.type} device", "MXNet computes on the CPU here; add --device cpu")
+    if model.symbol is not None:
+        return _symbol_network(model, image_size)
+    module = models.build(model.network, model.embedding_size, image_size, dropout=model.dropout)
+    if model.pretrained:
+        load_weights(module, model.pretrained)
+    if model.engine == "mxnet":
+        assert isinstance(module, IResNet)
+        _need_mxnet()
+        from partial_fc.mxnet.backbone import compute_in_mxnet
+
+        module = compute_in_mxnet(module)
+    elif model.channels_last:
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if model.activation_checkpointing:
+        activation_checkpointing.enable(module)
+    contract = {"network": model.network, **_sizes(model.embedding_size, image_size)}
+    return Network(module, FACE, contract, model.embedding_size, "fp32" if model.engine == "mxnet" else None)
+
+
+def _symbol_network(model: ModelFlags, image_size: int) -> Network:
+    _need_mxnet()
+    from partial_fc.mxnet.symbol import read_network, write_network
+
+    assert model.symbol is not None
+    assert model.params is not None
+    module, width, notes = read_network(model.symbol, model.params, model.output_name, image_size)
+    contract = {
+        "network": "MXNet symbol",
+        "symbol": module.digest,
+        "output_name": module.output_name,
+        **_sizes(width, image_size),
+    }
+    mean, std = model.input_mean, model.input_std
+    pixels = "pixel, 0 to 255" if (mean, std) == (0.0, 1.0) else f"(pixel - {mean:g}) / {std:g}"
+    to_input = InputContract(f"float32 (N, 3, H, W), RGB, {pixels}", mean, std)
+    notes.append(f"{model.symbol}: the embedding is {module.output_name}, {width} wide; input {to_input.description}")
+    if is_given(model, "embedding_size") and model.embedding_size != width:
+        notes.append(f"--embedding-size {model.embedding_size} without effect: --symbol says {width}")
+    return Network(module, to_input, contract, width, "fp32", notes, partial(write_network, module))
+
+
+def _sizes(embedding_size: int, image_size: int) -> dict[str, str]:
+    return {
+        "embedding_size": str(embedding_size),
+        "image_size": str(image_size),
+        "output": "float32 (N, embedding_size), not normalised",
+    }
+
+
+def _need_mxnet() -> None:
+    try:
+        import partial_fc.mxnet  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ValueError(f"--engine mxnet: {error}") from error

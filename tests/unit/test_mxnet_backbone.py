@@ -1,0 +1,250 @@
+"""The backbone that computes in MXNet, beside the one in torch."""
+
+import copy
+import json
+import math
+import sys
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from partial_fc import models
+from partial_fc.comm import SingleWorld
+from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign.mxnet_names import mxnet_names
+from partial_fc.foreign.mxnet_symbol import symbol_json
+from partial_fc.head import CosFace, PartialFC
+from partial_fc.models.inputs import FACE
+from partial_fc.models.iresnet import IResNet
+from partial_fc.optim import backbone as torch_optim
+from partial_fc.optim.compression import build_compressor
+from partial_fc.train.backbone import TorchBackbone
+from partial_fc.train.precision import Precision
+from recipes import face, face_backbone
+
+
+@pytest.fixture
+def mx():
+    return pytest.importorskip("partial_fc.mxnet").mx
+
+
+def both(net: IResNet) -> tuple[IResNet, IResNet]:
+    """The network for torch, and the same for MXNet."""
+    from partial_fc.mxnet.backbone import compute_in_mxnet
+
+    return net, compute_in_mxnet(copy.deepcopy(net))
+
+
+@pytest.mark.mxnet
+@pytest.mark.parametrize("name", ["tiny", "r18"])
+def test_features_gradients_and_statistics_are_those_of_torch(mx, name):
+    torch.manual_seed(0)
+    nets = both(models.build(name, 32, 32))
+    assert list(nets[0].state_dict()) == list(nets[1].state_dict())
+    image_B, slope_B = torch.randn(8, 3, 32, 32), torch.randn(8, 32)
+    found = []
+    for net in nets:
+        named = {n: p for n, p in net.named_parameters() if p.requires_grad}
+        feat_B = net(image_B)
+        gradients = torch.autograd.grad(feat_B, list(named.values()), slope_B)
+        net.eval()
+        with torch.no_grad():
+            after_B = net(image_B)
+        found.append((feat_B, dict(zip(named, gradients, strict=True)), after_B, dict(net.named_buffers())))
+    (feat, grads, after, buffers), (its_feat, its_grads, its_after, its_buffers) = found
+    whole = torch.stack([g.norm() for g in grads.values()]).norm()
+    assert {n: g.shape for n, g in its_grads.items()} == {n: g.shape for n, g in grads.items()}
+    for n, g in grads.items():
+        assert (its_grads[n] - g).norm() <= 1e-3 * whole, n
+    assert (its_feat - feat).norm() <= 1e-5 * feat.norm()
+    assert (its_after - after).norm() <= 1e-4 * after.norm()
+    torch.testing.assert_close(its_buffers, buffers, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.mxnet
+@pytest.mark.parametrize(
+    ("name", "arguments", "states"),
+    # As InsightFace's own symbols have them: (arrays, numbers).
+    [("r50", (238, 43_590_848), (158, 38_144)), ("r100", (463, 65_156_160), (308, 69_632))],
+)
+def test_a_symbol_has_the_arrays_of_insightface(mx, name, arguments, states):
+    with torch.device("meta"):
+        net = models.build(name)
+    symbol = mx.sym.load_json(symbol_json(net, as_torch=True))
+    theirs = mxnet_names(net.state_dict())
+    shapes, _, state_shapes = symbol.infer_shape(data=(1, 3, 112, 112))
+    for kind, names, sizes, expected in (
+        ("arg", symbol.list_arguments()[1:], shapes[1:], arguments),
+        ("aux", symbol.list_auxiliary_states(), state_shapes, states),
+    ):
+        ours = {n.partition(":")[2]: tuple(net.state_dict()[o].shape) for o, n in theirs.items() if n.startswith(kind)}
+        assert ours == dict(zip(names, sizes, strict=True))
+        assert (len(names), sum(math.prod(size) for size in sizes)) == expected
+
+
+def linear_prelu() -> IResNet:
+    """Its slopes start at 1: where they bend, a rounding error in a value near 0 grows step by step, in torch too."""
+    activation = partial(nn.PReLU, init=1.0)
+    return IResNet((1, 1), 16, 24, widths=(8, 16), strides=(2, 2, 2), activation=activation)
+
+
+def losses(net: nn.Module, lr: float) -> list[float]:
+    """Of 20 updates with images of noise."""
+    optimizer = partial(torch_optim.build, "sgd", momentum=0.9, weight_decay=5e-4)
+    precision, world = Precision("fp32", torch.device("cpu")), SingleWorld()
+    backbone = TorchBackbone(net, world, precision, optimizer, build_compressor("none"), FACE, {})
+    head = PartialFC(50, net.fc.out_features, CosFace(scale=4.0), 0.5, world=world)
+    random, found = torch.Generator().manual_seed(0), []
+    for _ in range(20):
+        image_B = torch.randint(256, (16, 3, 24, 24), generator=random).to(torch.uint8)
+        backbone.zero(16)
+        output_B = backbone.forward(image_B)
+        loss = head(output_B, torch.randint(50, (16,), generator=random))
+        loss.backward()
+        backbone.backward(output_B.grad)
+        backbone.wait()
+        head.step(lr)
+        backbone.step(lr)
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.mxnet
+@pytest.mark.parametrize(("name", "lr"), [("tiny", 0.001), ("prelu", 0.01)])
+def test_twenty_updates_have_the_losses_of_torch(mx, name, lr):
+    torch.manual_seed(0)
+    nets = both(models.build("tiny", 16, 24) if name == "tiny" else linear_prelu())
+    ours, theirs = (losses(net, lr) for net in nets)
+    assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 1e-5
+    assert max(ours) - min(ours) > 0.01
+
+
+# ---- flags
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--precision bf16", "--precision bf16 with --engine mxnet"),
+        ("--precision fp64", "--precision fp64 with --engine mxnet"),
+        ("--sync-bn", "--sync-bn with --engine mxnet"),
+        ("--dropout 0.4", "--dropout 0.4 with --engine mxnet"),
+        ("--activation-checkpointing", "--activation-checkpointing with --engine mxnet"),
+        ("--device cuda", "--device cuda with --engine mxnet"),
+        ("--network mbf", "--network mbf with --engine mxnet"),
+        ("--symbol net-symbol.json", "give both, or none"),
+        ("--symbol s.json --params p.params --engine torch", "add --engine mxnet"),
+        ("--symbol s.json --params p.params --pretrained x.pt", "leave one of the two out"),
+        ("--output-name fc1", "--output-name is about --symbol"),
+        ("--input-std 128", "--input-std is about --symbol"),
+        ("--symbol s.json --params p.params --input-std 0", "--input-std is 0"),
+    ],
+)
+def test_what_mxnet_cannot_do_is_refused_by_name(capsys, words, message):
+    with pytest.raises(SystemExit):
+        face.parse(["--dataset", "100w", "--engine", "mxnet", *words.split()])
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_a_missing_mxnet_is_said_with_the_command(monkeypatch):
+    monkeypatch.delitem(sys.modules, "partial_fc.mxnet", raising=False)
+    monkeypatch.setitem(sys.modules, "mxnet", None)
+    flags = face.ModelFlags(engine="mxnet", network="tiny", embedding_size=8)
+    with pytest.raises(ValueError, match=r"--engine mxnet: .*pip install --no-deps mxnet=="):
+        face_backbone.build(flags, 32, torch.device("cpu"))
+
+
+# ---- any network of MXNet's
+
+
+@pytest.fixture
+def files(mx, tmp_path):
+    """A network of MXNet's that ends in a loss layer: (its symbol, its arrays, what writes both)."""
+    from tests.unit.mxnet_network import arrays_of, small_network
+
+    symbol = small_network(mx)
+    return symbol, arrays_of(mx, symbol, 24), partial(write, tmp_path)
+
+
+def write(folder, symbol, arrays, text: str | None = None):
+    """Paths of the two files."""
+    paths = folder / "net-symbol.json", folder / "net-0000.params"
+    paths[0].write_text(symbol.tojson() if text is None else text)
+    mxnet_ndarray.write(paths[1], arrays)
+    return paths
+
+
+@pytest.mark.mxnet
+def test_a_network_up_to_its_loss_layer_or_to_the_output_that_is_named(mx, files):
+    from partial_fc.mxnet.symbol import read_network
+
+    symbol, arrays, write = files
+    paths = write(symbol, arrays)
+    network, width, notes = read_network(*paths, None, 24)
+    assert (network.output_name, width, notes) == ("fc7_output", 10, [])
+    network, width, notes = read_network(*paths, "fc1", 24)
+    assert (network.output_name, width) == ("fc1_output", 8)
+    assert "arg:fc7_weight" in notes[0]
+    # Names are MXNet's own; batch norms' statistics are buffers; a gamma that MXNet fixes is 1, whatever the file says.
+    assert dict(network.named_parameters()).keys() == {n[4:] for n in arrays if n.startswith("arg:") and "fc7" not in n}
+    assert dict(network.named_buffers()).keys() == {n[4:] for n in arrays if n.startswith("aux:")}
+    assert [n for n, p in network.named_parameters() if not p.requires_grad] == ["bn0_gamma"]
+    assert (network.bn0_gamma == 1).all()
+    for n, buffer in network.named_buffers():
+        assert torch.equal(buffer, arrays[f"aux:{n}"]), "trying it out leaves no trace"
+
+
+@pytest.mark.mxnet
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("unknown output", "no output fc2; did you mean .*fc1.* has: .*fc7_output, fc1_output"),
+        ("loss", "loss layer softmax"),
+        ("four dimensions", "gives \\(2, 4, 6, 6\\) for .* expected \\(2, width"),
+        ("no gradient", "cannot train it: .*_shuffle is non-differentiable"),
+        ("gradient stopped", "no gradient reaches an argument"),
+        ("two outputs", "2 outputs: fc7_output, fc1_output"),
+        ("no input", "must be called data; its arguments are image"),
+        ("float16", "not float32 in the graph"),
+        ("operator", "no symbol that MXNet 1.9.1 reads: .*FullyConn"),
+        ("no symbol", "no symbol that MXNet 1.9.1 reads"),
+        ("lacking", "lacks arg:conv0_weight, which .* needs"),
+        ("shape", "pre_fc1_weight is \\(8, 144\\), expected \\(8, 256\\).*--image-size 32"),
+        ("fp16", "arg:bn0_beta is torch.float16, expected torch.float32; cast the network"),
+        ("names", "do not begin with arg: or aux:"),
+    ],
+)
+def test_what_is_wrong_with_a_network_is_said(mx, files, case, message):
+    from partial_fc.mxnet.symbol import read_network
+
+    symbol, arrays, write = files
+    inner, name, size, text = symbol.get_internals(), None, 24, None
+    fc1 = inner["fc1_output"]
+    if case in ("unknown output", "loss", "four dimensions"):
+        name = {"unknown output": "fc2", "loss": "softmax", "four dimensions": "pool0"}[case]
+    elif case == "shape":
+        size = 32
+    elif case == "lacking":
+        del arrays["arg:conv0_weight"]
+    elif case == "fp16":
+        arrays["arg:bn0_beta"] = arrays["arg:bn0_beta"].half()
+    elif case == "names":
+        arrays = {n[4:]: t for n, t in arrays.items()}
+    elif case == "no symbol":
+        text = json.dumps({"nodes": []})
+    elif case == "operator":
+        text = symbol.tojson().replace("FullyConnected", "FullyConn")
+    elif case == "no input":
+        text = symbol.tojson().replace('"data"', '"image"')
+    else:
+        symbol = {
+            "no gradient": lambda: mx.sym.shuffle(fc1),
+            "gradient stopped": lambda: mx.sym.BlockGrad(fc1),
+            "two outputs": lambda: mx.sym.Group([inner["fc7_output"], fc1]),
+            "float16": lambda: mx.sym.FullyConnected(mx.sym.Cast(fc1, dtype="float16"), num_hidden=4, name="fc16"),
+        }[case]()
+    with pytest.raises(ValueError, match=message) as error:
+        read_network(*write(symbol, arrays, text), name, size)
+    assert "net-" in str(error.value)
