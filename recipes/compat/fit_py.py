@@ -1,4 +1,4 @@
-"""Flags of MXNet 1.9.1's train_mnist.py and common/fit.py: which recipe `mnist --engine mxnet` does not take, and why."""
+"""Flags of MXNet 1.9.1's train_mnist.py and common/fit.py that recipe `mnist --engine mxnet` does not take, and why."""
 
 from collections.abc import Iterator
 from itertools import pairwise
