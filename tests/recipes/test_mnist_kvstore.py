@@ -75,7 +75,6 @@ def test_defaults_are_those_of_train_mnist():
     )  # fmt: skip
     assert (config.disp_batches, config.mom, config.wd, config.lr_factor) == (100, 0.9, 1e-4, 0.1)
     assert (config.kv_store, config.gpu_list, config.gc_threshold) == ("dist_device_sync", [0, 2], 0.5)
-    assert parse([]).kv_store == "device"
     assert mnist.parse([]).optim.batch_size == 100  # the tutorial's flags stay its own
     assert asked_for(["--lr", "1", "--engine", "mxnet"])
     assert not asked_for(["--engine", "torch", "--lr", "mxnet"])
@@ -342,7 +341,7 @@ def test_a_worker_does_not_wait_for_ever(mx):
         port = str(scheduler.getsockname()[1])
         job = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_TASK_ID": "1"}
         job |= {"DMLC_PS_ROOT_PORT": port, "DMLC_ROLE": "worker", "DMLC_NODE_HOST": "127.0.0.1"}
-        variables = [f"{name}={value}" for name, value in job.items()]
+        variables = (f"{name}={value}" for name, value in job.items())
         printed = run(["env", *variables, *recipe("--kv-store dist_sync --start-timeout 1")], expect=1)
     words = (
         rf"worker 1 on \S+ waited 1 s \(--start-timeout\) .* scheduler at 127.0.0.1:{port} answers, .* 1 server\(s\)"
