@@ -1,29 +1,12 @@
 """loss.csv and TensorBoard's files: what a disk does not take ends no training."""
 
-import resource
-import signal
-
 import pytest
 
 from partial_fc.comm import SingleWorld
 from partial_fc.train.log import LossCurve, Progress, StepLine
+from tests.unit.full_disk import full_disk
 
 HEADER = "step,loss,lr\n"
-
-
-@pytest.fixture
-def limit():
-    """limit(n): no file can be written beyond n bytes, as on a full disk; None: any can."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
-    def set_limit(num_bytes: int | None) -> None:
-        soft = before[0] if num_bytes is None else num_bytes
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, before[1]))
-
-    yield set_limit
-    set_limit(None)
-    signal.signal(signal.SIGXFSZ, handler)
 
 
 def row(step: int) -> str:
@@ -39,40 +22,38 @@ def whole(last: int) -> str:
     return HEADER + "".join(map(row, range(1, last + 1)))
 
 
-def test_rows_wait_while_the_disk_is_full(tmp_path, limit, caplog):
+def test_rows_wait_while_the_disk_is_full(tmp_path, caplog):
     path = tmp_path / "loss.csv"
     curve = LossCurve(tmp_path, SingleWorld(), 0)
     add(curve, 1, 3)
     assert path.read_text() == whole(3)
-    limit(len(whole(5)) + 4)  # in the middle of a row
-    add(curve, 4, 300)
+    with full_disk(len(whole(5)) + 4):  # in the middle of a row
+        add(curve, 4, 300)
     assert path.read_text() == whole(6)[: len(whole(5)) + 4]
     assert caplog.text.count("loss.csv cannot be written") == 1
-    limit(None)
     add(curve, 301, 301)
     assert path.read_text() == whole(301)
     curve.close()
 
 
 @pytest.mark.parametrize("back_to", [0, 2, 5, 6, 9, 12])
-def test_going_back_needs_no_room(tmp_path, limit, back_to):
+def test_going_back_needs_no_room(tmp_path, back_to):
     """... to steps whose rows are there, or still wait."""
     curve = LossCurve(tmp_path, SingleWorld(), 0)
-    limit(len(whole(5)) + 4)
-    add(curve, 1, 9)
-    curve.rewind(back_to)
-    limit(None)
+    with full_disk(len(whole(5)) + 4):
+        add(curve, 1, 9)
+        curve.rewind(back_to)
     curve.add(back_to + 1, 1 / (back_to + 1), 0.1)
     curve.close()
     want = whole(min(back_to, 9)) + row(back_to + 1)
     assert (tmp_path / "loss.csv").read_text() == want
 
 
-def test_what_a_full_disk_never_took_is_told_at_the_end(tmp_path, limit, caplog):
+def test_what_a_full_disk_never_took_is_told_at_the_end(tmp_path, caplog):
     curve = LossCurve(tmp_path, SingleWorld(), 0)
-    limit(len(whole(5)) + 4)
-    add(curve, 1, 9)
-    curve.close()
+    with full_disk(len(whole(5)) + 4):
+        add(curve, 1, 9)
+        curve.close()
     assert "loss.csv lacks the last 4 rows" in caplog.text
 
 

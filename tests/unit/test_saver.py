@@ -3,9 +3,7 @@
 import errno
 import json
 import logging
-import resource
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from partial_fc.checkpoint.files import save_tensors, sha256
 from partial_fc.checkpoint.folders import prune
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Storage
+from tests.unit.full_disk import full_disk
 
 
 @pytest.fixture
@@ -33,17 +32,6 @@ def saver(tmp_path):
     made = checkpoint.Saver(tmp_path / "checkpoints", SingleWorld(), keep=2)
     yield made
     made.close()
-
-
-@pytest.fixture
-def small_files():
-    """No file can be written beyond 1,000 bytes: what a full disk does, in any place."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
 
 
 def snapshot(head: PartialFC, step: int, score: float | None = None, **more) -> checkpoint.Snapshot:
@@ -138,13 +126,11 @@ def test_it_counts_when_all_have_written_and_is_marked_once(saver, head):
 
 
 @pytest.mark.parametrize("copy", [True, False])
-def test_what_cannot_be_written_is_said_and_removed_and_the_one_before_stands(
-    saver, head, copy, request, caplog, monkeypatch
-):
+def test_what_cannot_be_written_is_said_and_removed_and_the_one_before_stands(saver, head, copy, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
     save(saver, head, 3)
-    request.getfixturevalue("small_files")
-    save(saver, head, 4, copy=copy)
+    with full_disk(1000):
+        save(saver, head, 4, copy=copy)
     assert saver.last_failed
     assert "the checkpoint of step 4 was not written on rank 0: File too large" in caplog.text
     assert "backbone.safetensors" in caplog.text
@@ -154,9 +140,9 @@ def test_what_cannot_be_written_is_said_and_removed_and_the_one_before_stands(
     assert torch.equal(checkpoint.Checkpoint(saver.root / "step-00000003").backbone()["w"], torch.ones(1000))
 
 
-def test_a_later_one_succeeds(saver, head, small_files):
-    save(saver, head, 4)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+def test_a_later_one_succeeds(saver, head):
+    with full_disk(1000):
+        save(saver, head, 4)
     save(saver, head, 5)
     assert not saver.last_failed
     assert checkpoint.newest(saver.root) == saver.root / "step-00000005"
