@@ -50,8 +50,8 @@ class Graph:
         for name, its_name in names.items():
             p, tensor = theirs[its_name], parameters.get(name, buffers.get(name))
             assert tensor is not None, name
-            if not tensor.requires_grad:
-                p.grad_req = "null"
+            # Also for arguments that are not trained: without its weight's gradient FullyConnected gives its bias none.
+            p.grad_req = "null" if name in buffers else "write"
             p.shape = tuple(tensor.shape)
             p.initialize(mx.init.Zero(), ctx=mx.cpu(), force_reinit=True)
         block.hybridize()

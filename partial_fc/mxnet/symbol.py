@@ -73,8 +73,11 @@ def read_network(
     """The network for square RGB images, up to the output of that name (none: its only one, or what a loss layer at its
     end is given); the width of its embedding; what a user should know. Raises ValueError for what cannot be trained."""
     try:
-        symbol = mx.sym.load_json(symbol_path.read_text(encoding="utf-8"))
-    except (mx.base.MXNetError, UnicodeDecodeError) as error:
+        text = symbol_path.read_text(encoding="utf-8")
+        if not text.strip():
+            raise UnicodeError("the file is empty")  # of which MXNet says something about UTF-8
+        symbol = mx.sym.load_json(text)
+    except (mx.base.MXNetError, UnicodeError) as error:
         raise ValueError(f"{symbol_path} is no symbol that MXNet {mx.__version__} reads: {_brief(error)}") from error
     output = _output(symbol, output_name, symbol_path, image_size)
     where = f"{symbol_path}, up to {_name(output)}"

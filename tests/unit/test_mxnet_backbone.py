@@ -197,6 +197,21 @@ def test_a_network_up_to_its_loss_layer_or_to_the_output_that_is_named(mx, files
 
 
 @pytest.mark.mxnet
+def test_an_argument_whose_rate_is_0_is_kept_and_said(mx, tmp_path):
+    """The bias beside it has its gradient all the same."""
+    from partial_fc.mxnet.symbol import read_network
+
+    weight, bias = mx.sym.Variable("w", lr_mult=0), mx.sym.Variable("dotted.b", wd_mult=0)
+    symbol = mx.sym.FullyConnected(mx.sym.Variable("data"), weight, bias, num_hidden=4, name="fc")
+    arrays = {"arg:w": torch.rand(4, 48), "arg:dotted.b": torch.rand(4)}
+    network, _, (note,) = read_network(*write(tmp_path, symbol, arrays), None, 4)
+    assert {n: p.requires_grad for n, p in network.named_parameters()} == {"w": False, "dotted.b": True}
+    assert "lr_mult and wd_mult, of dotted.b, w, are not followed" in note
+    network(torch.rand(2, 3, 4, 4)).backward(torch.ones(2, 4))
+    assert network.get_parameter("dotted.b").grad.tolist() == [2.0] * 4
+
+
+@pytest.mark.mxnet
 @pytest.mark.parametrize(
     ("case", "message"),
     [
@@ -210,6 +225,7 @@ def test_a_network_up_to_its_loss_layer_or_to_the_output_that_is_named(mx, files
         ("float16", "not float32 in the graph"),
         ("operator", "no symbol that MXNet 1.9.1 reads: .*FullyConn"),
         ("no symbol", "no symbol that MXNet 1.9.1 reads"),
+        ("empty", "no symbol that MXNet 1.9.1 reads: the file is empty"),
         ("lacking", "lacks arg:conv0_weight, which .* needs"),
         ("shape", "pre_fc1_weight is \\(8, 144\\), expected \\(8, 256\\).*--image-size 32"),
         ("fp16", "arg:bn0_beta is torch.float16, expected torch.float32; cast the network"),
@@ -234,6 +250,8 @@ def test_what_is_wrong_with_a_network_is_said(mx, files, case, message):
         arrays = {n[4:]: t for n, t in arrays.items()}
     elif case == "no symbol":
         text = json.dumps({"nodes": []})
+    elif case == "empty":
+        text = ""
     elif case == "operator":
         text = symbol.tojson().replace("FullyConnected", "FullyConn")
     elif case == "no input":
