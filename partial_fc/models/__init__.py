@@ -3,7 +3,7 @@
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from partial_fc.models import iresnet, resnet
+from partial_fc.models import iresnet, resnet, slowfast
 from partial_fc.models.mobilefacenet import Bottleneck, MobileFaceNet
 
 __all__ = ["BLOCKS", "NAMES", "SMALLEST_IMAGE", "build", "keeps_fp32"]
@@ -15,6 +15,7 @@ BLOCKS = (
     Bottleneck,
     resnet.BasicBlock,
     resnet.Bottleneck,
+    slowfast.Bottleneck,
 )  # what activation checkpointing takes as one piece
 
 
