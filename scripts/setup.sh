@@ -162,7 +162,7 @@ start_building_horovod() {
 if [ "$HOROVOD" = 1 ]; then start_building_horovod; fi
 
 say "installing OpenCV and the rest"
-"${pip[@]}" install --quiet -c constraints.txt --no-build-isolation -e '.[glyphs,digits,export,redis,dev]'
+"${pip[@]}" install --quiet -c constraints.txt --no-build-isolation -e '.[glyphs,digits,export,redis,video,dev]'
 
 # The head's CPU kernels, for every instruction set.
 if have "${CXX:-g++}" >/dev/null; then

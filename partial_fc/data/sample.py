@@ -1,8 +1,8 @@
 """A sample, the sources that give them, and the error for one that cannot be used."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,30 @@ class LabelOutOfRange(ValueError):
         self.label = label
 
 
-class Sample(NamedTuple):
-    """image: an image file as bytes, or pixels as uint8 (H, W, 3) RGB or (H, W, 1) grey. key: what error messages call
-    it."""
+@runtime_checkable
+class Frames(Protocol):
+    """A video, of which only the frames that are asked for are read."""
 
-    image: bytes | NDArray[np.uint8]
+    def read(self, choose: Callable[[int], Sequence[int]]) -> Generator[tuple[int, NDArray[np.uint8]]]:
+        """choose: how many frames there are -> the numbers, from 0, of those wanted. Gives (number, uint8 (H, W, 3)
+        RGB) of each, once, ascending. Raises BadRecord."""
+        ...
+
+
+class Sample(NamedTuple):
+    """image: an image file as bytes, pixels as uint8 (H, W, 3) RGB or (H, W, 1) grey, or the frames of a video. key:
+    what error messages call it."""
+
+    image: bytes | NDArray[np.uint8] | Frames
     label: int
     key: int
+
+
+def still(sample: Sample) -> bytes | NDArray[np.uint8]:
+    """The image file or the pixels. Raises BadRecord for a video."""
+    if isinstance(sample.image, Frames):
+        raise BadRecord("a video; expected an image")
+    return sample.image
 
 
 class Source(Protocol):

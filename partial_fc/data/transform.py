@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partial_fc.data.decode import check_proportions, decode, fit
-from partial_fc.data.sample import Sample
+from partial_fc.data.sample import Sample, still
 
 Pixels = NDArray[np.uint8]
 # May change the image that it gets, and return it.
@@ -26,11 +26,12 @@ class SquareImage:
     augment: Augment | None = None
 
     def __call__(self, sample: Sample, rng: np.random.Generator, out: Pixels | None = None) -> Pixels:
-        image = decode(sample.image, out) if isinstance(sample.image, bytes) else sample.image
+        given = still(sample)
+        image = decode(given, out) if isinstance(given, bytes) else given
         image = fit(image, self.size)
         if self.augment is None:
             return image
-        return self.augment(image.copy() if image is sample.image else image, rng)
+        return self.augment(image.copy() if image is given else image, rng)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class ShortSideCrop:
     mirror: bool = False
 
     def __call__(self, sample: Sample, rng: np.random.Generator, out: Pixels | None = None) -> Pixels:
-        image = decode(sample.image) if isinstance(sample.image, bytes) else sample.image
+        given = still(sample)
+        image = decode(given) if isinstance(given, bytes) else given
         check_proportions(image)
         height, width = image.shape[:2]
         shorter = min(height, width)
@@ -71,7 +73,7 @@ def channels_first(array_B: Tensor) -> Tensor:
 
 def pixels(sample: Sample, _rng: np.random.Generator, _out: Pixels | None = None) -> Pixels:
     """The pixels as the source has them, for sources that store pixels."""
-    assert not isinstance(sample.image, bytes)
+    assert isinstance(sample.image, np.ndarray)
     return sample.image
 
 

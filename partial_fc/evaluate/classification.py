@@ -21,6 +21,8 @@ from partial_fc.evaluate.evaluation import Forward, read_ahead
 _MOST_CLASSES = 1000  # of a confusion matrix
 _MOST_MISTAKES = 60  # of the picture
 _CAPTION, _ACROSS = 18, 10  # of the picture: pixels below an image, images in a row
+# Losses are added as whole multiples of this: whole numbers have one sum, whatever the order.
+_LOSS_UNIT, _LARGEST_LOSS = 2.0**-24, 2.0**12
 _WIDE = 96  # pixels; a smaller image is enlarged by a whole number, a larger one made as small
 
 
@@ -43,19 +45,20 @@ class Classification:
         likeliest classes. limit: only so many samples, the first ones."""
         self.name, self.source, self.transform, self.batch_size = name, source, transform, batch_size
         self.top = min(top, source.num_classes)
-        self.num_samples = min(len(source), limit or len(source))
+        self.num_samples = self.num_items = min(len(source), limit or len(source))  # an item is read at once
         # Of the latest run, equal on every rank. confusion_CC: int64 counts by (label, prediction), of up to 1,000
         # classes. mistakes_M3: float64 (sample, prediction, probability), the surest first, at most 60.
         self.confusion_CC: Tensor | None = None
         self.mistakes_M3 = torch.zeros(0, 3, dtype=torch.float64)
         self.num_correct = 0
+        self.loss = math.nan  # mean cross-entropy
 
     def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
         """Yields NAME/accuracy and NAME/topK. Two collectives. Raises ValueError for a sample that cannot be used,
         FloatingPointError for an output that is not finite, both on all ranks alike."""
         num_classes = self.source.num_classes
         cells = num_classes**2 if num_classes <= _MOST_CLASSES else 0
-        counts = torch.zeros(cells + 4, dtype=torch.int64)  # then: correct, among the top, not finite, unusable
+        counts = torch.zeros(cells + 5, dtype=torch.int64)  # then: loss, correct, among the top, not finite, unusable
         mistakes, problem = [torch.zeros(0, 3, dtype=torch.float64)], None
         num_batches = math.ceil(self.num_samples / self.batch_size)
         for index_B, input_B, label_B, error in read_ahead(self._read, num_batches, world):
@@ -65,19 +68,22 @@ class Classification:
                 continue
             logit_BC = forward(input_B).double().cpu()
             counts[-2] += int((~logit_BC.isfinite()).any(dim=1).sum())
-            probability_B, prediction_B = logit_BC.softmax(1).max(1)
+            log_p_BC = logit_BC.log_softmax(1)
+            loss_B = -log_p_BC.gather(1, label_B[:, None]).nan_to_num(0).clamp(max=_LARGEST_LOSS)
+            counts[-5] += (loss_B / _LOSS_UNIT).round().long().sum()
+            probability_B, prediction_B = log_p_BC.exp().max(1)
             right_B = prediction_B == label_B
             counts[-4] += int(right_B.sum())
             counts[-3] += int((logit_BC.topk(self.top).indices == label_B[:, None]).any(dim=1).sum())
             if cells:
                 counts[:cells] += (label_B * num_classes + prediction_B).bincount(minlength=cells)
             rows = torch.stack((index_B.double(), prediction_B.double(), probability_B), dim=1)[~right_B]
-            mistakes = [_surest(torch.cat((*mistakes, rows)))]
+            mistakes = [surest(torch.cat((*mistakes, rows)))]
         counts = world.all_reduce(counts, name=f"evaluate/{self.name}/counts")
         self._check(counts, problem)
-        self.mistakes_M3 = _surest(world.all_gather(mistakes[0], name=f"evaluate/{self.name}/mistakes"))
+        self.mistakes_M3 = surest(world.all_gather(mistakes[0], name=f"evaluate/{self.name}/mistakes"))
         self.confusion_CC = counts[:cells].view(num_classes, num_classes) if cells else None
-        self.num_correct = int(counts[-4])
+        self.num_correct, self.loss = int(counts[-4]), int(counts[-5]) * _LOSS_UNIT / self.num_samples
         yield f"{self.name}/accuracy", self.num_correct / self.num_samples
         yield f"{self.name}/top{self.top}", int(counts[-3]) / self.num_samples
 
@@ -104,7 +110,7 @@ class Classification:
 
     def _read(self, batch: int) -> tuple[Tensor, Tensor, Tensor, Exception | None]:
         """(sample numbers, inputs, labels, what is wrong with them) of a batch."""
-        index_B = torch.arange(batch * self.batch_size, min((batch + 1) * self.batch_size, self.num_samples))
+        index_B = torch.arange(batch * self.batch_size, min((batch + 1) * self.batch_size, self.num_items))
         nothing = torch.empty(0)
         try:
             pairs = [self._load(index) for index in index_B.tolist()]
@@ -131,6 +137,7 @@ class Classification:
 
     def _tile(self, index: int, prediction: int) -> NDArray[np.uint8]:
         image, label = self._load(index)
+        image = image[-1] if image.ndim == 5 else image  # of several crops one
         image = image[image.shape[0] // 2] if image.ndim == 4 else image  # of a clip one frame
         zoom = max(1, _WIDE // max(image.shape[:2]))
         tile = image.repeat(zoom, 0).repeat(zoom, 1)
@@ -143,6 +150,6 @@ class Classification:
         return tile
 
 
-def _surest(row_M3: Tensor) -> Tensor:
+def surest(row_M3: Tensor) -> Tensor:
     """The rows with the highest probabilities, the most probable first; of equal ones in their order."""
     return row_M3[(-row_M3[:, 2]).argsort(stable=True)][:_MOST_MISTAKES]

@@ -20,7 +20,7 @@ from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.data import ImageFolder, Source
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.image_folder import image_names
-from partial_fc.data.sample import BadRecord, naming
+from partial_fc.data.sample import BadRecord, naming, still
 from partial_fc.models.inputs import FACE
 
 _BATCH = 64
@@ -95,7 +95,8 @@ def _read(
             if sample.label not in wanted:
                 continue
             with naming(source, index):
-                image = decode(sample.image) if isinstance(sample.image, bytes) else sample.image
+                given = still(sample)
+                image = decode(given) if isinstance(given, bytes) else given
                 yield fit(image, size), sample.label
         except BadRecord as error:
             num_bad += 1

@@ -20,7 +20,7 @@ from partial_fc.comm import World
 from partial_fc.data import RecordSource, Source
 from partial_fc.data.check.images import CONSTANT, CUT, REPLACED, ImageScan, check_images, scan_images
 from partial_fc.data.check.labels import check_labels, check_range
-from partial_fc.data.sample import BadRecord, LabelOutOfRange
+from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
 from partial_fc.findings import Finding, counted, findings_at, text_lines
 
 Mode = Literal["quick", "full", "off"]
@@ -125,7 +125,7 @@ def _scan(
             label_n[i] = error.label
             raise BadRecord(str(error)) from error
         label_n[i] = sample.label
-        return sample.image
+        return still(sample)
 
     def wait_for_others(stop: int) -> None:
         if stop % _SLICE == 0 and stop < longest:

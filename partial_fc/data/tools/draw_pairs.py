@@ -14,7 +14,7 @@ from tqdm import tqdm
 from partial_fc.data import open_source
 from partial_fc.data.decode import encode_square
 from partial_fc.data.pairs import write_pairs
-from partial_fc.data.sample import BadRecord
+from partial_fc.data.sample import BadRecord, still
 from partial_fc.findings import counted
 
 
@@ -55,7 +55,7 @@ def make_pairs(options: PairsOptions) -> None:
         source = open_source(options.source)
         pair_P2, same = draw_pairs(source.labels(), options.num_pairs, options.folds, options.seed)
         indices = tqdm(pair_P2.ravel().tolist(), unit="image")
-        images = [_encoded(source.read(index).image, source.where(index), options) for index in indices]
+        images = [_encoded(still(source.read(index)), source.where(index), options) for index in indices]
     write_pairs(options.output, images, same.tolist())
     print(f"{options.output}: {counted(len(same), 'pair')}, {int(same.sum())} of them of one class")
 

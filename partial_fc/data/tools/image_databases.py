@@ -23,7 +23,7 @@ from partial_fc.data.databases import DatabaseSource, open_database
 from partial_fc.data.databases.write import Format, Put, encode_record, leveldb_writer, lmdb_writer
 from partial_fc.data.decode import check_proportions, decode
 from partial_fc.data.idx import IdxSource, Split
-from partial_fc.data.sample import BadRecord, naming
+from partial_fc.data.sample import BadRecord, naming, still
 from partial_fc.findings import counted
 
 _CHUNK = 512  # images in work at a time
@@ -171,7 +171,7 @@ def _record(source: Source, number: int, index: int, options: DatabaseOptions) -
         key = prefix
     sample = source.read(index)
     with naming(source, index):
-        image = _image(sample.image, options)
+        image = _image(still(sample), options)
         if not 0 <= sample.label < _MOST_LABELS:
             raise BadRecord(f"label {sample.label}; expected 0 to {_MOST_LABELS - 1}")
     return key, encode_record(image, sample.label, options.format or "datum")

@@ -1,0 +1,181 @@
+"""The frames of a video by number, counted from 0 in the order in which they are shown: a folder of images, or a video
+file through PyAV. Files are opened by `read` and closed when it is done."""
+
+import itertools
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.error import FFmpegError
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+
+from partial_fc.data.decode import decode
+from partial_fc.data.sample import BadRecord
+
+# How many frames there are -> the wanted numbers, which may repeat.
+Choose = Callable[[int], Sequence[int]]
+Pixels = NDArray[np.uint8]
+_IMAGE = "img_{:05d}.jpg"
+_MOST_KEPT = 64 << 20  # bytes of a file whose packets are kept in memory between the two looks at them
+
+
+class FrameFolder:
+    """Images img_00001.jpg, img_00002.jpg, ... of one folder; how many there are is the list's word."""
+
+    def __init__(self, path: Path, num_frames: int):
+        self.path, self.num_frames = path, num_frames
+        self.num_decoded = 0
+
+    def read(self, choose: Choose) -> Generator[tuple[int, Pixels]]:
+        for number in sorted(set(choose(self.num_frames))):
+            name = _IMAGE.format(number + 1)
+            try:
+                content = (self.path / name).read_bytes()
+            except OSError as error:
+                what = "not found" if isinstance(error, FileNotFoundError) else error.strerror
+                raise BadRecord(f"{name}: {what}; the list says {self.num_frames} frames") from None
+            try:
+                image = decode(content)
+            except BadRecord as error:
+                raise BadRecord(f"{name}: {error}") from None
+            self.num_decoded += 1
+            yield number, image
+
+
+class _Index(NamedTuple):
+    """Of a stream's packets. num_frames: that are shown. number_of: time of presentation -> the frame's number; none
+    where the container does not say these times. keys: (time, place among the packets) of the key frames."""
+
+    num_frames: int
+    number_of: dict[int, int] | None
+    keys: list[tuple[int, int]]
+
+    def start(self, wanted: int) -> int:
+        """The packet at which decoding begins for this frame."""
+        if self.number_of is None:
+            return 0
+        time = next(time for time, number in self.number_of.items() if number == wanted)
+        return max((key for key in self.keys if key[0] <= time), default=(0, 0))[1]
+
+
+class VideoFile:
+    """A video file, of any kind that FFmpeg reads.
+
+    Frames are numbered by the presentation times of all packets, which are read without decoding: time x rate would be
+    wrong where the rate varies, and packets lie in the order of decoding, not of showing. Decoding begins at the last
+    key frame that is not after the first wanted frame, and ends with the last wanted one; only wanted frames become
+    RGB. The loader has its threads, one video each, so the decoder has none of its own.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        # By all reads so far: the measure of how well decoding begins and ends.
+        self.num_decoded = 0
+
+    def read(self, choose: Choose) -> Generator[tuple[int, Pixels]]:
+        """(number, uint8 (H, W, 3) RGB) of the frames that choose(number of frames) names, each once, ascending. Raises
+        BadRecord for a file that is no video, is cut short, or damaged where the frames are."""
+        try:
+            _check_length(self.path)
+            with av.open(os.fspath(self.path)) as container:
+                stream = _video_stream(container)
+                yield from self._read(container, stream, choose)
+        except FileNotFoundError:
+            raise BadRecord("not found") from None
+        except (FFmpegError, OSError) as error:
+            raise BadRecord(f"no video that FFmpeg can read: {error.strerror or error}") from None
+
+    def _read(self, container: InputContainer, stream: VideoStream, choose: Choose) -> Iterator[tuple[int, Pixels]]:
+        keep = container.size <= _MOST_KEPT
+        packets, seen = [], []
+        for packet in container.demux(stream):
+            if packet.size:
+                seen.append((packet.pts, packet.is_keyframe, packet.is_discard))
+                if packet.is_corrupt:
+                    raise BadRecord(f"packet {len(seen)} is damaged or cut short")
+                if keep:
+                    packets.append(packet)
+        index = _index(seen)
+        if not index.num_frames:
+            raise BadRecord("no frames in it")
+        wanted = sorted(set(choose(index.num_frames)))
+        start = index.start(wanted[0])
+        if keep:
+            yield from self._decode(stream, packets[start:], index, wanted)
+            return
+        with av.open(os.fspath(self.path)) as again:
+            stream = _video_stream(again)
+            after = itertools.islice((packet for packet in again.demux(stream) if packet.size), start, None)
+            yield from self._decode(stream, after, index, wanted)
+
+    def _decode(
+        self, stream: VideoStream, packets: Iterable[av.Packet], index: _Index, wanted: list[int]
+    ) -> Iterator[tuple[int, Pixels]]:
+        left = iter(wanted)
+        looking_for = next(left)
+        for counted, frame in enumerate(_frames(stream.codec_context, packets)):
+            self.num_decoded += 1
+            number = counted
+            if index.number_of is not None:
+                number = -1 if frame.pts is None else index.number_of.get(frame.pts, -1)
+            if number < looking_for:
+                continue
+            if number > looking_for or frame.is_corrupt:
+                break
+            yield number, np.asarray(frame.to_ndarray(format="rgb24", threads=1), np.uint8)
+            looking_for = next(left, -1)
+            if looking_for < 0:
+                return
+        raise BadRecord(f"frame {looking_for} (from 0) cannot be decoded")
+
+
+def _video_stream(container: InputContainer) -> VideoStream:
+    if not container.streams.video:
+        raise BadRecord("no video stream in it")
+    stream = container.streams.video[0]
+    stream.codec_context.thread_count = 1
+    return stream
+
+
+def _frames(codec: av.VideoCodecContext, packets: Iterable[av.Packet]) -> Iterator[av.VideoFrame]:
+    for packet in packets:
+        yield from codec.decode(packet)
+    yield from codec.decode(None)
+
+
+def _index(seen: list[tuple[int | None, bool, bool]]) -> _Index:
+    """seen: time, whether a key frame, whether hidden (before an edited file's beginning), of each packet."""
+    shown = [time for time, _, hidden in seen if not hidden]
+    if None in shown:
+        return _Index(len(shown), None, [])
+    times = sorted({time for time in shown if time is not None})
+    keys = [(time, i) for i, (time, is_key, _) in enumerate(seen) if is_key and time is not None]
+    return _Index(len(times), {time: number for number, time in enumerate(times)}, keys)
+
+
+def _check_length(path: Path) -> None:
+    """Raises BadRecord for an MP4 or MOV whose last box is longer than the file: FFmpeg would read what there is."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        at = 0
+        while at + 8 <= size:
+            file.seek(at)
+            head = file.read(16)
+            length, kind = int.from_bytes(head[:4], "big"), head[4:8]
+            if at == 0 and kind not in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
+                return
+            if length == 1:
+                length = int.from_bytes(head[8:16], "big")
+            if length == 0:  # to the end of the file
+                return
+            if length < 8 or at + length > size:
+                raise BadRecord(
+                    f"cut short: box {kind.decode('latin-1')} at byte {at:,} says {length:,} bytes; the file has "
+                    f"{size:,} in all"
+                )
+            at += length

@@ -1,0 +1,202 @@
+"""What a Loader makes of a video: (sample, rng, out) -> uint8 (T, H, W, 3), the fast frames, then the slow ones.
+
+GluonCV's augmentations v1 to v4 (gluoncv/data/transforms/video.py, v0.8.0). All of them are: make the frame so large,
+cut a rectangle out, make that a square, perhaps mirror it; drawn once a clip.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal, NamedTuple
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from partial_fc.data.decode import check_proportions
+from partial_fc.data.sample import BadRecord, Frames, Sample
+from partial_fc.data.video.clips import Window
+
+Pixels = NDArray[np.uint8]
+Augmentation = Literal["v1", "v2", "v3", "v4"]
+_NEAR = 2  # pixels; a crop whose side differs from the wanted one by no more is given the wanted side
+_TRIES, _AREA, _ASPECT = 10, (0.08, 1.0), (3 / 4, 4 / 3)  # of v4's rectangle
+# (width, height) that frames are made, none: they stay; and what is cut out of each: one clip for each cut.
+_Plan = tuple[tuple[int, int] | None, list["_Cut"]]
+# Where a crop may be, in quarters of the room it has: (down, right).
+_PLACES = [(0, 0), (0, 4), (4, 0), (4, 4), (2, 2)]
+_MORE_PLACES = [(0, 2), (4, 2), (2, 0), (2, 4), (1, 1), (1, 3), (3, 1), (3, 3)]
+
+
+class _Cut(NamedTuple):
+    """What becomes of every (resized) frame of a clip: this rectangle, made a square, perhaps mirrored."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    mirrored: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipTransform:
+    """Clips of input_size x input_size pixels.
+
+    random: a window at random, augmented, for training; else the middle one, and its middle. kind: of the augmentation;
+    v1 makes every frame new_width x new_height, whatever its proportions; the others keep these. all_places: 13 places
+    of a crop instead of 5. Raises ValueError for sizes that do not fit together.
+    """
+
+    window: Window
+    input_size: int
+    new_width: int
+    new_height: int
+    kind: Augmentation = "v1"
+    random: bool = False
+    scale_ratios: tuple[float, ...] = (1.0, 0.875, 0.75, 0.66)
+    max_distort: int = 1
+    all_places: bool = True
+
+    def __post_init__(self) -> None:
+        sides = {"v1": (self.new_height, self.new_width), "v4": (self.new_height,) if not self.random else ()}
+        smallest = min(sides.get(self.kind, (self.new_height,)), default=self.input_size)
+        if smallest < self.input_size:
+            raise ValueError(
+                f"frames are made {self.new_width} x {self.new_height} (--new-width, --new-height; --data-aug "
+                f"{self.kind}), smaller than the crop, --input-size {self.input_size}; give larger ones"
+            )
+        if self.kind == "v3" and self.random and self.new_width < self.new_height:
+            raise ValueError(
+                f"--data-aug v3 draws the shorter side from --new-height {self.new_height} to --new-width "
+                f"{self.new_width}; expected a range that rises"
+            )
+        if not self.scale_ratios or not all(0 < ratio <= 1 for ratio in self.scale_ratios):
+            raise ValueError(f"--scale-ratios are {self.scale_ratios}; expected numbers above 0, up to 1")
+
+    def __call__(self, sample: Sample, rng: np.random.Generator, out: Pixels | None = None) -> Pixels:
+        def numbers(num_frames: int) -> list[int]:
+            is_random = self.random
+            start = self.window.random_start(num_frames, rng) if is_random else self.window.segment_start(num_frames)
+            return self.window.numbers(start, num_frames)
+
+        def plan(height: int, width: int) -> _Plan:
+            return self._random_plan(height, width, rng) if self.random else self._test_plan(height, width)
+
+        clips = self._clips(sample, numbers, plan, out)
+        return clips[0] if out is None else out
+
+    def views(self, sample: Sample, segment: int, num_segments: int, three_crop: bool) -> Pixels:
+        """A video under test: uint8 (V, T, H, W, 3), of this segment the middle, or three crops along the longer
+        side."""
+
+        def numbers(num_frames: int) -> list[int]:
+            return self.window.numbers(self.window.segment_start(num_frames, segment, num_segments), num_frames)
+
+        plan = self._three_crop_plan if three_crop else self._test_plan
+        return self._clips(sample, numbers, plan, None)
+
+    def _clips(
+        self, sample: Sample, choose: Callable[[int], list[int]], plan: Callable[[int, int], _Plan], out: Pixels | None
+    ) -> Pixels:
+        """(cuts of the plan, T, H, W, 3); of one cut it may be `out`, (T, H, W, 3)."""
+        assert isinstance(sample.image, Frames)
+        chosen: list[int] = []
+
+        def remember(num_frames: int) -> list[int]:
+            chosen.extend(choose(num_frames))
+            return chosen
+
+        clips: Pixels | None = None
+        first_shape: tuple[int, ...] = ()
+        with closing(sample.image.read(remember)) as frames:
+            for number, frame in frames:
+                if clips is None:
+                    check_proportions(frame)
+                    size, cuts = plan(*frame.shape[:2])
+                    shape = (len(cuts), len(chosen), self.input_size, self.input_size, 3)
+                    clips, first_shape = np.empty(shape, np.uint8) if out is None else out[None], frame.shape
+                if frame.shape != first_shape:
+                    raise BadRecord(f"frame {number} is {frame.shape[:2]} pixels, those before {first_shape[:2]}")
+                if size and size != frame.shape[1::-1]:
+                    frame = np.asarray(cv2.resize(frame, size, interpolation=cv2.INTER_LINEAR), np.uint8)
+                places = [i for i, n in enumerate(chosen) if n == number]
+                for clip, cut in zip(clips, cuts, strict=True):
+                    clip[places] = _square(frame, cut, self.input_size)
+        assert clips is not None
+        return clips
+
+    def _random_plan(self, height: int, width: int, rng: np.random.Generator) -> _Plan:
+        if self.kind == "v4":
+            rectangle = _random_rectangle(height, width, rng)
+            return None, [_Cut(*rectangle, mirrored=rng.random() < 0.5)]
+        if self.kind == "v3":
+            width, height = short_side(height, width, int(rng.integers(self.new_height, self.new_width + 1)))
+            rows = columns = self.input_size
+            top, left = (int(rng.integers(0, n - self.input_size + 1)) for n in (height, width))
+        else:
+            width, height = self._size(height, width)
+            sides, places = self.sides(height, width), self.places()
+            rows, columns = sides[rng.integers(len(sides))]
+            down, right = places[rng.integers(len(places))]
+            top, left = (height - rows) // 4 * down, (width - columns) // 4 * right
+        return (width, height), [_Cut(top, left, rows, columns, rng.random() < 0.5)]
+
+    def _size(self, height: int, width: int) -> tuple[int, int]:
+        """(width, height) that v1's and v2's frames, and those of all tests, are made."""
+        return (self.new_width, self.new_height) if self.kind == "v1" else short_side(height, width, self.new_height)
+
+    def sides(self, height: int, width: int) -> list[tuple[int, int]]:
+        """(height, width) of the crops to choose from."""
+        sides = [int(min(height, width) * ratio) for ratio in self.scale_ratios]
+        sides = [self.input_size if abs(side - self.input_size) <= _NEAR else side for side in sides]
+        return [
+            (rows, columns)
+            for (i, rows), (j, columns) in product(enumerate(sides), repeat=2)
+            if abs(i - j) <= self.max_distort
+        ]
+
+    def places(self) -> list[tuple[int, int]]:
+        return _PLACES + _MORE_PLACES if self.all_places else _PLACES
+
+    def _test_plan(self, height: int, width: int) -> _Plan:
+        side = self.input_size
+        width, height = self._size(height, width)
+        return (width, height), [_Cut(round((height - side) / 2), round((width - side) / 2), side, side)]
+
+    def _three_crop_plan(self, height: int, width: int) -> _Plan:
+        """The left or upper end, the other one, the middle."""
+        side = self.input_size
+        width, height = self._size(height, width)
+        if side not in (height, width):
+            raise ValueError(
+                f"--three-crop: the frames are {width} x {height}, the crops {side} x {side}; they lie along the "
+                "longer side, so give the shorter one as --input-size"
+            )
+        down, right = (height - side) // 2, (width - side) // 2
+        return (width, height), [_Cut(down * i, right * i, side, side) for i in (0, 2, 1)]
+
+
+def short_side(height: int, width: int, side: int) -> tuple[int, int]:
+    """(width, height) with the shorter one made `side`, the other in proportion."""
+    return (side, int(height * side / width)) if width < height else (int(width * side / height), side)
+
+
+def _random_rectangle(height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+    """(top, left, height, width) of a share of the area; the largest square in the middle where ten do not fit."""
+    for _ in range(_TRIES):
+        area = height * width * rng.uniform(*_AREA)
+        aspect = math.exp(rng.uniform(math.log(_ASPECT[0]), math.log(_ASPECT[1])))
+        columns, rows = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < rows <= height and 0 < columns <= width:
+            return (int(rng.integers(0, height - rows + 1)), int(rng.integers(0, width - columns + 1)), rows, columns)
+    side = min(height, width)
+    return (height - side) // 2, (width - side) // 2, side, side
+
+
+def _square(frame: Pixels, cut: _Cut, side: int) -> Pixels:
+    part = frame[cut.top : cut.top + cut.height, cut.left : cut.left + cut.width]
+    if part.shape[:2] != (side, side):
+        part = np.asarray(cv2.resize(part, (side, side), interpolation=cv2.INTER_LINEAR), np.uint8)
+    return part[:, ::-1] if cut.mirrored else part
