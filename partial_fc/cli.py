@@ -26,6 +26,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "data glyphs": ("demo.glyphs:build", "the demo's data: characters across typefaces of Debian"),
     "data digits": ("demo.digits:write_digits", "real handwritten digits as MNIST's files"),
     "data sheet": ("demo.glyphs_sheet:contact_sheet", "a picture of a glyph set: typefaces, pairs"),
+    "data kinetics": ("data.tools.video_lists:make_lists", "lists of a folder of videos, checked"),
+    "data make-motion": ("demo.motion:make_motion", "the video demo's data: characters that move"),
     "checkpoint inspect": ("checkpoint.tools.inspect:inspect", "what it holds, or which there are"),
     "checkpoint verify": ("checkpoint.tools.verify:verify", "is all there, and as it was written?"),
     "checkpoint merge": ("checkpoint.tools.reshard:merge", "the files of all ranks, of all hosts -> one's"),

@@ -24,6 +24,7 @@ from partial_fc.demo.augment import add_noise, affine
 
 SHAPE_SIDE = 20  # values across a drawing when it is compared with others
 _CHUNK = 256
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -107,17 +108,18 @@ def distort(ink: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint
 
 
 class Runner(Protocol):
-    def __call__(self, work: Callable[[Glyph], Result], glyphs: Sequence[Glyph], label: str) -> Iterable[Result]: ...
+    def __call__(self, work: Callable[[Item], Result], items: Sequence[Item], label: str) -> Iterable[Result]: ...
 
 
 @contextmanager
-def workers(jobs: int) -> Iterator[Runner]:
-    """A function that applies a method of Pen to many glyphs, in order; `jobs` processes (0: all cores)."""
+def workers(jobs: int, chunk: int = _CHUNK) -> Iterator[Runner]:
+    """A function that applies another, such as a method of Pen, to many items, in order; `jobs` processes (0: all
+    cores), which take `chunk` items at a time."""
     jobs = jobs or len(os.sched_getaffinity(0))
 
-    def run(work: Callable[[Glyph], Result], glyphs: Sequence[Glyph], label: str) -> Iterable[Result]:
-        results = pool.imap(work, glyphs, _CHUNK) if pool else map(work, glyphs)
-        return tqdm(results, total=len(glyphs), desc=label, unit=" drawings", disable=None)
+    def run(work: Callable[[Item], Result], items: Sequence[Item], label: str) -> Iterable[Result]:
+        results = pool.imap(work, items, chunk) if pool else map(work, items)
+        return tqdm(results, total=len(items), desc=label, unit=" drawings", disable=None)
 
     if jobs == 1:
         pool = None

@@ -156,9 +156,11 @@ class ScheduleFlags:
     lr_scheduler: Literal["step", "polynomial", "cosine", "constant"] = "polynomial"
     """Course of the rate after the warm-up."""
     lr_steps: tuple[int, ...] = ()
-    """For `step`: the updates after which the rate falls to a tenth."""
+    """For `step`: the updates after which the rate falls (--lr-factor)."""
     lr_step_epochs: float = 0.0
-    """For `step`, instead of --lr-steps: the rate falls to a tenth again and again, each time after so many epochs."""
+    """For `step`, instead of --lr-steps: the rate falls again and again, each time after so many epochs."""
+    lr_factor: float = 0.1
+    """For `step`: what the rate is multiplied by."""
     lr_power: float = 1.0
     """For `polynomial`."""
     warmup_steps: int = 0
@@ -177,6 +179,8 @@ class ScheduleFlags:
         check_least(self, lr_step_epochs=0)
         if self.lr_steps and self.lr_step_epochs:
             raise ValueError("--lr-steps and --lr-step-epochs both say where the rate falls; give one of them")
+        if not 0 < self.lr_factor < 1:
+            raise ValueError(f"--lr-factor is {self.lr_factor}; expected more than 0 and less than 1")
         if not 0 < self.epochs < float("inf"):
             raise ValueError(f"--epochs is {self.epochs}; expected more than 0")
 
@@ -204,6 +208,8 @@ def notes(config: Any, world_size: int) -> Iterator[str]:
             "--gradient-compression fp16 without a loss scale: gradients below 6e-8 vanish on their way, and one above "
             "65,504 ends the run"
         )
+    if is_given(config.schedule, "lr_factor") and config.schedule.lr_scheduler != "step":
+        yield f"--lr-factor goes with --lr-scheduler step; this run's is {config.schedule.lr_scheduler}"
     if is_given(config.schedule, "lr_power") and config.schedule.lr_scheduler != "polynomial":
         yield f"--lr-power goes with --lr-scheduler polynomial; this run's is {config.schedule.lr_scheduler}"
     if config.schedule.lr_steps and config.schedule.lr_scheduler != "step":

@@ -39,7 +39,8 @@ def _per_channel(x: float | tuple[float, ...], like: Tensor) -> Tensor | float:
 # As arcface_torch feeds its networks. (InsightFace's MXNet recipe divides by 128.)
 FACE = InputContract("float32 (N, 3, H, W), RGB, (pixel - 127.5) / 127.5", 127.5, 127.5)
 MNIST = InputContract("float32 (N, 1, 28, 28), white on black, pixel / 255", 0.0, 255.0)
+_IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 # As torchvision's ResNets were trained.
-TORCHVISION = InputContract(
-    "float32 (N, 3, H, W), RGB, (pixel - mean) / std of ImageNet", (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-)
+TORCHVISION = InputContract("float32 (N, 3, H, W), RGB, (pixel - mean) / std of ImageNet", *_IMAGENET)
+# As GluonCV's networks for video were trained.
+CLIPS = InputContract("float32 (N, 3, T, H, W), RGB, (pixel - mean) / std of ImageNet", *_IMAGENET)

@@ -11,6 +11,7 @@ B clips, T frames (fast ones first, then slow ones), H = W pixels, C classes, D 
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 _EXPANSION = 4  # of a bottleneck
 _FAST_SHARE = 8  # the fast network has this part of the slow one's channels (the paper's 1 / beta)
 _FUSED = 2  # channels of a lateral connection, as a multiple of the fast ones
+_FIRST_NORMS = ("fast_bn1", "slow_bn1")
 _STAGES = ("res2", "res3", "res4", "res5")
 _BN_EPS, _BN_MOMENTUM, _DROPOUT, _FC_STD = 1e-5, 0.1, 0.5, 0.01
 
@@ -87,6 +89,7 @@ class SlowFast(nn.Module):
     def __init__(self, shape: Shape, num_classes: int, dropout: float = _DROPOUT):
         super().__init__()
         self.shape = shape
+        self.fixed_statistics = False  # see freeze_batch_norms
         slow, fast = shape.width, shape.width // _FAST_SHARE
         self.fast_conv1 = _conv(3, fast, (5, 7, 7), (1, 2, 2))
         self.fast_bn1 = _batch_norm(fast)
@@ -122,12 +125,33 @@ class SlowFast(nn.Module):
             nn.init.normal_(self.fc.weight, std=_FC_STD)
             nn.init.zeros_(self.fc.bias)
 
+    def freeze_batch_norms(self, how: Literal["partial", "scales"]) -> None:
+        """GluonCV's partial_bn: all but the first of each network normalise with their running statistics, in training,
+        too. Its bn_frozen: their scales and shifts are not trained."""
+        if how == "partial":
+            self.fixed_statistics = True
+            return
+        for module in self.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.requires_grad_(requires_grad=False)
+
+    def train(self, mode: bool = True) -> "SlowFast":
+        super().train(mode)
+        if self.fixed_statistics:
+            for name, module in self.named_modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm) and name not in _FIRST_NORMS:
+                    module.eval()
+        return self
+
     def forward(self, clip_B3THW: Tensor) -> Tensor:
         if clip_B3THW.shape[2] != self.shape.num_frames:
             raise ValueError(
                 f"the clips have {clip_B3THW.shape[2]} frames; expected {self.shape.fast_frames} for the fast network "
                 f"and then {self.shape.slow_frames} for the slow one"
             )
+        # Loaders give channels-last pixels; with weights of the other order torch would copy maps back and forth.
+        if not self.fast_conv1.weight.is_contiguous(memory_format=torch.channels_last_3d):
+            clip_B3THW = clip_B3THW.contiguous()
         fast, slow = clip_B3THW.split((self.shape.fast_frames, self.shape.slow_frames), dim=2)
         fast = self.maxpool(self.relu(self.fast_bn1(self.fast_conv1(fast))))
         slow = self.maxpool(self.relu(self.slow_bn1(self.slow_conv1(slow))))

@@ -27,18 +27,28 @@ def build(
     nesterov: bool = False,
     lr_in_momentum: bool = False,
     decay_biases: bool = True,
+    decay_norms: bool = True,
+    clip_value: float = 0.0,
 ) -> torch.optim.Optimizer:
     """Over all parameters that require a gradient. The learning rate is set before each step (`set_lr`).
 
     nesterov, lr_in_momentum: of sgd; the second is the momentum of Caffe2 and MXNet, see `RateInMomentum`.
-    decay_biases: Caffe2 and MXNet decay none, only weights, those of batch norms among them.
+    decay_biases: Caffe2 and MXNet's Module decay none, only weights, those of batch norms among them. decay_norms:
+    whether these, too. clip_value, with lr_in_momentum: each number of the gradient is brought to within it; 0: any.
     """
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    groups: list[dict] = [{"params": [p for name, p in named if decay_biases or not _is_bias(name)]}]
-    if not decay_biases:
-        groups.append({"params": [p for name, p in named if _is_bias(name)], "weight_decay": 0.0})
+    free = {
+        name
+        for name, p in named
+        if not (decay_biases if _is_bias(name) else decay_norms or p.dim() > 1)  # a norm's are vectors
+    }
+    groups: list[dict] = [{"params": [p for name, p in named if name not in free]}]
+    if free:
+        groups.append({"params": [p for name, p in named if name in free], "weight_decay": 0.0})
     if kind == "sgd" and lr_in_momentum:
-        return _RateInMomentum(groups, momentum, weight_decay, nesterov)
+        return _RateInMomentum(groups, momentum, weight_decay, nesterov, clip_value)
+    if clip_value:
+        raise ValueError("clip_value goes with lr_in_momentum")
     if kind == "sgd":
         return _SGD(groups, lr=0.0, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
     if nesterov or lr_in_momentum:
@@ -53,7 +63,7 @@ def _is_bias(name: str) -> bool:
 class RateInMomentum(torch.optim.Optimizer):
     """SGD whose momentum m holds steps, not gradients: each gradient keeps the learning rate of its own update.
 
-        g = gradient + weight_decay * w
+        g = gradient (each number within clip_value, where that is not 0) + weight_decay * w
         m' = momentum * m + lr * g
         w -= m'                                     MXNet's SGD
         w -= (1 + momentum) * m' - momentum * m     with nesterov: Caffe2's MomentumSGDUpdate, MXNet's NAG
@@ -62,8 +72,11 @@ class RateInMomentum(torch.optim.Optimizer):
     when it falls to a tenth, torch's steps are shorter at once, these within 1 / (1 - momentum) updates.
     """
 
-    def __init__(self, groups: list[dict], momentum: float, weight_decay: float, nesterov: bool):
-        super().__init__(groups, {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov})
+    def __init__(
+        self, groups: list[dict], momentum: float, weight_decay: float, nesterov: bool, clip_value: float = 0.0
+    ):
+        defaults = {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+        super().__init__(groups, {**defaults, "clip_value": clip_value})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -74,6 +87,9 @@ class RateInMomentum(torch.optim.Optimizer):
                 continue
             lr, momentum = group["lr"], group["momentum"]
             step = list(torch._foreach_mul([p.grad for p in parameters], lr))
+            if group["clip_value"]:
+                torch._foreach_clamp_min_(step, -lr * group["clip_value"])
+                torch._foreach_clamp_max_(step, lr * group["clip_value"])
             if group["weight_decay"]:
                 torch._foreach_add_(step, parameters, alpha=lr * group["weight_decay"])
             if momentum:

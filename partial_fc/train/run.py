@@ -204,6 +204,7 @@ class Run(RunContext):
             decay_every=max(1, int(given.lr_step_epochs * steps_per_epoch))
             if given.lr_step_epochs and given.lr_scheduler == "step"
             else 0,
+            factor=given.lr_factor,
             power=given.lr_power,
         )
 

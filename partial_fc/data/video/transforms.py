@@ -57,6 +57,7 @@ class ClipTransform:
     random: bool = False
     scale_ratios: tuple[float, ...] = (1.0, 0.875, 0.75, 0.66)
     max_distort: int = 1
+    mirror: bool = True
     all_places: bool = True
 
     def __post_init__(self) -> None:
@@ -130,7 +131,7 @@ class ClipTransform:
     def _random_plan(self, height: int, width: int, rng: np.random.Generator) -> _Plan:
         if self.kind == "v4":
             rectangle = _random_rectangle(height, width, rng)
-            return None, [_Cut(*rectangle, mirrored=rng.random() < 0.5)]
+            return None, [_Cut(*rectangle, mirrored=self.mirror and rng.random() < 0.5)]
         if self.kind == "v3":
             width, height = short_side(height, width, int(rng.integers(self.new_height, self.new_width + 1)))
             rows = columns = self.input_size
@@ -141,7 +142,7 @@ class ClipTransform:
             rows, columns = sides[rng.integers(len(sides))]
             down, right = places[rng.integers(len(places))]
             top, left = (height - rows) // 4 * down, (width - columns) // 4 * right
-        return (width, height), [_Cut(top, left, rows, columns, rng.random() < 0.5)]
+        return (width, height), [_Cut(top, left, rows, columns, self.mirror and rng.random() < 0.5)]
 
     def _size(self, height: int, width: int) -> tuple[int, int]:
         """(width, height) that v1's and v2's frames, and those of all tests, are made."""

@@ -1,0 +1,127 @@
+"""The command line of GluonCV's train_recognizer.py: flags that have another name here, and those that cannot mean
+anything here. (Flags of the same name and meaning are in recipes/kinetics.py.)
+
+    python train_recognizer.py --dataset kinetics400 --model slowfast_4x16_resnet50_kinetics400 --num-gpus 8 ...
+    python train.py kinetics   the same
+"""
+
+import argparse
+from typing import Any
+
+from .caffe2 import local_processes
+
+# Theirs -> ours.
+_RENAMED = {
+    "num-epochs": "epochs",
+    "wd": "weight-decay",
+    "log-interval": "frequent",
+    "save-dir": "models-root",
+    "lr-decay": "lr-factor",
+}
+_MODES = {"step": ["step"], "cosine": ["cosine"], "poly": ["polynomial", "--lr-power", "2"]}
+_WITHOUT_EFFECT = {
+    "mode": "there is one way to run a network here",
+    "mixup": "GluonCV's trainer does not use it",
+    "mixup-alpha": "GluonCV's trainer does not use it",
+    "mixup-off-epoch": "GluonCV's trainer does not use it",
+    "label-smoothing": "GluonCV's trainer does not use it",
+    "teacher": "GluonCV's trainer does not use it",
+    "temperature": "GluonCV's trainer does not use it",
+    "hard-weight": "GluonCV's trainer does not use it",
+    "last-gamma": "the last batch norm of each block begins with 0 anyway, as in GluonCV's SlowFast",
+    "use_se": "GluonCV's trainer does not use it",
+    "use-gn": "GluonCV's trainer does not use it",
+    "batch-norm": "the networks have batch norms anyway",
+    "crop-ratio": "GluonCV's trainer does not use it",
+    "use-decord": "videos are read by a reader of our own, which gives the same frames",
+    "slowfast": "all networks here are SlowFast ones, trained with NAG",
+    "num-crop": "--three-crop is for testing",
+    "resume-states": "MXNet's momentum is not read; it begins at 0 and is filled after some ten updates. A run of ours "
+    "goes on exactly from its own checkpoint, with the same command",
+}
+_SWITCHES = (
+    "mixup", "label-smoothing", "last-gamma", "use_se", "use-gn", "batch-norm", "use-decord", "slowfast", "use-amp",
+    "use-tsn", "use-pretrained", "more-fix-crop",
+)  # fmt: skip
+_REFUSED = {
+    "use-tsn": "there are no temporal segment networks here; leave it out",
+    "use-pretrained": "nothing is downloaded; give the published file with --resume-params",
+    "hashtag": "nothing is downloaded; give the published file with --resume-params",
+}
+_WORKERS = 4  # of a machine, where none are given
+
+
+def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """(our arguments, notes for the user). Raises ValueError for what cannot be."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    more = ("num-gpus", "num-data-workers", "kvstore", "dtype", "lr-mode", "scale-ratios", "new-step")
+    for name in dict.fromkeys((*_RENAMED, *_WITHOUT_EFFECT, *_REFUSED, *_SWITCHES, *more)):
+        options: dict[str, Any] = {"action": "store_true", "default": None} if name in _SWITCHES else {}
+        names = [f"--{name}", *(["-j"] if name == "num-data-workers" else [])]
+        parser.add_argument(*names, dest=name, **options)
+    try:
+        theirs, ours = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{error.argument_name}: {error.message}") from None
+    given = {name: value for name, value in vars(theirs).items() if value is not None}
+    for name in _REFUSED.keys() & given.keys():
+        raise ValueError(f"--{name}: {_REFUSED[name]}")
+    notes = [f"--{name} without effect: {why}" for name, why in _WITHOUT_EFFECT.items() if name in given]
+    if "kvstore" in given:
+        notes.append(_kvstore(given["kvstore"]))
+    for name in _RENAMED.keys() & given.keys():
+        ours += [f"--{_RENAMED[name]}", given[name]]
+    ours += _choices(given)
+    gpus = _count(given, "num-gpus", 0) if "num-gpus" in given else 1
+    if "num-gpus" in given:
+        ours += ["--gpus", str(gpus)] if gpus else ["--device", "cpu"]
+    processes = local_processes(max(1, gpus))
+    workers = _count(given, "num-data-workers", 0) if "num-data-workers" in given else _WORKERS
+    each = max(1, workers // processes)
+    ours += ["--num-workers", str(each)]
+    notes.append(
+        f"--num-data-workers {workers}, of this machine: {each} threads for each of its {processes} processes; "
+        "--batch-size is that of each process (GPU)"
+    )
+    return ours, notes
+
+
+def _choices(given: dict[str, Any]) -> list[str]:
+    """Flags whose values are others here."""
+    ours: list[str] = []
+    if "lr-mode" in given:
+        if given["lr-mode"] not in _MODES:
+            raise ValueError(f"--lr-mode is {given['lr-mode']}; expected {', '.join(_MODES)}")
+        ours += ["--lr-scheduler", *_MODES[given["lr-mode"]]]
+    dtype = given.get("dtype", "float32")
+    if dtype not in ("float32", "float16"):
+        raise ValueError(f"--dtype is {dtype}; expected float32 or float16 (or --precision bf16)")
+    if "dtype" in given or "use-amp" in given:
+        ours += ["--precision", "fp16-o2" if dtype == "float16" else "fp16" if "use-amp" in given else "fp32"]
+    if "scale-ratios" in given:
+        ours += ["--scale-ratios", *given["scale-ratios"].replace(",", " ").split()]
+    if "more-fix-crop" in given:  # GluonCV's switch turns it off
+        ours += ["--no-all-places"]
+    if given.get("new-step", "1") != "1":
+        raise ValueError(f"--new-step is {given['new-step']}; GluonCV's SlowFast, too, takes only 1")
+    return ours
+
+
+def _kvstore(name: str) -> str:
+    if "async" in name:
+        raise ValueError(
+            f"--kvstore {name}: each worker would train on weights that others change meanwhile; here all make every "
+            "update together. Take --kvstore dist_sync_device, and start with horovodrun or --gpus"
+        )
+    if name.lower() == "none":
+        return "--kvstore None: gradients are added up by an all-reduce where there are several processes"
+    return (
+        f"--kvstore {name}: there are no servers; the processes add up their gradients by an all-reduce (NCCL, MPI or "
+        "Gloo), which is the same update as dist_sync's"
+    )
+
+
+def _count(given: dict[str, Any], name: str, least: int) -> int:
+    if not given[name].isdecimal() or int(given[name]) < least:
+        raise ValueError(f"--{name} is {given[name]}; expected a whole number of at least {least}")
+    return int(given[name])

@@ -1,0 +1,95 @@
+"""The command line of GluonCV's train_recognizer.py, as recipe `kinetics` takes it."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from partial_fc import flags
+from recipes import kinetics
+
+R50 = "slowfast_4x16_resnet50_kinetics400"
+LISTS = f"--model {R50} --train-list t.txt --val-list v.txt"
+# The tutorial's command, but for the names of its files.
+TUTORIAL = (
+    "--dataset kinetics400 --data-dir /k/train --val-data-dir /k/val --train-list /k/train.txt --val-list /k/val.txt "
+    f"--dtype float32 --mode hybrid --prefetch-ratio 1.0 --kvstore dist_sync_device --model {R50} --slowfast "
+    "--slow-temporal-stride 16 --fast-temporal-stride 2 --video-loader --use-decord --num-classes 400 --batch-size 8 "
+    "--num-gpus 8 --num-data-workers 32 --input-size 224 --new-height 256 --new-width 340 --new-length 64 "
+    "--new-step 1 --lr-mode cosine --lr 0.4 --momentum 0.9 --wd 0.0001 --num-epochs 196 --warmup-epochs 34 "
+    "--warmup-lr 0.01 --scale-ratios 1.0,0.8 --save-frequency 10 --log-interval 50 --logging-file slowfast_4x16.log "
+    "--save-dir ./checkpoints"
+)
+
+
+def parsed(words: str) -> tuple[dict, list[str]]:
+    config, notes = kinetics.parse(shlex.split(words))
+    return flags.flat(config), notes
+
+
+def refused(words: str, message: str, capsys) -> None:
+    with pytest.raises((ValueError, SystemExit)) as caught:
+        parsed(words)
+    # tyro prints what a group of flags says in a box, and ends.
+    said = str(caught.value) if caught.type is ValueError else capsys.readouterr().err
+    assert re.search(message, " ".join(said.replace("│", " ").split()))
+
+
+def test_the_command_of_the_tutorial():
+    values, notes = parsed(TUTORIAL)
+    expected = {
+        "batch_size": 8, "gpus": 8, "num_workers": 4, "lr": 0.4, "lr_scaling": "none", "lr_scheduler": "cosine",
+        "weight_decay": 1e-4, "epochs": 196.0, "warmup_epochs": 34.0, "warmup_lr": 0.01, "scale_ratios": (1.0, 0.8),
+        "frequent": 50, "models_root": Path("checkpoints"), "precision": "fp32", "optimizer": "sgd", "accumulate": 1,
+        "prefetch_ratio": 1.0,
+    }  # fmt: skip
+    assert {name: values[name] for name in expected} == expected
+    assert {note.split()[0] for note in notes} == {
+        "--mode", "--slowfast", "--use-decord", "--kvstore", "--num-data-workers",
+    }  # fmt: skip
+    assert "32, of this machine: 4 threads for each of its 8 processes" in notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "name", "value"),
+    [
+        ("num-gpus 0", "device", "cpu"),
+        ("lr-mode poly", "lr_power", 2.0),
+        ("lr-decay 0.5", "lr_factor", 0.5),
+        ("dtype float16", "precision", "fp16-o2"),
+        ("use-amp", "precision", "fp16"),
+        ("more-fix-crop", "all_places", False),
+        ("no-wd", "no_wd", True),
+        ("freeze-bn", "freeze_bn", True),
+        ("data-aug v3 --new-width 340", "data_aug", "v3"),
+        ("accumulate 4", "accumulate", 4),
+    ],
+)
+def test_what_their_flags_become(theirs, name, value):
+    assert parsed(f"{LISTS} --{theirs}")[0][name] == value
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--kvstore dist_async_device", "dist_async_device: each worker .* Take --kvstore dist_sync_device"),
+        ("--use-tsn", "--use-tsn: there are no temporal segment networks"),
+        ("--use-pretrained", "give the published file with --resume-params"),
+        ("--new-step 2", "--new-step is 2"),
+        ("--lr-mode linear", "--lr-mode is linear; expected step, cosine, poly"),
+        ("--num-data-workers x", "--num-data-workers is x"),
+        ("--slow-temporal-stride 8", "gives 32 and 8 frames; .* takes 32 and 4: --new-length 64"),
+        ("--num-segments 10", "are for --eval"),
+        ("--logging-file a/b.log", "it is put inside --save-dir"),
+        ("--lr-decay-epoch x", "expected epochs, as in 40,60"),
+    ],
+)
+def test_what_cannot_be(words, message, capsys):
+    refused(f"{LISTS} {words}", message, capsys)
+
+
+def test_lists_that_are_missing(capsys):
+    refused(f"--model {R50} --train-list t.txt", "--val-list is missing; without one, --train-only", capsys)
+    assert parsed(f"--model {R50} --train-list t.txt --train-only")[0]["train_only"]
+    refused(f"--model {R50} --val-list v.txt", "--train-list is missing", capsys)
