@@ -35,15 +35,8 @@ from partial_fc.train.loop import train
 from partial_fc.train.run import Run, run_in_worlds
 
 from .compat import gluoncv
-from .kinetics_epochs import (
-    ClipLine,
-    CountedCrossEntropy,
-    EpochEnd,
-    load_params,
-    measure,
-    resume_epoch,
-    with_decay_steps,
-)
+from .kinetics_epochs import ClipLine, CountedCrossEntropy, EpochEnd, measure
+from .kinetics_start import load_params, resume_epoch, with_decay_steps
 
 # Flags that may change between the parts of one run: they do not change what is learned.
 _MAY_CHANGE = ("num_workers", "prefetch_ratio", "max_bad_records", "check_data", "data_dir", "val_data_dir", "val_list",
@@ -279,7 +272,10 @@ def train_here(run: Run) -> int:
             f"Total batch size is set to {run.global_batch} on {world.size} "
             f"{'GPUs' if run.device.type == 'cuda' else 'processes'}"
         )
-        line = ClipLine(config.run.frequent, schedule.total_steps, order.num_samples, run.global_batch, head)
+        batch_size = config.optim.batch_size * world.size
+        line = ClipLine(
+            config.run.frequent, schedule.total_steps, order.num_samples, batch_size, run.global_batch, head
+        )
         epochs = EpochEnd(run, backbone, head, val_source, order, start)
         job = run.job(loader, backbone, head, schedule, [epochs], saver, start, line, each_epoch=True)
         return run.finish(job, train(job), {})

@@ -1,17 +1,15 @@
 """What recipe kinetics says and writes as GluonCV's trainer does: its line every some batches, its lines and .params
-files where an epoch ends; where a run starts from such a file; and the test of finished weights in several views."""
+files where an epoch ends; and the test of finished weights in several views."""
 
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.comm import World
 from partial_fc.data import Source
 from partial_fc.data.order import Order
@@ -49,8 +47,10 @@ class CountedCrossEntropy(CrossEntropy):
 
 @dataclass(frozen=True)
 class ClipLine(StepLine):
-    """GluonCV's line, every `frequent` batches of an epoch. Accuracy and loss are of this process and epoch so far."""
+    """GluonCV's line, every `frequent` updates of an epoch. Accuracy and loss are of this process and epoch so far. An
+    update that goes on into the next epoch belongs to the one where it began."""
 
+    batch_size: int  # of all processes in one forward
     update_size: int
     head: CountedCrossEntropy
 
@@ -70,8 +70,8 @@ class ClipLine(StepLine):
 
     def _batch(self, position: int) -> tuple[int, int]:
         """(epoch from 0, update of it from 1) that ended at this position."""
-        epoch, place = divmod(position - 1, self.num_samples)
-        return epoch, math.ceil((place + 1) / self.update_size)
+        epoch, place = divmod(position - self.batch_size, self.num_samples)
+        return epoch, place // self.update_size + 1
 
 
 class EpochEnd:
@@ -101,7 +101,8 @@ class EpochEnd:
 
     def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
         """A collective."""
-        epoch = math.ceil(self._at.position / self._order.num_samples) - 1
+        batch_size = self._run.config.optim.batch_size * world.size
+        epoch = max(0, self._at.position - batch_size) // self._order.num_samples
         seconds = max(time.perf_counter() - self._began, 1e-9)
         self._lines = []
         if self._head.sums is not None:
@@ -174,38 +175,3 @@ def measure(run: Run, backbone: TorchBackbone, source: Source) -> int:
         views.draw(run.root)
     run.world.close()
     return 0
-
-
-def load_params(run: Run, backbone: TorchBackbone) -> None:
-    """Weights and running statistics of a .params file. A collective."""
-    path = run.config.model.resume_params
-    gluoncv.load(backbone.module, path)
-    backbone.weights.load_state_dict(backbone.module.state_dict())
-    check_replicas(backbone.replicated(), run.world)
-    run.logger.info(f"started from {path}")
-
-
-def resume_epoch(run: Run, order: Order, start: RunState) -> None:
-    epoch = run.config.model.resume_epoch
-    if not epoch:
-        return
-    if start.step:
-        run.note(f"--resume-epoch {epoch} is for a new run; this one goes on from its own checkpoint")
-        return
-    start.position = epoch * order.num_samples
-    start.step = start.position // run.global_batch
-
-
-def with_decay_steps(run: Run, order: Order) -> Any:
-    """The configuration with the epochs at which the rate falls as updates."""
-    schedule, model = run.config.schedule, run.config.model
-    if schedule.lr_scheduler != "step" or schedule.lr_steps or schedule.lr_step_epochs:
-        return run.config
-    per_epoch = order.num_samples / run.global_batch
-    total = order.updates_to(0, schedule.epochs * order.num_samples, run.global_batch)
-    steps = (round(epoch * per_epoch) for epoch in model.decay_epochs(schedule.epochs))
-    within = tuple(sorted({step for step in steps if 0 < step < (schedule.max_steps or total)}))
-    if within:
-        return replace(run.config, schedule=replace(schedule, lr_steps=within))
-    run.note(f"--lr-mode step: the run ends before the rate falls (--lr-decay-epoch {model.lr_decay_epoch})")
-    return replace(run.config, schedule=replace(schedule, lr_scheduler="constant", lr_factor=0.1))

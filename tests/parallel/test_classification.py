@@ -62,6 +62,9 @@ def test_the_numbers_are_those_of_every_sample_once(world):
         "test/top3": int((order_NC[:, :3] == label_N[:, None]).any(1).sum()) / N,
     }
     assert found == confusion.tolist()
+    one = Classification("test", Images(), pixels, 4)
+    list(one.run(network(), world))
+    assert one.loss == pytest.approx(torch.nn.functional.cross_entropy(logit_NC, label_N).item(), abs=1e-6)
     assert 0 < num_correct == int((~wrong_N).sum()) < N
     assert len(mistakes) == int(wrong_N.sum())
     torch.testing.assert_close(torch.tensor([row[2] for row in mistakes], dtype=torch.float64), surest)

@@ -24,7 +24,14 @@ _TIMEOUT_S = 240.0
 _GRACE_S = 20.0  # from the first process that fails to the end of the others: they say what they know
 # What a process that was forked has already. (It is forked from a server that computes nothing: what has gone backward
 # once may not be forked.)
-_PRELOADED = ["recipes.face", "recipes.mnist", "recipes.imagenet", "tests.recipes.several", "torch.utils.tensorboard"]
+_PRELOADED = [
+    "recipes.face",
+    "recipes.mnist",
+    "recipes.imagenet",
+    "recipes.kinetics",
+    "tests.recipes.several",
+    "torch.utils.tensorboard",
+]
 
 
 def here(recipe: str, words: Sequence[str]) -> int:

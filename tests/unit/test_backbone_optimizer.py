@@ -127,6 +127,22 @@ def test_biases_do_not_decay_but_batch_norms_weights_do():
         assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
 
 
+def test_gluons_no_wd_leaves_out_all_vectors():
+    model = resnet.build("resnet18", 10)
+    optimizer = build("sgd", model, 0.9, 1e-4, decay_biases=False, decay_norms=False, **CARRIED)
+    decayed = [p for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]]
+    assert {p.dim() for p in decayed} == {2, 4}
+    assert len(decayed) == sum(p.dim() > 1 for p in model.parameters())
+
+
+def test_clipped_numbers_of_a_gradient():
+    """MXNet's clip_gradient: before the decay, each number by itself."""
+    toy = Toy([3.0, -0.5, 0.01])
+    end = trained(toy, [0.1], build("sgd", toy, 0.0, 0.2, clip_value=0.4, **CARRIED))
+    start = np.array([3.0, -0.5, 0.01])
+    np.testing.assert_allclose(end, start - 0.1 * (np.clip(start, -0.4, 0.4) + 0.2 * start))
+
+
 def test_adamw_has_no_nesterov():
     with pytest.raises(ValueError, match="kinds of sgd; the optimizer is adamw"):
         build("adamw", Toy([1.0]), 0.9, 0.0, nesterov=True)

@@ -1,5 +1,7 @@
 """Which frames make a clip, and what is made of them, by GluonCV's rules; lists; testing in several views."""
 
+from dataclasses import replace
+
 import cv2
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import torch
 
 from partial_fc.comm import SingleWorld
 from partial_fc.data import Loader, Sample
+from partial_fc.data.tools.video_lists import ListOptions, make_lists
 from partial_fc.data.video import ClipList, ClipTransform, Window
 from partial_fc.data.video.frames import VideoFile
 from partial_fc.evaluate.video import VideoViews
@@ -202,3 +205,25 @@ def test_scores_of_all_views_are_added_by_video(kind, tmp_path):
     assert whole.shape == (3, 36, 64, 64, 3)
     assert not (whole[0] == whole[1]).all()
     views.draw(tmp_path)
+
+
+def test_lists_of_class_folders(folder, tmp_path, capsys):
+    options = ListOptions(folder, tmp_path / "list.txt")
+    with pytest.raises(ValueError, match="1 video cannot be read"):
+        make_lists(options)
+    assert "clip5.mp4: cut short" in capsys.readouterr().out
+    make_lists(replace(options, max_bad_records=1))
+    expected = ["class_0/clip0.mp4 30 0", "class_0/clip2.mp4 90 0", "class_0/clip4.mp4 110 0"]
+    assert options.out.read_text().splitlines() == [*expected, "class_1/clip1.mp4 80 1", "class_1/clip3.mp4 100 1"]
+    assert (tmp_path / "list.classes").read_text() == "class_0\nclass_1\n"
+    for number in (1, 2, 4):
+        path = tmp_path / f"frames/class_1/video/img_{number:05d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    frames = ListOptions(tmp_path / "frames", tmp_path / "raw.txt", rawframes=True, classes=tmp_path / "list.classes")
+    with pytest.raises(ValueError, match="cannot be read"):
+        make_lists(frames)
+    assert "3 images of a video, but no img_00003.jpg" in capsys.readouterr().out
+    path.rename(path.with_name("img_00003.jpg"))
+    make_lists(frames)
+    assert frames.out.read_text() == "class_1/video 3 1\n"

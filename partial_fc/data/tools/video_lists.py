@@ -1,0 +1,120 @@
+"""`partial-fc data kinetics`: the lists that recipe kinetics reads, of a folder with a sub-folder for each class."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tqdm import tqdm
+
+from partial_fc.data.sample import BadRecord
+from partial_fc.data.video.frames import VideoFile
+from partial_fc.data.video.lists import write_list
+from partial_fc.findings import counted
+from partial_fc.flags import check_least
+
+_SUFFIXES = (".mp4", ".avi", ".mkv", ".webm", ".mov", ".m4v", ".mpg", ".ts")
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """Writes OUT, `path num_frames label` a line, of FOLDER/CLASS/VIDEO, or of FOLDER/CLASS/VIDEO/img_00001.jpg, ...
+
+    Labels are the places of the classes in sorted order, as Kinetics' are. Each video is opened, and its first frame
+    decoded."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    out: Annotated[Path, tyro.conf.Positional]
+    """The list, such as kinetics400_train_list_videos.txt. Beside it, with the ending .classes, the names of the
+    classes."""
+    rawframes: bool = False
+    """The videos are folders of frames."""
+    classes: Path | None = None
+    """A file of class names, by label, where FOLDER may lack some: that of the training list, for the validation's."""
+    max_bad_records: int = 0
+    """Videos that cannot be read are named and left out, at most so many."""
+    num_workers: int = 4
+    """Threads that read."""
+
+    def __post_init__(self) -> None:
+        check_least(self, max_bad_records=0, num_workers=1)
+
+
+def make_lists(options: ListOptions) -> None:
+    """Raises ValueError where there is nothing to list, a name cannot be listed, or too much cannot be read."""
+    names = _classes(options)
+    videos = [(name, label) for label, c in enumerate(names) for name in _videos(options, c)]
+    if not videos:
+        kind = "folders of img_00001.jpg, ..." if options.rawframes else f"files with {', '.join(_SUFFIXES)}"
+        raise ValueError(f"{options.folder}: no videos in its {counted(len(names), 'class')}; expected {kind} in them")
+    count = _count_images if options.rawframes else _count_frames
+
+    def look(name: str) -> int | BadRecord:
+        try:
+            return count(options.folder / name)
+        except BadRecord as error:
+            return error
+
+    lines, num_bad = [], 0
+    with ThreadPoolExecutor(options.num_workers) as pool:
+        found = pool.map(look, (name for name, _ in videos))
+        for (name, label), num_frames in zip(videos, tqdm(found, total=len(videos), disable=None), strict=True):
+            if isinstance(num_frames, BadRecord):
+                num_bad += 1
+                print(f"left out: {options.folder / name}: {num_frames}")
+                if num_bad > options.max_bad_records:
+                    raise ValueError(
+                        f"{counted(num_bad, 'video')} cannot be read; at most {options.max_bad_records} are left out "
+                        "(--max-bad-records)"
+                    )
+            else:
+                lines.append((name, num_frames, label))
+    write_list(options.out, lines)
+    text = "".join(f"{name}\n" for name in names)
+    options.out.with_suffix(".classes").write_text(text, encoding="utf-8", errors="surrogateescape")
+    print(f"{options.out}: {counted(len(lines), 'video')}; --num-classes {len(names)}")
+
+
+def _classes(options: ListOptions) -> list[str]:
+    here = sorted(entry.name for entry in os.scandir(options.folder) if entry.is_dir() and entry.name[0] != ".")
+    if not here:
+        raise ValueError(f"{options.folder}: no sub-folders; expected one for each class")
+    if options.classes is None:
+        return here
+    names = options.classes.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    if unknown := sorted(set(here) - set(names)):
+        raise ValueError(f"{options.folder}: class {unknown[0]!r} is not in {options.classes}")
+    return names
+
+
+def _videos(options: ListOptions, name: str) -> Iterator[str]:
+    folder = options.folder / name
+    if not folder.is_dir():  # one that only the file of classes has
+        return
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.is_dir() if options.rawframes else entry.name.lower().endswith(_SUFFIXES):
+            yield f"{name}/{entry.name}"
+
+
+def _count_frames(path: Path) -> int:
+    counts: list[int] = []
+
+    def first(num_frames: int) -> list[int]:
+        counts.append(num_frames)
+        return [0]
+
+    list(VideoFile(path).read(first))
+    return counts[0]
+
+
+def _count_images(path: Path) -> int:
+    names = {name for name in os.listdir(path) if name.startswith("img_") and name.endswith(".jpg")}
+    for number in range(1, len(names) + 1):
+        if f"img_{number:05d}.jpg" not in names:
+            raise BadRecord(f"{counted(len(names), 'image')} of a video, but no img_{number:05d}.jpg")
+    if not names:
+        raise BadRecord("no img_00001.jpg in it")
+    return len(names)
