@@ -248,6 +248,10 @@ def train_here(run: Run) -> int:
             load_params(run, backbone)
         if train_source is None:
             assert val_source is not None
+            if not (config.model.resume_params or start.step):
+                raise ValueError(
+                    f"--eval: no weights; give --resume-params, or the --save-dir of a run, not {run.root}"
+                )
             return measure(run, backbone, val_source)
         order = Epochs(Keyed(len(train_source), config.run.seed), len(train_source))
         resume_epoch(run, order, start)
@@ -306,21 +310,16 @@ def _open(run: Run, path: Path, folder: Path) -> ClipList:
 
 def _backbone(run: Run) -> TorchBackbone:
     """Equal on all ranks. A collective."""
-    config, data, model = run.config, run.config.data, run.config.model
+    config, model = run.config, run.config.model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
-    module = slowfast.build(model.model, data.num_classes, model.width, model.dropout)
+    module = slowfast.build(model.model, config.data.num_classes, model.width, model.dropout)
     if model.partial_bn:
         module.freeze_batch_norms("partial")
     if model.freeze_bn:
         module.freeze_batch_norms("scales")
     if model.channels_last_3d:
         module.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
-    contract = {
-        "network": model.model,
-        "width": str(model.width),
-        "input_size": str(data.input_size),
-        "output": "float32 (N, num_classes), logits",
-    }
+    contract = {"network": model.model, "width": str(model.width), "output": "float32 (N, num_classes), logits"}
     more: dict[str, Any] = {"decay_biases": not model.no_wd, "decay_norms": not model.no_wd}
     if config.optim.optimizer == "sgd":
         more |= {"nesterov": True, "lr_in_momentum": True, "clip_value": model.clip_grad}

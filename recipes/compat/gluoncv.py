@@ -8,6 +8,8 @@ anything here. (Flags of the same name and meaning are in recipes/kinetics.py.)
 import argparse
 from typing import Any
 
+from partial_fc import comm
+
 from .caffe2 import local_processes
 
 # Theirs -> ours.
@@ -73,9 +75,9 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
         ours += [f"--{_RENAMED[name]}", given[name]]
     ours += _choices(given)
     gpus = _count(given, "num-gpus", 0) if "num-gpus" in given else 1
-    if "num-gpus" in given:
-        ours += ["--gpus", str(gpus)] if gpus else ["--device", "cpu"]
     processes = local_processes(max(1, gpus))
+    if "num-gpus" in given:
+        ours += _processes(gpus, processes)
     workers = _count(given, "num-data-workers", 0) if "num-data-workers" in given else _WORKERS
     each = max(1, workers // processes)
     ours += ["--num-workers", str(each)]
@@ -84,6 +86,20 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
         "--batch-size is that of each process (GPU)"
     )
     return ours, notes
+
+
+def _processes(gpus: int, local: int) -> list[str]:
+    """local: processes of this machine, which a launcher may have started."""
+    if not gpus:
+        return ["--device", "cpu"]
+    if comm.detect().backend == "single":
+        return ["--gpus", str(gpus)]
+    if gpus != local:
+        raise ValueError(
+            f"--num-gpus {gpus}, but the launcher has started {local} processes on this machine; start one for "
+            "each GPU, as in horovodrun -H ip1:8,ip2:8"
+        )
+    return []
 
 
 def _choices(given: dict[str, Any]) -> list[str]:

@@ -88,6 +88,8 @@ def test_a_part_of_a_run_and_the_rest_are_the_whole(one, data, tmp_path):
 
 
 def test_finished_weights_are_measured_in_several_views(one, data, tmp_path, capsys):
+    with pytest.raises(ValueError, match="--eval: no weights; give --resume-params"):
+        here("recipes.kinetics", words(tmp_path / "none", data, "--eval"))
     (best,) = one.glob("*-best.params")
     more = f"--eval --resume-params {best}"
     assert here("recipes.kinetics", words(tmp_path, data, more)) == 0

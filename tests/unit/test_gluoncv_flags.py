@@ -51,6 +51,17 @@ def test_the_command_of_the_tutorial():
     assert "32, of this machine: 4 threads for each of its 8 processes" in notes[-1]
 
 
+def test_under_a_launcher(monkeypatch, capsys):
+    """The launcher has started the processes of --num-gpus already."""
+    started = {"RANK": "9", "WORLD_SIZE": "32", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "a",
+               "MASTER_PORT": "1"}  # fmt: skip
+    for name, value in started.items():
+        monkeypatch.setenv(name, value)
+    values, _ = parsed(TUTORIAL)
+    assert (values["gpus"], values["num_workers"]) == (1, 4)
+    refused(TUTORIAL.replace("--num-gpus 8", "--num-gpus 4"), "has started 8 processes on this machine", capsys)
+
+
 @pytest.mark.parametrize(
     ("theirs", "name", "value"),
     [

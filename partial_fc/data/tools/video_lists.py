@@ -14,7 +14,6 @@ from partial_fc.data.sample import BadRecord
 from partial_fc.data.video.frames import VideoFile
 from partial_fc.data.video.lists import write_list
 from partial_fc.findings import counted
-from partial_fc.flags import check_least
 
 _SUFFIXES = (".mp4", ".avi", ".mkv", ".webm", ".mov", ".m4v", ".mpg", ".ts")
 
@@ -40,7 +39,9 @@ class ListOptions:
     """Threads that read."""
 
     def __post_init__(self) -> None:
-        check_least(self, max_bad_records=0, num_workers=1)
+        for name, least in (("max_bad_records", 0), ("num_workers", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}; expected at least {least}")
 
 
 def make_lists(options: ListOptions) -> None:
