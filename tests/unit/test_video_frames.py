@@ -1,5 +1,7 @@
 """Frames of real videos by number: those asked for, in whatever order they are stored, and none decoded twice."""
 
+import runpy
+import sys
 from pathlib import Path
 
 import cv2
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 
 from partial_fc.data.sample import BadRecord
+from partial_fc.data.video import frames
 from partial_fc.data.video.frames import FrameFolder, VideoFile
 from tests.unit import videos
 
@@ -88,3 +91,9 @@ def test_colours_are_red_green_blue(tmp_path):
     ((_, found),) = FrameFolder(tmp_path, 1).read(lambda _n: [0])
     assert found[0, 0].tolist()[0] > 240
     assert found[0, 0].tolist()[2] < 10
+
+
+def test_without_pyav_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(ValueError, match="PyAV, which is not installed: `pip install av`"):
+        runpy.run_path(frames.__file__)

@@ -7,15 +7,19 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import av
 import numpy as np
-from av.container import InputContainer
-from av.error import FFmpegError
-from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from partial_fc.data.decode import decode
 from partial_fc.data.sample import BadRecord
+
+try:
+    import av
+    from av.container import InputContainer
+    from av.error import FFmpegError
+    from av.video.stream import VideoStream
+except ModuleNotFoundError as error:
+    raise ValueError("videos are read with PyAV, which is not installed: `pip install av`") from error
 
 # How many frames there are -> the wanted numbers, which may repeat.
 Choose = Callable[[int], Sequence[int]]
