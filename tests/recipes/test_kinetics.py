@@ -99,11 +99,12 @@ def test_finished_weights_are_measured_in_several_views(one, data, tmp_path, cap
     assert "2 x 3 clips a video" in capsys.readouterr().out
 
 
-def test_two_processes_do_what_one_does(data, tmp_path):
+def test_two_processes_do_what_one_does(one, data, tmp_path):
     exact = "--precision fp64 --sync-bn --dropout 0 --check-data off --lr 0.001 --warmup-epochs 0 --num-epochs 1"
     assert here("recipes.kinetics", words(tmp_path / "one", data, exact)) == 0
     two = words(tmp_path / "two", data, exact, batch=BATCH // 2)
-    wide = words(tmp_path / "views", data, "--eval --num-segments 3 --three-crop --view-scores probabilities")
+    best = f"--eval --resume-params {next(one.glob('*-best.params'))}"
+    wide = words(tmp_path / "views", data, f"{best} --num-segments 3 --three-crop --view-scores probabilities")
     printed = several([Given("recipes.kinetics", two), Given("recipes.kinetics", wide)])
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
     assert (
