@@ -9,6 +9,7 @@ ends at 99.9 % on characters that were never seen in training; README.md has the
 """
 
 import argparse
+import dataclasses
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from partial_fc import checkpoint, counter_rng, flags
 from partial_fc.checkpoint.class_names import names_of
 from partial_fc.data import RecordSource, Source, Synthetic, open_source
 from partial_fc.data.check.at_start import check_data
+from partial_fc.data.open import stated
 from partial_fc.data.order import Blocks, Keyed, Order
 from partial_fc.data.transform import SquareImage, mirror
 from partial_fc.demo.augment import glyph
@@ -50,6 +52,8 @@ DATASETS = Literal[("custom", *presets.PRESETS)]  # type: ignore[valid-type]
 _MAY_CHANGE = ("config", "num_workers", "max_bad_records", "check_data", "val_targets", "telemetry_every", "head_impl",
                "head_centres", "pretrained", "activation_checkpointing", "channels_last", "centre_place",
                "centre_path", "engine", "params")  # fmt: skip
+# Of a preset; what the data itself says of them counts more.
+_OF_THE_DATA = ("num_classes", "image_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +149,7 @@ def train_here(run: Run) -> int:
     num_classes = data.num_classes or source.num_classes
     if run.data_is_new and not data.synthetic:
         for finding in check_data(source, num_classes, data.check_data, world, max_bad_records=data.max_bad_records,
-                               seed=config.run.seed, num_threads=data.num_workers):  # fmt: skip
+                               seed=config.run.seed, num_threads=data.num_workers, embedding=True):  # fmt: skip
             run.logger.info(finding)
     batch_size = config.optim.batch_size * 2
     sets = [Verification(path, data.image_size, batch_size, flip=data.mirror) for path in _verification_paths(data)]
@@ -247,7 +251,11 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--dataset", default="custom")
     first.add_argument("--config", type=Path)
+    # Whoever gives these wants them, whatever the data says.
+    for name in _OF_THE_DATA:
+        first.add_argument(f"--{name.replace('_', '-')}", f"--{name}")
     known, _ = first.parse_known_args(arguments)
+    from_file: dict[str, Any] = {}
     defaults: dict[str, Any] = presets.get(known.dataset) if known.dataset != "custom" else {}
     notes: list[str] = []
     if known.config:
@@ -256,4 +264,25 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     for name in {"rec", "models_root"} & defaults.keys():
         defaults[name] = Path(defaults[name])
     default = flags.with_defaults(Config, defaults)
-    return tyro.cli(Config, args=arguments, default=default, prog="train.py face"), notes
+    config = tyro.cli(Config, args=arguments, default=default, prog="train.py face")
+    from_preset = [name for name in _OF_THE_DATA if name not in from_file and getattr(known, name) is None]
+    data, about_preset = _as_the_data_says(config.data, from_preset)
+    return dataclasses.replace(config, data=data), [*notes, *about_preset]
+
+
+def _as_the_data_says(data: DataFlags, from_preset: list[str]) -> tuple[DataFlags, list[str]]:
+    """--dataset's values where the set at --rec says otherwise: its own are taken, and that is noted."""
+    preset = presets.PRESETS.get(data.dataset, {})
+    if data.synthetic or data.rec is None or not any(name in preset for name in from_preset):
+        return data, []
+    num_classes, size = stated(data.rec)
+    own = {"num_classes": num_classes, "image_size": size[0] if size and size[0] == size[1] > 0 else None}
+    taken: dict[str, Any] = {
+        name: own[name] for name in from_preset if own[name] not in (None, preset.get(name, own[name]))
+    }
+    notes = [
+        f"--dataset {data.dataset} means {flags.flag(name)} {preset[name]}; {data.rec} says {value}, which is taken "
+        f"({flags.flag(name)} {preset[name]} would insist)"
+        for name, value in taken.items()
+    ]
+    return dataclasses.replace(data, **taken), notes

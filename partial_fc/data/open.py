@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partial_fc.data.image_folder import ImageFolder
-from partial_fc.data.record_source import RecordSource
+from partial_fc.data.image_folder import ImageFolder, class_folders, image_names
+from partial_fc.data.record_source import RecordSource, read_property
 from partial_fc.data.sample import Source
 from partial_fc.findings import counted
 
@@ -28,6 +28,15 @@ def open_source(
     if path.is_dir():
         return ImageFolder(path, num_classes=num_classes)
     return ImageFolder(root, path, num_classes)
+
+
+def stated(path: Path) -> tuple[int | None, tuple[int, int] | None]:
+    """What a set says of itself without being read, (number of classes, (height, width)): the file `property` beside a
+    .rec, or how many class folders there are. (None, None): it says nothing, or is not there."""
+    if path.suffix == ".rec" or (path / "train.rec").exists():
+        return read_property(path.with_name("property") if path.suffix == ".rec" else path / "property")
+    classes = class_folders(path) if path.is_dir() else []
+    return len(classes) if any(image_names(path / name) for name in classes) else None, None
 
 
 def open_on_all(make: Callable[[], Source], world: "World", has_trained_W: Sequence[bool] | None = None) -> Source:
