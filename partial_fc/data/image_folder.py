@@ -124,7 +124,7 @@ def _why_left_out(entry: os.DirEntry[str]) -> str:
     if name[0] == ".":
         return "hidden" if name.lower().endswith(_SUFFIXES) else ""
     if entry.is_dir():
-        return "folders within class folders"
+        return "too deep (a folder within a class folder)"
     return Path(name).suffix.lower() or "without ending"
 
 

@@ -83,7 +83,13 @@ def test_what_is_not_read_of_a_folder_is_counted_and_named(tmp_path):
         (tmp_path / name).write_bytes(picture(len(name)))
     _, found = examine(tmp_path)
     left_out = found["files-left-out"]
-    for why in ("2 .heic", "1 .mov", "1 hidden", "1 folders within class folders", "1 beside the class folders"):
+    for why in (
+        "2 .heic",
+        "1 .mov",
+        "1 hidden",
+        "1 too deep (a folder within a class folder)",
+        "1 beside the class folders",
+    ):
         assert why in left_out["what"]
     assert left_out["count"] == 6
     assert {"file": f"{tmp_path}/B/._3.Jpeg"} in left_out["places"]

@@ -58,7 +58,7 @@ def test_a_class_a_row_and_which_by_the_seed(photos, shown, capsys):
     assert len(shown(photos, classes=2)) == 2
     (bad,) = [tile for row in shown(photos, classes=5) for tile in row.tiles if tile.image is None]
     assert bad.caption == ["2.jpg"]
-    assert "1 image cannot be used, such as 2.jpg: `partial-fc doctor data" in capsys.readouterr().out
+    assert f"1 sample cannot be used, drawn as crosses; the first: {photos}/é1/2.jpg: no im" in capsys.readouterr().out
 
 
 def test_records_databases_lists_and_pairs(photos, shown, tmp_path):
@@ -88,6 +88,12 @@ def test_videos(shown, tmp_path):
     assert abs(int(rows[0].tiles[0].image[56, 56, 0]) - 120) < 3  # the frame in the middle
     rows = shown(tmp_path / "list", data_dir=tmp_path, augmented=True, image_size=24, resize=24)
     assert rows[0].tiles[1].caption == ["as seen, 1", "24 x 24"]
+
+
+def test_nothing_to_show(shown, tmp_path):
+    write_list(tmp_path / "list", [("v0.mp4", 3, 0)])
+    with pytest.raises(ValueError, match=r"not one of 1 sample can be used; the first: .*v0.mp4"):
+        shown(tmp_path / "list", data_dir=tmp_path)
 
 
 def test_as_training_sees_them(photos, shown):

@@ -102,12 +102,19 @@ def _draw_tile(picture: Image.Image, draw: ImageDraw.ImageDraw, tile: Tile, left
 
 def _fitting(text: str, size: int, width: int, *, keep_end: bool) -> str:
     """What of a text fits: its end, which says more of a file's name than its beginning, or its beginning."""
-    # Names that are no UTF-8 hold what no font has.
-    text = text.encode("utf-8", "backslashreplace").decode()
+    # Names that are no UTF-8 hold what no font has; those of tables hold tabs.
+    text = " ".join(text.encode("utf-8", "backslashreplace").decode().split())
+    text = "".join(char if _has(char) else f"U+{ord(char):04X} " for char in text)
     shown = text
     while shown and _font(size).getlength(shown if shown == text else shown + "…") > width:
         shown = shown[1:] if keep_end else shown[:-1]
     return text if shown == text else f"…{shown}" if keep_end else f"{shown}…"
+
+
+@cache
+def _has(char: str) -> bool:
+    """Whether the font has it, or would draw the box that it draws of all that it lacks."""
+    return char.isspace() or bytes(_font(10).getmask(char)) != bytes(_font(10).getmask("\uffff"))
 
 
 @cache

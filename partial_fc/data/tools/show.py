@@ -80,21 +80,22 @@ def show(options: ShowOptions) -> None:
     check_sheet("--out", options.out)
     path = options.source
     if not path.exists():
-        raise ValueError(f"{path} not found; expected {(ShowOptions.__doc__ or '').split(':')[0].lower()}")
+        raise ValueError(f"{path} not found; expected a folder, a list, a .rec, a .bin or a database of images")
     bins = [path] if path.suffix == ".bin" else sorted(path.glob("*.bin")) if path.is_dir() else []
     rows: list[Row] = []
+    problems: list[str] = []
     seen = ""
     if not bins or (path.is_dir() and ((path / "train.rec").exists() or class_folders(path))):
         source = _open(options)
         transform, seen = _transform(options, source) if options.augmented else (None, "")
-        rows += _class_rows(source, options, transform)
-    rows += [row for each in bins for row in _pair_rows(each, options)]
+        rows += _class_rows(source, options, transform, problems)
+    rows += [row for each in bins for row in _pair_rows(each, options, problems)]
+    if problems and all(tile.image is None for row in rows for tile in row.tiles):
+        raise ValueError(f"not one of {counted(len(problems), 'sample')} can be used; the first: {problems[0]}")
     write_sheet(options.out, rows)
-    bad = [tile for row in rows for tile in row.tiles if tile.image is None]
     print(f"{options.out}: {counted(len(rows), 'row')}{seen}")
-    if bad:
-        named = ", ".join(tile.caption[0] for tile in bad[:5])
-        print(f"{counted(len(bad), 'image')} cannot be used, such as {named}: `partial-fc doctor data {path}` says why")
+    if problems:
+        print(f"{counted(len(problems), 'sample')} cannot be used, drawn as crosses; the first: {problems[0]}")
 
 
 def _open(options: ShowOptions) -> Source:
@@ -132,7 +133,10 @@ def _transform(options: ShowOptions, source: Source) -> tuple[Transform, str]:
     return lambda sample, rng: clip(sample, rng)[middle], f"{said}; the middle frame of a clip"
 
 
-def _class_rows(source: Source, options: ShowOptions, transform: Transform | None) -> Iterator[Row]:
+def _class_rows(
+    source: Source, options: ShowOptions, transform: Transform | None, problems: list[str]
+) -> Iterator[Row]:
+    """problems: is given what is wrong with those that cannot be used."""
     rng = np.random.default_rng(options.seed)
     label_N, index_N = _labels(source, rng)
     names = source.class_names() or []
@@ -146,9 +150,17 @@ def _class_rows(source: Source, options: ShowOptions, transform: Transform | Non
         chosen = sorted(rng.choice(of_class, number, replace=False).tolist())
         name = f" ({names[label]})" if label < len(names) else ""
         title = f"class {label}{name}: {counted(len(of_class), noun)}{whose}"
-        tiles = [_tile(source, index, _as_it_is, rng) for index in chosen]
+        wanted = [(index, _as_it_is, "") for index in chosen]
         if transform:
-            tiles += [_tile(source, chosen[0], transform, rng, f"as seen, {n}") for n in range(1, options.images)]
+            wanted += [(chosen[0], transform, f"as seen, {n}") for n in range(1, options.images)]
+        tiles = []
+        for index, make, caption in wanted:
+            try:
+                tiles.append(_tile(source, index, make, rng, caption))
+            except BadRecord as error:
+                tiles.append(Tile(None, [_name(source, index)]))
+                where, what = source.where(index), str(error)
+                problems.append(what if what.startswith(where) else f"{where}: {what}")
         yield Row(title, tiles)
 
 
@@ -168,15 +180,15 @@ def _labels(source: Source, rng: np.random.Generator) -> tuple[NDArray[np.int64]
     return np.array(list(label_of.values()), np.int64), np.array(list(label_of), np.int64)
 
 
-def _tile(source: Source, index: int, make: Transform, rng: np.random.Generator, caption: str = "") -> Tile:
-    # "photos/alice/1.jpg" or "faces/train.rec, key 17": what tells it from the others.
-    name = source.where(index).rpartition("/")[2].rpartition(", ")[2]
-    try:
-        image = make(source.read(index), rng)
-    except BadRecord:
-        return Tile(None, [name])
+def _tile(source: Source, index: int, make: Transform, rng: np.random.Generator, caption: str) -> Tile:
+    image = make(source.read(index), rng)
     height, width = image.shape[:2]
-    return Tile(whole(image), [caption or name, f"{width} x {height}"])
+    return Tile(whole(image), [caption or _name(source, index), f"{width} x {height}"])
+
+
+def _name(source: Source, index: int) -> str:
+    """What tells it from the others: of "photos/alice/1.jpg" the file, of "faces/train.rec, key 17" the key."""
+    return source.where(index).rpartition("/")[2].rpartition(", ")[2]
 
 
 def _as_it_is(sample: Sample, _rng: np.random.Generator) -> Pixels:
@@ -188,7 +200,7 @@ def _as_it_is(sample: Sample, _rng: np.random.Generator) -> Pixels:
     return sample.image
 
 
-def _pair_rows(path: Path, options: ShowOptions) -> Iterator[Row]:
+def _pair_rows(path: Path, options: ShowOptions, problems: list[str]) -> Iterator[Row]:
     pairs, rng = read_pairs(path), np.random.default_rng(options.seed)
 
     def image(index: int) -> Pixels:
@@ -200,6 +212,7 @@ def _pair_rows(path: Path, options: ShowOptions) -> Iterator[Row]:
         for pair in sorted(rng.choice(of_kind, min(options.images, len(of_kind)), replace=False).tolist()):
             try:
                 tiles.append(Tile(np.concatenate((image(2 * pair), image(2 * pair + 1))), [f"pair {pair}"]))
-            except BadRecord:
+            except BadRecord as error:
                 tiles.append(Tile(None, [f"pair {pair}"]))
+                problems.append(f"{path}, pair {pair}: {error}")
         yield Row(f"{path.name}, {what}: {counted(len(of_kind), 'pair')}, the first image above the second", tiles)
