@@ -150,7 +150,7 @@ def _class_rows(
         chosen = sorted(rng.choice(of_class, number, replace=False).tolist())
         name = f" ({names[label]})" if label < len(names) else ""
         title = f"class {label}{name}: {counted(len(of_class), noun)}{whose}"
-        wanted = [(index, _as_it_is, "") for index in chosen]
+        wanted: list[tuple[int, Transform, str]] = [(index, _as_it_is, "") for index in chosen]
         if transform:
             wanted += [(chosen[0], transform, f"as seen, {n}") for n in range(1, options.images)]
         tiles = []
