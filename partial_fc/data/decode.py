@@ -24,6 +24,7 @@ _PLAIN_JPEG = b"\xff\xd8\xff\xe0\x00\x10JFIF"
 _SCAN = b"\xff\xda\x00"
 _SIGNATURES = {b"\xff\xd8": "JPEG", _PNG: "PNG", b"BM": "BMP", b"RIFF": "WebP", b"GIF8": "GIF"}
 _SIGNATURES |= dict.fromkeys((b"II*\0", b"MM\0*"), "TIFF")
+_RARE = (b"GIF8", b"II*\0", b"MM\0*")
 
 # The loader has its own threads, one image each; OpenCV's own pool on top of them would fight for the same
 # cores.
@@ -121,13 +122,14 @@ def fit(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 
 def encode_square(content: bytes, size: int | None, quality: int) -> bytes:
-    """An image file of size x size as JPEG; the very same bytes if it has that size already or size is None.
+    """An image file of size x size as JPEG; the very same bytes if size is None, or if it has that size already and is
+    no GIF or TIFF, which few readers of records know.
 
     The image is decoded in either case, so that one that cannot be used is found here and not in training.
     """
     image = decode(content)
     check_proportions(image)
-    if size is None or image.shape[:2] == (size, size):
+    if size is None or (image.shape[:2] == (size, size) and not content.startswith(_RARE)):
         return content
     bgr = cv2.cvtColor(fit(image, size), cv2.COLOR_RGB2BGR)
     return cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, quality])[1].tobytes()
