@@ -115,6 +115,8 @@ def test_as_training_sees_them(photos, shown):
         ({"augmented": True, "augment": "glyph"}, "add --no-mirror"),
         ({"augmented": True, "resize": 256}, "leave it out"),
         ({"classes": 0}, "--classes is 0"),
+        ({"root": Path(".")}, "--root . is for a list"),
+        ({"split": "t10k"}, "--split t10k is for"),
     ],
 )
 def test_what_would_be_in_vain_is_refused(photos, shown, options, words):

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from partial_fc.data import ImageFolder, RecordSource, Source
 from partial_fc.data.check.tiles import Pixels, Row, Tile, check_sheet, whole, write_sheet
-from partial_fc.data.databases import DatabaseSource
 from partial_fc.data.decode import decode
-from partial_fc.data.idx import Split
+from partial_fc.data.idx import IdxSource, Split
 from partial_fc.data.image_folder import class_folders
 from partial_fc.data.pairs import read_pairs
 from partial_fc.data.sample import BadRecord, Frames, Sample
@@ -87,8 +86,11 @@ def show(options: ShowOptions) -> None:
     seen = ""
     if not bins or (path.is_dir() and ((path / "train.rec").exists() or class_folders(path))):
         source = _open(options)
+        _check_used(options, source)
         transform, seen = _transform(options, source) if options.augmented else (None, "")
         rows += _class_rows(source, options, transform, problems)
+    elif options.augmented:
+        raise ValueError(f"--augmented: {path} has pairs only, which are not trained on")
     rows += [row for each in bins for row in _pair_rows(each, options, problems)]
     if problems and all(tile.image is None for row in rows for tile in row.tiles):
         raise ValueError(f"not one of {counted(len(problems), 'sample')} can be used; the first: {problems[0]}")
@@ -106,6 +108,14 @@ def _open(options: ShowOptions) -> Source:
     return ClipList(options.source, options.data_dir, _ANY_LABEL, videos=not (options.data_dir / first).is_dir())
 
 
+def _check_used(options: ShowOptions, source: Source) -> None:
+    """Raises ValueError for flags that say nothing of this source."""
+    if options.root and not (isinstance(source, ImageFolder) and options.source.is_file()):
+        raise ValueError(f"--root {options.root} is for a list of images; {options.source} is none")
+    if options.split != "train" and not isinstance(source, IdxSource):
+        raise ValueError(f"--split {options.split} is for MNIST's idx files; {options.source} has none")
+
+
 Transform = Callable[[Sample, np.random.Generator], Pixels]
 
 
@@ -115,10 +125,10 @@ def _transform(options: ShowOptions, source: Source) -> tuple[Transform, str]:
     recipe = "kinetics" if isinstance(source, ClipList) else "face" if is_image else "imagenet"
     size, resize = options.image_size or _IMAGE_SIZE[recipe], options.resize or 256
     said = f"; each as recipe {recipe} sees it, {size} x {size} pixels"
+    if isinstance(source, IdxSource):
+        raise ValueError(f"--augmented: {options.source} are idx files, and recipe mnist takes digits as they are")
     if recipe != "face" and options.augment != "none":
         raise ValueError(f"--augment {options.augment} is recipe face's; {options.source} is for recipe {recipe}")
-    if not is_image and not isinstance(source, ClipList | DatabaseSource):
-        raise ValueError(f"--augmented: {options.source} are idx files, and recipe mnist takes digits as they are")
     if recipe == "face":
         if options.resize:
             raise ValueError(f"--resize {resize}: recipe face makes the shorter side --image-size; leave it out")
@@ -148,7 +158,7 @@ def _class_rows(
         # One, then what becomes of it; or several.
         number = 1 if transform else min(options.images, len(of_class))
         chosen = sorted(rng.choice(of_class, number, replace=False).tolist())
-        name = f" ({names[label]})" if label < len(names) else ""
+        name = f" ({names[label]})" if 0 <= label < len(names) else ""
         title = f"class {label}{name}: {counted(len(of_class), noun)}{whose}"
         wanted: list[tuple[int, Transform, str]] = [(index, _as_it_is, "") for index in chosen]
         if transform:
