@@ -22,7 +22,6 @@ from partial_fc import checkpoint, counter_rng, flags
 from partial_fc.checkpoint.class_names import names_of
 from partial_fc.data import RecordSource, Source, Synthetic, open_source
 from partial_fc.data.check.at_start import check_data
-from partial_fc.data.open import stated
 from partial_fc.data.order import Blocks, Keyed, Order
 from partial_fc.data.transform import SquareImage, mirror
 from partial_fc.demo.augment import glyph
@@ -52,8 +51,6 @@ DATASETS = Literal[("custom", *presets.PRESETS)]  # type: ignore[valid-type]
 _MAY_CHANGE = ("config", "num_workers", "max_bad_records", "check_data", "val_targets", "telemetry_every", "head_impl",
                "head_centres", "pretrained", "activation_checkpointing", "channels_last", "centre_place",
                "centre_path", "engine", "params")  # fmt: skip
-# Of a preset; what the data itself says of them counts more.
-_OF_THE_DATA = ("num_classes", "image_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +249,7 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     first.add_argument("--dataset", default="custom")
     first.add_argument("--config", type=Path)
     # Whoever gives these wants them, whatever the data says.
-    for name in _OF_THE_DATA:
+    for name in presets.OF_THE_DATA:
         first.add_argument(f"--{name.replace('_', '-')}", f"--{name}")
     known, _ = first.parse_known_args(arguments)
     from_file: dict[str, Any] = {}
@@ -265,24 +262,6 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
         defaults[name] = Path(defaults[name])
     default = flags.with_defaults(Config, defaults)
     config = tyro.cli(Config, args=arguments, default=default, prog="train.py face")
-    from_preset = [name for name in _OF_THE_DATA if name not in from_file and getattr(known, name) is None]
-    data, about_preset = _as_the_data_says(config.data, from_preset)
-    return dataclasses.replace(config, data=data), [*notes, *about_preset]
-
-
-def _as_the_data_says(data: DataFlags, from_preset: list[str]) -> tuple[DataFlags, list[str]]:
-    """--dataset's values where the set at --rec says otherwise: its own are taken, and that is noted."""
-    preset = presets.PRESETS.get(data.dataset, {})
-    if data.synthetic or data.rec is None or not any(name in preset for name in from_preset):
-        return data, []
-    num_classes, size = stated(data.rec)
-    own = {"num_classes": num_classes, "image_size": size[0] if size and size[0] == size[1] > 0 else None}
-    taken: dict[str, Any] = {
-        name: own[name] for name in from_preset if own[name] not in (None, preset.get(name, own[name]))
-    }
-    notes = [
-        f"--dataset {data.dataset} means {flags.flag(name)} {preset[name]}; {data.rec} says {value}, which is taken "
-        f"({flags.flag(name)} {preset[name]} would insist)"
-        for name, value in taken.items()
-    ]
-    return dataclasses.replace(data, **taken), notes
+    given = {name for name in presets.OF_THE_DATA if getattr(known, name) is not None}
+    data, more_notes = presets.give_way(config.data, given | from_file.keys())
+    return dataclasses.replace(config, data=data), [*notes, *more_notes]

@@ -77,9 +77,13 @@ class ImageFolder:
 
 
 def image_names(folder: Path) -> list[str]:
-    """The image files of a folder, sorted; without hidden ones: macOS puts `._1.jpg`, no image, beside 1.jpg."""
-    names = (entry.name for entry in os.scandir(folder))
-    return sorted(name for name in names if name.lower().endswith(_SUFFIXES) and name[0] != ".")
+    """The image files of a folder, sorted."""
+    return sorted(entry.name for entry in os.scandir(folder) if is_image_name(entry.name))
+
+
+def is_image_name(name: str) -> bool:
+    """By its ending; hidden files are none: macOS puts `._1.jpg`, no image, beside 1.jpg."""
+    return name.lower().endswith(_SUFFIXES) and name[0] != "."
 
 
 def class_folders(root: Path) -> list[str]:
