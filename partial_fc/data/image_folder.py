@@ -58,6 +58,10 @@ class ImageFolder:
     def where(self, index: int) -> str:
         return str(self.root / self.names[index])
 
+    def key(self, index: int) -> str:
+        """The image's path as the list has it, or below the folder."""
+        return self.names[index]
+
     def will_need(self, indices: Sequence[int]) -> None:
         """Nothing: each file would have to be opened for the hint."""
 
@@ -76,7 +80,11 @@ class ImageFolder:
 
 def image_names(folder: Path) -> list[str]:
     """The image files of a folder, sorted."""
-    return sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(_SUFFIXES))
+    return sorted(entry.name for entry in os.scandir(folder) if is_image_name(entry.name))
+
+
+def is_image_name(name: str) -> bool:
+    return name.lower().endswith(_SUFFIXES)
 
 
 def _scan(root: Path) -> tuple[list[str], list[str], NDArray[np.int64], Counter[str]]:

@@ -18,8 +18,13 @@ def unit_embeddings(
     in evaluation mode. flip: the mirrored image counts too; off where it is of another class. No epsilon: where the
     features have no direction, they are NaN or add up to length 0, the embedding is NaN.
     """
+    sum_ID, norm_I = sum_of_views(forward, image_I3HW, flip)
+    return sum_ID / sum_ID.norm(dim=1, keepdim=True), norm_I
+
+
+def sum_of_views(forward: Callable[[Tensor], Tensor], image_I3HW: Tensor, flip: bool = True) -> tuple[Tensor, Tensor]:
+    """The same, its length as the network gives it: where templates of several images weigh each by that."""
     views = [image_I3HW, image_I3HW.flip(3)] if flip else [image_I3HW]
     feats = [forward(view).double().cpu() for view in views]
     norm_I = torch.stack([feat_ID.norm(dim=1) for feat_ID in feats]).mean(0)
-    sum_ID = torch.stack(feats).sum(0)
-    return sum_ID / sum_ID.norm(dim=1, keepdim=True), norm_I
+    return torch.stack(feats).sum(0), norm_I

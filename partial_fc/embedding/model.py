@@ -3,7 +3,7 @@
 I images of a batch, N all of them, D feature width.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -112,7 +112,7 @@ class EmbeddingModel:
                 for i, error in bad.items():
                     raise BadRecord(f"{names[i]}: {error}") from error
             rows.append(self.embed_pixels(image_I3HW, flip))
-            self.check(rows[-1], bad, names)
+            self.check(rows[-1], bad, names.__getitem__)
             rows[-1][list(bad)] = np.nan
             num_done += len(image_I3HW)
         return np.concatenate(rows)
@@ -122,11 +122,11 @@ class EmbeddingModel:
         direction."""
         return unit_embeddings(self.forward, image_I3HW, self.flip if flip is None else flip)[0].float().numpy()
 
-    def check(self, row_ID: NDArray[np.float32], bad: Iterable[int], names: list[str]) -> None:
-        """Raises ValueError, with the name, for an embedding that is not finite, other than those of bad images."""
+    def check(self, row_ID: NDArray[np.float32], bad: Iterable[int], name: Callable[[int], str]) -> None:
+        """Raises ValueError, with the image's name, for an embedding that is not finite, but of the bad ones."""
         broken = set(np.flatnonzero(~np.isfinite(row_ID).all(axis=1)).tolist()) - set(bad)
         if broken:
             raise ValueError(
-                f"{names[min(broken)]}: its embedding is not finite or has length 0 ({len(broken)} of "
+                f"{name(min(broken))}: its embedding is not finite or has length 0 ({len(broken)} of "
                 f"{len(row_ID)} in its batch): the network of {self.source} has diverged, or was never trained"
             )
