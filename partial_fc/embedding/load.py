@@ -99,7 +99,7 @@ def find(path: Path, image_size: int | None = None, flip: bool | None = None) ->
     if path.is_dir():
         delivered = path / "model.safetensors"
         if is_step(path) or not delivered.exists():
-            return from_checkpoint(Checkpoint(step_folder(path)), image_size, flip)
+            return from_checkpoint(Checkpoint(_step(path)), image_size, flip)
         found = find(delivered, image_size, flip)
         latest = newest(path / "checkpoints")
         if latest is not None and found.step is not None and step_of(latest) > found.step:
@@ -136,6 +136,13 @@ def facts_of(manifest: Mapping[str, Any]) -> dict[str, str]:
     contract = manifest.get("contract") or {}
     facts |= {str(name): str(value) for name, value in contract.items()}
     return {"recipe": str(manifest.get("recipe", "face")), **facts, "step": str(manifest["step"])}
+
+
+def _step(folder: Path) -> Path:
+    try:
+        return step_folder(folder)
+    except ValueError as error:
+        raise ValueError(f"{folder} holds no model.safetensors, and no complete checkpoint; {_EXPECTED}") from error
 
 
 def _found(
