@@ -118,10 +118,11 @@ def from_checkpoint(stored: Checkpoint, image_size: int | None = None, flip: boo
     """The backbone of a checkpoint. Raises ValueError where it has none that embeds images."""
     manifest = stored.manifest
     facts = facts_of(manifest)
-    if "network" not in facts:
+    missing = [name for name in ("network", "embedding_size", "image_size") if name not in facts]
+    if missing and facts.get("network", "mbf") in models.NAMES:
         raise ValueError(
-            f"{stored.where} does not say which network it has: its configuration lacks 'network'. Images cannot be "
-            "looked at with it"
+            f"{stored.where} does not say which network it has: its configuration lacks {', '.join(missing)}. Images "
+            "cannot be looked at with it (`checkpoint classes add` takes embeddings, too: NAME=FILE.npy)"
         )
     return _found(stored.folder, stored.backbone(), facts, image_size, flip)
 

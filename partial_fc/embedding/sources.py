@@ -72,11 +72,12 @@ def _without_labels(path: Path) -> list[str]:
     """The paths in a list that has no labels, which its first line tells: all of it is the path of a file. Empty: it
     has some."""
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
-        names = (line.rstrip("\r\n") for line in file)
-        lines = [name for name in names if name.strip()]
-    if not lines or "\0" in lines[0] or not (path.parent / lines[0]).is_file():
-        return []
-    for number, name in enumerate(lines, start=1):
+        lines = filter(None, (line.rstrip("\r\n") for line in file))
+        first = next(lines, "")
+        if not os.path.isfile(path.parent / first):  # Path's own raises for a name that is too long
+            return []
+        names = [first, *lines]
+    for number, name in enumerate(names, start=1):
         if "\0" in name:
             raise ValueError(f"{path}, image {number}: expected a path, got {name[:80]!r}")
-    return lines
+    return names
