@@ -15,9 +15,13 @@ from partial_fc import __version__, errors
 # their arguments themselves.
 _CLASSES = "checkpoint.tools.classes"
 _OWN_READERS = ("train", "launch")
+# Where a connection that breaks is an error to be told.
+_CONNECTED = (*_OWN_READERS, "doctor env", "embed", "evaluate", "search")
 VERBS: dict[str, tuple[str, str]] = {
     "train": ("train_command:run_and_exit", "a recipe, in as many processes as a launcher starts"),
     "launch": ("launcher.command:launch", "a command on several hosts, with MXNet's servers; its launch.py"),
+    "embed": ("embedding.command:embed", "a model and images -> a table of embeddings"),
+    "classify": ("embedding.classify:classify", "an image's nearest class centres, by name"),
     "data pack": ("data.tools.pack:pack_images", "a folder or list of images -> train.rec"),
     "data lmdb": ("data.tools.image_databases:make_lmdb", "images or a LevelDB -> an LMDB of Caffe's"),
     "data leveldb": ("data.tools.image_databases:make_leveldb", "the same as a LevelDB"),
@@ -93,7 +97,7 @@ def flags_of(function: Callable[..., Any]) -> type:
 
 def main() -> None:
     name, rest = find(sys.argv[1:])
-    if name not in (*_OWN_READERS, "doctor env"):  # there a connection that breaks is an error to be told, not the end
+    if name not in _CONNECTED:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `partial-fc ... | head` ends quietly, as other tools do
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are no UTF-8, as stderr has them

@@ -155,7 +155,7 @@ def train_here(run: Run) -> int:
     with ExitStack() as parts:
         # ---- model
         torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
-        network = face_backbone.build(config.model, data.image_size, run.device)
+        network = face_backbone.build(config.model, data.image_size, run.device, data.mirror)
         backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision)
         size, precision = network.embedding_size, backbone.precision
         head = parts.enter_context(

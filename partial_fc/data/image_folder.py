@@ -59,6 +59,10 @@ class ImageFolder:
     def where(self, index: int) -> str:
         return str(self.root / self.names[index])
 
+    def key(self, index: int) -> str:
+        """The image's path as the list has it, or below the folder."""
+        return self.names[index]
+
     def will_need(self, indices: Sequence[int]) -> None:
         """Nothing: each file would have to be opened for the hint."""
 

@@ -67,6 +67,9 @@ class RecordSource:
     def where(self, index: int) -> str:
         return f"{self.reader.rec_path}, key {self._keys[index]}"
 
+    def key(self, index: int) -> str:
+        return str(self._keys[index])
+
     def will_need(self, indices: Sequence[int]) -> None:
         self.reader.will_need(np.array([self._keys[index] for index in indices], np.int64))
 

@@ -3,8 +3,8 @@
 N pairs of the set, n pairs of this rank, I images of one batch, T thresholds, F folds.
 
 The measure is that of LFW with the ten-fold protocol (Huang et al., 2007) as InsightFace computes it:
-embedding = f(image) + f(mirrored image), scaled to length 1; squared distance; thresholds 0, 0.01 ... 3.99;
-the folds are consecutive blocks of pairs, and each is judged by the threshold that is best on the other nine.
+embeddings of length 1 (embedding/definition.py); squared distance; thresholds 0, 0.01 ... 3.99; the folds are
+consecutive blocks of pairs, and each is judged by the threshold that is best on the other nine.
 """
 
 import math
@@ -20,6 +20,7 @@ from partial_fc.comm import World
 from partial_fc.data import BadRecord
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.pairs import read_pairs
+from partial_fc.embedding.definition import unit_embeddings
 from partial_fc.evaluate.evaluation import Forward, read_ahead
 from partial_fc.evaluate.roc import Roc, plot
 
@@ -114,12 +115,7 @@ class Verification:
 
     def _distances(self, embed: Forward, image_I3HW: Tensor) -> Tensor:
         """(n, 2) float64 on the host: squared distance and mean embedding length of the pairs of a batch."""
-        views = [image_I3HW, image_I3HW.flip(3)] if self.flip else [image_I3HW]
-        feats = [embed(view).double().cpu() for view in views]
-        norm_I = torch.stack([feat_ID.norm(dim=1) for feat_ID in feats]).mean(0)
-        unit_ID = torch.stack(feats).sum(0)
-        # No epsilon: an embedding of length 0 has no direction, becomes NaN and is reported.
-        unit_ID = unit_ID / unit_ID.norm(dim=1, keepdim=True)
+        unit_ID, norm_I = unit_embeddings(embed, image_I3HW, self.flip)
         distance_n = (unit_ID[0::2] - unit_ID[1::2]).square().sum(1)
         return torch.stack((distance_n, (norm_I[0::2] + norm_I[1::2]) / 2), dim=1)
 

@@ -26,6 +26,7 @@ from partial_fc.train.job import Head, RunState
 # change on the way.
 _MAY_CHANGE = (flags.LaunchFlags, flags.RunFlags, flags.GuardFlags)
 _HOW_LONG = ("epochs", "max_steps")
+_OF_USE = ("flip",)  # what the contract says of a network's use, which may change with the flags that say it
 
 
 def resume(
@@ -125,7 +126,7 @@ def check_identity(folder: object, manifest: dict[str, Any], recipe: str, contra
     }
     given = manifest.get("configuration", {})
     for name, now in contract.items():
-        if name in then and then[name] != now:
+        if name in then and then[name] != now and name not in _OF_USE:
             what = flags.flag(name) if name in given else f"another {name} of the network:"
             raise ValueError(
                 f"{folder} was trained with {what} {then[name]}, this run has {now}: its weights do not fit. Go on "
