@@ -22,6 +22,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "launch": ("launcher.command:launch", "a command on several hosts, with MXNet's servers; its launch.py"),
     "embed": ("embedding.command:embed", "a model and images -> a table of embeddings"),
     "classify": ("embedding.classify:classify", "an image's nearest class centres, by name"),
+    "evaluate": ("evaluate.evaluate_command:evaluate", "a model on pairs: accuracy, TAR at FAR, the threshold to use"),
+    "search": ("evaluate.search_command:search_faces", "a model on 1:N: each probe among a gallery"),
     "export": ("export.command:export", "a model as ONNX (fp32, fp16, int8) or arcface_torch's model.pt"),
     "data pack": ("data.tools.pack:pack_images", "a folder or list of images -> train.rec"),
     "data lmdb": ("data.tools.image_databases:make_lmdb", "images or a LevelDB -> an LMDB of Caffe's"),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from partial_fc.data.sample import BadRecord
-from partial_fc.embedding.definition import unit_embeddings
+from partial_fc.embedding.definition import sum_of_views, unit_embeddings
 from partial_fc.embedding.images import Image, batches, is_one, name_of, pixels_of
 from partial_fc.models.inputs import FACE, InputContract
 
@@ -117,10 +117,11 @@ class EmbeddingModel:
             num_done += len(image_I3HW)
         return np.concatenate(rows)
 
-    def embed_pixels(self, image_I3HW: Tensor, flip: bool | None = None) -> NDArray[np.float32]:
+    def embed_pixels(self, image_I3HW: Tensor, flip: bool | None = None, unit: bool = True) -> NDArray[np.float32]:
         """Embeddings (I, D) of length 1 of uint8 RGB images of the network's size; NaN where the network gives no
-        direction."""
-        return unit_embeddings(self.forward, image_I3HW, self.flip if flip is None else flip)[0].float().numpy()
+        direction. unit: else of the length that the network gives."""
+        embed = unit_embeddings if unit else sum_of_views
+        return embed(self.forward, image_I3HW, self.flip if flip is None else flip)[0].float().numpy()
 
     def check(self, row_ID: NDArray[np.float32], bad: Iterable[int], name: Callable[[int], str]) -> None:
         """Raises ValueError, with the image's name, for an embedding that is not finite, but of the bad ones."""

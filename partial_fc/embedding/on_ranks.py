@@ -29,12 +29,19 @@ class Embedded:
 
 
 def embedded(
-    model: EmbeddingModel, source: Source, world: World, batch_size: int = 64, num_threads: int | None = None
+    model: EmbeddingModel,
+    source: Source,
+    world: World,
+    batch_size: int = 64,
+    num_threads: int | None = None,
+    *,
+    unit: bool = True,
 ) -> Iterator[Embedded]:
     """On every rank, all images in order; the same bits for any number of ranks, since every batch is composed alike.
 
-    A collective with every piece: one all-gather of 4 D + 12 bytes an image. Every rank must consume the whole
-    iterator. Raises ValueError, on all ranks alike, where the network gives no direction.
+    unit: else of the length that the network gives. A collective with every piece: one all-gather of 4 D + 12 bytes an
+    image. Every rank must consume the whole iterator. Raises ValueError, on all ranks alike, where the network gives no
+    direction.
     """
     num_batches = -(-len(source) // batch_size)
     mine = (
@@ -55,7 +62,7 @@ def embedded(
         packed = torch.empty(0, model.embedding_size + 3, dtype=torch.int32)
         if first_batch + world.rank < num_batches:
             image_I3HW, bad = next(own)
-            row_ID = model.embed_pixels(image_I3HW)
+            row_ID = model.embed_pixels(image_I3HW, unit=unit)
             at = first + world.rank * batch_size
             label_I = np.array([label_of.pop(at + i, -1) for i in range(len(row_ID))], np.int64)
             is_bad_I = np.array([i in bad for i in range(len(row_ID))], np.int32)

@@ -56,12 +56,10 @@ class Verification:
         self.image_size = image_size
         self.pairs_per_batch = batch_size // 2
         self.flip = flip
-        self.roc: Roc | None = None  # of the latest run
+        self.roc: Roc | None = None  # of the latest run, as is distance_N, of the pairs in the order of the file
+        self.distance_N = np.empty(0)
         self.images, self.same_N = read_pairs(self.path)
-        if len(self.same_N) < NUM_FOLDS:
-            raise ValueError(f"{path}: {len(self.same_N)} pairs; {NUM_FOLDS} folds need at least {NUM_FOLDS}")
-        if self.same_N.all() or not self.same_N.any():
-            raise ValueError(f"{path}: all {len(self.same_N)} pairs are of one kind; both kinds are needed")
+        check_pairs(self.path, self.same_N)
 
     def run(self, embed: Forward, world: World) -> Iterator[tuple[str, float]]:
         """Yields ("NAME/accuracy", ...) and so on: the same numbers on every rank, for any number of ranks.
@@ -89,12 +87,10 @@ class Verification:
         distance_N, norm_N = world.all_gather(torch.cat(rows), name=f"evaluate/{self.name}").numpy().T
         self._check(distance_N)
 
+        self.distance_N = distance_N
         accuracy = fold_accuracy(distance_N, self.same_N)
         self.roc = Roc.from_distances(distance_N, self.same_N, accuracy.mean)
-        yield f"{self.name}/accuracy", accuracy.mean
-        yield f"{self.name}/accuracy_std", accuracy.std
-        yield f"{self.name}/accuracy_low", accuracy.low
-        yield f"{self.name}/accuracy_high", accuracy.high
+        yield from accuracy_values(self.name, accuracy)
         for far in FALSE_ACCEPT_RATES:
             yield f"{self.name}/tar@far={far}", self.roc.tar_at(float(far))
         yield f"{self.name}/xnorm", float(norm_N.mean())
@@ -164,6 +160,21 @@ class Verifications:
         curves = {one.name: one.roc for one in self.sets if one.roc is not None}
         if curves:
             plot(curves, folder / "roc.png")
+
+
+def accuracy_values(name: str, accuracy: Accuracy) -> Iterator[tuple[str, float]]:
+    yield f"{name}/accuracy", accuracy.mean
+    yield f"{name}/accuracy_std", accuracy.std
+    yield f"{name}/accuracy_low", accuracy.low
+    yield f"{name}/accuracy_high", accuracy.high
+
+
+def check_pairs(path: Path, same_N: np.ndarray) -> None:
+    """Raises ValueError for pairs that ten folds cannot be made of."""
+    if len(same_N) < NUM_FOLDS:
+        raise ValueError(f"{path}: {len(same_N)} pairs; {NUM_FOLDS} folds need at least {NUM_FOLDS}")
+    if same_N.all() or not same_N.any():
+        raise ValueError(f"{path}: all {len(same_N)} pairs are of one kind; both kinds are needed")
 
 
 def fold_accuracy(distance_N: np.ndarray, same_N: np.ndarray) -> Accuracy:
