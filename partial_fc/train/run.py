@@ -20,7 +20,6 @@ train_here is called anew in each world.
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
@@ -48,8 +47,10 @@ from partial_fc.train.context import RunContext
 from partial_fc.train.device import join
 from partial_fc.train.guards.commits import Commits
 from partial_fc.train.job import EXIT_PREEMPTED, Guards, Head, Job, Outcome, RunState, Settings
-from partial_fc.train.log import StepLine, open_files
+from partial_fc.train.log import SecondFile, StepLine, open_files
 from partial_fc.train.precision import Mode, Precision, choose
+from partial_fc.train.record import header
+from partial_fc.train.record.boards import open_wandb
 
 S = TypeVar("S", bound=Source)
 V = TypeVar("V", bound=checkpoint.Saver)
@@ -61,7 +62,7 @@ def run_in_worlds(
     notes: Sequence[str],
     train_here: Callable[["Run"], int],
     bare: bool = False,
-    hist: str | None = None,
+    hist: SecondFile | None = None,
 ) -> int:
     """Joins the others, runs train_here, returns the exit status. bare: the terminal's lines have nothing before them.
     hist: of the log, see `open_files`; only a recipe with such lines has --log-style. Where hosts come and go, anew in
@@ -74,8 +75,7 @@ def run_in_worlds(
         world, its_device = join(config.launch)
         logger = open_files(config.run.models_root, world, bare, hist)
         run = Run(recipe, config, world, its_device, logger, memory)
-        logger.info(f"{world} on {its_device}; {json.dumps(run.versions)}")
-        logger.info(f"configuration {json.dumps(flags.flat(config), default=str)}")
+        header.begin(run)
         for note in (*notes, *flags.notes(config, world.size)):
             run.note(note)
         return train_here(run)
@@ -275,6 +275,7 @@ class Run(RunContext):
                 "versions": self.versions,
             },
             class_names=class_names,
+            wandb=open_wandb(config.run.wandb, self.root, flags.flat(config), self.world),
         )
 
     def _commit_every(self, in_memory: bool) -> int:

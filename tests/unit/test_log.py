@@ -3,7 +3,11 @@
 import pytest
 
 from partial_fc.comm import SingleWorld
-from partial_fc.train.log import LossCurve, Progress, StepLine
+from partial_fc.train.log import StepLine
+from partial_fc.train.record.history import read_history, read_losses, thinned
+from partial_fc.train.record.loss_csv import LossCurve
+from partial_fc.train.record.loss_picture import draw
+from partial_fc.train.record.progress import Progress
 from tests.unit.full_disk import full_disk
 
 HEADER = "step,loss,lr\n"
