@@ -34,10 +34,11 @@ class SpeedLine(StepLine):
     def text(self, step: int, position: int, loss: float, lr: float, since: Interval) -> str:
         scale = "" if since.loss_scale is None else f"Fp16 Grad Scale: {since.loss_scale:2.0f}   "
         epoch = position / self.num_samples
+        more = since.words.partition(", ")[2]  # the speed of all ranks has been said
         return (
             f"Speed {since.images_per_s:.2f} samples/sec   Loss {since.mean_loss:.4f}   LearningRate {lr:.6f}   "
             f"Epoch: {int(epoch)}   Global Step: {step}   {scale}Required: {since.hours_left:.0f} hours | "
-            f"step {step}/{self.total_steps} epoch {epoch:.2f} | {since.words}"
+            f"step {step}/{self.total_steps} epoch {epoch:.2f} | {more}"
         )
 
 
@@ -78,10 +79,10 @@ class SummedUp(FlipVerifications):
         parts = []
         for name in (one.name for one in self.sets):
             at_far = values[f"{name}/tar@far=1e-3"]
-            tar = "too few pairs" if math.isnan(at_far) else f"{100 * at_far:.2f} %"
-            parts.append(f"{name} {100 * values[f'{name}/accuracy']:.2f} % (best {100 * best[name]:.2f}, TAR {tar})")
-        summary = f"verification, step {step}: {', '.join(parts)}; TAR at FAR 1e-3"
-        return [*super().lines(step, epoch, values, best), *([summary] if parts else [])]
+            tar = "" if math.isnan(at_far) else f", TAR at FAR 1e-3 {100 * at_far:.2f} %"  # NaN: too few pairs for it
+            parts.append(f"{name} {100 * values[f'{name}/accuracy']:.2f} % (best {100 * best[name]:.2f} %{tar})")
+        summary = [f"verification, step {step}: {', '.join(parts)}"] if parts else []
+        return [*super().lines(step, epoch, values, best), *summary]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ FAR = 8.0  # standard deviations, of a normal distribution with the same median 
 SMALLEST_RISE = 0.25  # of the median: losses that hardly differ at all make a spread of nothing
 # In nats. Below it there is nothing to look for: where the data is learned (median 0.0003) any image that is not makes
 # a loss a thousand times as large, in an epoch after the other.
-FLOOR = 0.5
+FLOOR = 1.0
 TOLD = 3  # spikes that get a line of their own
 WRITTEN = 100  # spikes whose records are written down
 

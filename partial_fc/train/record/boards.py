@@ -101,6 +101,8 @@ class History:
 
 def _json(value: Any) -> Any:
     """JSON has no NaN: none stands for it."""
+    if isinstance(value, dict):
+        return {name: _json(one) for name, one in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -21,7 +21,8 @@ def begin(run: RunContext) -> None:
     versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
     run.logger.info(f"{run.world} on {run.device}; {versions}")
     lines = list(differences(run.config))
-    run.logger.info(f"recipe {run.recipe}; the whole configuration is in {path}; " + ("" if lines else "all defaults"))
+    differing = "other than by default:" if lines else "all of it as by default"
+    run.logger.info(f"recipe {run.recipe}, configuration in {path}; {differing}")
     for line in lines:
         run.logger.info(line)
     if run.world.rank == 0:
@@ -33,7 +34,7 @@ def differences(config: Any) -> Iterator[str]:
     """A line (or more, where it is long) for each group of flags: those with another value than the recipe's default,
     as one types them."""
     for group, values in changed(config).items():
-        words = [f"{flags.flag(name)} {_typed(value)}" for name, value in values.items()]
+        words = [f"{flags.flag(name)} {typed(value)}" for name, value in values.items()]
         if words:
             # Not in the middle of a flag and its value.
             text = textwrap.wrap(
@@ -75,7 +76,8 @@ def write(run: RunContext, path: Path) -> None:
     )
 
 
-def _typed(value: Any) -> str:
+def typed(value: Any) -> str:
+    """A flag's value as one gives it."""
     if isinstance(value, tuple | list):
         return " ".join(map(str, value))
     return str(value)

@@ -72,11 +72,12 @@ def read_losses(models_root: Path) -> NDArray[np.float64]:
     return np.loadtxt(whole, delimiter=",", ndmin=2)
 
 
-def thinned(row_N3: NDArray[np.float64], num_points: int = 600) -> NDArray[np.float64]:
-    """(points, 5): step, mean loss, smallest, largest, learning rate of so many equal parts of the curve; one part a
-    step where there are fewer steps. What is not finite is left out."""
+def thinned(row_N3: NDArray[np.float64], num_points: int = 300) -> NDArray[np.float64]:
+    """(points, 5): step, mean loss, smallest, largest, learning rate of at most so many equal parts of the curve. What
+    is not finite is left out."""
     row_N3 = row_N3[np.isfinite(row_N3[:, 1])]
-    parts = np.array_split(row_N3, min(num_points, len(row_N3))) if len(row_N3) else []
+    size = -(-len(row_N3) // num_points)
+    parts = [row_N3[start : start + size] for start in range(0, len(row_N3), size or 1)]
     return np.array(
         [(p[-1, 0], p[:, 1].mean(), p[:, 1].min(), p[:, 1].max(), p[-1, 2]) for p in parts], dtype=np.float64
     ).reshape(-1, 5)

@@ -63,7 +63,9 @@ def draw(models_root: Path) -> None:
         for number, (name, marks) in enumerate(scores.items(), start=1):
             label = f"{name} {100 * marks[-1][1]:.2f} %"
             right.plot(*zip(*marks, strict=True), "o-", markersize=4, linewidth=0.8, color=f"C{number}", label=label)
-        right.set(ylabel="score")
+        every = [score for marks in scores.values() for _, score in marks]
+        room = max(0.01, 0.2 * (max(every) - min(every)))  # a thousandth more or less is no mountain
+        right.set(ylabel="score", ylim=(min(every) - room, max(every) + room))
         right.legend(loc="center right", fontsize="small")
     for axes in (above, below):
         axes.grid(color="0.9")
