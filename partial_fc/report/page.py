@@ -7,8 +7,6 @@ from datetime import datetime, timedelta
 from html import escape
 from typing import Any
 
-import numpy as np
-
 from partial_fc.flags import flag
 from partial_fc.report.charts import line_chart, share_bar
 from partial_fc.report.run_facts import RunFacts
@@ -157,14 +155,17 @@ def _speed(run: RunFacts) -> Iterator[str]:
     rates = run.history.series("speed/images_per_s")
     if rates:
         yield line_chart({"images/s": rates}, "images/s of all processes")
-    parts: dict[str, list[float]] = {}
-    for row in run.history.scalars[1:] or run.history.scalars:  # the first one holds what is only done once
-        for name, share in row.items():
-            if name.startswith("time/") and share is not None:
-                parts.setdefault(name.removeprefix("time/"), []).append(share)
+    parts: dict[str, float] = {}
+    before = 0
+    for row in run.history.scalars:
+        shares = {name: share for name, share in row.items() if name.startswith("time/") and share is not None}
+        for name, share in shares.items():  # each stands for the steps since the row before
+            part = name.removeprefix("time/")
+            parts[part] = parts.get(part, 0.0) + share * max(1, row["step"] - before)
+        before = row["step"] if shares else before
     if parts:
         yield "<h3>Where the time of a step goes</h3>"
-        yield share_bar({name: float(np.mean(shares)) for name, shares in parts.items()})
+        yield share_bar(parts)
     traffic = run.result.get("traffic_per_step") or {}
     if traffic:
         yield "<details><summary>What travels in a step</summary>"
