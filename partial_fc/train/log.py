@@ -47,9 +47,10 @@ def open_files(models_root: Path, world: World, bare: bool = False, hist: Second
     to_file.setFormatter(formatter)
     if hist and (hist.every_rank or world.rank == 0):
         to_hist = logging.FileHandler(models_root / hist.name.format(rank=world.rank))
-        to_hist.setFormatter(logging.Formatter(hist.format.format(rank=world.rank)))
+        as_theirs = logging.Formatter(hist.format.format(rank=world.rank))
+        to_hist.setFormatter(as_theirs)
         _log.addHandler(to_hist)
-        on_terminal = to_hist.formatter if hist.on_terminal else on_terminal
+        on_terminal = as_theirs if hist.on_terminal else on_terminal
     to_terminal.setFormatter(on_terminal)
     _log.addHandler(to_file)
     _log.addHandler(to_terminal)
