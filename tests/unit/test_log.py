@@ -135,7 +135,12 @@ def test_a_full_disk_costs_history_no_training(tmp_path, caplog):
     for step in (1, 2):
         progress.report(step, step, 0.5, 1.0, 0.1, {})
     progress.close()
-    assert caplog.text.count("history.jsonl: nothing more is added to it") == 1
+    assert caplog.text.count("history.jsonl cannot be written") == 1
+    assert not read_history(tmp_path / "history.jsonl").starts
+    (tmp_path / "history.jsonl").rmdir()
+    progress._history._next_try = 0.0
+    progress.scalars(3, {"train/loss": 0.25})
+    assert read_history(tmp_path).series("train/loss") == [(3, 0.25)]
 
 
 def test_the_loss_picture(tmp_path):

@@ -17,7 +17,7 @@ from partial_fc.train.log import warn_on_os_error
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_TRY_AGAIN_S = 600.0  # after a file of TensorBoard could not be written
+_TRY_AGAIN_S = 600.0  # after a file could not be written
 
 
 class TensorBoard:
@@ -82,21 +82,24 @@ class History:
         {"event": "evaluation", "step": 2000, "time": ..., "scores": {"lfw": 0.9965}}
 
     Where a run goes back (a checkpoint, a rollback) a row says so ("start", "back"): rows of later steps before it are
-    of no run any more. A row that a full disk does not take is lost.
+    of no run any more. Where a row cannot be written, the next ones are left out for some time.
     """
 
     def __init__(self, models_root: Path, world: World):
         self._path = models_root / "history.jsonl" if world.rank == 0 else Path(os.devnull)
-        self._failed = False
+        self._next_try = 0.0
+        self._begin = ""
 
     def add(self, step: int, **values: Any) -> None:
-        row = {"step": step, "time": round(time.time(), 3), **{name: _json(value) for name, value in values.items()}}
-        if self._failed:
+        if time.monotonic() < self._next_try:
             return
-        self._failed = True
-        with warn_on_os_error(f"{self._path}: nothing more is added to it; it"), self._path.open("a") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
-            self._failed = False
+        row = {"step": step, "time": round(time.time(), 3), **{name: _json(value) for name, value in values.items()}}
+        begin, self._begin = self._begin, "\n"  # what has been cut is a line of its own
+        self._next_try = time.monotonic() + _TRY_AGAIN_S
+        with warn_on_os_error(str(self._path)):
+            with self._path.open("a") as file:
+                file.write(begin + json.dumps(row, allow_nan=False) + "\n")
+            self._next_try, self._begin = 0.0, ""
 
 
 def _json(value: Any) -> Any:

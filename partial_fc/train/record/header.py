@@ -34,7 +34,7 @@ def differences(config: Any) -> Iterator[str]:
     """A line (or more, where it is long) for each group of flags: those with another value than the recipe's default,
     as one types them."""
     for group, values in changed(config).items():
-        words = [f"{flags.flag(name)} {typed(value)}" for name, value in values.items()]
+        words = [_with_value(name, value) for name, value in values.items()]
         if words:
             # Not in the middle of a flag and its value.
             text = textwrap.wrap(
@@ -74,6 +74,12 @@ def write(run: RunContext, path: Path) -> None:
         },
         path,
     )
+
+
+def _with_value(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return flags.flag(name if value else f"no_{name}")
+    return f"{flags.flag(name)} {typed(value)}"
 
 
 def typed(value: Any) -> str:
