@@ -11,7 +11,6 @@ from partial_fc.flags import flag
 from partial_fc.report.charts import line_chart, share_bar
 from partial_fc.report.run_facts import RunFacts
 from partial_fc.report.style import STYLE
-from partial_fc.train.record.header import typed
 from partial_fc.train.record.history import thinned
 
 _LOG_FROM = 20.0  # largest loss over smallest, from which on the axis is logarithmic
@@ -219,7 +218,10 @@ def _next(run: RunFacts) -> Iterator[str]:
 
 
 def _as_flags(values: Mapping[str, Any]) -> dict[str, str]:
-    return {flag(name): typed(value) for name, value in values.items()}
+    return {
+        flag(name): " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in values.items()
+    }
 
 
 def _table(rows: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """How a run begins: a few lines with what differs from the defaults, and the whole configuration in a file."""
 
 import dataclasses
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -79,11 +80,5 @@ def write(run: RunContext, path: Path) -> None:
 def _with_value(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return flags.flag(name if value else f"no_{name}")
-    return f"{flags.flag(name)} {typed(value)}"
-
-
-def typed(value: Any) -> str:
-    """A flag's value as one gives it."""
-    if isinstance(value, tuple | list):
-        return " ".join(map(str, value))
-    return str(value)
+    each = value if isinstance(value, tuple | list) else [value]
+    return " ".join([flags.flag(name), *(shlex.quote(str(one)) for one in each)])
