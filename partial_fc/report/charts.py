@@ -23,12 +23,15 @@ def line_chart(
     marks: bool = False,
     band_N3: NDArray[np.float64] | None = None,
     percent: bool = False,
+    until: int = 0,
 ) -> str:
     """Lines by name over steps. label: of the y axis. marks: a dot with its numbers at each point. band_N3: (step, low,
-    high) behind the first line. Values of a log axis are above 0; there is at least one point."""
+    high) behind the first line. until: the axis goes from 0 to there. Values of a log axis are above 0; there is at
+    least one point."""
     every = np.concatenate([np.asarray(points, dtype=np.float64).reshape(-1, 2) for points in series.values()])
     low, high = float(every[:, 1].min()), float(every[:, 1].max())
-    first, last = float(every[:, 0].min()), float(every[:, 0].max())
+    first = 0.0 if until else float(every[:, 0].min())
+    last = max(float(until), float(every[:, 0].max()))
     ticks = _decades(low, high) if log else _nice(low, high)
     low, high = min(low, ticks[0]), max(high, ticks[-1])
     measure = math.log10 if log else float

@@ -106,7 +106,7 @@ def _evaluations(run: RunFacts) -> Iterator[str]:
     scores = run.history.scores()
     if not scores:
         return
-    yield line_chart(scores, "score", marks=True, percent=True)
+    yield line_chart(scores, "score", marks=True, percent=True, until=run.last_step)
     yield "<table><tr><th>set</th><th>last</th><th>best</th><th>at step</th></tr>"
     for name, marks in scores.items():
         step, best = max(marks, key=lambda mark: mark[1])
