@@ -48,6 +48,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "checkpoint classes merge": (f"{_CLASSES}:merge_classes", "several become one"),
     "checkpoint classes rename": (f"{_CLASSES}:rename", "other names"),
     "checkpoint classes match": (f"{_CLASSES}:match", "those of a data set: some new, some gone"),
+    "report": ("report.command:report", "the folder of a run -> one HTML page: curves, evaluations, speed"),
     "convert": ("foreign.convert:convert", "a backbone between MXNet's files, ours and arcface_torch's"),
     "doctor data": ("data.check.command:doctor_data", "what is wrong with a training set, before training does"),
     "doctor env": ("doctor.env:doctor_env", "what is wrong with this machine, or the hosts of a run"),

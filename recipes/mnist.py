@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import tyro
@@ -149,6 +149,8 @@ class TutorialLine(StepLine):
 
     update_size: int
     epochs: float
+
+    early: ClassVar[tuple[int, ...]] = ()
 
     def due(self, step: int, position: int) -> bool:
         return self._update(position)[1] % self.frequent == 0

@@ -9,6 +9,7 @@ where Flags leaves the group's name out of the flags' names.
 
 import copy
 import dataclasses
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +31,13 @@ class RunFlags:
     """auto: go on from the newest checkpoint of --checkpoint-dir, if any; never; or the DIR of a checkpoint. Flags that
     are others than then are named in the log, or refused."""
     frequent: int = 20
-    """Steps between two lines of the log."""
+    """Steps between two lines of the log. (The first ones come after 1, 2, 5 and 10 steps.)"""
     log_style: Literal["own", "insightface-mxnet"] = "own"
     """insightface-mxnet (recipe face): the lines of InsightFace's MXNet trainer, to the letter, on the terminal and in
     RANK_hist.log below --models-root, for what reads those: Iter:20 Rank:... [lfw][2000]Accuracy-Flip: ..."""
+    wandb: str | None = None
+    """PROJECT: the numbers that TensorBoard gets also go to this project of Weights & Biases, if its library is
+    installed (pip install wandb); WANDB_MODE=offline keeps them below --models-root for `wandb sync`."""
     verbose: int = 2000
     """Steps between two evaluations; 0: none but those that the recipe makes anyway, and the one at the end."""
     checkpoint_dir: Path | None = None
@@ -57,6 +61,11 @@ class RunFlags:
 
     def __post_init__(self) -> None:
         check_least(self, frequent=1, keep_checkpoints=1, verbose=0, checkpoint_every=0, commit_every=0)
+        if self.wandb is not None and importlib.util.find_spec("wandb") is None:
+            raise ValueError(
+                f"--wandb {self.wandb} needs the package wandb, which is not installed: `pip install wandb`, or leave "
+                "--wandb out"
+            )
 
     @property
     def checkpoints(self) -> Path:

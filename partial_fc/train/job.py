@@ -16,6 +16,7 @@ from partial_fc.optim.schedule import Continued, Schedule
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.guards.commits import Commits
 from partial_fc.train.log import StepLine
+from partial_fc.train.record.boards import Wandb
 
 Head = PartialFC | CrossEntropy
 
@@ -87,6 +88,7 @@ class Job:
     seed: int
     facts: dict[str, Any]  # for checkpoints: recipe, network, configuration, versions
     class_names: list[str] | None = None
+    wandb: Wandb | None = None  # of rank 0, with --wandb
 
 
 @dataclass(frozen=True)

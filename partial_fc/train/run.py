@@ -20,7 +20,6 @@ train_here is called anew in each world.
 """
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
@@ -50,8 +49,10 @@ from partial_fc.train.context import RunContext
 from partial_fc.train.device import join
 from partial_fc.train.guards.commits import Commits
 from partial_fc.train.job import Guards, Head, Job, Outcome, RunState, Settings
-from partial_fc.train.log import StepLine, open_files
+from partial_fc.train.log import SecondFile, StepLine, open_files
 from partial_fc.train.precision import Mode, Precision, choose
+from partial_fc.train.record import header
+from partial_fc.train.record.boards import open_wandb
 from partial_fc.train.results import write_results
 
 S = TypeVar("S", bound=Source)
@@ -64,7 +65,7 @@ def run_in_worlds(
     notes: Sequence[str],
     train_here: Callable[["Run"], int],
     bare: bool = False,
-    hist: str | None = None,
+    hist: SecondFile | None = None,
     called: tuple[str | Path, str] | None = None,
 ) -> int:
     """Joins the others, runs train_here, returns the exit status. bare: the terminal's lines have nothing before them.
@@ -84,8 +85,7 @@ def run_in_worlds(
         held = run_folder.hold(config, world, memory)
         logger = open_files(config.run.models_root, world, bare, hist)
         run = Run(recipe, config, world, its_device, logger, memory, keeps_made_up=asked)
-        logger.info(f"{world} on {its_device}; {json.dumps(run.versions)}")
-        logger.info(f"configuration {json.dumps(flags.flat(config), default=str)}")
+        header.begin(run)
         for note in (*held, *notes, *flags.notes(config, world.size)):
             run.note(note)
         return train_here(run)
@@ -299,6 +299,7 @@ class Run(RunContext):
                 "versions": self.versions,
             },
             class_names=class_names,
+            wandb=open_wandb(config.run.wandb, self.root, flags.flat(config), self.world),
         )
 
     def _commit_every(self, in_memory: bool) -> int:

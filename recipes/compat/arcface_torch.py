@@ -183,7 +183,7 @@ _REFUSED = {"dali_aug": (False, "DALI's augmentations are not implemented; set i
 _WITHOUT_MEANING = {
     "dali": (False, "DALI is not used; OpenCV threads decode the records"),
     "save_all_states": (True, "checkpoints always hold all states"),
-    "using_wandb": (False, "Weights & Biases is not used; curves go to TensorBoard"),
+    "using_wandb": (False, "curves go to TensorBoard; --wandb PROJECT sends them to Weights & Biases, too"),
 }
 # Read by arcface_torch only where using_wandb is on. Their values, among them a key, are never printed.
 _WANDB = (

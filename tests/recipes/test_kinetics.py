@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from partial_fc.foreign import gluoncv
 from partial_fc.models import slowfast
-from tests.recipes.conftest import losses, result
+from tests.recipes.conftest import losses, reported, result
 from tests.recipes.launch import here, several
 from tests.recipes.several import Given
 from tests.unit import videos
@@ -77,6 +77,7 @@ def test_the_files_of_gluoncv(one):
     stored = load_file(one / "model.safetensors")
     assert all(torch.equal(t, stored[name]) for name, t in model.state_dict().items() if "num_batches" not in name)
     assert result(one)["best"]["val"] >= accuracy
+    assert reported(one)
 
 
 def test_a_part_of_a_run_and_the_rest_are_the_whole(one, data, tmp_path):
