@@ -184,7 +184,7 @@ def test_what_another_rank_cannot_write_does_not_count(saver, head):
 
 def test_a_folder_that_cannot_be_written_to_is_refused_at_the_start(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"rank 0 cannot write checkpoints to .*file/below"):
+    with pytest.raises(ValueError, match=r"rank 0 cannot write to .*file/below"):
         checkpoint.Saver(tmp_path / "file/below", SingleWorld(), keep=1)
 
 
