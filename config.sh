@@ -47,8 +47,9 @@ export HOROVOD_FUSION_THRESHOLD=${HOROVOD_FUSION_THRESHOLD:-67108864}
 
 # --- recipe ----------------------------------------------------------------------------------------------------------
 
+# Without MODELS_ROOT the run is written to a folder of its own below runs/, in the folder where this is started.
 exec "$python" "$here/train.py" "${RECIPE:-face}" \
     --dataset "${DATASET:-glyphs}" \
     --rec "${REC:-$here/demo/glyphs}" \
-    --models-root "${MODELS_ROOT:-$here/runs/face}" \
+    ${MODELS_ROOT:+--models-root "$MODELS_ROOT"} \
     "$@"

@@ -116,7 +116,7 @@ class Config:
     head: Flags[HeadFlags] = HeadFlags()
     optim: Flags[OptimFlags] = OptimFlags()
     schedule: Flags[ScheduleFlags] = ScheduleFlags()
-    run: Flags[RunFlags] = RunFlags(models_root=Path("runs/face"))
+    run: Flags[RunFlags] = RunFlags(models_root=Path("runs/face-DATA-NETWORK"))
     guards: Flags[GuardFlags] = GuardFlags()
     exchange: Flags[ExchangeFlags] = ExchangeFlags()
     launch: Flags[LaunchFlags] = LaunchFlags()
@@ -133,7 +133,8 @@ class Config:
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
     config, notes = parse(arguments)
-    return run_in_worlds("face", config, notes, train_here, hist=STYLES[config.run.log_style].hist)
+    hist = STYLES[config.run.log_style].hist
+    return run_in_worlds("face", config, notes, train_here, hist=hist, called=_called(config))
 
 
 def train_here(run: Run) -> int:
@@ -196,6 +197,14 @@ def train_here(run: Run) -> int:
             telemetry_every=config.head.telemetry_every,
         )  # fmt: skip
         return run.finish(job, train(job), {}, deliver=network.deliver)
+
+
+def _called(config: Config) -> tuple[str | Path, str]:
+    """Data set and network, for the name of the folder."""
+    data, model = config.data, config.model
+    preset = data.dataset if data.dataset != "custom" else None
+    network = model.symbol.name.partition("-symbol")[0] if model.symbol else model.network
+    return preset or data.config or data.rec or "", network
 
 
 def _source(data: DataFlags) -> Source:

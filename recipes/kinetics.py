@@ -192,7 +192,7 @@ class Config:
         lr=0.1, lr_scaling="none", base_batch_size=64, lr_scheduler="step", epochs=3.0
     )
     run: Flags[RunFlags] = RunFlags(
-        models_root=Path("params"), frequent=50, verbose=0, checkpoint_every=0, keep_checkpoints=2
+        models_root=Path("params/DATA-NETWORK"), frequent=50, verbose=0, checkpoint_every=0, keep_checkpoints=2
     )
     guards: Flags[GuardFlags] = GuardFlags()
     exchange: Flags[ExchangeFlags] = ExchangeFlags()
@@ -219,7 +219,10 @@ def main(arguments: list[str]) -> int:
     """Returns the exit status."""
     config, notes = parse(arguments)
     status = config.launch.start()
-    return run_in_worlds("kinetics", config, notes, train_here, bare=True) if status is None else status
+    if status is not None:
+        return status
+    called = config.data.dataset, config.model.model
+    return run_in_worlds("kinetics", config, notes, train_here, bare=True, called=called)
 
 
 def train_here(run: Run) -> int:

@@ -35,7 +35,7 @@ class EnvOptions:
 
     hosts: Annotated[str | None, tyro.conf.arg(aliases=["-H"])] = None
     """As horovodrun takes them, a:8,b:8, or a host file; this machine alone if not given."""
-    models_root: Path = Path("runs/face")
+    models_root: Path = Path("runs")
     """Where the run would write."""
     ssh_port: int | None = None
     """Where it is not ssh's own."""

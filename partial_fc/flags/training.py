@@ -2,7 +2,7 @@
 
 A recipe's Config holds the groups with its own defaults:
 
-    run: Flags[RunFlags] = RunFlags(models_root=Path("runs/mnist"))
+    run: Flags[RunFlags] = RunFlags(models_root=Path("runs/mnist-DATA-NETWORK"))
 
 where Flags leaves the group's name out of the flags' names.
 """
@@ -23,9 +23,12 @@ class RunFlags:
     """Where a run is written, when it is saved, and what it goes on from."""
 
     models_root: Path
-    """Where everything is written: model, checkpoints, logs, TensorBoard, loss.csv, result.json, pictures."""
+    """Where everything is written: model, checkpoints, logs, TensorBoard, loss.csv, result.json, pictures; by one run
+    at a time. In the default DATA is the name of the data set (of --dataset, --config, or the data's path), NETWORK
+    that of the network: runs/face-faces-r50."""
     resume: str = "auto"
-    """auto: go on from the newest checkpoint of --checkpoint-dir, if any; never; or the DIR of a checkpoint."""
+    """auto: go on from the newest checkpoint of --checkpoint-dir, if any; never; or the DIR of a checkpoint. Flags that
+    are others than then are named in the log, or refused."""
     frequent: int = 20
     """Steps between two lines of the log."""
     log_style: Literal["own", "insightface-mxnet"] = "own"
@@ -38,7 +41,8 @@ class RunFlags:
     --models-root."""
     checkpoint_every: int = 2000
     """Steps between two checkpoints, which are written while training goes on; 0: none but those that the recipe writes
-    anyway, and the one at the end."""
+    anyway, and the one at the end. (Of images that are made up none is written unless --models-root, --checkpoint-dir
+    or another --checkpoint-every than the default asks for it.)"""
     keep_checkpoints: int = 3
     """Older ones are removed."""
     save_best: bool = True

@@ -3,6 +3,7 @@
 import math
 import time
 from contextlib import closing
+from functools import partial
 
 import torch
 
@@ -21,11 +22,15 @@ from partial_fc.train.update import update
 
 def train(job: Job) -> Outcome:
     """Runs job's steps from where it stands to the schedule's end, evaluates, and writes the last checkpoint; ends
-    early, with a checkpoint, where any rank was asked to by SIGTERM or SIGUSR1. Raises elastic.HostsChanged, on all
-    ranks, where these are to meet in another world."""
+    early, with a checkpoint, where any rank was asked to by a signal (guards/signals.py). Raises elastic.HostsChanged,
+    on all ranks, where these are to meet in another world."""
     progress = Progress(job.models_root, job.world, job.line, job.at.step, job.at.position)
     curve = LossCurve(job.models_root, job.world, job.at.step)
-    with StopSignals(job.world.rank) as signals, closing(progress), closing(curve):
+    with (
+        StopSignals(job.world.rank, partial(checkpoint.newest, job.saver.root)) as signals,
+        closing(progress),
+        closing(curve),
+    ):
         return _train(job, signals, progress, curve)
 
 
@@ -38,7 +43,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve)
     job.guards.last_equal = at.step
     evaluations: dict[str, float] = {}
     evaluated = saved = at.step if at.step == total_steps else -1
-    loss, stopped = math.nan, False
+    loss, stopped = math.nan, 0
     backbone.train()
     job.commits.begin(at.step, job.head, lambda: snapshot(job))
 
@@ -48,7 +53,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve)
         world.step = at.step + 1
         lr = job.schedule.lr(at.step)
         watch.restart()
-        vote.start(signals.received is not None, job.saver, job.commits.hosts_changed)
+        vote.start(signals.status, job.saver, job.commits.hosts_changed)
         job.commits.start_step()
 
         # ---- data: the micro-batches of this update
@@ -174,7 +179,9 @@ def rate(job: Job, values: dict[str, float]) -> tuple[float | None, bool]:
 
 def save(job: Job, score: float | None = None) -> None:
     """Takes everything that the next step depends on, and begins to write it. score: of the evaluation after this step,
-    if there was one."""
+    if there was one. Nothing where no checkpoints are kept."""
+    if not job.settings.keep:
+        return
     began = time.perf_counter()
     if job.saver.under_way:
         job.saver.finish()
