@@ -61,6 +61,7 @@ class Owner:
         self._path, self._record = path, record
         self._ended = threading.Event()
         self._count = 0
+        self.in_doubt = False  # the record was not this process's when it was last looked at: `check` knows more
         threading.Thread(target=self._beat, name="owner", daemon=True).start()
 
     def check(self) -> None:
@@ -91,7 +92,8 @@ class Owner:
         while not self._ended.wait(_BEAT_S):
             # Where the folder is away, or the record another's, `check` says so before anything comes of it.
             with contextlib.suppress(OSError):
-                if _read(self._path) == self._record and not self._ended.is_set():
+                self.in_doubt = _read(self._path) != self._record
+                if not self.in_doubt and not self._ended.is_set():
                     self._count += 1
                     _rewrite(self._path, self._record, self._count)
 

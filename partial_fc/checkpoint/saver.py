@@ -10,6 +10,7 @@ by the training thread, which finds out with the others. So where ranks see fold
 instead of a shared one, a checkpoint is either whole in all of them or older ones are still there.
 """
 
+import contextlib
 import logging
 import secrets
 import time
@@ -46,7 +47,7 @@ class Saver:
         """owner: this process's record in root, read again before anything there is marked or removed. Raises
         ValueError, on all ranks, where one of them cannot write below root. A collective."""
         self.root = root
-        self._check = owner.check if owner else lambda: None
+        self._owner, self._check = owner, owner.check if owner else lambda: None
         self._world = world
         self._keep, self._keep_best = keep, keep_best
         self._beside = ranks_beside(root, world)
@@ -114,7 +115,11 @@ class Saver:
         self._pause_s = time.perf_counter() - self._began
 
     def settle(self, any_busy: bool, any_failed: bool) -> None:
-        """any_busy, any_failed: what the ranks said of `busy` and `failed`, equal on all of them."""
+        """any_busy, any_failed: what the ranks said of `busy` and `failed`, equal on all of them. Raises LostOwner
+        where the folder is another run's now."""
+        if self._owner and self._owner.in_doubt:
+            with contextlib.suppress(OSError):  # a disk that is away ends no training
+                self._check()
         if self._job is None or any_busy:
             return
         error = self._job.exception()

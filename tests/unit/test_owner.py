@@ -11,6 +11,8 @@ import pytest
 
 from partial_fc.checkpoint import owner
 from partial_fc.checkpoint.owner import InUse, LostOwner, Record, take
+from partial_fc.checkpoint.saver import Saver
+from partial_fc.comm import SingleWorld
 
 
 @pytest.fixture(autouse=True)
@@ -100,12 +102,17 @@ def test_what_is_no_record_keeps_nobody_out_for_long(tmp_path, content):
 
 def test_a_process_that_was_stopped_finds_out_that_it_has_lost_its_folder(tmp_path):
     stopped, _ = take(tmp_path, "stopped")
+    saver = Saver(tmp_path, SingleWorld(), keep=1, owner=stopped)
+    saver.settle(False, False)
     stopped.stop()
     text = (tmp_path / "owner-1.json").read_text().replace('"machine": "', '"machine": "elsewhere ')
     (tmp_path / "owner-1.json").write_text(text)
     holder, _ = take(tmp_path, "new")
     with pytest.raises(LostOwner, match=f"is that of process {os.getpid()}"):
         stopped.check()
+    stopped.in_doubt = True  # as its thread sees
+    with pytest.raises(LostOwner):
+        saver.settle(False, False)
     stopped.release()
     holder.check()
     holder.release()

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,25 +56,27 @@ def hold(config: Any, world: World, memory: Memory) -> list[str]:
     notes for the user. Raises ValueError, on all ranks, where another run writes there. A collective."""
     ids_W = all_gather_json([memory.run, secrets.token_hex(8)], world, "run/id")
     memory.run = next((run for run, _ in ids_W if run), ids_W[0][1])
-    notes = []
-    for root in dict.fromkeys((config.run.models_root, config.run.checkpoints)):
-        leads = ranks_beside(root, world)[0] == world.rank
-        before = memory.owners.pop(root, None)
-        if before:
-            before.stop()
-        problem, note = "", ""
+    roots = list(dict.fromkeys((config.run.models_root, config.run.checkpoints)))
+    mine = [root for root in roots if ranks_beside(root, world)[0] == world.rank]
+    for owner in memory.owners.values():  # of the world before
+        owner.stop()
+    memory.owners.clear()
+    problems, notes = [], []
+    with ThreadPoolExecutor() as pool:  # at once: each may have to wait until it is sure that another run is gone
+        taken = {root: pool.submit(take, root, memory.run) for root in mine}
+    for root, future in taken.items():
         try:
-            if leads:
-                memory.owners[root], note = take(root, memory.run)
+            memory.owners[root], note = future.result()
+            notes += [note] if note else []
         except ValueError as error:
-            problem = str(error)
+            problems.append(str(error))
         except OSError as error:
-            problem = f"rank {world.rank} cannot write to {root}: {error}"
-        found_W = all_gather_json([problem, note], world, "run/owner")
-        if problems := [problem for problem, _ in found_W if problem]:
+            problems.append(f"rank {world.rank} cannot write to {root}: {error}")
+    found_W = all_gather_json([problems, notes], world, "run/owner")
+    for problems, _ in found_W:
+        if problems:
             raise ValueError(problems[0])
-        notes += [note for _, note in found_W if note]
-    return notes
+    return [note for _, notes in found_W for note in notes]
 
 
 def let_go(memory: Memory) -> None:
