@@ -1,5 +1,5 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C in real launches: the step is finished, a checkpoint written, all processes leave; started again,
-the run goes on as if nothing had been."""
+"""SIGTERM, SIGUSR1 and Ctrl-C in real launches: the step is finished, a checkpoint written, all processes leave; when
+started again, the run goes on as if nothing had been."""
 
 import re
 import shlex
