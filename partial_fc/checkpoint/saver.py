@@ -26,6 +26,7 @@ from partial_fc.checkpoint.owner import Owner
 from partial_fc.checkpoint.rows import class_bytes
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import World
+from partial_fc.errors import describe
 from partial_fc.memory import available_memory_bytes
 
 _log = logging.getLogger("partial_fc")
@@ -226,7 +227,7 @@ def ranks_beside(root: Path, world: World) -> list[int]:
         problem = error
     bad = world.all_gather(torch.tensor([int(problem is not None)]), name="checkpoint/writable").nonzero()
     if problem:
-        raise ValueError(f"rank {world.rank} cannot write to {root}: {problem}") from problem
+        raise ValueError(f"rank {world.rank} cannot write to {root}: {describe(problem)}") from problem
     if len(bad):
         mine.unlink()
         raise ValueError(f"rank {int(bad[0])} cannot write to {root}: its output says why")

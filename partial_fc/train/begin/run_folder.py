@@ -12,6 +12,7 @@ from partial_fc.checkpoint.peer.commits import Memory
 from partial_fc.checkpoint.peer.transfer import all_gather_json
 from partial_fc.checkpoint.saver import ranks_beside
 from partial_fc.comm import World, elastic
+from partial_fc.errors import describe
 from partial_fc.flags import RunFlags
 
 
@@ -71,7 +72,7 @@ def hold(config: Any, world: World, memory: Memory) -> list[str]:
         except ValueError as error:
             problems.append(str(error))
         except OSError as error:
-            problems.append(f"rank {world.rank} cannot write to {root}: {error}")
+            problems.append(f"rank {world.rank} cannot write to {root}: {describe(error)}")
     found_W = all_gather_json([problems, notes], world, "run/owner")
     for problems, _ in found_W:
         if problems:
