@@ -263,7 +263,9 @@ def _lines(one: Judged) -> list[str]:
             f"{values['accuracy_low']:.2%} to {values['accuracy_high']:.2%}"
         )
     thresholds = _thresholds(one.roc)
-    lines += [_HEAD, _row("to use", one.roc.best())]
+    lines.append(_HEAD)
+    if "accuracy" in values:  # IJB's pairs are nearly all of different ones: there FAR must choose
+        lines.append(_row("to use", one.roc.best()))
     lines += [_row(f"for FAR {far}", threshold) for far, threshold in thresholds.items()]
     few = [far for far in FALSE_ACCEPT_RATES if far not in thresholds]
     if few:
@@ -275,7 +277,8 @@ def _lines(one: Judged) -> list[str]:
 
 def _ranks_text(values: dict[str, float], name: str) -> str:
     keys = [*(f"rank{rank}" for rank in janus.RANKS), "tpir@fpir=1e-1", "tpir@fpir=1e-2"]
-    return ", ".join(f"{key} {values[f'{name}/{key}']:.2%}" for key in keys)
+    shares = {key: values[f"{name}/{key}"] for key in keys}
+    return ", ".join(f"{key} {'not measured' if np.isnan(x) else f'{x:.2%}'}" for key, x in shares.items())
 
 
 def _row(what: str, t: roc.Threshold) -> str:

@@ -107,7 +107,8 @@ def test_equals_an_independent_computation(ijb_folder, model_file, tmp_path, det
             detector_score=detector_score, feature_length=feature_length,
         )
     )  # fmt: skip
-    values = read_report(tmp_path)["sets"]["IJBC"]["values"]
+    report = read_report(tmp_path)["sets"]["IJBC"]
+    values = report["values"]
     feats = template_features(ijb_folder, load(model_file), detector_score, feature_length)
     cosines = {(a, b): float(feats[a] @ feats[b]) for a, b in combinations(sorted(feats), 2)}
     impostors = sorted((c for (a, b), c in cosines.items() if a % 100 != b % 100), reverse=True)
@@ -115,6 +116,10 @@ def test_equals_an_independent_computation(ijb_folder, model_file, tmp_path, det
     for far in ("1e-1", "1e-2"):
         threshold = impostors[int(float(far) * len(impostors))]
         assert values[f"tar@far={far}"] == np.mean(genuine > threshold)
+        # Half-way to the least similar pair that is accepted: the cosines themselves are equal.
+        accepted = min(c for c in cosines.values() if c > threshold)
+        given = report["threshold_at_far"][far]["cosine"]
+        assert given == pytest.approx((threshold + accepted) / 2, abs=1e-6)
     assert 0.3 < values["tar@far=1e-1"] <= 1
     assert values["tar@far=1e-6"] is None  # so few pairs cannot tell
     right = 0
