@@ -47,8 +47,12 @@ export HOROVOD_FUSION_THRESHOLD=${HOROVOD_FUSION_THRESHOLD:-67108864}
 
 # --- recipe ----------------------------------------------------------------------------------------------------------
 
-exec "$python" "$here/train.py" "${RECIPE:-face}" \
-    --dataset "${DATASET:-glyphs}" \
-    --rec "${REC:-$here/demo/glyphs}" \
-    --models-root "${MODELS_ROOT:-$here/runs/face}" \
+recipe=${RECIPE:-face}
+if [ "$recipe" = face ]; then
+    DATASET=${DATASET:-glyphs} REC=${REC:-$here/demo/glyphs} MODELS_ROOT=${MODELS_ROOT:-$here/runs/face}
+fi
+exec "$python" "$here/train.py" "$recipe" \
+    ${DATASET:+--dataset "$DATASET"} \
+    ${REC:+--rec "$REC"} \
+    ${MODELS_ROOT:+--models-root "$MODELS_ROOT"} \
     "$@"

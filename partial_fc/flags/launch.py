@@ -87,9 +87,14 @@ class LaunchFlags:
 
     def _spawn(self, nodes: int, nr: int, master_addr: str, master_port: int | None) -> int:
         """Starts --gpus processes here, on host nr of so many. Returns their exit status."""
-        command = [sys.executable, *sys.orig_argv[1:]]
-        where = {"master_addr": master_addr, "master_port": master_port}
-        return spawn.run(command, nodes=nodes, gpus=self.gpus, nr=nr, **where)
+        return spawn.run(
+            [sys.executable, *sys.orig_argv[1:]],
+            nodes=nodes,
+            gpus=self.gpus,
+            nr=nr,
+            master_addr=master_addr,
+            master_port=master_port,
+        )
 
     def join(self, device_type: str) -> World:
         """The processes of this launch, met. device_type: "cpu" or "cuda"."""
