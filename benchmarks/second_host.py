@@ -80,19 +80,21 @@ class Options:
 
 
 class Update(NamedTuple):
-    """One update, as the first worker saw it. sent_bytes: of both hosts since the start."""
+    """One update, as the first worker saw it. Since the start: processor time of a process, bytes of both hosts."""
 
     clips_per_s: float
     waiting: float
     sent_bytes: int
+    cpu_s: float
 
 
 class Turn(NamedTuple):
-    """Some updates in a row: medians, and the mean of what a host sent."""
+    """Some updates in a row: medians; means of what an update took of a core, and of what a host sent."""
 
     clips_per_s: float
     waiting: float
     step_bytes: float
+    step_cpu_s: float
 
 
 class Worker:
@@ -103,6 +105,7 @@ class Worker:
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         self._process = hosts.start(host, command, cwd=ROOT, env=env, text=True, **pipes)
         self._hosts, self._save_dir = hosts, command[-1]
+        self._trainers: list[psutil.Process] = []
         self._updates: queue.Queue[Update | None] = queue.Queue()
         self._last_lines: deque[str] = deque(maxlen=30)
         threading.Thread(target=self._follow, daemon=True).start()
@@ -136,8 +139,12 @@ class Worker:
             self._last_lines.append(line)
             if match := _LINE.match(line):
                 sent = self._hosts.sent_bytes(0) + self._hosts.sent_bytes(1)
-                self._updates.put(Update(float(match[1]), int(match[2]) / 100, sent))
+                self._updates.put(Update(float(match[1]), int(match[2]) / 100, sent, self._cpu_s()))
         self._updates.put(None)
+
+    def _cpu_s(self) -> float:
+        times = [trainer.cpu_times() for trainer in self._trainers]
+        return sum(t.user + t.system for t in times) / max(1, len(times))
 
     def _trains(self, process: psutil.Process) -> bool:
         """The launcher, which must not be stopped, has these words behind others."""
@@ -221,14 +228,16 @@ def _turn(workers: list[Worker], updates: int) -> Turn:
     for worker in workers:
         worker.stop()
     time.sleep(_QUIET_S)
-    return Turn(sum(turn.clips_per_s for turn in turns) / len(turns), turns[0].waiting, turns[0].step_bytes)
+    speed, cpu_s = (sum(turn[at] for turn in turns) / len(turns) for at in (0, 3))
+    return Turn(speed, turns[0].waiting, turns[0].step_bytes, cpu_s)
 
 
 def _of(updates: list[Update]) -> Turn:
     """The first one began before the turn."""
     counted = updates[1:]
     sent = (counted[-1].sent_bytes - updates[0].sent_bytes) / len(counted) / 2
-    return Turn(median(u.clips_per_s for u in counted), median(u.waiting for u in counted), sent)
+    cpu_s = (counted[-1].cpu_s - updates[0].cpu_s) / len(counted)
+    return Turn(median(u.clips_per_s for u in counted), median(u.waiting for u in counted), sent, cpu_s)
 
 
 def _row(pairs: list[Pair], width: int, kind: str, rate: str) -> dict[str, Any]:
@@ -242,18 +251,20 @@ def _row(pairs: list[Pair], width: int, kind: str, rate: str) -> dict[str, Any]:
         "clips_per_s": round(median(pair.ours.clips_per_s for pair in pairs), 2),
         "efficiency": round(median(ratios), 3),
         "range": f"{min(ratios):.2f} to {max(ratios):.2f}",
+        "cpu_ms": round(median(pair.ours.step_cpu_s for pair in pairs) * 1000),
+        "cpu_ratio": round(median(pair.ours.step_cpu_s / pair.apart.step_cpu_s for pair in pairs), 3),
         "step_bytes": round(median(pair.ours.step_bytes for pair in pairs)),
         "waiting": round(median(pair.ours.waiting for pair in pairs), 2),
     }
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    print("| width | link | compression | clips/s | efficiency | bytes an update and host | waiting |")
+    print("| width | link | compression | clips/s | efficiency | processor time an update | bytes an update and host |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for row in rows:
         print(
             f"| {row['width']} | {row['rate']} | {row['kind']} | {row['clips_per_s']:.1f} | {row['efficiency']:.2f} "
-            f"({row['range']}) | {row['step_bytes']:,} | {row['waiting']:.0%} |"
+            f"({row['range']}) | {row['cpu_ms']} ms ({row['cpu_ratio']:.2f}) | {row['step_bytes']:,} |"
         )
 
 
