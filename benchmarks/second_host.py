@@ -39,6 +39,7 @@ ROOT = Path(__file__).parents[1]
 WARM_UP = 3  # updates of each job before all begin to take turns
 # What is still on its way from a job that was stopped.
 _QUIET_S = 0.05
+_PATIENCE_S = 300.0
 # The recipe's command of docs/video.md, without validation.
 JOB = (
     "train.py kinetics --dataset custom --train-only --model slowfast_4x16_resnet50_kinetics400 --dropout 0.2 "
@@ -75,8 +76,9 @@ class Options:
             raise ValueError("this machine, or this process, has one core; two hosts need one each")
 
     def most_updates(self) -> int:
-        """Of a job, and some: it must not come to its end, where it would write a checkpoint."""
-        return WARM_UP + self.rounds * len(self.rates) * (self.updates + 4) + 10
+        """Of the job that has most turns, and some: none must come to its end, where it would write a checkpoint."""
+        turns = self.rounds * (1 + len(self.compression) * len(self.rates))
+        return WARM_UP + turns * (self.updates + 4) + 10
 
 
 class Update(NamedTuple):
@@ -124,12 +126,15 @@ class Worker:
             trainer.send_signal(signal.SIGCONT)
 
     def next_updates(self, count: int) -> list[Update]:
-        """Waits for them. Raises ValueError with the end of what was printed, where the job has ended."""
-        found = []
-        for _ in range(count):
-            update = self._updates.get(timeout=300)
+        """Waits for them. Raises ValueError with the end of what was printed, where the job has ended or hangs."""
+        found: list[Update] = []
+        while len(found) < count:
+            try:
+                update = self._updates.get(timeout=_PATIENCE_S)
+            except queue.Empty:
+                update = None
             if update is None:
-                raise ValueError(f"exit status {self._process.wait()}:\n{''.join(self._last_lines)}")
+                raise ValueError(f"no update within {_PATIENCE_S:g} s, or ended:\n{''.join(self._last_lines)}")
             found.append(update)
         return found
 
