@@ -4,8 +4,9 @@
 #   --restarts N        where the run fails (a host or a process dies, an exchange hangs), it is started again from the
 #                       newest checkpoint, at most N times; not where it got no further than the time before. This host
 #                       must see the checkpoints
-#   HOSTFILE            or HOSTS in the environment; hosts/localhost_2 without either. Lines "HOST slots=N", nothing else
-#                       (horovodrun --hostfile, which takes them too, stumbles over comments and empty lines).
+#   HOSTFILE            or HOSTS in the environment; hosts/localhost_2 without either. Lines "HOST slots=N", or
+#                       "HOST" for one process there (horovodrun --hostfile needs slots=N in each line, and stumbles
+#                       over comments and empty lines).
 #   NETWORK_INTERFACE   where hosts have several networks, the one between them (ip addr), for example eth0
 #
 # The flags go to config.sh, which every process runs. Settings of Open MPI go through the environment, for example
@@ -31,8 +32,10 @@ if [ $# -gt 0 ] && [[ $1 != -* ]]; then
     shift
 fi
 [ -r "$hosts" ] || { say "cannot read the host file $hosts"; exit 1; }
-processes=$(awk '{ slots = 1; for (i = 2; i <= NF; i++) if ($i ~ /^slots=[0-9]+$/) slots = substr($i, 7) }
-    !/^[ \t]*(#|$)/ { sum += slots } END { print sum + 0 }' "$hosts")
+# A host without slots is one process. (Of a file without them Open MPI puts as many on a host as it has cores.)
+places=$(awk '{ slots = 1; for (i = 2; i <= NF; i++) if ($i ~ /^slots=[0-9]+$/) slots = substr($i, 7) }
+    !/^[ \t]*(#|$)/ { list = list "," $1 ":" slots; sum += slots } END { print sum + 0, substr(list, 2) }' "$hosts")
+processes=${places%% *}
 [ "$processes" -gt 0 ] || { say "no line \"HOST slots=N\" in $hosts"; exit 1; }
 
 # mpirun starts remote processes with a bare environment: what matters is named. An unset variable would be a warning.
@@ -72,7 +75,7 @@ run() {
     # No binding: each process needs the cores of its threads, not one core. TCP (pml ob1) rather than whatever else the
     # library finds: NCCL carries what is large, and MPI's other transports differ between hosts.
     set -m # a process group of its own: Ctrl-C in a terminal reaches us alone, and mpirun from us, once
-    "${with_us[@]}" mpirun -np "$processes" -hostfile "$hosts" --allow-run-as-root -bind-to none -map-by slot \
+    "${with_us[@]}" mpirun -np "$processes" --host "${places#* }" --allow-run-as-root -bind-to none -map-by slot \
         -mca pml ob1 -mca btl ^openib "${interface[@]}" "${pass[@]}" \
         bash "$here/config.sh" "$@" </dev/null &
     job=$!
@@ -91,7 +94,7 @@ folder_of() {
         name=${words[i]%%=*} value=${words[i]#*=}
         [[ ${words[i]} == *=* ]] || value=${words[i + 1]:-}
         case ${name//_/-} in
-            --models-root) root=$value ;;
+            --models-root | --save-dir) root=$value ;;
             --checkpoint-dir) folder=$value ;;
         esac
     done

@@ -1,6 +1,7 @@
 """Opening a training set: by what lies at a path, and on all ranks alike."""
 
 import os
+import socket
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -66,7 +67,9 @@ def open_on_all(make: Callable[[], Source], world: "World", has_trained_W: Seque
         each = ", ".join(f"rank {rank} {_describe(*seen_W3[rank])}" for rank in others)
         raise elastic.HostsChanged(f"the training data is not what the others train on, who go on alone: {each}")
     if problem:
-        raise ValueError(str(problem)) from problem
+        # A file that the other hosts may have.
+        where = f"{socket.gethostname()}: " if isinstance(problem, OSError) and world.size > 1 else ""
+        raise ValueError(f"{where}{problem}") from problem
     assert source is not None
     if any(seen != seen_W3[0] for seen in seen_W3):
         each = ", ".join(f"rank {rank} {_describe(*seen)}" for rank, seen in enumerate(seen_W3))

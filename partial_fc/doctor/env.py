@@ -19,7 +19,8 @@ _TRANSFER_S = 60.0
 
 # What ssh says -> what to do (docs/launching.md)
 _SSH = {
-    "Permission denied": "let this user log in without a password: ssh-copy-id {host}",
+    "Permission denied": "let this user log in without a password: ssh-copy-id {host} (keys that others may read are "
+    "ignored: chmod 400 ~/.ssh/id_rsa; docs/launching.md has more)",
     "Host key verification failed": "make the host known: ssh-keyscan {host} >> ~/.ssh/known_hosts",
     "Could not resolve": "write its address instead, or put its name into /etc/hosts",
     "Connection refused": "start sshd there, or give --ssh-port",

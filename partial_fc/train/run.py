@@ -326,7 +326,10 @@ class Run(RunContext):
                     deliver(weights, self.root / "model")
                 write_results(self, job, outcome, weights, more)
             self.world.barrier(name="end")
-            self.logger.info(f"Training is over! {self.root / 'result.json'}")
+            written = self.root / "result.json"
+            # Where the folder is each host's own.
+            elsewhere = f"{written} is on the host of rank 0"
+            self.logger.info(f"Training is over! {written if written.exists() else elsewhere}")
         if not outcome.saved:
             raise OSError(
                 f"the last state, of step {job.at.step}, is in no checkpoint below {job.saver.root}: see above"

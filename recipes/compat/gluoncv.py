@@ -92,12 +92,13 @@ def _processes(gpus: int, local: int) -> list[str]:
     """local: processes of this machine, which a launcher may have started."""
     if not gpus:
         return ["--device", "cpu"]
-    if comm.detect().backend == "single":
+    started = comm.detect()
+    if started.backend == "single" or started.is_host:
         return ["--gpus", str(gpus)]
     if gpus != local:
         raise ValueError(
             f"--num-gpus {gpus}, but the launcher has started {local} processes on this machine; start one for "
-            "each GPU, as in horovodrun -H ip1:8,ip2:8"
+            "each GPU, as in horovodrun -H ip1:8,ip2:8, or one on each machine with partial-fc launch"
         )
     return []
 

@@ -60,6 +60,12 @@ def test_under_a_launcher(monkeypatch, capsys):
     values, _ = parsed(TUTORIAL)
     assert (values["gpus"], values["num_workers"]) == (1, 4)
     refused(TUTORIAL.replace("--num-gpus 8", "--num-gpus 4"), "has started 8 processes on this machine", capsys)
+    # `partial-fc launch -n 4 -H host.txt`, as in the tutorial: a worker is a machine, and starts its processes itself.
+    monkeypatch.setenv("PARTIAL_FC_LAUNCHER", "partial-fc launch")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    values, _ = parsed(TUTORIAL)
+    assert (values["gpus"], values["num_workers"]) == (8, 4)
 
 
 @pytest.mark.parametrize(
