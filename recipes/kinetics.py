@@ -40,8 +40,8 @@ from .kinetics_start import load_params, resume_epoch, with_decay_steps
 
 # Flags that may change between the parts of one run: they do not change what is learned.
 _MAY_CHANGE = ("num_workers", "prefetch_ratio", "max_bad_records", "check_data", "data_dir", "val_data_dir", "val_list",
-               "logging_file", "save_frequency", "resume_params", "resume_epoch", "train_only", "eval", "num_segments",
-               "three_crop", "view_scores", "channels_last_3d", "lr_steps")  # fmt: skip
+               "logging_file", "save_frequency", "resume_params", "resume_states", "resume_epoch", "train_only",
+               "eval", "num_segments", "three_crop", "view_scores", "channels_last_3d", "lr_steps")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +75,16 @@ class Config:
             raise ValueError("--train-list is missing: a video a line, `path num_frames label`")
         if self.data.val_list is None and not self.model.train_only:
             raise ValueError("--val-list is missing; without one, --train-only")
-        if self.model.clip_grad and self.optim.optimizer != "sgd":
-            raise ValueError("--clip-grad goes with --optimizer sgd; take --clip")
+        if self.optim.optimizer != "sgd":
+            if self.model.clip_grad:
+                raise ValueError("--clip-grad goes with --optimizer sgd; take --clip")
+            if self.model.resume_states:
+                raise ValueError("--resume-states is momentum, which --optimizer sgd has")
+        if self.model.resume_epoch and self.model.resume_epoch >= self.schedule.epochs:
+            raise ValueError(
+                f"--resume-epoch {self.model.resume_epoch} of --num-epochs {self.schedule.epochs:g}, counted from 0: "
+                "nothing would be trained"
+            )
 
 
 def main(arguments: list[str]) -> int:
@@ -198,6 +206,8 @@ def _notes(config: Config) -> Iterator[str]:
     """What was asked for and makes no difference here."""
     if config.data.data_aug == "v4" and flags.is_given(config.data, "scale_ratios"):
         yield "--scale-ratios go with --data-aug v1 and v2"
+    if config.model.eval and config.model.resume_states:
+        yield "--resume-states without effect: --eval trains nothing"
     if config.model.train_only and config.data.val_list:
         yield "--val-list without effect: --train-only"
     decays = config.model.lr_decay_period or flags.is_given(config.model, "lr_decay_epoch")

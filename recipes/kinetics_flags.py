@@ -111,6 +111,8 @@ class ModelFlags:
     """For --lr-mode step, instead: it falls each time after so many epochs."""
     resume_params: Path | None = None
     """Start from a .params file, GluonCV's or ours: weights and running statistics."""
+    resume_states: Path | None = None
+    """With it, from GluonCV's .states file: the optimizer's momentum."""
     resume_epoch: int = 0
     """Start at this epoch of data and learning rate."""
     save_frequency: int = 10
@@ -136,6 +138,8 @@ class ModelFlags:
         self.decay_epochs(0)
         if Path(self.logging_file).name != self.logging_file:
             raise ValueError(f"--logging-file is {self.logging_file!r}; expected a name: it is put inside --save-dir")
+        if self.resume_states and not self.resume_params:
+            raise ValueError("--resume-states is momentum of the weights of --resume-params; give the .params, too")
         if not self.eval and (self.num_segments > 1 or self.three_crop):
             raise ValueError("--num-segments and --three-crop are for --eval: a clip is trained on by itself")
 

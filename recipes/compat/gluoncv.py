@@ -38,8 +38,6 @@ _WITHOUT_EFFECT = {
     "use-decord": "videos are read by a reader of our own, which gives the same frames",
     "slowfast": "all networks here are SlowFast ones, trained with NAG",
     "num-crop": "--three-crop is for testing",
-    "resume-states": "MXNet's momentum is not read; it begins at 0 and is filled after some ten updates. A run of ours "
-    "goes on exactly from its own checkpoint, with the same command",
 }
 _SWITCHES = (
     "mixup", "label-smoothing", "last-gamma", "use_se", "use-gn", "batch-norm", "use-decord", "slowfast", "use-amp",

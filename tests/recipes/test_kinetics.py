@@ -23,6 +23,7 @@ from tests.recipes.conftest import losses, reported, result
 from tests.recipes.launch import forked, here, several
 from tests.recipes.several import Given
 from tests.unit import videos
+from tests.unit.gluon_states import LR, write_states
 
 R50, N, BATCH = "slowfast_4x16_resnet50_kinetics400", 10, 4
 UPDATES = 3  # of the first epoch; its last batch goes on into the second one
@@ -164,6 +165,24 @@ def test_finished_weights_are_measured_in_several_views(one, data, tmp_path, cap
     assert float(accuracy) == pytest.approx(float(best.name.split("-")[0]), abs=1e-4)
     assert here("recipes.kinetics", words(tmp_path, data, f"{more} --num-segments 2 --three-crop")) == 0
     assert "2 x 3 clips a video" in capsys.readouterr().out
+
+
+@pytest.mark.mxnet
+def test_momentum_of_gluoncv_is_gone_on_with(one, data, tmp_path):
+    """At the epoch that was asked for."""
+    mx = pytest.importorskip("partial_fc.mxnet").mx
+    (best,) = one.glob("*-best.params")
+    model = slowfast.build(R50, 2, width=8)
+    gluoncv.load(model, best)
+    write_states(mx, model, tmp_path / "gluon.states", lambda place: 0.25)
+    given = f"--resume-params {best} --resume-states {tmp_path / 'gluon.states'} --resume-epoch 1 --lr 0 --warmup-lr 0"
+    assert here("recipes.kinetics", words(tmp_path / "run", data, f"{given} --wd 0 --train-only --max-steps 3")) == 0
+    assert (tmp_path / "run/loss.csv").read_text().splitlines()[1].startswith("3,")
+    assert "gluon.states after 1 updates" in (tmp_path / "run/train.log").read_text()
+    # At rate 0 an update is that of the momentum: w -= 0.9 * (0.9 m) of Nesterov's.
+    after = load_file(tmp_path / "run/model.safetensors")
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(after[name], p - 0.81 * LR * 0.25)
 
 
 def test_two_processes_do_what_one_does(one, data, tmp_path):
