@@ -3,7 +3,7 @@
 
 A .states file is a pickle of ({place: momentum}, optimizer), without names. A place is that of the parameter among all
 of the network, running statistics included, sorted by the names that Gluon gives them, which follow from the network's
-own. (Seen in the files of GluonCV 0.10.5 with MXNet 1.9.1.)
+own; with --freeze-bn among all that are called weight or bias. (Seen in the files of GluonCV 0.10.5 with MXNet 1.9.1.)
 """
 
 import pickle
@@ -64,7 +64,10 @@ def read_states(model: nn.Module, path: Path) -> TrainerStates:
     """What a .states file holds of this network's parameters that are trained. Raises ValueError where it is of another
     network or optimizer, or no such file."""
     states, num_updates = _unpickled(path)
-    order = [_our_name(name) for name in sorted(arrays(model), key=_gluons_name)]
+    order = sorted(arrays(model), key=_gluons_name)
+    if list(states) == list(range(len(states))):  # without the gaps that running statistics leave
+        order = [name for name in order if name.endswith(("weight", "bias"))]
+    order = [_our_name(name) for name in order]
     parameters = dict(model.named_parameters())
     momentum: dict[str, Tensor] = {}
     masters: dict[str, Tensor] = {}

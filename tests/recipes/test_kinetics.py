@@ -65,13 +65,11 @@ def test_the_log_of_gluoncv(one):
     assert lines[0].startswith("Namespace(train_list='")
     assert f"Load {N} training samples and 5 validation samples." in lines
     assert f"Total batch size is set to {BATCH} on 1 processes" in lines
-    batch = (
-        r"Epoch\[%s\] Batch \[%s\]/\[0003\]\tSpeed: \d+\.\d{6} samples/sec\t accuracy=[01]\.\d{6}\t loss=\d\.\d{6}\t"
-    )
-    for epoch, number in (("000", "0001"), ("000", "0003"), ("001", "0002")):
+    batch = r"Epoch\[%s\] Batch \[%s\]/\[0003\]\tSpeed: \d+\.\d{6} samples/sec\t accuracy=\d+\.\d{6}\t loss=\d\.\d{6}\t"
+    for epoch, number in (("000", "0000"), ("000", "0002"), ("001", "0001")):
         assert any(re.match(batch % (epoch, number) + r" lr=0\.\d{6}\t", line) for line in lines), (epoch, number)
     for epoch in ("000", "001"):
-        assert any(re.fullmatch(rf"\[Epoch {epoch}\] training: accuracy=[01]\.\d+\t loss=\d+\.\d+", s) for s in lines)
+        assert any(re.fullmatch(rf"\[Epoch {epoch}\] training: accuracy=[\d.]+\t loss=\d+\.\d+", s) for s in lines)
         assert any(re.fullmatch(rf"\[Epoch {epoch}\] speed: \d+ samples/sec\ttime cost: \d+\.\d+", s) for s in lines)
         validation = rf"\[Epoch {epoch}\] validation: acc-top1=\d+\.0{{6}} acc-top5=100\.0{{6}} loss=\d+\.\d+"
         assert any(re.fullmatch(validation, line) for line in lines)

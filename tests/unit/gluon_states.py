@@ -12,11 +12,21 @@ LR = 0.5
 
 
 def write_states(
-    mx: Any, model: nn.Module, path: Path, gradient: Callable[[int], float], dtype: str = "float32"
+    mx: Any,
+    model: nn.Module,
+    path: Path,
+    gradient: Callable[[int], float],
+    dtype: str = "float32",
+    only: tuple[str, ...] = ("",),
 ) -> list[str]:
     """The state of NAG after one step at rate LR, as GluonCV's trainer leaves it; gradient: of every number of the
-    parameter at a place. Returns GluonCV's names of the parameters, by place."""
-    named = {f"slowfast0_{gluoncv._gluons_name(name)}": (name, t) for name, t in gluoncv.arrays(model).items()}
+    parameter at a place; only: what the names of its parameters end with. Returns GluonCV's names of these, by
+    place."""
+    named = {
+        f"slowfast0_{gluoncv._gluons_name(name)}": (name, t)
+        for name, t in gluoncv.arrays(model).items()
+        if name.endswith(only)
+    }
     parameters = mx.gluon.ParameterDict()
     for gluons_name, (name, t) in named.items():
         running = "running" in name

@@ -150,7 +150,12 @@ def test_momentum_that_mxnet_wrote(dtype, tmp_path):
     with pytest.raises(ValueError, match=r"fc\.bias is \(5,\), expected \(7,\)"):
         gluoncv.read_states(slowfast.build(R50, 7, width=8), path)
     model.freeze_batch_norms("scales")
-    assert not [name for name in gluoncv.read_states(model, path).momentum if ".bn" in name]
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert gluoncv.read_states(model, path).momentum.keys() == trained
+    write_states(mx, model, path, float, dtype, only=("weight", "bias"))
+    found = gluoncv.read_states(model, path).momentum
+    assert found.keys() == trained
+    assert [found[name].mean() for name in ("fc.bias", "fc.weight", "fast_conv1.weight")] == [0, 0.5, 1]
 
 
 def test_what_is_no_file_of_a_trainer(tmp_path):
