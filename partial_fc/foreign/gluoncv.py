@@ -65,8 +65,9 @@ def read_states(model: nn.Module, path: Path) -> TrainerStates:
     network or optimizer, or no such file."""
     states, num_updates = _unpickled(path)
     order = sorted(arrays(model), key=_gluons_name)
-    if list(states) == list(range(len(states))):  # without the gaps that running statistics leave
-        order = [name for name in order if name.endswith(("weight", "bias"))]
+    layers = [name for name in order if name.endswith(("weight", "bias"))]
+    if states.keys() == set(range(len(layers))):  # without the gaps that running statistics leave
+        order = layers
     order = [_our_name(name) for name in order]
     parameters = dict(model.named_parameters())
     momentum: dict[str, Tensor] = {}
