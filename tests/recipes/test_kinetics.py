@@ -17,7 +17,7 @@ from partial_fc.foreign import gluoncv
 from partial_fc.models import slowfast
 from partial_fc.train import resume
 from partial_fc.train.guards.commits import Commits
-from partial_fc.train.job import EXIT_PREEMPTED
+from partial_fc.train.guards.signals import EXIT_PREEMPTED
 from recipes.kinetics_epochs import ClipLine
 from tests.recipes.conftest import losses, reported, result
 from tests.recipes.launch import forked, here, several
