@@ -54,7 +54,7 @@ def classify(options: ClassifyOptions) -> int:
         raise ValueError("IMAGES is missing: image files, a folder, a list or a .rec")
     if options.checkpoint.is_file():
         raise ValueError(
-            f"{options.checkpoint} is a file, and has no class centres: give the checkpoint, step-N, or the run's folder"
+            f"{options.checkpoint} is a file, without class centres: give the checkpoint, step-N, or the run's folder"
         )
     stored = open_with_centres(options.checkpoint)
     model = from_checkpoint(stored, flip=options.flip).model().to(device_type(options.device))  # type: ignore[arg-type]
