@@ -15,8 +15,6 @@ from partial_fc import __version__, errors
 # their arguments themselves.
 _CLASSES = "checkpoint.tools.classes"
 _OWN_READERS = ("train", "launch")
-# Where a connection that breaks is an error to be told.
-_CONNECTED = (*_OWN_READERS, "doctor env", "embed", "evaluate", "search")
 VERBS: dict[str, tuple[str, str]] = {
     "train": ("train_command:run_and_exit", "a recipe, in as many processes as a launcher starts"),
     "launch": ("launcher.command:launch", "a command on several hosts, with MXNet's servers; its launch.py"),
@@ -101,7 +99,7 @@ def flags_of(function: Callable[..., Any]) -> type:
 
 def main() -> None:
     name, rest = find(sys.argv[1:])
-    if name not in _CONNECTED:
+    if name not in (*_OWN_READERS, "doctor env"):  # there a connection that breaks is an error to be told, not the end
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `partial-fc ... | head` ends quietly, as other tools do
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are no UTF-8, as stderr has them

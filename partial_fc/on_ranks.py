@@ -1,5 +1,6 @@
 """A verb that runs on all ranks, by whichever launcher: `horovodrun -np 8 partial-fc evaluate ...`, or `--gpus 8`."""
 
+import signal
 from collections.abc import Callable
 
 import torch
@@ -20,6 +21,7 @@ def on_ranks(program: str, launch: LaunchFlags, work: Callable[[World, torch.dev
             "under horovodrun with --host-discovery-script only training goes on when hosts come and go; start this on "
             "hosts that stay (-H)"
         )
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a connection that breaks is an error to be told, not the end
     world, device = join(launch)
     if world.size == 1:
         work(world, device)

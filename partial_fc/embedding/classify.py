@@ -52,6 +52,10 @@ def classify(options: ClassifyOptions) -> int:
     """Prints; returns the exit status: 1 where an image cannot be used."""
     if not options.images:
         raise ValueError("IMAGES is missing: image files, a folder, a list or a .rec")
+    if options.checkpoint.is_file():
+        raise ValueError(
+            f"{options.checkpoint} is a file, without class centres: give the checkpoint, step-N, or the run's folder"
+        )
     stored = open_with_centres(options.checkpoint)
     model = from_checkpoint(stored, flip=options.flip).model().to(device_type(options.device))  # type: ignore[arg-type]
     source = open_images(options.images)

@@ -25,7 +25,8 @@ _NAMED = 10  # bad images that are named
 @dataclass(frozen=True, kw_only=True)
 class EmbedOptions:
     """Embeds images with a trained model: a table of keys, labels and embeddings of length 1, in the images' order. On
-    all ranks of horovodrun, torchrun and so on, or of --gpus; the table is the same for any number of them."""
+    all ranks of horovodrun, torchrun and so on, or of --gpus; the table is the same for any number of them (to the bit,
+    with as many threads each)."""
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A run's folder, a checkpoint, model.safetensors, or arcface_torch's model.pt, backbone.pth, checkpoint_gpu_0.pt

@@ -37,7 +37,8 @@ def embedded(
     *,
     unit: bool = True,
 ) -> Iterator[Embedded]:
-    """On every rank, all images in order; the same bits for any number of ranks, since every batch is composed alike.
+    """On every rank, all images in order; the same bits for any number of ranks with as many threads each, since
+    every batch is composed alike.
 
     unit: else of the length that the network gives. A collective with every piece: one all-gather of 4 D + 12 bytes an
     image. Every rank must consume the whole iterator. Raises ValueError, on all ranks alike, where the network gives no

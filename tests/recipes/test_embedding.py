@@ -241,6 +241,8 @@ def test_classify_prints_the_nearest_centres(run, model, capsys):
     paths = (folder / "data/bob/1.png", folder / "data/dov/2.png")
     assert classify.classify(classify.ClassifyOptions(checkpoint=folder / "run", images=paths, top=3)) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
+    with pytest.raises(ValueError, match=r"model\.safetensors is a file, without class centres"):
+        classify.classify(classify.ClassifyOptions(checkpoint=folder / "run/model.safetensors", images=paths))
     (part,) = (folder / "run/checkpoints/step-00000003").glob("head-*-classes-*")
     centre_CD = load_file(part)["centres"].float().reshape(len(CLASSES), D)
     cosine_NC = model.embed(paths) @ torch.nn.functional.normalize(centre_CD).numpy().T
