@@ -8,6 +8,8 @@ recognition/arcface_torch/configs (ms1mv3, wf4m, wf12m, wf42m; image counts of e
 
 from typing import Any
 
+from partial_fc.flags import near
+
 Preset = dict[str, Any]
 
 
@@ -89,5 +91,6 @@ PRESETS: dict[str, Preset] = {
 def get(name: str) -> Preset:
     """Raises ValueError, naming all presets, for an unknown one."""
     if name not in PRESETS:
-        raise ValueError(f"--dataset {name}: no such preset; expected one of {', '.join(PRESETS)}")
+        known = ", ".join(PRESETS)
+        raise ValueError(f"--dataset is {name}; expected custom or one of {known}{near(name, PRESETS)}")
     return {"dataset": name, **PRESETS[name]}

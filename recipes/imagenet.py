@@ -10,22 +10,18 @@
 Results on real digits and characters, and what a Caffe2 user tries first: docs/imagenet.md.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 import tyro
 
-from partial_fc import counter_rng, flags
-from partial_fc.data import Source, Synthetic
-from partial_fc.data.check.at_start import check_data
-from partial_fc.data.databases import DatabaseSource, open_database
-from partial_fc.data.order import Epochs, Keyed, Order, Sharded
-from partial_fc.data.transform import ShortSideCrop
+from partial_fc import flags
 from partial_fc.flags import (
     ExchangeFlags,
     Flags,
@@ -35,27 +31,33 @@ from partial_fc.flags import (
     RendezvousFlags,
     RunFlags,
     ScheduleFlags,
-    check_least,
+    check_numbers,
 )
-from partial_fc.foreign.backbone_weights import load_weights
-from partial_fc.head import CrossEntropy
-from partial_fc.models import resnet
-from partial_fc.models.inputs import TORCHVISION, InputContract
-from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.job import Head
-from partial_fc.train.log import StepLine
-from partial_fc.train.loop import train
-from partial_fc.train.run import Run, run_in_worlds
+from partial_fc.flags.numbers import ANY, CLASSES, PIXELS, THREADS
 
 from .compat import caffe2
 from .face_head import HeadFlags
-from .imagenet_epochs import EpochEnd, MdlSaver, epoch_test, start_from_mdl, write_mdl
+
+# The parts are imported when the flags are known to be right: torch takes seconds, which --help does without.
+if TYPE_CHECKING:
+    from partial_fc.data import Source
+    from partial_fc.data.order import Order
+    from partial_fc.models.inputs import InputContract
+    from partial_fc.train.backbone import TorchBackbone
+    from partial_fc.train.job import Head
+    from partial_fc.train.run import Run
 
 # Flags that may change between the parts of one run: they do not change what is learned.
 _MAY_CHANGE = ("num_workers", "max_bad_records", "check_data", "test_data", "load_model_path", "save_model_name",
                "pretrained", "leveldb_shadow", "shard_id", "run_id", "redis_host", "redis_port", "file_store_path",
                "redis_password_file", "channels_last", "head_impl", "head_centres", "centre_place", "centre_path",
                "telemetry_every")  # fmt: skip
+# What --help shows.
+_MATTER = (
+    "train_data", "test_data", "db_type", "num_labels", "image_size", "epoch_size", "network", "pretrained",
+    "load_model_path", "save_model_name", "head", "batch_size", "weight_decay", "precision", "lr", "lr_step_epochs",
+    "epochs", "models_root", "resume", "gpus", "num_shards", "shard_id", "run_id", "file_store_path",
+)  # fmt: skip
 _SOFTMAX = HeadFlags(loss="softmax", scale=16.0)
 
 
@@ -101,7 +103,17 @@ class DataFlags:
     """What is looked at before the first step, by all ranks together; data that is not fit to train on is refused."""
 
     def __post_init__(self) -> None:
-        check_least(self, num_labels=1, image_size=1, epoch_size=1, test_epoch_size=1, num_workers=1, max_bad_records=0)
+        check_numbers(
+            self,
+            num_labels=CLASSES,
+            image_size=PIXELS,
+            resize=PIXELS,
+            image_mean_per_channel=ANY,
+            image_std_per_channel="(0, inf)",
+            epoch_size=1,
+            test_epoch_size=1,
+            num_workers=THREADS,
+        )
         if self.resize < self.image_size:
             raise ValueError(
                 f"--resize {self.resize} is smaller than the crop, --image_size {self.image_size}; give a larger one"
@@ -115,7 +127,6 @@ class ModelFlags:
     network: Annotated[
         Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"], tyro.conf.arg(aliases=["--backbone"])
     ] = "resnet50"
-    """(On the command line of horovodrun itself write --backbone.)"""
     resnext_num_groups: int = 1
     """Groups of the middle convolution; more than one make it a ResNeXt."""
     resnext_width_per_group: int = 64
@@ -140,7 +151,7 @@ class ModelFlags:
     crops and with the batches' own statistics. default: on all of it, once, at the middle, as the model is used."""
 
     def __post_init__(self) -> None:
-        check_least(self, resnext_num_groups=1, resnext_width_per_group=1)
+        check_numbers(self, resnext_num_groups="[1, 65536]", resnext_width_per_group="[1, 65536]")
         if self.pretrained and self.load_model_path:
             raise ValueError("--pretrained and --load_model_path both say where to start; give one of them")
 
@@ -187,11 +198,23 @@ def main(arguments: list[str]) -> int:
     """Returns the exit status."""
     config, notes = parse(arguments)
     status = config.rendezvous.start(config.launch)
-    return run_in_worlds("imagenet", config, notes, train_here) if status is None else status
+    if status is not None:
+        return status
+    from partial_fc.train.run import run_in_worlds
+
+    return run_in_worlds("imagenet", config, notes, train_here)
 
 
 def train_here(run: Run) -> int:
     """Puts the parts together, trains, writes what came out."""
+    from partial_fc.data.check.at_start import check_data
+    from partial_fc.data.transform import ShortSideCrop
+    from partial_fc.head import CrossEntropy
+    from partial_fc.train.log import StepLine
+    from partial_fc.train.loop import train
+
+    from .imagenet_epochs import EpochEnd, MdlSaver, epoch_test, start_from_mdl, write_mdl
+
     config, data, world = run.config, run.config.data, run.world
 
     with ExitStack() as parts:
@@ -252,6 +275,9 @@ def train_here(run: Run) -> int:
 
 def _open(run: Run, path: str, parts: ExitStack) -> Source:
     """Closed with parts: a LevelDB's shadow would outlive the process. A collective."""
+    from partial_fc.data import Synthetic
+    from partial_fc.data.databases import open_database
+
     data = run.config.data
     if path == "null":
         return run.open_data(lambda: Synthetic(data.num_labels, data.resize, data.epoch_size))
@@ -263,6 +289,8 @@ def _open(run: Run, path: str, parts: ExitStack) -> Source:
 
 
 def _order(run: Run, source: Source) -> Order:
+    from partial_fc.data.order import Epochs, Keyed, Sharded
+
     data, size = run.config.data, run.config.data.epoch_size // run.global_batch * run.global_batch
     if not size:
         raise ValueError(
@@ -278,6 +306,12 @@ def _order(run: Run, source: Source) -> Order:
 
 def _backbone(run: Run) -> TorchBackbone:
     """Equal on all ranks. A collective."""
+    import torch
+
+    from partial_fc import counter_rng
+    from partial_fc.foreign.backbone_weights import load_weights
+    from partial_fc.models import resnet
+
     config, data, model = run.config, run.config.data, run.config.model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
     module = resnet.build(
@@ -306,6 +340,8 @@ def _backbone(run: Run) -> TorchBackbone:
 
 
 def _pixels(config: Config) -> InputContract:
+    from partial_fc.models.inputs import TORCHVISION, InputContract
+
     data, mean, std = config.data, config.data.image_mean_per_channel, config.data.image_std_per_channel
     if config.model.conventions == "torchvision" and mean is None and std is None:
         return TORCHVISION
@@ -316,14 +352,18 @@ def _pixels(config: Config) -> InputContract:
 
 def _notes(data: DataFlags, *opened: Source | None) -> Iterator[str]:
     """What was asked for and makes no difference here."""
+    from partial_fc.data.databases import DatabaseSource
+
     if data.train_data == "null" and flags.is_given(data, "check_data"):
         yield f"--check-data {data.check_data}: synthetic data has nothing to check"
     if data.leveldb_shadow and not any(isinstance(s, DatabaseSource) and s.kind == "LevelDB" for s in opened):
         yield "--leveldb-shadow: none of the databases is a LevelDB"
 
 
+@flags.told_as_usage
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     """The command line -> configuration, and notes on flags of Caffe2's that mean nothing here. Raises ValueError for
     values that make no sense, alone or together."""
     ours, notes = caffe2.translate(arguments)
-    return tyro.cli(Config, args=ours, prog="train.py imagenet"), notes
+    config = flags.parse(Config, ours, "train.py imagenet", matter=_MATTER, typed=arguments, renamed=caffe2.RENAMED)
+    return config, notes

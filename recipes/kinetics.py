@@ -12,36 +12,39 @@ are taken, too: --num-epochs (--epochs), --wd, --log-interval (--frequent), --sa
 and results on clips that can be made here: docs/video.md.
 """
 
+from __future__ import annotations
+
 import argparse
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-import tyro
-
-from partial_fc import checkpoint, counter_rng, flags
-from partial_fc.data.order import Epochs, Keyed
+from partial_fc import flags
 from partial_fc.data.video import ClipList, ClipTransform, Window
 from partial_fc.data.video.transforms import Augmentation
 from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
-from partial_fc.models import slowfast
-from partial_fc.models.inputs import CLIPS
-from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.loop import train
-from partial_fc.train.run import Run, run_in_worlds
+from partial_fc.flags.numbers import CLASSES, THREADS
 
 from .compat import gluoncv
-from .kinetics_epochs import ClipLine, CountedCrossEntropy, EpochEnd, measure
-from .kinetics_start import load_params, resume_epoch, with_decay_steps
+
+# The parts are imported when the flags are known to be right: torch takes seconds, which --help does without.
+if TYPE_CHECKING:
+    from partial_fc.train.backbone import TorchBackbone
+    from partial_fc.train.run import Run
 
 # Flags that may change between the parts of one run: they do not change what is learned.
 _MAY_CHANGE = ("num_workers", "prefetch_ratio", "max_bad_records", "check_data", "data_dir", "val_data_dir", "val_list",
                "logging_file", "save_frequency", "resume_params", "resume_epoch", "train_only", "eval", "num_segments",
                "three_crop", "view_scores", "channels_last_3d", "lr_steps")  # fmt: skip
+# What --help shows.
+_MATTER = (
+    "train_list", "val_list", "data_dir", "val_data_dir", "num_classes", "video_loader", "new_length", "new_height",
+    "new_width", "input_size", "data_aug", "model", "resume_params", "eval", "num_segments", "three_crop",
+    "batch_size", "weight_decay", "precision", "lr", "lr_decay_epoch", "epochs", "models_root", "gpus",
+)  # fmt: skip
 Dataset = Literal["ucf101", "kinetics400", "somethingsomethingv2", "hmdb51", "custom"]
 
 
@@ -97,8 +100,19 @@ class DataFlags:
     """Whether the listed files are there, on every host: some hundred of them, or all."""
 
     def __post_init__(self) -> None:
-        flags.check_least(self, num_classes=1, input_size=32, num_workers=1, prefetch_ratio=0, max_bad_records=0)
-        flags.check_least(self, new_height=1, new_width=1, max_distort=0)
+        flags.check_numbers(
+            self,
+            num_classes=CLASSES,
+            new_length="[1, 65536]",
+            slow_temporal_stride=1,
+            fast_temporal_stride=1,
+            new_height="[1, 16384]",
+            new_width="[1, 16384]",
+            input_size="[32, 16384]",
+            scale_ratios="(0, 1]",
+            num_workers=THREADS,
+            prefetch_ratio="[0, 1024]",
+        )
         self.transform(random=True)
 
     def transform(self, random: bool) -> ClipTransform:
@@ -164,7 +178,7 @@ class ModelFlags:
     """For --eval: what is added up over the clips of a video. GluonCV adds outputs."""
 
     def __post_init__(self) -> None:
-        flags.check_least(self, resume_epoch=0, save_frequency=0, num_segments=1, clip_grad=0, lr_decay_period=0)
+        flags.check_numbers(self, width="[8, 65536]", dropout="[0, 1)", num_segments=1)
         self.decay_epochs(0)
         if Path(self.logging_file).name != self.logging_file:
             raise ValueError(f"--logging-file is {self.logging_file!r}; expected a name: it is put inside --save-dir")
@@ -199,6 +213,8 @@ class Config:
     launch: Flags[LaunchFlags] = LaunchFlags()
 
     def __post_init__(self) -> None:
+        from partial_fc.models import slowfast
+
         window, shape = self.data.transform(random=False).window, slowfast.SHAPES[self.model.model]
         if (window.num_fast, window.num_slow) != (shape.fast_frames, shape.slow_frames):
             raise ValueError(
@@ -219,11 +235,22 @@ def main(arguments: list[str]) -> int:
     """Returns the exit status."""
     config, notes = parse(arguments)
     status = config.launch.start()
-    return run_in_worlds("kinetics", config, notes, train_here, bare=True) if status is None else status
+    if status is not None:
+        return status
+    from partial_fc.train.run import run_in_worlds
+
+    return run_in_worlds("kinetics", config, notes, train_here, bare=True)
 
 
 def train_here(run: Run) -> int:
     """Puts the parts together, trains, writes what came out."""
+    from partial_fc import checkpoint
+    from partial_fc.data.order import Epochs, Keyed
+    from partial_fc.train.loop import train
+
+    from .kinetics_epochs import ClipLine, CountedCrossEntropy, EpochEnd, measure
+    from .kinetics_start import load_params, resume_epoch, with_decay_steps
+
     config, data, world = run.config, run.config.data, run.world
     _log_to_file(run)
     for note in _notes(config):
@@ -310,6 +337,12 @@ def _open(run: Run, path: Path, folder: Path) -> ClipList:
 
 def _backbone(run: Run) -> TorchBackbone:
     """Equal on all ranks. A collective."""
+    import torch
+
+    from partial_fc import counter_rng
+    from partial_fc.models import slowfast
+    from partial_fc.models.inputs import CLIPS
+
     config, model = run.config, run.config.model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
     module = slowfast.build(model.model, config.data.num_classes, model.width, model.dropout)
@@ -337,8 +370,10 @@ def _notes(config: Config) -> Iterator[str]:
         yield f"--lr-decay-epoch, --lr-decay-period: the rate's course is --lr-mode {config.schedule.lr_scheduler}"
 
 
+@flags.told_as_usage
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     """The command line -> configuration, and notes on flags of GluonCV's that mean nothing here. Raises ValueError for
     values that make no sense, alone or together."""
     ours, notes = gluoncv.translate(arguments)
-    return tyro.cli(Config, args=ours, prog="train.py kinetics"), notes
+    config = flags.parse(Config, ours, "train.py kinetics", matter=_MATTER, typed=arguments, renamed=gluoncv.RENAMED)
+    return config, notes

@@ -13,6 +13,7 @@ from partial_fc.data.decode import decode
 from partial_fc.data.pairs import Pairs, read_pairs
 from partial_fc.data.recordio import RecordReader, unpack
 from partial_fc.demo.glyphs_pairs import SETS
+from partial_fc.flags.numbers import check_numbers
 
 _PAIRS_A_ROW = 10
 _GAP = 6  # pixels between blocks
@@ -31,6 +32,9 @@ class SheetOptions:
     """The picture to write."""
     num_rows: int = 12
     """Classes to show."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, num_rows="[2, 10000]")
 
 
 def contact_sheet(options: SheetOptions) -> None:

@@ -22,6 +22,7 @@ from partial_fc.data.check.pairs import check_pairs
 from partial_fc.data.check.recordio import NO_LABEL, CannotCheck, Records
 from partial_fc.data.image_folder import ImageFolder, image_names
 from partial_fc.findings import Describe, Finding, counted
+from partial_fc.flags.numbers import CLASSES, THREADS, check_numbers
 
 _NOTHING_TO_CHECK = 2
 
@@ -48,6 +49,9 @@ class DataOptions:
     """A picture to write (.png): the first images of each finding, one finding a row, and some of the whole set."""
     bar: bool = True
     """Show how far it is."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, num_classes=CLASSES, num_workers=THREADS)
 
 
 _EXPECTED = (
@@ -91,8 +95,6 @@ def doctor_data(options: DataOptions) -> int:
 
 
 def _check_options(options: DataOptions) -> None:
-    if options.num_workers < 1 or options.show < 0:
-        raise ValueError(f"--num-workers {options.num_workers}, --show {options.show}; expected at least 1 and 0")
     for path in (options.report, options.sheet):
         report.check_writable(path)
     if options.sheet and not options.images:
