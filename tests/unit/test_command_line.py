@@ -1,6 +1,8 @@
 """What a command line is refused for, and how it is told: every number of every recipe and verb, near names, help."""
 
+import ast
 import dataclasses
+import errno
 import itertools
 import math
 import os
@@ -229,3 +231,28 @@ def test_help_and_mistakes_need_no_torch():
 def test_version_of_the_trainer(capsys):
     assert train_command.main(["--version"], "train.py") == 0
     assert capsys.readouterr().out == f"partial-fc {partial_fc.__version__}\n"
+
+
+# ---- the index of messages
+
+
+def messages() -> list[str]:
+    """The texts in the sources, "{}" for what is put in."""
+    found = []
+    for path in [*(ROOT / "partial_fc").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                found.append("".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values))
+    return [*found, os.strerror(errno.ENOSPC)]
+
+
+def test_the_index_of_messages_quotes_what_is_printed():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"(?m)^\| `(.+?)` \|", page)
+    assert len(quoted) >= 40
+    corpus = "\n".join(messages())
+    for fragment in quoted:
+        pieces = [re.escape(piece.strip()) for piece in fragment.split("...") if piece.strip(" ;:.")]
+        assert re.search(r"[^\n]*?".join(pieces), corpus), fragment
