@@ -20,15 +20,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from partial_fc import flags
-from partial_fc.data.video import ClipList, ClipTransform, Window
-from partial_fc.data.video.transforms import Augmentation
+from partial_fc.data.video import ClipList
 from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
-from partial_fc.flags.numbers import CLASSES, THREADS
 
 from .compat import gluoncv
+from .kinetics_flags import DataFlags, ModelFlags
 
 # The parts are imported when the flags are known to be right: torch takes seconds, which --help does without.
 if TYPE_CHECKING:
@@ -45,153 +44,6 @@ _MATTER = (
     "new_width", "input_size", "data_aug", "model", "resume_params", "eval", "num_segments", "three_crop",
     "batch_size", "weight_decay", "precision", "lr", "lr_decay_epoch", "epochs", "models_root", "gpus",
 )  # fmt: skip
-Dataset = Literal["ucf101", "kinetics400", "somethingsomethingv2", "hmdb51", "custom"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataFlags:
-    """What is trained on. Defaults are train_recognizer's. A clip of 36 frames of 224 pixels takes 5.4 MB in memory;
-    each process holds (threads + --prefetch-ratio x threads) x --batch-size of them."""
-
-    train_list: Path | None = None
-    """A video a line: `path num_frames label`."""
-    val_list: Path | None = None
-    """The same, of those to validate on after each epoch."""
-    data_dir: Path = Path()
-    """What the paths of --train-list are relative to."""
-    val_data_dir: Path | None = None
-    """What those of --val-list are relative to. none: --data-dir."""
-    dataset: Dataset = "ucf101"
-    """Its name stands in the names of files."""
-    num_classes: int = 101
-    video_loader: bool = False
-    """The paths are video files (".mp4" is added where there is no dot), of any length; else folders of img_00001.jpg,
-    img_00002.jpg, ..., as many as the list says."""
-    new_length: int = 64
-    """Frames of the window that a clip is taken from. (GluonCV's default, 1, fits no SlowFast network.)"""
-    slow_temporal_stride: int = 16
-    """Of the window the slow network sees every so manieth frame."""
-    fast_temporal_stride: int = 2
-    """The fast network likewise."""
-    new_height: int = 256
-    """v1: every frame is made --new-width x --new-height, whatever its proportions. v2: its shorter side is made
-    --new-height. v3: its shorter side is drawn from --new-height to --new-width. (GluonCV's default, 0: as it is.)"""
-    new_width: int = 340
-    input_size: int = 224
-    """Pixels of a side of what the network sees."""
-    data_aug: Augmentation = "v1"
-    """v1, v2: a crop of one of --scale-ratios at one of 13 places; v3: at random; v4: a random rectangle of 8 % to all
-    of the area. One draw a clip."""
-    scale_ratios: tuple[float, ...] = (1.0, 0.875, 0.75, 0.66)
-    """Sides of v1's and v2's crops, of the shorter side."""
-    max_distort: int = 1
-    """By how many places in --scale-ratios height and width of a crop may differ."""
-    mirror: bool = True
-    """Mirror half of the clips; not where left and right make another class."""
-    all_places: bool = True
-    """13 places of a crop, not 5. (GluonCV: --more-fix-crop, which means 5.)"""
-    num_workers: int = 4
-    """Decoding threads of each process; --num-data-workers are those of a machine."""
-    prefetch_ratio: float = 2.0
-    """Batches that wait, for each thread."""
-    max_bad_records: int = 100
-    """Videos that cannot be read and are replaced by others (each is named in the log) before training stops."""
-    check_data: Literal["quick", "full", "off"] = "quick"
-    """Whether the listed files are there, on every host: some hundred of them, or all."""
-
-    def __post_init__(self) -> None:
-        flags.check_numbers(
-            self,
-            num_classes=CLASSES,
-            new_length="[1, 65536]",
-            slow_temporal_stride=1,
-            fast_temporal_stride=1,
-            new_height="[1, 16384]",
-            new_width="[1, 16384]",
-            input_size="[32, 16384]",
-            scale_ratios="(0, 1]",
-            num_workers=THREADS,
-            prefetch_ratio="[0, 1024]",
-        )
-        self.transform(random=True)
-
-    def transform(self, random: bool) -> ClipTransform:
-        """Raises ValueError for sizes that do not fit together."""
-        return ClipTransform(
-            window=Window(self.new_length, self.fast_temporal_stride, self.slow_temporal_stride),
-            input_size=self.input_size,
-            new_width=self.new_width,
-            new_height=self.new_height,
-            kind=self.data_aug,
-            random=random,
-            scale_ratios=self.scale_ratios,
-            max_distort=self.max_distort,
-            mirror=self.mirror,
-            all_places=self.all_places,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelFlags:
-    """The network, its files, how it is tested."""
-
-    model: Literal[
-        "slowfast_4x16_resnet50_kinetics400", "slowfast_8x8_resnet50_kinetics400",
-        "slowfast_4x16_resnet101_kinetics400", "slowfast_8x8_resnet101_kinetics400",
-    ]  # fmt: skip
-    """4x16: 4 slow frames, --slow-temporal-stride 16; 8x8: 8, with stride 8."""
-    width: int = 64
-    """Channels of the slow network's first layer, a multiple of 8; 64 are the published networks."""
-    dropout: float = 0.5
-    partial_bn: bool = False
-    """All batch norms but the first ones normalise with their running statistics, which stay as they are."""
-    freeze_bn: bool = False
-    """Scales and shifts of batch norms are not trained."""
-    no_wd: bool = False
-    """No decay of biases, nor of scales and shifts of batch norms; else all is decayed, as Gluon does."""
-    clip_grad: float = 0.0
-    """Each number of the gradient is brought to within this; 0: any. (--clip is of the whole gradient's norm.)"""
-    lr_decay_epoch: str = "40,60"
-    """For --lr-mode step: the epochs at which the rate falls."""
-    lr_decay_period: int = 0
-    """For --lr-mode step, instead: it falls each time after so many epochs."""
-    resume_params: Path | None = None
-    """Start from a .params file, GluonCV's or ours: weights and running statistics."""
-    resume_epoch: int = 0
-    """Start at this epoch of data and learning rate."""
-    save_frequency: int = 10
-    """Epochs between two .params files; besides the best and the last. 0: only these."""
-    logging_file: str = "train.log"
-    """The log, below --save-dir."""
-    train_only: bool = False
-    """No validation."""
-    channels_last_3d: bool = True
-    """Clips and convolution weights lie in memory with the channels last."""
-    eval: bool = False
-    """Train nothing: measure --resume-params (or else the newest checkpoint) on --val-list, each video in
-    --num-segments clips."""
-    num_segments: int = 1
-    """For --eval: windows of a video; 10 in the papers' 30 views."""
-    three_crop: bool = False
-    """For --eval: three crops along the longer side instead of the middle; --input-size is then the shorter side."""
-    view_scores: Literal["outputs", "probabilities"] = "outputs"
-    """For --eval: what is added up over the clips of a video. GluonCV adds outputs."""
-
-    def __post_init__(self) -> None:
-        flags.check_numbers(self, width="[8, 65536]", dropout="[0, 1)", num_segments=1)
-        self.decay_epochs(0)
-        if Path(self.logging_file).name != self.logging_file:
-            raise ValueError(f"--logging-file is {self.logging_file!r}; expected a name: it is put inside --save-dir")
-        if not self.eval and (self.num_segments > 1 or self.three_crop):
-            raise ValueError("--num-segments and --three-crop are for --eval: a clip is trained on by itself")
-
-    def decay_epochs(self, epochs: float) -> list[int]:
-        if self.lr_decay_period:
-            return list(range(self.lr_decay_period, int(epochs), self.lr_decay_period))
-        words = self.lr_decay_epoch.split(",")
-        if not all(word.strip().isdecimal() for word in words):
-            raise ValueError(f"--lr-decay-epoch is {self.lr_decay_epoch!r}; expected epochs, as in 40,60")
-        return [int(word) for word in words]
 
 
 @dataclass(frozen=True, kw_only=True)
