@@ -125,8 +125,11 @@ class _Reader:
                 raise UsageError(self.as_typed(message))
             case refusals.InstantiationFailure(argument=argument) if argument is not None:
                 name = self._typed(argument)
-                kind = str(argument.lowered.metavar)
-                raise UsageError(f"{name} is {self._value(name)}; expected {_KINDS.get(kind, kind)}")
+                kinds = str(argument.lowered.metavar).split()
+                expected = _KINDS.get(kinds[0], kinds[0])
+                if len(kinds) > 1:
+                    expected += f" {'or more' if kinds[1] == '...' else f'{len(kinds)} times'}"
+                raise UsageError(f"{name} is {self._value(name)}; expected {expected}")
 
     def _unknown(self, tokens: list[str]) -> NoReturn:
         wrong = next((token for token in tokens if token.startswith("-")), None)
@@ -140,7 +143,8 @@ class _Reader:
         if name in names:
             raise UsageError(f"{wrong} takes another number of values (--help-all shows them)")
         begun = [known for known in names if known.startswith(f"{name}-") or known.endswith(f"-{name}")]
-        question = near(name, names) or (f"; did you mean {begun[0]}?" if begun else "")
+        question = f"; did you mean {begun[0]}?" if begun else near(name, names)
+        question = question.replace("-", "_") if "_" in wrong else question
         question = question.replace("did you mean ", "did you mean --")
         raise UsageError(f"{wrong} is no flag here{question} (--help-all lists them)")
 
