@@ -79,7 +79,8 @@ def told_as_usage(read: Callable[..., _Result]) -> Callable[..., _Result]:
 def near(name: str, names: Collection[str]) -> str:
     """What to ask after a name that is none of `names`; nothing where none is like it."""
     by_lower = {candidate.lower(): candidate for candidate in names}
-    found = difflib.get_close_matches(name.lower(), by_lower, 1)
+    begun = [candidate for candidate in by_lower if candidate.startswith(name.lower()) and len(name) > 2]
+    found = difflib.get_close_matches(name.lower(), by_lower, 1) or begun
     return f"; did you mean {by_lower[found[0]]}?" if found else ""
 
 

@@ -147,7 +147,7 @@ def test_values_that_cannot_be(given, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("--num_label 10", "--num-labels"),
+        ("--num_label 10", "did you mean --num_labels?"),
         ("--resize 200", "--resize 200 is smaller than the crop, --image_size 227"),
         ("--num_channels 1", "--num_channels is 1; expected one of 3"),
         ("--batch_size 1", "one image a process: batch norm needs 2, or --sync-bn"),
