@@ -47,8 +47,13 @@ export HOROVOD_FUSION_THRESHOLD=${HOROVOD_FUSION_THRESHOLD:-67108864}
 
 # --- recipe ----------------------------------------------------------------------------------------------------------
 
-exec "$python" "$here/train.py" "${RECIPE:-face}" \
-    --dataset "${DATASET:-glyphs}" \
-    --rec "${REC:-$here/demo/glyphs}" \
-    --models-root "${MODELS_ROOT:-$here/runs/face}" \
+# Without MODELS_ROOT the run is written to a folder of its own below runs/, in the folder where this is started.
+recipe=${RECIPE:-face}
+if [ "$recipe" = face ]; then
+    DATASET=${DATASET:-glyphs} REC=${REC:-$here/demo/glyphs}
+fi
+exec "$python" "$here/train.py" "$recipe" \
+    ${DATASET:+--dataset "$DATASET"} \
+    ${REC:+--rec "$REC"} \
+    ${MODELS_ROOT:+--models-root "$MODELS_ROOT"} \
     "$@"

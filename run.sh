@@ -4,8 +4,9 @@
 #   --restarts N        where the run fails (a host or a process dies, an exchange hangs), it is started again from the
 #                       newest checkpoint, at most N times; not where it got no further than the time before. This host
 #                       must see the checkpoints
-#   HOSTFILE            or HOSTS in the environment; hosts/localhost_2 without either. Lines "HOST slots=N", nothing else
-#                       (horovodrun --hostfile, which takes them too, stumbles over comments and empty lines).
+#   HOSTFILE            or HOSTS in the environment; hosts/localhost_2 without either. Lines "HOST slots=N", or
+#                       "HOST" for one process there (horovodrun --hostfile needs slots=N in each line, and stumbles
+#                       over comments and empty lines).
 #   NETWORK_INTERFACE   where hosts have several networks, the one between them (ip addr), for example eth0
 #
 # The flags go to config.sh, which every process runs. Settings of Open MPI go through the environment, for example
@@ -13,7 +14,7 @@
 #
 # kill -TERM or -USR1 to this script: the run finishes its step, writes a checkpoint and ends with status 75, "start me
 # again", which is passed on and never restarted: somebody wants the machines. A second -TERM ends it at once. A terminal
-# that is closed counts as one -USR1, unless under nohup.
+# that is closed counts as one -USR1, unless under nohup. Ctrl-C does the same, with status 130; the second ends at once.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 say() { echo "run.sh: $*" >&2; }
@@ -31,8 +32,10 @@ if [ $# -gt 0 ] && [[ $1 != -* ]]; then
     shift
 fi
 [ -r "$hosts" ] || { say "cannot read the host file $hosts"; exit 1; }
-processes=$(awk '{ slots = 1; for (i = 2; i <= NF; i++) if ($i ~ /^slots=[0-9]+$/) slots = substr($i, 7) }
-    !/^[ \t]*(#|$)/ { sum += slots } END { print sum + 0 }' "$hosts")
+# A host without slots is one process. (Of a file without them Open MPI puts as many on a host as it has cores.)
+places=$(awk '{ slots = 1; for (i = 2; i <= NF; i++) if ($i ~ /^slots=[0-9]+$/) slots = substr($i, 7) }
+    !/^[ \t]*(#|$)/ { list = list "," $1 ":" slots; sum += slots } END { print sum + 0, substr(list, 2) }' "$hosts")
+processes=${places%% *}
 [ "$processes" -gt 0 ] || { say "no line \"HOST slots=N\" in $hosts"; exit 1; }
 
 # mpirun starts remote processes with a bare environment: what matters is named. An unset variable would be a warning.
@@ -48,7 +51,10 @@ if [ -n "${NETWORK_INTERFACE:-}" ]; then
     interface=(-mca btl_tcp_if_include "$NETWORK_INTERFACE" -mca oob_tcp_if_include "$NETWORK_INTERFACE")
 fi
 
-# ---- signals: mpirun passes SIGUSR1 on to every process, but kills them a second after SIGTERM or Ctrl-C
+# ---- signals: mpirun passes SIGUSR1 on to every process, but kills them a second after SIGTERM or Ctrl-C. Where this
+# script is killed itself, mpirun gets a SIGUSR1, too: nobody is left who could end it.
+with_us=()
+if command -v setpriv >/dev/null; then with_us=(setpriv --pdeathsig USR1); fi
 job='' asked='' interrupted=''
 stop() {
     [ -z "$asked" ] && signal=USR1 || signal=$1 # a second one: whoever sends it does not want to wait
@@ -57,7 +63,7 @@ stop() {
 }
 interrupt() {
     interrupted=yes
-    if [ -n "$job" ]; then kill -INT "$job" 2>/dev/null || true; fi
+    stop INT
 }
 trap 'stop TERM' TERM
 trap 'stop USR1' USR1
@@ -69,37 +75,42 @@ run() {
     # No binding: each process needs the cores of its threads, not one core. TCP (pml ob1) rather than whatever else the
     # library finds: NCCL carries what is large, and MPI's other transports differ between hosts.
     set -m # a process group of its own: Ctrl-C in a terminal reaches us alone, and mpirun from us, once
-    mpirun -np "$processes" -hostfile "$hosts" --allow-run-as-root -bind-to none -map-by slot \
+    "${with_us[@]}" mpirun -np "$processes" --host "${places#* }" --allow-run-as-root -bind-to none -map-by slot \
         -mca pml ob1 -mca btl ^openib "${interface[@]}" "${pass[@]}" \
         bash "$here/config.sh" "$@" </dev/null &
     job=$!
     set +m
-    if [ -n "$asked" ]; then kill -USR1 "$job"; elif [ -n "$interrupted" ]; then kill -INT "$job"; fi
+    if [ -n "$asked" ]; then kill -USR1 "$job"; fi
     while kill -0 "$job" 2>/dev/null; do wait "$job" || true; done # `wait` also returns for a signal
     status=0
     wait "$job" || status=$? # again: bash keeps it
     job=''
 }
 
-# Where the checkpoints are.
+# Where the checkpoints are; without a flag that says so the trainer knows.
 folder_of() {
-    local folder='' root=${MODELS_ROOT:-$here/runs/face} words=("$@") i name value
+    local folder='' root=${MODELS_ROOT:-} words=("$@") i name value
     for ((i = 0; i < ${#words[@]}; i++)); do
         name=${words[i]%%=*} value=${words[i]#*=}
         [[ ${words[i]} == *=* ]] || value=${words[i + 1]:-}
         case ${name//_/-} in
-            --models-root) root=$value ;;
+            --models-root | --save-dir) root=$value ;;
             --checkpoint-dir) folder=$value ;;
         esac
     done
-    echo "${folder:-$root/checkpoints}"
+    if [ -z "$folder$root" ]; then
+        PARTIAL_FC_WHERE=1 bash "$here/config.sh" "$@"
+    else
+        echo "${folder:-$root/checkpoints}"
+    fi
 }
 # The newest complete one that this host sees.
-newest() { ls -d "$checkpoints"/step-*/COMPLETE 2>/dev/null | sort | tail -n 1 || true; }
+newest() { [ -z "$checkpoints" ] || ls -d "$checkpoints"/step-*/COMPLETE 2>/dev/null | sort | tail -n 1 || true; }
 
 # ---- the run, and again
 flags=("$@")
-checkpoints=$(folder_of "$@")
+checkpoints=''
+[ "$restarts" = 0 ] || checkpoints=$(folder_of "$@")
 without_progress=0
 for ((try = 0; ; try++)); do
     before=$(newest)

@@ -29,8 +29,8 @@ from benchmarks.two_hosts import ADDRESSES, TwoHosts, Unavailable, two_hosts
 
 ROOT = Path(__file__).parents[1]
 HOSTS = ",".join(f"{address}:1" for address in ADDRESSES)
-REPORT_EVERY = 10  # steps; the first interval warms up and counts for nothing
-# `step 30/60 epoch 0.86 ... communication 8%, ...`, of rank 0
+REPORT_EVERY = 10  # steps; the first interval warms up and counts for nothing, as do the lines in it
+# `... | step 30/60 epoch 0.86 | ... communication 8%, ...`, of rank 0
 _STEP_LINE = re.compile(r"step (\d+)/\d+ epoch .*communication (\d+)%")
 
 
@@ -127,7 +127,8 @@ def _train(hosts: TwoHosts, options: Options, rate: str, compression: str) -> Me
             assert process.stdout is not None
             for line in process.stdout:
                 lines.append(line)
-                if step := _STEP_LINE.search(line):
+                step = _STEP_LINE.search(line)
+                if step and int(step[1]) % REPORT_EVERY == 0:
                     sent = hosts.sent_bytes(0) + hosts.sent_bytes(1)
                     marks.append((int(step[1]), sent, int(step[2])))
         result = Path(folder) / "result.json"

@@ -15,17 +15,24 @@ from partial_fc import __version__, errors
 # their arguments themselves.
 _CLASSES = "checkpoint.tools.classes"
 _OWN_READERS = ("train", "launch")
+# Where a connection that breaks is an error to be told.
+_CONNECTED = (*_OWN_READERS, "doctor env", "embed", "evaluate", "search")
 VERBS: dict[str, tuple[str, str]] = {
     "train": ("train_command:run_and_exit", "a recipe, in as many processes as a launcher starts"),
     "launch": ("launcher.command:launch", "a command on several hosts, with MXNet's servers; its launch.py"),
+    "embed": ("embedding.command:embed", "a model and images -> a table of embeddings"),
+    "classify": ("embedding.classify:classify", "an image's nearest class centres, by name"),
+    "evaluate": ("evaluate.evaluate_command:evaluate", "a model on pairs: accuracy, TAR at FAR, the threshold to use"),
+    "search": ("evaluate.search_command:search_faces", "a model on 1:N: each probe among a gallery"),
+    "export": ("export.command:export", "a model as ONNX (fp32, fp16, int8) or arcface_torch's model.pt"),
     "data pack": ("data.tools.pack:pack_images", "a folder or list of images -> train.rec"),
     "data lmdb": ("data.tools.image_databases:make_lmdb", "images or a LevelDB -> an LMDB of Caffe's"),
     "data leveldb": ("data.tools.image_databases:make_leveldb", "the same as a LevelDB"),
     "data pairs": ("data.tools.draw_pairs:make_pairs", "a list of pairs, or images to draw them from -> .bin"),
+    "data show": ("data.tools.show:show", "a picture of any set, a class a row; also as training sees it"),
     "data index": ("data.tools.pack:make_index", "train.idx is lost: make it anew from train.rec"),
     "data glyphs": ("demo.glyphs:build", "the demo's data: characters across typefaces of Debian"),
     "data digits": ("demo.digits:write_digits", "real handwritten digits as MNIST's files"),
-    "data sheet": ("demo.glyphs_sheet:contact_sheet", "a picture of a glyph set: typefaces, pairs"),
     "data kinetics": ("data.tools.video_lists:make_lists", "lists of a folder of videos, checked"),
     "data make-motion": ("demo.motion:make_motion", "the video demo's data: characters that move"),
     "checkpoint inspect": ("checkpoint.tools.inspect:inspect", "what it holds, or which there are"),
@@ -41,6 +48,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "checkpoint classes merge": (f"{_CLASSES}:merge_classes", "several become one"),
     "checkpoint classes rename": (f"{_CLASSES}:rename", "other names"),
     "checkpoint classes match": (f"{_CLASSES}:match", "those of a data set: some new, some gone"),
+    "report": ("report.command:report", "the folder of a run -> one HTML page: curves, evaluations, speed"),
     "convert": ("foreign.convert:convert", "a backbone between MXNet's files, ours and arcface_torch's"),
     "doctor data": ("data.check.command:doctor_data", "what is wrong with a training set, before training does"),
     "doctor env": ("doctor.env:doctor_env", "what is wrong with this machine, or the hosts of a run"),
@@ -93,7 +101,7 @@ def flags_of(function: Callable[..., Any]) -> type:
 
 def main() -> None:
     name, rest = find(sys.argv[1:])
-    if name not in (*_OWN_READERS, "doctor env"):  # there a connection that breaks is an error to be told, not the end
+    if name not in _CONNECTED:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `partial-fc ... | head` ends quietly, as other tools do
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are no UTF-8, as stderr has them

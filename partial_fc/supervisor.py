@@ -19,9 +19,9 @@ from typing import IO
 
 _POLL_S = 0.1
 FAILURE_GRACE_S = 5.0  # from SIGTERM to SIGKILL when another process has failed: there is nothing left to save
-# When the user or a scheduler ends the run; a second signal ends it at once. After these two it writes a checkpoint.
+# When a scheduler ends the run, which writes a checkpoint first; a second signal ends it at once.
 _SIGNAL_GRACE_S = {signal.SIGTERM: 600.0, signal.SIGUSR1: math.inf}
-INTERRUPT_GRACE_S = 30.0  # for Ctrl-C, and a terminal that is closed
+INTERRUPT_GRACE_S = 600.0  # for Ctrl-C, and a terminal that is closed; jobs of ours write a checkpoint, too
 _LEAVING_GRACE_S = 30.0  # from the first rank that ends pre-empted to the last: they end together
 _HELPER_GRACE_S = 10.0  # from the end of all that have work to do to that of those that serve them
 _BEAT_S = 5.0

@@ -37,7 +37,8 @@ class ModelFlags:
     dropout: float = 0.0
     """Share of the values before the last linear layer that are dropped in training."""
     pretrained: Path | None = None
-    """Start from the backbone in this file of arcface_torch (model.pt)."""
+    """Start from this backbone, of the same network and size: the folder of another run, a checkpoint's, its
+    model.safetensors, or arcface_torch's model.pt, backbone.pth or checkpoint_gpu_0.pt."""
     activation_checkpointing: bool = False
     """Blocks of the backbone are computed again in backward instead of keeping their inner values: less memory, about a
     third more arithmetic, the same results."""
@@ -125,12 +126,14 @@ class Network:
     deliver: Callable[[Mapping[str, Tensor], Path], Any] | None = None
 
 
-def build(model: ModelFlags, image_size: int, device: torch.device) -> Network:
-    """torch's global generator seeds the weights. Raises ValueError for what cannot be built here."""
+def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool = True) -> Network:
+    """torch's global generator seeds the weights. flip: whether a mirrored image counts in its embeddings. Raises
+    ValueError for what cannot be built here."""
     import torch
 
     from partial_fc import models
-    from partial_fc.foreign.backbone_weights import load_weights
+    from partial_fc.embedding.load import find
+    from partial_fc.foreign import networks
     from partial_fc.models.inputs import FACE
     from partial_fc.models.iresnet import IResNet
     from partial_fc.train import activation_checkpointing
@@ -138,10 +141,15 @@ def build(model: ModelFlags, image_size: int, device: torch.device) -> Network:
     if model.engine == "mxnet" and device.type != "cpu":
         raise _refused(f"a {device.type} device", "MXNet computes on the CPU here; add --device cpu")
     if model.symbol is not None:
-        return _symbol_network(model, image_size)
+        return _symbol_network(model, image_size, flip)
     module = models.build(model.network, model.embedding_size, image_size, dropout=model.dropout)
     if model.pretrained:
-        load_weights(module, model.pretrained)
+        try:
+            find(model.pretrained).start(
+                module, networks.Network(model.network, model.embedding_size, image_size), FACE
+            )
+        except ValueError as error:
+            raise ValueError(f"--pretrained {error}") from error
     if model.engine == "mxnet":
         assert isinstance(module, IResNet)
         _need_mxnet()
@@ -152,11 +160,11 @@ def build(model: ModelFlags, image_size: int, device: torch.device) -> Network:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if model.activation_checkpointing:
         activation_checkpointing.enable(module)
-    contract = {"network": model.network, **_sizes(model.embedding_size, image_size)}
+    contract = {"network": model.network, **_facts(model.embedding_size, image_size, flip)}
     return Network(module, FACE, contract, model.embedding_size, "fp32" if model.engine == "mxnet" else None)
 
 
-def _symbol_network(model: ModelFlags, image_size: int) -> Network:
+def _symbol_network(model: ModelFlags, image_size: int, flip: bool) -> Network:
     _need_mxnet()
     from partial_fc.models.inputs import InputContract
     from partial_fc.mxnet.symbol import read_network, write_network
@@ -168,7 +176,7 @@ def _symbol_network(model: ModelFlags, image_size: int) -> Network:
         "network": "MXNet symbol",
         "symbol": module.digest,
         "output_name": module.output_name,
-        **_sizes(width, image_size),
+        **_facts(width, image_size, flip),
     }
     mean, std = model.input_mean, model.input_std
     pixels = "pixel, 0 to 255" if (mean, std) == (0.0, 1.0) else f"(pixel - {mean:g}) / {std:g}"
@@ -179,11 +187,12 @@ def _symbol_network(model: ModelFlags, image_size: int) -> Network:
     return Network(module, to_input, contract, width, "fp32", notes, partial(write_network, module))
 
 
-def _sizes(embedding_size: int, image_size: int) -> dict[str, str]:
+def _facts(embedding_size: int, image_size: int, flip: bool) -> dict[str, str]:
     return {
         "embedding_size": str(embedding_size),
         "image_size": str(image_size),
         "output": "float32 (N, embedding_size), not normalised",
+        "flip": "true" if flip else "false",
     }
 
 

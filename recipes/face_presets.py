@@ -1,12 +1,22 @@
 """What `--dataset NAME` stands for: facts about data sets and the schedules they were published with.
 
-Data only, by flag name. The recipe takes a value from the command line, else --config, else here, else its default.
+Data by flag name. The recipe takes a value from the command line, else --config, else here, else its default; what the
+set at --rec says of itself counts more than what is here.
 
 Sources: InsightFace recognition/partial_fc/mxnet/default.py (webface, emore, glint360k, ...w) and
 recognition/arcface_torch/configs (ms1mv3, wf4m, wf12m, wf42m; image counts of emore and glint360k).
 """
 
-from typing import Any
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from partial_fc import flags
+
+if TYPE_CHECKING:
+    from .face import DataFlags
 
 from partial_fc.flags import near
 
@@ -94,3 +104,27 @@ def get(name: str) -> Preset:
         known = ", ".join(PRESETS)
         raise ValueError(f"--dataset is {name}; expected custom or one of {known}{near(name, PRESETS)}")
     return {"dataset": name, **PRESETS[name]}
+
+
+# What the data itself says of these counts more than a preset.
+OF_THE_DATA = ("num_classes", "image_size")
+
+
+def give_way(data: DataFlags, given: Collection[str]) -> tuple[DataFlags, list[str]]:
+    """A preset's values where the set at --rec says otherwise: its own are taken, and that is noted. given: flags that
+    are not the preset's."""
+    preset = PRESETS.get(data.dataset, {})
+    names = [name for name in OF_THE_DATA if name in preset and name not in given]
+    if data.synthetic or data.rec is None or not names:
+        return data, []
+    from partial_fc.data.open import stated  # NumPy takes a while, and --help does without
+
+    num_classes, size = stated(data.rec)
+    own = {"num_classes": num_classes, "image_size": size[0] if size and size[0] == size[1] > 0 else None}
+    taken: dict[str, Any] = {name: own[name] for name in names if own[name] not in (None, preset[name])}
+    notes = [
+        f"--dataset {data.dataset} means {flags.flag(name)} {preset[name]}; {data.rec} says {value}, which is taken "
+        f"({flags.flag(name)} {preset[name]} would insist)"
+        for name, value in taken.items()
+    ]
+    return dataclasses.replace(data, **taken), notes

@@ -71,7 +71,11 @@ class Config:
         lr=0.1, lr_scaling="none", base_batch_size=256, lr_scheduler="step", lr_step_epochs=30.0, epochs=1000.0
     )
     run: Flags[RunFlags] = RunFlags(
-        models_root=Path("runs/imagenet"), verbose=0, checkpoint_every=0, keep_checkpoints=2, save_best=False
+        models_root=Path("runs/imagenet-DATA-NETWORK"),
+        verbose=0,
+        checkpoint_every=0,
+        keep_checkpoints=2,
+        save_best=False,
     )
     guards: Flags[GuardFlags] = GuardFlags()
     exchange: Flags[ExchangeFlags] = ExchangeFlags()
@@ -104,7 +108,7 @@ def main(arguments: list[str]) -> int:
         return status
     from partial_fc.train.run import run_in_worlds
 
-    return run_in_worlds("imagenet", config, notes, train_here)
+    return run_in_worlds("imagenet", config, notes, train_here, called=(config.data.train_data, config.model.network))
 
 
 def train_here(run: Run) -> int:

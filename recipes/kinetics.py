@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 # Flags that may change between the parts of one run: they do not change what is learned.
 _MAY_CHANGE = ("num_workers", "prefetch_ratio", "max_bad_records", "check_data", "data_dir", "val_data_dir", "val_list",
-               "logging_file", "save_frequency", "resume_params", "resume_epoch", "train_only", "eval", "num_segments",
-               "three_crop", "view_scores", "channels_last_3d", "lr_steps")  # fmt: skip
+               "logging_file", "save_frequency", "resume_params", "resume_states", "resume_epoch", "train_only",
+               "eval", "num_segments", "three_crop", "view_scores", "channels_last_3d", "lr_steps")  # fmt: skip
 # What --help shows.
 _MATTER = (
     "train_list", "val_list", "data_dir", "val_data_dir", "num_classes", "video_loader", "new_length", "new_height",
@@ -58,7 +58,7 @@ class Config:
         lr=0.1, lr_scaling="none", base_batch_size=64, lr_scheduler="step", epochs=3.0
     )
     run: Flags[RunFlags] = RunFlags(
-        models_root=Path("params"), frequent=50, verbose=0, checkpoint_every=0, keep_checkpoints=2
+        models_root=Path("params/DATA-NETWORK"), frequent=50, verbose=0, checkpoint_every=0, keep_checkpoints=2
     )
     guards: Flags[GuardFlags] = GuardFlags()
     exchange: Flags[ExchangeFlags] = ExchangeFlags()
@@ -79,8 +79,16 @@ class Config:
             raise ValueError("--train-list is missing: a video a line, `path num_frames label`")
         if self.data.val_list is None and not self.model.train_only:
             raise ValueError("--val-list is missing; without one, --train-only")
-        if self.model.clip_grad and self.optim.optimizer != "sgd":
-            raise ValueError("--clip-grad goes with --optimizer sgd; take --clip")
+        if self.optim.optimizer != "sgd":
+            if self.model.clip_grad:
+                raise ValueError("--clip-grad goes with --optimizer sgd; take --clip")
+            if self.model.resume_states:
+                raise ValueError("--resume-states is momentum, which --optimizer sgd has")
+        if self.model.resume_epoch and self.model.resume_epoch >= self.schedule.epochs:
+            raise ValueError(
+                f"--resume-epoch {self.model.resume_epoch} of --num-epochs {self.schedule.epochs:g}, counted from 0: "
+                "nothing would be trained"
+            )
 
 
 def main(arguments: list[str]) -> int:
@@ -91,7 +99,8 @@ def main(arguments: list[str]) -> int:
         return status
     from partial_fc.train.run import run_in_worlds
 
-    return run_in_worlds("kinetics", config, notes, train_here, bare=True)
+    called = config.data.dataset, config.model.model
+    return run_in_worlds("kinetics", config, notes, train_here, bare=True, called=called)
 
 
 def train_here(run: Run) -> int:
@@ -197,14 +206,15 @@ def _backbone(run: Run) -> TorchBackbone:
 
     config, model = run.config, run.config.model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
-    module = slowfast.build(model.model, config.data.num_classes, model.width, model.dropout)
+    module = slowfast.build(model.model, config.data.num_classes, model.width, model.dropout, model.fast_alone)
     if model.partial_bn:
         module.freeze_batch_norms("partial")
     if model.freeze_bn:
         module.freeze_batch_norms("scales")
     if model.channels_last_3d:
         module.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
-    contract = {"network": model.model, "width": str(model.width), "output": "float32 (N, num_classes), logits"}
+    network = f"{model.model}, the fast network alone" if model.fast_alone else model.model
+    contract = {"network": network, "width": str(model.width), "output": "float32 (N, num_classes), logits"}
     more: dict[str, Any] = {"decay_biases": not model.no_wd, "decay_norms": not model.no_wd}
     if config.optim.optimizer == "sgd":
         more |= {"nesterov": True, "lr_in_momentum": True, "clip_value": model.clip_grad}
@@ -215,6 +225,8 @@ def _notes(config: Config) -> Iterator[str]:
     """What was asked for and makes no difference here."""
     if config.data.data_aug == "v4" and flags.is_given(config.data, "scale_ratios"):
         yield "--scale-ratios go with --data-aug v1 and v2"
+    if config.model.eval and config.model.resume_states:
+        yield "--resume-states without effect: --eval trains nothing"
     if config.model.train_only and config.data.val_list:
         yield "--val-list without effect: --train-only"
     decays = config.model.lr_decay_period or flags.is_given(config.model, "lr_decay_epoch")

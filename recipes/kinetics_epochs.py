@@ -47,15 +47,16 @@ class CountedCrossEntropy(CrossEntropy):
 
 @dataclass(frozen=True)
 class ClipLine(StepLine):
-    """GluonCV's line, every `frequent` updates of an epoch. Accuracy and loss are of this process and epoch so far. An
-    update that goes on into the next epoch belongs to the one where it began."""
+    """GluonCV's line, every `frequent` updates of an epoch: accuracy in percent, batches counted from 0, as it prints
+    them. Accuracy and loss are of this process and epoch so far. An update that goes on into the next epoch belongs to
+    the one where it began."""
 
     batch_size: int  # of all processes in one forward
     update_size: int
     head: CountedCrossEntropy
 
     def due(self, step: int, position: int) -> bool:
-        return self._batch(position)[1] % self.frequent == 0
+        return (self._batch(position)[1] + 1) % self.frequent == 0
 
     def text(self, step: int, position: int, loss: float, lr: float, since: Interval) -> str:
         epoch, batch = self._batch(position)
@@ -65,13 +66,13 @@ class ClipLine(StepLine):
         spent = since.words.partition(" | ")[2]
         return (
             f"Epoch[{epoch:03d}] Batch [{batch:04d}]/[{per_epoch:04d}]\tSpeed: {since.images_per_s:f} samples/sec\t "
-            f"accuracy={accuracy:f}\t loss={mean_loss:f}\t lr={lr:f}\t {spent}"
+            f"accuracy={accuracy * 100:f}\t loss={mean_loss:f}\t lr={lr:f}\t {spent}"
         )
 
     def _batch(self, position: int) -> tuple[int, int]:
-        """(epoch from 0, update of it from 1) that ended at this position."""
+        """(epoch, update of it), both from 0, that ended at this position."""
         epoch, place = divmod(position - self.batch_size, self.num_samples)
-        return epoch, place // self.update_size + 1
+        return epoch, place // self.update_size
 
 
 class EpochEnd:
@@ -109,7 +110,7 @@ class EpochEnd:
             correct, loss, count = world.all_reduce(self._head.sums.cpu(), name="epoch/training").tolist()
             self._head.sums = None
             self._lines = [
-                f"[Epoch {epoch:03d}] training: accuracy={correct / count:f}\t loss={loss / count:f}",
+                f"[Epoch {epoch:03d}] training: accuracy={correct / count * 100:f}\t loss={loss / count:f}",
                 f"[Epoch {epoch:03d}] speed: {(self._at.position - self._position) / seconds:.0f} samples/sec\t"
                 f"time cost: {seconds:f}",
             ]

@@ -106,6 +106,8 @@ class ModelFlags:
     """4x16: 4 slow frames, --slow-temporal-stride 16; 8x8: 8, with stride 8."""
     width: int = 64
     """Channels of the slow network's first layer, a multiple of 8; 64 are the published networks."""
+    fast_alone: bool = False
+    """Leave the slow network out: what movement alone tells (the paper's "Fast-only")."""
     dropout: float = 0.5
     partial_bn: bool = False
     """All batch norms but the first ones normalise with their running statistics, which stay as they are."""
@@ -121,6 +123,8 @@ class ModelFlags:
     """For --lr-mode step, instead: it falls each time after so many epochs."""
     resume_params: Path | None = None
     """Start from a .params file, GluonCV's or ours: weights and running statistics."""
+    resume_states: Path | None = None
+    """With it, from GluonCV's .states file: the optimizer's momentum."""
     resume_epoch: int = 0
     """Start at this epoch of data and learning rate."""
     save_frequency: int = 10
@@ -146,6 +150,8 @@ class ModelFlags:
         self.decay_epochs(0)
         if Path(self.logging_file).name != self.logging_file:
             raise ValueError(f"--logging-file is {self.logging_file!r}; expected a name: it is put inside --save-dir")
+        if self.resume_states and not self.resume_params:
+            raise ValueError("--resume-states is momentum of the weights of --resume-params; give the .params, too")
         if not self.eval and (self.num_segments > 1 or self.three_crop):
             raise ValueError("--num-segments and --three-crop are for --eval: a clip is trained on by itself")
 

@@ -1,4 +1,4 @@
-"""Where a run of recipe kinetics starts: from a .params file, at an epoch; and where its learning rate falls."""
+"""Where a run of recipe kinetics starts: from files of GluonCV's, at an epoch; and where its learning rate falls."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,18 +6,27 @@ from typing import Any
 from partial_fc.checkpoint.consistency import check_replicas
 from partial_fc.data.order import Order
 from partial_fc.foreign import gluoncv
+from partial_fc.optim.backbone import load_named_state
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.job import RunState
 from partial_fc.train.run import Run
 
 
 def load_params(run: Run, backbone: TorchBackbone) -> None:
-    """Weights and running statistics of a .params file. A collective."""
-    path = run.config.model.resume_params
-    gluoncv.load(backbone.module, path)
-    backbone.weights.load_state_dict(backbone.module.state_dict())
+    """Weights and running statistics of a .params file, momentum of a .states file. A collective."""
+    model, module = run.config.model, backbone.module
+    gluoncv.load(module, model.resume_params)
+    state, told = dict(module.state_dict()), f"started from {model.resume_params}"
+    if model.resume_states and not model.eval:
+        found = gluoncv.read_states(module, model.resume_states)
+        state |= found.masters
+        named = dict(backbone.weights.named_parameters())
+        momentum = {f"{name}/momentum": t.to(named[name].dtype) for name, t in found.momentum.items()}
+        load_named_state(backbone.optimizer, backbone.weights, momentum)
+        told += f", with the momentum of {model.resume_states} after {found.num_updates:,} updates"
+    backbone.weights.load_state_dict(state)
     check_replicas(backbone.replicated(), run.world)
-    run.logger.info(f"started from {path}")
+    run.logger.info(told)
 
 
 def resume_epoch(run: Run, order: Order, start: RunState) -> None:

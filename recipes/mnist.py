@@ -73,7 +73,12 @@ class Config:
     optim: Flags[OptimFlags] = OptimFlags(batch_size=100, momentum=0.0, weight_decay=0.0)
     schedule: Flags[ScheduleFlags] = ScheduleFlags(lr=1e-4, lr_scaling="none", lr_scheduler="constant", epochs=2.0)
     run: Flags[RunFlags] = RunFlags(
-        models_root=Path("runs/mnist"), frequent=100, verbose=0, checkpoint_every=0, keep_checkpoints=2, save_best=False
+        models_root=Path("runs/mnist-DATA-NETWORK"),
+        frequent=100,
+        verbose=0,
+        checkpoint_every=0,
+        keep_checkpoints=2,
+        save_best=False,
     )
     guards: Flags[GuardFlags] = GuardFlags()
     exchange: Flags[ExchangeFlags] = ExchangeFlags()
@@ -96,7 +101,7 @@ def main(arguments: list[str]) -> int:
     config = parse(arguments)
     from partial_fc.train.run import run_in_worlds
 
-    return run_in_worlds("mnist", config, [], train_here, bare=True)
+    return run_in_worlds("mnist", config, [], train_here, bare=True, called=(config.mnist.data_dir, "convnet"))
 
 
 def train_here(run: Run) -> int:

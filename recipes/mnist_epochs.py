@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.consistency import check_replicas
@@ -22,6 +23,8 @@ class TutorialLine(StepLine):
 
     update_size: int
     epochs: float
+
+    early: ClassVar[tuple[int, ...]] = ()
 
     def due(self, step: int, position: int) -> bool:
         return self._update(position)[1] % self.frequent == 0

@@ -60,20 +60,20 @@ if [ "$mode" = quick ]; then
 else
     stage "unit" 115 python -m pytest "${unit[@]}" -m "not mxnet" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
-    stage "MXNet: engine, oracle and stores" 95 python -m pytest -m mxnet $(marked mxnet tests/{unit,recipes}/test_*.py) "$@"
+    stage "MXNet: engine, oracle and stores" 80 python -m pytest -m mxnet $(marked mxnet tests/{unit,recipes}/test_*.py) "$@"
     # The mathematics does not depend on the transport: all of it over these two, MPI on three ranks, by which the numbers of
     # classes do not divide. Elsewhere only what speaks to the transport.
-    stage "parallel, horovodrun Gloo, 2 ranks" 45 gloo 2 "${ranks[@]}" tests/parallel
-    stage "parallel, horovodrun MPI, 3 ranks" 50 mpi 3 "${ranks[@]}" tests/parallel
-    stage "transport, horovodrun Gloo, 3 ranks" 17 gloo 3 "${transport[@]}"
-    stage "transport, horovodrun MPI, 2 ranks" 12 mpi 2 "${transport[@]}"
-    stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
+    stage "parallel, horovodrun Gloo, 2 ranks" 35 gloo 2 "${ranks[@]}" tests/parallel
+    stage "parallel, horovodrun MPI, 3 ranks" 40 mpi 3 "${ranks[@]}" tests/parallel
+    stage "transport, horovodrun Gloo, 3 ranks" 12 gloo 3 "${transport[@]}"
+    stage "transport, horovodrun MPI, 2 ranks" 9 mpi 2 "${transport[@]}"
+    stage "transport, torchrun, 2 ranks" 8 torch 2 "${transport[@]}"
     stage "transport, one process" 6 "${transport[@]}"
     # The GPU's kernel, sharded, in Triton's interpreter. (One process: tests/unit/test_triton.py.)
-    stage "Triton, horovodrun MPI, 3 ranks" 17 mpi 3 env TRITON_INTERPRET=1 "${ranks[@]}" tests/parallel/test_head_kinds.py -k sharded_equals_dense
-    stage "recipes" 220 python -m pytest tests/recipes "${two[@]}" -m "not mxnet" "$@"
+    stage "Triton, horovodrun MPI, 3 ranks" 12 mpi 3 env TRITON_INTERPRET=1 "${ranks[@]}" tests/parallel/test_head_kinds.py -k sharded_equals_dense
+    stage "recipes" 235 python -m pytest tests/recipes "${two[@]}" -m "not mxnet" "$@"
     # Of processes, disks and cables that fail. -rs: why, where some are skipped.
-    stage "faults and two hosts" 115 python -m pytest tests/faults tests/cluster "${three[@]}" -rs "$@"
+    stage "faults and two hosts" 150 python -m pytest tests/faults tests/cluster "${three[@]}" -rs "$@"
 fi
 
 printf '\n%s%5d s of %3d  in all\n' "$table" "$SECONDS" "$budget"

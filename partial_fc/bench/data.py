@@ -2,7 +2,7 @@
 
 All sides take the same samples in turn, round after round, since a machine's speed drifts. The ratio counts CPU seconds
 for each image, those of `cv2.imdecode` of the same files by those of the side: what other programs do on the machine
-makes it no smaller. Images a second count wall time.
+makes it no smaller. Images a second count wall time. (Videos: bench/videos.py.)
 """
 
 import json
@@ -45,16 +45,23 @@ class DataOptions:
     """The same, by recipe face's name for it."""
     train_data: Path | None = None
     """An image database, as recipe imagenet takes it."""
+    train_list: Path | None = None
+    """A list of videos, as recipe kinetics takes it."""
+    data_dir: Path = Path()
+    """What the paths of --train-list are relative to."""
+    rawframes: bool = False
+    """They are folders of frames."""
     image_size: int | None = None
-    """Pixels of a side, as the network takes them; none: 112, of a database 227."""
+    """Pixels of a side, as the network takes them; none: 112, of a database 227, of videos 224."""
     resize: int = 256
-    """The shorter side of a database's images before the crop."""
+    """The shorter side of a database's images before the crop; the height that frames of videos are made, whose width
+    is made 340/256 of it."""
     mirror: bool = True
     """Exchange left and right every second time."""
-    images: int = 4000
-    """So many of the set, in shuffled order, in each round."""
-    batch_size: int = 64
-    """Images of a batch."""
+    images: int | None = None
+    """So many of the set, in shuffled order, in each round; none: 4000, or 64 videos."""
+    batch_size: int | None = None
+    """Images of a batch; none: 64, of videos 2."""
     threads: int = len(os.sched_getaffinity(0))
     """The loader runs with 1, 2, 4, ... up to so many."""
     rounds: int = 5
@@ -74,9 +81,14 @@ class Speed:
 
 def bench_data(options: DataOptions) -> None:
     """Prints what was measured."""
-    paths = [path for path in (options.source, options.rec, options.train_data) if path]
+    paths = [path for path in (options.source, options.rec, options.train_data, options.train_list) if path]
     if len(paths) != 1:
-        raise ValueError("give one set: a path, --rec PATH or --train_data PATH")
+        raise ValueError("give one set: a path, --rec PATH, --train_data PATH or --train-list PATH")
+    if options.train_list:
+        from partial_fc.bench.videos import bench_videos  # which needs PyAV
+
+        bench_videos(options)
+        return
     size = options.image_size or (227 if options.train_data else 112)
     transform: Transform = SquareImage(size, mirror if options.mirror else None)
     source: Source
@@ -85,13 +97,9 @@ def bench_data(options: DataOptions) -> None:
         transform = ShortSideCrop(options.resize, size, random=True, mirror=options.mirror)
     else:
         source = open_source(paths[0])
-    sides, left_out = _sides(options, source, transform, size)
-    speeds: dict[str, list[Speed]] = {name: [] for name in sides}
-    for _ in tqdm(range(options.rounds + 1), "rounds", leave=False, disable=None):
-        for name, side in sides.items():
-            speeds[name].append(side())
-    count = min(options.images, len(source))
-    table = [_row(name, runs[1:], speeds["cv2.imdecode"][1:], count) for name, runs in speeds.items()]
+    count, batch_size = min(options.images or 4000, len(source)), options.batch_size or 64
+    sides, left_out = _sides(options, source, transform, size, count, batch_size)
+    table = in_turn(sides, options.rounds, count, "cv2.imdecode")
     if options.json:
         print(json.dumps({"images": count, "sides": table, "left_out": left_out}))
         return
@@ -101,6 +109,15 @@ def bench_data(options: DataOptions) -> None:
         print(f"{row['side']:34}  {row['images_per_s']:8,.0f}  {row['cpu_us']:15.1f}  {row['ratio']:8.2f}")
     for note in left_out:
         print(note)
+
+
+def in_turn(sides: dict[str, Callable[[], Speed]], rounds: int, count: int, reference: str) -> list[dict[str, Any]]:
+    """Measures all sides in each round, the first of which does not count. A row for each side."""
+    speeds: dict[str, list[Speed]] = {name: [] for name in sides}
+    for _ in tqdm(range(rounds + 1), "rounds", leave=False, disable=None):
+        for name, side in sides.items():
+            speeds[name].append(side())
+    return [_row(name, runs[1:], speeds[reference][1:], count) for name, runs in speeds.items()]
 
 
 def _row(name: str, runs: list[Speed], reference: list[Speed], count: int) -> dict[str, Any]:
@@ -113,36 +130,33 @@ def _row(name: str, runs: list[Speed], reference: list[Speed], count: int) -> di
 
 
 def _sides(
-    options: DataOptions, source: Source, transform: Transform, size: int
+    options: DataOptions, source: Source, transform: Transform, size: int, count: int, batch_size: int
 ) -> tuple[dict[str, Callable[[], Speed]], list[str]]:
     """What is compared, by name, and what could not be, with the reason."""
-    count = min(options.images, len(source))
     indices = Keyed(len(source), seed=0).select(0, count, 0, 1).index_B.tolist()
     files = [bytes(image) for index in indices if isinstance(image := source.read(index).image, bytes)]
     if len(files) < count:
         raise ValueError("the set holds pixels, not image files: there is nothing to decode")
-    place = np.empty((options.batch_size, size, size, 3), np.uint8)
+    place = np.empty((batch_size, size, size, 3), np.uint8)
     rng, resize = np.random.default_rng(0), options.resize if options.train_data else size
 
     def each(work: Callable[[int, bytes], object]) -> Callable[[], Speed]:
-        return lambda: _timed(lambda: [work(i, file) for i, file in enumerate(files)])
+        return lambda: timed(lambda: [work(i, file) for i, file in enumerate(files)])
 
     sides = {
         "cv2.imdecode": each(lambda i, file: _imdecode(file)),
         "simplejpeg": each(lambda i, file: decode_jpeg(file, "RGB")),
         "decode, resize, crop, mirror": each(lambda i, file: _bare(file, size, resize, i % 2 * options.mirror)),
-        "read": lambda: _timed(lambda: [source.read(index) for index in indices]),
+        "read": lambda: timed(lambda: [source.read(index) for index in indices]),
         "decode": each(lambda i, file: decode(file, place[i % len(place)])),
         "transform": each(lambda i, file: transform(Sample(file, 0, 0), rng, place[i % len(place)])),
     }
     if any(not file.startswith(b"\xff\xd8") for file in files):
         del sides["simplejpeg"]
-    for threads in _powers_of_two(options.threads):
-        name = f"Loader, {threads} thread{'s' if threads > 1 else ''}"
-        sides[name] = partial(_loader, options, source, transform, threads, count)
+    sides |= loaders(source, transform, options.threads, count, batch_size)
     if not isinstance(source, RecordSource):
         return sides, ["ImageRecordIter of MXNet is left out: it reads .rec files only"]
-    command = [sys.executable, "-m", __spec__.name, str(source.reader.rec_path), str(size), str(options.batch_size)]
+    command = [sys.executable, "-m", __spec__.name, str(source.reader.rec_path), str(size), str(batch_size)]
     num_labels = len(source.reader.read_sample(int(source.reader.keys[-1]))[0].label)
     command += [str(int(options.mirror)), str(count), str(num_labels)]
     problem = _image_record_iter(command)
@@ -167,20 +181,32 @@ def _bare(file: bytes, size: int, resize: int, flip: int) -> Any:
     return cv2.flip(image, 1) if flip else np.ascontiguousarray(image)
 
 
-def _timed(work: Callable[[], object]) -> Speed:
+def timed(work: Callable[[], object]) -> Speed:
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     return Speed(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def _loader(options: DataOptions, source: Source, transform: Transform, threads: int, count: int) -> Speed:
-    batches = max(1, count // options.batch_size)
-    with Loader(source, transform, batch_size=options.batch_size, num_workers=threads) as loader:
+def loaders(
+    source: Source, transform: Transform, most_threads: int, count: int, batch_size: int
+) -> dict[str, Callable[[], Speed]]:
+    """The loader with 1, 2, 4, ... threads."""
+    return {
+        f"Loader, {threads} thread{'s' if threads > 1 else ''}": partial(
+            _loader, source, transform, threads, count, batch_size
+        )
+        for threads in _powers_of_two(most_threads)
+    }
+
+
+def _loader(source: Source, transform: Transform, threads: int, count: int, batch_size: int) -> Speed:
+    batches = max(1, count // batch_size)
+    with Loader(source, transform, batch_size=batch_size, num_workers=threads) as loader:
         next(loader)
         # Nothing is kept: as in training, a batch's memory serves a later one.
-        speed = _timed(lambda: deque((next(loader) for _ in range(batches)), maxlen=0))
+        speed = timed(lambda: deque((next(loader) for _ in range(batches)), maxlen=0))
     # Threads work ahead of what is taken, by as much at the beginning as at the end.
-    share = count / (batches * options.batch_size)
+    share = count / (batches * batch_size)
     return Speed(speed.wall_s * share, speed.cpu_s * share)
 
 
@@ -225,7 +251,7 @@ def _main(rec_path: str, size: str, batch_size: str, mirrored: str, count: str, 
             batch.data[0].wait_to_read()
 
     take()
-    speed = _timed(take)
+    speed = timed(take)
     share = int(count) / (num * int(batch_size))
     print(json.dumps([speed.wall_s * share, speed.cpu_s * share]))
 

@@ -3,7 +3,7 @@
 import json
 import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from partial_fc.checkpoint.files import write_json
@@ -98,15 +98,17 @@ def _score(folder: Path) -> float | None:
     return score if isinstance(score, int | float) else None
 
 
-def prune(root: Path, keep: int, keep_best: bool) -> None:
+def prune(root: Path, keep: int, keep_best: bool, check: Callable[[], None] = lambda: None) -> None:
     """Removes all but the newest `keep` complete checkpoints and, with keep_best, the one with the highest score; also
-    what a killed run has left of checkpoints before the newest complete one."""
+    what a killed run has left of checkpoints before the newest complete one. check: called before each is removed."""
     whole = complete(root)
     kept = {*whole[-keep:], best(root) if keep_best else None}
     for folder in whole:
         if folder not in kept:
+            check()
             unmark(folder)  # first, so that half a folder never looks whole
             shutil.rmtree(folder)
     for folder in filter(_is_ours, root.glob("step-*")):
         if whole and step_of(folder) < step_of(whole[-1]) and not (folder / MARKER).exists():
+            check()
             shutil.rmtree(folder)

@@ -10,9 +10,11 @@ by the training thread, which finds out with the others. So where ranks see fold
 instead of a shared one, a checkpoint is either whole in all of them or older ones are still there.
 """
 
+import contextlib
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,9 +22,11 @@ import torch
 
 from partial_fc.checkpoint.folders import folder_name, mark, newest, prune, unmark
 from partial_fc.checkpoint.head_state import Head
+from partial_fc.checkpoint.owner import Owner
 from partial_fc.checkpoint.rows import class_bytes
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import World
+from partial_fc.errors import describe
 from partial_fc.memory import available_memory_bytes
 
 _log = logging.getLogger("partial_fc")
@@ -40,9 +44,11 @@ class Saver:
     those before it stand.
     """
 
-    def __init__(self, root: Path, world: World, keep: int, keep_best: bool = True):
-        """Raises ValueError, on all ranks, where one of them cannot write below root. A collective."""
+    def __init__(self, root: Path, world: World, keep: int, keep_best: bool = True, owner: Owner | None = None):
+        """owner: this process's record in root, read again before anything there is marked or removed. Raises
+        ValueError, on all ranks, where one of them cannot write below root. A collective."""
         self.root = root
+        self._owner, self._check = owner, owner.check if owner else lambda: None
         self._world = world
         self._keep, self._keep_best = keep, keep_best
         self._beside = ranks_beside(root, world)
@@ -110,7 +116,11 @@ class Saver:
         self._pause_s = time.perf_counter() - self._began
 
     def settle(self, any_busy: bool, any_failed: bool) -> None:
-        """any_busy, any_failed: what the ranks said of `busy` and `failed`, equal on all of them."""
+        """any_busy, any_failed: what the ranks said of `busy` and `failed`, equal on all of them. Raises LostOwner
+        where the folder is another run's now."""
+        if self._owner and self._owner.in_doubt:
+            with contextlib.suppress(OSError):  # a disk that is away ends no training
+                self._check()
         if self._job is None or any_busy:
             return
         error = self._job.exception()
@@ -119,7 +129,7 @@ class Saver:
         elif self._marking:
             self._job = None
             if self._leads:
-                self._thread.submit(_prune, self.root, self._keep, self._keep_best)
+                self._thread.submit(_prune, self.root, self._keep, self._keep_best, self._check)
         else:
             num_bytes, seconds = self._job.result()
             _log.info(
@@ -151,6 +161,7 @@ class Saver:
         """Lets the folder count no more. Returns the error of a disk that refuses: it ends no training."""
         try:
             if self._leads:
+                self._check()
                 unmark(self._folder)
         except OSError as error:
             return error
@@ -164,6 +175,7 @@ class Saver:
 
     def _mark(self) -> tuple[int, float]:
         if self._leads:
+            self._check()
             mark(self._folder, self._step, self._beside)
         return 0, 0.0
 
@@ -194,9 +206,9 @@ def _describe(error: OSError, where: Path) -> str:
     return f"{error.strerror}: {error.filename or where}"
 
 
-def _prune(root: Path, keep: int, keep_best: bool) -> None:
+def _prune(root: Path, keep: int, keep_best: bool, check: Callable[[], None]) -> None:
     try:
-        prune(root, keep, keep_best)
+        prune(root, keep, keep_best, check)
     except (OSError, ValueError) as error:
         _log.error(f"older checkpoints below {root} cannot be removed: {error}; remove them by hand")
 
@@ -215,10 +227,10 @@ def ranks_beside(root: Path, world: World) -> list[int]:
         problem = error
     bad = world.all_gather(torch.tensor([int(problem is not None)]), name="checkpoint/writable").nonzero()
     if problem:
-        raise ValueError(f"rank {world.rank} cannot write checkpoints to {root}: {problem}") from problem
+        raise ValueError(f"rank {world.rank} cannot write to {root}: {describe(problem)}") from problem
     if len(bad):
         mine.unlink()
-        raise ValueError(f"rank {int(bad[0])} cannot write checkpoints to {root}: its output says why")
+        raise ValueError(f"rank {int(bad[0])} cannot write to {root}: its output says why")
     seen = sorted(int(path.name.rpartition("-")[2]) for path in root.glob(f"{word}-*"))
     world.barrier(name="checkpoint/seen")
     mine.unlink()

@@ -6,6 +6,8 @@ from typing import Any
 
 # A file of some bytes can announce any number of pixels. OpenCV reads its limit when it is imported.
 MAX_PIXELS = int(os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**26)))
+# Or it would write a line for every tag of a TIFF that it does not know.
+os.environ.setdefault("OPENCV_LOG_LEVEL", "ERROR")
 
 import cv2  # noqa: E402
 import numpy as np  # noqa: E402
@@ -20,7 +22,9 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 # JFIF's marker without a thumbnail, and the beginning of the picture itself (of a file with three channels or one).
 _PLAIN_JPEG = b"\xff\xd8\xff\xe0\x00\x10JFIF"
 _SCAN = b"\xff\xda\x00"
-_SIGNATURES = {b"\xff\xd8": "JPEG", _PNG: "PNG", b"BM": "BMP", b"RIFF": "WebP"}
+_SIGNATURES = {b"\xff\xd8": "JPEG", _PNG: "PNG", b"BM": "BMP", b"RIFF": "WebP", b"GIF8": "GIF"}
+_SIGNATURES |= dict.fromkeys((b"II*\0", b"MM\0*"), "TIFF")
+_RARE = (b"GIF8", b"II*\0", b"MM\0*")
 
 # The loader has its own threads, one image each; OpenCV's own pool on top of them would fight for the same
 # cores.
@@ -28,7 +32,8 @@ cv2.setNumThreads(0)
 
 
 def decode(content: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-    """JPEG, PNG, BMP or WebP -> uint8 (H, W, 3) RGB; grey is expanded, alpha dropped, 16 bits become 8.
+    """JPEG, PNG, BMP, WebP, GIF or TIFF -> uint8 (H, W, 3) RGB; grey is expanded, alpha dropped, 16 bits become 8. Of
+    several pictures (GIF, WebP, TIFF) the first. As it is meant to be seen: what Exif says is turned is turned back.
 
     out: uint8 (H, W, 3). An image of just that size may be decoded into it, and is it, then; by simplejpeg where that
     gives the same bits.
@@ -39,7 +44,7 @@ def decode(content: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.u
     if not content.startswith(tuple(_SIGNATURES)):
         raise BadRecord(
             f"no image that OpenCV can read: {len(content)} bytes, starting {content[:8].hex(' ')}; expected "
-            f"{', '.join(_SIGNATURES.values())}"
+            f"{', '.join(dict.fromkeys(_SIGNATURES.values()))}"
         )
     if content[:2] == b"\xff\xd8" and content.rfind(b"\xff\xd9") < 0:
         # libjpeg would fill the missing part with grey and say nothing.
@@ -117,13 +122,14 @@ def fit(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 
 def encode_square(content: bytes, size: int | None, quality: int) -> bytes:
-    """An image file of size x size as JPEG; the very same bytes if it has that size already or size is None.
+    """An image file of size x size as JPEG; the very same bytes if size is None, or if it has that size already and is
+    no GIF or TIFF, which few readers of records know.
 
     The image is decoded in either case, so that one that cannot be used is found here and not in training.
     """
     image = decode(content)
     check_proportions(image)
-    if size is None or image.shape[:2] == (size, size):
+    if size is None or (image.shape[:2] == (size, size) and not content.startswith(_RARE)):
         return content
     bgr = cv2.cvtColor(fit(image, size), cv2.COLOR_RGB2BGR)
     return cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, quality])[1].tobytes()

@@ -1,7 +1,7 @@
 """Image files in one folder per class, or named by a list."""
 
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from partial_fc.data.sample import BadRecord, Sample
 from partial_fc.findings import counted
 
 MAX_LABEL = 2**53  # labels are read as floats, exact up to here
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+_SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 
 
 class ImageFolder:
@@ -21,7 +21,8 @@ class ImageFolder:
     With a list file: one image a line, `path label` (the label last, so the path may hold blanks), or the .lst of
     im2rec, `index<TAB>label<TAB>path`. Paths are relative to `root`, which is the list's own folder if not given.
 
-    left_out: how many files of the class folders end in something else than an image that can be read, by ending.
+    left_out: why -> paths of what is not read: files of other endings (by ending), hidden images, folders within class
+    folders, images beside the class folders.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class ImageFolder:
         list_file: str | os.PathLike[str] | None = None,
         num_classes: int | None = None,
     ) -> None:
-        self.left_out: Counter[str] = Counter()
+        self.left_out: dict[str, list[str]] = {}
         self.classes: list[str] = []
         if list_file is not None:
             self.root = Path(root) if root is not None else Path(list_file).parent
@@ -58,6 +59,10 @@ class ImageFolder:
     def where(self, index: int) -> str:
         return str(self.root / self.names[index])
 
+    def key(self, index: int) -> str:
+        """The image's path as the list has it, or below the folder."""
+        return self.names[index]
+
     def will_need(self, indices: Sequence[int]) -> None:
         """Nothing: each file would have to be opened for the hint."""
 
@@ -69,38 +74,66 @@ class ImageFolder:
         return self.classes or None
 
     def left_out_text(self) -> str:
-        """`3 .heic, 1 .gif; only .jpg ... are read`."""
-        counts = ", ".join(f"{number:,} {suffix}" for suffix, number in self.left_out.most_common())
-        return f"{counts}; only {' '.join(_SUFFIXES)} are read"
+        """`3 .heic, 1 .mov; only .jpg ... are read`."""
+        most_first = sorted(self.left_out.items(), key=lambda item: -len(item[1]))
+        counts = ", ".join(f"{len(paths):,} {why}" for why, paths in most_first)
+        return f"{counts}; only ROOT/CLASS/IMAGE with {' '.join(_SUFFIXES)} are read"
 
 
 def image_names(folder: Path) -> list[str]:
     """The image files of a folder, sorted."""
-    return sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(_SUFFIXES))
+    return sorted(entry.name for entry in os.scandir(folder) if is_image_name(entry.name))
 
 
-def _scan(root: Path) -> tuple[list[str], list[str], NDArray[np.int64], Counter[str]]:
-    """(class names, file names, labels, files left out by their ending)."""
+def is_image_name(name: str) -> bool:
+    """By its ending; hidden files are none: macOS puts `._1.jpg`, no image, beside 1.jpg."""
+    return name.lower().endswith(_SUFFIXES) and name[0] != "."
+
+
+def class_folders(root: Path) -> list[str]:
+    """The names of the folders that are classes, in the order of their numbers."""
+    return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
+
+
+def _scan(root: Path) -> tuple[list[str], list[str], NDArray[np.int64], dict[str, list[str]]]:
+    """(class names, file names, labels, what is left out)."""
     if not root.is_dir():
         raise ValueError(f"{root} is not a folder; expected one with a sub-folder of images for each class")
-    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
+    classes = class_folders(root)
     names, labels = [], []
-    left_out: Counter[str] = Counter()
+    left_out: defaultdict[str, list[str]] = defaultdict(list)
     for label, name in enumerate(classes):
         files = image_names(root / name)
-        others = {entry.name for entry in os.scandir(root / name) if entry.is_file() and entry.name[0] != "."}
-        left_out.update(Path(other).suffix.lower() or "without ending" for other in others.difference(files))
         names += [f"{name}/{file}" for file in files]
         labels += [label] * len(files)
+        known = set(files)
+        for entry in sorted(os.scandir(root / name), key=lambda entry: entry.name):
+            if entry.name not in known and (why := _why_left_out(entry)):
+                left_out[why].append(f"{name}/{entry.name}")
+    flat = image_names(root)
+    if flat:
+        left_out["beside the class folders"] = flat
     if not names:
         expected = f"expected ROOT/CLASS/IMAGE with {', '.join(_SUFFIXES)}"
-        if flat := len(image_names(root)):
+        if flat:
             raise ValueError(
-                f"{root} itself holds the images, {flat} of them, not in a sub-folder for each class; {expected}. Move "
-                "them, or name each with its label in a list (`path label` a line)"
+                f"{root} itself holds the images, {len(flat)} of them, not in a sub-folder for each class; {expected}. "
+                "Move them, or name each with its label in a list (`path label` a line)"
             )
-        raise ValueError(f"{root}: {counted(len(classes), 'sub-folder')}, no image in them; {expected}")
-    return classes, names, np.array(labels, np.int64), left_out
+        others = ", ".join(f"{len(paths):,} {why}" for why, paths in left_out.items())
+        found = f"no image in them{f' ({others})' if others else ''}"
+        raise ValueError(f"{root}: {counted(len(classes), 'sub-folder')}, {found}; {expected}")
+    return classes, names, np.array(labels, np.int64), dict(left_out)
+
+
+def _why_left_out(entry: os.DirEntry[str]) -> str:
+    """Nothing for what nobody takes for an image, such as .DS_Store."""
+    name = entry.name
+    if name[0] == ".":
+        return "hidden" if name.lower().endswith(_SUFFIXES) else ""
+    if entry.is_dir():
+        return "too deep (a folder within a class folder)"
+    return Path(name).suffix.lower() or "without ending"
 
 
 def _read_list(path: Path) -> tuple[list[str], NDArray[np.int64]]:

@@ -1,13 +1,14 @@
 """Opening a training set: by what lies at a path, and on all ranks alike."""
 
 import os
+import socket
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partial_fc.data.image_folder import ImageFolder
-from partial_fc.data.record_source import RecordSource
+from partial_fc.data.image_folder import ImageFolder, class_folders, image_names
+from partial_fc.data.record_source import RecordSource, read_property
 from partial_fc.data.sample import Source
 from partial_fc.findings import counted
 
@@ -28,6 +29,15 @@ def open_source(
     if path.is_dir():
         return ImageFolder(path, num_classes=num_classes)
     return ImageFolder(root, path, num_classes)
+
+
+def stated(path: Path) -> tuple[int | None, tuple[int, int] | None]:
+    """What a set says of itself without being read, (number of classes, (height, width)): the file `property` beside a
+    .rec, or how many class folders there are. (None, None): it says nothing, or is not there."""
+    if path.suffix == ".rec" or (path / "train.rec").exists():
+        return read_property(path.with_name("property") if path.suffix == ".rec" else path / "property")
+    classes = class_folders(path) if path.is_dir() else []
+    return len(classes) if any(image_names(path / name) for name in classes) else None, None
 
 
 def open_on_all(make: Callable[[], Source], world: "World", has_trained_W: Sequence[bool] | None = None) -> Source:
@@ -57,7 +67,9 @@ def open_on_all(make: Callable[[], Source], world: "World", has_trained_W: Seque
         each = ", ".join(f"rank {rank} {_describe(*seen_W3[rank])}" for rank in others)
         raise elastic.HostsChanged(f"the training data is not what the others train on, who go on alone: {each}")
     if problem:
-        raise ValueError(str(problem)) from problem
+        # A file that the other hosts may have.
+        where = f"{socket.gethostname()}: " if isinstance(problem, OSError) and world.size > 1 else ""
+        raise ValueError(f"{where}{problem}") from problem
     assert source is not None
     if any(seen != seen_W3[0] for seen in seen_W3):
         each = ", ".join(f"rank {rank} {_describe(*seen)}" for rank, seen in enumerate(seen_W3))

@@ -34,7 +34,7 @@ class RecordSource:
         self._keys, num_identities = _image_keys(self.reader)
         if len(self._keys) == 0:
             raise ValueError(f"{rec_path} holds no image records")
-        stated, self.image_size = _read_property(rec_path.with_name("property"))
+        stated, self.image_size = read_property(rec_path.with_name("property"))
         if stated and num_identities and stated != num_identities:
             _log.warning(
                 "%s says %d classes, %s holds %d identity records",
@@ -66,6 +66,9 @@ class RecordSource:
 
     def where(self, index: int) -> str:
         return f"{self.reader.rec_path}, key {self._keys[index]}"
+
+    def key(self, index: int) -> str:
+        return str(self._keys[index])
 
     def will_need(self, indices: Sequence[int]) -> None:
         self.reader.will_need(np.array([self._keys[index] for index in indices], np.int64))
@@ -107,8 +110,9 @@ def are_whole(raw_N: NDArray[np.float32]) -> NDArray[np.bool_]:
         return np.isfinite(raw_N) & (raw_N == np.trunc(raw_N))
 
 
-def _read_property(path: Path) -> tuple[int | None, tuple[int, int] | None]:
-    """(class count, (height, width) of the images) as far as the file says so; shuffled sets have a count besides."""
+def read_property(path: Path) -> tuple[int | None, tuple[int, int] | None]:
+    """Of a file `property`: (class count, (height, width) of the images) as far as it says so; shuffled sets have a
+    count besides."""
     if not path.exists():
         return None, None
     text = path.read_bytes().strip()

@@ -29,17 +29,18 @@ _NAMES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 _DTYPES: dict[str, np.dtype[Any] | None] = {d.str[1:]: d for d in map(np.dtype, "?bBhHiIqQefd")} | {"O8": None}
 
 
-def loads(content: bytes) -> Any:
-    """The value; its arrays are `Array`s. Raises ValueError for what is damaged or no pickle of plain values."""
+def loads(content: bytes, kind: "type[Unpickler] | None" = None) -> Any:
+    """The value; its arrays are `Array`s. kind: one that takes more than plain values. Raises ValueError for what is
+    damaged or no pickle of plain values."""
     try:
-        return _Unpickler(content).load()
+        return (kind or Unpickler)(content).load()
     except EOFError as error:
         raise ValueError("cut off or damaged: it ends within a value") from error
     except (pickle.UnpicklingError, LookupError, TypeError, AttributeError, OverflowError, struct.error) as error:
         raise ValueError(f"damaged: {error}") from error
 
 
-class _Unpickler(pickle._Unpickler):
+class Unpickler(pickle._Unpickler):
     """The one in C asks for as much memory as a size or a memo index of the file says."""
 
     stack: list[Any]
@@ -62,7 +63,7 @@ class _Unpickler(pickle._Unpickler):
         at = self._content.tell() - 1
         code = self._content.getvalue()[at]
         name = _NAMES.get(code, f"byte {code:#04x}")
-        raise ValueError(f"{name} at byte {at} is no operation of plain values; damaged, or not a file of pairs")
+        raise ValueError(f"{name} at byte {at} is no operation of plain values; damaged, or another kind of file")
 
     def _skip_frame(self) -> None:
         self._content.read(8)  # only says how much may be read ahead

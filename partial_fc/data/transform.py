@@ -3,14 +3,17 @@ place in the batch, is given, it may be written there; then `out` itself is retu
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from partial_fc.data.decode import check_proportions, decode, fit
 from partial_fc.data.sample import Sample, still
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Pixels = NDArray[np.uint8]
 # May change the image that it gets, and return it.
@@ -64,7 +67,7 @@ class ShortSideCrop:
         return np.repeat(image.reshape(self.crop, self.crop, 1), 3, axis=2) if image.size == self.crop**2 else image
 
 
-def channels_first(array_B: Tensor) -> Tensor:
+def channels_first(array_B: "Tensor") -> "Tensor":
     """A batch of such arrays, (B, ..., C), as networks take it: a view (B, C, ...), channels-last in memory. Of one
     channel, which lies like that either way, the strides are the plain ones: with the others torch's convolutions round
     several times as much."""

@@ -80,7 +80,7 @@ def _straight(degrees: float) -> _Move:
 
 
 def _turn(sign: int) -> _Move:
-    return lambda p, t, rng: p._replace(angle=p.angle + sign * t * rng.uniform(2, 4))
+    return lambda p, t, rng: p._replace(angle=p.angle + sign * t * rng.uniform(3, 6))
 
 
 def _zoom(sign: int) -> _Move:

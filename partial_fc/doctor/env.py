@@ -20,7 +20,8 @@ _TRANSFER_S = 60.0
 
 # What ssh says -> what to do (docs/launching.md)
 _SSH = {
-    "Permission denied": "let this user log in without a password: ssh-copy-id {host}",
+    "Permission denied": "let this user log in without a password: ssh-copy-id {host} (keys that others may read are "
+    "ignored: chmod 400 ~/.ssh/id_rsa; docs/launching.md has more)",
     "Host key verification failed": "make the host known: ssh-keyscan {host} >> ~/.ssh/known_hosts",
     "Could not resolve": "write its address instead, or put its name into /etc/hosts",
     "Connection refused": "start sshd there, or give --ssh-port",
@@ -36,7 +37,7 @@ class EnvOptions:
 
     hosts: Annotated[str | None, tyro.conf.arg(aliases=["-H"])] = None
     """As horovodrun takes them, a:8,b:8, or a host file; this machine alone if not given."""
-    models_root: Path = Path("runs/face")
+    models_root: Path = Path("runs")
     """Where the run would write."""
     ssh_port: int | None = None
     """Where it is not ssh's own."""

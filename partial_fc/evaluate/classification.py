@@ -17,13 +17,13 @@ from partial_fc.comm import World
 from partial_fc.data.sample import Sample, Source, naming
 from partial_fc.data.transform import channels_first
 from partial_fc.evaluate.evaluation import Forward, read_ahead
+from partial_fc.evaluate.pictures import shown, write_png
 
 _MOST_CLASSES = 1000  # of a confusion matrix
 _MOST_MISTAKES = 60  # of the picture
 _CAPTION, _ACROSS = 18, 10  # of the picture: pixels below an image, images in a row
 # Losses are added as whole multiples of this: whole numbers have one sum, whatever the order.
 _LOSS_UNIT, _LARGEST_LOSS = 2.0**-24, 2.0**12
-_WIDE = 96  # pixels; a smaller image is enlarged by a whole number, a larger one made as small
 
 
 class Classification:
@@ -105,8 +105,7 @@ class Classification:
             return
         tiles += [np.zeros_like(tiles[0])] * (-len(tiles) % _ACROSS)
         rows = [np.concatenate(tiles[i : i + _ACROSS], axis=1) for i in range(0, len(tiles), _ACROSS)]
-        if not cv2.imwrite(str(path), np.concatenate(rows)):
-            raise OSError(0, "the picture could not be written", str(path))
+        write_png(path, np.concatenate(rows))
 
     def _read(self, batch: int) -> tuple[Tensor, Tensor, Tensor, Exception | None]:
         """(sample numbers, inputs, labels, what is wrong with them) of a batch."""
@@ -139,11 +138,7 @@ class Classification:
         image, label = self._load(index)
         image = image[-1] if image.ndim == 5 else image  # of several crops one
         image = image[image.shape[0] // 2] if image.ndim == 4 else image  # of a clip one frame
-        zoom = max(1, _WIDE // max(image.shape[:2]))
-        tile = image.repeat(zoom, 0).repeat(zoom, 1)
-        if max(tile.shape[:2]) > _WIDE:
-            tile = cv2.resize(tile, (_WIDE, _WIDE), interpolation=cv2.INTER_AREA).reshape(_WIDE, _WIDE, -1)
-        tile = cv2.cvtColor(tile, cv2.COLOR_RGB2BGR if tile.shape[2] == 3 else cv2.COLOR_GRAY2BGR)
+        tile = shown(image)
         tile = np.pad(tile, ((0, _CAPTION), (1, 1), (0, 0)), constant_values=64)
         text, corner = f"{label} as {prediction}", (6, len(tile) - 5)
         cv2.putText(tile, text, corner, cv2.FONT_HERSHEY_SIMPLEX, 0.45, (255, 255, 255), 1, cv2.LINE_AA)

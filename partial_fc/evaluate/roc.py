@@ -7,8 +7,23 @@ N pairs, K distinct distances.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+_FARTHEST = 4.0  # squared distance of two vectors of length 1
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The rule "the same if the squared distance is at most `distance`", which is "if the cosine is at least `cosine`",
+    and what it gives on the pairs that it was chosen on."""
+
+    distance: float
+    cosine: float
+    accuracy: float
+    tar: float
+    far: float
 
 
 @dataclass(frozen=True)
@@ -23,10 +38,10 @@ class Roc:
     threshold: np.ndarray  # (K + 1,) float64: squared distance; -inf at point 0
     num_genuine: int
     num_impostors: int
-    accuracy: float  # of the same pairs, for the legend; how it was found is the caller's affair
+    accuracy: float | None  # of the same pairs, for the legend; how it was found is the caller's affair
 
     @classmethod
-    def from_distances(cls, distance_N: np.ndarray, same_N: np.ndarray, accuracy: float) -> "Roc":
+    def from_distances(cls, distance_N: np.ndarray, same_N: np.ndarray, accuracy: float | None) -> "Roc":
         """distance_N: finite. same_N: bool, True for a genuine pair; both kinds must occur (ValueError)."""
         num_genuine = int(same_N.sum())
         num_impostors = len(same_N) - num_genuine
@@ -57,11 +72,31 @@ class Roc:
             return float("nan")
         return float(self.tar[np.searchsorted(self.far, far, side="right") - 1])
 
+    def best(self) -> Threshold:
+        """The threshold at which most pairs are judged rightly; of equally good ones the strictest."""
+        right = self.tar * self.num_genuine + (1 - self.far) * self.num_impostors
+        return self._threshold(int(np.argmax(right.round())))  # whole numbers, so that equal ones are equal
 
-def plot(curves: Mapping[str, Roc], path: Path) -> None:
+    def threshold_at(self, far: float) -> Threshold | None:
+        """The loosest threshold at which FAR is at most `far`; None where the set is too small to tell, see tar_at."""
+        if 0 < far < 1 / self.num_impostors:
+            return None
+        return self._threshold(int(np.searchsorted(self.far, far, side="right")) - 1)
+
+    def _threshold(self, point: int) -> Threshold:
+        # Half-way to the next distance: as far as can be from pairs that the last bits of an embedding would change.
+        bounds = np.append(self.threshold.clip(min=0), _FARTHEST)
+        distance = float(bounds[point : point + 2].mean())
+        tar, far = float(self.tar[point]), float(self.far[point])
+        right = tar * self.num_genuine + (1 - far) * self.num_impostors
+        return Threshold(distance, 1 - distance / 2, right / (self.num_genuine + self.num_impostors), tar, far)
+
+
+def plot(curves: Mapping[str, Roc], path: Path, marked: bool = False) -> None:
     """Draws the ROCs of several sets, by name, into one PNG, with their accuracies in the legend.
 
-    A curve starts at FAR = 1 / num_impostors, the smallest that its set can measure.
+    A curve starts at FAR = 1 / num_impostors, the smallest that its set can measure. marked: with its TAR at each power
+    of ten, and a star where the best threshold is.
     """
     # The object interface needs no display and leaves pyplot's global state alone; imported late since only
     # the rank that draws should pay for it.
@@ -78,7 +113,8 @@ def plot(curves: Mapping[str, Roc], path: Path) -> None:
         first_far = 1 / roc.num_impostors
         far = np.append(first_far, roc.far[roc.far > first_far])
         tar = np.append(roc.tar_at(first_far), roc.tar[roc.far > first_far])
-        label = f"{name}, {roc.num_genuine + roc.num_impostors:,} pairs: accuracy {roc.accuracy:.2%}"
+        accuracy = "" if roc.accuracy is None else f": accuracy {roc.accuracy:.2%}"
+        label = f"{name}, {roc.num_genuine + roc.num_impostors:,} pairs{accuracy}"
         axes.plot(far, tar, drawstyle="steps-post", label=label)
     lowest_tar = min(roc.tar_at(1 / roc.num_impostors) for roc in curves.values())
     axes.set(
@@ -91,5 +127,26 @@ def plot(curves: Mapping[str, Roc], path: Path) -> None:
     )
     axes.grid(which="major", color="0.8")
     axes.grid(which="minor", color="0.93")
+    if marked:
+        _mark(axes, curves, smallest_far)
     axes.legend(loc="lower right")
     figure.savefig(path, format="png")
+
+
+def _mark(axes: Any, curves: Mapping[str, Roc], smallest_far: float) -> None:
+    """For the curves in their order of drawing: a point with its TAR at FAR 0.1, 0.01 ... as far as its set can tell; a
+    star at the best threshold."""
+    bottom, top = axes.get_ylim()
+    apart = (top - bottom) / 40  # of two texts
+    colours = [line.get_color() for line in axes.get_lines()]
+    for far in (10.0**-n for n in range(1, 10)):
+        tars = [(roc.tar_at(far), colour) for roc, colour in zip(curves.values(), colours, strict=True)]
+        place = top + apart
+        for tar, colour in sorted((pair for pair in tars if not np.isnan(pair[0])), key=lambda pair: -pair[0]):
+            axes.plot(far, tar, "o", color=colour, markersize=5)
+            place = min(tar, place) - apart
+            axes.text(far * 1.06, place, f"{tar:.2%}", fontsize=8, color=colour, va="center")
+    for roc, colour in zip(curves.values(), colours, strict=True):
+        best = roc.best()
+        axes.plot(max(best.far, smallest_far), best.tar, "*", color=colour, markersize=12, clip_on=False)
+    axes.plot([], [], "*", color="0.3", markersize=12, label="threshold with the best accuracy")

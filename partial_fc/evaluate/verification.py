@@ -3,8 +3,8 @@
 N pairs of the set, n pairs of this rank, I images of one batch, T thresholds, F folds.
 
 The measure is that of LFW with the ten-fold protocol (Huang et al., 2007) as InsightFace computes it:
-embedding = f(image) + f(mirrored image), scaled to length 1; squared distance; thresholds 0, 0.01 ... 3.99;
-the folds are consecutive blocks of pairs, and each is judged by the threshold that is best on the other nine.
+embeddings of length 1 (embedding/definition.py); squared distance; thresholds 0, 0.01 ... 3.99; the folds are
+consecutive blocks of pairs, and each is judged by the threshold that is best on the other nine.
 """
 
 import math
@@ -20,6 +20,7 @@ from partial_fc.comm import World
 from partial_fc.data import BadRecord
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.pairs import read_pairs
+from partial_fc.embedding.definition import unit_embeddings
 from partial_fc.evaluate.evaluation import Forward, read_ahead
 from partial_fc.evaluate.roc import Roc, plot
 
@@ -55,12 +56,10 @@ class Verification:
         self.image_size = image_size
         self.pairs_per_batch = batch_size // 2
         self.flip = flip
-        self.roc: Roc | None = None  # of the latest run
+        self.roc: Roc | None = None  # of the latest run, as is distance_N, of the pairs in the order of the file
+        self.distance_N = np.empty(0)
         self.images, self.same_N = read_pairs(self.path)
-        if len(self.same_N) < NUM_FOLDS:
-            raise ValueError(f"{path}: {len(self.same_N)} pairs; {NUM_FOLDS} folds need at least {NUM_FOLDS}")
-        if self.same_N.all() or not self.same_N.any():
-            raise ValueError(f"{path}: all {len(self.same_N)} pairs are of one kind; both kinds are needed")
+        check_pairs(self.path, self.same_N)
 
     def run(self, embed: Forward, world: World) -> Iterator[tuple[str, float]]:
         """Yields ("NAME/accuracy", ...) and so on: the same numbers on every rank, for any number of ranks.
@@ -88,12 +87,10 @@ class Verification:
         distance_N, norm_N = world.all_gather(torch.cat(rows), name=f"evaluate/{self.name}").numpy().T
         self._check(distance_N)
 
+        self.distance_N = distance_N
         accuracy = fold_accuracy(distance_N, self.same_N)
         self.roc = Roc.from_distances(distance_N, self.same_N, accuracy.mean)
-        yield f"{self.name}/accuracy", accuracy.mean
-        yield f"{self.name}/accuracy_std", accuracy.std
-        yield f"{self.name}/accuracy_low", accuracy.low
-        yield f"{self.name}/accuracy_high", accuracy.high
+        yield from accuracy_values(self.name, accuracy)
         for far in FALSE_ACCEPT_RATES:
             yield f"{self.name}/tar@far={far}", self.roc.tar_at(float(far))
         yield f"{self.name}/xnorm", float(norm_N.mean())
@@ -114,12 +111,7 @@ class Verification:
 
     def _distances(self, embed: Forward, image_I3HW: Tensor) -> Tensor:
         """(n, 2) float64 on the host: squared distance and mean embedding length of the pairs of a batch."""
-        views = [image_I3HW, image_I3HW.flip(3)] if self.flip else [image_I3HW]
-        feats = [embed(view).double().cpu() for view in views]
-        norm_I = torch.stack([feat_ID.norm(dim=1) for feat_ID in feats]).mean(0)
-        unit_ID = torch.stack(feats).sum(0)
-        # No epsilon: an embedding of length 0 has no direction, becomes NaN and is reported.
-        unit_ID = unit_ID / unit_ID.norm(dim=1, keepdim=True)
+        unit_ID, norm_I = unit_embeddings(embed, image_I3HW, self.flip)
         distance_n = (unit_ID[0::2] - unit_ID[1::2]).square().sum(1)
         return torch.stack((distance_n, (norm_I[0::2] + norm_I[1::2]) / 2), dim=1)
 
@@ -168,6 +160,21 @@ class Verifications:
         curves = {one.name: one.roc for one in self.sets if one.roc is not None}
         if curves:
             plot(curves, folder / "roc.png")
+
+
+def accuracy_values(name: str, accuracy: Accuracy) -> Iterator[tuple[str, float]]:
+    yield f"{name}/accuracy", accuracy.mean
+    yield f"{name}/accuracy_std", accuracy.std
+    yield f"{name}/accuracy_low", accuracy.low
+    yield f"{name}/accuracy_high", accuracy.high
+
+
+def check_pairs(path: Path, same_N: np.ndarray) -> None:
+    """Raises ValueError for pairs that ten folds cannot be made of."""
+    if len(same_N) < NUM_FOLDS:
+        raise ValueError(f"{path}: {len(same_N)} pairs; {NUM_FOLDS} folds need at least {NUM_FOLDS}")
+    if same_N.all() or not same_N.any():
+        raise ValueError(f"{path}: all {len(same_N)} pairs are of one kind; both kinds are needed")
 
 
 def fold_accuracy(distance_N: np.ndarray, same_N: np.ndarray) -> Accuracy:

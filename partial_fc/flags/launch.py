@@ -67,6 +67,8 @@ class LaunchFlags:
         launch = comm.detect()
         given = [name for name in ("nodes", "gpus", "nr", "master_addr", "master_port") if is_given(self, name)]
         flags = ", ".join(f"{flag(name)} {getattr(self, name)}" for name in given)
+        if given == ["gpus"] and launch.is_host:
+            return self._spawn(launch.size, launch.rank, launch.master_addr, launch.master_port)
         if given and launch.backend != "single":
             raise ValueError(
                 f"{launch.launcher} has started this process as rank {launch.rank} of {launch.size}, and says itself "
@@ -77,13 +79,17 @@ class LaunchFlags:
                 print(f"note: {flags} without effect: one process, which needs no others", file=sys.stderr)
             return None
         port = self.master_port or (8888 if self.nodes > 1 else None)
+        return self._spawn(self.nodes, self.nr, self.master_addr or "127.0.0.1", port)
+
+    def _spawn(self, nodes: int, nr: int, master_addr: str, master_port: int | None) -> int:
+        """Starts --gpus processes here, on host nr of so many. Returns their exit status."""
         return spawn.run(
             [sys.executable, *sys.orig_argv[1:]],
-            nodes=self.nodes,
+            nodes=nodes,
             gpus=self.gpus,
-            nr=self.nr,
-            master_addr=self.master_addr or "127.0.0.1",
-            master_port=port,
+            nr=nr,
+            master_addr=master_addr,
+            master_port=master_port,
         )
 
     def join(self, device_type: str) -> World:

@@ -2,13 +2,14 @@
 
 A recipe's Config holds the groups with its own defaults:
 
-    run: Flags[RunFlags] = RunFlags(models_root=Path("runs/mnist"))
+    run: Flags[RunFlags] = RunFlags(models_root=Path("runs/mnist-DATA-NETWORK"))
 
 where Flags leaves the group's name out of the flags' names.
 """
 
 import copy
 import dataclasses
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +27,20 @@ class RunFlags:
     """Where a run is written, when it is saved, and what it goes on from."""
 
     models_root: Path
-    """Where everything is written: model, checkpoints, logs, TensorBoard, loss.csv, result.json, pictures."""
+    """Where everything is written: model, checkpoints, logs, TensorBoard, loss.csv, result.json, pictures; by one run
+    at a time. In the default DATA is the name of the data set (of --dataset, --config, or the data's path), NETWORK
+    that of the network: runs/face-faces-r50."""
     resume: str = "auto"
-    """auto: go on from the newest checkpoint of --checkpoint-dir, if any; never; or the DIR of a checkpoint."""
+    """auto: go on from the newest checkpoint of --checkpoint-dir, if any; never; or the DIR of a checkpoint. Flags that
+    are others than then are named in the log, or refused."""
     frequent: int = 20
-    """Steps between two lines of the log."""
+    """Steps between two lines of the log. (The first ones come after 1, 2, 5 and 10 steps.)"""
     log_style: Literal["own", "insightface-mxnet"] = "own"
     """insightface-mxnet (recipe face): the lines of InsightFace's MXNet trainer, to the letter, on the terminal and in
     RANK_hist.log below --models-root, for what reads those: Iter:20 Rank:... [lfw][2000]Accuracy-Flip: ..."""
+    wandb: str | None = None
+    """PROJECT: the numbers that TensorBoard gets also go to this project of Weights & Biases, if its library is
+    installed (pip install wandb); WANDB_MODE=offline keeps them below --models-root for `wandb sync`."""
     verbose: int = 2000
     """Steps between two evaluations; 0: none but those that the recipe makes anyway, and the one at the end."""
     checkpoint_dir: Path | None = None
@@ -41,7 +48,8 @@ class RunFlags:
     --models-root."""
     checkpoint_every: int = 2000
     """Steps between two checkpoints, which are written while training goes on; 0: none but those that the recipe writes
-    anyway, and the one at the end."""
+    anyway, and the one at the end. (Of images that are made up none is written unless --models-root, --checkpoint-dir
+    or another --checkpoint-every than the default asks for it.)"""
     keep_checkpoints: int = 3
     """Older ones are removed."""
     save_best: bool = True
@@ -56,6 +64,11 @@ class RunFlags:
 
     def __post_init__(self) -> None:
         check_numbers(self, frequent=1, keep_checkpoints=1)
+        if self.wandb is not None and importlib.util.find_spec("wandb") is None:
+            raise ValueError(
+                f"--wandb {self.wandb} needs the package wandb, which is not installed: `pip install wandb`, or leave "
+                "--wandb out"
+            )
 
     @property
     def checkpoints(self) -> Path:

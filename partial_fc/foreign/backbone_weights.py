@@ -1,29 +1,43 @@
-"""Backbone weights that other trainers wrote."""
+"""Backbone weights from single files: ours, and those that other trainers wrote."""
 
 from collections.abc import Iterable
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from partial_fc.foreign import torch_file
 from partial_fc.foreign.state_dicts import check_fits, is_state_dict
 
 
+def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(state dict, what the file says of it) of a .safetensors file, or of one of torch.save's: a state dict
+    (arcface_torch's `model.pt` or `backbone.pth`, torchvision's), or a whole checkpoint_gpu_R.pt, of which the backbone
+    counts. No code of a file is run. Raises ValueError for anything else."""
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, "pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{path} is no safetensors file, or cut short: {error}") from error
+    found = torch_file.load(path)
+    weights = found.get("state_dict_backbone", found) if isinstance(found, dict) else found
+    if not is_state_dict(weights):
+        keys: Iterable[object] = found if isinstance(found, dict) else [type(found).__name__]
+        raise ValueError(
+            f"{path}: expected a state dict (name -> tensor), or arcface_torch's checkpoint_gpu_R.pt, got: "
+            f"{', '.join(map(str, keys))[:200]}"
+        )
+    return weights, {}
+
+
 def load_weights(model: nn.Module, path: str | Path, leave_out: str = "") -> None:
-    """Loads a state dict, in place: arcface_torch's `model.pt` or `backbone.pth` into an `iresnet` or `mbf`,
-    torchvision's file into a `resnet`. leave_out: names of the file that begin so are not wanted.
+    """Loads the weights of a file, in place. leave_out: names of the file that begin so are not wanted.
 
     Names and shapes must be equal one to one; ValueError lists what is missing, unexpected or of another
-    shape, and then nothing has been loaded. Read with weights_only, so a file cannot run code.
+    shape, and then nothing has been loaded.
     """
-    weights = torch_file.load(path)
-    if not is_state_dict(weights):
-        keys: Iterable[object] = weights if isinstance(weights, dict) else [type(weights).__name__]
-        raise ValueError(
-            f"{path}: expected a state dict (name -> tensor), got: {', '.join(map(str, keys))[:200]}. A whole training "
-            "checkpoint must be reduced to its backbone first: torch.save(checkpoint['state_dict_backbone'], "
-            "'model.pt')."
-        )
+    weights, _ = read_weights(Path(path))
     wanted = {name: t for name, t in weights.items() if not leave_out or not name.startswith(leave_out)}
     load_state(model, wanted, Path(path))
 

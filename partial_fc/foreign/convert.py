@@ -9,7 +9,6 @@ from typing import Annotated
 
 import torch
 import tyro
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -17,10 +16,13 @@ from torch.nn.functional import cosine_similarity
 from partial_fc.checkpoint.files import save_tensors
 from partial_fc.flags.numbers import PIXELS, check_numbers
 from partial_fc.foreign import mxnet_backbone, mxnet_ndarray, mxnet_symbol, torch_file
-from partial_fc.foreign.mxnet_backbone import Network, State, network_of
+from partial_fc.foreign.backbone_weights import read_weights
+from partial_fc.foreign.mxnet_backbone import State, network_of
 from partial_fc.foreign.mxnet_symbol import Graph
-from partial_fc.foreign.state_dicts import check_fits, is_state_dict
+from partial_fc.foreign.networks import Network
+from partial_fc.foreign.state_dicts import check_fits
 from partial_fc.models.inputs import FACE
+from partial_fc.models.iresnet import IResNet
 
 _PARAMS = re.compile(r"(.+)-\d{4}\.params")
 _TORCH = (".pt", ".pth")
@@ -84,7 +86,9 @@ def convert(options: ConvertOptions) -> None:
         if kinds[1] == "mxnet":
             arrays, notes = mxnet_backbone.to_mxnet(found.state, network, source)
             mxnet_ndarray.write(written[0], arrays)
-            written[1].write_text(mxnet_symbol.symbol_json(network.build("meta")), encoding="utf-8")
+            model = network.build("meta")
+            assert isinstance(model, IResNet)
+            written[1].write_text(mxnet_symbol.symbol_json(model), encoding="utf-8")
         else:
             notes = found.notes
             _write_torch(found, written[0], source)
@@ -134,21 +138,7 @@ def _read_mxnet(options: ConvertOptions) -> _Source:
 
 def _read_torch(options: ConvertOptions) -> _Source:
     path = options.source
-    contract: dict[str, str] = {}
-    if path.suffix == ".safetensors":
-        try:
-            with safe_open(path, "pt") as file:
-                contract = file.metadata() or {}
-            state = load_file(path)
-        except SafetensorError as error:
-            raise ValueError(f"{path} is no safetensors file, or cut short: {error}") from error
-    else:
-        found = torch_file.load(path)
-        if isinstance(found, dict):  # of a whole checkpoint_gpu_R.pt the backbone
-            found = found.get("state_dict_backbone", found)
-        if not is_state_dict(found):
-            raise ValueError(f"{path}: expected a state dict (name -> tensor), or arcface_torch's checkpoint_gpu_R.pt")
-        state = found
+    state, contract = read_weights(path)
     image_size, said = options.image_size, contract.get("image_size", "")
     if image_size is None and said.isdecimal():
         image_size = int(said)
@@ -183,7 +173,7 @@ def _write_torch(found: _Source, path: Path, source: Path) -> None:
         "embedding_size": str(network.embedding_size),
         "image_size": str(network.image_size),
         "output": "float32 (N, embedding_size), not normalised",
-        "input": FACE.description,
+        **FACE.facts(),
         "made_from": source.name,
     }
     save_tensors(found.state, path, contract)

@@ -1,13 +1,23 @@
-"""Parameters that GluonCV published or wrote (`net.save_parameters`), for our SlowFast: .params files, read without
-MXNet."""
+"""Files that GluonCV published or wrote, for our SlowFast, read without MXNet: .params (`net.save_parameters`) and
+.states (`trainer.save_states`).
 
+A .states file is a pickle of ({place: momentum}, optimizer), without names. A place is that of the parameter among all
+of the network, running statistics included, sorted by the names that Gluon gives them, which follow from the network's
+own; with --freeze-bn among all that are called weight or bias. (Seen in the files of GluonCV 0.10.5 with MXNet 1.9.1.)
+"""
+
+import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from partial_fc.data import restricted_pickle
 from partial_fc.foreign import mxnet_ndarray
 from partial_fc.foreign.state_dicts import check_fits
 
+_TRAINED = "SlowFast network that NAG or SGD with momentum has trained"
 _OURS = {"gamma": "weight", "beta": "bias"}  # of a batch norm; running_mean and running_var are called so in both
 
 
@@ -39,3 +49,143 @@ def arrays(model: nn.Module) -> dict[str, Tensor]:
         if array != "num_batches_tracked":
             named[f"{layer}.{theirs.get(array, array)}" if layer in norms else name] = t
     return named
+
+
+class TrainerStates(NamedTuple):
+    """momentum: by our parameters' names, as RateInMomentum has it. masters: the fp32 weights of a network that was
+    trained in float16, else empty. num_updates: that were made."""
+
+    momentum: dict[str, Tensor]
+    masters: dict[str, Tensor]
+    num_updates: int
+
+
+def read_states(model: nn.Module, path: Path) -> TrainerStates:
+    """What a .states file holds of this network's parameters that are trained. Raises ValueError where it is of another
+    network or optimizer, or no such file."""
+    states, num_updates = _unpickled(path)
+    order = sorted(arrays(model), key=_gluons_name)
+    layers = [name for name in order if name.endswith(("weight", "bias"))]
+    if states.keys() == set(range(len(layers))):  # without the gaps that running statistics leave
+        order = layers
+    order = [_our_name(name) for name in order]
+    parameters = dict(model.named_parameters())
+    momentum: dict[str, Tensor] = {}
+    masters: dict[str, Tensor] = {}
+    for place, state in states.items():
+        if not 0 <= place < len(order) or order[place] not in parameters:
+            raise ValueError(f"{path}: momentum at place {place}, where this network has none: is it the same network?")
+        name = order[place]
+        for array, values in zip(state, (momentum, masters), strict=False):
+            values[name] = array.tensor(f"{path}, place {place}")
+            check_fits({name: values[name]}, {name: parameters[name]}, path, "network")
+    trained = {name: p for name, p in parameters.items() if p.requires_grad}
+    # MXNet adds its momentum to the weights; ours is taken off them.
+    momentum = {name: -t for name, t in momentum.items() if name in trained}
+    check_fits(momentum, trained, path, "network")
+    return TrainerStates(momentum, masters, num_updates)
+
+
+def _gluons_name(name: str) -> str:
+    """What Gluon calls a parameter, but for the network's prefix, by its name in a .params file."""
+    *layers, array = name.split(".")
+    kind = "conv" if array == "weight" else "batchnorm"
+    match layers:
+        case ["fc"]:
+            return f"dense0_{array}"
+        case [first]:  # fast_conv1, slow_bn1
+            return f"{first.partition('_')[0]}_{kind}0_{array}"
+        case [lateral, _]:
+            return f"{lateral}_{kind}0_{array}"
+        case [stage, _, "downsample", _]:
+            return f"{stage}_downsample_{kind}0_{array}"
+    stage, block, layer = layers
+    return f"{stage}_block{block}_{kind}{int(layer[-1]) - 1}_{array}"
+
+
+# ---- the pickle
+
+
+class _Array:
+    """An NDArray."""
+
+    def __init__(self, *_: Any) -> None:
+        self.state: Any = None
+
+    def tensor(self, what: str) -> Tensor:
+        match self.state:
+            case {"handle": bytes() as content}:
+                return mxnet_ndarray.read_one(content, what)
+        raise ValueError(f"{what}: an array without numbers")
+
+
+class _Other:
+    """Any other object: an optimizer, a schedule. Nothing of it is run."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.state = name, None
+
+
+def _unpickled(path: Path) -> tuple[dict[int, tuple[_Array, ...]], int]:
+    """(place -> momentum, and where the weight is float16 its master; how many updates were made)."""
+    try:
+        found = restricted_pickle.loads(path.read_bytes(), _Unpickler)
+    except ValueError as error:
+        raise ValueError(f"{path} is no file of Gluon's trainer.save_states: {error}") from error
+    match found:
+        case (dict() as states, _Other(name="NAG" | "SGD", state={"num_update": int() as num_updates})):
+            each = {place: s if isinstance(s, tuple) else (s,) for place, s in states.items()}
+            if all(type(place) is int and _is_state(state) for place, state in each.items()):
+                return each, num_updates
+        case (dict(), _Other(name=name)) if name not in ("NAG", "SGD"):
+            raise ValueError(f"{path} has the state of optimizer {name}; expected that of a {_TRAINED}")
+    raise ValueError(f"{path} is no file of Gluon's trainer.save_states for a {_TRAINED}")
+
+
+def _is_state(state: tuple[Any, ...]) -> bool:
+    return len(state) in (1, 2) and all(isinstance(array, _Array) for array in state)
+
+
+class _Unpickler(restricted_pickle.Unpickler):
+    """Of plain values, dictionaries with plain keys, arrays, and other objects as what they hold."""
+
+    def find_class(self, module: str, name: str) -> Callable[..., Any]:
+        if (module, name) == ("mxnet.ndarray.ndarray", "NDArray"):
+            return _Array
+        if module.partition(".")[0] in ("mxnet", "gluoncv"):
+            return lambda *_: _Other(name)
+        return super().find_class(module, name)
+
+    def _build(self) -> None:
+        if isinstance(self.stack[-2], _Array | _Other):
+            state = self.stack.pop()
+            self.stack[-1].state = state
+        else:
+            super()._build()
+
+    def _new_object(self) -> None:
+        arguments = self.stack.pop()
+        self.stack[-1] = self.stack[-1](*arguments)
+
+    def _set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._put([key, value])
+
+    def _set_items(self) -> None:
+        self._put(self.pop_mark())  # type: ignore[attr-defined]
+
+    def _put(self, items: list[Any]) -> None:
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            # The hash of tuples nested deeply enough overflows the stack.
+            if not isinstance(self.stack[-1], dict) or not isinstance(key, str | int | bytes):
+                raise ValueError(f"an item of a {type(self.stack[-1]).__name__}, by a {type(key).__name__}")
+            self.stack[-1][key] = value
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        **restricted_pickle.Unpickler.dispatch,
+        pickle.EMPTY_DICT[0]: pickle._Unpickler.dispatch[pickle.EMPTY_DICT[0]],
+        pickle.SETITEM[0]: _set_item,
+        pickle.SETITEMS[0]: _set_items,
+        pickle.NEWOBJ[0]: _new_object,
+        pickle.BUILD[0]: _build,
+    }

@@ -7,67 +7,28 @@ Names go one to one (mxnet_names.py). Three things differ, and are put into the 
     batch norm's epsilon  theirs: 2e-5; ours: 1e-5. The running variance takes the difference
 """
 
-import math
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from partial_fc import models
+from partial_fc.foreign import networks
 from partial_fc.foreign.mxnet_names import layer_name, mxnet_names
 from partial_fc.foreign.mxnet_symbol import Graph
+from partial_fc.foreign.networks import DEPTHS, Network
 from partial_fc.foreign.state_dicts import check_fits
-from partial_fc.models import iresnet
 from partial_fc.models.inputs import FACE
 
 State = dict[str, Tensor]
-_DEPTHS = {**iresnet.DEPTHS, "tiny": (2, 1, 1)}
-_BLOCK = re.compile(r"(?:layer(\d+)\.\d+\.conv1\.weight|arg:stage(\d+)_unit\d+_conv1_weight)")
-_FC = ("fc.weight", "arg:pre_fc1_weight")
 _FACE_STD = 127.5  # of FACE
 
 
-@dataclass(frozen=True)
-class Network:
-    """What network some arrays are of."""
-
-    name: str
-    embedding_size: int
-    image_size: int
-
-    def build(self, device: str = "cpu") -> iresnet.IResNet:
-        """Fresh, in evaluation mode. device: "meta" where shapes are enough."""
-        with torch.device(device):
-            model = models.build(self.name, self.embedding_size, self.image_size)
-        assert isinstance(model, iresnet.IResNet)
-        return model.eval()
-
-
 def network_of(arrays: Mapping[str, Tensor], path: Path, image_size: int | None = None) -> Network:
-    """The network that the names and shapes say. arrays: under our names or MXNet's, from `path`. image_size: None: the
-    largest that fits. Raises ValueError for another network."""
+    """As networks.network_of; also refuses, with the reason, networks that are not the same on both sides."""
     _check_kind(arrays, path)
-    counts: dict[int, int] = {}
-    for match in filter(None, map(_BLOCK.fullmatch, arrays)):
-        stage = int(match[1] or match[2])
-        counts[stage] = counts.get(stage, 0) + 1
-    depths = tuple(counts[stage] for stage in sorted(counts))
-    name = next((name for name, known in _DEPTHS.items() if known == depths), None)
-    if name is None:
-        known = ", ".join(f"{name} {'-'.join(map(str, d))}" for name, d in _DEPTHS.items())
-        found = f"stages of {'-'.join(map(str, depths))} blocks" if depths else f"names like {_some(arrays)}"
-        raise ValueError(f"{path} is no network that is known here: {found}; expected the blocks of {known}")
-    fc_DI = next((arrays[name] for name in _FC if name in arrays), None)
-    if fc_DI is None or fc_DI.dim() != 2:
-        raise ValueError(f"{path} has no {' or '.join(_FC)}: expected a network with InsightFace's output 'FC' or 'E'")
-    if image_size is None:
-        width, halvings = (128, 3) if name == "tiny" else (512, 4)
-        image_size = max(models.SMALLEST_IMAGE, math.isqrt(fc_DI.shape[1] // width) << halvings)
-    return Network(name, len(fc_DI), image_size)
+    return networks.network_of(arrays, path, image_size)
 
 
 def _check_kind(names: Iterable[str], path: Path) -> None:
@@ -78,7 +39,7 @@ def _check_kind(names: Iterable[str], path: Path) -> None:
         if "_dw_" in name or name.startswith(("layers.", "arg:conv_1_")):
             raise ValueError(
                 f"{path} is a MobileFaceNet ({name}): MXNet's and ours are not the same network; expected one of "
-                f"{', '.join(_DEPTHS)}"
+                f"{', '.join(DEPTHS)}"
             )
 
 
@@ -169,7 +130,7 @@ def _under_our_names(arrays: Mapping[str, Tensor], network: Network, path: Path)
     return {name: arrays[theirs[name]].float() for name in theirs} | counts
 
 
-def _batch_norms(model: iresnet.IResNet) -> list[tuple[str, _BatchNorm]]:
+def _batch_norms(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
     """By our name."""
     return [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
 
@@ -188,8 +149,3 @@ def _is_one(t: Tensor) -> bool:
 
 def _range(t: Tensor) -> str:
     return f"{t.min():.4g} to {t.max():.4g}"
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:4]) if listed else "none"

@@ -11,7 +11,6 @@ without.
 
 import math
 import mmap
-import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +39,11 @@ def read(path: Path) -> dict[str, Tensor]:
         # Private: torch has no tensors that must not be written to.
         content = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     return _Reader(path, content).arrays()
+
+
+def read_one(content: bytes, what: object) -> Tensor:
+    """The one array that these bytes are, as a pickled NDArray has them. what: it is. Raises as `read`."""
+    return _Reader(what, bytearray(content)).only_array()
 
 
 def write(path: Path, arrays: Mapping[str, Tensor] | Sequence[Tensor]) -> None:
@@ -77,13 +81,13 @@ def _names(dtypes: Mapping[np.dtype, int]) -> str:
 class _Reader:
     """Goes through a file once; asks for nothing beyond its end."""
 
-    def __init__(self, path: Path, content: mmap.mmap):
-        self._path, self._content = path, content
+    def __init__(self, path: object, content: mmap.mmap | bytearray):
+        self._path, self._content, self._at = path, content, 0
 
     @property
     def _left(self) -> int:
         """Bytes that have not been read."""
-        return len(self._content) - self._content.tell()
+        return len(self._content) - self._at
 
     def arrays(self) -> dict[str, Tensor]:
         magic, _, count = self._numbers("QQQ", "the head of a list of arrays")
@@ -98,9 +102,17 @@ class _Reader:
         names = [self._name() for _ in range(num_names)] or [str(i) for i in range(count)]
         if len(set(names)) < count:
             raise self._bad("two arrays have one name")
+        self._check_end()
+        return dict(zip(names, arrays, strict=True))
+
+    def only_array(self) -> Tensor:
+        array = self._array(0)
+        self._check_end()
+        return array
+
+    def _check_end(self) -> None:
         if self._left:
             raise self._bad(f"{self._left} bytes are left over")
-        return dict(zip(names, arrays, strict=True))
 
     def _array(self, number: int) -> Tensor:
         what = f"array {number}"
@@ -121,21 +133,23 @@ class _Reader:
         num_bytes = count * dtype.itemsize
         if any(size < 1 for size in shape) or num_bytes > self._left:
             raise self._bad(f"{what} of shape {shape} needs {num_bytes} bytes; {self._left} are left")
-        values = np.frombuffer(self._content, dtype, count, self._content.tell()).reshape(shape)
-        self._content.seek(num_bytes, os.SEEK_CUR)
+        values = np.frombuffer(self._content, dtype, count, self._at).reshape(shape)
+        self._at += num_bytes
         return torch.from_numpy(values if values.flags.aligned else values.copy())
 
     def _name(self) -> str:
         (length,) = self._numbers("Q", "the length of a name")
         if length > self._left:
             raise self._bad(f"a name of {length} bytes; {self._left} are left")
-        return self._content.read(length).decode("utf-8", "backslashreplace")
+        self._at += length
+        return self._content[self._at - length : self._at].decode("utf-8", "backslashreplace")
 
     def _numbers(self, kinds: str, what: str) -> tuple[int, ...]:
         size = struct.calcsize(f"<{kinds}")
         if size > self._left:
             raise self._bad(f"cut short in {what}")
-        return struct.unpack(f"<{kinds}", self._content.read(size))
+        self._at += size
+        return struct.unpack_from(f"<{kinds}", self._content, self._at - size)
 
     def _bad(self, message: str) -> ValueError:
-        return ValueError(f"{self._path}, byte {self._content.tell()}: {message}")
+        return ValueError(f"{self._path}, byte {self._at}: {message}")

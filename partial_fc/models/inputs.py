@@ -1,5 +1,8 @@
 """What a network takes: how pixels become its input. Saved with the model, so that whoever uses it does the same."""
 
+import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +32,11 @@ class InputContract:
         # Without a mean nothing is subtracted: the bits are those of torchvision's ToTensor.
         return values / std if self.mean == 0.0 else (values - mean) / std
 
+    def facts(self) -> dict[str, str]:
+        """The contract in strings, as files of the network have it; `contract_of` reads it."""
+        numbers = {"mean": self.mean, "std": self.std, "bgr": self.bgr}
+        return {"input": self.description, **{name: json.dumps(value) for name, value in numbers.items()}}
+
 
 def _per_channel(x: float | tuple[float, ...], like: Tensor) -> Tensor | float:
     if isinstance(x, float):
@@ -44,3 +52,37 @@ _IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 TORCHVISION = InputContract("float32 (N, 3, H, W), RGB, (pixel - mean) / std of ImageNet", *_IMAGENET)
 # As GluonCV's networks for video were trained.
 CLIPS = InputContract("float32 (N, 3, T, H, W), RGB, (pixel - mean) / std of ImageNet", *_IMAGENET)
+_KNOWN = {contract.description: contract for contract in (FACE, MNIST, TORCHVISION, CLIPS)}
+
+
+def contract_of(facts: Mapping[str, str]) -> InputContract | None:
+    """The contract that a file's strings say; None: they say nothing of it. Files of version 0.1 have the description
+    alone. Raises ValueError for one that is not understood."""
+    description = facts.get("input")
+    if "mean" not in facts and "std" not in facts:
+        if description is None:
+            return None
+        if description not in _KNOWN:
+            raise ValueError(f"its input is {description!r}, without mean and std as numbers: not known here")
+        return _KNOWN[description]
+    try:
+        mean, std = (_numbers(facts[name]) for name in ("mean", "std"))
+        bgr = {"true": True, "false": False}[facts.get("bgr", "false")]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"its mean is {facts.get('mean')!r}, std {facts.get('std')!r}, bgr {facts.get('bgr')!r}; expected a number "
+            "or one a channel, std above 0, and true or false"
+        ) from error
+    if not all(value > 0 for value in ([std] if isinstance(std, float) else std)):
+        raise ValueError(f"its std is {facts['std']}; expected above 0")
+    order = "BGR" if bgr else "RGB"
+    return InputContract(description or f"float32, {order}, (pixel - {mean}) / {std}", mean, std, bgr)
+
+
+def _numbers(text: str) -> float | tuple[float, ...]:
+    """Of JSON: a number or a list of some. Raises ValueError or TypeError for anything else."""
+    value = json.loads(text)
+    numbers = [float(number) for number in (value if isinstance(value, list) else [value])]
+    if not numbers or not all(map(math.isfinite, numbers)):
+        raise ValueError(text)
+    return tuple(numbers) if isinstance(value, list) else numbers[0]

@@ -84,30 +84,35 @@ class SlowFast(nn.Module):
     """Normalised clip_B3THW (float) -> logit_BC; with num_classes 0 the pooled feat_BD, which a Partial-FC head takes.
 
     feature_width: D, 36 times the shape's width. Any H = W of at least 32 fits, as the last maps are averaged.
+    fast_alone: without the slow network and what leads to it; D is 4 times the width then.
     """
 
-    def __init__(self, shape: Shape, num_classes: int, dropout: float = _DROPOUT):
+    def __init__(self, shape: Shape, num_classes: int, dropout: float = _DROPOUT, fast_alone: bool = False):
         super().__init__()
         self.shape = shape
+        self.fast_alone = fast_alone
         self.fixed_statistics = False  # see freeze_batch_norms
         slow, fast = shape.width, shape.width // _FAST_SHARE
         self.fast_conv1 = _conv(3, fast, (5, 7, 7), (1, 2, 2))
         self.fast_bn1 = _batch_norm(fast)
-        self.slow_conv1 = _conv(3, slow, (1, 7, 7), (1, 2, 2))
-        self.slow_bn1 = _batch_norm(slow)
+        if not fast_alone:
+            self.slow_conv1 = _conv(3, slow, (1, 7, 7), (1, 2, 2))
+            self.slow_bn1 = _batch_norm(slow)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool3d((1, 3, 3), (1, 2, 2), (0, 1, 1))
         fast_in, slow_in = fast, slow
         for number, stage in enumerate(_STAGES):
-            before = _STAGES[number - 1] if number else "p1"  # what the lateral connection comes after
-            setattr(self, f"lateral_{before}", _lateral(fast_in, shape))
-            slow_in += fast_in * _FUSED
             stride, depth = 1 if number == 0 else 2, shape.depths[number]
-            slow_time_kernel = 3 if number >= 2 else 1  # the slow one looks along time from res4 on
+            if not fast_alone:
+                before = _STAGES[number - 1] if number else "p1"  # what the lateral connection comes after
+                setattr(self, f"lateral_{before}", _lateral(fast_in, shape))
             setattr(self, f"fast_{stage}", _stage(fast_in, fast << number, depth, stride, 3))
-            setattr(self, f"slow_{stage}", _stage(slow_in, slow << number, depth, stride, slow_time_kernel))
+            if not fast_alone:
+                time_kernel = 3 if number >= 2 else 1  # the slow one looks along time from res4 on
+                slow_in += fast_in * _FUSED
+                setattr(self, f"slow_{stage}", _stage(slow_in, slow << number, depth, stride, time_kernel))
             fast_in, slow_in = (fast << number) * _EXPANSION, (slow << number) * _EXPANSION
-        self.feature_width = slow_in + fast_in
+        self.feature_width = fast_in if fast_alone else slow_in + fast_in
         self.dp = nn.Dropout(dropout)
         self.fc = nn.Linear(self.feature_width, num_classes) if num_classes else nn.Identity()
         self._initialize()
@@ -154,6 +159,10 @@ class SlowFast(nn.Module):
             clip_B3THW = clip_B3THW.contiguous()
         fast, slow = clip_B3THW.split((self.shape.fast_frames, self.shape.slow_frames), dim=2)
         fast = self.maxpool(self.relu(self.fast_bn1(self.fast_conv1(fast))))
+        if self.fast_alone:
+            for stage in _STAGES:
+                fast = getattr(self, f"fast_{stage}")(fast)
+            return self.fc(self.dp(fast.mean((2, 3, 4))))
         slow = self.maxpool(self.relu(self.slow_bn1(self.slow_conv1(slow))))
         before = "p1"
         for stage in _STAGES:
@@ -164,11 +173,13 @@ class SlowFast(nn.Module):
         return self.fc(self.dp(feat_BD))
 
 
-def build(name: str, num_classes: int = 400, width: int = 64, dropout: float = _DROPOUT) -> SlowFast:
+def build(
+    name: str, num_classes: int = 400, width: int = 64, dropout: float = _DROPOUT, fast_alone: bool = False
+) -> SlowFast:
     """A fresh network by GluonCV's name (`SHAPES`); torch's global generator seeds its weights.
 
     width: channels of the slow stem, a multiple of 8; 64 is the published one. num_classes 0: features instead of
-    logits. Raises ValueError for what cannot be built.
+    logits. fast_alone: see SlowFast. Raises ValueError for what cannot be built.
     """
     if name not in SHAPES:
         raise ValueError(f"unknown network {name!r}, expected one of {', '.join(SHAPES)}")
@@ -177,7 +188,7 @@ def build(name: str, num_classes: int = 400, width: int = 64, dropout: float = _
             f"width {width}, classes {num_classes}, dropout {dropout}: expected a multiple of {_FAST_SHARE}, 0 or "
             "more, and from 0 to below 1"
         )
-    return SlowFast(replace(SHAPES[name], width=width), num_classes, dropout)
+    return SlowFast(replace(SHAPES[name], width=width), num_classes, dropout, fast_alone)
 
 
 def _stage(width_in: int, width: int, depth: int, stride: int, time_kernel: int) -> nn.Sequential:

@@ -64,7 +64,7 @@ class TorchBackbone:
     ):
         self.module, self.world, self.precision, self.to_input = module, world, precision, to_input
         self.device = precision.device
-        self.contract = {**contract, "input": to_input.description}
+        self.contract = {**contract, **to_input.facts()}
         # note: what a user should know of this precision on this machine.
         self.weights, self.note = precision.prepare(module)
         self.optimizer = make_optimizer(self.weights)

@@ -26,6 +26,11 @@ class RunContext:
     versions: dict[str, str] = field(default_factory=versions)
     # Whether no earlier world of this run has trained on the data: else no second look may end or hold up the run.
     data_is_new: bool = True
+    # Whether checkpoints and weights are written; whether also where the images are made up.
+    keeps: bool = True
+    keeps_made_up: bool = True
+    # What is another one than in the run that this one goes on with, by flag.
+    differences: list[str] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
 
     @property

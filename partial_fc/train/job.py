@@ -16,8 +16,7 @@ from partial_fc.optim.schedule import Continued, Schedule
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.guards.commits import Commits
 from partial_fc.train.log import StepLine
-
-EXIT_PREEMPTED = 75  # asked to stop, and saved: start it again (EX_TEMPFAIL of sysexits.h)
+from partial_fc.train.record.boards import Wandb
 
 Head = PartialFC | CrossEntropy
 
@@ -33,6 +32,7 @@ class Settings:
     evaluate_every: int = 0  # besides the end
     checkpoint_every: int = 0  # besides the end
     each_epoch: bool = False  # evaluate and save where an epoch ends, too
+    keep: bool = True  # checkpoints are written
     save_best: bool = False  # save when an evaluation was the best so far, too
     telemetry_every: int = 0  # looks at the head's rows
 
@@ -88,18 +88,20 @@ class Job:
     seed: int
     facts: dict[str, Any]  # for checkpoints: recipe, network, configuration, versions
     class_names: list[str] | None = None
+    wandb: Wandb | None = None  # of rank 0, with --wandb
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What comes out, equal on every rank. stopped: before the last step, because a rank was asked to; saved: whether
-    the state at the end is in a checkpoint; traffic: by collective of this rank, calls and bytes a step, evaluations
-    included; exchanged: of this rank, the backbone's gradient, and what of it was handed in."""
+    """What comes out, equal on every rank. stopped: the exit status where a rank was asked to stop before the last
+    step, else 0; saved: whether the state at the end is in a checkpoint; traffic: by collective of this rank, calls and
+    bytes a step, evaluations included; exchanged: of this rank, the backbone's gradient, and what of it was handed
+    in."""
 
     loss: float
     images_per_s: float
     evaluations: dict[str, float]
-    stopped: bool
+    stopped: int
     saved: bool
     traffic: dict[str, dict[str, float]]
     exchanged: StepBytes

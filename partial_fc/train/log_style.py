@@ -1,23 +1,51 @@
-"""How the log of recipe face looks: ours, or to the letter that of InsightFace's MXNet trainer, for what reads it.
+"""How the log of recipe face looks: in lines that the parsers of InsightFace's users know.
+
+own: arcface_torch's lines, each speed line with more at its end, and one line of ours an evaluation:
+
+    Speed 2411.31 samples/sec   Loss 12.3456   LearningRate 0.100000   Epoch: 0   Global Step: 100   Required: 2 hours
+    [lfw][2000]XNorm: 21.372115
+    [lfw][2000]Accuracy-Flip: 0.99517+-0.00369
+    [lfw][2000]Accuracy-Highest: 0.99517
+
+training.log, arcface_torch's file, has them with "Training: " and the time before them. "Fp16 Grad Scale" stands there
+where there is one; the loss is the mean since the line before. (Formats: init_logging in utils/utils_logging.py,
+CallBackLogging and CallBackVerification in utils/utils_callbacks.py, of recognition/arcface_torch.)
+
+insightface-mxnet: to the letter the log of its MXNet trainer (set_logger in recognition/partial_fc/mxnet/
+train_memory.py, CallBackLogging and CallBackVertification in callbacks.py):
 
     rank-id:0:2026-11-22 21:40:05,123-Iter:20 Rank:391.20 it/sec Total:782.41 it/sec [0][loss]:43.12
-    rank-id:0:2026-11-22 21:52:31,456-[lfw][2000]XNorm: 21.372115
-    rank-id:0:2026-11-22 21:52:31,456-[lfw][2000]Accuracy-Flip: 0.99517+-0.00369
-    rank-id:0:2026-11-22 21:52:31,456-[lfw][2000]Accuracy-Highest: 0.99517
 
-(set_logger in recognition/partial_fc/mxnet/train_memory.py, CallBackLogging and CallBackVertification in callbacks.py.)
 Its "it" are images; the loss is the mean since the line before; the number before it is that of finished epochs.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from partial_fc.evaluate import Verifications
-from partial_fc.train.log import Interval, StepLine
+from partial_fc.train.log import Interval, SecondFile, StepLine
+
+
+class SpeedLine(StepLine):
+    """arcface_torch's, and behind it what it does not say."""
+
+    def text(self, step: int, position: int, loss: float, lr: float, since: Interval) -> str:
+        scale = "" if since.loss_scale is None else f"Fp16 Grad Scale: {since.loss_scale:2.0f}   "
+        epoch = position / self.num_samples
+        more = since.words.partition(", ")[2]  # the speed of all ranks has been said
+        return (
+            f"Speed {since.images_per_s:.2f} samples/sec   Loss {since.mean_loss:.4f}   LearningRate {lr:.6f}   "
+            f"Epoch: {int(epoch)}   Global Step: {step}   {scale}Required: {since.hours_left:.0f} hours | "
+            f"step {step}/{self.total_steps} epoch {epoch:.2f} | {more}"
+        )
 
 
 class IterLine(StepLine):
-    """Theirs, which ends with a space; none after the last step, unless it is due."""
+    """That of the MXNet trainer, which ends with a space; none after the last step, unless it is due."""
+
+    early: ClassVar[tuple[int, ...]] = ()
 
     def due(self, step: int, position: int) -> bool:
         return step % self.frequent == 0
@@ -44,16 +72,33 @@ class FlipVerifications(Verifications):
         return found
 
 
+class SummedUp(FlipVerifications):
+    """Their lines, and one for people with all sets."""
+
+    def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
+        parts = []
+        for name in (one.name for one in self.sets):
+            at_far = values[f"{name}/tar@far=1e-3"]
+            tar = "" if math.isnan(at_far) else f", TAR at FAR 1e-3 {100 * at_far:.2f} %"  # NaN: too few pairs for it
+            parts.append(f"{name} {100 * values[f'{name}/accuracy']:.2f} % (best {100 * best[name]:.2f} %{tar})")
+        summary = [f"verification, step {step}: {', '.join(parts)}"] if parts else []
+        return [*super().lines(step, epoch, values, best), *summary]
+
+
 @dataclass(frozen=True)
 class LogStyle:
-    """What a value of --log-style stands for. hist: see `log.open_files`; {rank} in it is the rank."""
+    """What a value of --log-style stands for."""
 
-    hist: str | None
+    hist: SecondFile
     line: type[StepLine]
     verifications: type[Verifications]
 
 
 STYLES = {
-    "own": LogStyle(None, StepLine, Verifications),
-    "insightface-mxnet": LogStyle("rank-id:{rank}:%(asctime)s-%(message)s", IterLine, FlipVerifications),
+    "own": LogStyle(SecondFile("training.log", "Training: %(asctime)s-%(message)s"), SpeedLine, SummedUp),
+    "insightface-mxnet": LogStyle(
+        SecondFile("{rank}_hist.log", "rank-id:{rank}:%(asctime)s-%(message)s", every_rank=True, on_terminal=True),
+        IterLine,
+        FlipVerifications,
+    ),
 }

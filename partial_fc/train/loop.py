@@ -3,6 +3,7 @@
 import math
 import time
 from contextlib import closing
+from functools import partial
 
 import torch
 
@@ -14,22 +15,32 @@ from partial_fc.train.guards.replica_check import compare_replicas
 from partial_fc.train.guards.signals import StopSignals
 from partial_fc.train.guards.step_vote import StepVote
 from partial_fc.train.job import Job, Outcome
-from partial_fc.train.log import LossCurve, Progress, warn_on_os_error
+from partial_fc.train.log import warn_on_os_error
+from partial_fc.train.record import first_batch
+from partial_fc.train.record.loss_csv import LossCurve
+from partial_fc.train.record.loss_picture import LossPicture
+from partial_fc.train.record.progress import Progress
 from partial_fc.train.stopwatch import Stopwatch
 from partial_fc.train.update import update
 
 
 def train(job: Job) -> Outcome:
     """Runs job's steps from where it stands to the schedule's end, evaluates, and writes the last checkpoint; ends
-    early, with a checkpoint, where any rank was asked to by SIGTERM or SIGUSR1. Raises elastic.HostsChanged, on all
-    ranks, where these are to meet in another world."""
-    progress = Progress(job.models_root, job.world, job.line, job.at.step, job.at.position)
+    early, with a checkpoint, where any rank was asked to by a signal (guards/signals.py). Raises elastic.HostsChanged,
+    on all ranks, where these are to meet in another world."""
+    progress = Progress(job.models_root, job.world, job.line, job.at.step, job.at.position, job.wandb)
     curve = LossCurve(job.models_root, job.world, job.at.step)
-    with StopSignals(job.world.rank) as signals, closing(progress), closing(curve):
-        return _train(job, signals, progress, curve)
+    picture = LossPicture(job.models_root, job.world)
+    with (
+        StopSignals(job.world.rank, partial(checkpoint.newest, job.saver.root)) as signals,
+        closing(picture),
+        closing(curve),
+        closing(progress),
+    ):
+        return _train(job, signals, progress, curve, picture)
 
 
-def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve) -> Outcome:
+def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve, picture: LossPicture) -> Outcome:
     world, backbone, at, settings = job.world, job.backbone, job.at, job.settings
     total_steps, first_step = job.schedule.total_steps, at.step
     watch, vote, spikes = Stopwatch(world, backbone.device), StepVote(world), loss_spikes.SpikeDetector()
@@ -38,7 +49,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve)
     job.guards.last_equal = at.step
     evaluations: dict[str, float] = {}
     evaluated = saved = at.step if at.step == total_steps else -1
-    loss, stopped = math.nan, False
+    loss, stopped = math.nan, 0
     backbone.train()
     job.commits.begin(at.step, job.head, lambda: snapshot(job))
 
@@ -48,12 +59,12 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve)
         world.step = at.step + 1
         lr = job.schedule.lr(at.step)
         watch.restart()
-        vote.start(signals.received is not None, job.saver, job.commits.hosts_changed)
+        vote.start(signals.status, job.saver, job.commits.hosts_changed)
         job.commits.start_step()
 
         # ---- data: the micro-batches of this update
         batches = job.loader.next_update(settings.accumulate)
-        report = job.line.due(at.step + 1, batches[-1].position)
+        report = progress.due(at.step + 1, batches[-1].position)
         watch.tell_apart(exact=report)
         watch.lap("data")
 
@@ -76,8 +87,10 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve)
         curve.add(at.step, loss, lr)
         progress.advance(loss)
         if spike := spikes.add(loss):
-            loss_spikes.report(job, spike, batches, lr)
+            spikes.note(job, spike, batches, lr)
             progress.scalars(at.step, {"train/loss_spike": loss})
+        if at.step == first_step + 1:
+            first_batch.write(job, batches[0])
         if at.step == first_step + 1 and world.size > 1:
             exchanged = backbone.step_bytes()
             job.logger.info(
@@ -87,9 +100,8 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve)
 
         # ---- say, evaluate, save
         if report:
-            progress.report(at.step, at.position, batches[-1].epoch, loss, lr, watch.drain_shares())
-            if backbone.scaler:
-                progress.scalars(at.step, {"train/loss_scale": backbone.scaler.scale})
+            scale = backbone.scaler.scale if backbone.scaler else None
+            progress.report(at.step, at.position, batches[-1].epoch, loss, lr, watch.drain_shares(), scale)
         if is_due(at.step, settings.telemetry_every) and isinstance(job.head, PartialFC):
             look_at_rows(job, job.head, progress)
         if is_due(at.step, job.guards.desync_every):
@@ -101,6 +113,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve)
             evaluations = evaluate(job, progress)
             evaluated = at.step
             score, is_best = rate(job, evaluations)
+            picture.redraw()
         if is_due(at.step, settings.checkpoint_every) or ends_epoch or stopped or (is_best and settings.save_best):
             save(job, score)
             saved = at.step
@@ -119,6 +132,9 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve)
         if saved != total_steps:
             save(job, rate(job, evaluations)[0])
     job.saver.finish()
+    spikes.sum_up(job)
+    progress.end(at.step, bool(stopped))
+    picture.redraw()
     traffic = world.traffic.per_step(max(1, at.step - first_step))
     saved_at_end = not job.saver.last_failed
     return Outcome(loss, progress.images_per_s, evaluations, stopped, saved_at_end, traffic, backbone.step_bytes())
@@ -145,11 +161,13 @@ def look_at_rows(job: Job, head: PartialFC, progress: Progress) -> None:
 def evaluate(job: Job, progress: Progress) -> dict[str, float]:
     """Runs all evaluations, on all ranks; remembers the best scores."""
     values: dict[str, float] = {}
+    scores: dict[str, float] = {}
     at, epoch = job.at, job.at.position / job.loader.order.num_samples
     with job.backbone.evaluating() as forward:
         for evaluation in job.evaluations:
             measured = dict(evaluation.run(forward, job.world))
             for name, score in evaluation.scores(measured).items():
+                scores[name] = score
                 at.best[name] = max(score, at.best.get(name, 0.0))
             for line in evaluation.lines(at.step, epoch, measured, at.best):
                 job.logger.info(line)
@@ -158,6 +176,8 @@ def evaluate(job: Job, progress: Progress) -> dict[str, float]:
             if job.world.rank == 0:
                 with warn_on_os_error(f"a picture below {job.models_root}"):
                     evaluation.draw(job.models_root)
+    if scores:
+        progress.evaluated(at.step, scores)
     return values
 
 
@@ -174,7 +194,9 @@ def rate(job: Job, values: dict[str, float]) -> tuple[float | None, bool]:
 
 def save(job: Job, score: float | None = None) -> None:
     """Takes everything that the next step depends on, and begins to write it. score: of the evaluation after this step,
-    if there was one."""
+    if there was one. Nothing where no checkpoints are kept."""
+    if not job.settings.keep:
+        return
     began = time.perf_counter()
     if job.saver.under_way:
         job.saver.finish()

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from partial_fc.comm import World
@@ -173,17 +172,26 @@ def add_up_convolutions_in_fp32(module: nn.Module) -> None:
     """Convolutions that would run in a 16-bit dtype compute in fp32, on operands rounded to that dtype, and round their
     result to it, forward and backward: what matrix units of GPUs do. State-dict names stay."""
     for layer in module.modules():
-        if type(layer) is nn.Conv2d:
-            layer.__class__ = _WideConvolution
+        layer.__class__ = _WIDE.get(type(layer), type(layer))
 
 
-class _WideConvolution(nn.Conv2d):
+class _Wide(nn.Module):
+    """Beside a convolution of torch's, which computes."""
+
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
         if dtype not in (torch.float16, torch.bfloat16):
-            return super()._conv_forward(input, weight, bias)
+            return super()._conv_forward(input, weight, bias)  # type: ignore[misc]
         with torch.autocast("cpu", enabled=False):
             x, w = input.to(dtype).float(), weight.to(dtype).float()
             b = None if bias is None else bias.to(dtype).float()
-            y = F.conv2d(x, w, b, self.stride, self.padding, self.dilation, self.groups)
-            return y.to(dtype)
+            return super()._conv_forward(x, w, b).to(dtype)  # type: ignore[misc]
+
+
+class _WideConv2d(_Wide, nn.Conv2d): ...
+
+
+class _WideConv3d(_Wide, nn.Conv3d): ...
+
+
+_WIDE: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: _WideConv2d, nn.Conv3d: _WideConv3d}

@@ -19,13 +19,9 @@ from partial_fc.comm import elastic
 from partial_fc.data import Source
 from partial_fc.head import PartialFC
 from partial_fc.train.backbone import Stored, TorchBackbone
+from partial_fc.train.begin.differences import compare
 from partial_fc.train.context import RunContext
 from partial_fc.train.job import Head, RunState
-
-# Groups of flags that say how and where a run is trained, not what it learns, and flags that say how long: they may
-# change on the way.
-_MAY_CHANGE = (flags.LaunchFlags, flags.RunFlags, flags.GuardFlags)
-_HOW_LONG = ("epochs", "max_steps")
 
 
 def resume(
@@ -44,10 +40,9 @@ def resume(
     if elastic.active():
         found = recover(run.memory, run.world, run.config.run.checkpoints)
     if found is None:
-        found = _checkpoint(run, backbone, head, source, head_centres)
+        found = _checkpoint(run, backbone, head, source, head_centres, may_change)
     if found is None:
         return RunState()
-    _note_differences(run, found, may_change)
     _load(run, found, backbone, head)
     run.logger.info(f"resumed from {found.folder}")
     manifest = found.manifest
@@ -81,7 +76,12 @@ def restore(
 
 
 def _checkpoint(
-    run: RunContext, backbone: TorchBackbone, head: Head, source: Source | None, head_centres: Path | None
+    run: RunContext,
+    backbone: TorchBackbone,
+    head: Head,
+    source: Source | None,
+    head_centres: Path | None,
+    may_change: tuple[str, ...],
 ) -> checkpoint.Checkpoint | None:
     """The one to start from, whole, of this recipe and network and with the classes of this source. None: there is none
     to be gone on from, and the centres are those of head_centres, if given. A collective."""
@@ -98,7 +98,7 @@ def _checkpoint(
             "the checkpoints that are not wanted"
         )
     if found is not None:
-        check_identity(found.folder, found.manifest, run.recipe, backbone.contract)
+        _compare(run, found, backbone, head, may_change)
     centres = open_centres(head_centres, world) if head_centres and found is None else None
     for given in filter(None, (found, centres)):
         for note in check_class_names(given, source) if source is not None else ():
@@ -112,27 +112,6 @@ def _checkpoint(
     return found
 
 
-def check_identity(folder: object, manifest: dict[str, Any], recipe: str, contract: dict[str, str]) -> None:
-    """Raises ValueError, before any tensor is read, where a checkpoint is of another recipe, network or input."""
-    then_recipe = manifest.get("recipe", "face")  # older ones were of face, or said so
-    if then_recipe != recipe:
-        raise ValueError(
-            f"{folder} is a checkpoint of recipe {then_recipe}, this is recipe {recipe}; use another --models-root"
-        )
-    # Older ones have what made the contract among their flags.
-    then = manifest.get("contract") or {
-        name: str(value) for name, value in manifest.get("configuration", {}).items() if name in contract
-    }
-    given = manifest.get("configuration", {})
-    for name, now in contract.items():
-        if name in then and then[name] != now:
-            what = flags.flag(name) if name in given else f"another {name} of the network:"
-            raise ValueError(
-                f"{folder} was trained with {what} {then[name]}, this run has {now}: its weights do not fit. Go on "
-                "with what it was trained with, or start anew with another --models-root"
-            )
-
-
 def _is_ahead(folder: Path | None, newest: Path) -> bool:
     """Whether a folder's name says more steps than `newest`, which is a checkpoint. The same on all ranks."""
     if folder is None or not folder.name.removeprefix("step-").isdecimal():
@@ -140,15 +119,15 @@ def _is_ahead(folder: Path | None, newest: Path) -> bool:
     return step_of(folder) > step_of(newest)
 
 
-def _note_differences(run: RunContext, found: Stored, may_change: tuple[str, ...]) -> None:
-    """Says which flags make another run of the one that is resumed, although nothing refuses them."""
-    free = {name for group in _MAY_CHANGE for name in group.__dataclass_fields__} - {"seed"}
-    free |= {*_HOW_LONG, *may_change}
-    for name, value in flags.flat(run.config).items():
-        now = list(value) if isinstance(value, tuple) else value  # as JSON has it
-        then = found.manifest["configuration"].get(name, now)  # older runs did not have every flag
-        if name not in free and str(then) != str(now):
-            run.note(f"{found.folder} was trained with {flags.flag(name)} {then}, this run has {now}: not the same run")
+def _compare(run: RunContext, found: Stored, backbone: TorchBackbone, head: Head, may_change: tuple[str, ...]) -> None:
+    """Tells all that differs from the run that was saved. Raises ValueError where nothing can go on from it so."""
+    values = flags.flat(run.config)
+    num_classes = head.num_classes if head.rows is not None else None
+    differences = compare(found.manifest, run.recipe, backbone.contract, values, may_change, num_classes)
+    differences.check(found.folder)
+    run.differences = differences.allowed
+    for change in differences.allowed:
+        run.note(f"{found.folder} was trained with {change}: allowed, but not the same run")
 
 
 def _load(run: RunContext, found: Stored, backbone: TorchBackbone, head: Head) -> None:

@@ -2,7 +2,7 @@
 
     def main(arguments):
         config, notes = parse(arguments)
-        return run_in_worlds("face", config, notes, train_here)
+        return run_in_worlds("face", config, notes, train_here, called=("faces", "r50"))
 
     def train_here(run):
         source = run.open_data(...)                      # data
@@ -20,10 +20,11 @@ train_here is called anew in each world.
 """
 
 import dataclasses
-import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -32,11 +33,10 @@ from torch import nn
 from partial_fc import checkpoint, flags
 from partial_fc.checkpoint.peer.commits import Memory
 from partial_fc.comm import elastic
-from partial_fc.data import Loader, Source, open_on_all
+from partial_fc.data import Loader, Source, Synthetic, open_on_all
 from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
 from partial_fc.evaluate import Evaluation
-from partial_fc.machine import peak_bytes
 from partial_fc.models.inputs import InputContract
 from partial_fc.optim import backbone as torch_optim
 from partial_fc.optim.gradient_sync import broadcast_module
@@ -44,12 +44,16 @@ from partial_fc.optim.schedule import Continued, Schedule, continued, linear_sca
 from partial_fc.train import resume
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.batch_norm import convert
+from partial_fc.train.begin import run_folder
 from partial_fc.train.context import RunContext
 from partial_fc.train.device import join
 from partial_fc.train.guards.commits import Commits
-from partial_fc.train.job import EXIT_PREEMPTED, Guards, Head, Job, Outcome, RunState, Settings
-from partial_fc.train.log import StepLine, open_files
+from partial_fc.train.job import Guards, Head, Job, Outcome, RunState, Settings
+from partial_fc.train.log import SecondFile, StepLine, open_files
 from partial_fc.train.precision import Mode, Precision, choose
+from partial_fc.train.record import header
+from partial_fc.train.record.boards import open_wandb
+from partial_fc.train.results import write_results
 
 S = TypeVar("S", bound=Source)
 V = TypeVar("V", bound=checkpoint.Saver)
@@ -61,26 +65,35 @@ def run_in_worlds(
     notes: Sequence[str],
     train_here: Callable[["Run"], int],
     bare: bool = False,
-    hist: str | None = None,
+    hist: SecondFile | None = None,
+    called: tuple[str | Path, str] | None = None,
 ) -> int:
     """Joins the others, runs train_here, returns the exit status. bare: the terminal's lines have nothing before them.
-    hist: of the log, see `open_files`; only a recipe with such lines has --log-style. Where hosts come and go, anew in
-    each world, with what the processes have kept."""
-    memory = Memory()
+    hist: of the log, see `open_files`; only a recipe with such lines has --log-style. called: data set and network, for
+    a --models-root that nobody has given. Where hosts come and go, anew in each world, with what the processes have
+    kept."""
+    memory, asked = Memory(), run_folder.is_asked_for(config)
+    config = run_folder.named(config, *called) if called else config
+    if "PARTIAL_FC_WHERE" in os.environ:  # run.sh asks
+        print(config.run.checkpoints)
+        return 0
     if config.run.log_style != "own" and hist is None:
         raise ValueError(f"--log-style {config.run.log_style} is for recipe face; recipe {recipe} has lines of its own")
 
     def in_this_world() -> int:
         world, its_device = join(config.launch)
+        held = run_folder.hold(config, world, memory)
         logger = open_files(config.run.models_root, world, bare, hist)
-        run = Run(recipe, config, world, its_device, logger, memory)
-        logger.info(f"{world} on {its_device}; {json.dumps(run.versions)}")
-        logger.info(f"configuration {json.dumps(flags.flat(config), default=str)}")
-        for note in (*notes, *flags.notes(config, world.size)):
+        run = Run(recipe, config, world, its_device, logger, memory, keeps_made_up=asked)
+        header.begin(run)
+        for note in (*held, *notes, *flags.notes(config, world.size)):
             run.note(note)
         return train_here(run)
 
-    return elastic.run(in_this_world) or 0
+    try:
+        return elastic.run(in_this_world) or 0
+    finally:
+        run_folder.let_go(memory)
 
 
 class Run(RunContext):
@@ -93,7 +106,11 @@ class Run(RunContext):
         collective."""
         age_W = self.world.all_gather(torch.tensor([self.memory.age]), name="run/age").tolist()
         self.data_is_new = not any(age_W)
-        return open_on_all(opened, self.world, [age > 0 for age in age_W])  # type: ignore[return-value]
+        source = open_on_all(opened, self.world, [age > 0 for age in age_W])
+        if isinstance(source, Synthetic) and not self.keeps_made_up:
+            self.keeps = False
+            self.note("the images are made up: no checkpoints or weights are written unless --models-root is given")
+        return source  # type: ignore[return-value]
 
     def loader(
         self, source: Source, transform: Transform, start: RunState, order: Order | None = None, **more: Any
@@ -117,7 +134,8 @@ class Run(RunContext):
     def saver(self, kind: type[V]) -> AbstractContextManager[V]:
         """What writes the checkpoints, below --checkpoint-dir; kind: checkpoint.Saver, or one of the recipe's own."""
         run = self.config.run
-        return closing(kind(run.checkpoints, self.world, run.keep_checkpoints, run.save_best))
+        owner = self.memory.owners.get(run.checkpoints)
+        return closing(kind(run.checkpoints, self.world, run.keep_checkpoints, run.save_best, owner))
 
     def backbone(
         self,
@@ -216,6 +234,11 @@ class Run(RunContext):
         there = torch.tensor([int((self.root / "result.json").exists())])
         if not self.world.broadcast(there, name="run/finished").item():
             return False
+        if self.differences:
+            raise ValueError(
+                f"{self.root} holds a finished run, with {'; with '.join(self.differences)}: nothing would be trained. "
+                "Start anew with --models-root NEW, or go on with more --max-steps or --epochs"
+            )
         self.logger.info(
             f"{self.root} is finished, see result.json; to go on give more --max-steps or --epochs, to start anew "
             "another --models-root"
@@ -249,6 +272,7 @@ class Run(RunContext):
             "evaluate_every": config.run.verbose,
             "checkpoint_every": config.run.checkpoint_every,
             "save_best": config.run.save_best,
+            "keep": self.keeps,
             **settings,
         }
         restore = partial(resume.restore, self, backbone, head, saver, loader.source)
@@ -275,6 +299,7 @@ class Run(RunContext):
                 "versions": self.versions,
             },
             class_names=class_names,
+            wandb=open_wandb(config.run.wandb, self.root, flags.flat(config), self.world),
         )
 
     def _commit_every(self, in_memory: bool) -> int:
@@ -293,46 +318,27 @@ class Run(RunContext):
         deliver: called by rank 0 with the weights and a prefix of files that are to hold them besides
         model.safetensors. Raises OSError where the last state is in no checkpoint. A collective."""
         if outcome.stopped:
-            self.logger.info(f"stopped at step {job.at.step}, as asked; the same command goes on from there")
+            self.logger.info(f"stopped at step {job.at.step}, as asked; {self._where_to_go_on(job)}")
         else:
             weights, _ = job.backbone.state()  # as evaluated: with the statistics of all ranks together
             if self.world.rank == 0:
-                if deliver:
+                if self.keeps and deliver:
                     deliver(weights, self.root / "model")
-                self._write_results(job, outcome, weights, more)
+                write_results(self, job, outcome, weights, more)
             self.world.barrier(name="end")
-            self.logger.info(f"Training is over! {self.root / 'result.json'}")
+            written = self.root / "result.json"
+            # Where the folder is each host's own.
+            elsewhere = f"{written} is on the host of rank 0"
+            self.logger.info(f"Training is over! {written if written.exists() else elsewhere}")
         if not outcome.saved:
             raise OSError(
                 f"the last state, of step {job.at.step}, is in no checkpoint below {job.saver.root}: see above"
             )
         self.world.close()
-        return EXIT_PREEMPTED if outcome.stopped else 0
+        return outcome.stopped
 
-    def _write_results(
-        self, job: Job, outcome: Outcome, weights: dict[str, torch.Tensor], more: Mapping[str, Any]
-    ) -> None:
-        backbone = job.backbone
-        contract = {"recipe": self.recipe, **backbone.contract, "num_classes": str(job.head.num_classes)}
-        contract["step"] = str(job.at.step)
-        checkpoint.save_tensors(weights, self.root / "model.safetensors", contract)
-        result = {
-            "loss": outcome.loss,
-            "evaluations": outcome.evaluations,
-            "best": job.at.best,
-            **more,
-            "images_per_s": outcome.images_per_s,
-            "seconds": self.seconds,
-            "peak_memory_bytes": peak_bytes(self.device),
-            "steps": job.at.step,
-            "skipped_updates": job.at.num_overflows,
-            "precision": backbone.precision.mode,
-            "loss_scale": backbone.precision.loss_scale,
-            "world_size": self.world.size,
-            "backend": self.world.backend,
-            "traffic_per_step": outcome.traffic,
-            "gradient_bytes_per_step": dataclasses.asdict(outcome.exchanged),
-            "configuration": flags.flat(self.config),
-            "versions": self.versions,
-        }
-        checkpoint.write_json(result, self.root / "result.json")
+    def _where_to_go_on(self, job: Job) -> str:
+        if not self.keeps:
+            return "of images that are made up nothing is kept"
+        newest = checkpoint.newest(job.saver.root)
+        return f"the same command goes on from {newest}" if newest else "there is no checkpoint to go on from"

@@ -190,7 +190,7 @@ _REFUSED = {"dali_aug": (False, "DALI's augmentations are not implemented; set i
 # Changes only how, not what, is learned: key -> (the value about which nothing need be said, note).
 _WITHOUT_MEANING = {
     "dali": (False, "DALI is not used; OpenCV threads decode the records"),
-    "using_wandb": (False, "Weights & Biases is not used; curves go to TensorBoard"),
+    "using_wandb": (False, "curves go to TensorBoard; --wandb PROJECT sends them to Weights & Biases, too"),
 }
 # Nothing need be said of these: checkpoints always hold all states; the others are read by arcface_torch only where
 # using_wandb is on. Their values, among them a key, are never printed.

@@ -88,7 +88,7 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
 def local_processes(gpus: int) -> int:
     """Processes of this machine: those that a launcher has started, or that are to be started."""
     started = comm.detect()
-    return gpus if started.backend == "single" else started.local_size
+    return gpus if started.backend == "single" or started.is_host else started.local_size
 
 
 def _of_a_process(batch: int, gpus: int) -> int:

@@ -36,14 +36,13 @@ _WITHOUT_EFFECT = {
     "batch-norm": "the networks have batch norms anyway",
     "crop-ratio": "GluonCV's trainer does not use it",
     "use-decord": "videos are read by a reader of our own, which gives the same frames",
+    "input-5d": "SlowFast's clips have five dimensions anyway",
     "slowfast": "all networks here are SlowFast ones, trained with NAG",
     "num-crop": "--three-crop is for testing",
-    "resume-states": "MXNet's momentum is not read; it begins at 0 and is filled after some ten updates. A run of ours "
-    "goes on exactly from its own checkpoint, with the same command",
 }
 _SWITCHES = (
-    "mixup", "label-smoothing", "last-gamma", "use_se", "use-gn", "batch-norm", "use-decord", "slowfast", "use-amp",
-    "use-tsn", "use-pretrained", "more-fix-crop",
+    "mixup", "label-smoothing", "last-gamma", "use_se", "use-gn", "batch-norm", "use-decord", "input-5d", "slowfast",
+    "use-amp", "use-tsn", "use-pretrained", "more-fix-crop",
 )  # fmt: skip
 _REFUSED = {
     "use-tsn": "there are no temporal segment networks here; leave it out",
@@ -92,12 +91,13 @@ def _processes(gpus: int, local: int) -> list[str]:
     """local: processes of this machine, which a launcher may have started."""
     if not gpus:
         return ["--device", "cpu"]
-    if comm.detect().backend == "single":
+    started = comm.detect()
+    if started.backend == "single" or started.is_host:
         return ["--gpus", str(gpus)]
     if gpus != local:
         raise ValueError(
             f"--num-gpus {gpus}, but the launcher has started {local} processes on this machine; start one for "
-            "each GPU, as in horovodrun -H ip1:8,ip2:8"
+            "each GPU, as in horovodrun -H ip1:8,ip2:8, or one on each machine with partial-fc launch"
         )
     return []
 

@@ -131,6 +131,7 @@ def image_files() -> list[Files]:
     suffixes = (".jpg", ".png", ".bmp", ".webp")
     files = [cv2.imencode(suffix, pixels)[1].tobytes() for suffix in suffixes]
     files.append(cv2.imencode(".png", pixels[:, :, 0])[1].tobytes())
+    files += [cv2.imencode(suffix, pixels)[1].tobytes() for suffix in (".gif", ".tiff")]
     return [{"image": content} for content in files]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from partial_fc.foreign import apex, arcface_torch, mxnet_ndarray, mxnet_symbol
+from partial_fc.foreign import apex, arcface_torch, gluoncv, mxnet_ndarray, mxnet_symbol
 from partial_fc.foreign.backbone_weights import load_weights
 from partial_fc.foreign.state_dicts import check_fits
 from partial_fc.models.iresnet import IResNet
@@ -153,7 +153,28 @@ _JSON = (
 )
 _TORCH = (in_zip(in_pickle), in_zip(in_pickle), in_zip(any_bytes), in_pickle)
 
+
+def trained_by_gluon() -> torch.nn.Module:
+    return torch.nn.ModuleDict({"fc": torch.nn.Linear(2, 3), "fast_bn1": torch.nn.BatchNorm1d(3)})
+
+
+def states_files() -> list[Files]:
+    """What Gluon's trainer pickles, in its own words: places 0, 1 are the layer's, 2, 3 the batch norm's."""
+    arrays = []
+    for place, shape in enumerate(((3,), (3, 2), (3,), (3,))):
+        content = b"".join(mxnet_ndarray._array_bytes(torch.ones(shape), "momentum"))
+        state = b"}\x8c\x06handlecbuiltins\nbytearray\nB" + struct.pack("<I", len(content)) + content + b"\x85Rs"
+        arrays.append(b"K" + bytes([place]) + b"cmxnet.ndarray.ndarray\nNDArray\nN\x85R" + state + b"b")
+    optimizer = b"cmxnet.optimizer.optimizer\nNAG\n)\x81}\x8c\x0anum_updateK\x02sb"
+    return [{"f.states": b"\x80\x04}(" + b"".join(arrays) + b"u" + optimizer + b"\x86."}]
+
+
+def read_states(folder: Path) -> None:
+    gluoncv.read_states(trained_by_gluon(), folder / "f.states")
+
+
 READERS = (
+    Reader("gluon-states", "f.states", states_files, read_states, _CALLS, (in_pickle,)),
     Reader("mxnet-centres", "0_centers.param", mxnet_files, read_mxnet, _SIZES),
     Reader("mxnet-symbol", "model-symbol.json", symbol_files, read_symbol, _JSON),
     Reader("torch-centres", "checkpoint_gpu_0.pt", torch_centre_files, read_torch_centres, _CALLS, _TORCH),

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from partial_fc.demo.glyphs import GlyphOptions, build
+from partial_fc.report.page import page
+from partial_fc.report.run_facts import read_run
 
 if TYPE_CHECKING:
     from tests.recipes.several import Given
@@ -26,6 +28,20 @@ SMALL = shlex.split(
     "--weight-decay 0.05 --lr 0.003 --lr-scaling none --lr-scheduler cosine --warmup-epochs 0 --warmup-steps 2 "
     "--num-workers 1 --precision fp32 --frequent 10 --verbose 0 --checkpoint-every 0"
 )
+
+
+def reported(root: Path) -> bool:
+    """Whether the report of a finished run has all of its sections."""
+    text = page(read_run(root))
+    wanted = (
+        "finished, step",
+        "learning rate",
+        "Evaluations",
+        "What the network sees",
+        "Where the time",
+        "<h2>Versions",
+    )
+    return all(words in text for words in wanted)
 
 
 def torchrun(num_processes: int) -> list[str]:

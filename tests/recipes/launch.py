@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
 import torch
@@ -47,11 +48,18 @@ def here(recipe: str, words: Sequence[str]) -> int:
         logger.propagate = True
 
 
+def forked(given: Given, output: Path) -> ForkServerProcess:
+    """Runs it as the only rank of a process that is not waited for."""
+    context = _context()
+    process = context.Process(target=become_rank, args=(0, 1, free_port(), str(output), [given]), daemon=True)
+    process.start()
+    return process
+
+
 def several(runs: Sequence[Given], num_ranks: int = 2) -> str:
     """Runs them one after the other in num_ranks processes over torch.distributed, as torchrun would start them.
     Returns what these printed; fails where a process does."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context = _context()
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output"
         port = free_port()
@@ -74,6 +82,12 @@ def several(runs: Sequence[Given], num_ranks: int = 2) -> str:
         printed = output.read_text() if output.exists() else ""
     assert [process.exitcode for process in ranks] == [0] * num_ranks, printed[-6000:]
     return printed
+
+
+def _context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
 
 
 def endings(printed: str, rank: int) -> list[str]:

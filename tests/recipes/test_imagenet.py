@@ -13,7 +13,7 @@ from partial_fc.data.transform import ShortSideCrop
 from partial_fc.foreign import caffe2_model
 from partial_fc.models import resnet
 from recipes import imagenet_epochs
-from tests.recipes.conftest import losses, result
+from tests.recipes.conftest import losses, reported, result
 from tests.recipes.imagenet_job import BATCH, UPDATES, C, N, picture, train_here, train_several
 from tests.unit.databases import datum, encoded_tensors, raw_tensors, write_leveldb, write_lmdb
 
@@ -88,6 +88,7 @@ def test_the_log_of_caffe2(one, data):
     assert {row["learning_rate"] for row in found} == {"0.01"}
     assert all(float(row["accuracy"]) * BATCH % 1 == 0 for row in found)
     assert f"Using epoch size: {UPDATES * BATCH}" in (one / "logs/rank-0000.log").read_text()
+    assert reported(one)
 
 
 def test_accuracy_is_that_of_the_model_it_leaves(one):

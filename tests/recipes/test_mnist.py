@@ -19,7 +19,7 @@ from partial_fc.foreign import apex
 from partial_fc.models.convnet import ConvNet
 from partial_fc.train import loop
 from partial_fc.train import update as updates
-from tests.recipes.conftest import losses, result
+from tests.recipes.conftest import losses, reported, result
 from tests.recipes.faults import put_in
 from tests.recipes.mnist_job import (
     GLOBAL_BATCH,
@@ -68,6 +68,7 @@ def test_what_is_printed_and_written(digits, tmp_path, capfd):
     for tag in (b"train/loss", b"time/data", b"time/backbone", b"speed/images_per_s", b"test/accuracy"):
         assert tag in events.read_bytes()
     assert (tmp_path / "logs" / "rank-0000.log").read_text().count(" rank 0 I Epoch [") == 4
+    assert reported(tmp_path)
 
 
 def test_accuracy_and_mistakes_are_those_of_the_model_it_leaves(digits, tmp_path):

@@ -1,5 +1,5 @@
-"""SIGTERM and SIGUSR1 in real launches: the step is finished, a checkpoint written, all processes leave; started again,
-the run goes on as if nothing had been."""
+"""SIGTERM, SIGUSR1 and Ctrl-C in real launches: the step is finished, a checkpoint written, all processes leave; when
+started again, the run goes on as if nothing had been."""
 
 import re
 import shlex
@@ -22,7 +22,7 @@ from tests.recipes.conftest import LAUNCHERS, ROOT, SMALL, environment, losses, 
 LAUNCHES = {
     "horovodrun, one rank": ("horovodrun --gloo", signal.SIGUSR1, "rank", 1),
     "torchrun": ("torchrun", signal.SIGTERM, "launcher", 1),
-    "own launch": ("one process", signal.SIGUSR1, "launcher", 75),
+    "own launch": ("one process", signal.SIGINT, "launcher", 130),
     "run.sh": ("run.sh", signal.SIGTERM, "launcher", 75),
     "mnist": ("one process", signal.SIGTERM, "rank", 75),
 }
@@ -72,6 +72,8 @@ def signalled(command: list[str], root: Path, number: int, whom: str, when: Call
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            # Of the tests themselves in a shell's background it would be ignored, and stay so.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
     try:
         deadline = time.monotonic() + 250
@@ -123,6 +125,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint(stopped, name):
     assert (root / f"checkpoints/step-{step:08d}/COMPLETE").exists()
     assert not (root / "result.json").exists()
     assert "finishing this step, then a checkpoint" in output
+    assert f"the same command goes on from {root}/checkpoints/step-{step:08d}" in output
     assert "restart" not in output
     assert not [p for p in psutil.process_iter() if str(root) in " ".join(_words(p))], "nothing is left"
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,9 @@ def started():
     def start(*flags: str, **environ: str) -> subprocess.Popen[str]:
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         env = {**environment(), "PYTHONPATH": str(ROOT), **environ}
-        processes.append(subprocess.Popen([*JOB, *flags], cwd=ROOT, env=env, text=True, **pipes))
+        # A shell that runs the tests in the background ignores SIGINT, and what is ignored stays so.
+        listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        processes.append(subprocess.Popen([*JOB, *flags], cwd=ROOT, env=env, text=True, preexec_fn=listens, **pipes))
         return processes[-1]
 
     yield start

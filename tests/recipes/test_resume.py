@@ -101,3 +101,19 @@ def test_one_process_then_eight_then_three_give_the_curve_of_one(one_eight_three
     assert len(whole) == len(continued) == num_steps
     assert whole[:3] == continued[:3]
     assert max(abs(a - b) / a for a, b in zip(whole, continued, strict=True)) < near
+
+
+def test_a_run_that_goes_on_with_other_flags_is_told_which(glyphs, tmp_path):
+    """A note for each; where nothing is left to train an error: the result is not that of the new flags."""
+    flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --warmup-steps 0 --max-steps"
+    train_here(tmp_path, f"{flags} 1")
+    with pytest.raises(
+        ValueError, match=r"finished run, with --lr 0.003, this run has 0.001: nothing would be trained"
+    ):
+        train_here(tmp_path, f"{flags} 1 --lr 0.001")
+    with pytest.raises(ValueError, match=r"--sub-centres 1, this run has 2: .*; with --optimizer adamw, .* has sgd"):
+        train_here(tmp_path, f"{flags} 2 --optimizer sgd --sub-centres 2")
+    log = train_here(tmp_path, f"{flags} 2 --lr 0.001 --seed 3 --frequent 1")
+    for change in ("--lr 0.003, this run has 0.001", "--seed 0, this run has 3"):
+        assert f"step-00000001 was trained with {change}: allowed, but not the same run" in log
+    assert log.count("not the same run") == 3, "one of them of the run that was refused"

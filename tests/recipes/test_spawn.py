@@ -15,6 +15,7 @@ import torch
 
 from partial_fc.comm import Launch, StartError, rendezvous
 from partial_fc.comm.launch import spawn
+from partial_fc.flags import LaunchFlags
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,8 +94,13 @@ def run(command: list[str], gpus: int = 2) -> int:
 # ---- with a job that talks
 
 
-def test_two_processes_of_one_host(job, capfd):
-    assert run(job) == 0
+def test_two_processes_of_one_host_which_partial_fc_launch_calls_one_worker(job, capfd, monkeypatch):
+    worker = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
+    worker |= {"MASTER_PORT": free_port(), "PARTIAL_FC_LAUNCHER": "partial-fc launch"}
+    for name, value in worker.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(sys, "orig_argv", job)
+    assert LaunchFlags(gpus=2).start() == 0
     lines = ["rank 0 of 2, 0 of 2 here: 3", "rank 1 of 2, 1 of 2 here: 3"]
     if not torch.cuda.is_available():
         lines.insert(0, "no GPU here: 2 processes on the CPU, over gloo")

@@ -41,11 +41,13 @@ def write(folder: Path, records: dict[int, bytes], said: str = "4,24,24\n") -> P
 
 
 def examine(source: Path, **options) -> tuple[int, dict[str, dict]]:
-    """(exit status, findings by key) without those that are for information."""
+    """(exit status, findings by key) without those that are for information, and without what is true of all of these
+    small sets: they have few classes."""
     path = source.parent / f"{source.name}-report.json"
     status = doctor_data(DataOptions(source, report=path, bar=False, **options))
     report = json.loads(path.read_text())
     found = {f["key"]: f for f in report["findings"] if f["severity"] != "info"}
     assert len(found) == report["errors"] + report["warnings"]  # each key once
+    found.pop("class-few", None)
     assert status == int(report["errors"] > 0)
     return status, found

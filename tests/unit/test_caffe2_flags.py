@@ -124,6 +124,11 @@ def test_under_a_launcher(monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
     assert parsed("--batch_size 64")[0]["batch_size"] == 16
+    # A worker of `partial-fc launch` that is alone on its host starts them itself.
+    for name, value in {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "PARTIAL_FC_LAUNCHER": "partial-fc launch"}.items():
+        monkeypatch.setenv(name, value)
+    found, _ = parsed("--num_gpus 4 --batch_size 64")
+    assert (found["gpus"], found["batch_size"]) == (4, 16)
 
 
 @pytest.mark.parametrize(

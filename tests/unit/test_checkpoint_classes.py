@@ -109,14 +109,15 @@ def test_the_map_says_every_number_then_and_now(tmp_path):
 
 
 def mean_direction(backbone, files, mirror: bool) -> torch.Tensor:
-    """The formula, image by image."""
+    """The formula, image by image: the direction of f(image) + f(mirrored image), then the mean of directions."""
     total = torch.zeros(D, dtype=torch.float64)
     for path in sorted(files):
         image_HW3 = torch.from_numpy(decode(path.read_bytes()))
+        feat_D = torch.zeros(D, dtype=torch.float64)
         for picture in [image_HW3, image_HW3.flip(1)] if mirror else [image_HW3]:
             with torch.no_grad():
-                feat_1D = backbone(FACE(picture.permute(2, 0, 1)[None]))
-            total += normalize(feat_1D.double())[0]
+                feat_D += backbone(FACE(picture.permute(2, 0, 1)[None])).double()[0]
+        total += normalize(feat_D, dim=0)
     return normalize(total, dim=0).float()
 
 

@@ -17,7 +17,7 @@ from partial_fc.data.tools.pack import IndexOptions
 
 ROOT = Path(__file__).parents[2]
 # They draw characters by our random numbers, which are torch's; and they run for minutes.
-GLYPHS = ("data glyphs", "data sheet", "data make-motion")
+GLYPHS = ("data glyphs", "data make-motion")
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_help_and_mistakes_cost_no_library():
 def test_what_reads_or_writes_data_alone_starts_without_torch():
     """The verbs, and the process that reads a LevelDB for a host."""
     verbs = [verb for verb in cli.VERBS if verb.startswith(("data ", "doctor ")) and verb not in GLYPHS]
-    assert len(verbs) == 9
+    assert len(verbs) == 10
     modules = [f"partial_fc.{cli.VERBS[verb][0].partition(':')[0]}" for verb in verbs]
     modules += ["partial_fc.data.databases.leveldb_reader"]
     code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"

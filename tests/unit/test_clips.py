@@ -1,5 +1,7 @@
 """Which frames make a clip, and what is made of them, by GluonCV's rules; lists; testing in several views."""
 
+import re
+import socket
 from dataclasses import replace
 
 import cv2
@@ -14,6 +16,7 @@ from partial_fc.data.video import ClipList, ClipTransform, Window
 from partial_fc.data.video.frames import VideoFile
 from partial_fc.evaluate.video import VideoViews
 from tests.unit import videos
+from tests.unit.thread_world import in_world
 
 
 def gluoncv_numbers(start: int, num_frames: int, slow_stride: int = 16) -> list[int]:
@@ -174,7 +177,10 @@ def test_lists_that_say_something_else(line, message, tmp_path):
 
 def test_videos_that_are_not_here_are_named_with_the_host(folder):
     source = ClipList(folder / "list.txt", folder / "elsewhere", 2, videos=True)
-    with pytest.raises(ValueError, match=r"of 3 files of .*list\.txt that were looked for, 3 are not there, such as"):
+    here = re.escape(socket.gethostname())
+    with pytest.raises(
+        ValueError, match=rf"^{here}: of 3 files of .*list\.txt that were looked for, 3 are not there, "
+    ):
         source.check_present(3)
     ClipList(folder / "list.txt", folder, 2, videos=True).check_present(100)
 
@@ -194,17 +200,25 @@ def test_scores_of_all_views_are_added_by_video(kind, tmp_path):
         seen.append(output)
         return output
 
-    views = VideoViews("test", source, of, 6, num_segments=4, three_crop=True, scores=kind)
-    values = dict(views.run(forward, SingleWorld()))
+    def measured(world):
+        views = VideoViews("test", source, of, 6, num_segments=4, three_crop=True, scores=kind)
+        values = dict(views.run(forward, world))
+        if world.rank == 0:
+            views.draw(tmp_path)
+        return values, views.mistakes_M3.tolist()
+
+    values, mistakes = measured(SingleWorld())
     output = torch.cat(seen)
     assert output.shape == (3 * 4 * 3, 3)
     score = (output if kind == "outputs" else output.double().softmax(1)).view(3, 12, 3).mean(1)
     assert values["test/accuracy"] == (score.argmax(1) == torch.arange(3)).double().mean()
     assert values["test/top3"] == 1.0
+    assert mistakes
+    for size in (2, 3):
+        assert in_world(size, measured) == [(values, mistakes)] * size
     whole = of.views(source.read(0), 1, 4, three_crop=True)
     assert whole.shape == (3, 36, 64, 64, 3)
     assert not (whole[0] == whole[1]).all()
-    views.draw(tmp_path)
 
 
 def test_lists_of_class_folders(folder, tmp_path, capsys):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from partial_fc.data.decode import _decode_into, decode
+from partial_fc.data.decode import _decode_into, decode, encode_square
 from partial_fc.data.sample import BadRecord
 
 
@@ -78,3 +78,19 @@ def test_damaged_files_are_opencvs_to_judge() -> None:
         decode(content[:-2], out)
     missing = content[:300] + content[360:]  # a warning of libjpeg, a picture all the same
     np.testing.assert_array_equal(decode(missing, out), opencv(missing))
+
+
+def test_gif_and_tiff() -> None:
+    """Of an animation the first picture; what is cut short is no picture."""
+    image = image_of(20, 20)
+    (whole, tiff), animation = cv2.imencode(".tiff", image), cv2.Animation()
+    assert whole
+    np.testing.assert_array_equal(decode(tiff.tobytes()), image[..., ::-1])
+    animation.frames = [np.full((20, 20, 3), value, np.uint8) for value in (40, 200)]
+    animation.durations = [100, 100]
+    _, gif = cv2.imencodeanimation(".gif", animation)
+    assert decode(gif.tobytes()).mean() < 80  # its few colours are mixed, the second picture is light
+    for content in (tiff.tobytes(), gif.tobytes()):
+        assert encode_square(content, 20, 95).startswith(b"\xff\xd8"), "which all readers of records know"
+        with pytest.raises(BadRecord, match="OpenCV can read"):
+            decode(content[: len(content) // 3])

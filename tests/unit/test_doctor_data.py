@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 from partial_fc.data.check.command import DataOptions, doctor_data
+from partial_fc.data.check.tiles import CAPTION_LINE, CAPTION_LINES, GAP, SIDE, TITLE
 from partial_fc.data.idx import write_idx
 from partial_fc.data.pairs import write_pairs
 from partial_fc.data.tools.pack import PackOptions, pack_images
 from tests.unit.doctor_sets import examine, picture, records, write
+from tests.unit.test_decode import turned
 
-TITLE, ROW = 22, 22 + 112  # pixels of a sheet
+ROW = TITLE + SIDE + CAPTION_LINES * CAPTION_LINE + GAP  # pixels of a sheet
 
 
 def test_what_pack_writes_is_good(tmp_path):
@@ -44,7 +46,7 @@ def test_class_folders(tmp_path, capsys):
     status, found = examine(tmp_path / "in", sheet=tmp_path / "sheet.png")
     assert status == 1
     assert set(found) == {
-        "class-gap", "class-one-image", "image-undecodable", "repeated-same-class", "repeated-other-class",
+        "class-empty", "class-one-image", "image-undecodable", "repeated-same-class", "repeated-other-class",
     }  # fmt: skip
     assert found["repeated-other-class"]["places"] == [
         {
@@ -57,18 +59,70 @@ def test_class_folders(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert f"    {tmp_path}/in/class2/5.jpg, class 2, problem no image that OpenCV can read" in printed
     sheet = cv2.imread(str(tmp_path / "sheet.png"))
-    assert sheet.shape == (2 * ROW, 10 * 112, 3)
-    # The tile of the one that cannot be decoded: its name is written in white.
-    assert (sheet[TITLE:ROW, :112] > 200).all(axis=2).any()
+    assert sheet.shape == (2 * ROW, 10 * (SIDE + GAP) + GAP, 3)
+    # The one that cannot be decoded is a red cross on black; its name is written below it.
+    tile, caption = sheet[TITLE : TITLE + SIDE, GAP : GAP + SIDE], sheet[TITLE + SIDE : ROW, GAP : GAP + SIDE]
+    assert set(map(tuple, tile.reshape(-1, 3).tolist())) == {(0, 0, 0), (60, 60, 230)}
+    assert (caption > 150).all(axis=2).any()
 
 
-def test_files_of_other_endings_are_counted(tmp_path):
-    for name in ("a/0.jpg", "a/1.HEIC", "a/2.heic", "b/3.jpg", "b/4.gif", "b/.hidden"):
+def test_what_is_not_read_of_a_folder_is_counted_and_named(tmp_path):
+    names = [
+        "a/0.JPG",
+        "a/1.HEIC",
+        "a/2.heic",
+        "B/3.Jpeg",
+        "B/4.mov",
+        "B/.DS_Store",
+        "B/._3.Jpeg",
+        "B/in/5.jpg",
+        "6.jpg",
+    ]
+    for name in [*names, "b_/7.png", "b /8.png"]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(picture(ord(name[2])))
+        (tmp_path / name).write_bytes(picture(len(name)))
     _, found = examine(tmp_path)
-    assert found["files-left-out"]["count"] == 3
-    assert "2 .heic, 1 .gif" in found["files-left-out"]["what"]
+    left_out = found["files-left-out"]
+    for why in (
+        "2 .heic",
+        "1 .mov",
+        "1 hidden",
+        "1 too deep (a folder within a class folder)",
+        "1 beside the class folders",
+    ):
+        assert why in left_out["what"]
+    assert left_out["count"] == 6
+    assert {"file": f"{tmp_path}/B/._3.Jpeg"} in left_out["places"]
+    assert found["class-names-alike"]["places"] == [{"folders": "B = b  = b_"}]
+
+
+def test_one_class_and_a_few(tmp_path, capsys):
+    for seed in range(4):
+        (tmp_path / "one/a").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"one/a/{seed}.jpg").write_bytes(picture(seed))
+        (tmp_path / f"few/{seed % 2}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"few/{seed % 2}/{seed}.jpg").write_bytes(picture(seed))
+    status, found = examine(tmp_path / "one")
+    assert (status, set(found)) == (1, {"class-only-one"})
+    assert examine(tmp_path / "few") == (0, {})
+    assert "class-few (2): classes have images, fewer than 10" in capsys.readouterr().out
+
+
+def test_whole_photos_and_turned_ones(tmp_path, capsys):
+    """Half of them are 3 : 4 and large; a third of the set's area is not seen. One says that it lies on its side."""
+    for seed in range(4):
+        (tmp_path / f"{seed % 2}").mkdir(exist_ok=True)
+        size = (240, 320) if seed < 2 else (200, 200)
+        image = cv2.resize(np.random.default_rng(seed).integers(0, 256, (6, 6, 3), np.uint8), size)
+        content = cv2.imencode(".jpg", image)[1].tobytes()
+        (tmp_path / f"{seed % 2}/{seed}.jpg").write_bytes(content if seed else turned(content, 2))
+    status, found = examine(tmp_path)
+    assert (status, set(found)) == (0, {"image-photo"})
+    assert found["image-photo"]["count"] == 2
+    assert "of the median one 25% is cut off" in found["image-photo"]["what"]
+    out = capsys.readouterr().out
+    assert "image-turned (1): JPEG files are stored turned or mirrored" in out
+    assert f"{tmp_path}/0/0.jpg, class 0, height 320, width 240" in out
 
 
 def test_images_that_are_not_square(tmp_path, capsys):

@@ -48,6 +48,23 @@ def test_the_command_of_the_tutorial():
     assert "32, of this machine: 4 threads for each of its 8 processes" in notes[-1]
 
 
+def test_flags_that_do_nothing_are_said_to():
+    """All that train_recognizer.py of version 0.8 has, besides those of the tutorial and those that are refused."""
+    nothing = (
+        "--last-gamma --mode hybrid --crop-ratio 0.875 --use_se --mixup --mixup-alpha 0.2 --mixup-off-epoch 0 "
+        "--label-smoothing --teacher t --temperature 20 --hard-weight 0.5 --batch-norm --use-gn --input-5d "
+        "--use-decord --slowfast --num-crop 1"
+    )
+    others = (
+        "--lr-decay 0.1 --lr-decay-period 0 --lr-decay-epoch 40,60 --no-wd --resume-epoch 0 --resume-params p "
+        "--resume-states s --num-segments 1 --clip-grad 40 --partial-bn --freeze-bn --accumulate 1 --data-aug v1 -j 4 "
+        "--train-only"
+    )
+    _, notes = parsed(f"{LISTS} {others} {nothing}")
+    silent = {word for word in nothing.split() if word[:2] == "--"}
+    assert {note.split()[0] for note in notes if "without effect: " in note} == silent
+
+
 def test_under_a_launcher(monkeypatch):
     """The launcher has started the processes of --num-gpus already."""
     started = {"RANK": "9", "WORLD_SIZE": "32", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "a",
@@ -57,6 +74,12 @@ def test_under_a_launcher(monkeypatch):
     values, _ = parsed(TUTORIAL)
     assert (values["gpus"], values["num_workers"]) == (1, 4)
     refused(TUTORIAL.replace("--num-gpus 8", "--num-gpus 4"), "has started 8 processes on this machine")
+    # `partial-fc launch -n 4 -H host.txt`, as in the tutorial: a worker is a machine, and starts its processes itself.
+    monkeypatch.setenv("PARTIAL_FC_LAUNCHER", "partial-fc launch")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    values, _ = parsed(TUTORIAL)
+    assert (values["gpus"], values["num_workers"]) == (8, 4)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +114,9 @@ def test_what_their_flags_become(theirs, name, value):
         ("--num-segments 10", "are for --eval"),
         ("--logging-file a/b.log", "it is put inside --save-dir"),
         ("--lr-decay-epoch x", "expected epochs, as in 40,60"),
+        ("--resume-states f.states", "give the .params, too"),
+        ("--resume-params f --resume-states f --optimizer adamw", "is momentum, which --optimizer sgd has"),
+        ("--resume-epoch 3", "--resume-epoch 3 of --num-epochs 3, counted from 0"),
     ],
 )
 def test_what_cannot_be(words, message, capsys):

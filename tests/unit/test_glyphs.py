@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 
@@ -19,7 +18,6 @@ from partial_fc.demo.glyphs import GlyphOptions, build
 from partial_fc.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, characters, choose, find_fonts
 from partial_fc.demo.glyphs_pairs import SETS, lookalikes
 from partial_fc.demo.glyphs_render import Glyph, Pen, drawing, workers
-from partial_fc.demo.glyphs_sheet import SheetOptions, contact_sheet
 
 pytestmark = pytest.mark.slow
 
@@ -281,10 +279,3 @@ def test_other_options_or_damage_are_errors(folder: Path, tmp_path: Path) -> Non
 def test_options_are_checked(field: str, value: int) -> None:
     with pytest.raises(ValueError, match=field.replace("_", "-")):
         GlyphOptions(out=Path("x"), **{field: value})
-
-
-def test_contact_sheet(folder: Path, tmp_path: Path) -> None:
-    contact_sheet(SheetOptions(folder, tmp_path / "sheet.png"))
-    sheet = cv2.imread(str(tmp_path / "sheet.png"))
-    assert sheet.shape[0] >= 12 * 40
-    assert sheet.shape[1] >= 14 * 40

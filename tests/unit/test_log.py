@@ -1,9 +1,23 @@
-"""loss.csv and TensorBoard's files: what a disk does not take ends no training."""
+"""What rank 0 writes down: loss.csv, loss.png, TensorBoard, history.jsonl, wandb. What a disk does not take ends no
+training."""
 
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import cv2
+import numpy as np
 import pytest
 
 from partial_fc.comm import SingleWorld
-from partial_fc.train.log import LossCurve, Progress, StepLine
+from partial_fc.flags import RunFlags
+from partial_fc.train.log import StepLine
+from partial_fc.train.record.boards import open_wandb
+from partial_fc.train.record.history import read_history, read_losses, thinned
+from partial_fc.train.record.loss_csv import LossCurve
+from partial_fc.train.record.loss_picture import draw
+from partial_fc.train.record.progress import Progress
 from tests.unit.full_disk import full_disk
 
 HEADER = "step,loss,lr\n"
@@ -88,3 +102,111 @@ def test_tensorboard_goes_on_once_it_can(tmp_path, caplog):
     progress.close()
     (file,) = folder.iterdir()
     assert b"train/loss" in file.read_bytes()
+
+
+def test_history_knows_only_what_counts(tmp_path):
+    """Steps that are done again are there once; NaN is none; a line that was cut is no line."""
+    line = StepLine(2, 6, 4)
+    first = Progress(tmp_path, SingleWorld(), line, 0, 0)
+    for step in (2, 4):
+        first.report(step, step, 0.5, 1.0 / step, 0.1, {"data": 0.25})
+        first.evaluated(step, {"lfw": step / 10, "cfp": math.nan})
+    first.rewind(2, 2)
+    first.close()
+    with (tmp_path / "history.jsonl").open("a") as file:
+        file.write('{"step": 3, "ti')
+        file.write("\n")
+    again = Progress(tmp_path, SingleWorld(), line, 2, 2)
+    again.report(6, 6, 1.5, 1 / 6, 0.1, {"data": 0.25})
+    again.end(6, stopped=False)
+    again.close()
+    found = read_history(tmp_path)
+    assert [row["step"] for row in found.starts] == [0, 2]
+    assert found.num_backs == 1
+    assert found.series("train/loss") == [(2, 0.5), (6, 1 / 6)]
+    assert found.series("time/data") == [(2, 0.25), (6, 0.25)]
+    assert found.scores() == {"lfw": [(2, 0.2)]}
+    assert found.ended == "end"
+
+
+def test_a_full_disk_costs_history_no_training(tmp_path, caplog):
+    (tmp_path / "history.jsonl").mkdir()
+    progress = Progress(tmp_path, SingleWorld(), StepLine(1, 9, 4), 0, 0)
+    for step in (1, 2):
+        progress.report(step, step, 0.5, 1.0, 0.1, {})
+    progress.close()
+    assert caplog.text.count("history.jsonl cannot be written") == 1
+    assert not read_history(tmp_path / "history.jsonl").starts
+    (tmp_path / "history.jsonl").rmdir()
+    progress._history._next_try = 0.0
+    progress.scalars(3, {"train/loss": 0.25})
+    assert read_history(tmp_path).series("train/loss") == [(3, 0.25)]
+
+
+def test_the_loss_picture(tmp_path):
+    draw(tmp_path)  # of a run without a step
+    assert not list(tmp_path.iterdir())
+    curve = LossCurve(tmp_path, SingleWorld(), 0)
+    add(curve, 1, 1500)
+    curve.add(1501, math.nan, 0.1)
+    curve.close()
+    progress = Progress(tmp_path, SingleWorld(), StepLine(1, 9, 4), 0, 0)
+    progress.evaluated(700, {"lfw <&>": 0.9})
+    progress.close()
+    points = thinned(read_losses(tmp_path), 100)
+    assert points.shape == (100, 5)
+    assert points[0, 1:4] == pytest.approx([sum(1 / n for n in range(1, 16)) / 15, 1 / 15, 1])
+    assert points[-1, 0] == 1500
+    draw(tmp_path)
+    picture = cv2.imread(str(tmp_path / "loss.png"))
+    assert picture is not None
+    assert picture.shape == (600, 900, 3)
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 20
+
+
+class Run:
+    """Stands in for wandb's: the library itself is not installed for tests (docs/after-training.md has its run)."""
+
+    id = "abc"
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+        self.steps: list[tuple[str, str | None]] = []
+        self.ended = False
+
+    def define_metric(self, name: str, step_metric: str | None = None) -> None:
+        self.steps.append((name, step_metric))
+
+    def log(self, row: dict[str, float]) -> None:
+        self.rows.append(row)
+
+    def finish(self) -> None:
+        self.ended = True
+
+
+def test_wandb_gets_what_tensorboard_gets(tmp_path, monkeypatch):
+    given, run = [], Run()
+    wandb = SimpleNamespace(Error=RuntimeError, init=lambda **flags: given.append(flags) or run)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for _ in range(2):
+        board = open_wandb("faces", tmp_path, {"lr": 0.1, "rec": Path("x")}, SingleWorld())
+    progress = Progress(tmp_path, SingleWorld(), StepLine(1, 9, 4), 0, 0, board)
+    progress.scalars(3, {"train/loss": 1.5})
+    progress.close()
+    assert run.rows == [{"train/loss": 1.5, "step": 3}]
+    assert run.steps[:2] == [("step", None), ("*", "step")]
+    assert run.ended
+    assert [flags["id"] for flags in given] == [None, "abc"]  # a resumed run is the same one
+    assert (given[0]["project"], given[0]["config"]) == ("faces", {"lr": 0.1, "rec": "x"})
+
+    def fail(**_: object) -> None:
+        raise wandb.Error("no API key")
+
+    wandb.init = fail
+    with pytest.raises(ValueError, match=r"--wandb faces: wandb cannot begin: no API key.*WANDB_MODE=offline"):
+        open_wandb("faces", tmp_path, {}, SingleWorld())
+
+
+def test_wandb_that_is_not_installed():
+    with pytest.raises(ValueError, match="--wandb faces needs the package wandb, which is not installed: `pip install"):
+        RunFlags(models_root=Path("x"), wandb="faces")

@@ -1,4 +1,4 @@
-"""The log of InsightFace's MXNet trainer, to the letter."""
+"""The log of recipe face: what parsers of InsightFace's logs find in it, to the letter."""
 
 import logging
 import re
@@ -6,11 +6,21 @@ import re
 import pytest
 
 from partial_fc.comm import SingleWorld
-from partial_fc.train.log import Interval, Progress, open_files
+from partial_fc.train.log import Interval, open_files
 from partial_fc.train.log_style import STYLES
+from partial_fc.train.record.progress import Progress
 from tests.unit.stored_checkpoints import OneOf
 
-THEIRS = STYLES["insightface-mxnet"]
+OWN, THEIRS = STYLES["own"], STYLES["insightface-mxnet"]
+VALUES = {"lfw/xnorm": 21.3721154, "lfw/accuracy": 0.995166, "lfw/accuracy_std": 0.003687, "lfw/tar@far=1e-3": 0.9871}
+# As people read arcface_torch's training.log: the groups are what they plot.
+SPEED = re.compile(
+    r"^Training: [\d-]+ [\d:,]+-Speed ([\d.]+) samples/sec   Loss ([\d.]+)   LearningRate ([\d.eE-]+)   "
+    r"Epoch: (\d+)   Global Step: (\d+)   (?:Fp16 Grad Scale: +(\d+)   )?Required: (\d+) hours"
+)
+EVALUATION = re.compile(
+    r"^Training: [\d-]+ [\d:,]+-\[([\w-]+)\]\[(\d+)\](XNorm|Accuracy-Flip|Accuracy-Highest): ([\d.]+)(?:\+-([\d.]+))?$"
+)
 
 
 class Set:
@@ -22,12 +32,47 @@ def test_lines_to_the_letter():
     assert [step for step in range(1, 91) if line.due(step, 0)] == [20, 40, 60, 80]
     text = line.text(40, 2560, 1.0, 0.1, Interval(33.456, 1564.816, 391.204, "unused"))
     assert text == "Iter:40 Rank:391.20 it/sec Total:1564.82 it/sec [2][loss]:33.46 "
-    values = {"lfw/xnorm": 21.3721154, "lfw/accuracy": 0.995166, "lfw/accuracy_std": 0.003687}
-    assert THEIRS.verifications([Set()]).lines(2000, 1.5, values, {"lfw": 0.99533}) == [
+    assert THEIRS.verifications([Set()]).lines(2000, 1.5, VALUES, {"lfw": 0.99533}) == [
         "[lfw][2000]XNorm: 21.372115",
         "[lfw][2000]Accuracy-Flip: 0.99517+-0.00369",
         "[lfw][2000]Accuracy-Highest: 0.99533",
     ]
+
+
+@pytest.mark.parametrize("scale", [None, 65536.0])
+def test_parsers_of_arcface_torch_read_training_log(tmp_path, scale):
+    logger = open_files(tmp_path, OneOf(0, 1), hist=OWN.hist)
+    since = Interval(12.34561, 2411.314, 1205.657, "12 left", 1.6, scale)
+    try:
+        logger.info(OWN.line(100, 51300, 1000).text(100, 2560, 1.0, 0.1, since))
+        for line in OWN.verifications([Set()]).lines(2000, 1.5, VALUES, {"lfw": 0.99533}):
+            logger.info(line)
+    finally:
+        for handler in logger.handlers[:]:
+            logger.removeHandler(handler)
+            handler.close()
+        logger.propagate = True
+    speed, *evaluation, summary = (tmp_path / "training.log").read_text().splitlines()
+    found = SPEED.match(speed)
+    assert found
+    hours = ("65536" if scale else None, "2")
+    assert found.groups() == ("2411.31", "12.3456", "0.100000", "2", "100", *hours)
+    assert [match.groups() for match in map(EVALUATION.match, evaluation) if match] == [
+        ("lfw", "2000", "XNorm", "21.372115", None),
+        ("lfw", "2000", "Accuracy-Flip", "0.99517", "0.00369"),
+        ("lfw", "2000", "Accuracy-Highest", "0.99533", None),
+    ]
+    assert summary.endswith("verification, step 2000: lfw 99.52 % (best 99.53 %, TAR at FAR 1e-3 98.71 %)")
+
+
+def test_the_first_lines_come_at_once(tmp_path):
+    """... also of a run that is resumed; not where a log is another program's to the letter."""
+    progress = Progress(tmp_path, SingleWorld(), OWN.line(50, 400, 8), 130, 0)
+    assert [step for step in range(131, 401) if progress.due(step, 0)] == [*(131, 132, 135, 140), *range(150, 401, 50)]
+    progress.close()
+    progress = Progress(tmp_path, SingleWorld(), THEIRS.line(50, 120, 8), 0, 0)
+    assert [step for step in range(1, 121) if progress.due(step, 0)] == [50, 100]
+    progress.close()
 
 
 def test_the_mean_loss_is_that_since_the_line_before(tmp_path, caplog):

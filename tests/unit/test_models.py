@@ -316,6 +316,6 @@ def test_files_that_are_no_state_dict_are_refused(tmp_path, content):
     elif content == "pickle":
         path.write_bytes(pickle.dumps(print, protocol=2))
     else:
-        torch.save({"state_dict_backbone": {}, "epoch": 3} if content == "checkpoint" else [1, 2], path)
+        torch.save({"model": {}, "epoch": 3} if content == "checkpoint" else [1, 2], path)
     with pytest.raises(ValueError, match=r"model\.pt.*state dict"):
         load_weights(models.build("tiny", 8, 16), path)

@@ -104,6 +104,17 @@ def test_wide_convolutions_equal_fp32_on_rounded_numbers(dtype, groups):
         assert (ours - theirs.grad).abs().max() <= step * theirs.grad.abs().max()
 
 
+def test_convolutions_of_clips_are_wide_too():
+    torch.manual_seed(0)
+    narrow, wide = nn.Conv3d(3, 4, 3), nn.Conv3d(3, 4, 3)
+    wide.load_state_dict({name: t.half().float() for name, t in narrow.state_dict().items()})
+    add_up_convolutions_in_fp32(narrow)
+    x = torch.randn(2, 3, 4, 8, 8)
+    with torch.autocast("cpu", torch.float16):
+        y = narrow(x)
+    assert torch.equal(y, wide(x.half().float()).half())
+
+
 def test_wide_convolutions_leave_fp32_alone():
     torch.manual_seed(0)
     one, other = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)

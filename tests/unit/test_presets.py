@@ -71,6 +71,22 @@ def test_a_flag_beats_the_file_which_beats_the_preset(tmp_path):
     file.write_text(
         "from easydict import EasyDict as edict\nconfig = edict()\nconfig.batch_size = 48\nconfig.lr = 0.7\n"
     )
-    config, _ = parse(["--dataset", "emore", "--rec", ".", "--config", str(file), "--lr", "0.9"])
+    config, _ = parse(["--dataset", "emore", "--rec", str(tmp_path), "--config", str(file), "--lr", "0.9"])
     assert (config.data.num_classes, config.optim.batch_size, config.schedule.lr) == (85_742, 48, 0.9)
     assert config.schedule.lr_scheduler == "polynomial", "what arcface_torch always does"
+
+
+def test_what_the_data_says_of_itself_beats_the_preset(tmp_path):
+    """A class count from a flag beats both. The default image size is nobody's claim: images are resized to it."""
+    (tmp_path / "train.rec").touch()
+    (tmp_path / "property").write_text("50,64,64\n")
+    arguments = ["--dataset", "emore", "--rec", str(tmp_path)]
+    config, notes = parse(arguments)
+    assert (config.data.num_classes, config.data.image_size) == (50, 112)
+    (note,) = notes
+    assert note.startswith("--dataset emore means --num-classes 85742; ")
+    assert f"{tmp_path} says 50, which is taken" in note
+    assert parse([*arguments, "--num_classes", "85742"])[0].data.num_classes == 85_742
+    config, (note,) = parse(["--dataset", "glyphs", "--rec", str(tmp_path)])
+    assert (config.data.num_classes, config.data.image_size) == (None, 64)
+    assert "--image-size 40" in note

@@ -35,11 +35,13 @@ def start(tmp_path):
     (tmp_path / "bin/mpirun").write_text(MPIRUN)
     (tmp_path / "bin/mpirun").chmod(0o755)
     shutil.copy(ROOT / "run.sh", tmp_path)
+    # Of the trainer only what run.sh asks it: where it writes without a flag that says so.
+    (tmp_path / "config.sh").write_text('echo "runs/of $PARTIAL_FC_WHERE $*/checkpoints"\n')
     shutil.copytree(ROOT / "hosts", tmp_path / "hosts")
     started = []
 
     def start(
-        plan: str, *words: str, checkpoints: str = "runs/face/checkpoints", pause_s: str = "0"
+        plan: str, *words: str, checkpoints: str = "runs/of 1 /checkpoints", pause_s: str = "0"
     ) -> subprocess.Popen:
         (tmp_path / "bin/plan").write_text(plan)
         environ = {
@@ -79,7 +81,7 @@ def test_an_error_that_comes_again_before_a_checkpoint_is_not_tried_for_ever(sta
     assert (status, len(calls)) == (1, 2)
     assert calls[1].endswith("config.sh"), "there is nothing to go on from"
     assert "no newer checkpoint than none in two tries" in printed
-    assert f"(looked for in {tmp_path}/runs/face/checkpoints on {socket.gethostname()}: this host must see" in printed
+    assert f"(looked for in runs/of 1 /checkpoints on {socket.gethostname()}: this host must see" in printed
     plan = "0 exit 1\n00000001 exit 1\n0 exit 1\n0 exit 9\n0 exit 0\n"
     (tmp_path / "bin/calls").unlink()
     status, printed, calls = outcome(start(plan, "--restarts=8"), tmp_path)
@@ -155,6 +157,27 @@ def test_a_second_sigterm_does_not_wait(start, tmp_path):
     process.terminate()
     status, _, calls = outcome(process, tmp_path)
     assert (status, len(calls)) == (143, 1)
+
+
+def test_ctrl_c_leaves_time_for_a_checkpoint_and_the_second_does_not(start, tmp_path):
+    plan = "0 trap 'touch $here/got' USR1; trap 'exit 1' INT; touch $here/up; while :; do sleep 0.02; done\n"
+    process = start(plan, "--restarts", "3")
+    wait_for(tmp_path / "bin/up")
+    process.send_signal(signal.SIGINT)
+    wait_for(tmp_path / "bin/got")
+    process.send_signal(signal.SIGINT)
+    status, _, calls = outcome(process, tmp_path)
+    assert (status, len(calls)) == (130, 1)
+
+
+def test_when_the_script_is_killed_what_it_started_is_asked_to_end(start, tmp_path):
+    if shutil.which("setpriv") is None:
+        pytest.skip("no setpriv here")
+    plan = "0 trap 'touch $here/got; exit 75' USR1; touch $here/up; while :; do sleep 0.02; done\n"
+    process = start(plan, "--restarts", "3")
+    wait_for(tmp_path / "bin/up")
+    process.kill()
+    wait_for(tmp_path / "bin/got")
 
 
 def test_a_closed_terminal_which_may_tell_it_twice_leaves_time_for_a_checkpoint(start, tmp_path):

@@ -5,6 +5,7 @@ import json
 import logging
 import shutil
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from partial_fc import checkpoint
 from partial_fc.checkpoint.files import save_tensors, sha256
 from partial_fc.checkpoint.folders import prune
+from partial_fc.checkpoint.owner import LostOwner, take
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Storage
 from tests.unit.full_disk import full_disk
@@ -184,7 +186,7 @@ def test_what_another_rank_cannot_write_does_not_count(saver, head):
 
 def test_a_folder_that_cannot_be_written_to_is_refused_at_the_start(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"rank 0 cannot write checkpoints to .*file/below"):
+    with pytest.raises(ValueError, match=r"rank 0 cannot write to .*file/below"):
         checkpoint.Saver(tmp_path / "file/below", SingleWorld(), keep=1)
 
 
@@ -246,3 +248,16 @@ def test_a_copy_that_does_not_fit_is_not_made_and_that_is_said_once(saver, head,
     assert not saver.can_copy(head)
     assert not saver.can_copy(head)
     assert caplog.text.count("written while training stands still") == 1
+
+
+def test_in_a_folder_that_is_another_run_s_nothing_is_marked_or_removed(tmp_path, head):
+    """What was complete stays, and is not taken back, either."""
+    owner, _ = take(tmp_path, "first")
+    with closing(checkpoint.Saver(tmp_path, SingleWorld(), keep=1, owner=owner)) as saver:
+        save(saver, head, 1)
+        (tmp_path / "owner-1.json").unlink()
+        for step in (1, 2):
+            with pytest.raises(LostOwner):
+                save(saver, head, step)
+    assert [folder.name for folder in checkpoint.complete(tmp_path)] == ["step-00000001"]
+    owner.stop()

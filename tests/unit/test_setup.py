@@ -154,6 +154,9 @@ def test_config_runs_the_recipe_from_any_folder_and_puts_given_flags_last(echoin
     assert words[:2] == [str(echoing / "train.py"), "face"]
     assert words[words.index("--dataset") + 1] == "emore"
     assert words[-4:] == ["--lr", "0.2", "--rec", "with space"]
+    # Another recipe has other data, and gets no more than is said.
+    done = run(echoing, "bash", echoing / "config.sh", "--save-dir", "x", RECIPE="kinetics")
+    assert done.stdout.splitlines()[2:] == ["kinetics", "--save-dir", "x"]
 
 
 def test_config_on_a_host_without_set_up_says_so(checkout):
@@ -173,7 +176,7 @@ def test_run_starts_one_process_per_slot(mpirun):
     hosts.write_text("# two of them\n10.0.0.1 slots=3\n\n10.0.0.2 slots=2\n10.0.0.3\n")
     words = run(mpirun, "bash", mpirun / "run.sh", hosts, "--lr", "0.2").stdout.splitlines()
     assert words[words.index("-np") + 1] == "6"
-    assert words[words.index("-hostfile") + 1] == str(hosts)
+    assert words[words.index("--host") + 1] == "10.0.0.1:3,10.0.0.2:2,10.0.0.3:1"
     assert words[-4:] == ["bash", str(mpirun / "config.sh"), "--lr", "0.2"]
 
 

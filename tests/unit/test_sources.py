@@ -9,7 +9,7 @@ import pytest
 
 from partial_fc.data import BadRecord, ImageFolder, RecordSource, Synthetic, open_source
 from partial_fc.data.decode import decode, fit
-from partial_fc.data.record_source import _image_keys, _read_property
+from partial_fc.data.record_source import _image_keys, read_property
 from partial_fc.data.recordio import Header, RecordWriter, pack
 from tests.unit.mxnet_recordio import mxnet_pack
 
@@ -236,4 +236,4 @@ def test_image_size_of_the_property_file(tmp_path: Path) -> None:
     """As far as it says so, in the ways that people write it."""
     for text, size in (("40,112,96", (112, 96)), ("40, 112 ,96,7\n", (112, 96)), ("40", None), ("40,x,96", None)):
         (tmp_path / "property").write_text(text)
-        assert _read_property(tmp_path / "property") == (40, size)
+        assert read_property(tmp_path / "property") == (40, size)

@@ -5,13 +5,15 @@ import logging
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from partial_fc.data import Batch
-from partial_fc.train.guards.loss_spikes import LEAST, SpikeDetector, report
+from partial_fc.train.guards import loss_spikes
+from partial_fc.train.guards.loss_spikes import LEAST, WRITTEN, Spike, SpikeDetector
 
 CURVE = Path(__file__).parent / "losses_of_the_demo.txt"
 
@@ -52,6 +54,15 @@ def test_no_alarm_on_the_demos_losses():
     for at in (60, 400, 1000, 1600):
         spoilt = [*losses[:at], 2 * losses[at] + 30, *losses[at + 1 :]]
         assert spikes_of(spoilt) == [at]
+
+
+def test_no_alarm_where_the_data_is_learned(monkeypatch):
+    """Recorded: 1,080 steps of 25 images of 50 glyph classes (--network tiny); the median falls from 20 to 0.02."""
+    losses = [float(line) for line in (CURVE.parent / "losses_of_a_learned_set.txt").read_text().split()]
+    assert spikes_of(losses) == []
+    assert spikes_of([*losses[:1000], 3.0, *losses[1000:]]) == [1000]
+    monkeypatch.setattr(loss_spikes, "FLOOR", 0.0)
+    assert len(spikes_of(losses)) == 8
 
 
 def test_a_spike_is_told_once_and_with_its_numbers():
@@ -95,7 +106,7 @@ def test_the_records_of_a_spike_are_written_down(tmp_path, caplog):
     found = watched.add(9.0)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            report(job, found, batches, lr=0.1)  # type: ignore[arg-type]
+            watched.note(job, found, batches, lr=0.1)  # type: ignore[arg-type]
     assert "step 77: the loss is 9.0000, far above the median 1.0000" in caplog.text
     rows = [json.loads(line) for line in (tmp_path / "spikes/rank-00003.jsonl").read_text().splitlines()]
     assert len(rows) == 2
@@ -105,5 +116,23 @@ def test_the_records_of_a_spike_are_written_down(tmp_path, caplog):
 
     (tmp_path / "in-the-way").write_text("")
     job.models_root = tmp_path / "in-the-way"
-    report(job, found, batches, lr=0.1)  # type: ignore[arg-type]
+    watched.note(job, found, batches, lr=0.1)  # type: ignore[arg-type]
     assert "rank-00003.jsonl cannot be written" in caplog.text
+
+
+def test_many_spikes_are_counted_not_listed(tmp_path, caplog):
+    job: Any = SimpleNamespace(
+        models_root=tmp_path,
+        world=SimpleNamespace(rank=0),
+        at=SimpleNamespace(step=0, position=0),
+        logger=logging.getLogger("test"),
+    )
+    watched = SpikeDetector()
+    with caplog.at_level(logging.INFO):
+        for job.at.step in range(1, 141):
+            watched.note(job, Spike(5.0 + (job.at.step == 60), 1.0, 0.1), [], 0.1)
+        watched.sum_up(job)
+    assert [message.split(":")[0] for message in caplog.messages] == [f"step {n}" for n in (1, 2, 3, 10, 100, 140)]
+    assert caplog.messages[2].endswith("further spikes are only counted")
+    assert "step 140: 140 loss spikes so far, the largest of 6.0000 in step 60" in caplog.messages[-1]
+    assert len((tmp_path / "spikes/rank-00000.jsonl").read_text().splitlines()) == WRITTEN

@@ -9,7 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Shard, Storage, telemetry
-from partial_fc.train.log import Progress, StepLine
+from partial_fc.train.log import StepLine
+from partial_fc.train.record.progress import Progress
 
 
 def test_packed_counts_are_numpys_and_add_up():

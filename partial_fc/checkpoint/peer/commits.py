@@ -21,10 +21,12 @@ import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from partial_fc.checkpoint.head_state import Head
+from partial_fc.checkpoint.owner import Owner
 from partial_fc.checkpoint.peer.transfer import (
     PIECE_BYTES,
     ByteStream,
@@ -63,6 +65,10 @@ class Memory:
     commits: list[Commit] = field(default_factory=list)
     # How many worlds the run has had before.
     age: int = 0
+    # What the run is called in the records that say whose a folder is; "": it has not begun.
+    run: str = ""
+    # By folder: the records that this process keeps.
+    owners: dict[Path, Owner] = field(default_factory=dict)
 
 
 def peers(host_W: Sequence[int]) -> list[int]:

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 from tqdm import tqdm
 
-from partial_fc import models
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.data import ImageFolder, Source
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.image_folder import image_names
 from partial_fc.data.sample import BadRecord, naming, still
-from partial_fc.models.inputs import FACE
+from partial_fc.embedding.definition import unit_embeddings
+from partial_fc.embedding.load import from_checkpoint
 
 _BATCH = 64
 
@@ -37,26 +37,9 @@ class OneClass(ImageFolder):
         self._num_classes = 1
 
 
-def network(stored: Checkpoint) -> nn.Module:
-    """The checkpoint's backbone in evaluation mode, fp32. Raises ValueError where there is none."""
-    given = stored.manifest.get("configuration", {})
-    try:
-        backbone = models.build(given["network"], given["embedding_size"], given["image_size"])
-    except KeyError as error:
-        raise ValueError(
-            f"{stored.where} does not say which network it has: its configuration lacks {error}. Images cannot be "
-            "looked at with it; give embeddings (NAME=FILE.npy)"
-        ) from error
-    try:
-        backbone.load_state_dict(stored.backbone())
-    except RuntimeError as error:
-        raise ValueError(f"{stored.where}: the weights do not fit network {given['network']}: {error}") from error
-    return backbone.eval()
-
-
 def directions(stored: Checkpoint, source: Source, labels: Iterable[int], max_bad: int) -> dict[int, Tensor]:
-    """Label -> mean direction (D,), float32, length 1, of its images; without classes that have none. Where training
-    mirrors images, each counts with its mirror image. Raises ValueError where more than max_bad are damaged."""
+    """Label -> mean direction (D,), float32, length 1, of its images' embeddings; without classes that have none.
+    Raises ValueError where more than max_bad are damaged."""
     wanted = set(labels)
     label_N = source.labels()
     index_N = list(range(len(source)))
@@ -64,24 +47,22 @@ def directions(stored: Checkpoint, source: Source, labels: Iterable[int], max_ba
         index_N = np.flatnonzero(np.isin(label_N, list(wanted))).tolist()
     if not index_N:
         return {}
-    backbone, configuration = network(stored), stored.manifest["configuration"]
+    model = from_checkpoint(stored).model()
     total: dict[int, Tensor] = {}
-    images = _read(source, index_N, wanted, configuration["image_size"], max_bad)
+    images = _read(source, index_N, wanted, model.image_size, max_bad)
     with tqdm(total=len(index_N), unit="image", desc="embed", leave=False, disable=None) as bar:
         while batch := list(islice(images, _BATCH)):
-            image_B3HW = torch.from_numpy(np.stack([image for image, _ in batch])).permute(0, 3, 1, 2)
-            feat_BD = _embed(backbone, image_B3HW, configuration.get("mirror", True))
-            for (_, label), feat_D in zip(batch, feat_BD, strict=True):
-                total[label] = total.get(label, torch.zeros(())) + feat_D
+            image_B3HW = torch.from_numpy(np.stack([image for image, _ in batch])).permute(0, 3, 1, 2).contiguous()
+            unit_BD, _ = unit_embeddings(model.forward, image_B3HW, model.flip)
+            if not bool(torch.isfinite(unit_BD).all()):
+                raise ValueError(
+                    f"{stored.where}: an embedding is not finite or has length 0: the network has diverged, or was "
+                    "never trained"
+                )
+            for (_, label), unit_D in zip(batch, unit_BD, strict=True):
+                total[label] = total.get(label, torch.zeros(())) + unit_D
             bar.update(len(batch))
-    return {label: normalize(feat_D, dim=0).float() for label, feat_D in total.items()}
-
-
-@torch.no_grad()
-def _embed(backbone: nn.Module, image_B3HW: Tensor, mirror: bool) -> Tensor:
-    """Directions, float64 (B, D)."""
-    images = [image_B3HW, image_B3HW.flip(3)] if mirror else [image_B3HW]
-    return sum((normalize(backbone(FACE(x)).double()) for x in images), torch.zeros(()))
+    return {label: normalize(sum_D, dim=0).float() for label, sum_D in total.items()}
 
 
 def _read(

@@ -19,6 +19,12 @@ class Launch:
     master_addr: str = ""
     master_port: int = 0
 
+    @property
+    def is_host(self) -> bool:
+        """Whether this process stands for its host, as a worker of MXNet's launch.py does: `partial-fc launch` has
+        started no other there, and it may start one for each GPU."""
+        return self.launcher == "partial-fc launch" and self.local_size == 1
+
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.size} on {socket.gethostname()}"
 

@@ -90,20 +90,17 @@ def meeting(store: Store, me: Shard, listening: socket.socket | None, timeout_s:
     listening: shard 0's socket. Raises StartError, on every host, within timeout_s seconds of its start where not all
     have come; at once where they contradict each other or the run id is in use.
     """
-    claimed = False
     try:
         with _told(store, me):
             if verdict := store.read("verdict"):
                 raise StartError(_in_use(store, me, verdict.decode(errors="replace")))
-            problem = _claim(store, me)
-            claimed = not problem
-            if problem:
+            if problem := _claim(store, me):
                 _write_verdict(store, problem)
                 raise StartError(problem)
             met = _wait(store, me, listening, timeout_s)
         yield met
     finally:
-        _leave(store, me, claimed)
+        _leave(store, me)
 
 
 @contextmanager
@@ -122,9 +119,13 @@ def _told(store: Store, me: Shard) -> Iterator[None]:
         raise
 
 
+def _claim_of(me: Shard) -> str:
+    return json.dumps(asdict(me))
+
+
 def _claim(store: Store, me: Shard) -> str:
     """Writes this host's number; returns what is wrong, or nothing."""
-    mine = json.dumps(asdict(me))
+    mine = _claim_of(me)
     job = Shard.parse(store.compare_set("job", "", mine), f"{store.name}: job")
     if (job.num_shards, job.num_gpus) != (me.num_shards, me.num_gpus):
         return (
@@ -239,10 +240,11 @@ def _write_verdict(store: Store, text: str) -> bytes:
     return store.compare_set("verdict", "", text)
 
 
-def _leave(store: Store, me: Shard, claimed: bool) -> None:
+def _leave(store: Store, me: Shard) -> None:
     """Removes what this host has written, and what all have where it is the last one."""
     try:
-        if claimed:
+        # Looked up, not remembered: Ctrl-C may have come just after the claim was there.
+        if store.read(f"shard {me.shard_id}") == _claim_of(me).encode():
             store.delete_key(f"reached {me.shard_id}")
             store.delete_key(f"shard {me.shard_id}")
         # A verdict stays for the others, and where a killed one has left its claim.

@@ -162,6 +162,7 @@ class FolderStore(_Polled):
 
     def __init__(self, shared: Path, run_id: str):
         super().__init__()
+        self._prefix = f".{secrets.token_hex(8)}-"
         self.folder = shared / f"partial-fc-{quote(run_id, safe='')}"
         self.name = f"folder {self.folder}"
         self.leftover = f"remove it on one host: `rm -r {shlex.quote(str(self.folder.absolute()))}`"
@@ -207,6 +208,8 @@ class FolderStore(_Polled):
         return True
 
     def close(self) -> None:
+        for path in self.folder.glob(f"{self._prefix}*"):  # Ctrl-C may have come while a file was being written
+            path.unlink(missing_ok=True)
         with suppress(OSError):
             self.folder.rmdir()
 
@@ -224,7 +227,7 @@ class FolderStore(_Polled):
     def _written(self, value: str | bytes) -> Path:
         """A new file with that value, under a name that no key has."""
         self.folder.mkdir(mode=0o700, exist_ok=True)  # a run that has just ended may have removed it
-        path = self.folder / f".{secrets.token_hex(8)}"
+        path = self.folder / f"{self._prefix}{secrets.token_hex(8)}"
         try:
             with open(path, "xb") as file:
                 file.write(value.encode() if isinstance(value, str) else value)

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from partial_fc.comm import World
 from partial_fc.data import RecordSource, Source
+from partial_fc.data.check.folders import check_folders
 from partial_fc.data.check.images import CONSTANT, CUT, REPLACED, ImageScan, check_images, scan_images
-from partial_fc.data.check.labels import check_labels, check_range
+from partial_fc.data.check.labels import check_class_number, check_labels, check_range
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
 from partial_fc.findings import Finding, counted, findings_at, text_lines
 
@@ -46,12 +47,14 @@ def check_data(
     max_bad_records: int,
     seed: int = 0,
     num_threads: int = 2,
+    embedding: bool = False,
 ) -> list[str]:
     """Lines for the log about the data. Raises ValueError, on all ranks alike, where training on it would be nonsense
     or would be given up. A collective.
 
     quick: some hundred images spread over the set, and all labels where they are cheap to read. full: every image and
-    label. max_bad_records: what the loader replaces on each rank.
+    label. max_bad_records: what the loader replaces on each rank. embedding: one is trained on them, of crops and of
+    many classes.
     """
     if mode == "off":
         return []
@@ -70,11 +73,12 @@ def check_data(
         label = int(label_n[i])
         return {"file": source.where(int(index_n[i])), **({} if label == _UNREAD else {"class": label})}
 
-    findings = check_images(scan, label_n, describe)
+    findings = check_images(scan, label_n, describe, embedding=embedding) + check_folders(source)
     if label_N is None:
         labels = "their labels"
         read = np.flatnonzero(label_n != _UNREAD)
         findings += check_range(label_n[read], num_classes, lambda i: describe(int(read[i])))
+        findings += check_class_number(num_classes)
         values = np.unique(label_n[read])
         if len(values) == 1 and num_classes > 1 and len(label_n) >= _FEW:
             findings.append(Finding("error", "label-constant", f"all labels are {values[0]}: were they lost?"))
@@ -83,7 +87,11 @@ def check_data(
         read_label = label_N[read]
         labels = "all labels" if len(read) == len(source) else counted(len(read), "label")
         findings += check_labels(
-            read_label, num_classes, lambda i: {"file": source.where(int(read[i])), "class": int(read_label[i])}
+            read_label,
+            num_classes,
+            lambda i: {"file": source.where(int(read[i])), "class": int(read_label[i])},
+            names=source.class_names() or (),
+            embedding=embedding,
         )
     findings += _check_whole(scan, len(source), max_bad_records)
     what = f"{len(index_n):,} of {counted(len(source), 'image')} and {labels}"
@@ -144,7 +152,7 @@ def _gather(scan: ImageScan, label_n: NDArray[np.int64], world: World) -> tuple[
         return world.all_gather(rows, name=f"data/{name}").numpy().reshape(-1).view(array.dtype)
 
     gathered = ImageScan(0)
-    for name in ("code_N", "hash_N", "height_N", "width_N", "coloured_N"):
+    for name in ("code_N", "hash_N", "height_N", "width_N", "coloured_N", "turned_N"):
         setattr(gathered, name, all_of(getattr(scan, name), name))
     first = dict(sorted(scan.messages.items())[:_MESSAGES])
     words = np.frombuffer((json.dumps([len(scan.code_N), first]) + "\n").encode(), np.uint8).copy()

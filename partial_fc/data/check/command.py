@@ -2,12 +2,11 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import cv2
 import numpy as np
 import tyro
 from numpy.typing import NDArray
@@ -15,11 +14,13 @@ from numpy.typing import NDArray
 from partial_fc import findings as report
 from partial_fc.data.check.contact_sheet import ContactSheet
 from partial_fc.data.check.digits import check_digits
+from partial_fc.data.check.folders import check_folders
 from partial_fc.data.check.identities import check_identities, check_layout
 from partial_fc.data.check.images import check_images, scan_images
 from partial_fc.data.check.labels import check_labels
 from partial_fc.data.check.pairs import check_pairs
 from partial_fc.data.check.recordio import NO_LABEL, CannotCheck, Records
+from partial_fc.data.check.tiles import check_sheet
 from partial_fc.data.image_folder import ImageFolder, image_names
 from partial_fc.findings import Describe, Finding, counted
 from partial_fc.flags.numbers import CLASSES, THREADS, check_numbers
@@ -95,12 +96,11 @@ def doctor_data(options: DataOptions) -> int:
 
 
 def _check_options(options: DataOptions) -> None:
-    for path in (options.report, options.sheet):
-        report.check_writable(path)
+    report.check_writable(options.report)
     if options.sheet and not options.images:
         raise ValueError(f"--sheet {options.sheet}: nothing is to be seen with --no-images")
-    if options.sheet and not cv2.haveImageWriter(str(options.sheet)):
-        raise ValueError(f"--sheet {options.sheet}: expected the name of a picture, like sheet.png")
+    if options.sheet:
+        check_sheet("--sheet", options.sheet)
 
 
 @dataclass
@@ -177,15 +177,14 @@ class _Check:
             self.findings.append(Finding("error", "set-unreadable", str(error), file=file))
             return
         label_N = files.labels()
-        if files.left_out:
-            what = f"files are left out: {files.left_out_text()}"
-            self.findings.append(Finding("warning", "files-left-out", what, files.left_out.total(), file=file))
+        self.findings += check_folders(files, file)
         self._check_set(
             source,
             label_N,
             files.num_classes,
             files.read_file,
             lambda i: {"file": files.where(i), "class": int(label_N[i])},
+            names=files.classes,
         )
 
     def _check_set(
@@ -196,20 +195,26 @@ class _Check:
         read: Callable[[int], bytes],
         describe: Describe,
         size: int | None = None,
+        names: Sequence[str] = (),
     ) -> None:
-        """Labels and images. num_classes, size: as the set itself has them."""
+        """Labels and images. num_classes, size: as the set itself has them. names: of its classes."""
         options = self.options
         self.num_images, self.num_classes = len(label_N), options.num_classes or num_classes
         print(f"{source}: {self.kind}, {counted(self.num_images, 'image')}, {counted(self.num_classes, 'class')}")
         labelled = np.flatnonzero(label_N != NO_LABEL)  # the others have had their own finding
         self.findings += check_labels(
-            label_N[labelled], self.num_classes, lambda i: describe(int(labelled[i])), str(source)
+            label_N[labelled],
+            self.num_classes,
+            lambda i: describe(int(labelled[i])),
+            str(source),
+            names=names,
+            embedding=True,
         )
         if not options.images:
             return
         bar = source.name if options.bar else ""
         scan = scan_images(read, len(label_N), options.num_workers, hear_decoder=True, bar=bar)
-        findings = check_images(scan, label_N, describe, str(source), size)
+        findings = check_images(scan, label_N, describe, str(source), size, embedding=True)
         self.findings += findings
         self.sheet.add(findings, read, len(label_N), describe, source.name)
         self.hash_N, self.num_decoded = scan.hash_N, len(label_N)

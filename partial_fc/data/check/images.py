@@ -1,7 +1,7 @@
 """A scan of images, and the findings about it: can they be decoded, are they damaged, is anything to be seen, does any
-occur twice?
+occur twice, are they whole photos?
 
-N images scanned. All that is kept of one are 15 bytes.
+N images scanned. All that is kept of one are 16 bytes.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,11 @@ _BY_CODE: dict[int, tuple[Severity, str, str]] = {
 # What the loader replaces by another image, up to --max-bad-records.
 REPLACED = ("image-unreadable", "image-undecodable", "image-narrow", "image-cut")
 
+# What looks like a whole photo: wider or higher than crops are (CelebA's have 1.22, most 1), and not as small.
+_PHOTO_RATIO, _PHOTO_SIDE = 1.2, 160
+_PHOTO_SHARE = 0.25  # of the images, from which on it is said
+_EXIF_WITHIN = 1 << 17  # bytes; its segment has at most 64 KiB and stands among the first
+
 Read = Callable[[int], bytes | NDArray[np.uint8]]
 _BLOCK = 64  # images that a thread scans before it takes the next ones
 _WINDOW = 1024  # images among which one that the decoder complained about is looked for
@@ -56,7 +61,7 @@ _PADDING = re.compile(r"Corrupt JPEG data: ([12]?\d|3[0-2]) extraneous bytes bef
 
 class ImageScan:
     """code_N: one of the above. hash_N: of the file, 0: not decoded. height_N, width_N: pixels, 0: not decoded.
-    messages: what is wrong with the first bad ones, by their index in these arrays."""
+    turned_N: Exif says so. messages: what is wrong with the first bad ones, by their index in these arrays."""
 
     def __init__(self, num_images: int) -> None:
         self.code_N = np.zeros(num_images, np.uint8)
@@ -64,6 +69,7 @@ class ImageScan:
         self.height_N = np.zeros(num_images, np.uint16)
         self.width_N = np.zeros(num_images, np.uint16)
         self.coloured_N = np.zeros(num_images, np.bool_)
+        self.turned_N = np.zeros(num_images, np.bool_)
         self.messages: dict[int, str] = {}
 
     def set_code(self, index: int, code: int, message: str = "") -> None:
@@ -169,6 +175,7 @@ def _scan_image(scan: ImageScan, index: int, read: Read) -> None:
         return
     scan.height_N[index], scan.width_N[index] = (min(side, 65535) for side in image.shape[:2])
     scan.hash_N[index] = hash_of(content if isinstance(content, bytes) else content.tobytes())
+    scan.turned_N[index] = isinstance(content, bytes) and orientation(content) > 1
     few = image[::4, ::4].astype(np.int16)
     scan.coloured_N[index] = (np.abs(few[..., :1] - few[..., 1:2]) > _FLAT).any()  # never, of a single channel
     scan.set_code(index, *_check_pixels(image))
@@ -177,6 +184,24 @@ def _scan_image(scan: ImageScan, index: int, read: Read) -> None:
 def hash_of(content: bytes | memoryview) -> int:
     """A hash of 64 bits, never 0."""
     return max(1, int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"))
+
+
+def orientation(content: bytes) -> int:
+    """Exif's orientation of a JPEG file: 1, also where it says nothing, is upright, 2 to 8 are turned or mirrored."""
+    at = content.find(b"Exif\0\0", 0, _EXIF_WITHIN) if content[:2] == b"\xff\xd8" else -1
+    tiff = content[at + 6 : at + 6 + _EXIF_WITHIN]
+    if at < 0 or tiff[:2] not in (b"II", b"MM"):
+        return 1
+    order: Literal["little", "big"] = "little" if tiff[:2] == b"II" else "big"
+    first = int.from_bytes(tiff[4:8], order)
+    for number in range(int.from_bytes(tiff[first : first + 2], order)):
+        entry = tiff[first + 2 + 12 * number :][:12]
+        if len(entry) < 12:
+            break
+        if int.from_bytes(entry[:2], order) == 0x0112:
+            value = int.from_bytes(entry[8:10], order)
+            return value if 1 <= value <= 8 else 1
+    return 1
 
 
 def _check_pixels(image_HWC: NDArray[np.uint8]) -> tuple[int, str]:
@@ -196,9 +221,16 @@ def _check_pixels(image_HWC: NDArray[np.uint8]) -> tuple[int, str]:
 
 
 def check_images(
-    scan: ImageScan, label_N: NDArray[np.int64], describe: Describe, file: str = "", size: int | None = None
+    scan: ImageScan,
+    label_N: NDArray[np.int64],
+    describe: Describe,
+    file: str = "",
+    size: int | None = None,
+    *,
+    embedding: bool = False,
 ) -> list[Finding]:
-    """label_N: of the images scanned. size: height and width that the set says its images have."""
+    """label_N: of the images scanned. size: height and width that the set says its images have. embedding: they are for
+    one, as recipe face trains it: they should be crops, not whole photos."""
 
     def with_problem(index: int) -> Mapping[str, Any]:
         message = scan.messages.get(index)
@@ -207,7 +239,12 @@ def check_images(
     findings = []
     for code, (severity, key, what) in _BY_CODE.items():
         findings += findings_at(severity, key, what, scan.code_N == code, with_problem, file)
-    return findings + _check_sizes(scan, describe, file, size) + _check_repetitions(scan, label_N, describe, file)
+    findings += _check_sizes(scan, describe, file, size) + (_check_photos(scan, describe, file) if embedding else [])
+    what = (
+        "JPEG files are stored turned or mirrored (Exif) and read as they are meant to be seen; do others do so, too?"
+    )
+    findings += findings_at("info", "image-turned", what, scan.turned_N, describe, file)
+    return findings + _check_repetitions(scan, label_N, describe, file)
 
 
 def _check_sizes(scan: ImageScan, describe: Describe, file: str, size: int | None) -> list[Finding]:
@@ -218,12 +255,9 @@ def _check_sizes(scan: ImageScan, describe: Describe, file: str, size: int | Non
     more = f" and {len(sizes) - 5} more sizes" if len(sizes) > 5 else ""
     decoded = scan.height_N > 0
     if (scan.height_N != scan.width_N).sum() > decoded.sum() / 2:
-        more += ". Most are not square: training sees their middle. Are faces cut out and aligned (docs/data.md)?"
+        more += ". Most are not square: training sees their middle"
     findings = [Finding("info", "image-sizes", f"images of height x width {shown}{more}", file=file)]
-
-    def with_size(index: int) -> Mapping[str, Any]:
-        return {**describe(index), "height": int(scan.height_N[index]), "width": int(scan.width_N[index])}
-
+    with_size = _with_size(scan, describe)
     height, width, most = sizes[0]
     usual = (size, size) if size else (height, width)
     if size or most >= 0.99 * decoded.sum():
@@ -236,6 +270,26 @@ def _check_sizes(scan: ImageScan, describe: Describe, file: str, size: int | Non
         what = f"images have no colour, of {int(decoded.sum()):,}"
         findings.append(Finding("info", "image-grey", what, grey, file=file))
     return findings
+
+
+def _with_size(scan: ImageScan, describe: Describe) -> Describe:
+    return lambda index: {**describe(index), "height": int(scan.height_N[index]), "width": int(scan.width_N[index])}
+
+
+def _check_photos(scan: ImageScan, describe: Describe, file: str) -> list[Finding]:
+    decoded = scan.height_N > 0
+    shorter = np.minimum(scan.height_N, scan.width_N)
+    ratio_N = np.maximum(scan.height_N, scan.width_N) / np.maximum(shorter, 1)
+    photo = decoded & (ratio_N >= _PHOTO_RATIO) & (shorter >= _PHOTO_SIDE)
+    if photo.sum() <= _PHOTO_SHARE * decoded.sum():
+        return []
+    what = (
+        f"images of {int(decoded.sum()):,} look like whole photos, not like aligned crops: one side is {_PHOTO_RATIO} "
+        f"times the other or more, and none is below {_PHOTO_SIDE} pixels. Training sees the square in the middle, "
+        f"made as small as --image-size: of the median one {1 - 1 / np.median(ratio_N[photo]):.0%} is cut off. Faces "
+        "have to be cut out and aligned first (docs/data.md); where the thing itself fills the picture, all is well"
+    )
+    return findings_at("warning", "image-photo", what, photo, _with_size(scan, describe), file)
 
 
 def _check_repetitions(scan: ImageScan, label_N: NDArray[np.int64], describe: Describe, file: str) -> list[Finding]:

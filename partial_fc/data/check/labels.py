@@ -3,7 +3,7 @@
 N samples, C classes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,48 @@ from partial_fc.data.record_source import MAX_CLASSES
 from partial_fc.findings import Describe, Finding, Severity, counted, findings_at
 
 _MOST_CLASSES = 1 << 27  # counted one by one
+_FEW_CLASSES = 10
 _MANY_TIMES = 100  # a class of more times as many images as the median class is reported
 
 
-def check_labels(label_N: NDArray[np.int64], num_classes: int, describe: Describe, file: str = "") -> list[Finding]:
-    """label_N: of all samples that have one. describe(i) names sample i."""
+def check_labels(
+    label_N: NDArray[np.int64],
+    num_classes: int,
+    describe: Describe,
+    file: str = "",
+    *,
+    names: Sequence[str] = (),
+    embedding: bool = False,
+) -> list[Finding]:
+    """label_N: of all samples that have one. describe(i) names sample i. names: of the classes, as far as they have
+    any. embedding: they are for one, as recipe face trains it, and a few classes are too few."""
     if not len(label_N):
-        return _check_classes(np.zeros(0, np.int64), file)
+        return _check_classes(np.zeros(0, np.int64), file, names)
     findings = check_range(label_N, num_classes, describe, file)
     if num_classes > _MOST_CLASSES:
         what = f"{num_classes:,} classes for {counted(len(label_N), 'image')}: is the largest label wrong?"
         return [*findings, Finding("error", "class-number", what, 1, [int(label_N.argmax())], describe, file)]
     inside = (label_N >= 0) & (label_N < num_classes)
-    return findings + _check_classes(np.bincount(label_N[inside], minlength=num_classes), file)
+    count_C = np.bincount(label_N[inside], minlength=num_classes)
+    num_used = int((count_C > 0).sum())
+    if embedding and 1 < num_used < _FEW_CLASSES:
+        what = (
+            f"classes have images, fewer than {_FEW_CLASSES}: an embedding of so few tells little of classes that it "
+            "has not seen"
+        )
+        findings += findings_at("warning", "class-few", what, count_C > 0, _describe(count_C, names), file)
+    return findings + check_class_number(num_classes, file) + _check_classes(count_C, file, names)
+
+
+def check_class_number(num_classes: int, file: str = "") -> list[Finding]:
+    """One class is an error, and needs no look at the labels."""
+    if num_classes != 1:
+        return []
+    what = (
+        "all images are of one class: there is nothing to tell apart, and the loss is 0 from the start. Is the path "
+        "one level too high (expected ROOT/CLASS/IMAGE), or are the labels lost?"
+    )
+    return [Finding("error", "class-only-one", what, file=file)]
 
 
 def check_range(label_N: NDArray[np.int64], num_classes: int, describe: Describe, file: str = "") -> list[Finding]:
@@ -42,11 +71,18 @@ def check_range(label_N: NDArray[np.int64], num_classes: int, describe: Describe
     return findings_at("error", "label-range", what, outside, describe, file)
 
 
-def _check_classes(count_C: NDArray[np.int64], file: str) -> list[Finding]:
+def _describe(count_C: NDArray[np.int64], names: Sequence[str]) -> Describe:
     """count_C: images of each class."""
 
     def describe(label: int) -> Mapping[str, Any]:
-        return {"class": label, "images": int(count_C[label])}
+        name = {"name": names[label]} if label < len(names) else {}
+        return {"class": label, **name, "images": int(count_C[label])}
+
+    return describe
+
+
+def _check_classes(count_C: NDArray[np.int64], file: str, names: Sequence[str]) -> list[Finding]:
+    describe = _describe(count_C, names)
 
     def add(severity: Severity, key: str, what: str, which: NDArray[np.bool_]) -> None:
         findings.extend(findings_at(severity, key, what, which, describe, file))
@@ -63,13 +99,19 @@ def _check_classes(count_C: NDArray[np.int64], file: str) -> list[Finding]:
     if len(count_C) > MAX_CLASSES:
         what = f"classes; labels in a .rec are float32, exact up to {MAX_CLASSES:,} only"
         findings.append(Finding("warning", "label-float32", what, len(count_C), file=file))
+    named = label_C < len(names)
+    what = (
+        "classes have a name but no image (an empty folder, or one whose files are all left out): the head keeps a "
+        "centre for each. Remove them, or see what is left out"
+    )
+    add("warning", "class-empty", what, (count_C == 0) & named)
     what = "numbers below the largest label that no image has: classes of nobody"
-    add("warning", "class-gap", what, (count_C == 0) & (label_C < used[-1]))
+    add("warning", "class-gap", what, (count_C == 0) & (label_C < used[-1]) & ~named)
     what = (
         f"classes above the largest label, {used[-1]}, that no image has: is the number of classes, {len(count_C)}, "
         "that of another set?"
     )
-    add("warning", "class-unused", what, label_C > used[-1])
+    add("warning", "class-unused", what, (label_C > used[-1]) & ~named)
     add("warning", "class-one-image", "classes with one image: it attracts nothing of its kind", count_C == 1)
     if len(used) > 1:
         median = float(np.median(count_C[used]))

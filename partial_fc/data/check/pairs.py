@@ -39,7 +39,7 @@ def check_pairs(
 
     # Lists of pairs name an image many times: repetitions are reported by pairs only.
     hash_N, scan.hash_N = scan.hash_N, np.zeros_like(scan.hash_N)
-    about_images = check_images(scan, np.zeros(len(pairs.images), np.int64), describe, file)
+    about_images = check_images(scan, np.zeros(len(pairs.images), np.int64), describe, file, embedding=True)
     sheet.add(about_images, read, len(pairs.images), describe, path.name)
     findings += about_images + _check_repetitions(hash_N, pairs.same, file)
     if len(trained_hash):

@@ -88,7 +88,7 @@ def make_leveldb(options: DatabaseOptions) -> None:
 def _make(options: DatabaseOptions, writer: AbstractContextManager[Put]) -> None:
     if options.output.exists():
         raise ValueError(f"{options.output} exists; remove it or choose another folder")
-    source = _open(options)
+    source = open_any(options.source, options.root, options.split, options.leveldb_shadow)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     order = np.arange(len(source))
     if options.shuffle:
@@ -111,14 +111,14 @@ def _make(options: DatabaseOptions, writer: AbstractContextManager[Put]) -> None
     print(f"{options.output}: {counted(total, 'image')}{labels}")
 
 
-def _open(options: DatabaseOptions) -> Source:
-    path = options.source
+def open_any(path: Path, root: Path | None, split: Split, leveldb_shadow: Path | None = None) -> Source:
+    """The images at a path, whatever lies there. root: what a list's paths are relative to. split: of idx files."""
     if _is_database(path):
-        return open_database(path, None, _MOST_LABELS, shadow_place=options.leveldb_shadow)
+        return open_database(path, None, _MOST_LABELS, shadow_place=leveldb_shadow)
     if path.is_dir() and any(chain(path.glob("*-idx[13]-ubyte*"), path.glob("MNIST/raw/*-idx[13]-ubyte*"))):
-        return IdxSource(path, options.split)
+        return IdxSource(path, split)
     if path.is_file() and path.suffix != ".rec":
-        return ImageFolder(options.root, path)
+        return ImageFolder(root, path)
     return open_source(path)
 
 

@@ -1,7 +1,8 @@
-"""SIGTERM and SIGUSR1 while training: the machine is wanted by somebody else, or the time is up.
+"""SIGTERM and SIGUSR1 while training: the machine is wanted by somebody else, or the time is up; SIGHUP, where the
+terminal is closed; Ctrl-C.
 
-The step is finished, a checkpoint written, and all ranks end with EXIT_PREEMPTED, "start me again". Only some of them
-may get the signal; the others are told in the step (step_vote.py).
+The step is finished, a checkpoint written, and all ranks end with EXIT_PREEMPTED, "start me again", or after Ctrl-C
+with EXIT_INTERRUPTED. Only some of them may get the signal; the others are told in the step (step_vote.py).
 """
 
 import contextlib
@@ -13,7 +14,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+EXIT_PREEMPTED = 75  # asked to stop, and saved: start it again (EX_TEMPFAIL of sysexits.h)
+EXIT_INTERRUPTED = 130  # the same by Ctrl-C: nobody is to start it again
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 # Within so many seconds further signals belong to the first: a launcher passes one on that the process has got as well.
 TOGETHER_S = 1.0
 
@@ -25,8 +28,11 @@ class StopSignals:
     main thread: elsewhere nothing is changed, and nothing noted.
     """
 
-    def __init__(self, rank: int = 0, clock: Callable[[], float] = time.monotonic):
-        self._rank = rank
+    def __init__(
+        self, rank: int = 0, newest: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.monotonic
+    ):
+        """newest: finds the last complete checkpoint, for the last words."""
+        self._rank, self._newest = rank, newest
         self._clock = clock
         self._before: dict[int, Any] = {}
         self._first_at = 0.0
@@ -34,9 +40,17 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
+            # What is ignored stays so: nohup ignores SIGHUP, a shell's background job SIGINT.
+            for number in (n for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN):
                 self._before[number] = signal.signal(number, self._note)
         return self
+
+    @property
+    def status(self) -> int:
+        """What the run is to end with; 0: no signal has come."""
+        if self.received is None:
+            return 0
+        return EXIT_INTERRUPTED if self.received == signal.SIGINT else EXIT_PREEMPTED
 
     def __exit__(self, *_error: object) -> None:
         self._restore()
@@ -53,8 +67,12 @@ class StopSignals:
             self._first_at = self._clock()
             self._say("finishing this step, then a checkpoint; a second signal ends at once")
         elif self._clock() - self._first_at > TOGETHER_S:
-            self._say("the second one, ending at once; the last complete checkpoint stands")
             self._restore()
+            if signal.getsignal(number) is signal.default_int_handler:
+                # KeyboardInterrupt would wait for the checkpoint that is being written.
+                signal.signal(number, signal.SIG_DFL)
+            with contextlib.suppress(OSError, ValueError):
+                self._say(f"the second one, ending at once; {self._newest() or 'no complete checkpoint'} stands")
             os.kill(os.getpid(), number)
 
     def _say(self, words: str) -> None:

@@ -10,10 +10,10 @@ from partial_fc.comm import Work, World
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """Equal on all ranks: whether any of them wants to stop, is busy with a checkpoint, could not write it, was told of
-    hosts that come or go."""
+    """Equal on all ranks. stop: the exit status where any of them wants to stop, else 0; whether any is busy with a
+    checkpoint, could not write it, was told of hosts that come or go."""
 
-    stop: bool
+    stop: int
     busy: bool
     failed: bool
     hosts_changed: bool = False
@@ -27,11 +27,12 @@ class StepVote:
         self._world = world
         self._pending: Work | None = None
 
-    def start(self, stop: bool, saver: Saver, hosts_changed: bool = False) -> None:
+    def start(self, stop: int, saver: Saver, hosts_changed: bool = False) -> None:
         said = torch.tensor([stop, saver.busy, saver.failed, hosts_changed], dtype=torch.int32)
         self._pending = self._world.start_all_reduce(said, "max", name="train/vote")
 
     def result(self) -> StepVerdict:
         assert self._pending is not None, "start() comes first"
         said, self._pending = self._pending.wait(), None
-        return StepVerdict(*map(bool, said.tolist()))
+        stop, *others = said.tolist()
+        return StepVerdict(stop, *map(bool, others))

@@ -1,0 +1,240 @@
+"""Whose a folder is: a record in it says which run writes there, and that this run lives.
+
+    owner-1.json    run, host, process, since when, a counter that its process moves on every two seconds
+
+Without locks, which network folders may not have: of several processes that make a file, one succeeds, and that is all
+that is needed. A record is stale where its process is gone (seen on its own host) or its counter has stood still for
+ten seconds (seen from elsewhere: no two clocks are compared). Who takes over makes the record with the next number, and
+then removes the stale one; a process that was only stopped finds its own gone before it marks or removes a
+checkpoint.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+_BEAT_S = 2.0
+_STALE_S = 10.0
+_POLL_S = 0.2
+_WIDTH = 1024  # of a record: rewritten in place, it is never longer or shorter than it was
+
+
+class InUse(ValueError):
+    """Another run writes to the folder."""
+
+
+class LostOwner(ValueError):
+    """The folder is another run's now, or nobody's: nothing in it may be marked or removed any more."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a run says of itself."""
+
+    run: str
+    host: str
+    process: int
+    start: int  # of the process, in clock ticks since its host was: numbers of processes come again
+    machine: str  # the boot of the kernel, and the space in which it numbers processes
+    since: str
+
+    @classmethod
+    def here(cls, run: str) -> "Record":
+        process = os.getpid()
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        return cls(run, socket.gethostname(), process, _start_of(process) or 0, _machine(), since)
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}, since {self.since}"
+
+
+class Owner:
+    """This process's record in a folder, kept alive by a thread until `release`."""
+
+    def __init__(self, path: Path, record: Record):
+        self._path, self._record = path, record
+        self._ended = threading.Event()
+        self._count = 0
+        self.in_doubt = False  # the record was not this process's when it was last looked at: `check` knows more
+        threading.Thread(target=self._beat, name="owner", daemon=True).start()
+
+    def check(self) -> None:
+        """Raises LostOwner where the record is not this process's any more, OSError where the folder cannot be read."""
+        if _read(self._path) == self._record:
+            return
+        os.stat(self._path.parent)  # a folder that is away, with its whole disk, is not lost
+        others = [str(found) for path in _records(self._path.parent) if (found := _read(path))]
+        now = f"it is that of {others[-1]}" if others else "its record is gone: another run had it, or it was emptied"
+        raise LostOwner(
+            f"{self._path.parent} is not this run's any more: {now}. Was this process stopped, or its host cut off, "
+            "for more than 10 seconds? Nothing is marked or removed there; start again with another --models-root, or "
+            "when the other run has ended"
+        )
+
+    def stop(self) -> None:
+        """The record stays; another process of this run keeps it from now on."""
+        self._ended.set()
+
+    def release(self) -> None:
+        """The folder is free. A record that is not this process's stays."""
+        self.stop()
+        with contextlib.suppress(OSError):
+            if _read(self._path) == self._record:
+                self._path.unlink()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(_BEAT_S):
+            # Where the folder is away, or the record another's, `check` says so before anything comes of it.
+            with contextlib.suppress(OSError):
+                self.in_doubt = _read(self._path) != self._record
+                if not self.in_doubt and not self._ended.is_set():
+                    self._count += 1
+                    _rewrite(self._path, self._record, self._count)
+
+
+def take(root: Path, run: str) -> tuple[Owner, str]:
+    """(this process's record in root, what to tell the user). A record of the same run becomes this process's. Raises
+    InUse where another run lives there, OSError where the folder cannot be written to."""
+    mine = Record.here(run)
+    stale: dict[Path, Record | None] = {}
+    while True:
+        for path in _records(root):
+            found = _read(path)
+            if found and found.run == run:
+                _rewrite(path, mine, 0)
+                return Owner(path, mine), ""
+            if path not in stale:
+                stale[path] = _when_stale(path)
+        made = _create(root, mine)
+        if made and stale.keys() >= {other for other in _records(root) if other != made}:
+            break
+        # Another one was as fast, or faster: it is there when we look again.
+        if made:
+            made.unlink(missing_ok=True)
+            time.sleep(secrets.randbelow(1000) / 1000)
+        stale.clear()
+    left = [str(stale[other] or "a run") for other in _records(root) if other != made]
+    for other in stale:
+        other.unlink(missing_ok=True)
+    return Owner(made, mine), f"{root} was that of {', '.join(left)}, which is gone: taken over" if left else ""
+
+
+def _when_stale(path: Path) -> Record | None:
+    """Waits until a record is known to be stale, or gone, and returns what it said. Raises InUse where it lives."""
+    deadline, first, found = time.monotonic() + _STALE_S, _content(path), None
+    while (now := _content(path)) is not None and time.monotonic() < deadline:
+        found = _parsed(now)
+        here = found is not None and found.machine == _machine()
+        if found and here and _is_gone(found):
+            break
+        if found and (here or now != first):
+            raise InUse(
+                f"{path.parent} is in use by another run: {found}. Wait for its end, end it there (`kill "
+                f"{found.process}`: it writes a checkpoint first), or give this run a folder of its own: --models-root "
+                "NEW"
+            )
+        time.sleep(_POLL_S)
+    return found
+
+
+def _is_gone(found: Record) -> bool:
+    """Whether the process of a record of this host runs no more."""
+    start = _start_of(found.process)
+    if start is not None:
+        return start != found.start
+    try:
+        os.kill(found.process, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:  # another user's, on a host that shows nobody others' processes
+        return False
+    return True  # it has ended, and nobody has asked how
+
+
+def _start_of(process: int) -> int | None:
+    """When it was started; None: there is none, or it has ended."""
+    try:
+        words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if words[0] in "ZX" else int(words[19])
+
+
+def _machine() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+
+
+# ---- files
+
+
+def _records(root: Path) -> list[Path]:
+    """By rising number."""
+    return sorted(filter(_number, root.glob("owner-*.json")), key=_number)
+
+
+def _number(path: Path) -> int:
+    digits = path.stem.removeprefix("owner-")
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _create(root: Path, record: Record) -> Path | None:
+    """The record under the next number; None: somebody else has just made it."""
+    path = root / f"owner-{max(map(_number, _records(root)), default=0) + 1}.json"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)  # by one process alone, over NFS, too
+    except FileExistsError:
+        return None
+    try:
+        os.pwrite(descriptor, _text(record, 0), 0)
+    except OSError:
+        path.unlink(missing_ok=True)  # a full disk
+        raise
+    finally:
+        os.close(descriptor)
+    return path
+
+
+def _rewrite(path: Path, record: Record, count: int) -> None:
+    """In place: where the file is gone it is not made again."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.pwrite(descriptor, _text(record, count), 0)
+    finally:
+        os.close(descriptor)
+
+
+def _text(record: Record, count: int) -> bytes:
+    # As many bytes each time: who reads while it is written sees the counter before or after, or some of both.
+    return json.dumps({**asdict(record), "alive": f"{count:012}"}).ljust(_WIDTH - 1).encode() + b"\n"
+
+
+def _content(path: Path) -> bytes | None:
+    """None: the file is gone."""
+    try:
+        with path.open("rb") as file:
+            return file.read(2 * _WIDTH)
+    except FileNotFoundError:
+        return None
+
+
+def _read(path: Path) -> Record | None:
+    return _parsed(_content(path) or b"")
+
+
+def _parsed(content: bytes) -> Record | None:
+    """None: it is no record, or one that is just being made."""
+    try:
+        values = json.loads(content)
+        found = Record(**{field.name: values[field.name] for field in fields(Record)})
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    texts, numbers = (found.run, found.host, found.machine, found.since), (found.process, found.start)
+    right = all(isinstance(text, str) and text.isprintable() for text in texts)
+    return found if right and all(type(n) is int and 0 <= n < 1 << 62 for n in numbers) else None

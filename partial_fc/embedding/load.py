@@ -1,0 +1,192 @@
+"""`partial_fc.load`: a trained backbone from whatever file it is in.
+
+a run's folder (--models-root)            its model.safetensors, else its newest checkpoint
+model.safetensors                         says network, sizes, input contract, flip rule and step itself
+a checkpoint (step-N), or a folder of them    likewise, in its manifest
+model.pt, backbone.pth, checkpoint_gpu_R.pt   arcface_torch's: the network is told by names and shapes
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from partial_fc import models
+from partial_fc.checkpoint.folders import MANIFEST, is_step, newest, step_folder, step_of
+from partial_fc.checkpoint.read import Checkpoint
+from partial_fc.embedding.model import EmbeddingModel
+from partial_fc.foreign.backbone_weights import read_weights
+from partial_fc.foreign.networks import Network, network_of
+from partial_fc.foreign.state_dicts import check_fits
+from partial_fc.models.inputs import FACE, InputContract, contract_of
+
+_SUFFIXES = (".safetensors", ".pt", ".pth")
+_EXPECTED = (
+    "expected a run's folder, a checkpoint's, model.safetensors, or arcface_torch's model.pt, backbone.pth or "
+    "checkpoint_gpu_0.pt"
+)
+_log = logging.getLogger("partial_fc")
+
+
+def load(
+    path: str | Path, device: torch.device | str = "cpu", *, image_size: int | None = None, flip: bool | None = None
+) -> EmbeddingModel:
+    """The trained backbone at a path, ready to embed images.
+
+    image_size: pixels of a side, for files that do not say it; None: the largest that the weights' shapes fit (112 for
+    97 to 112). flip: add the mirrored image's embedding; None: what the file says, as it was trained, else yes.
+    Raises ValueError for a file that is damaged or of another kind of network, and for an image_size that is not the
+    file's.
+    """
+    return find(Path(path), image_size, flip).model().to(device)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A backbone as a file has it. source: that file, or the checkpoint's folder."""
+
+    weights: dict[str, Tensor]
+    network: Network
+    to_input: InputContract
+    flip: bool
+    source: Path
+    step: int | None
+
+    def model(self) -> EmbeddingModel:
+        network = self.network
+        return EmbeddingModel(
+            self._module(),
+            network.name,
+            network.embedding_size,
+            network.image_size,
+            to_input=self.to_input,
+            flip=self.flip,
+            source=self.source,
+            step=self.step,
+        )
+
+    def _module(self) -> nn.Module:
+        module = self.network.build("meta")  # the weights of a fresh one would be drawn for nothing
+        module.load_state_dict({name: _fp32(t) for name, t in self.weights.items()}, assign=True)
+        return module
+
+    def start(self, module: nn.Module, wanted: Network, to_input: InputContract) -> None:
+        """Gives the weights to a module, which is `wanted`, to train on from them. Raises ValueError where they are of
+        another network or size, or take other pixels."""
+        shapes = {name: t.shape for name, t in self.weights.items()}
+        if self.network.name != wanted.name or shapes != {name: t.shape for name, t in module.state_dict().items()}:
+            raise ValueError(f"{self.source} is a backbone {self.network}; this run has {wanted}")
+        theirs, ours = ((c.mean, c.std, c.bgr) for c in (self.to_input, to_input))
+        if theirs != ours:
+            raise ValueError(
+                f"{self.source} takes {self.to_input.description}; this run's network takes {to_input.description}"
+            )
+        module.load_state_dict(self.weights)
+
+
+def find(path: Path, image_size: int | None = None, flip: bool | None = None) -> Found:
+    """The backbone at a path, its weights checked; see `load`."""
+    if image_size is not None and (type(image_size) is not int or image_size < models.SMALLEST_IMAGE):
+        raise ValueError(f"image_size is {image_size!r}; expected a whole number from {models.SMALLEST_IMAGE}")
+    if flip not in (None, True, False):
+        raise ValueError(f"flip is {flip!r}; expected True, False or None")
+    if path.name == "backbone.safetensors" and (path.parent / MANIFEST).exists():
+        path = path.parent  # whose manifest says what it is
+    if path.is_dir():
+        delivered = path / "model.safetensors"
+        if is_step(path) or not delivered.exists():
+            return from_checkpoint(Checkpoint(_step(path)), image_size, flip)
+        found = find(delivered, image_size, flip)
+        latest = newest(path / "checkpoints")
+        if latest is not None and found.step is not None and step_of(latest) > found.step:
+            _log.warning(f"{delivered} is of step {found.step}; {latest} is newer, and not taken: give its path for it")
+        return found
+    if not path.exists():
+        raise ValueError(f"{path} not found; {_EXPECTED}")
+    if path.suffix not in _SUFFIXES:
+        hint = " (`partial-fc convert` makes MXNet's files one of them)" if path.suffix in (".params", ".json") else ""
+        raise ValueError(f"{path}: what kind of model is {path.suffix or 'this'}? {_EXPECTED}{hint}")
+    weights, facts = read_weights(path)
+    return _found(path, weights, facts, image_size, flip)
+
+
+def from_checkpoint(stored: Checkpoint, image_size: int | None = None, flip: bool | None = None) -> Found:
+    """The backbone of a checkpoint. Raises ValueError where it has none that embeds images."""
+    manifest = stored.manifest
+    facts = facts_of(manifest)
+    missing = [name for name in ("network", "embedding_size", "image_size") if name not in facts]
+    if missing and facts.get("network", "mbf") in models.NAMES:
+        raise ValueError(
+            f"{stored.where} does not say which network it has: its configuration lacks {', '.join(missing)}. Images "
+            "cannot be looked at with it (`checkpoint classes add` takes embeddings, too: NAME=FILE.npy)"
+        )
+    return _found(stored.folder, stored.backbone(), facts, image_size, flip)
+
+
+def facts_of(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """What a checkpoint's manifest says of its network, as model.safetensors does. Those of version 0.1 have it among
+    the flags."""
+    given = manifest.get("configuration") or {}
+    facts = {name: str(given[name]) for name in ("network", "embedding_size", "image_size") if given.get(name)}
+    if type(given.get("mirror")) is bool:
+        facts["flip"] = "true" if given["mirror"] else "false"
+    contract = manifest.get("contract") or {}
+    facts |= {str(name): str(value) for name, value in contract.items()}
+    return {"recipe": str(manifest.get("recipe", "face")), **facts, "step": str(manifest["step"])}
+
+
+def _step(folder: Path) -> Path:
+    try:
+        return step_folder(folder)
+    except ValueError as error:
+        raise ValueError(f"{folder} holds no model.safetensors, and no complete checkpoint; {_EXPECTED}") from error
+
+
+def _found(
+    path: Path, weights: dict[str, Tensor], facts: Mapping[str, str], image_size: int | None, flip: bool | None
+) -> Found:
+    if "network" in facts:
+        network = _said(path, facts)
+        if image_size is not None and image_size != network.image_size:
+            raise ValueError(f"{path} was trained on images of {network.image_size} pixels; image_size is {image_size}")
+    else:
+        network = network_of(weights, path, image_size)
+    check_fits(weights, network.build("meta").state_dict(), path, str(network))
+    try:
+        to_input = contract_of(facts) or FACE
+        for numbers in (to_input.mean, to_input.std):
+            if isinstance(numbers, tuple) and len(numbers) != 3:
+                raise ValueError(f"it takes {to_input.description}; expected 3 channels")
+        step = int(facts["step"]) if "step" in facts else None
+        said = {"true": True, "false": False}[facts.get("flip", "true")]
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{path}: what it says of itself is not understood: {error}") from error
+    return Found(dict(weights), network, to_input, said if flip is None else flip, path, step)
+
+
+def _said(path: Path, facts: Mapping[str, str]) -> Network:
+    """The network that a file names. Raises ValueError for one that is none of recipe face."""
+    name, recipe = facts["network"], facts.get("recipe", "another")
+    if name == "MXNet symbol":
+        raise ValueError(
+            f"{path} is a network of MXNet's own (--symbol), which only MXNet computes: embed images with MXNet, from "
+            "model-symbol.json and model-0000.params beside model.safetensors"
+        )
+    if name not in models.NAMES:
+        raise ValueError(
+            f"{path} is {name} of recipe {recipe}, which gives no embedding of an image; expected a network of recipe "
+            f"face: {', '.join(models.NAMES)}"
+        )
+    sizes = [facts.get(size, "") for size in ("embedding_size", "image_size")]
+    if not all(size.isdecimal() and len(size) < 6 for size in sizes):
+        raise ValueError(f"{path}: its embedding size is {sizes[0]!r}, image size {sizes[1]!r}; expected whole numbers")
+    return Network(name, int(sizes[0]), int(sizes[1]))
+
+
+def _fp32(t: Tensor) -> Tensor:
+    """In memory of its own: a mapped file may change under the model."""
+    return t.float().clone(memory_format=torch.contiguous_format) if t.is_floating_point() else t.clone()

@@ -1,0 +1,133 @@
+"""A trained backbone that embeds images: EmbeddingModel.
+
+I images of a batch, N all of them, D feature width.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from partial_fc.data.sample import BadRecord
+from partial_fc.embedding.definition import sum_of_views, unit_embeddings
+from partial_fc.embedding.images import Image, batches, is_one, name_of, pixels_of
+from partial_fc.models.inputs import FACE, InputContract
+
+
+class EmbeddingModel:
+    """A trained backbone with its input contract, in fp32 and evaluation mode.
+
+    network: the module, normalised images (I, 3, image_size, image_size) -> features (I, embedding_size). name: as
+    --network has it. flip: the mirrored image counts too. source: the file or checkpoint that it came from; step: of
+    its training, None: not said.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        name: str,
+        embedding_size: int,
+        image_size: int,
+        *,
+        to_input: InputContract = FACE,
+        flip: bool = True,
+        source: Path,
+        step: int | None = None,
+    ):
+        # As training has it by default: the same convolutions give the same bits.
+        self.network = network.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.name, self.embedding_size, self.image_size = name, embedding_size, image_size
+        self.to_input, self.flip = to_input, flip
+        self.source, self.step = source, step
+        self.device = torch.device("cpu")
+
+    def __repr__(self) -> str:
+        step = "" if self.step is None else f", step {self.step}"
+        flip = "with" if self.flip else "without"
+        return (
+            f"{self.source}: {self.name}, {self.image_size} x {self.image_size} pixels -> {self.embedding_size} "
+            f"features, {flip} the mirrored image{step}"
+        )
+
+    def facts(self) -> dict[str, str]:
+        """What a file of the network says of it, by the names that `load` looks for."""
+        facts = {
+            "network": self.name,
+            "embedding_size": str(self.embedding_size),
+            "image_size": str(self.image_size),
+            "output": "float32 (N, embedding_size), not normalised",
+            **self.to_input.facts(),
+            "flip": "true" if self.flip else "false",
+        }
+        return facts if self.step is None else {**facts, "step": str(self.step)}
+
+    def to(self, device: torch.device | str) -> "EmbeddingModel":
+        """Moves the network there; returns the model. Raises ValueError where there is no such device."""
+        try:
+            self.device = torch.device(device)
+            self.network.to(self.device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from error
+        return self
+
+    @torch.no_grad()
+    def forward(self, image_I3HW: Tensor) -> Tensor:
+        """uint8 RGB images (I, 3, H, W) on any device -> features (I, D) on the model's, not normalised; nothing is
+        mirrored or added."""
+        return self.network(self.to_input(image_I3HW.to(self.device, non_blocking=True)))
+
+    def embed(
+        self,
+        images: Image | Iterable[Image],
+        batch_size: int = 64,
+        flip: bool | None = None,
+        on_error: Literal["raise", "nan"] = "raise",
+    ) -> NDArray[np.float32]:
+        """Embeddings of length 1, (N, D): their products are cosines.
+
+        images: paths, files' bytes, RGB pixels (uint8 (H, W, 3)) or Pillow's images, one or any number of them, read a
+        few batches ahead; of another size than the network takes, their shorter side is resized and the middle cut
+        out. batch_size: images of one call of the network; another one may change the last bits. flip: None: the
+        model's own. on_error: of an image that cannot be used: raise, a ValueError that names it; nan, its row is NaN.
+        Raises ValueError also where an embedding has no direction: the network has diverged.
+        """
+        if batch_size < 1 or on_error not in ("raise", "nan"):
+            raise ValueError(f"batch_size {batch_size}, on_error {on_error!r}; expected at least 1, 'raise' or 'nan'")
+        given: list[Image] = []  # of the batches read ahead, for the names
+
+        def each() -> Iterable[Image]:
+            for image in [images] if is_one(images) else images:  # type: ignore[union-attr]
+                given.append(image)  # type: ignore[arg-type]
+                yield image  # type: ignore[misc]
+
+        rows, num_done = [np.empty((0, self.embedding_size), np.float32)], 0
+        for image_I3HW, bad in batches(each(), pixels_of, self.image_size, batch_size):
+            names = [name_of(image, num_done + i) for i, image in enumerate(given[: len(image_I3HW)])]
+            del given[: len(image_I3HW)]
+            if on_error == "raise":
+                for i, error in bad.items():
+                    raise BadRecord(f"{names[i]}: {error}") from error
+            rows.append(self.embed_pixels(image_I3HW, flip))
+            self.check(rows[-1], bad, names.__getitem__)
+            rows[-1][list(bad)] = np.nan
+            num_done += len(image_I3HW)
+        return np.concatenate(rows)
+
+    def embed_pixels(self, image_I3HW: Tensor, flip: bool | None = None, unit: bool = True) -> NDArray[np.float32]:
+        """Embeddings (I, D) of length 1 of uint8 RGB images of the network's size; NaN where the network gives no
+        direction. unit: else of the length that the network gives."""
+        embed = unit_embeddings if unit else sum_of_views
+        return embed(self.forward, image_I3HW, self.flip if flip is None else flip)[0].float().numpy()
+
+    def check(self, row_ID: NDArray[np.float32], bad: Iterable[int], name: Callable[[int], str]) -> None:
+        """Raises ValueError, with the image's name, for an embedding that is not finite, but of the bad ones."""
+        broken = set(np.flatnonzero(~np.isfinite(row_ID).all(axis=1)).tolist()) - set(bad)
+        if broken:
+            raise ValueError(
+                f"{name(min(broken))}: its embedding is not finite or has length 0 ({len(broken)} of "
+                f"{len(row_ID)} in its batch): the network of {self.source} has diverged, or was never trained"
+            )

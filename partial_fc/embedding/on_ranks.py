@@ -1,0 +1,90 @@
+"""Embeddings of a source's images by all ranks together, in the source's order, a batch of each at a time.
+
+I images of one exchange, N all of them, D feature width, W ranks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from partial_fc.comm import World
+from partial_fc.data import BadRecord, Source
+from partial_fc.data.sample import naming, still
+from partial_fc.embedding.images import Pixels, batches, pixels_of
+from partial_fc.embedding.model import EmbeddingModel
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Images first to first + I - 1. row_ID: length 1; NaN for those in `bad`, which cannot be used, whose label may be
+    -1."""
+
+    first: int
+    row_ID: NDArray[np.float32]
+    label_I: NDArray[np.int64]
+    bad: list[int]
+
+
+def embedded(
+    model: EmbeddingModel,
+    source: Source,
+    world: World,
+    batch_size: int = 64,
+    num_threads: int | None = None,
+    *,
+    unit: bool = True,
+) -> Iterator[Embedded]:
+    """On every rank, all images in order; the same bits for any number of ranks, since every batch is composed alike.
+
+    unit: else of the length that the network gives. A collective with every piece: one all-gather of 4 D + 12 bytes an
+    image. Every rank must consume the whole iterator. Raises ValueError, on all ranks alike, where the network gives no
+    direction.
+    """
+    num_batches = -(-len(source) // batch_size)
+    mine = (
+        index
+        for batch in range(world.rank, num_batches, world.size)
+        for index in range(batch * batch_size, min((batch + 1) * batch_size, len(source)))
+    )
+    label_of: dict[int, int] = {}
+
+    def read(index: int) -> Pixels:
+        sample = source.read(index)
+        label_of[index] = sample.label
+        return pixels_of(still(sample))
+
+    own = batches(mine, read, model.image_size, batch_size, num_threads)
+    for first_batch in range(0, num_batches, world.size):
+        first = first_batch * batch_size
+        packed = torch.empty(0, model.embedding_size + 3, dtype=torch.int32)
+        if first_batch + world.rank < num_batches:
+            image_I3HW, bad = next(own)
+            row_ID = model.embed_pixels(image_I3HW, unit=unit)
+            at = first + world.rank * batch_size
+            label_I = np.array([label_of.pop(at + i, -1) for i in range(len(row_ID))], np.int64)
+            is_bad_I = np.array([i in bad for i in range(len(row_ID))], np.int32)
+            # Bits of several types in one message.
+            packed = torch.from_numpy(
+                np.concatenate((row_ID.view(np.int32), label_I[:, None].view(np.int32), is_bad_I[:, None]), axis=1)
+            )
+        all_I = world.all_gather(packed, name="embed/rows").numpy()
+        row_ID = all_I[:, :-3].copy().view(np.float32)
+        label_I = all_I[:, -3:-1].copy().view(np.int64).squeeze(1)
+        bad_here = np.flatnonzero(all_I[:, -1]).tolist()
+        model.check(row_ID, bad_here, [source.where(first + i) for i in range(len(row_ID))].__getitem__)
+        row_ID[bad_here] = np.nan
+        yield Embedded(first, row_ID, label_I, [first + i for i in bad_here])
+
+
+def why_bad(source: Source, index: int) -> str:
+    """What is wrong with an image that cannot be used, as this rank sees it."""
+    try:
+        sample = source.read(index)
+        with naming(source, index):
+            pixels_of(still(sample))
+    except BadRecord as error:
+        return str(error)
+    return f"{source.where(index)}: another rank could not read it, this one can"

@@ -1,0 +1,83 @@
+"""Images to embed, however they are given: a folder, a list, a .rec, or files. Unlike for training, none needs a
+class."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partial_fc.data import ImageFolder, Sample, Source, open_source
+from partial_fc.data.image_folder import image_names, is_image_name
+from partial_fc.findings import counted
+
+NO_CLASS = -1
+
+
+class KeyedSource(Source, Protocol):
+    def key(self, index: int) -> str:
+        """What a table calls the image: its path as a folder or list has it, or its number in a .rec."""
+        ...
+
+
+class ImageFiles(ImageFolder):
+    """Image files without classes: all samples have the label NO_CLASS."""
+
+    def __init__(self, root: Path, names: Sequence[str]):
+        self.root, self.names, self.classes = root, list(names), []
+        self.num_classes = 0
+
+    def read(self, index: int) -> Sample:
+        return Sample(self.read_file(index), NO_CLASS, index)
+
+    def labels(self) -> NDArray[np.int64]:
+        return np.full(len(self.names), NO_CLASS, np.int64)
+
+
+def open_images(paths: Sequence[Path]) -> KeyedSource:
+    """The images at one path or several. Raises ValueError where there are none, or what is there is ambiguous."""
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        raise ValueError(
+            f"{missing[0]} not found; expected a folder of images or of class folders, a .rec, a list, or image files"
+        )
+    if all(_is_image(path) for path in paths):
+        return ImageFiles(Path(), [str(path) for path in paths])
+    if len(paths) > 1:
+        other = next(path for path in paths if not _is_image(path))
+        raise ValueError(f"{other} among {counted(len(paths), 'path')}: give several image files, or one of anything")
+    (path,) = paths
+    if path.is_dir() and not (path / "train.rec").exists():
+        flat = image_names(path)
+        folders = [entry.name for entry in os.scandir(path) if entry.is_dir() and entry.name[0] != "."]
+        if flat and folders:
+            raise ValueError(
+                f"{path} holds {counted(len(flat), 'image')} itself and {counted(len(folders), 'sub-folder')}: give a "
+                "folder with one of the two"
+            )
+        if flat:
+            return ImageFiles(path, flat)
+    if path.is_file() and path.suffix not in (".rec", ".lst") and (names := _without_labels(path)):
+        return ImageFiles(path.parent, names)
+    return open_source(path)
+
+
+def _is_image(path: Path) -> bool:
+    return path.is_file() and is_image_name(path.name)
+
+
+def _without_labels(path: Path) -> list[str]:
+    """The paths in a list that has no labels, which its first line tells: all of it is the path of a file. Empty: it
+    has some."""
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        lines = filter(None, (line.rstrip("\r\n") for line in file))
+        first = next(lines, "")
+        if not os.path.isfile(path.parent / first):  # Path's own raises for a name that is too long
+            return []
+        names = [first, *lines]
+    for number, name in enumerate(names, start=1):
+        if "\0" in name:
+            raise ValueError(f"{path}, image {number}: expected a path, got {name[:80]!r}")
+    return names

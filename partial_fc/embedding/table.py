@@ -1,0 +1,156 @@
+"""The embeddings of many images as a file that grows batch by batch: .npz for NumPy, .parquet for tables.
+
+N images, D feature width.
+"""
+
+import os
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from partial_fc.files import replacing
+
+_ROWS_OF_GROUP = 16384  # of parquet: what is read and compressed together
+
+
+class Table(Protocol):
+    def add(self, keys: Sequence[str], label_I: NDArray[np.int64], row_ID: NDArray[np.float32]) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+def check_table(path: Path) -> None:
+    """Raises ValueError where no such table can be written."""
+    if path.suffix not in (".npz", ".parquet"):
+        raise ValueError(f"--out {path}: what kind of table is {path.suffix or 'it'}? Expected .npz or .parquet")
+    if not path.parent.is_dir():
+        raise ValueError(f"--out {path}: there is no folder {path.parent}; make it first")
+    if path.suffix == ".parquet":
+        _pyarrow(path)
+
+
+@contextmanager
+def new_table(
+    path: Path, num_rows: int, width: int, with_labels: bool, class_names: list[str] | None, facts: dict[str, str]
+) -> Iterator[Table]:
+    """A file that is there, whole, when the `with` block ends, and not at all if it fails. with_labels: else there are
+    none. facts: of the model, kept beside the rows."""
+    with ExitStack() as opened:
+        partial = opened.enter_context(replacing(path))
+        table: Table
+        if path.suffix == ".npz":
+            table = _Npz(opened, partial, (num_rows, width), with_labels, class_names, facts)
+        else:
+            table = _Parquet(opened, partial, width, with_labels, class_names, facts)
+        yield table
+        table.finish()
+
+
+class _Npz:
+    """keys (N,), labels (N,), embeddings (N, D) float32; class_names, by label, where they are known; model: JSON."""
+
+    def __init__(
+        self,
+        opened: ExitStack,
+        path: Path,
+        shape: tuple[int, int],
+        with_labels: bool,
+        class_names: list[str] | None,
+        facts: dict[str, str],
+    ):
+        self._archive = opened.enter_context(zipfile.ZipFile(path, "w"))
+        self._file = opened.enter_context(self._archive.open("embeddings.npy", "w", force_zip64=True))
+        npy.write_array_header_1_0(self._file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        self._with_labels, self._class_names, self._facts = with_labels, class_names, facts
+        self._keys: list[str] = []
+        self._labels: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+
+    def add(self, keys: Sequence[str], label_I: NDArray[np.int64], row_ID: NDArray[np.float32]) -> None:
+        self._file.write(np.ascontiguousarray(row_ID, "<f4").data)
+        self._keys += map(_text, keys)
+        self._labels.append(label_I)
+
+    def finish(self) -> None:
+        self._file.close()
+        arrays: dict[str, Any] = {"keys": np.array(self._keys, np.str_)}
+        if self._with_labels:
+            arrays["labels"] = np.concatenate(self._labels)
+        if self._class_names is not None:
+            arrays["class_names"] = np.array([*map(_text, self._class_names)], np.str_)
+        arrays |= {f"model_{name}": np.array(value) for name, value in self._facts.items()}
+        for name, array in arrays.items():
+            with self._archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                npy.write_array(file, array, allow_pickle=False)
+
+
+class _Parquet:
+    """key: string, label: int64, embedding: list of D float32; class: string, where names are known. The model is in
+    the file's metadata."""
+
+    def __init__(
+        self,
+        opened: ExitStack,
+        path: Path,
+        width: int,
+        with_labels: bool,
+        class_names: list[str] | None,
+        facts: dict[str, str],
+    ):
+        arrow = self._arrow = _pyarrow(path)
+        self._width, self._with_labels = width, with_labels
+        self._class_names = None if class_names is None else [*map(_text, class_names)]
+        fields = {"key": arrow.string()}
+        if with_labels:
+            fields["label"] = arrow.int64()
+        if class_names is not None:
+            fields["class"] = arrow.string()
+        fields["embedding"] = arrow.list_(arrow.float32(), width)
+        self._schema = arrow.schema(list(fields.items()), metadata={f"model_{k}": v for k, v in facts.items()})
+        self._file = opened.enter_context(arrow.parquet.ParquetWriter(path, self._schema))
+        self._held: list[tuple[Sequence[str], NDArray[np.int64], NDArray[np.float32]]] = []
+
+    def add(self, keys: Sequence[str], label_I: NDArray[np.int64], row_ID: NDArray[np.float32]) -> None:
+        self._held.append((keys, label_I, row_ID))
+        if sum(len(row) for _, _, row in self._held) >= _ROWS_OF_GROUP:
+            self._write()
+
+    def finish(self) -> None:
+        if self._held:
+            self._write()
+
+    def _write(self) -> None:
+        keys = [_text(key) for keys, _, _ in self._held for key in keys]
+        label_I = np.concatenate([label for _, label, _ in self._held])
+        row_ID = np.concatenate([row for _, _, row in self._held])
+        self._held = []
+        columns: dict[str, Any] = {"key": keys, "label": label_I}
+        if (names := self._class_names) is not None:
+            columns["class"] = [names[i] if 0 <= i < len(names) else None for i in label_I.tolist()]
+        flat = self._arrow.array(row_ID.reshape(-1), self._arrow.float32())
+        columns["embedding"] = self._arrow.FixedSizeListArray.from_arrays(flat, self._width)
+        batch = [columns[name] for name in self._schema.names]
+        arrays = [self._arrow.array(c, f.type) if isinstance(c, list | np.ndarray) else c
+                  for c, f in zip(batch, self._schema, strict=True)]  # fmt: skip
+        self._file.write_table(self._arrow.Table.from_arrays(arrays, schema=self._schema))
+
+
+def _text(name: str) -> str:
+    """What a table of text can hold: a file's name need not be UTF-8."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _pyarrow(path: Path) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{path}: {error}; .parquet needs pyarrow: pip install pyarrow (or partial-fc[parquet]), or take .npz"
+        ) from error
+    return pyarrow

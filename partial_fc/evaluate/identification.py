@@ -1,0 +1,158 @@
+"""Identification: whose image of the gallery is nearest to a probe? (1:N)
+
+P probes, B of a block, G gallery images, D feature width, K neighbours that are kept, C classes.
+
+A probe has a mate where its class is in the gallery. Equal similarities count against the model everywhere: a network
+that gives the same for all images finds nobody.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from partial_fc.comm import World
+from partial_fc.evaluate.verification import wilson_interval
+
+FALSE_POSITIVE_RATES = ("1e-1", "1e-2", "1e-3", "1e-4")
+# Rows of one matrix product: 512 x 65,536 similarities are 128 MB, whatever the sizes of gallery and probes.
+_PROBES_AT_ONCE, _GALLERY_AT_ONCE = 512, 65536
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the search gave for each probe, equal on every rank."""
+
+    # (P,) 1: the nearest class is the probe's own; r: r - 1 others are nearer; 0: no mate, or beyond max_rank
+    rank_P: NDArray[np.int64]
+    precision_P: NDArray[np.float64]  # (P,) average precision at R, see `search`; NaN without a mate
+    has_mate_P: NDArray[np.bool_]
+    # (P, K), the nearest first; -1 where the gallery has fewer than K
+    neighbour_PK: NDArray[np.int64]
+    cosine_PK: NDArray[np.float64]
+
+    def values(self, name: str, ranks: tuple[int, ...] = (1, 5)) -> Iterator[tuple[str, float]]:
+        """("NAME/rank1", ...). Fractions of the probes with a mate. tpir@fpir=X: true positive identification rate, the
+        nearest class is right and at least as similar as the threshold at which a part X of the probes without a mate
+        is (wrongly) identified; NaN where there are fewer than 1 / X of those. map@r: mean average precision at R
+        (Musgrave et al., 2020)."""
+        num_mates = int(self.has_mate_P.sum())
+        for rank in ranks:
+            right = int(((self.rank_P > 0) & (self.rank_P <= rank)).sum())
+            yield f"{name}/rank{rank}", right / num_mates
+        low, high = wilson_interval(float((self.rank_P == 1).sum()) / num_mates, num_mates)
+        yield f"{name}/rank1_low", low
+        yield f"{name}/rank1_high", high
+        yield f"{name}/precision@1", int((self.rank_P == 1).sum()) / num_mates
+        yield f"{name}/map@r", float(self.precision_P[self.has_mate_P].mean())
+        for fpir in FALSE_POSITIVE_RATES:
+            tpir, threshold = self.tpir_at(float(fpir))
+            yield f"{name}/tpir@fpir={fpir}", tpir
+            yield f"{name}/threshold@fpir={fpir}", threshold
+
+    def tpir_at(self, fpir: float) -> tuple[float, float]:
+        """(TPIR, the cosine that must be exceeded) at the largest part of the probes without a mate that is at most
+        fpir; NaN where there are fewer than 1 / fpir of them."""
+        stranger = np.sort(self.cosine_PK[~self.has_mate_P, 0])[::-1]
+        if not len(stranger) or 0 < fpir < 1 / len(stranger):
+            return float("nan"), float("nan")
+        accepted = int(np.searchsorted(np.arange(len(stranger) + 1) / len(stranger), fpir, side="right")) - 1
+        threshold = float(stranger[accepted]) if accepted < len(stranger) else -np.inf
+        right = (self.rank_P == 1) & (self.cosine_PK[:, 0] > threshold)
+        return int(right.sum()) / int(self.has_mate_P.sum()), threshold
+
+
+def search(
+    probe_PD: NDArray[np.float32],
+    probe_label_P: NDArray[np.int64],
+    gallery_GD: NDArray[np.float32],
+    gallery_label_G: NDArray[np.int64],
+    world: World,
+    device: torch.device,
+    *,
+    name: str,
+    is_gallery: bool = False,
+    max_rank: int = 5,
+    shown: int = 5,
+) -> Found:
+    """Searches each probe in the gallery; rows have length 1. Each rank searches its part of the probes; one collective
+    of some 100 bytes a probe.
+
+    is_gallery: the probes are the gallery's images in its order, and none is its own neighbour. The average precision
+    of a probe with R images of its class in the gallery looks at its R nearest ones: the mean, over R places, of the
+    precision up to there where the image there is of the class, else 0. max_rank: of Found.rank_P. shown: K.
+    Memory: gallery and probes, 2 GB for a million of 512 floats, on the device too, and some 300 MB for a block.
+    Raises ValueError where no probe has a mate.
+    """
+    classes, label_G = np.unique(gallery_label_G, return_inverse=True)
+    count_C = np.bincount(label_G)
+    place_P = np.searchsorted(classes, probe_label_P).clip(max=len(classes) - 1)
+    in_gallery_P = classes[place_P] == probe_label_P
+    label_P = np.where(in_gallery_P, place_P, -1)
+    mates_P = np.where(in_gallery_P, count_C[place_P], 0) - int(is_gallery)
+    if not (mates_P > 0).any():
+        what = "every class has one image only" if is_gallery else "no probe is of a class that the gallery has"
+        raise ValueError(f"{name}: {what} ({len(probe_PD)} probes, {len(classes)} classes in the gallery)")
+    # Of so many nearest images at most max_rank - 1 classes can be nearer than a mate that is not among them.
+    kept = min(len(label_G), max((max_rank - 1) * int(count_C.max()) + 1, int(mates_P.max()), shown))
+    rows = [torch.empty(0, 2 + 2 * shown, dtype=torch.float64)]
+    gallery = torch.from_numpy(gallery_GD).to(device)
+    num_blocks = -(-len(probe_PD) // _PROBES_AT_ONCE)
+    for block in range(num_blocks * world.rank // world.size, num_blocks * (world.rank + 1) // world.size):
+        some = slice(block * _PROBES_AT_ONCE, min((block + 1) * _PROBES_AT_ONCE, len(probe_PD)))
+        itself = torch.arange(some.start, some.stop, device=device) if is_gallery else None
+        cosine, index = nearest(torch.from_numpy(probe_PD[some]), gallery, kept, device, itself)
+        own = (label_G[index] == label_P[some, None]) & np.isfinite(cosine)
+        order = np.lexsort((own, -cosine), axis=1)
+        cosine, index, own = (np.take_along_axis(x, order, axis=1) for x in (cosine, index, own))
+        rank_B = _ranks(label_G[index], own, max_rank)
+        precision_B = _average_precision(own, mates_P[some])
+        places = np.full((len(index), 2, shown), -1.0)
+        places[:, 0, : index.shape[1]] = np.where(np.isfinite(cosine), index, -1)[:, :shown]
+        places[:, 1, : index.shape[1]] = cosine[:, :shown]
+        row = np.concatenate((rank_B[:, None], precision_B[:, None], places.reshape(len(index), -1)), axis=1)
+        rows.append(torch.from_numpy(row))
+    found = world.all_gather(torch.cat(rows), name=f"evaluate/{name}/found").numpy()
+    neighbour_PK = found[:, 2 : 2 + shown].astype(np.int64)
+    return Found(found[:, 0].astype(np.int64), found[:, 1], mates_P > 0, neighbour_PK, found[:, 2 + shown :])
+
+
+def nearest(
+    probe_BD: Tensor, gallery_GD: Tensor, kept: int, device: torch.device, itself_B: Tensor | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """(cosines, gallery places) of the `kept` nearest, (B, kept) each, the nearest first. itself_B: the place in the
+    gallery of each probe, which counts as the farthest (-inf)."""
+    probe_BD = probe_BD.to(device)
+    best = torch.empty(len(probe_BD), 0, device=device)
+    place = torch.empty(len(probe_BD), 0, dtype=torch.int64, device=device)
+    for start in range(0, len(gallery_GD), _GALLERY_AT_ONCE):
+        cosine = probe_BD @ gallery_GD[start : start + _GALLERY_AT_ONCE].T
+        if itself_B is not None:
+            here = (itself_B >= start) & (itself_B < start + cosine.shape[1])
+            cosine[here.nonzero()[:, 0], itself_B[here] - start] = -torch.inf
+        block, where = cosine.topk(min(kept, cosine.shape[1]), dim=1)
+        best, place = torch.cat((best, block), 1), torch.cat((place, where + start), 1)
+        best, where = best.topk(min(kept, best.shape[1]), dim=1)
+        place = place.gather(1, where)
+    return best.double().cpu().numpy(), place.cpu().numpy()
+
+
+def _ranks(label_BK: NDArray[np.int64], own_BK: NDArray[np.bool_], max_rank: int) -> NDArray[np.int64]:
+    """1 + how many other classes come before the first image of the probe's own; 0: more than max_rank, or there is
+    none."""
+    first_B = own_BK.argmax(axis=1)
+    rank_B = np.where(own_BK.any(axis=1), 1, 0)
+    for row in np.flatnonzero(first_B):
+        rank = 1 + len(np.unique(label_BK[row, : first_B[row]]))
+        rank_B[row] = rank if rank <= max_rank else 0
+    return rank_B
+
+
+def _average_precision(own_BK: NDArray[np.bool_], mates_B: NDArray[np.int64]) -> NDArray[np.float64]:
+    """At R = mates_B; NaN where that is 0."""
+    place_K = np.arange(1, own_BK.shape[1] + 1)
+    precision_BK = own_BK.cumsum(axis=1) / place_K * own_BK * (place_K <= mates_B[:, None])
+    return np.where(mates_B > 0, precision_BK.sum(axis=1) / mates_B.clip(min=1), np.nan)

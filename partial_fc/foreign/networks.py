@@ -1,0 +1,70 @@
+"""What network some weights are of, by their names and shapes: for files that do not say it."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from partial_fc import models
+from partial_fc.models import iresnet
+
+DEPTHS = {**iresnet.DEPTHS, "tiny": (2, 1, 1)}
+_BLOCK = re.compile(r"(?:layer(\d+)\.\d+\.conv1\.weight|arg:stage(\d+)_unit\d+_conv1_weight)")
+_FC = ("fc.weight", "arg:pre_fc1_weight")
+# MobileFaceNet's last convolution, as wide and high as its map, and its linear layer.
+_MBF = ("features.layers.0.layers.0.weight", "features.layers.2.weight")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network of ours."""
+
+    name: str
+    embedding_size: int
+    image_size: int
+
+    def __str__(self) -> str:
+        return f"{self.name} with --embedding-size {self.embedding_size} and --image-size {self.image_size}"
+
+    def build(self, device: str = "cpu") -> nn.Module:
+        """Fresh, in evaluation mode. device: "meta" where shapes are enough."""
+        with torch.device(device):
+            return models.build(self.name, self.embedding_size, self.image_size).eval()
+
+
+def network_of(arrays: Mapping[str, Tensor], path: Path, image_size: int | None = None) -> Network:
+    """The network that the names and shapes say. arrays: under our names or MXNet's, from `path`. image_size: None: the
+    largest that fits. Raises ValueError for another network; whether all arrays fit is not looked at."""
+    if _MBF[0] in arrays:
+        last, linear = (arrays.get(name) for name in _MBF)
+        if last is None or linear is None or last.dim() != 4 or linear.dim() != 2:
+            raise ValueError(f"{path} is no MobileFaceNet that is known here: {' and '.join(_MBF)} do not fit one")
+        return Network("mbf", len(linear), image_size or max(models.SMALLEST_IMAGE, last.shape[3] << 4))
+    counts: dict[int, int] = {}
+    for match in filter(None, map(_BLOCK.fullmatch, arrays)):
+        stage = int(match[1] or match[2])
+        counts[stage] = counts.get(stage, 0) + 1
+    depths = tuple(counts[stage] for stage in sorted(counts))
+    name = next((name for name, known in DEPTHS.items() if known == depths), None)
+    if name is None:
+        known = ", ".join(f"{name} {'-'.join(map(str, d))}" for name, d in DEPTHS.items())
+        found = f"stages of {'-'.join(map(str, depths))} blocks" if depths else f"names like {_some(arrays)}"
+        raise ValueError(
+            f"{path} is no network that is known here: {found}; expected the blocks of {known}, or a MobileFaceNet"
+        )
+    fc_DI = next((arrays[name] for name in _FC if name in arrays), None)
+    if fc_DI is None or fc_DI.dim() != 2:
+        raise ValueError(f"{path} has no {' or '.join(_FC)}: expected a network with InsightFace's output 'FC' or 'E'")
+    if image_size is None:
+        width, halvings = (128, 3) if name == "tiny" else (512, 4)
+        image_size = max(models.SMALLEST_IMAGE, math.isqrt(fc_DI.shape[1] // width) << halvings)
+    return Network(name, len(fc_DI), image_size)
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:4]) if listed else "none"

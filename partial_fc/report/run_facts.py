@@ -1,0 +1,164 @@
+"""What a run has left in its folder, read for a report. Everything may be missing: the run may have just begun."""
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from partial_fc.checkpoint.folders import MANIFEST, complete
+from partial_fc.train.record.history import History, read_history, read_losses
+
+_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) rank (\d+) ([A-Z]) (.*)")
+# What the log says in passing, and what a person looks for afterwards.
+_TROUBLE = {
+    "bad record": "damaged records that were replaced by others",
+    "a gradient overflowed": "updates skipped: the loss scale was too large",
+    "The update is made on no rank": "updates left out: a number was not finite",
+    "Back from step": "rollbacks to a checkpoint",
+    "far above the median": "loss spikes",
+    "the disk is slower than --checkpoint-every": "steps that waited for a checkpoint",
+}
+_MOST_LINES = 40
+# Pictures with a place of their own in the report.
+_TITLES = {
+    "roc": "ROC: true accept rate over false accept rate",
+    "similarities": "Scores of same and different pairs",
+    "mistakes": "The surest mistakes",
+}
+_ELSEWHERE = ("loss", "first_batch")
+
+
+@dataclass
+class Tile:
+    """One image of the first batch as a PNG, and what the data set says it is."""
+
+    png: bytes
+    label: int
+    name: str | None
+    key: int
+
+
+@dataclass
+class RunFacts:
+    """values: the flags, by name; differs: those that are not as by default (none: not known)."""
+
+    root: Path
+    start: dict[str, Any]  # configuration.json
+    values: dict[str, Any]
+    differs: dict[str, Any] | None
+    result: dict[str, Any]
+    history: History
+    loss_N3: NDArray[np.float64]  # step, loss, learning rate
+    checkpoints: list[tuple[Path, dict[str, Any]]]  # with their manifests
+    trouble: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)  # warnings and errors of all ranks
+    num_problems: int = 0
+    notes: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)  # of batches that were written down
+    tiles: list[Tile] = field(default_factory=list)
+    pictures: list[tuple[str, bytes]] = field(default_factory=list)  # title, PNG
+
+    @property
+    def recipe(self) -> str:
+        newest = self.checkpoints[-1][1] if self.checkpoints else {}
+        return str(self.start.get("recipe") or newest.get("recipe") or "?")
+
+    @property
+    def total_steps(self) -> int | None:
+        return self.history.starts[-1].get("total_steps") if self.history.starts else self.result.get("steps")
+
+    @property
+    def last_step(self) -> int:
+        return int(self.loss_N3[-1, 0]) if len(self.loss_N3) else 0
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self.result) and self.last_step <= self.result.get("steps", 0)
+
+
+def read_run(root: Path) -> RunFacts:
+    """Raises ValueError for a folder that no run has written to."""
+    start, result = _json(root / "configuration.json"), _json(root / "result.json")
+    values = start.get("configuration") or result.get("configuration") or {}
+    elsewhere = values.get("checkpoint_dir")
+    folders = complete(Path(elsewhere) if elsewhere else root / "checkpoints")
+    checkpoints = [(folder, _json(folder / MANIFEST)) for folder in folders]
+    if not values and checkpoints:
+        values = checkpoints[-1][1].get("configuration", {})
+    if not (values or (root / "loss.csv").exists()):
+        raise ValueError(
+            f"{root} is no folder of a run; expected configuration.json, loss.csv or result.json in it: give the "
+            "--models-root that the run had"
+        )
+    found = RunFacts(
+        root, start, values, start.get("differs"), result, read_history(root), read_losses(root), checkpoints
+    )
+    _read_logs(found)
+    for pattern in ("non-finite/*.json", "spikes/*.jsonl"):
+        found.files += [str(path.relative_to(root)) for path in sorted(root.glob(pattern))]
+    found.tiles = _tiles(root)
+    for path in [*sorted(root.glob("*.png")), *sorted(root.glob("evaluat*/*.png"))]:
+        if path.stem not in _ELSEWHERE:
+            where = "" if path.parent == root else f" ({path.parent.name})"
+            title = _TITLES.get(path.stem, path.stem.replace("_", " ").capitalize())
+            found.pictures.append((title + where, path.read_bytes()))
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """An empty one where there is none. Raises ValueError for a file that is no JSON object."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: no JSON ({error}); move it away and report again") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: {type(value).__name__}; expected a JSON object")
+    return value
+
+
+def _read_logs(found: RunFacts) -> None:
+    """Notes and what happened from rank 0, warnings and errors from all."""
+    notes = {}
+    for path in sorted(found.root.glob("logs/rank-*.log")):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            match = _LINE.match(line)
+            if not match:
+                continue
+            when, rank, level, text = match.groups()
+            if level != "I":
+                found.num_problems += 1
+                if len(found.problems) < _MOST_LINES:
+                    found.problems.append(f"{when} rank {rank}: {text}")
+            if rank == "0" and text.startswith("note: "):
+                notes[text.removeprefix("note: ")] = True
+            for words, what in _TROUBLE.items():
+                if words in text and (int(rank) == 0 or words == "bad record"):
+                    found.trouble[what] += 1
+    found.notes = list(notes)
+
+
+def _tiles(root: Path) -> list[Tile]:
+    """Of first_batch.png, which has none where only one of its two files is there."""
+    picture_path, rows_path = root / "first_batch.png", root / "first_batch.json"
+    if not (picture_path.exists() and rows_path.exists()):
+        return []
+    rows = json.loads(rows_path.read_text(encoding="utf-8"))
+    picture = cv2.imread(str(picture_path))
+    if picture is None or not rows:
+        return []
+    across = min(8, len(rows))
+    side = picture.shape[1] // across
+    tiles = []
+    for number, row in enumerate(rows):
+        top, left = side * (number // across), side * (number % across)
+        _, png = cv2.imencode(".png", picture[top : top + side, left : left + side])
+        tiles.append(Tile(png.tobytes(), row["label"], row["name"], row["key"]))
+    return tiles

@@ -1,0 +1,160 @@
+"""Where the numbers of a run go, on rank 0: TensorBoard's files, history.jsonl, Weights & Biases where asked for."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from partial_fc.comm import World
+from partial_fc.head.telemetry import Histogram
+from partial_fc.train.log import warn_on_os_error
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+_TRY_AGAIN_S = 600.0  # after a file could not be written
+
+
+class TensorBoard:
+    """TensorBoard's files. Where one cannot be written, another is begun some time later; what comes in between, and
+    the last minutes before, is left out."""
+
+    def __init__(self, folder: Path, world: World):
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+        self._next_try = 0.0 if world.rank == 0 else math.inf
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        def add(board: "SummaryWriter") -> None:
+            for name, value in values.items():
+                board.add_scalar(name, value, step)
+
+        self._write(add)
+
+    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
+        """Empty ones are left out."""
+
+        def add(board: "SummaryWriter") -> None:
+            for name, found in values.items():
+                if found.count:
+                    board.add_histogram_raw(
+                        name,
+                        min=found.smallest,
+                        max=found.largest,
+                        num=found.count,
+                        sum=found.total,
+                        sum_squares=found.square_total,
+                        bucket_limits=found.edges[1:].tolist(),
+                        bucket_counts=found.counts.tolist(),
+                        global_step=step,
+                    )
+
+        self._write(add)
+
+    def close(self) -> None:
+        if self._writer:
+            with warn_on_os_error(f"TensorBoard's file below {self._folder}"):
+                self._writer.close()
+
+    def _write(self, add: "Callable[[SummaryWriter], None]") -> None:
+        if self._writer is None and time.monotonic() < self._next_try:
+            return
+        writer, self._writer = self._writer, None
+        self._next_try = time.monotonic() + _TRY_AGAIN_S
+        from torch.utils.tensorboard import SummaryWriter  # here: one rank of many needs it, and it takes its time
+
+        with warn_on_os_error(f"TensorBoard's file below {self._folder}"):
+            writer = writer or SummaryWriter(str(self._folder))
+            add(writer)
+            self._writer = writer
+
+
+class History:
+    """models_root/history.jsonl: a row for each start, report, evaluation and end, in the order of time.
+
+        {"event": "start", "step": 0, "time": 1795390000.1, "world_size": 2, ...}
+        {"step": 20, "time": ..., "train/loss": 21.5, "time/data": 0.01, ...}          as TensorBoard gets them
+        {"event": "evaluation", "step": 2000, "time": ..., "scores": {"lfw": 0.9965}}
+
+    Where a run goes back (a checkpoint, a rollback) a row says so ("start", "back"): rows of later steps before it are
+    of no run any more. Where a row cannot be written, the next ones are left out for some time.
+    """
+
+    def __init__(self, models_root: Path, world: World):
+        self._path = models_root / "history.jsonl" if world.rank == 0 else Path(os.devnull)
+        self._next_try = 0.0
+        self._begin = ""
+
+    def add(self, step: int, **values: Any) -> None:
+        if time.monotonic() < self._next_try:
+            return
+        row = {"step": step, "time": round(time.time(), 3), **{name: _json(value) for name, value in values.items()}}
+        begin, self._begin = self._begin, "\n"  # what has been cut is a line of its own
+        self._next_try = time.monotonic() + _TRY_AGAIN_S
+        with warn_on_os_error(str(self._path)):
+            with self._path.open("a") as file:
+                file.write(begin + json.dumps(row, allow_nan=False) + "\n")
+            self._next_try, self._begin = 0.0, ""
+
+
+def _json(value: Any) -> Any:
+    """JSON has no NaN: none stands for it."""
+    if isinstance(value, dict):
+        return {name: _json(one) for name, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Wandb:
+    """One run of a project of Weights & Biases, by its own library. A run that is resumed goes on as the same one
+    (models_root/wandb_id.txt). WANDB_MODE and its other variables hold, as everywhere."""
+
+    def __init__(self, project: str, models_root: Path, configuration: Mapping[str, Any]):
+        """Raises ValueError where the library cannot begin: no account, no network."""
+        import wandb  # there is one: RunFlags has looked
+
+        id_path = models_root / "wandb_id.txt"
+        known = id_path.read_text(encoding="utf-8").strip() if id_path.exists() else None
+        try:
+            self._run = wandb.init(
+                project=project,
+                name=models_root.resolve().name,
+                id=known,
+                resume="allow",
+                dir=str(models_root),
+                config={name: str(v) if isinstance(v, Path) else v for name, v in configuration.items()},
+            )
+        except wandb.Error as error:
+            raise ValueError(
+                f"--wandb {project}: wandb cannot begin: {error}. (`wandb login` once; WANDB_MODE=offline writes to "
+                f"{models_root / 'wandb'} without a network, for `wandb sync` later)"
+            ) from error
+        id_path.write_text(f"{self._run.id}\n", encoding="utf-8")
+        # A run may go back, which wandb's own count of steps cannot.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({**values, "step": step})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def open_wandb(project: str | None, models_root: Path, configuration: Mapping[str, Any], world: World) -> Wandb | None:
+    """On rank 0, where --wandb asks for it. Raises ValueError, on all ranks, where it cannot begin. A collective with
+    --wandb."""
+    if project is None:
+        return None
+    board, problem = None, ""
+    try:
+        board = Wandb(project, models_root, configuration) if world.rank == 0 else None
+    except ValueError as error:
+        problem = str(error)
+    if world.broadcast(torch.tensor([int(bool(problem))]), name="run/wandb").item():
+        raise ValueError(problem or f"--wandb {project}: rank 0 cannot begin, see there")
+    return board

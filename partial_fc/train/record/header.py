@@ -1,0 +1,84 @@
+"""How a run begins: a few lines with what differs from the defaults, and the whole configuration in a file."""
+
+import dataclasses
+import shlex
+import sys
+import textwrap
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from partial_fc import checkpoint, flags
+from partial_fc.train.context import RunContext
+from partial_fc.train.log import warn_on_os_error
+
+_WIDE = 110
+
+
+def begin(run: RunContext) -> None:
+    """Says who runs what, and what of it is not as by default; rank 0 writes models_root/configuration.json."""
+    path = run.root / "configuration.json"
+    versions = ", ".join(f"{name} {number}" for name, number in run.versions.items())
+    run.logger.info(f"{run.world} on {run.device}; {versions}")
+    lines = list(differences(run.config))
+    differing = "other than by default:" if lines else "all of it as by default"
+    run.logger.info(f"recipe {run.recipe}, configuration in {path}; {differing}")
+    for line in lines:
+        run.logger.info(line)
+    if run.world.rank == 0:
+        with warn_on_os_error(str(path)):
+            write(run, path)
+
+
+def differences(config: Any) -> Iterator[str]:
+    """A line (or more, where it is long) for each group of flags: those with another value than the recipe's default,
+    as one types them."""
+    for group, values in changed(config).items():
+        words = [_with_value(name, value) for name, value in values.items()]
+        if words:
+            # Not in the middle of a flag and its value.
+            text = textwrap.wrap(
+                " ".join(word.replace(" ", "\0") for word in words), _WIDE, break_long_words=False,
+                break_on_hyphens=False, initial_indent=f"  {group}: ", subsequent_indent="    ",
+            )  # fmt: skip
+            yield from (line.replace("\0", " ") for line in text)
+
+
+def changed(config: Any) -> dict[str, dict[str, Any]]:
+    """By group of flags: name -> value of those that are not as the recipe has them by default."""
+    found = {}
+    for field in dataclasses.fields(config):
+        group = getattr(config, field.name)
+        if field.default is dataclasses.MISSING:  # flags of it must be given
+            default = {inner.name: inner.default for inner in dataclasses.fields(group)}
+        else:
+            default = flags.flat(field.default)
+        found[field.name] = {flag: value for flag, value in flags.flat(group).items() if value != default[flag]}
+    return found
+
+
+def write(run: RunContext, path: Path) -> None:
+    """The file: what a report, or a person, wants to know of how the run was started last."""
+    given = {name: value for values in changed(run.config).values() for name, value in values.items()}
+    checkpoint.write_json(
+        {
+            "recipe": run.recipe,
+            "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "command": sys.argv,
+            "world_size": run.world.size,
+            "backend": run.world.backend,
+            "device": str(run.device),
+            "differs": given,
+            "configuration": flags.flat(run.config),
+            "versions": run.versions,
+        },
+        path,
+    )
+
+
+def _with_value(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return flags.flag(name if value else f"no_{name}")
+    each = value if isinstance(value, tuple | list) else [value]
+    return " ".join([flags.flag(name), *(shlex.quote(str(one)) for one in each)])

@@ -1,0 +1,125 @@
+"""How far a run is: its bar, its lines with rates and the time that is left, its numbers on all boards."""
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+
+from tqdm import tqdm
+
+from partial_fc.comm import World
+from partial_fc.head.telemetry import Histogram
+from partial_fc.train.log import Interval, StepLine
+from partial_fc.train.record.boards import History, TensorBoard, Wandb
+
+_WARM_STEPS = 10
+_log = logging.getLogger("partial_fc")
+
+
+class Progress:
+    """The lines of a run, with rates since the line before; a bar and the boards on rank 0."""
+
+    def __init__(
+        self, models_root: Path, world: World, line: StepLine, step: int, position: int, wandb: Wandb | None = None
+    ):
+        """step, position: where the run begins."""
+        self._world = world
+        self._line = line
+        self._board = TensorBoard(models_root / "tensorboard", world)
+        self._history = History(models_root, world)
+        self._wandb = wandb
+        self._first_step = step
+        self._history.add(step, event="start", world_size=world.size, total_steps=line.total_steps)
+        watched = world.rank == 0 and sys.stderr.isatty()
+        self._bar = tqdm(total=line.total_steps, initial=step, unit="step", disable=not watched)
+        self._warm = False  # the first intervals hold the warming up of caches and threads
+        self._num_images = 0
+        self._seconds = 0.0
+        self._restart(step, position)
+
+    @property
+    def images_per_s(self) -> float:
+        """The rate of all ranks, over all reported intervals but those of the first steps."""
+        return self._num_images / self._seconds if self._seconds else 0.0
+
+    def advance(self, loss: float) -> None:
+        """Moves the bar: one step is done."""
+        self._bar.update()
+        self._loss_sum += loss
+
+    def rewind(self, step: int, position: int) -> None:
+        """Goes back: this step is the last one that is done."""
+        self._bar.n = step
+        self._bar.refresh()
+        self._history.add(step, event="back")
+        self._restart(step, position)
+
+    def due(self, step: int, position: int) -> bool:
+        """Whether there is a line after this step, which ended at this position in the data."""
+        return self._line.due(step, position) or step - self._first_step in self._line.early
+
+    def report(
+        self,
+        step: int,
+        position: int,
+        epoch: float,
+        loss: float,
+        lr: float,
+        shares: dict[str, float],
+        loss_scale: float | None = None,
+    ) -> None:
+        """Writes the line after update number `step` (counted from 1)."""
+        seconds = time.perf_counter() - self._last_time - self._paused
+        steps, images = step - self._last_step, position - self._last_position
+        rate = images / seconds
+        if self._warm or step == self._line.total_steps:
+            self._num_images += images
+            self._seconds += seconds
+        self._warm = step - self._first_step >= _WARM_STEPS
+        seconds_left = (self._line.total_steps - step) * seconds / steps
+        left = timedelta(seconds=round(seconds_left))
+        spent = ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
+        per_rank = rate / self._world.size
+        words = f"{rate:.0f} images/s, {per_rank:.0f} per rank | {spent} | {left} left"
+        since = Interval(self._loss_sum / steps, rate, per_rank, words, seconds_left / 3600, loss_scale)
+        _log.info(self._line.text(step, position, loss, lr, since))
+        values = {"train/loss": loss, "train/lr": lr, "train/epoch": epoch, "speed/images_per_s": rate}
+        if loss_scale is not None:
+            values["train/loss_scale"] = loss_scale
+        self.scalars(step, values | {f"time/{part}": share for part, share in shares.items()})
+        self._bar.set_postfix(loss=f"{loss:.3f}", lr=f"{lr:.3g}", images_per_s=f"{rate:.0f}")
+        self._restart(step, position)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._board.scalars(step, values)
+        self._history.add(step, **values)
+        if self._wandb:
+            self._wandb.scalars(step, values)
+
+    def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
+        """For TensorBoard alone."""
+        self._board.histograms(step, values)
+
+    def evaluated(self, step: int, scores: Mapping[str, float]) -> None:
+        """The score of each evaluated set."""
+        self._history.add(step, event="evaluation", scores=dict(scores))
+
+    def end(self, step: int, stopped: bool) -> None:
+        """The last checkpoint is written. stopped: before the last step, as asked."""
+        self._history.add(step, event="stopped" if stopped else "end")
+
+    def pause(self, seconds: float) -> None:
+        """Time that went into evaluation or a checkpoint: no part of the training speed."""
+        self._paused += seconds
+
+    def close(self) -> None:
+        self._bar.close()
+        self._board.close()
+        if self._wandb:
+            self._wandb.close()
+
+    def _restart(self, step: int, position: int) -> None:
+        self._last_step, self._last_position = step, position
+        self._last_time, self._paused, self._loss_sum = time.perf_counter(), 0.0, 0.0

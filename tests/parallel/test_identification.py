@@ -1,0 +1,48 @@
+"""The searches and lists of real ranks equal those of one process."""
+
+import numpy as np
+import pytest
+import torch
+
+from partial_fc.comm import SingleWorld
+from partial_fc.evaluate import identification
+from partial_fc.evaluate.evaluate_command import _read_together
+from partial_fc.evaluate.identification import search
+
+CPU = torch.device("cpu")
+
+
+def test_found_by_one_process_to_the_last_bit(world, monkeypatch):
+    """70 probes in blocks of 16: ranks have unequal parts."""
+    monkeypatch.setattr(identification, "_PROBES_AT_ONCE", 16)
+    monkeypatch.setattr(identification, "_GALLERY_AT_ONCE", 32)
+    rng = np.random.default_rng(0)
+    label_N = rng.integers(0, 30, 150)
+    row_ND = (rng.normal(size=(30, 8))[label_N] + 0.7 * rng.normal(size=(150, 8))).astype(np.float32)
+    row_ND /= np.linalg.norm(row_ND, axis=1, keepdims=True)
+    gallery = label_N[70:] < 20
+    given = (row_ND[:70], label_N[:70], row_ND[70:][gallery], label_N[70:][gallery])
+    together = search(*given, world, CPU, name="t")
+    alone = search(*given, SingleWorld(), CPU, name="t")
+    for one, other in zip(vars(together).values(), vars(alone).values(), strict=True):
+        np.testing.assert_array_equal(one, other)  # NaN equals NaN here
+    np.testing.assert_equal(dict(together.values("t")), dict(alone.values("t")))
+    assert 0.3 < dict(together.values("t"))["t/rank1"] < 1
+
+
+def test_another_list_on_one_host_is_an_error_on_all(world, tmp_path):
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / name).touch()
+    lines = ["a.jpg,b.jpg,same", "b.jpg,a.jpg,different"] * 5
+    if world.rank == world.size - 1 and world.size > 1:
+        lines[3] = "b.jpg,a.jpg,maybe"
+    (tmp_path / "pairs.csv").write_text("\n".join(lines))
+    if world.size == 1:
+        assert len(_read_together(tmp_path / "pairs.csv", None, world).same_N) == 10
+        return
+    words = (
+        r"pairs\.csv, line 4" if world.rank == world.size - 1 else rf"rank {world.size - 1} cannot read it, see there"
+    )
+    with pytest.raises(ValueError, match=words):
+        _read_together(tmp_path / "pairs.csv", None, world)
+    assert world.all_reduce(torch.ones(1), name="test/in_step").item() == world.size

@@ -1,0 +1,131 @@
+"""What a run is told that goes on with other flags than it began with: every flag of every recipe, changed in turn."""
+
+import json
+import shlex
+from typing import Any, get_args, get_origin, get_type_hints
+
+import pytest
+
+from partial_fc import flags
+from partial_fc.train.begin.differences import compare
+from recipes import face, imagenet, kinetics, mnist
+
+WORDS = {
+    face: "--rec DIR",
+    imagenet: "--train_data DIR",
+    kinetics: "--model slowfast_4x16_resnet50_kinetics400 --train-list LIST --train-only",
+    mnist: "",
+}
+# What the network of each is made by.
+CONTRACT = {
+    face: {"network": "network", "embedding_size": "embedding_size", "image_size": "image_size"},
+    imagenet: {"network": "network", "groups": "resnext_num_groups", "width_per_group": "resnext_width_per_group",
+               "conventions": "conventions", "image_size": "image_size"},
+    kinetics: {"network": "model", "width": "width"},
+    mnist: {},
+}  # fmt: skip
+MAY_CHANGE = {face: face._MAY_CHANGE, imagenet: imagenet._MAY_CHANGE, kinetics: kinetics._MAY_CHANGE, mnist: ()}
+# Besides the contract's.
+REFUSED = {
+    face: {"num_classes", "sub_centres", "optimizer", "head_optimizer", "head_catch_up"},
+    imagenet: {"num_labels", "head", "sub_centres", "optimizer", "head_optimizer", "head_catch_up"},
+    kinetics: {"num_classes", "optimizer"},
+    mnist: {"optimizer"},
+}
+RECIPES = pytest.mark.parametrize("recipe", WORDS, ids=lambda recipe: recipe.__name__)
+
+
+def parsed(recipe: Any) -> Any:
+    config = recipe.parse(shlex.split(WORDS[recipe]))
+    return config[0] if isinstance(config, tuple) else config
+
+
+def types(config: Any) -> dict[str, Any]:
+    """Flag -> its type, of all groups."""
+    found = {}
+    for name, group in vars(config).items():
+        hints = get_type_hints(type(group))
+        found |= {field: hints[field] for field in vars(group)} if hints else {name: type(group)}
+    return found
+
+
+def another(kind: Any, value: Any) -> Any:
+    """Another value of a flag."""
+    if get_origin(kind) is not None and str in map(type, get_args(kind)):
+        return [choice for choice in get_args(kind) if choice != value][-1]
+    if value is None:
+        return 7
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, tuple):
+        return (*value, 1)
+    return f"{value}x"
+
+
+def told(recipe: Any, then: dict[str, Any], now: dict[str, Any]) -> Any:
+    def contract(values: dict[str, Any]) -> dict[str, str]:
+        return {name: str(values[flag]) for name, flag in CONTRACT[recipe].items()}
+
+    name = recipe.__name__.rpartition(".")[2]
+    manifest = {"recipe": name, "contract": contract(then), "configuration": json.loads(json.dumps(then, default=str))}
+    return compare(manifest, name, contract(now), now, MAY_CHANGE[recipe])
+
+
+@RECIPES
+def test_every_flag_is_refused_with_both_values_or_named_or_free(recipe):
+    config = parsed(recipe)
+    values, kinds = flags.flat(config), types(config)
+    assert values.keys() == kinds.keys()
+    if "num_classes" in values:
+        values["num_classes"] = values["num_classes"] or 5
+    groups = (flags.LaunchFlags, flags.RunFlags, flags.GuardFlags)
+    free = {name for group in groups for name in group.__dataclass_fields__} - {"seed"}
+    free |= {"epochs", "max_steps", *MAY_CHANGE[recipe]}
+    refused = REFUSED[recipe] | set(CONTRACT[recipe].values())
+    assert not told(recipe, values, values).refused + told(recipe, values, values).allowed
+    for name, value in values.items():
+        now = another(kinds[name], value)
+        found = told(recipe, values, values | {name: now})
+        change = f"{flags.flag(name)} {list(value) if isinstance(value, tuple) else value}, this run has "
+        change += str(list(now) if isinstance(now, tuple) else now)
+        if name in refused:
+            assert [text.startswith(change) for text in found.refused] == [True], name
+            assert not found.allowed
+            with pytest.raises(ValueError, match=r"step-7 was trained with .* --models-root NEW") as error:
+                found.check("step-7")
+            assert change in str(error.value)
+        else:
+            assert not found.refused, name
+            assert found.allowed == ([] if name in free else [change]), name
+
+
+def test_all_that_is_refused_is_told_at_once():
+    values = flags.flat(parsed(face))
+    found = told(face, values, values | {"network": "r18", "optimizer": "adamw", "sub_centres": 2, "lr": 7.0})
+    assert len(found.refused) == 3
+    assert found.allowed == ["--lr 0.1, this run has 7.0"]
+
+
+def test_what_moves_the_centres_counts_not_what_it_is_called():
+    values = flags.flat(parsed(face))
+    assert not told(face, values, values | {"head_optimizer": "sgd"}).refused
+    assert not told(face, values, values | {"head_optimizer": "nesterov"}).refused
+    both = told(face, values | {"head_optimizer": "sgd"}, values | {"head_optimizer": "same", "optimizer": "adamw"})
+    assert len(both.refused) == 2
+
+
+def test_other_classes_are_refused_whoever_counts_them():
+    """None of the flags says how many there are: the data does."""
+    values = flags.flat(parsed(face))
+    manifest = {"recipe": "face", "configuration": values, "num_classes": 60}
+    assert not compare(manifest, "face", {}, values, num_classes=60).refused
+    (refused,) = compare(manifest, "face", {}, values, num_classes=61).refused
+    assert "--num-classes 60, this run has 61" in refused
+
+
+def test_a_manifest_that_says_nothing_refuses_nothing():
+    """As that of imported centres."""
+    values = flags.flat(parsed(face))
+    assert compare({}, "face", {"network": "r50"}, values, num_classes=5).__dict__ == {"refused": [], "allowed": []}
