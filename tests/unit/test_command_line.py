@@ -67,6 +67,14 @@ def wrong_numbers(options: Any, make: Callable[..., Any]) -> Iterator[str]:
             yield f"{name} {number} is taken"
 
 
+# What a verb needs, so that nothing else is wrong with it.
+ALSO: dict[str, dict[str, Any]] = {
+    "launch": {"num_workers": 2, "launcher": "local"},
+    "embed": {"images": (Path("x"),), "out": Path("x.npz")},
+    "evaluate": {"ijb": ROOT},
+    "export": {"onnx": Path("x.onnx")},
+    "data show": {"out": Path("x.png")},
+}
 # Numbers that may be negative.
 SIGNED = ("margins", "input_mean", "image_mean_per_channel")
 
@@ -92,7 +100,7 @@ def test_every_number_of_a_recipe_is_refused_by_name_where_it_has_no_meaning(com
 @pytest.mark.parametrize("verb", [*(name for name in cli.VERBS if name not in cli._OWN_READERS), "launch"])
 def test_every_number_of_a_verb_is_refused_by_name_where_it_has_no_meaning(verb):
     options = LaunchOptions if verb == "launch" else cli.flags_of(cli.load(verb))
-    right: dict[str, Any] = {"num_workers": 2, "launcher": "local"} if verb == "launch" else {}
+    right = dict(ALSO.get(verb, {}))
     for field in dataclasses.fields(options):
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             right.setdefault(field.name, 2 if field.type is int else Path("x"))
