@@ -122,11 +122,15 @@ def run(name: str, arguments: list[str]) -> int | None:
     function = load(name)
     if name in _OWN_READERS:
         return function(arguments)
-    import tyro
     from safetensors import SafetensorError
 
+    from partial_fc.flags.command_line import parse
+
     try:
-        return function(tyro.cli(flags_of(function), args=arguments, prog=f"partial-fc {name}"))
+        return function(parse(flags_of(function), arguments, f"partial-fc {name}"))
+    except errors.UsageError as error:
+        errors.report(f"partial-fc {name}", error)
+        return 2
     except (ValueError, OSError, SafetensorError) as error:
         errors.report(f"partial-fc {name}", error)
         return 1

@@ -18,6 +18,10 @@ TO_DO = {
 }
 
 
+class UsageError(ValueError):
+    """A command line that cannot be: told at once, with exit status 2, before anything is opened."""
+
+
 def report(program: str, error: Exception) -> None:
     """Prints `error` on stderr, after the name of the command that failed: a trace would bury what it says. With
     PARTIAL_FC_TRACE=1 in the environment it is raised again instead."""

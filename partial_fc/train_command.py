@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from partial_fc import errors
+from partial_fc import __version__, errors
 
 _PACKAGE = Path(__file__).parent
 
@@ -50,14 +50,15 @@ def main(arguments: list[str], program: str = "partial-fc train") -> int:
 
     program: how the user started it, for messages.
     """
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help", "--help-all"):
         print(usage())
         return 0
+    if arguments[0] == "--version":
+        print(f"partial-fc {__version__}")
+        return 0
     name, *flags = arguments
-    if name not in recipes() and not name.endswith(".py"):
-        near = difflib.get_close_matches(name, recipes())
-        question = f"; did you mean {near[0]}?" if near else ""
-        print(f"{program}: no recipe {name!r}{question}\n{usage()}", file=sys.stderr)
+    if name not in recipes() and (not name.endswith(".py") or _is_config(Path(name))):
+        print(f"{program}: {_no_recipe(name, program)}", file=sys.stderr)
         return 2
     from safetensors import SafetensorError
 
@@ -65,8 +66,11 @@ def main(arguments: list[str], program: str = "partial-fc train") -> int:
 
     try:
         return _recipe(name).main(flags) or 0
+    except errors.UsageError as error:
+        errors.report(f"{program} {name}", error)
+        return 2
     except (ValueError, FloatingPointError, OSError, SafetensorError, comm.CollectiveError) as error:
-        # The user's mistake, the data's, the disk's or the network's.
+        # The data's mistake, the disk's or the network's.
         errors.report(f"{program} {name}", error)
         comm.report_failure(error)
         return 1
@@ -74,6 +78,22 @@ def main(arguments: list[str], program: str = "partial-fc train") -> int:
         print(f"{program} {name}: interrupted", file=sys.stderr, flush=True)
         comm.report_failure(error)
         return 130
+
+
+def _no_recipe(name: str, program: str) -> str:
+    """What to say of a first word that is no recipe."""
+    path = Path(name)
+    if _is_config(path) or _is_config(path.with_name(f"{path.name}.py")):
+        return f"{name} is a configuration file, not a recipe: {program} face --config {name}"
+    near = difflib.get_close_matches(name.lower(), recipes())
+    if not near:
+        return f"no recipe {name!r}\n{usage()}"
+    return f"no recipe {name!r}; did you mean {near[0]}? There are {', '.join(recipes())}"
+
+
+def _is_config(path: Path) -> bool:
+    """Whether a file fills an EasyDict, as arcface_torch's configurations do."""
+    return path.suffix == ".py" and path.is_file() and "easydict" in path.read_text(encoding="utf-8", errors="replace")
 
 
 def usage() -> str:

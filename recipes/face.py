@@ -8,24 +8,16 @@
 ends at 99.9 % on characters that were never seen in training; README.md has the table of results.
 """
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-import tyro
-
-from partial_fc import checkpoint, counter_rng, flags
-from partial_fc.checkpoint.class_names import names_of
-from partial_fc.data import RecordSource, Source, Synthetic, open_source
-from partial_fc.data.check.at_start import check_data
-from partial_fc.data.order import Blocks, Keyed, Order
-from partial_fc.data.transform import SquareImage, mirror
-from partial_fc.demo.augment import glyph
-from partial_fc.evaluate import Verification
+from partial_fc import flags
 from partial_fc.flags import (
     ExchangeFlags,
     Flags,
@@ -34,18 +26,28 @@ from partial_fc.flags import (
     OptimFlags,
     RunFlags,
     ScheduleFlags,
-    check_least,
+    check_numbers,
 )
-from partial_fc.train.log_style import STYLES
-from partial_fc.train.loop import train
-from partial_fc.train.run import Run, run_in_worlds
+from partial_fc.flags.numbers import CLASSES, PIXELS, THREADS
 
-from . import face_backbone
 from . import face_presets as presets
 from .compat import arcface_torch
+from .compat.insightface import ELSEWHERE
 from .face_backbone import ModelFlags
 from .face_head import HeadFlags
 
+# The parts are imported when the flags are known to be right: torch takes seconds, which --help does without.
+if TYPE_CHECKING:
+    from partial_fc.data import Source
+    from partial_fc.data.order import Order
+    from partial_fc.train.run import Run
+
+# What --help shows.
+_MATTER = (
+    "dataset", "config", "rec", "num_classes", "val_targets", "network", "embedding_size", "pretrained", "loss",
+    "sample_rate", "batch_size", "optimizer", "precision", "lr", "epochs", "max_steps", "models_root", "resume",
+    "gpus", "device",
+)  # fmt: skip
 DATASETS = Literal[("custom", *presets.PRESETS)]  # type: ignore[valid-type]
 # Flags that may change between the parts of one run: they do not change what is learned.
 _MAY_CHANGE = ("config", "num_workers", "max_bad_records", "check_data", "val_targets", "telemetry_every", "head_impl",
@@ -89,7 +91,7 @@ class DataFlags:
     there; `--val-targets` with nothing after it: no verification."""
 
     def __post_init__(self) -> None:
-        check_least(self, num_workers=1, max_bad_records=0)
+        check_numbers(self, num_classes=CLASSES, num_images=1, image_size=PIXELS, num_workers=THREADS)
         if self.dataset == "synthetic" and self.num_classes is None:
             raise ValueError("--dataset synthetic needs --num-classes")
         if (
@@ -133,12 +135,28 @@ class Config:
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
     config, notes = parse(arguments)
+    from partial_fc.train.log_style import STYLES
+    from partial_fc.train.run import run_in_worlds
+
     hist = STYLES[config.run.log_style].hist
     return run_in_worlds("face", config, notes, train_here, hist=hist, called=_called(config))
 
 
 def train_here(run: Run) -> int:
     """Puts the parts together, trains, writes what came out."""
+    import torch
+
+    from partial_fc import checkpoint, counter_rng
+    from partial_fc.checkpoint.class_names import names_of
+    from partial_fc.data.check.at_start import check_data
+    from partial_fc.data.transform import SquareImage, mirror
+    from partial_fc.demo.augment import glyph
+    from partial_fc.evaluate import Verification
+    from partial_fc.train.log_style import STYLES
+    from partial_fc.train.loop import train
+
+    from . import face_backbone
+
     config, world = run.config, run.world
     data = config.data
 
@@ -208,6 +226,8 @@ def _called(config: Config) -> tuple[str | Path, str]:
 
 
 def _source(data: DataFlags) -> Source:
+    from partial_fc.data import Synthetic, open_source
+
     if data.synthetic:
         assert data.num_classes is not None
         return Synthetic(data.num_classes, data.image_size, data.num_images)
@@ -216,6 +236,9 @@ def _source(data: DataFlags) -> Source:
 
 
 def _order(run: Run, source: Source) -> Order:
+    from partial_fc.data import RecordSource
+    from partial_fc.data.order import Blocks, Keyed
+
     seed = run.config.run.seed
     if run.config.data.order == "blocks" and isinstance(source, RecordSource):
         return Blocks(len(source), seed, source.read_ahead)
@@ -239,6 +262,8 @@ def _verification_paths(data: DataFlags) -> list[Path]:
 
 
 def _notes(config: Config, source: Source) -> list[str]:
+    from partial_fc.data import RecordSource
+
     data, notes = config.data, []
     if isinstance(source, RecordSource) and source.image_size not in (None, (data.image_size, data.image_size)):
         height, width = source.image_size
@@ -252,15 +277,19 @@ def _notes(config: Config, source: Source) -> list[str]:
     return notes
 
 
+@flags.told_as_usage
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     """The command line -> configuration, and notes for the user on what a --config file says in vain."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--dataset", default="custom")
     first.add_argument("--config", type=Path)
     # Whoever gives these wants them, whatever the data says.
     for name in presets.OF_THE_DATA:
         first.add_argument(f"--{name.replace('_', '-')}", f"--{name}")
-    known, _ = first.parse_known_args(arguments)
+    try:
+        known, _ = first.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{error.argument_name} needs a value") from None
     from_file: dict[str, Any] = {}
     defaults: dict[str, Any] = presets.get(known.dataset) if known.dataset != "custom" else {}
     notes: list[str] = []
@@ -270,7 +299,7 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     for name in {"rec", "models_root"} & defaults.keys():
         defaults[name] = Path(defaults[name])
     default = flags.with_defaults(Config, defaults)
-    config = tyro.cli(Config, args=arguments, default=default, prog="train.py face")
+    config = flags.parse(Config, arguments, "train.py face", default=default, matter=_MATTER, elsewhere=ELSEWHERE)
     given = {name for name in presets.OF_THE_DATA if getattr(known, name) is not None}
     data, more_notes = presets.give_way(config.data, given | from_file.keys())
     return dataclasses.replace(config, data=data), [*notes, *more_notes]

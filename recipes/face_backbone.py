@@ -1,23 +1,27 @@
-"""The backbone of recipe `face`: its flags, what may go together, and the network made of them, for torch or MXNet."""
+"""The backbone of recipe `face`: its flags, what may go together, and the network made of them, for torch or MXNet.
+
+torch and the networks are imported when the flags are known to be right: they take seconds, which --help does without.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 import tyro
-from torch import Tensor, nn
 
-from partial_fc import models
-from partial_fc.embedding.load import find
-from partial_fc.flags import LaunchFlags, OptimFlags, flag, is_given
-from partial_fc.foreign import networks
-from partial_fc.models.inputs import FACE, InputContract
-from partial_fc.models.iresnet import IResNet
-from partial_fc.train import activation_checkpointing
-from partial_fc.train.precision import Mode
+from partial_fc.flags import LaunchFlags, OptimFlags, check_numbers, flag, is_given
+from partial_fc.flags.numbers import ANY
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from partial_fc.models.inputs import InputContract
+    from partial_fc.train.precision import Mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +31,7 @@ class ModelFlags:
     network: Annotated[
         Literal["r18", "r34", "r50", "r100", "r200", "mbf", "tiny"], tyro.conf.arg(aliases=["--backbone"])
     ] = "r50"
-    """Residual network by depth, MobileFaceNet, or the demo's tiny one. (On the command line of horovodrun itself
-    write --backbone: horovodrun takes --network for a misspelt flag of its own.)"""
+    """Residual network by depth, MobileFaceNet, or the demo's tiny one."""
     embedding_size: int = 512
     """Width of the embedding."""
     dropout: float = 0.0
@@ -59,6 +62,7 @@ class ModelFlags:
     """See --input-mean."""
 
     def __post_init__(self) -> None:
+        check_numbers(self, embedding_size="[1, 65536]", dropout="[0, 1)", input_mean=ANY, input_std="(0, inf)")
         if (self.symbol is None) != (self.params is None):
             raise ValueError("--symbol FILE-symbol.json and --params FILE-0000.params go together: give both, or none")
         if self.symbol is not None and self.engine != "mxnet":
@@ -67,8 +71,6 @@ class ModelFlags:
             for name in ("output_name", "input_mean", "input_std"):
                 if is_given(self, name):
                     raise ValueError(f"{flag(name)} is about --symbol, which is not given")
-        if not 0 < self.input_std < float("inf"):
-            raise ValueError(f"--input-std is {self.input_std}; expected more than 0")
         if self.engine == "mxnet":
             self._check_mxnet()
 
@@ -127,6 +129,15 @@ class Network:
 def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool = True) -> Network:
     """torch's global generator seeds the weights. flip: whether a mirrored image counts in its embeddings. Raises
     ValueError for what cannot be built here."""
+    import torch
+
+    from partial_fc import models
+    from partial_fc.embedding.load import find
+    from partial_fc.foreign import networks
+    from partial_fc.models.inputs import FACE
+    from partial_fc.models.iresnet import IResNet
+    from partial_fc.train import activation_checkpointing
+
     if model.engine == "mxnet" and device.type != "cpu":
         raise _refused(f"a {device.type} device", "MXNet computes on the CPU here; add --device cpu")
     if model.symbol is not None:
@@ -155,6 +166,7 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
 
 def _symbol_network(model: ModelFlags, image_size: int, flip: bool) -> Network:
     _need_mxnet()
+    from partial_fc.models.inputs import InputContract
     from partial_fc.mxnet.symbol import read_network, write_network
 
     assert model.symbol is not None

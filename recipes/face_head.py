@@ -1,44 +1,29 @@
-"""The last layer of recipe `face`: its flags, what may go together, and PartialFC made of them."""
+"""The last layer of recipe `face`: its flags, what may go together, and PartialFC made of them.
+
+The head is imported when the flags are known to be right: torch takes seconds, which --help does without.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
+from partial_fc.flags import LaunchFlags, OptimFlags, ScheduleFlags, check_numbers, flag, is_given
+from partial_fc.flags.numbers import ANY
 
-from partial_fc.comm import World
-from partial_fc.flags import LaunchFlags, OptimFlags, ScheduleFlags, check_least, flag, is_given
-from partial_fc.head import (
-    AdaFace,
-    ArcFace,
-    CombinedMargin,
-    CosFace,
-    CurricularFace,
-    HardNegatives,
-    Margin,
-    PartialFC,
-    Softmax,
-    SphereFace,
-    Storage,
-)
-from partial_fc.head.partial_fc import check_options
-from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
-from partial_fc.machine import has_bf16
-from partial_fc.train.precision import Precision
+if TYPE_CHECKING:
+    import torch
 
-_MARGINS: dict[str, Callable[[float], Margin]] = {
-    "cosface": CosFace,
-    "arcface": ArcFace,
-    "arcface-straight-through": partial(ArcFace, straight_through=True),
-    "softmax": Softmax,
-    "sphereface": SphereFace,
-    "adaface": AdaFace,
-    "curricularface": CurricularFace,
-}
-Loss = Literal[(*_MARGINS, "combined")]  # type: ignore[valid-type]
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    from partial_fc.comm import World
+    from partial_fc.head import Margin, PartialFC, Storage
+    from partial_fc.head.rows import RowOptimizer
+    from partial_fc.train.precision import Precision
+
+Loss = Literal[
+    "cosface", "arcface", "arcface-straight-through", "softmax", "sphereface", "adaface", "curricularface", "combined"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +77,7 @@ class HeadFlags:
     head_weight_decay: float | None = None
     """Weight decay of the centres; --weight-decay when not given."""
     head_clip: float = 0.0
-    """Largest norm of the gradient of all centres; --clip is then the backbone's alone. 0: see --clip."""
+    """Largest norm of the gradient of all centres, inf: any; --clip is then the backbone's alone. 0: see --clip."""
     head_catch_up: Literal["none", "exact"] = "none"
     """exact: before a centre is active again it gets what a dense optimizer would have done to it meanwhile (decay,
     momentum). none: it rests."""
@@ -101,11 +86,19 @@ class HeadFlags:
     lengths, classes that look like one identity; 0: never."""
 
     def __post_init__(self) -> None:
-        check_least(self, sub_centres=1, hard_negatives=0, hard_negatives_every=1, telemetry_every=0)
-        check_least(self, head_lr=0, head_weight_decay=0, head_clip=0)
-        for name in ("interclass_filtering_threshold", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{flag(name)} is {getattr(self, name)}; expected from 0 (none) to below 1")
+        check_numbers(
+            self,
+            scale="(0, inf)",
+            margins=ANY,
+            sub_centres="[1, 65536]",
+            sample_rate="(0, 1]",
+            interclass_filtering_threshold="[0, 1)",
+            label_smoothing="[0, 1)",
+            hard_negatives_every=1,
+            head_clip="[0, inf]",
+        )
+        if self.margins is not None and self.margins[0] <= 0:
+            raise ValueError(f"--margins {self.margins[0]} ...: m1 multiplies the angle; expected more than 0")
         if self.loss == "combined" and self.margins is None:
             raise ValueError("--loss combined needs --margins m1 m2 m3")
         if self.loss != "combined" and self.margins is not None:
@@ -114,6 +107,18 @@ class HeadFlags:
             raise ValueError("--centre-place disk and --centre-path DIR go together: give both, or none")
         if self.centre_path is not None and self.centre_path.exists() and not self.centre_path.is_dir():
             raise ValueError(f"--centre-path {self.centre_path} is a file; expected a folder")
+        if is_given(self, "hard_negatives_every") and not self.hard_negatives:
+            raise ValueError(
+                "--hard-negatives-every without --hard-negatives: there is nothing to search for; give both, or none"
+            )
+
+    def check(self, launch: LaunchFlags, optim: OptimFlags, schedule: ScheduleFlags, resume: str) -> None:
+        """Raises ValueError for flags that do not go together, in the head itself or with those of other groups."""
+        import torch
+
+        from partial_fc.head.partial_fc import check_options
+        from partial_fc.head.rows import RowAdagrad, RowAdamW
+
         check_options(
             self._margin(),
             self.sample_rate,
@@ -121,13 +126,6 @@ class HeadFlags:
             spell=flag,
             **self._softmax_options(),
         )
-        if is_given(self, "hard_negatives_every") and not self.hard_negatives:
-            raise ValueError(
-                "--hard-negatives-every without --hard-negatives: there is nothing to search for; give both, or none"
-            )
-
-    def check(self, launch: LaunchFlags, optim: OptimFlags, schedule: ScheduleFlags, resume: str) -> None:
-        """Raises ValueError for flags that do not go together with those of other groups."""
         if optim.precision == "fp64" and self.head_impl in ("cpu", "triton"):
             raise ValueError(f"--head-impl {self.head_impl} computes in fp32; --precision fp64 goes with plain")
         if (self.head_impl, launch.device) in (("cpu", "cuda"), ("triton", "cpu")):
@@ -166,6 +164,10 @@ class HeadFlags:
 
     def notes(self, optim: OptimFlags, head: PartialFC) -> Iterator[str]:
         """What was asked for and makes no difference here."""
+        import torch
+
+        from partial_fc.head.rows import RowAdagrad
+
         if self.centre_place == "host" and head.store.device == torch.device("cpu"):
             yield "--centre-place host: the device that computes is the CPU, whose memory is the host's"
         if optim.precision in ("bf16", "fp16", "fp16-o2") and self.head_impl == "plain":
@@ -184,6 +186,9 @@ class HeadFlags:
         self, num_classes: int, embedding_size: int, world: World, precision: Precision, optim: OptimFlags, seed: int
     ) -> PartialFC:
         """With --precision fp64, for checks, centres are stored so, too."""
+        from partial_fc.head import HardNegatives, PartialFC
+        from partial_fc.machine import has_bf16
+
         device, dtype = precision.device, precision.parameter_dtype
         # The head has no fp16 products: with an fp16 backbone it takes bf16 where the hardware has that.
         narrow = precision.mode == "bf16" or (precision.mode.startswith("fp16") and has_bf16(device))
@@ -222,11 +227,27 @@ class HeadFlags:
         }
 
     def _margin(self) -> Margin:
-        if self.margins is not None:
-            return CombinedMargin(self.scale, *self.margins)
-        return _MARGINS[self.loss](self.scale)
+        from partial_fc import head
+
+        match self.loss:
+            case "combined":
+                assert self.margins is not None
+                return head.CombinedMargin(self.scale, *self.margins)
+            case "arcface-straight-through":
+                return head.ArcFace(self.scale, straight_through=True)
+        margins: dict[str, Callable[[float], Margin]] = {
+            "cosface": head.CosFace,
+            "arcface": head.ArcFace,
+            "softmax": head.Softmax,
+            "sphereface": head.SphereFace,
+            "adaface": head.AdaFace,
+            "curricularface": head.CurricularFace,
+        }
+        return margins[self.loss](self.scale)
 
     def _row_optimizer(self, optim: OptimFlags) -> RowOptimizer:
+        from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
+
         name = optim.optimizer if self.head_optimizer == "same" else self.head_optimizer
         decay = optim.weight_decay if self.head_weight_decay is None else self.head_weight_decay
         match name:
@@ -240,9 +261,19 @@ class HeadFlags:
 
     @property
     def _state_dtype(self) -> torch.dtype:
-        return _DTYPES[self.centre_dtype if self.centre_state_dtype == "same" else self.centre_state_dtype]
+        return _dtype(self.centre_dtype if self.centre_state_dtype == "same" else self.centre_state_dtype)
 
     def _storage(self, dtype: torch.dtype) -> Storage:
+        import torch
+
+        from partial_fc.head import Storage
+
         if dtype == torch.float64:
             return Storage(dtype, None, self.centre_place, self.centre_path)
-        return Storage(_DTYPES[self.centre_dtype], self._state_dtype, self.centre_place, self.centre_path)
+        return Storage(_dtype(self.centre_dtype), self._state_dtype, self.centre_place, self.centre_path)
+
+
+def _dtype(name: str) -> torch.dtype:
+    import torch
+
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]

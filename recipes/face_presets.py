@@ -18,6 +18,8 @@ from partial_fc import flags
 if TYPE_CHECKING:
     from .face import DataFlags
 
+from partial_fc.flags import near
+
 Preset = dict[str, Any]
 
 
@@ -99,7 +101,8 @@ PRESETS: dict[str, Preset] = {
 def get(name: str) -> Preset:
     """Raises ValueError, naming all presets, for an unknown one."""
     if name not in PRESETS:
-        raise ValueError(f"--dataset {name}: no such preset; expected one of {', '.join(PRESETS)}")
+        known = ", ".join(PRESETS)
+        raise ValueError(f"--dataset is {name}; expected custom or one of {known}{near(name, PRESETS)}")
     return {"dataset": name, **PRESETS[name]}
 
 

@@ -10,22 +10,16 @@
 Results on real digits and characters, and what a Caffe2 user tries first: docs/imagenet.md.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import torch
-import tyro
-
-from partial_fc import counter_rng, flags
-from partial_fc.data import Source, Synthetic
-from partial_fc.data.check.at_start import check_data
-from partial_fc.data.databases import DatabaseSource, open_database
-from partial_fc.data.order import Epochs, Keyed, Order, Sharded
-from partial_fc.data.transform import ShortSideCrop
+from partial_fc import flags
 from partial_fc.flags import (
     ExchangeFlags,
     Flags,
@@ -35,114 +29,33 @@ from partial_fc.flags import (
     RendezvousFlags,
     RunFlags,
     ScheduleFlags,
-    check_least,
 )
-from partial_fc.foreign.backbone_weights import load_weights
-from partial_fc.head import CrossEntropy
-from partial_fc.models import resnet
-from partial_fc.models.inputs import TORCHVISION, InputContract
-from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.job import Head
-from partial_fc.train.log import StepLine
-from partial_fc.train.loop import train
-from partial_fc.train.run import Run, run_in_worlds
 
 from .compat import caffe2
 from .face_head import HeadFlags
-from .imagenet_epochs import EpochEnd, MdlSaver, epoch_test, start_from_mdl, write_mdl
+from .imagenet_flags import DataFlags, ModelFlags
+
+# The parts are imported when the flags are known to be right: torch takes seconds, which --help does without.
+if TYPE_CHECKING:
+    from partial_fc.data import Source
+    from partial_fc.data.order import Order
+    from partial_fc.models.inputs import InputContract
+    from partial_fc.train.backbone import TorchBackbone
+    from partial_fc.train.job import Head
+    from partial_fc.train.run import Run
 
 # Flags that may change between the parts of one run: they do not change what is learned.
 _MAY_CHANGE = ("num_workers", "max_bad_records", "check_data", "test_data", "load_model_path", "save_model_name",
                "pretrained", "leveldb_shadow", "shard_id", "run_id", "redis_host", "redis_port", "file_store_path",
                "redis_password_file", "channels_last", "head_impl", "head_centres", "centre_place", "centre_path",
                "telemetry_every")  # fmt: skip
+# What --help shows.
+_MATTER = (
+    "train_data", "test_data", "db_type", "num_labels", "image_size", "epoch_size", "network", "pretrained",
+    "load_model_path", "save_model_name", "head", "batch_size", "weight_decay", "precision", "lr", "lr_step_epochs",
+    "epochs", "models_root", "resume", "gpus", "num_shards", "shard_id", "run_id", "file_store_path",
+)  # fmt: skip
 _SOFTMAX = HeadFlags(loss="softmax", scale=16.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataFlags:
-    """What is trained on. Defaults are resnet50_trainer's."""
-
-    train_data: str
-    """An LMDB, a LevelDB or a minidb file with Datum or TensorProtos records; null: one image, whatever the label,
-    which shows how fast this machine is."""
-    test_data: Path | None = None
-    """A database to test on after each epoch."""
-    db_type: Literal["lmdb", "leveldb", "minidb"] | None = None
-    """Checked against what lies there, which needs no telling."""
-    num_labels: int = 1000
-    """Classes."""
-    num_channels: Literal[3] = 3
-    """Grey images are expanded."""
-    image_size: int = 227
-    """Pixels of a side of the crop that the network takes."""
-    resize: int = 256
-    """The shorter side of an image is made so long before it is cropped."""
-    mirror: bool = True
-    """Mirror half of the training images."""
-    image_mean_per_channel: tuple[float, float, float] | None = None
-    """What is subtracted, of blue, green, red. none: 128, or what --conventions say."""
-    image_std_per_channel: tuple[float, float, float] | None = None
-    """What the rest is divided by. none: likewise."""
-    epoch_size: int = 1_500_000
-    """Images of an epoch over all machines, whatever the database has; rounded down to whole updates."""
-    test_epoch_size: int | None = None
-    """Test so many images, the first ones. none: all."""
-    order: Literal["key", "shuffled"] = "key"
-    """key: of S machines the k-th reads records k, k + S, ... in the order of their keys; shuffle when the database is
-    built. shuffled: all machines read all of it in an order that is random in every epoch."""
-    num_workers: int = 2
-    """Decoding threads of each process."""
-    leveldb_shadow: Path | None = None
-    """A folder for what opening a LevelDB writes; none: that of temporary files."""
-    max_bad_records: int = 100
-    """Damaged records that are replaced by others (each is named in the log) before training stops."""
-    check_data: Literal["quick", "full", "off"] = "quick"
-    """What is looked at before the first step, by all ranks together; data that is not fit to train on is refused."""
-
-    def __post_init__(self) -> None:
-        check_least(self, num_labels=1, image_size=1, epoch_size=1, test_epoch_size=1, num_workers=1, max_bad_records=0)
-        if self.resize < self.image_size:
-            raise ValueError(
-                f"--resize {self.resize} is smaller than the crop, --image_size {self.image_size}; give a larger one"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelFlags:
-    """The network."""
-
-    network: Annotated[
-        Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"], tyro.conf.arg(aliases=["--backbone"])
-    ] = "resnet50"
-    """(On the command line of horovodrun itself write --backbone.)"""
-    resnext_num_groups: int = 1
-    """Groups of the middle convolution; more than one make it a ResNeXt."""
-    resnext_width_per_group: int = 64
-    """Channels of a group in the first stage."""
-    conventions: Literal["caffe2", "torchvision"] = "caffe2"
-    """Whose networks' details and pixels: caffe2: pooling without a border, batch norm with eps 0.001 that forgets
-    nine tenths each step, BGR, (pixel - 128) / 128; torchvision: a border, eps 0.00001, one tenth, RGB with ImageNet's
-    mean and deviation."""
-    head: Literal["cross-entropy", "partial-fc"] = "cross-entropy"
-    """partial-fc: the last layer's classes are shared out over the processes, without a bias, and compared by their
-    cosine; for very many of them. The flags below --loss are its own."""
-    pretrained: Path | None = None
-    """Start from these weights: torchvision's file of this network."""
-    load_model_path: Path | None = None
-    """Start from a .mdl checkpoint of Caffe2's trainers; with the epoch N that a name like NAME_N.mdl says."""
-    save_model_name: str | None = None
-    """Write such a file after each epoch: FILE_STORE_PATH/NAME_EPOCH.mdl, of which the last one is kept."""
-    channels_last: bool = True
-    """Images and convolution weights lie in memory with the channels last: what tensor cores and CPUs like best."""
-    recipe_version: Literal["default", "caffe2"] = "default"
-    """caffe2: tests as resnet50_trainer of 2017 did, on 100 batches of each machine's own test database, at random
-    crops and with the batches' own statistics. default: on all of it, once, at the middle, as the model is used."""
-
-    def __post_init__(self) -> None:
-        check_least(self, resnext_num_groups=1, resnext_width_per_group=1)
-        if self.pretrained and self.load_model_path:
-            raise ValueError("--pretrained and --load_model_path both say where to start; give one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,11 +106,21 @@ def main(arguments: list[str]) -> int:
     status = config.rendezvous.start(config.launch)
     if status is not None:
         return status
+    from partial_fc.train.run import run_in_worlds
+
     return run_in_worlds("imagenet", config, notes, train_here, called=(config.data.train_data, config.model.network))
 
 
 def train_here(run: Run) -> int:
     """Puts the parts together, trains, writes what came out."""
+    from partial_fc.data.check.at_start import check_data
+    from partial_fc.data.transform import ShortSideCrop
+    from partial_fc.head import CrossEntropy
+    from partial_fc.train.log import StepLine
+    from partial_fc.train.loop import train
+
+    from .imagenet_epochs import EpochEnd, MdlSaver, epoch_test, start_from_mdl, write_mdl
+
     config, data, world = run.config, run.config.data, run.world
 
     with ExitStack() as parts:
@@ -258,6 +181,9 @@ def train_here(run: Run) -> int:
 
 def _open(run: Run, path: str, parts: ExitStack) -> Source:
     """Closed with parts: a LevelDB's shadow would outlive the process. A collective."""
+    from partial_fc.data import Synthetic
+    from partial_fc.data.databases import open_database
+
     data = run.config.data
     if path == "null":
         return run.open_data(lambda: Synthetic(data.num_labels, data.resize, data.epoch_size))
@@ -269,6 +195,8 @@ def _open(run: Run, path: str, parts: ExitStack) -> Source:
 
 
 def _order(run: Run, source: Source) -> Order:
+    from partial_fc.data.order import Epochs, Keyed, Sharded
+
     data, size = run.config.data, run.config.data.epoch_size // run.global_batch * run.global_batch
     if not size:
         raise ValueError(
@@ -284,6 +212,12 @@ def _order(run: Run, source: Source) -> Order:
 
 def _backbone(run: Run) -> TorchBackbone:
     """Equal on all ranks. A collective."""
+    import torch
+
+    from partial_fc import counter_rng
+    from partial_fc.foreign.backbone_weights import load_weights
+    from partial_fc.models import resnet
+
     config, data, model = run.config, run.config.data, run.config.model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
     module = resnet.build(
@@ -312,6 +246,8 @@ def _backbone(run: Run) -> TorchBackbone:
 
 
 def _pixels(config: Config) -> InputContract:
+    from partial_fc.models.inputs import TORCHVISION, InputContract
+
     data, mean, std = config.data, config.data.image_mean_per_channel, config.data.image_std_per_channel
     if config.model.conventions == "torchvision" and mean is None and std is None:
         return TORCHVISION
@@ -322,14 +258,18 @@ def _pixels(config: Config) -> InputContract:
 
 def _notes(data: DataFlags, *opened: Source | None) -> Iterator[str]:
     """What was asked for and makes no difference here."""
+    from partial_fc.data.databases import DatabaseSource
+
     if data.train_data == "null" and flags.is_given(data, "check_data"):
         yield f"--check-data {data.check_data}: synthetic data has nothing to check"
     if data.leveldb_shadow and not any(isinstance(s, DatabaseSource) and s.kind == "LevelDB" for s in opened):
         yield "--leveldb-shadow: none of the databases is a LevelDB"
 
 
+@flags.told_as_usage
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     """The command line -> configuration, and notes on flags of Caffe2's that mean nothing here. Raises ValueError for
     values that make no sense, alone or together."""
     ours, notes = caffe2.translate(arguments)
-    return tyro.cli(Config, args=ours, prog="train.py imagenet"), notes
+    config = flags.parse(Config, ours, "train.py imagenet", matter=_MATTER, typed=arguments, renamed=caffe2.RENAMED)
+    return config, notes

@@ -12,36 +12,38 @@ are taken, too: --num-epochs (--epochs), --wd, --log-interval (--frequent), --sa
 and results on clips that can be made here: docs/video.md.
 """
 
+from __future__ import annotations
+
 import argparse
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import tyro
-
-from partial_fc import checkpoint, counter_rng, flags
-from partial_fc.data.order import Epochs, Keyed
+from partial_fc import flags
 from partial_fc.data.video import ClipList
 from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
-from partial_fc.models import slowfast
-from partial_fc.models.inputs import CLIPS
-from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.loop import train
-from partial_fc.train.run import Run, run_in_worlds
 
 from .compat import gluoncv
-from .kinetics_epochs import ClipLine, CountedCrossEntropy, EpochEnd, measure
 from .kinetics_flags import DataFlags, ModelFlags
-from .kinetics_start import load_params, resume_epoch, with_decay_steps
+
+# The parts are imported when the flags are known to be right: torch takes seconds, which --help does without.
+if TYPE_CHECKING:
+    from partial_fc.train.backbone import TorchBackbone
+    from partial_fc.train.run import Run
 
 # Flags that may change between the parts of one run: they do not change what is learned.
 _MAY_CHANGE = ("num_workers", "prefetch_ratio", "max_bad_records", "check_data", "data_dir", "val_data_dir", "val_list",
                "logging_file", "save_frequency", "resume_params", "resume_states", "resume_epoch", "train_only",
                "eval", "num_segments", "three_crop", "view_scores", "channels_last_3d", "lr_steps")  # fmt: skip
+# What --help shows.
+_MATTER = (
+    "train_list", "val_list", "data_dir", "val_data_dir", "num_classes", "video_loader", "new_length", "new_height",
+    "new_width", "input_size", "data_aug", "model", "resume_params", "eval", "num_segments", "three_crop",
+    "batch_size", "weight_decay", "precision", "lr", "lr_decay_epoch", "epochs", "models_root", "gpus",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,8 @@ class Config:
     launch: Flags[LaunchFlags] = LaunchFlags()
 
     def __post_init__(self) -> None:
+        from partial_fc.models import slowfast
+
         window, shape = self.data.transform(random=False).window, slowfast.SHAPES[self.model.model]
         if (window.num_fast, window.num_slow) != (shape.fast_frames, shape.slow_frames):
             raise ValueError(
@@ -93,12 +97,21 @@ def main(arguments: list[str]) -> int:
     status = config.launch.start()
     if status is not None:
         return status
+    from partial_fc.train.run import run_in_worlds
+
     called = config.data.dataset, config.model.model
     return run_in_worlds("kinetics", config, notes, train_here, bare=True, called=called)
 
 
 def train_here(run: Run) -> int:
     """Puts the parts together, trains, writes what came out."""
+    from partial_fc import checkpoint
+    from partial_fc.data.order import Epochs, Keyed
+    from partial_fc.train.loop import train
+
+    from .kinetics_epochs import ClipLine, CountedCrossEntropy, EpochEnd, measure
+    from .kinetics_start import load_params, resume_epoch, with_decay_steps
+
     config, data, world = run.config, run.config.data, run.world
     _log_to_file(run)
     for note in _notes(config):
@@ -185,6 +198,12 @@ def _open(run: Run, path: Path, folder: Path) -> ClipList:
 
 def _backbone(run: Run) -> TorchBackbone:
     """Equal on all ranks. A collective."""
+    import torch
+
+    from partial_fc import counter_rng
+    from partial_fc.models import slowfast
+    from partial_fc.models.inputs import CLIPS
+
     config, model = run.config, run.config.model
     torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
     module = slowfast.build(model.model, config.data.num_classes, model.width, model.dropout, model.fast_alone)
@@ -215,8 +234,10 @@ def _notes(config: Config) -> Iterator[str]:
         yield f"--lr-decay-epoch, --lr-decay-period: the rate's course is --lr-mode {config.schedule.lr_scheduler}"
 
 
+@flags.told_as_usage
 def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     """The command line -> configuration, and notes on flags of GluonCV's that mean nothing here. Raises ValueError for
     values that make no sense, alone or together."""
     ours, notes = gluoncv.translate(arguments)
-    return tyro.cli(Config, args=ours, prog="train.py kinetics"), notes
+    config = flags.parse(Config, ours, "train.py kinetics", matter=_MATTER, typed=arguments, renamed=gluoncv.RENAMED)
+    return config, notes

@@ -7,6 +7,7 @@ from typing import Literal
 from partial_fc import flags
 from partial_fc.data.video import ClipTransform, Window
 from partial_fc.data.video.transforms import Augmentation
+from partial_fc.flags.numbers import CLASSES, THREADS
 
 Dataset = Literal["ucf101", "kinetics400", "somethingsomethingv2", "hmdb51", "custom"]
 
@@ -63,8 +64,19 @@ class DataFlags:
     """Whether the listed files are there, on every host: some hundred of them, or all."""
 
     def __post_init__(self) -> None:
-        flags.check_least(self, num_classes=1, input_size=32, num_workers=1, prefetch_ratio=0, max_bad_records=0)
-        flags.check_least(self, new_height=1, new_width=1, max_distort=0)
+        flags.check_numbers(
+            self,
+            num_classes=CLASSES,
+            new_length="[1, 65536]",
+            slow_temporal_stride=1,
+            fast_temporal_stride=1,
+            new_height="[1, 16384]",
+            new_width="[1, 16384]",
+            input_size="[32, 16384]",
+            scale_ratios="(0, 1]",
+            num_workers=THREADS,
+            prefetch_ratio="[0, 1024]",
+        )
         self.transform(random=True)
 
     def transform(self, random: bool) -> ClipTransform:
@@ -134,7 +146,7 @@ class ModelFlags:
     """For --eval: what is added up over the clips of a video. GluonCV adds outputs."""
 
     def __post_init__(self) -> None:
-        flags.check_least(self, resume_epoch=0, save_frequency=0, num_segments=1, clip_grad=0, lr_decay_period=0)
+        flags.check_numbers(self, width="[8, 65536]", dropout="[0, 1)", num_segments=1)
         self.decay_epochs(0)
         if Path(self.logging_file).name != self.logging_file:
             raise ValueError(f"--logging-file is {self.logging_file!r}; expected a name: it is put inside --save-dir")

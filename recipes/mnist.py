@@ -9,37 +9,38 @@
 No MNIST here? `partial-fc data digits --out data` writes real digits to train on. Results: docs/mnist.md.
 """
 
+from __future__ import annotations
+
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-import tyro
-
-from partial_fc import checkpoint, flags
-from partial_fc.checkpoint.consistency import check_replicas
-from partial_fc.checkpoint.snapshot import Snapshot
+from partial_fc import flags
 from partial_fc.data.idx import IdxSource, Split
-from partial_fc.data.order import PerEpoch
-from partial_fc.data.transform import pixels
-from partial_fc.evaluate import Classification
 from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
-from partial_fc.foreign import apex
-from partial_fc.foreign.state_dicts import check_fits
-from partial_fc.head import CrossEntropy
-from partial_fc.models.convnet import NUM_CLASSES, SIDE, ConvNet
-from partial_fc.models.inputs import MNIST
-from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.log import Interval, StepLine
-from partial_fc.train.loop import train
-from partial_fc.train.precision import LossScaler
-from partial_fc.train.run import Run, run_in_worlds
 
 from . import mnist_kvstore
 from .compat import fit_py
+
+# The parts are imported when the flags are known to be right: torch takes seconds, which --help does without.
+if TYPE_CHECKING:
+    from partial_fc.train.run import Run
+
+# What --help shows.
+_MATTER = (
+    "data_dir", "engine", "load_amp", "save_amp", "batch_size", "optimizer", "momentum", "weight_decay", "precision",
+    "lr", "lr_scheduler", "epochs", "max_steps", "models_root", "resume", "seed", "nodes", "gpus", "nr", "master_addr",
+    "device",
+)  # fmt: skip
+# The tutorial's Apex folder.
+_ELSEWHERE = {
+    "opt-level": "O1 is --precision fp16 (or bf16), O2 --precision fp16-o2, O0 --precision fp32",
+    "loss-scale": "fp16's is found while training: --precision fp16",
+    "keep-batchnorm-fp32": "batch norms always compute in fp32",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class MnistFlags:
     """Write one with every checkpoint."""
 
     def __post_init__(self) -> None:
-        flags.check_least(self, n_workers=0)
+        flags.check_numbers(self, n_workers="[0, 4096]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +99,24 @@ def main(arguments: list[str]) -> int:
     if fit_py.asked_for(arguments):
         return mnist_kvstore.start(arguments)
     config = parse(arguments)
+    from partial_fc.train.run import run_in_worlds
+
     return run_in_worlds("mnist", config, [], train_here, bare=True, called=(config.mnist.data_dir, "convnet"))
 
 
 def train_here(run: Run) -> int:
     """Puts the parts together, trains, writes what came out."""
+    import torch
+
+    from partial_fc.data.order import PerEpoch
+    from partial_fc.data.transform import pixels
+    from partial_fc.head import CrossEntropy
+    from partial_fc.models.convnet import NUM_CLASSES, ConvNet
+    from partial_fc.models.inputs import MNIST
+    from partial_fc.train.loop import train
+
+    from .mnist_epochs import ApexSaver, TestSet, TutorialLine, load_amp, results
+
     config = run.config
 
     # ---- data
@@ -121,11 +135,11 @@ def train_here(run: Run) -> int:
         head = CrossEntropy(NUM_CLASSES, run.world, backbone.precision.parameter_dtype)
 
         # ---- start: a given checkpoint, else the newest of this run, else --load-amp, else from scratch
-        saver = parts.enter_context(run.saver(_Saver))
+        saver = parts.enter_context(run.saver(ApexSaver))
         saver.amp = (config.mnist.save_amp, backbone)
         start = run.resume(backbone, head, train_source, may_change=("n_workers", "load_amp", "save_amp", "data_dir"))
         if config.mnist.load_amp:
-            _load_amp(run, backbone, config.mnist.load_amp, resumed=start.step > 0)
+            load_amp(run, backbone, config.mnist.load_amp, resumed=start.step > 0)
         loader = parts.enter_context(run.loader(train_source, pixels, start, order, num_workers=config.mnist.n_workers))
         schedule = run.schedule(start, order)
         if run.is_finished(start, schedule):
@@ -137,61 +151,15 @@ def train_here(run: Run) -> int:
         )
         job = run.job(loader, backbone, head, schedule, [test], saver, start, line, each_epoch=True)
         outcome = train(job)
-        status = run.finish(job, outcome, {} if outcome.stopped else _results(test, outcome.evaluations, start.best))
+        status = run.finish(job, outcome, {} if outcome.stopped else results(test, outcome.evaluations, start.best))
         if not outcome.stopped:
             run.logger.info(f"Training complete in: {timedelta(seconds=run.seconds)}")
         return status
 
 
-@dataclass(frozen=True)
-class TutorialLine(StepLine):
-    """The tutorial's line, every `frequent` updates of an epoch."""
-
-    update_size: int
-    epochs: float
-
-    early: ClassVar[tuple[int, ...]] = ()
-
-    def due(self, step: int, position: int) -> bool:
-        return self._update(position)[1] % self.frequent == 0
-
-    def text(self, step: int, position: int, loss: float, lr: float, since: Interval) -> str:
-        epoch, update = self._update(position)
-        per_epoch = math.ceil(self.num_samples / self.update_size)
-        return f"Epoch [{epoch + 1}/{self.epochs:g}], Step [{update}/{per_epoch}], Loss: {loss:.4f}"
-
-    def _update(self, position: int) -> tuple[int, int]:
-        """(epoch from 0, update of it from 1) that ended at this position."""
-        epoch, place = divmod(position - 1, self.num_samples)
-        return epoch, math.ceil((place + 1) / self.update_size)
-
-
-class TestSet(Classification):
-    """The test images, with the tutorial's line."""
-
-    epochs = 0.0
-
-    def lines(self, step, epoch, values, best) -> list[str]:
-        share = f"{values['test/accuracy']:.2%}".replace("%", " %")
-        counts = f"({self.num_correct:,} of {len(self.source):,})"
-        return [f"Epoch [{math.ceil(epoch)}/{self.epochs:g}], Test accuracy: {share} {counts}"]
-
-
-class _Saver(checkpoint.Saver):
-    """Writes an Apex file with every checkpoint, where --save-amp asks for it."""
-
-    amp: tuple[Path | None, TorchBackbone]
-
-    def begin(self, snapshot: Snapshot, since: float | None = None) -> None:
-        super().begin(snapshot, since)
-        path, backbone = self.amp
-        if path and snapshot.rank == 0:
-            scaler = backbone.scaler
-            state = (scaler.scale, scaler.clean_steps) if scaler else (1.0, 0)
-            apex.write(path, snapshot.backbone, backbone.optimizer, *state)
-
-
 def _source(config: Config, split: Split) -> IdxSource:
+    from partial_fc.models.convnet import NUM_CLASSES, SIDE
+
     source = IdxSource(config.mnist.data_dir, split, NUM_CLASSES)
     if source.image_NHW.shape[1:] != (SIDE, SIDE):
         raise ValueError(
@@ -201,39 +169,7 @@ def _source(config: Config, split: Split) -> IdxSource:
     return source
 
 
-def _load_amp(run: Run, backbone: TorchBackbone, path: Path, resumed: bool) -> None:
-    """Starts from an Apex checkpoint, unless the run goes on from one of its own. A collective."""
-    if resumed:
-        run.note(f"--load-amp {path} is for a new run; this one goes on from its own checkpoint")
-        return
-    found = apex.read(path)
-    check_fits(found.model, backbone.weights.state_dict(), path, "ConvNet")
-    backbone.weights.load_state_dict(found.model)
-    for note in apex.load_optimizer(found, backbone.optimizer):
-        run.note(note)
-    scaler = backbone.scaler
-    if scaler and found.loss_scale != 1:
-        clean = found.unskipped if found.unskipped < LossScaler.GROWTH_INTERVAL else 0
-        scaler.load_state({"scale": found.loss_scale, "clean_steps": clean})
-    elif scaler or found.loss_scale != 1:
-        run.note(
-            f"{path} has loss scale {found.loss_scale:g}; this run, --precision {backbone.precision.mode}, has "
-            f"{f'{scaler.scale:g}' if scaler else 'none'}"
-        )
-    run.logger.info(f"started from {path}")
-    check_replicas(backbone.replicated(), run.world)
-
-
-def _results(test: TestSet, values: dict[str, float], best: dict[str, float]) -> dict[str, object]:
-    assert test.confusion_CC is not None
-    return {
-        "test_accuracy": values["test/accuracy"],
-        "best_test_accuracy": best["test"],
-        # Of each label: how often it was taken for what.
-        "confusion": test.confusion_CC.tolist(),
-    }
-
-
+@flags.told_as_usage
 def parse(arguments: list[str]) -> Config:
     """The command line -> configuration. Raises ValueError for values that make no sense, alone or together."""
-    return tyro.cli(Config, args=arguments, prog="train.py mnist")
+    return flags.parse(Config, arguments, "train.py mnist", matter=_MATTER, elsewhere=_ELSEWHERE)

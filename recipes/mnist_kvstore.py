@@ -22,10 +22,18 @@ import tyro
 
 from partial_fc import comm
 from partial_fc.data.idx import ImageSet, read_set
-from partial_fc.flags import check_least, is_given
+from partial_fc.flags import check_numbers, is_given, told_as_usage
+from partial_fc.flags import parse as read
+from partial_fc.flags.numbers import BATCH, THREADS
 from partial_fc.train_command import exit_now
 
 from .compat import fit_py
+
+# What --help shows.
+_MATTER = (
+    "engine", "data_dir", "batch_size", "seed", "network", "gpus", "kv_store", "gc_type", "optimizer", "lr",
+    "lr_factor", "lr_step_epochs", "mom", "wd", "num_epochs", "disp_batches", "model_prefix", "load_epoch",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +57,6 @@ class Config:
 
     # ---- network
     network: Annotated[Literal["lenet", "mlp"], tyro.conf.arg(aliases=["--backbone"])] = "mlp"
-    """(On the command line of horovodrun itself write --backbone.)"""
     dtype: Literal["float32"] = "float32"
     """(float16 is none of MXNet 1.9.1's on CPUs.)"""
     initializer: Literal["default", "xavier", "msra", "orthogonal", "normal", "uniform", "one", "zero"] = "default"
@@ -107,11 +114,21 @@ class Config:
     """Go on from PREFIX-LOAD_EPOCH.params. It holds weights, and no momentum, which starts from 0."""
 
     def __post_init__(self) -> None:
-        check_least(self, num_classes=2, num_examples=1, batch_size=1, cpus=1, num_epochs=1, disp_batches=1, top_k=0)
-        check_least(self, save_period=1, load_epoch=1, lr=0, lr_factor=0, mom=0, wd=0, seed=0)
-        for name in ("gc_threshold", "start_timeout", "lr_factor"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}; expected more than 0")
+        check_numbers(
+            self,
+            num_classes="[2, 65536]",
+            num_examples=1,
+            batch_size=BATCH,
+            seed="[0, 2147483647]",
+            cpus=THREADS,
+            gc_threshold="(0, inf)",
+            start_timeout="(0, inf)",
+            lr_factor="(0, inf)",
+            num_epochs=1,
+            disp_batches=1,
+            save_period=1,
+            load_epoch=1,
+        )
         self._check_devices()
         if self.gc_type != "none" and self.kv_store in ("local", "nccl", "horovod"):
             raise ValueError(
@@ -306,7 +323,8 @@ def _numbers(flag: str, text: str, kind: Any) -> list[Any]:
         raise ValueError(f"{flag} {text!r}: expected numbers with commas between them") from None
 
 
+@told_as_usage
 def parse(arguments: list[str]) -> Config:
     """The command line -> configuration. Raises ValueError for what MXNet has and this has not."""
     fit_py.refuse(arguments)
-    return tyro.cli(Config, args=arguments, prog="train.py mnist --engine mxnet")
+    return read(Config, arguments, "train.py mnist --engine mxnet", matter=_MATTER)

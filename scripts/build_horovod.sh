@@ -5,8 +5,8 @@
 # The release is from 2023 and asks for C++14; torch 2.13's headers need 20 and MXNet's stop at 17, so the two standards
 # are set per sub-project. It is built without debug information, Gloo leaves the size of send buffers to the kernel,
 # horovodrun waits two seconds, not minutes, for a host that does not answer, its store answers only those who know its
-# token, and a process that waits for a collective leaves its core to others, see below. Nothing else in the sources
-# changes. HOROVOD_GPU_OPERATIONS and the like pass through.
+# token, it leaves the command's flags alone, and a process that waits for a collective leaves its core to others, see
+# below. Nothing else in the sources changes. HOROVOD_GPU_OPERATIONS and the like pass through.
 set -euo pipefail
 python=$1 version=$2 wheels=$3
 if [[ " ${*:4} " == *" MXNet "* ]]; then mxnet=WITH; else mxnet=WITHOUT; fi
@@ -101,6 +101,11 @@ expect $pair 'kMaxSendBufferSize = 0'
 # busy: where cores are shared, that of the one it waits for. Now it sleeps for 50 us; a collective takes 1,000 or more.
 file=horovod/torch/mpi_ops_v2.cc
 replace $file 'std::this_thread::yield();' 'std::this_thread::sleep_for(std::chrono::microseconds(50));'
+
+# horovodrun took `--network r50` of the command that it starts for a shortened flag of its own, and refused it: it has two
+# that begin so. It takes no shortened flags now; all words from the command's first on are the command's.
+parser="ArgumentParser(description='Horovod Runner'"
+replace horovod/runner/launch.py "$parser)" "$parser, allow_abbrev=False)"
 
 # CVE-2024-10190: horovodrun's store listens on all addresses and unpickles what anybody puts there. Here it listens on the
 # address that the processes are told, and refuses (403), before it reads on, whoever does not send the token that

@@ -32,6 +32,7 @@ from partial_fc.data.order import Keyed
 from partial_fc.data.record_source import RecordSource
 from partial_fc.data.sample import Sample, Source
 from partial_fc.data.transform import ShortSideCrop, SquareImage, mirror
+from partial_fc.flags.numbers import BATCH, PIXELS, THREADS, check_numbers
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,9 @@ class DataOptions:
     """The median counts."""
     json: bool = False
     """One line for programs instead of the table."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, image_size=PIXELS, resize=PIXELS, images=1, batch_size=BATCH, threads=THREADS, rounds=1)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from partial_fc.bench.plan import DTYPES, OPTIMIZERS
 from partial_fc.bench.textbook_head import TextbookHead
 from partial_fc.comm import World
 from partial_fc.comm.world import Traffic
+from partial_fc.flags.numbers import BATCH, CLASSES, THREADS, check_numbers
 from partial_fc.head import CosFace, PartialFC, Storage
 from partial_fc.machine import PeakMemory, measure_rates, synchronise
 
@@ -72,6 +73,19 @@ class HeadOptions:
     """plain: in turn with the textbook head (partial_fc/bench/textbook_head.py)."""
     rounds: int = 3
     """Pairs of runs with --versus."""
+
+    def __post_init__(self) -> None:
+        check_numbers(
+            self,
+            classes=CLASSES,
+            sample_rate="(0, 1]",
+            batch=BATCH,
+            dim="[1, 65536]",
+            num_processes=THREADS,
+            threads=THREADS,
+            steps=1,
+            rounds=1,
+        )
 
 
 def bench_head(options: HeadOptions) -> None:

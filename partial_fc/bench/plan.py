@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 
+from partial_fc.flags.numbers import CLASSES, PROCESSES, THREADS, check_numbers
 from partial_fc.head.kernels import Impl, cpu, plain
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 from partial_fc.head.shard import Shard
@@ -77,6 +78,23 @@ class PlanOptions:
     """Microseconds that one message takes beside its bytes."""
     json: bool = False
     """One JSON object instead of the table."""
+
+    def __post_init__(self) -> None:
+        check_numbers(
+            self,
+            classes=CLASSES,
+            dim="[1, 65536]",
+            gpus=PROCESSES,
+            batch="[1, 1000000000]",
+            sample_rate="(0, 1]",
+            threads=THREADS,
+            step_ms="(0, inf)",
+            images_per_s="(0, inf)",
+            tflops="(0, inf)",
+            bandwidth="(0, inf)",
+            place_bandwidth="(0, inf)",
+            link_gbps="(0, inf)",
+        )
 
     @property
     def local_classes(self) -> int:

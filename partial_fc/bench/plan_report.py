@@ -140,11 +140,6 @@ def num_bytes(text: str) -> int:
 
 def _resolved(options: PlanOptions) -> PlanOptions:
     """The options, checked, with what is really used where they leave it open."""
-    for name in ("classes", "dim", "gpus", "batch", "threads"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"--{name} {getattr(options, name)}; expected at least 1")
-    if not 0.0 < options.sample_rate <= 1.0:
-        raise ValueError(f"--sample-rate {options.sample_rate}; expected 0 < rate <= 1")
     device, impl = options.device, options.impl
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,12 +1,15 @@
 """One process: every collective is the identity."""
 
-from collections.abc import Callable
-from typing import Any
+from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from partial_fc.comm.launch.detect import Launch
 from partial_fc.comm.world import Op, World
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class SingleWorld(World):

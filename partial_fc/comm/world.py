@@ -1,4 +1,10 @@
-"""The collectives as everyone calls them: named, checked and counted here; the backends only move tensors."""
+"""The collectives as everyone calls them: named, checked and counted here; the backends only move tensors.
+
+torch is imported in what computes, not with this module: who only asks how the process was launched, as the command
+line does, need not wait for it.
+"""
+
+from __future__ import annotations
 
 import json
 import math
@@ -8,18 +14,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from partial_fc.comm.journal import Call, Journal
 from partial_fc.comm.launch.detect import Launch
 from partial_fc.comm.watch.board import Board, Endpoint
 from partial_fc.comm.watch.watchdog import Watch
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Op = Literal["sum", "max"]
-_REDUCIBLE = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
+_REDUCIBLE = ("torch.float16", "torch.float32", "torch.float64", "torch.int32", "torch.int64")
 
 
 @dataclass
@@ -46,7 +52,7 @@ class CollectiveError(RuntimeError):
 class Work:
     """A collective in flight. `wait` returns its result; the input must not be written to before that."""
 
-    _world: "World"
+    _world: World
     _call: Call
     _finish: Callable[[], Tensor]
 
@@ -62,6 +68,8 @@ class Work:
             raise world.failure(call, error) from error
         if result.is_cuda and world.runs_ahead:
             # The host goes on, and would stop only at the next tensor that it reads: the call stays in flight.
+            import torch
+
             event = torch.cuda.Event()
             event.record()
             call.done = event.query
@@ -121,6 +129,8 @@ class World(ABC):
             return
         board = Board(self.size, self.local_size == self.size, network_interface) if self.rank == 0 else None
         text = json.dumps(asdict(board.endpoint)) if board else ""
+        import torch
+
         data = torch.tensor(list(text.encode()), dtype=torch.uint8)
         received = self._all_gather(data, None, "comm/status_board")()
         self._watch = Watch(self.journal, timeout_s, Endpoint(**json.loads(bytes(received.tolist()))), board)
@@ -168,11 +178,15 @@ class World(ABC):
 
     def barrier(self, *, name: str = "barrier") -> None:
         """Returns when every rank has called it."""
+        import torch
+
         self.all_reduce(torch.zeros(1), name=name)
 
     def start_all_reduce(self, t: Tensor, op: Op = "sum", *, name: str, in_place: bool = False) -> Work:
         """`all_reduce`, in the background. in_place: the result is written over t, which is contiguous."""
-        if t.dtype not in _REDUCIBLE:
+        import torch
+
+        if str(t.dtype) not in _REDUCIBLE:
             raise ValueError(f"{name}: {t.dtype} is not summed by every backend; convert to float32 or int64 first")
         self._count(name, t)
         total = t if in_place else t.clone(memory_format=torch.contiguous_format)
@@ -281,8 +295,10 @@ class World(ABC):
 def _as_sent(t: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """(t in a dtype that every backend can move, how to turn what arrives back). Moving is not adding, so the dtypes
     that some backend does not know go as bytes."""
+    import torch
+
     t = t.contiguous()
-    if t.dtype in _REDUCIBLE or t.dtype == torch.uint8:
+    if str(t.dtype) in _REDUCIBLE or t.dtype == torch.uint8:
         return t, lambda arrived: arrived
     row_shape = t.shape[1:]
     as_bytes = t.view(-1, math.prod(row_shape)).view(torch.uint8)

@@ -28,6 +28,7 @@ from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, characters, choose, find_fonts
 from partial_fc.demo.glyphs_pairs import FOLDS, SETS, choose_pairs, trained
 from partial_fc.demo.glyphs_render import SHAPE_SIDE, Glyph, Pen, Runner, workers
+from partial_fc.flags.numbers import check_numbers
 
 MANIFEST = "manifest.json"
 _FORMAT = 1  # counts changes of the recipe: a set of another number is not the set these options mean now
@@ -60,22 +61,23 @@ class GlyphOptions:
     """folder below which the font files lie"""
 
     def __post_init__(self) -> None:
-        least = {
-            "num_classes": 1, "images_per_typeface": 1, "image_size": 16, "num_unseen": 2 * FOLDS,
-            "pairs": 2 * FOLDS, "quality": 1, "seed": 0, "jobs": 0,
-        }  # fmt: skip
-        for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise ValueError(f"{name}: got {getattr(self, name)}, expected at least {smallest}")
-        if self.quality > 100:
-            raise ValueError(f"quality: got {self.quality}, expected at most 100")
+        check_numbers(
+            self,
+            num_classes=1,
+            images_per_typeface=1,
+            image_size="[16, 16384]",
+            num_unseen=2 * FOLDS,
+            pairs=2 * FOLDS,
+            quality="[1, 100]",
+            jobs="[0, 4096]",
+        )
         if self.pairs % (2 * FOLDS):
-            raise ValueError(f"pairs: got {self.pairs}, expected a multiple of {2 * FOLDS}: {FOLDS} folds, two kinds")
+            raise ValueError(f"--pairs is {self.pairs}; expected a multiple of {2 * FOLDS}: {FOLDS} folds, two kinds")
         group = self.num_unseen // FOLDS
         # Two characters fewer than a fold has: a few of them may lack the typeface of unseen_font.
         if (group - 2) * (group - 3) // 2 < self.pairs // (2 * FOLDS):
             raise ValueError(
-                f"num_unseen {self.num_unseen} gives each fold {group} characters, too few for "
+                f"--num-unseen {self.num_unseen} gives each fold {group} characters, too few for "
                 f"{self.pairs // (2 * FOLDS)} different pairs of them; raise num_unseen or lower pairs"
             )
 

@@ -21,6 +21,7 @@ from partial_fc.data.video.lists import write_list
 from partial_fc.demo.glyphs_fonts import CHINESE, characters, choose, find_fonts
 from partial_fc.demo.glyphs_render import Pen, drawing, workers
 from partial_fc.findings import counted
+from partial_fc.flags.numbers import check_numbers
 
 _RATE = 25
 _CHUNK = 8  # clips that a process renders at a time
@@ -50,9 +51,8 @@ class MotionOptions:
     """Folder below which the font files lie."""
 
     def __post_init__(self) -> None:
-        for name, least in (("num_train", len(MOTIONS)), ("num_val", len(MOTIONS)), ("num_frames", 1), ("size", 32)):
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}; expected at least {least}")
+        least = len(MOTIONS)
+        check_numbers(self, num_train=least, num_val=least, num_frames=1, size="[32, 16384]", jobs="[0, 4096]")
         if self.size % 2:
             raise ValueError(f"--size is {self.size}; expected an even number (H.264)")
 

@@ -13,6 +13,7 @@ import tyro
 from partial_fc.doctor.host_findings import HostFinding, common_findings, host_findings
 from partial_fc.doctor.hosts import ROOT, Host, HostError, parse
 from partial_fc.findings import check_writable
+from partial_fc.flags.numbers import PORT, check_numbers
 
 _PROBE_S = 120.0  # loading the libraries, from a slow network folder
 _TRANSFER_S = 60.0
@@ -46,6 +47,9 @@ class EnvOptions:
     """Measure latency, bandwidth and clocks between the hosts: a second for each pair of neighbours."""
     report: Path | None = None
     """A JSON file to write: all lines, and what the hosts said."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, ssh_port=PORT, ssh_timeout="(0, 86400]")
 
 
 def doctor_env(options: EnvOptions) -> int:

@@ -20,7 +20,7 @@ from partial_fc.comm import SingleWorld
 from partial_fc.embedding.load import from_checkpoint
 from partial_fc.embedding.on_ranks import embedded, why_bad
 from partial_fc.embedding.sources import open_images
-from partial_fc.flags import check_least
+from partial_fc.flags import check_numbers
 from partial_fc.train.device import device_type
 
 _CLASSES_AT_ONCE = 65536
@@ -43,7 +43,7 @@ class ClassifyOptions:
     """cpu, cuda, or auto: a GPU where there is one."""
 
     def __post_init__(self) -> None:
-        check_least(self, top=1)
+        check_numbers(self, top=1)
         if self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"--device is {self.device!r}; expected auto, cpu or cuda")
 

@@ -16,7 +16,8 @@ from partial_fc.embedding.on_ranks import embedded, why_bad
 from partial_fc.embedding.sources import ImageFiles, open_images
 from partial_fc.embedding.table import check_table, new_table
 from partial_fc.findings import counted
-from partial_fc.flags import Flags, LaunchFlags, check_least
+from partial_fc.flags import Flags, LaunchFlags, check_numbers
+from partial_fc.flags.numbers import BATCH, PIXELS, THREADS
 from partial_fc.on_ranks import on_ranks
 
 _NAMED = 10  # bad images that are named
@@ -49,7 +50,7 @@ class EmbedOptions:
     launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)
 
     def __post_init__(self) -> None:
-        check_least(self, batch_size=1, num_workers=1)
+        check_numbers(self, image_size=PIXELS, batch_size=BATCH, num_workers=THREADS)
         if not self.images:
             raise ValueError("IMAGES is missing: a folder, a .rec, a list, or image files")
         check_table(self.out)

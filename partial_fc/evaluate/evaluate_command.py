@@ -25,7 +25,7 @@ from partial_fc.evaluate.pair_list import PairList, read_pair_list
 from partial_fc.evaluate.roc import Roc
 from partial_fc.evaluate.verification import Verification, accuracy_values, check_pairs, fold_accuracy
 from partial_fc.findings import check_writable
-from partial_fc.flags import Flags, LaunchFlags, check_least
+from partial_fc.flags import Flags, LaunchFlags, check_numbers
 from partial_fc.on_ranks import on_ranks
 
 FALSE_ACCEPT_RATES = ("1e-1", "1e-2", "1e-3", "1e-4", "1e-5", "1e-6")
@@ -66,7 +66,7 @@ class EvaluateOptions:
     launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)
 
     def __post_init__(self) -> None:
-        check_least(self, batch_size=2, show=0)
+        check_numbers(self, batch_size=2, show=0)
         if not self.sets and self.ijb is None:
             raise ValueError("nothing to evaluate on: give a .bin, a CSV file of pairs, or --ijb DIR")
         names = [path.stem for path in self.sets] + ([self.target] if self.ijb else [])

@@ -21,7 +21,7 @@ from partial_fc.evaluate.embed_table import embed_together
 from partial_fc.evaluate.evaluate_command import output_folder
 from partial_fc.evaluate.identification import FALSE_POSITIVE_RATES, Found, search
 from partial_fc.findings import counted
-from partial_fc.flags import Flags, LaunchFlags, check_least
+from partial_fc.flags import Flags, LaunchFlags, check_numbers
 from partial_fc.on_ranks import on_ranks
 
 _SHOWN = 5  # neighbours of a probe in the picture
@@ -48,7 +48,7 @@ class SearchOptions:
     launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)
 
     def __post_init__(self) -> None:
-        check_least(self, batch_size=1)
+        check_numbers(self, batch_size=1)
         if self.probe == self.gallery:
             raise ValueError("--probe is --gallery: leave --probe away, and each image is searched among the others")
 

@@ -25,7 +25,7 @@ from partial_fc.embedding.sources import open_images
 from partial_fc.evaluate.verification import Verification
 from partial_fc.export import onnx_model
 from partial_fc.files import replacing
-from partial_fc.flags import check_least
+from partial_fc.flags.numbers import PIXELS, check_numbers
 from partial_fc.foreign.backbone_weights import read_weights
 
 _BATCHES = (1, 5, 2)  # sizes that the batch of an ONNX file is tried with
@@ -66,7 +66,7 @@ class ExportOptions:
     """Add the embedding of the mirrored image; none: as the model says. It is written into the metadata."""
 
     def __post_init__(self) -> None:
-        check_least(self, num_calibrate=1)
+        check_numbers(self, image_size=PIXELS, num_calibrate=1)
         if not self.files():
             raise ValueError("nothing to write: give --onnx, --onnx-fp16, --onnx-int8 or --torch, with a file's name")
         if len({path.absolute() for path in self.files().values()}) < len(self.files()):

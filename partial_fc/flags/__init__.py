@@ -1,9 +1,11 @@
 """The flag groups that all recipes share: how a run is started (launch.py; by hand on several hosts: rendezvous.py),
-and how it trains (training.py)."""
+and how it trains (training.py). numbers.py has the ranges of numbers, command_line.py reads a command line."""
 
 from tyro.conf import OmitArgPrefixes as Flags
 
+from partial_fc.flags.command_line import near, parse, told_as_usage
 from partial_fc.flags.launch import LaunchFlags
+from partial_fc.flags.numbers import check_numbers, flag
 from partial_fc.flags.rendezvous import RendezvousFlags
 from partial_fc.flags.training import (
     ExchangeFlags,
@@ -11,8 +13,6 @@ from partial_fc.flags.training import (
     OptimFlags,
     RunFlags,
     ScheduleFlags,
-    check_least,
-    flag,
     flat,
     is_given,
     notes,
@@ -28,10 +28,13 @@ __all__ = [
     "RendezvousFlags",
     "RunFlags",
     "ScheduleFlags",
-    "check_least",
+    "check_numbers",
     "flag",
     "flat",
     "is_given",
+    "near",
     "notes",
+    "parse",
+    "told_as_usage",
     "with_defaults",
 ]

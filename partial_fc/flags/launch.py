@@ -4,13 +4,13 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import torch
 import tyro
 
 from partial_fc import comm
 from partial_fc.comm import World, elastic
 from partial_fc.comm.launch import spawn
-from partial_fc.flags.training import check_least, flag, is_given
+from partial_fc.flags.numbers import PORT, PROCESSES, THREADS, check_numbers, flag
+from partial_fc.flags.training import is_given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class LaunchFlags:
     """Only GPU algorithms that repeat bit by bit, and no messages that Horovod joins by chance (slower)."""
 
     def __post_init__(self) -> None:
-        check_least(self, nodes=1, gpus=1, comm_timeout=0)
+        check_numbers(self, nodes=PROCESSES, gpus=THREADS, master_port=PORT, start_timeout="(0, inf)")
         if not 0 <= self.nr < self.nodes:
             raise ValueError(
                 f"--nr is {self.nr}, of --nodes {self.nodes}; nodes are numbered from 0 to {self.nodes - 1}"
@@ -53,10 +53,6 @@ class LaunchFlags:
                 f"--nodes {self.nodes} needs --master-addr: the address of the host with --nr 0, as the others reach "
                 "it, for example --master-addr 10.0.0.1 (`ip addr` there shows it); the same on all nodes"
             )
-        if self.master_port is not None and not 0 < self.master_port < 65536:
-            raise ValueError(f"--master-port is {self.master_port}; expected 1 to 65535")
-        if not 0 < self.start_timeout < float("inf"):
-            raise ValueError(f"--start-timeout is {self.start_timeout}; expected more than 0 seconds")
 
     def start(self) -> int | None:
         """Starts the processes of this host where --nodes or --gpus ask for them, each with the command line of this
@@ -109,6 +105,8 @@ class LaunchFlags:
         return world
 
     def _tell(self, world: World) -> None:
+        import torch
+
         if world.backend == "torch" and world.size > 1 and not torch.cuda.is_available():
             print(f"no GPU here: {world.size} processes on the CPU, over gloo", flush=True)
         vain = {

@@ -9,15 +9,19 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import psutil
 
 from partial_fc import comm
-from partial_fc.comm.launch import meeting, spawn, stores
-from partial_fc.comm.launch.meeting import Met, Shard
+from partial_fc.comm.launch import spawn
 from partial_fc.comm.watch.board import local_addresses
 from partial_fc.flags.launch import LaunchFlags
-from partial_fc.flags.training import check_least, flag, is_given
+from partial_fc.flags.numbers import PORT, PROCESSES, check_numbers, flag
+from partial_fc.flags.training import is_given
+
+if TYPE_CHECKING:
+    from partial_fc.comm.launch.meeting import Met, Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +53,12 @@ class RendezvousFlags:
     only."""
 
     def __post_init__(self) -> None:
-        check_least(self, num_shards=1)
+        check_numbers(self, num_shards=PROCESSES, redis_port=PORT)
         if not 0 <= self.shard_id < self.num_shards:
             raise ValueError(
                 f"--shard-id is {self.shard_id}, of --num-shards {self.num_shards}; shards are numbered from 0 to "
                 f"{self.num_shards - 1}"
             )
-        if not 0 < self.redis_port < 65536:
-            raise ValueError(f"--redis-port is {self.redis_port}; expected 1 to 65535")
         if self.run_id is not None and not 0 < len(self.run_id.encode()) <= 64:
             raise ValueError(f"--run-id {self.run_id!r}: expected 1 to 64 bytes")
         if (self.redis_cert is None) != (self.redis_key is None):
@@ -87,11 +89,14 @@ class RendezvousFlags:
             return self._run(launch)
 
     def _run(self, launch: LaunchFlags) -> int:
+        from partial_fc.comm.launch import meeting  # needs torch, which --help does without
+
         addresses = local_addresses(launch.network_interface)
         listens = self.shard_id == 0
         address = addresses[0] if launch.network_interface else ""
         with _listen(address, launch.master_port) if listens else nullcontext() as listening:
-            me = Shard.here(self.shard_id, self.num_shards, launch.gpus, addresses if listens else [], listening)
+            own = addresses if listens else []
+            me = meeting.Shard.here(self.shard_id, self.num_shards, launch.gpus, own, listening)
             with meeting.meeting(self._open_store(launch.start_timeout), me, listening, launch.start_timeout) as met:
                 return spawn.run(
                     [sys.executable, *sys.orig_argv[1:]],
@@ -131,7 +136,9 @@ class RendezvousFlags:
             if is_given(launch, name):
                 raise ValueError(f"{flag(name)} and --num-shards are two ways to start a run: give one of them")
 
-    def _open_store(self, timeout_s: float) -> meeting.Store:
+    def _open_store(self, timeout_s: float) -> "Store":
+        from partial_fc.comm.launch import stores
+
         assert self.run_id is not None
         if self.redis_host is None:
             return stores.open_folder(self.file_store_path, self.run_id)
@@ -171,7 +178,7 @@ def _listen(address: str, port: int | None) -> socket.socket:
         raise ValueError(f"--master-port {port}: cannot listen there on {socket.gethostname()}: {error}") from None
 
 
-def _environment(met: Met, network_interface: str | None) -> dict[str, str]:
+def _environment(met: "Met", network_interface: str | None) -> dict[str, str]:
     """That of the processes. Gloo is to listen where this host and shard 0 have just reached each other: it would
     otherwise take the address of the host's own name, which on Debian is 127.0.1.1."""
     environ = dict(os.environ)

@@ -13,10 +13,13 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from partial_fc.comm import elastic
-from partial_fc.optim import compression
+from partial_fc.flags.numbers import BATCH, check_numbers, flag
+
+if TYPE_CHECKING:
+    from partial_fc.optim import compression
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ class RunFlags:
     """Start of everything that is random: equal seeds give equal runs, for any number of ranks."""
 
     def __post_init__(self) -> None:
-        check_least(self, frequent=1, keep_checkpoints=1, verbose=0, checkpoint_every=0, commit_every=0)
+        check_numbers(self, frequent=1, keep_checkpoints=1)
         if self.wandb is not None and importlib.util.find_spec("wandb") is None:
             raise ValueError(
                 f"--wandb {self.wandb} needs the package wandb, which is not installed: `pip install wandb`, or leave "
@@ -90,7 +93,7 @@ class GuardFlags:
     """Steps between two checks that the backbone and its optimizer are the same bits on all ranks; 0: never."""
 
     def __post_init__(self) -> None:
-        check_least(self, max_skips=1, max_rollbacks=1, desync_every=0)
+        check_numbers(self, max_skips=1, max_rollbacks=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,17 +109,18 @@ class ExchangeFlags:
     """For powersgd: rank of the matrices that are sent; 4 when not given."""
 
     def __post_init__(self) -> None:
+        check_numbers(self, compression_threshold="(0, inf)", compression_rank="[1, 65536]")
         for name, kind in (("compression_threshold", "2bit"), ("compression_rank", "powersgd")):
             value = getattr(self, name)
             if value is not None and self.gradient_compression != kind:
                 raise ValueError(
                     f"{flag(name)} goes with --gradient-compression {kind}; this run's is {self.gradient_compression}"
                 )
-            if value is not None and not value > 0:
-                raise ValueError(f"{flag(name)} is {value}; expected more than 0")
 
-    def build(self, seed: int) -> compression.Compressor:
+    def build(self, seed: int) -> "compression.Compressor":
         """What the flags say."""
+        from partial_fc.optim import compression
+
         return compression.build_compressor(
             self.gradient_compression,
             threshold=self.compression_threshold or 0.5,
@@ -151,9 +155,7 @@ class OptimFlags:
     has them, and adds up in fp32. fp64: for checks, where rounding would hide whether two runs do the same."""
 
     def __post_init__(self) -> None:
-        check_least(self, batch_size=1, accumulate=1, clip=0, weight_decay=0)
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"--momentum is {self.momentum}; expected 0 or more and less than 1")
+        check_numbers(self, batch_size=BATCH, accumulate=BATCH, momentum="[0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,22 +190,9 @@ class ScheduleFlags:
     """Ends training after so many updates instead of --epochs."""
 
     def __post_init__(self) -> None:
-        check_least(self, lr=0, base_batch_size=1, warmup_steps=0, warmup_epochs=0, warmup_lr=0, max_steps=1)
-        check_least(self, lr_step_epochs=0)
+        check_numbers(self, base_batch_size=1, max_steps=1, lr_steps=1, lr_factor="(0, 1)", epochs="(0, inf)")
         if self.lr_steps and self.lr_step_epochs:
             raise ValueError("--lr-steps and --lr-step-epochs both say where the rate falls; give one of them")
-        if not 0 < self.lr_factor < 1:
-            raise ValueError(f"--lr-factor is {self.lr_factor}; expected more than 0 and less than 1")
-        if not 0 < self.epochs < float("inf"):
-            raise ValueError(f"--epochs is {self.epochs}; expected more than 0")
-
-
-def check_least(group: Any, **least: float) -> None:
-    """Raises ValueError where a field is smaller than it may be, or no number; None is left alone."""
-    for name, smallest in least.items():
-        value = getattr(group, name)
-        if value is not None and not smallest <= value < float("inf"):
-            raise ValueError(f"{flag(name)} is {value}; expected at least {smallest}")
 
 
 def notes(config: Any, world_size: int) -> Iterator[str]:
@@ -263,10 +252,6 @@ def with_defaults(config_type: type, values: dict[str, Any]) -> Any:
     if left:
         raise ValueError(f"no flag of this recipe: {', '.join(sorted(left))}")
     return config
-
-
-def flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def is_given(group: Any, name: str) -> bool:

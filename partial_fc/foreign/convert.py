@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from partial_fc.checkpoint.files import save_tensors
+from partial_fc.flags.numbers import PIXELS, check_numbers
 from partial_fc.foreign import mxnet_backbone, mxnet_ndarray, mxnet_symbol, torch_file
 from partial_fc.foreign.backbone_weights import read_weights
 from partial_fc.foreign.mxnet_backbone import State, network_of
@@ -47,6 +48,9 @@ class ConvertOptions:
     image_size: int | None = None
     """That the network is for, where several fit its shapes; none: what SOURCE says, else the largest (112 for 97 to
     112)."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, image_size=PIXELS)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from torch import Tensor
 from partial_fc.checkpoint.output import print_notes
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.checkpoint.rows import StoredRows, cut
+from partial_fc.flags.numbers import PROCESSES, check_numbers
 from partial_fc.foreign import mxnet_ndarray
 from partial_fc.head.rows.table import initial_centres
 
@@ -36,14 +37,13 @@ class ExportOptions:
     momentum_lr: float | None = None
     """The learning rate of the last steps, which momentum of MXNet holds; none: no momentum is written."""
 
+    def __post_init__(self) -> None:
+        check_numbers(self, world_size=PROCESSES, momentum_lr="(0, inf)")
+
 
 def export_centres(options: ExportOptions) -> None:
     """Raises ValueError where the checkpoint has no such centres, or a file is there already."""
     size, lr = options.world_size, options.momentum_lr
-    if size < 1:
-        raise ValueError(f"--world-size is {size}; expected at least 1")
-    if lr is not None and not 0 < lr < float("inf"):
-        raise ValueError(f"--momentum-lr is {lr}; expected more than 0")
     stored = open_with_centres(*options.folders)
     rows = stored.rows()
     _check(stored, rows, lr)

@@ -11,6 +11,7 @@ from torch import Tensor
 from partial_fc import models
 from partial_fc.checkpoint.class_names import read_names
 from partial_fc.checkpoint.output import new_checkpoint, print_notes
+from partial_fc.flags.numbers import CLASSES, PIXELS, check_numbers
 from partial_fc.foreign import arcface_torch
 from partial_fc.foreign.backbone_weights import load_state, load_weights
 from partial_fc.foreign.centre_files import CHECKPOINT, CentreFiles, ForeignRows, find
@@ -50,6 +51,9 @@ class ImportOptions:
     """Where training goes on with --resume: so many updates are made."""
     position: int = 0
     """And so many samples were seen."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, num_classes=CLASSES, image_size=PIXELS, momentum_lr="(0, inf)")
 
 
 def import_centres(options: ImportOptions) -> None:
@@ -94,14 +98,8 @@ def import_centres(options: ImportOptions) -> None:
 def _check(options: ImportOptions) -> None:
     if options.backbone and not options.network:
         raise ValueError("--backbone needs --network: which network it is of")
-    if options.step < 0 or options.position < 0:
-        raise ValueError(f"--step {options.step}, --position {options.position}; expected 0 or more")
     if (options.step or options.position) and not options.network:
         raise ValueError("--step and --position are for a checkpoint with its backbone; give --network")
-    if options.momentum_lr is not None and not options.momentum_lr > 0:
-        raise ValueError(f"--momentum-lr is {options.momentum_lr}; expected more than 0")
-    if options.num_classes is not None and options.num_classes < 1:
-        raise ValueError(f"--num-classes is {options.num_classes}; expected at least 1")
 
 
 def _backbone(

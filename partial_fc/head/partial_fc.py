@@ -88,11 +88,6 @@ class PartialFC(AbstractContextManager):
         sampling_correction: bool = False,
         hard_negatives: HardNegatives | None = None,
     ):
-        if margin.scale * margin.bound > _LARGEST_LOGIT:
-            raise ValueError(
-                f"scale {margin.scale} allows logits up to {margin.scale * margin.bound:.0f}; "
-                f"expected at most {_LARGEST_LOGIT:.0f}: choose a smaller scale"
-            )
         if sub_centres < 1:
             raise ValueError(f"sub_centres is {sub_centres}; expected at least 1")
         if not 0.0 <= label_smoothing < 1.0:
@@ -417,6 +412,11 @@ def check_options(
     spell: Callable[[str], str] = str,
 ) -> None:
     """Raises ValueError for options of PartialFC that do not go together. spell: what the user calls an option."""
+    if margin.scale * margin.bound > _LARGEST_LOGIT:
+        raise ValueError(
+            f"{spell('scale')} {margin.scale} allows logits up to {margin.scale * margin.bound:.0f}; "
+            f"expected at most {_LARGEST_LOGIT:.0f}: choose a smaller scale"
+        )
     smoothing_excludes = {
         spell("interclass_filtering_threshold"): interclass_filtering_threshold is not None,
         spell("sub_centres"): sub_centres > 1,

@@ -13,10 +13,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import tyro
-
 from partial_fc import errors, supervisor
 from partial_fc.doctor.hosts import Host
+from partial_fc.flags.command_line import parse
 from partial_fc.launcher import queues, shell
 from partial_fc.launcher.job import Plan, Task, is_secret, plan
 from partial_fc.launcher.options import LaunchOptions, split
@@ -64,7 +63,7 @@ def launch(arguments: list[str]) -> int:
     """Runs a job to its end; returns the exit status."""
     words, command = split(arguments)
     try:
-        options = tyro.cli(LaunchOptions, args=words, prog=_PROGRAM)
+        options = parse(LaunchOptions, words, _PROGRAM)
         if not command:
             raise ValueError("no COMMAND after the flags: what is to be run on the hosts?")
         return run(options, command)

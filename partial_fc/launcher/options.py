@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from partial_fc.flags.numbers import PROCESSES, check_numbers
 from partial_fc.train_command import recipes
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -60,10 +61,7 @@ class LaunchOptions:
     """Print what would be started, and start nothing."""
 
     def __post_init__(self) -> None:
-        if self.num_workers < 1:
-            raise ValueError(f"-n is {self.num_workers}; expected 1 worker or more")
-        if self.num_servers is not None and self.num_servers < 0:
-            raise ValueError(f"-s is {self.num_servers}; expected 0 or more")
+        check_numbers(self, num_workers=PROCESSES, num_servers="[0, 65536]")
         needs_hosts = self.launcher in ("ssh", "mpi")
         if needs_hosts and self.hostfile is None:
             default = "" if self.launcher == "mpi" else " (the default, as launch.py's)"

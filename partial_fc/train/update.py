@@ -151,7 +151,8 @@ def lower_loss_scale(job: Job) -> None:
 
 def clip_gradients(job: Job) -> None:
     """Scales backbone's and centres' gradient alike so that their joint norm, over all ranks, is at most clip; with
-    head_clip each by itself. The norm of the centres' gradient costs half a pass over them, as it is never stored."""
+    head_clip each by itself. The norm of the centres' gradient costs half a pass over them, as it is never stored;
+    where head_clip is infinite nobody asks for it."""
     clip, head_clip = job.settings.clip, job.settings.head_clip
     square = job.backbone.square_sum()
     if clip and not head_clip:
@@ -159,9 +160,10 @@ def clip_gradients(job: Job) -> None:
     factor = _shrink(square, clip)
     if factor < 1.0:
         job.backbone.scale(factor)
-    head_factor = _shrink(job.head.gradient_square_sum(), head_clip) if head_clip else factor
-    if head_factor < 1.0:
-        job.head.scale_gradient(head_factor)
+    if head_clip and head_clip < math.inf:
+        factor = _shrink(job.head.gradient_square_sum(), head_clip)
+    if factor < 1.0 and head_clip < math.inf:
+        job.head.scale_gradient(factor)
 
 
 def _shrink(square_sum: Tensor, largest: float) -> float:

@@ -10,12 +10,15 @@ recipe `face`. As in arcface_torch, a `base.py` in the same folder is read first
 """
 
 import ast
+import math
 import operator
 import tokenize
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+
+from partial_fc.flags import near
 
 ALLOWED = (
     "allowed are: `from easydict import EasyDict as edict`, `config = edict()` or `edict({...})`, and assignments "
@@ -41,6 +44,11 @@ _ARITHMETIC: dict[type[ast.operator | ast.unaryop], Callable[..., Any]] = {
 def load(path: Path) -> tuple[dict[str, Any], list[str]]:
     """A file and the base.py beside it -> flags of recipe `face`, notes for the user (see `translate`)."""
     path = Path(path)
+    if not path.suffix and not path.exists():  # as arcface_torch's own command line has them
+        path = path.with_name(f"{path.name}.py")
+    if not path.is_file():
+        others = [other.stem for other in path.parent.glob("*.py")]
+        raise ValueError(f"--config {path}: no such file{near(path.stem, others)}")
     base = path.with_name("base.py")
     values = {**read(base), **read(path)} if base.exists() and base != path else read(path)
     try:
@@ -182,11 +190,12 @@ _REFUSED = {"dali_aug": (False, "DALI's augmentations are not implemented; set i
 # Changes only how, not what, is learned: key -> (the value about which nothing need be said, note).
 _WITHOUT_MEANING = {
     "dali": (False, "DALI is not used; OpenCV threads decode the records"),
-    "save_all_states": (True, "checkpoints always hold all states"),
     "using_wandb": (False, "curves go to TensorBoard; --wandb PROJECT sends them to Weights & Biases, too"),
 }
-# Read by arcface_torch only where using_wandb is on. Their values, among them a key, are never printed.
-_WANDB = (
+# Nothing need be said of these: checkpoints always hold all states; the others are read by arcface_torch only where
+# using_wandb is on. Their values, among them a key, are never printed.
+_SILENT = (
+    "save_all_states",
     "wandb_key",
     "wandb_entity",
     "wandb_project",
@@ -201,12 +210,13 @@ _WANDB = (
 def translate(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """arcface_torch's keys -> (flags of recipe `face` by name, notes that the user should see once).
 
-    Besides the keys it fixes what arcface_torch always does: polynomial decay of power 1, scale 64, and a
-    learning rate that is not scaled by the number of processes. Raises ValueError for an unknown key, naming
+    Besides the keys it fixes what arcface_torch always does: polynomial decay of power 1, scale 64, a learning rate
+    that is not scaled by the number of processes, and a gradient of the backbone, not of the centres, whose norm is at
+    most 5. Raises ValueError for an unknown key, naming
     near ones, and for a setting that changes what is learned and cannot be honoured.
     """
-    known = [*_TYPES, *_REFUSED, *_WITHOUT_MEANING, *_WANDB]
-    flags: dict[str, Any] = {"lr_scheduler": "polynomial", "lr_scaling": "none"}
+    known = [*_TYPES, *_REFUSED, *_WITHOUT_MEANING, *_SILENT]
+    flags: dict[str, Any] = {"lr_scheduler": "polynomial", "lr_scaling": "none", "clip": 5.0, "head_clip": math.inf}
     notes: list[str] = []
     for key, value in config.items():
         if key not in known:

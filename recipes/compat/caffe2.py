@@ -12,7 +12,7 @@ from typing import Any
 from partial_fc import comm
 
 # Theirs -> ours. (Flags of the same name and meaning are in recipes/imagenet.py.)
-_RENAMED = {
+RENAMED = {
     "base_learning_rate": "lr",
     "num_epochs": "epochs",
     "num_gpus": "gpus",
@@ -44,7 +44,7 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
     """(our arguments, notes for the user). The batch size, of this machine, becomes that of a process. Raises
     ValueError for values that cannot be."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in (*_RENAMED, *_WITHOUT_EFFECT, "use_cpu", "gpus", "batch_size", "dtype", "model", "num_layers"):
+    for name in (*RENAMED, *_WITHOUT_EFFECT, "use_cpu", "gpus", "batch_size", "dtype", "model", "num_layers"):
         more: dict[str, Any] = {"nargs": "?", "const": "True"} if name in _SWITCHES else {}
         if name == "model":
             more = {"nargs": "?", "const": "resnext"}
@@ -59,10 +59,10 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
     gpus = _count(given, "num_gpus") if "num_gpus" in given else 1
     if "gpus" in given:
         gpus = given["num_gpus"] = _choose_gpus(str(given["gpus"]), notes)
-    for name in _RENAMED.keys() & given.keys():
+    for name in RENAMED.keys() & given.keys():
         value = given[name].split(",")[0] if name == "distributed_interfaces" else given[name]
         if value:
-            ours += [f"--{_RENAMED[name]}", str(value)]
+            ours += [f"--{RENAMED[name]}", str(value)]
     if "use_cpu" in given:
         ours += ["--device", "cpu"]
     if "dtype" in given:

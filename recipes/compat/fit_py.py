@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
+from partial_fc.flags import told_as_usage
+
 # Flags of train_mnist.py and fit.py that are not taken, or not with this value: why, and what to do.
 REFUSED = {
     "kv-store dist": "MXNet takes it for dist_sync and forgets to divide by the number of workers; give dist_sync",
@@ -24,6 +26,7 @@ REFUSED = {
 _ONLY_THERE = ("kv-store", "network", "disp-batches", "num-epochs", "model-prefix", "gc-type")
 
 
+@told_as_usage
 def asked_for(arguments: list[str]) -> bool:
     """Whether --engine mxnet is among them. Raises ValueError for flags that need it where it is not."""
     found = dict(pairs(arguments))

@@ -13,7 +13,7 @@ from partial_fc import comm
 from .caffe2 import local_processes
 
 # Theirs -> ours.
-_RENAMED = {
+RENAMED = {
     "num-epochs": "epochs",
     "wd": "weight-decay",
     "log-interval": "frequent",
@@ -56,7 +56,7 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
     """(our arguments, notes for the user). Raises ValueError for what cannot be."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     more = ("num-gpus", "num-data-workers", "kvstore", "dtype", "lr-mode", "scale-ratios", "new-step")
-    for name in dict.fromkeys((*_RENAMED, *_WITHOUT_EFFECT, *_REFUSED, *_SWITCHES, *more)):
+    for name in dict.fromkeys((*RENAMED, *_WITHOUT_EFFECT, *_REFUSED, *_SWITCHES, *more)):
         options: dict[str, Any] = {"action": "store_true", "default": None} if name in _SWITCHES else {}
         names = [f"--{name}", *(["-j"] if name == "num-data-workers" else [])]
         parser.add_argument(*names, dest=name, **options)
@@ -70,8 +70,8 @@ def translate(arguments: list[str]) -> tuple[list[str], list[str]]:
     notes = [f"--{name} without effect: {why}" for name, why in _WITHOUT_EFFECT.items() if name in given]
     if "kvstore" in given:
         notes.append(_kvstore(given["kvstore"]))
-    for name in _RENAMED.keys() & given.keys():
-        ours += [f"--{_RENAMED[name]}", given[name]]
+    for name in RENAMED.keys() & given.keys():
+        ours += [f"--{RENAMED[name]}", given[name]]
     ours += _choices(given)
     gpus = _count(given, "num-gpus", 0) if "num-gpus" in given else 1
     processes = local_processes(max(1, gpus))

@@ -5,6 +5,7 @@ import shlex
 import numpy as np
 import pytest
 
+from partial_fc.errors import UsageError
 from recipes.mnist import parse
 from tests.recipes.mnist_job import train_here, write_set
 
@@ -13,12 +14,12 @@ from tests.recipes.mnist_job import train_here, write_set
     ("flags", "message"),
     [
         ("--epochs 0", "--epochs is 0.0"),
-        ("--batch_size 0", "--batch-size is 0"),
+        ("--batch_size 0", "--batch_size is 0"),
         ("--accumulate 0", "--accumulate is 0"),
         ("--lr -1", "--lr is -1.0"),
         ("--lr nan", "--lr is nan"),
         ("--momentum 1", "--momentum is 1.0"),
-        ("--n_workers -1", "--n-workers is -1"),
+        ("--n_workers -1", "--n_workers is -1"),
         ("--max-steps 0", "--max-steps is 0"),
         ("--compression-rank 2", "--compression-rank goes with --gradient-compression powersgd"),
         ("--gradient-compression 2bit --compression-threshold 0", "--compression-threshold is 0.0"),
@@ -27,11 +28,10 @@ from tests.recipes.mnist_job import train_here, write_set
         ("--save-amp a.pt --precision fp64", "Apex's files hold fp32 weights"),
     ],
 )
-def test_flags_that_make_no_sense(flags, message, capsys):
-    with pytest.raises(SystemExit) as ended:
+def test_flags_that_make_no_sense(flags, message):
+    with pytest.raises(UsageError) as refused:
         parse(shlex.split(flags))
-    assert ended.value.code == 2
-    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())  # tyro draws a box around it
+    assert message in str(refused.value)
 
 
 def test_the_tutorials_command_line():

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from recipes.compat.arcface_torch import load, read, translate
@@ -75,6 +77,8 @@ def test_server_config(tmp_path):
     assert flags == {
         "lr_scheduler": "polynomial",
         "lr_scaling": "none",
+        "clip": 5.0,
+        "head_clip": math.inf,
         "loss": "arcface",
         "scale": 64.0,
         "network": "r50",

@@ -54,7 +54,9 @@ def test_synthetic_presets_verify_nothing():
 
 
 def test_unknown_name_lists_the_known():
-    with pytest.raises(ValueError, match=r"--dataset glint.*expected one of .*glint360k_8GPU"):
+    with pytest.raises(
+        ValueError, match=r"--dataset is glint; expected custom or one of .*glint360k_8GPU.*did you mean glint360k_"
+    ):
         presets.get("glint")
 
 

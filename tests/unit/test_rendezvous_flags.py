@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tyro
 
-from partial_fc.comm.launch import detect
+from partial_fc.comm.launch import detect, meeting
 from partial_fc.flags import LaunchFlags, RendezvousFlags
 from partial_fc.flags import rendezvous as module
 
@@ -108,7 +108,7 @@ def test_under_a_launcher_shards_come_from_it(environ, capsys, launcher, variabl
 
 def test_gloo_listens_where_the_hosts_reach_each_other(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    met = module.Met("127.0.0.1", 1, "127.0.0.1")
+    met = meeting.Met("127.0.0.1", 1, "127.0.0.1")
     assert module._environment(met, None)["GLOO_SOCKET_IFNAME"] == "lo"
     assert "GLOO_SOCKET_IFNAME" not in module._environment(met, "eth0")  # the processes set it
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")

@@ -16,6 +16,7 @@ from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.checkpoint.tools import imprint, remap_classes
 from partial_fc.checkpoint.tools.remap_classes import Plan
 from partial_fc.data import ImageFolder, open_source
+from partial_fc.flags.numbers import check_numbers
 
 Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME...")]
 Order = Literal["auto", "sorted", "append"]
@@ -75,6 +76,9 @@ class MergeClassesOptions(_NewOptions):
     images: tuple[float, ...] = ()
     """How many images each had, first that of --into, then the NAMEs: directions count by it. none: all alike, which
     is as good only where they had about as many."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, images="(0, 1e18)")
 
 
 @dataclass(frozen=True)
@@ -147,8 +151,8 @@ def merge_classes(options: MergeClassesOptions) -> None:
         raise ValueError(f"name the classes that become part of {options.into!r}: at least one, and not itself")
     names = stored.names()
     words = options.into, *options.names
-    if options.images and (len(options.images) != len(words) or not all(0 < n < 1e18 for n in options.images)):
-        raise ValueError(f"--images {options.images}: expected a number above 0 for each of {', '.join(words)}")
+    if options.images and len(options.images) != len(words):
+        raise ValueError(f"--images {options.images}: expected a number for each of {', '.join(words)}")
     weights = dict(zip(words, options.images or (1.0,) * len(words), strict=True))
     kept = _all_but(parts, len(names))
     now = kept.index(into)

@@ -11,6 +11,7 @@ from partial_fc.checkpoint.head_state import hard_negatives_name
 from partial_fc.checkpoint.output import Output, new_checkpoint, print_notes
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.checkpoint.snapshot import below, local_name
+from partial_fc.flags.numbers import PROCESSES, check_numbers
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class ReshardOptions(MergeOptions):
     world_size: int
     """Ranks that the new files are for."""
 
+    def __post_init__(self) -> None:
+        check_numbers(self, world_size=PROCESSES)
+
 
 def merge(options: MergeOptions) -> None:
     reshard(ReshardOptions(options.folders, options.out, world_size=1))
@@ -40,8 +44,6 @@ def merge(options: MergeOptions) -> None:
 def reshard(options: ReshardOptions) -> None:
     """Raises ValueError where a file is missing or damaged, or the folders are not of one checkpoint."""
     size = options.world_size
-    if size < 1:
-        raise ValueError(f"--world-size is {size}; expected at least 1")
     stored = open_with_centres(*options.folders)
     made_by = f"written anew for {size} rank(s), from {stored.world_size} ({stored.where})"
     manifest = {**stored.manifest, "world_size": size}

@@ -23,6 +23,7 @@ from partial_fc.data.check.recordio import NO_LABEL, CannotCheck, Records
 from partial_fc.data.check.tiles import check_sheet
 from partial_fc.data.image_folder import ImageFolder, image_names
 from partial_fc.findings import Describe, Finding, counted
+from partial_fc.flags.numbers import CLASSES, THREADS, check_numbers
 
 _NOTHING_TO_CHECK = 2
 
@@ -49,6 +50,9 @@ class DataOptions:
     """A picture to write (.png): the first images of each finding, one finding a row, and some of the whole set."""
     bar: bool = True
     """Show how far it is."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, num_classes=CLASSES, num_workers=THREADS)
 
 
 _EXPECTED = (
@@ -92,8 +96,6 @@ def doctor_data(options: DataOptions) -> int:
 
 
 def _check_options(options: DataOptions) -> None:
-    if options.num_workers < 1 or options.show < 0:
-        raise ValueError(f"--num-workers {options.num_workers}, --show {options.show}; expected at least 1 and 0")
     report.check_writable(options.report)
     if options.sheet and not options.images:
         raise ValueError(f"--sheet {options.sheet}: nothing is to be seen with --no-images")

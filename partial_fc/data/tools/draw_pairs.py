@@ -16,6 +16,7 @@ from partial_fc.data.decode import encode_square
 from partial_fc.data.pairs import write_pairs
 from partial_fc.data.sample import BadRecord, still
 from partial_fc.findings import counted
+from partial_fc.flags.numbers import PIXELS, check_numbers
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ class PairsOptions:
     """Resize (shorter side, then the middle square), write as JPEG; None keeps the files as they are."""
     quality: int = 95
     """Quality of JPEG files that are written anew."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, num_pairs=1, folds=1, image_size=PIXELS, quality="[1, 100]")
 
 
 def make_pairs(options: PairsOptions) -> None:

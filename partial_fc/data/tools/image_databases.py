@@ -25,6 +25,7 @@ from partial_fc.data.decode import check_proportions, decode
 from partial_fc.data.idx import IdxSource, Split
 from partial_fc.data.sample import BadRecord, naming, still
 from partial_fc.findings import counted
+from partial_fc.flags.numbers import PIXELS, THREADS, check_numbers
 
 _CHUNK = 512  # images in work at a time
 _MOST_LABELS = 2**31  # int32
@@ -68,10 +69,7 @@ class DatabaseOptions:
     """A folder for what opening a LevelDB writes; not given: that of temporary files."""
 
     def __post_init__(self) -> None:
-        for name in ("size", "quality", "num_workers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} is {value}; expected at least 1")
+        check_numbers(self, size=PIXELS, quality="[1, 100]", num_workers=THREADS)
 
     @property
     def copies(self) -> bool:

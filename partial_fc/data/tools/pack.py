@@ -17,6 +17,7 @@ from partial_fc.data.record_source import MAX_CLASSES
 from partial_fc.data.recordio import RecordWriter, pack, write_index
 from partial_fc.data.sample import BadRecord, naming
 from partial_fc.findings import counted
+from partial_fc.flags.numbers import PIXELS, THREADS, check_numbers
 
 _CHUNK = 1024  # images in work at a time
 
@@ -44,6 +45,9 @@ class PackOptions:
     """Threads that read, decode and encode."""
     max_bad_records: int = 0
     """Images that cannot be read are named and left out, at most so many."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, image_size=PIXELS, quality="[1, 100]", num_workers=THREADS)
 
 
 def pack_images(options: PackOptions) -> None:

@@ -21,6 +21,7 @@ from partial_fc.data.transform import ShortSideCrop, SquareImage, mirror
 from partial_fc.data.video import ClipList, ClipTransform, Window
 from partial_fc.demo.augment import glyph
 from partial_fc.findings import counted
+from partial_fc.flags.numbers import PIXELS, check_numbers
 
 _LOOKED_AT = 4096  # records, where their labels lie within them
 _ANY_LABEL = 2**31
@@ -64,10 +65,7 @@ class ShowOptions:
     """Which set of a folder of idx files."""
 
     def __post_init__(self) -> None:
-        for name in ("classes", "images", "image_size", "resize"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} is {value}; expected at least 1")
+        check_numbers(self, classes=1, images=1, image_size=PIXELS, resize=PIXELS)
         if not self.augmented and (self.image_size or self.resize or not self.mirror or self.augment != "none"):
             raise ValueError("--image-size, --resize, --mirror and --augment say what training does: give --augmented")
         if self.augment == "glyph" and self.mirror:

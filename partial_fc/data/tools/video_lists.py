@@ -14,6 +14,7 @@ from partial_fc.data.sample import BadRecord
 from partial_fc.data.video.frames import VideoFile
 from partial_fc.data.video.lists import write_list
 from partial_fc.findings import counted
+from partial_fc.flags.numbers import THREADS, check_numbers
 
 _SUFFIXES = (".mp4", ".avi", ".mkv", ".webm", ".mov", ".m4v", ".mpg", ".ts")
 
@@ -39,9 +40,7 @@ class ListOptions:
     """Threads that read."""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_bad_records", 0), ("num_workers", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}; expected at least {least}")
+        check_numbers(self, num_workers=THREADS)
 
 
 def make_lists(options: ListOptions) -> None:

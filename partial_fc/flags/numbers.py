@@ -1,0 +1,55 @@
+"""The range of every number among the flags, and the one place where it is checked."""
+
+import dataclasses
+import math
+from typing import Any
+
+# What more would only exhaust the machine: threads and processes of one host, sides of an image, images of a batch.
+THREADS = "[1, 4096]"
+PROCESSES = "[1, 65536]"
+PIXELS = "[1, 16384]"
+BATCH = "[1, 1048576]"
+CLASSES = f"[1, {1 << 48}]"
+PORT = "[1, 65535]"
+ANY = "(-inf, inf)"
+_LARGEST_INT = 2**63 - 1
+
+
+def check_numbers(group: Any, **ranges: float | str) -> None:
+    """Raises ValueError, naming the flag, where a number of a dataclass is none (nan), or not in its range.
+
+    ranges: field -> the least that it may be, or an interval as mathematics writes it: "(0, 1]" is more than 0 and at
+    most 1. Fields that are not named are 0 or more. Infinite is a number only where an interval says "inf]". None is
+    left alone; of a tuple each number is looked at.
+    """
+    unknown = ranges.keys() - {field.name for field in dataclasses.fields(group)}
+    assert not unknown, unknown
+    for field in dataclasses.fields(group):
+        value, allowed = getattr(group, field.name), str(ranges.get(field.name, 0))
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                _check(flag(field.name), number, allowed if "," in allowed else f"[{allowed}, inf)")
+
+
+def _check(name: str, number: float, interval: str) -> None:
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    above = number >= low if interval[0] == "[" else number > low
+    below = number <= high if interval[-1] == "]" else number < high
+    too_large = isinstance(number, int) and abs(number) > _LARGEST_INT
+    if above and below and not too_large:
+        return
+    words = []
+    if low > -math.inf:
+        words.append(f"{'at least' if interval[0] == '[' else 'more than'} {low:,.15g}")
+    if high < math.inf:
+        words.append(f"{'at most' if interval[-1] == ']' else 'less than'} {high:,.15g}")
+    elif too_large:
+        words.append(f"at most {_LARGEST_INT}")
+    elif math.isinf(number):
+        words.append("finite")
+    raise ValueError(f"{name} is {number}; expected {' and '.join(words) or 'a number'}")
+
+
+def flag(name: str) -> str:
+    """A field's name as its flag is typed."""
+    return f"--{name.replace('_', '-')}"
