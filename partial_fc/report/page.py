@@ -207,9 +207,12 @@ def _next(run: RunFacts) -> Iterator[str]:
         more = " (with more --epochs or --max-steps)" if run.is_finished else ""
         yield f"<p>The same command goes on from the newest checkpoint{more}; each process ran:</p>"
         yield f"<pre>{_text(shlex.join(map(str, command)))}</pre>"
-    if (run.root / "model.safetensors").exists():
-        yield "<p>The trained network, in Python:</p><pre>"
-        yield _text(f"import partial_fc\n\nmodel = partial_fc.load({root!r})\n") + "</pre>"
+    weights = run.root / "model.safetensors"
+    if weights.exists():
+        lines = ["from safetensors.torch import load_file", "", f"weights = load_file({str(weights)!r})"]
+        if run.recipe == "face":
+            lines = ["import partial_fc", "", f"model = partial_fc.load({root!r})", "model.embed(['a.jpg', 'b.jpg'])"]
+        yield "<p>What was trained, in Python:</p><pre>" + _text("\n".join(lines)) + "</pre>"
     yield "<p>All numbers, and what the checkpoints hold:</p><pre>"
     yield _text(
         f"tensorboard --logdir {shlex.quote(root + '/tensorboard')}\npartial-fc checkpoint inspect {shlex.quote(root)}"

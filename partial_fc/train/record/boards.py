@@ -130,7 +130,7 @@ class Wandb:
             )
         except wandb.Error as error:
             raise ValueError(
-                f"--wandb {project}: wandb cannot begin: {error}. (`wandb login` once; WANDB_MODE=offline writes to "
+                f"--wandb {project}: wandb cannot begin: {str(error).rstrip('.')}. (`wandb login` once; WANDB_MODE=offline writes to "
                 f"{models_root / 'wandb'} without a network, for `wandb sync` later)"
             ) from error
         id_path.write_text(f"{self._run.id}\n", encoding="utf-8")
