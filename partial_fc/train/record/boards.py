@@ -130,8 +130,8 @@ class Wandb:
             )
         except wandb.Error as error:
             raise ValueError(
-                f"--wandb {project}: wandb cannot begin: {str(error).rstrip('.')}. (`wandb login` once; WANDB_MODE=offline writes to "
-                f"{models_root / 'wandb'} without a network, for `wandb sync` later)"
+                f"--wandb {project}: wandb cannot begin: {str(error).rstrip('.')}. (`wandb login` once; "
+                f"WANDB_MODE=offline writes to {models_root / 'wandb'} without a network, for `wandb sync` later)"
             ) from error
         id_path.write_text(f"{self._run.id}\n", encoding="utf-8")
         # A run may go back, which wandb's own count of steps cannot.
