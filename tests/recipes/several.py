@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from partial_fc import comm
+from partial_fc.train import loop
 from partial_fc.train.guards import loss_spikes
 from partial_fc.train.job import Job, Outcome
 from partial_fc.train_command import exit_now
@@ -62,9 +63,8 @@ def main(runs: Sequence[Given]) -> None:
 
 
 def _comparing(recipe: str, world: comm.World):
-    """The recipe's module, whose `train` compares the replicas at its end."""
-    module = importlib.import_module(recipe)
-    train = module.train
+    """The recipe's module; the loop's `train`, which it imports when it is called, compares the replicas at its end."""
+    train = loop.train
     if not hasattr(train, "compares"):
 
         def train_and_compare(job: Job) -> Outcome:
@@ -77,8 +77,8 @@ def _comparing(recipe: str, world: comm.World):
             return outcome
 
         train_and_compare.compares = True  # type: ignore[attr-defined]
-        module.train = train_and_compare  # type: ignore[attr-defined]
-    return module
+        loop.train = train_and_compare
+    return importlib.import_module(recipe)
 
 
 def become_rank(rank: int, num_ranks: int, port: int, output: str, runs: Sequence[Given]) -> None:

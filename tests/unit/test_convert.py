@@ -181,7 +181,7 @@ def test_what_cannot_be_converted_is_named(tmp_path, without_mxnet, source, outp
     assert not list(tmp_path.glob("b-*"))
 
 
-@pytest.mark.parametrize(("size", "message"), [(0, "image size 0 is too small"), (48, "fc.weight is .* expected")])
+@pytest.mark.parametrize(("size", "message"), [(0, "--image-size is 0"), (48, "fc.weight is .* expected")])
 def test_an_image_size_that_does_not_fit(tmp_path, without_mxnet, size, message):
     torch.save(trained("tiny").state_dict(), tmp_path / "model.pt")
     with pytest.raises(ValueError, match=message):

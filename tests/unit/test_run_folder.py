@@ -66,10 +66,12 @@ def test_all_ranks_are_told_whose_the_folder_is(tmp_path):
     (tmp_path / "shared").mkdir()
     holder, _ = take(tmp_path / "shared", "another")
 
+    config = config_of(tmp_path / "run", checkpoint_dir=tmp_path / "shared")
+
     def begin(world) -> str:
         memory = Memory()
         with pytest.raises(ValueError) as refused:
-            hold(config_of(tmp_path / "run", checkpoint_dir=tmp_path / "shared"), world, memory)
+            hold(config, world, memory)
         let_go(memory)
         return str(refused.value)
 
