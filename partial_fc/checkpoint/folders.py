@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,9 +21,13 @@ def folder_name(step: int) -> str:
 
 def complete(root: Path) -> list[Path]:
     """The folders below root that hold a whole checkpoint, by rising step. Those of other names (a copy,
-    step-00000100.bak) are not ours."""
-    marked = (marker.parent for marker in root.glob(f"step-*/{MARKER}"))
-    return sorted((folder for folder in marked if _is_ours(folder)), key=step_of)
+    step-00000100.bak) are not ours. Raises OSError where the root cannot be looked into: Path.glob would find nothing
+    there, and a run would begin anew."""
+    try:
+        folders = [root / name for name in os.listdir(root) if name.startswith("step-")]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted((folder for folder in folders if _is_ours(folder) and (folder / MARKER).exists()), key=step_of)
 
 
 def newest(root: Path) -> Path | None:

@@ -1,6 +1,9 @@
 """Checkpoints: whole or not there, readable by any number of ranks, older ones removed."""
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from partial_fc import checkpoint
+from partial_fc.checkpoint.folders import newest
 from partial_fc.head import AdaFace, CosFace, CurricularFace, HardNegatives, PartialFC, Storage
 from partial_fc.head.rows import RowAdagrad
 from partial_fc.machine import PeakMemory
@@ -112,6 +116,18 @@ def test_memory_of_saving_and_loading_is_that_of_one_file(tmp_path, monkeypatch,
         assert bool((rows[::every] == 1).all()), name
     for head in heads:
         head.close()
+
+
+def test_a_root_that_cannot_be_looked_into_is_no_empty_one(tmp_path, monkeypatch):
+    """A lost network mount: a run would begin anew beside its checkpoints."""
+
+    def gone(path: Path) -> list[str]:
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    assert newest(tmp_path / "none") is None
+    monkeypatch.setattr(os, "listdir", gone)
+    with pytest.raises(OSError, match="Stale file handle"):
+        newest(tmp_path)
 
 
 def test_only_a_complete_folder_counts(tmp_path):
