@@ -135,7 +135,7 @@ class Config:
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
     config, notes = parse(arguments)
-    from partial_fc.train.log_style import STYLES
+    from partial_fc.train.record.log_style import STYLES
     from partial_fc.train.run import run_in_worlds
 
     hist = STYLES[config.run.log_style].hist
@@ -152,8 +152,8 @@ def train_here(run: Run) -> int:
     from partial_fc.data.transform import SquareImage, mirror
     from partial_fc.demo.augment import glyph
     from partial_fc.evaluate import Verification
-    from partial_fc.train.log_style import STYLES
     from partial_fc.train.loop import train
+    from partial_fc.train.record.log_style import STYLES
 
     from . import face_backbone
 

@@ -116,8 +116,8 @@ def train_here(run: Run) -> int:
     from partial_fc.data.check.at_start import check_data
     from partial_fc.data.transform import ShortSideCrop
     from partial_fc.head import CrossEntropy
-    from partial_fc.train.log import StepLine
     from partial_fc.train.loop import train
+    from partial_fc.train.record.log import StepLine
 
     from .imagenet_epochs import EpochEnd, MdlSaver, epoch_test, start_from_mdl, write_mdl
 

@@ -26,9 +26,9 @@ from partial_fc.machine import gpu_load
 from partial_fc.optim.backbone import load_named_state
 from partial_fc.optim.schedule import Continued, Schedule
 from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.caffe2_log import Caffe2Log, first_start
 from partial_fc.train.job import Head, RunState
-from partial_fc.train.log import warn_on_os_error
+from partial_fc.train.record.caffe2_log import Caffe2Log, first_start
+from partial_fc.train.record.log import warn_on_os_error
 from partial_fc.train.run import Run
 from partial_fc.train.running_statistics import RunningStatistics
 

@@ -20,7 +20,7 @@ from partial_fc.foreign import gluoncv, mxnet_ndarray
 from partial_fc.head import CrossEntropy
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.job import RunState
-from partial_fc.train.log import Interval, StepLine, warn_on_os_error
+from partial_fc.train.record.log import Interval, StepLine, warn_on_os_error
 from partial_fc.train.run import Run
 
 

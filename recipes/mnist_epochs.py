@@ -12,8 +12,8 @@ from partial_fc.evaluate import Classification
 from partial_fc.foreign import apex
 from partial_fc.foreign.state_dicts import check_fits
 from partial_fc.train.backbone import TorchBackbone
-from partial_fc.train.log import Interval, StepLine
 from partial_fc.train.precision import LossScaler
+from partial_fc.train.record.log import Interval, StepLine
 from partial_fc.train.run import Run
 
 

@@ -15,8 +15,8 @@ from partial_fc.optim.gradient_sync import StepBytes
 from partial_fc.optim.schedule import Continued, Schedule
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.guards.commits import Commits
-from partial_fc.train.log import StepLine
 from partial_fc.train.record.boards import Wandb
+from partial_fc.train.record.log import StepLine
 
 Head = PartialFC | CrossEntropy
 

@@ -15,8 +15,8 @@ from partial_fc.train.guards.replica_check import compare_replicas
 from partial_fc.train.guards.signals import StopSignals
 from partial_fc.train.guards.step_vote import StepVote
 from partial_fc.train.job import Job, Outcome
-from partial_fc.train.log import warn_on_os_error
 from partial_fc.train.record import first_batch
+from partial_fc.train.record.log import warn_on_os_error
 from partial_fc.train.record.loss_csv import LossCurve
 from partial_fc.train.record.loss_picture import LossPicture
 from partial_fc.train.record.progress import Progress

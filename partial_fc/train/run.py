@@ -49,10 +49,10 @@ from partial_fc.train.context import RunContext
 from partial_fc.train.device import join
 from partial_fc.train.guards.commits import Commits
 from partial_fc.train.job import Guards, Head, Job, Outcome, RunState, Settings
-from partial_fc.train.log import SecondFile, StepLine, open_files
 from partial_fc.train.precision import Mode, Precision, choose
 from partial_fc.train.record import header
 from partial_fc.train.record.boards import open_wandb
+from partial_fc.train.record.log import SecondFile, StepLine, open_files
 from partial_fc.train.results import write_results
 
 S = TypeVar("S", bound=Source)

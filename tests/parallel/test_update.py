@@ -18,8 +18,8 @@ from partial_fc.optim.gradient_sync import broadcast_module
 from partial_fc.optim.schedule import Schedule
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.job import Guards, Job, RunState, Settings
-from partial_fc.train.log import StepLine
 from partial_fc.train.precision import Precision
+from partial_fc.train.record.log import StepLine
 from partial_fc.train.stopwatch import Stopwatch
 from partial_fc.train.update import update
 

@@ -18,8 +18,8 @@ from partial_fc.evaluate import Classification
 from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
 from partial_fc.head import CrossEntropy
 from partial_fc.models.inputs import FACE
-from partial_fc.train.log import StepLine
 from partial_fc.train.loop import train
+from partial_fc.train.record.log import StepLine
 from partial_fc.train.run import Run, run_in_worlds
 from partial_fc.train_command import exit_now
 

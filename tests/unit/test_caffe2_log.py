@@ -5,7 +5,7 @@ from datetime import datetime
 
 import pytest
 
-from partial_fc.train.caffe2_log import Caffe2Log, first_start
+from partial_fc.train.record.caffe2_log import Caffe2Log, first_start
 
 STARTED = datetime(2017, 4, 11, 14, 16, 17)
 NAME = "resnet50_gpu2_b64_L1000_lr0.10_v2_20170411_141617.log"

@@ -12,9 +12,9 @@ import pytest
 
 from partial_fc.comm import SingleWorld
 from partial_fc.flags import RunFlags
-from partial_fc.train.log import StepLine
 from partial_fc.train.record.boards import open_wandb
 from partial_fc.train.record.history import read_history, read_losses, thinned
+from partial_fc.train.record.log import StepLine
 from partial_fc.train.record.loss_csv import LossCurve
 from partial_fc.train.record.loss_picture import draw
 from partial_fc.train.record.progress import Progress

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from partial_fc.comm import SingleWorld
-from partial_fc.train.log import Interval, open_files
-from partial_fc.train.log_style import STYLES
+from partial_fc.train.record.log import Interval, open_files
+from partial_fc.train.record.log_style import STYLES
 from partial_fc.train.record.progress import Progress
 from tests.unit.stored_checkpoints import OneOf
 

@@ -18,8 +18,8 @@ from partial_fc.report.charts import line_chart
 from partial_fc.report.command import ReportOptions, report
 from partial_fc.report.page import page
 from partial_fc.report.run_facts import read_run
-from partial_fc.train.log import StepLine, open_files
 from partial_fc.train.record import first_batch
+from partial_fc.train.record.log import StepLine, open_files
 from partial_fc.train.record.loss_csv import LossCurve
 from partial_fc.train.record.progress import Progress
 

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Shard, Storage, telemetry
-from partial_fc.train.log import StepLine
+from partial_fc.train.record.log import StepLine
 from partial_fc.train.record.progress import Progress
 
 

@@ -12,7 +12,7 @@ import torch
 
 from partial_fc.comm import World
 from partial_fc.head.telemetry import Histogram
-from partial_fc.train.log import warn_on_os_error
+from partial_fc.train.record.log import warn_on_os_error
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from partial_fc.data import Batch
 from partial_fc.files import replacing
 from partial_fc.train.job import Job
-from partial_fc.train.log import warn_on_os_error
+from partial_fc.train.record.log import warn_on_os_error
 
 NUM_TILES, ACROSS, SIDE = 24, 8, 112  # pixels
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from partial_fc import checkpoint, flags
 from partial_fc.train.context import RunContext
-from partial_fc.train.log import warn_on_os_error
+from partial_fc.train.record.log import warn_on_os_error
 
 _WIDE = 110
 

@@ -6,7 +6,7 @@ from io import FileIO
 from pathlib import Path
 
 from partial_fc.comm import World
-from partial_fc.train.log import warn_on_os_error
+from partial_fc.train.record.log import warn_on_os_error
 
 _log = logging.getLogger("partial_fc")
 

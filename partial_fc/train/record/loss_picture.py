@@ -5,8 +5,8 @@ from pathlib import Path
 
 from partial_fc.comm import World
 from partial_fc.files import replacing
-from partial_fc.train.log import warn_on_os_error
 from partial_fc.train.record.history import read_history, read_losses, thinned
+from partial_fc.train.record.log import warn_on_os_error
 
 _LOG_FROM = 20.0  # largest loss over smallest, from which on the axis is logarithmic
 

@@ -11,8 +11,8 @@ from tqdm import tqdm
 
 from partial_fc.comm import World
 from partial_fc.head.telemetry import Histogram
-from partial_fc.train.log import Interval, StepLine
 from partial_fc.train.record.boards import History, TensorBoard, Wandb
+from partial_fc.train.record.log import Interval, StepLine
 
 _WARM_STEPS = 10
 _log = logging.getLogger("partial_fc")

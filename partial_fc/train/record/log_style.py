@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from partial_fc.evaluate import Verifications
-from partial_fc.train.log import Interval, SecondFile, StepLine
+from partial_fc.train.record.log import Interval, SecondFile, StepLine
 
 
 class SpeedLine(StepLine):
