@@ -97,13 +97,13 @@ def _checkpoint(
             f"{newest} is ahead of where this run would start (--resume {asked}); use another --models-root, or remove "
             "the checkpoints that are not wanted"
         )
-    if found is not None:
-        _compare(run, found, backbone, head, may_change)
     centres = open_centres(head_centres, world) if head_centres and found is None else None
     for given in filter(None, (found, centres)):
-        for note in check_class_names(given, source) if source is not None else ():
+        same_recipe = given.manifest.get("recipe", "face") == run.recipe  # of another one `_compare` says it
+        for note in check_class_names(given, source) if source is not None and same_recipe else ():
             run.note(note)
     if found is not None:
+        _compare(run, found, backbone, head, may_change)
         check_whole(found)
     elif centres is not None:
         assert isinstance(head, PartialFC)

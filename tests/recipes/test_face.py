@@ -195,7 +195,7 @@ def test_a_million_classes_without_data(tmp_path):
     [
         ("", "--rec DIR is missing"),
         ("--rec nowhere", "nowhere not found"),
-        ("--dataset emor", "no such preset; expected one of"),
+        ("--dataset emor", "did you mean emore?"),
         ("--sampel-rate 0.1", "--sample-rate"),
         ("--rec . --batch-size 0", "--batch-size is 0"),
         ("--dataset 100w --loss combined", "--margins m1 m2 m3"),

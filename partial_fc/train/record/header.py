@@ -47,9 +47,13 @@ def differences(config: Any) -> Iterator[str]:
 
 def changed(config: Any) -> dict[str, dict[str, Any]]:
     """By group of flags: name -> value of those that are not as the recipe has them by default."""
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for field in dataclasses.fields(config):
         group = getattr(config, field.name)
+        if not dataclasses.is_dataclass(group):  # a flag that is in no group
+            if group != field.default:
+                found.setdefault("recipe", {})[field.name] = group
+            continue
         if field.default is dataclasses.MISSING:  # flags of it must be given
             default = {inner.name: inner.default for inner in dataclasses.fields(group)}
         else:
