@@ -12,7 +12,7 @@ demo: setup  ## build the demo data, train on it with two processes, show what w
 test: setup  ## all tests, 11 minutes on two cores: units, ranks over Gloo, MPI and torchrun, recipes, faults, hosts
 	@bash scripts/test.sh
 
-test-quick: setup  ## four minutes, for people at work: units but the slow ones, two ranks, one recipe
+test-quick: setup  ## two minutes, for people at work: units but the slow ones, two ranks, one recipe
 	@bash scripts/test.sh quick
 
 torture: setup  ## about an hour: fuzzing of every reader, 50 kills, full disks, lost packets; `scripts/torture.sh bin` one reader

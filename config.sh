@@ -49,7 +49,7 @@ export HOROVOD_FUSION_THRESHOLD=${HOROVOD_FUSION_THRESHOLD:-67108864}
 
 # Without MODELS_ROOT the run is written to a folder of its own below runs/, in the folder where this is started.
 recipe=${RECIPE:-face}
-if [ "$recipe" = face ]; then
+if [ "$recipe" = face ] && [[ " $* " != *" --config"* ]]; then # a configuration file says what it trains on
     DATASET=${DATASET:-glyphs} REC=${REC:-$here/demo/glyphs}
 fi
 exec "$python" "$here/train.py" "$recipe" \
