@@ -6,7 +6,7 @@ afterwards other packages see numpy as it is, but for two names that MXNet also 
 
 Beside torch, MXNet takes as many threads as torch has. By itself it would set half of the cores, for itself and for
 torch, whose OpenMP it shares. torch comes first: Horovod's module for MXNet, imported before torch, shows MXNet's
-symbols to every library that is loaded later, and torch's import crashes.
+symbols to every library that is loaded later, and torch's import crashes. Servers and schedulers do without it.
 """
 
 import os
@@ -78,6 +78,8 @@ def _threads_of_torch() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+if os.environ.get("DMLC_ROLE") not in ("server", "scheduler"):
+    import torch  # noqa: F401
 try:
     with _lend(), _threads_of_torch():
         import mxnet as mx
