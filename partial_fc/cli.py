@@ -10,9 +10,8 @@ from typing import Any, get_type_hints
 
 from partial_fc import __version__, errors
 
-# verb -> (its function, one line of help). The function is "module:name" below partial_fc, imported when the verb is
-# called: torch alone takes seconds. The type of its `options` has the flags; those of _OWN_READERS read
-# their arguments themselves.
+# verb -> (its function, one line of help). The function is "module:name" below partial_fc, imported when its flags are
+# asked for: the type of its `options` has them. Those of _OWN_READERS read their arguments themselves.
 _CLASSES = "checkpoint.tools.classes"
 _OWN_READERS = ("train", "launch")
 VERBS: dict[str, tuple[str, str]] = {
@@ -54,6 +53,32 @@ VERBS: dict[str, tuple[str, str]] = {
     "bench head": ("bench.head:bench_head", "time and memory of the head, or against the textbook one"),
     "plan": ("bench.plan_report:report", "memory, traffic, time of a head; whether sampling pays"),
 }
+# The verbs whose module imports torch, which takes seconds: their flags are classes of the module `options` beside it,
+# and it is imported only once the command line is read.
+_FLAGS = {
+    "embed": "EmbedOptions",
+    "classify": "ClassifyOptions",
+    "evaluate": "EvaluateOptions",
+    "search": "SearchOptions",
+    "export": "ExportOptions",
+    "checkpoint inspect": "InspectOptions",
+    "checkpoint verify": "VerifyOptions",
+    "checkpoint merge": "MergeOptions",
+    "checkpoint reshard": "ReshardOptions",
+    "checkpoint import": "ImportOptions",
+    "checkpoint export": "ExportOptions",
+    "checkpoint diff": "DiffOptions",
+    "checkpoint classes list": "ListOptions",
+    "checkpoint classes add": "AddOptions",
+    "checkpoint classes remove": "RemoveOptions",
+    "checkpoint classes merge": "MergeClassesOptions",
+    "checkpoint classes rename": "RenameOptions",
+    "checkpoint classes match": "MatchOptions",
+    "convert": "ConvertOptions",
+    "bench data": "DataOptions",
+    "bench head": "HeadOptions",
+    "plan": "PlanOptions",
+}
 # "checkpoint classes" is one, too.
 GROUPS = {" ".join(name.split()[:n]) for name in VERBS for n in range(1, len(name.split()))}
 
@@ -92,9 +117,12 @@ def load(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(f"partial_fc.{module}"), function)
 
 
-def flags_of(function: Callable[..., Any]) -> type:
-    """The class whose fields are the flags of a verb's function."""
-    return get_type_hints(function)["options"]
+def flags_of(name: str) -> type:
+    """The class whose fields are the flags of a verb."""
+    if name not in _FLAGS:
+        return get_type_hints(load(name))["options"]
+    package, _, _ = VERBS[name][0].rpartition(".")
+    return getattr(importlib.import_module(f"partial_fc.{package}.options"), _FLAGS[name])
 
 
 def main() -> None:
@@ -119,15 +147,15 @@ def main() -> None:
 
 def run(name: str, arguments: list[str]) -> int | None:
     """Calls a verb with its flags; returns the exit status."""
-    function = load(name)
     if name in _OWN_READERS:
-        return function(arguments)
+        return load(name)(arguments)
     from safetensors import SafetensorError
 
     from partial_fc.flags.command_line import parse
 
     try:
-        return function(parse(flags_of(function), arguments, f"partial-fc {name}"))
+        options: Any = parse(flags_of(name), arguments, f"partial-fc {name}")
+        return load(name)(options)
     except errors.UsageError as error:
         errors.report(f"partial-fc {name}", error)
         return 2

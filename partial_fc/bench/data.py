@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import cv2
 import numpy as np
-import tyro
 from simplejpeg import decode_jpeg
 from tqdm import tqdm
 
+from partial_fc.bench.options import DataOptions
 from partial_fc.data.databases import open_database
 from partial_fc.data.decode import decode
 from partial_fc.data.loader import Loader, Transform
@@ -32,45 +32,6 @@ from partial_fc.data.order import Keyed
 from partial_fc.data.record_source import RecordSource
 from partial_fc.data.sample import Sample, Source
 from partial_fc.data.transform import ShortSideCrop, SquareImage, mirror
-from partial_fc.flags.numbers import BATCH, PIXELS, THREADS, check_numbers
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """Reads and decodes images of a training set in several ways, and prints a table."""
-
-    source: Annotated[Path | None, tyro.conf.Positional] = None
-    """A folder with train.rec, a .rec file, a folder of class folders, or a list. Or else:"""
-    rec: Path | None = None
-    """The same, by recipe face's name for it."""
-    train_data: Path | None = None
-    """An image database, as recipe imagenet takes it."""
-    train_list: Path | None = None
-    """A list of videos, as recipe kinetics takes it."""
-    data_dir: Path = Path()
-    """What the paths of --train-list are relative to."""
-    rawframes: bool = False
-    """They are folders of frames."""
-    image_size: int | None = None
-    """Pixels of a side, as the network takes them; none: 112, of a database 227, of videos 224."""
-    resize: int = 256
-    """The shorter side of a database's images before the crop; the height that frames of videos are made, whose width
-    is made 340/256 of it."""
-    mirror: bool = True
-    """Exchange left and right every second time."""
-    images: int | None = None
-    """So many of the set, in shuffled order, in each round; none: 4000, or 64 videos."""
-    batch_size: int | None = None
-    """Images of a batch; none: 64, of videos 2."""
-    threads: int = len(os.sched_getaffinity(0))
-    """The loader runs with 1, 2, 4, ... up to so many."""
-    rounds: int = 5
-    """The median counts."""
-    json: bool = False
-    """One line for programs instead of the table."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, image_size=PIXELS, resize=PIXELS, images=1, batch_size=BATCH, threads=THREADS, rounds=1)
 
 
 @dataclass(frozen=True)

@@ -12,80 +12,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-import tyro
 from torch import Tensor
 
 from partial_fc import comm
+from partial_fc.bench.options import HeadOptions
 from partial_fc.bench.plan import DTYPES, OPTIMIZERS
 from partial_fc.bench.textbook_head import TextbookHead
 from partial_fc.comm import World
 from partial_fc.comm.world import Traffic
-from partial_fc.flags.numbers import BATCH, CLASSES, THREADS, check_numbers
 from partial_fc.head import CosFace, PartialFC, Storage
 from partial_fc.machine import PeakMemory, measure_rates, synchronise
-
-
-@dataclass(frozen=True)
-class HeadOptions:
-    """Trains the head on random features and prints one JSON line. The defaults are those of the fast path; the
-    textbook side is always float32 with SGD."""
-
-    classes: int = 1_000_000
-    """Classes over all processes."""
-    sample_rate: float = 1.0
-    """Share of the classes that are negatives in a step."""
-    batch: int = 128
-    """Global batch."""
-    dim: int = 512
-    """Width of a feature."""
-    num_processes: Annotated[int, tyro.conf.arg(name="np")] = 2
-    """Processes on this machine; with --device cuda each takes a GPU."""
-    threads: int = 1
-    """Threads of each process."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Where the head computes."""
-    impl: Literal["auto", "plain", "cpu", "triton"] = "auto"
-    """The kernel; auto: the fastest that this machine has."""
-    precision: Literal["fp32", "bf16"] = "bf16"
-    """Precision of the matrix products' operands; sums are float32 either way."""
-    dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Dtype of the centres."""
-    state_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Dtype of the optimizer's state."""
-    optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
-    """Optimizer of the centres, on the active rows; adagrad and adam have one second moment a row."""
-    place: Literal["device", "host", "disk"] = "device"
-    """Where centres and state are kept."""
-    path: Path | None = None
-    """Folder of the files of --place disk; none: a temporary one."""
-    fresh: bool = False
-    """Rows are created when they first take part, as in the first steps of a run. Else all of them are created before,
-    as later on: then every row takes memory."""
-    steps: int = 3
-    """Timed steps, after one that is not; the median counts."""
-    versus: Literal["none", "plain"] = "none"
-    """plain: in turn with the textbook head (partial_fc/bench/textbook_head.py)."""
-    rounds: int = 3
-    """Pairs of runs with --versus."""
-
-    def __post_init__(self) -> None:
-        check_numbers(
-            self,
-            classes=CLASSES,
-            sample_rate="(0, 1]",
-            batch=BATCH,
-            dim="[1, 65536]",
-            num_processes=THREADS,
-            threads=THREADS,
-            steps=1,
-            rounds=1,
-        )
 
 
 def bench_head(options: HeadOptions) -> None:

@@ -8,110 +8,16 @@ They take options that leave nothing open (no "auto").
 import bisect
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal
 
 import torch
 
-from partial_fc.flags.numbers import CLASSES, PROCESSES, THREADS, check_numbers
-from partial_fc.head.kernels import Impl, cpu, plain
+from partial_fc.bench.options import PlanOptions
+from partial_fc.head.kernels import cpu, plain
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
-from partial_fc.head.shard import Shard
 from partial_fc.machine import Rates
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OPTIMIZERS: dict[str, type] = {"sgd": RowSGD, "adamw": RowAdamW, "adagrad": RowAdagrad, "adam": RowAdam}
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """Memory, traffic and time of a head, before anything is allocated. Rates are measured here (on one process, within
-    a second) unless they are given."""
-
-    classes: int
-    """Classes over all processes."""
-    dim: int = 512
-    """Width of a feature."""
-    gpus: int = 1
-    """Processes: one for each GPU, or some on CPUs."""
-    batch: int = 1024
-    """Global batch."""
-    memory: str | None = None
-    """Memory that one process may use, e.g. 80GiB: how many classes fit?"""
-    reserve: str = "0"
-    """Part of --memory that is kept for the backbone's activations and the libraries."""
-    sample_rate: float = 0.1
-    """Share of the classes that are negatives in a step; compared with all of them."""
-    dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Dtype of the centres."""
-    state_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Dtype of the optimizer's state."""
-    precision: Literal["fp32", "bf16"] = "bf16"
-    """Precision of the matrix products' operands."""
-    optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
-    """Optimizer of the centres."""
-    place: Literal["device", "host", "disk"] = "device"
-    """Where centres and state are kept."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the head; auto: a GPU if there is one here."""
-    impl: Impl = "auto"
-    """The kernel; auto: triton on GPUs, cpu on CPUs."""
-    threads: int = 1
-    """Threads of each process, on CPUs."""
-    backbone_parameters: int = 0
-    """Adds the backbone's parameters, gradient and optimizer state to the memory, and its all-reduce."""
-    step_ms: float | None = None
-    """Milliseconds of a step without the head: does sampling pay?"""
-    images_per_s: float | None = None
-    """The same as images a second of one process."""
-    rates: Path | None = None
-    """A file with the "rates" of another machine, as --json prints them."""
-    tflops: float | None = None
-    """Matrix products of --precision on one GPU, instead of what is measured."""
-    bandwidth: float | None = None
-    """GB/s of its memory, read plus written."""
-    place_bandwidth: float | None = None
-    """GB/s each way between --place and the device; none: 50 for the host (PCIe 5), 2 for a disk."""
-    link_gbps: float = 100.0
-    """Gbit/s of one process's link, each way."""
-    latency_us: float = 20.0
-    """Microseconds that one message takes beside its bytes."""
-    json: bool = False
-    """One JSON object instead of the table."""
-
-    def __post_init__(self) -> None:
-        check_numbers(
-            self,
-            classes=CLASSES,
-            dim="[1, 65536]",
-            gpus=PROCESSES,
-            batch="[1, 1000000000]",
-            sample_rate="(0, 1]",
-            threads=THREADS,
-            step_ms="(0, inf)",
-            images_per_s="(0, inf)",
-            tflops="(0, inf)",
-            bandwidth="(0, inf)",
-            place_bandwidth="(0, inf)",
-            link_gbps="(0, inf)",
-        )
-
-    @property
-    def local_classes(self) -> int:
-        return len(Shard.of(self.classes, 0, self.gpus))
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether rows lie in the host's memory, beside a GPU, or in files."""
-        return self.place == "disk" or (self.place == "host" and self.device == "cuda")
-
-    @property
-    def sampled(self) -> int:
-        """S: the negatives, and the batch's classes of this rank."""
-        if self.sample_rate == 1.0:
-            return self.local_classes
-        positives = math.ceil(self.batch / self.gpus)
-        return min(self.local_classes, math.ceil(self.sample_rate * self.local_classes) + positives)
 
 
 # ---- memory

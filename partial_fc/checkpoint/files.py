@@ -6,30 +6,30 @@ import math
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from partial_fc.files import replacing
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 # As the safetensors format spells them: https://github.com/huggingface/safetensors#format
 _DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+    "torch.float64": "F64",
+    "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.int64": "I64",
+    "torch.int32": "I32",
+    "torch.int16": "I16",
+    "torch.int8": "I8",
+    "torch.uint8": "U8",
+    "torch.bool": "BOOL",
 }
 _PIECE_BYTES = 8 << 20
 
 
-def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> str:
+def save_tensors(tensors: Mapping[str, "Tensor"], path: Path, metadata: Mapping[str, str] | None = None) -> str:
     """Writes a safetensors file; returns its SHA-256 in hex. Tensors on the CPU are not copied, and most of the work
     is done without holding up other threads. Raises OSError with the path."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -38,14 +38,16 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[st
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     for name, t in ordered:
         begin, end = end, end + t.numel() * t.element_size()
-        header[name] = {"dtype": _DTYPES[t.dtype], "shape": list(t.shape), "data_offsets": [begin, end]}
+        header[name] = {"dtype": _DTYPES[str(t.dtype)], "shape": list(t.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     pieces = (memoryview(_bytes(t)) for _, t in ordered)
     return write(path, (memoryview(len(text).to_bytes(8, "little") + text), *pieces))
 
 
-def _bytes(t: Tensor) -> Any:
+def _bytes(t: "Tensor") -> Any:
+    import torch  # seconds, which who only looks for checkpoints does without
+
     return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 

@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from fontTools.ttLib import TTCollection, TTFont
-
-from partial_fc import counter_rng
 
 
 @dataclass(frozen=True)
@@ -104,11 +101,16 @@ def choose(
             f"num_classes {num_classes}, num_unseen {num_unseen}: {len(typefaces)} characters stand in "
             f"{LEAST_TYPEFACES} typefaces or more; ask for at most {len(typefaces) - num_unseen} classes"
         )
-    order = _shuffled(whole, counter_rng.derive_key(seed, 0)) + _shuffled(rest, counter_rng.derive_key(seed, 1))
+    order = _shuffled(whole, seed, 0) + _shuffled(rest, seed, 1)
     return order[num_unseen : num_unseen + num_classes], order[:num_unseen]
 
 
-def _shuffled(codes: list[int], key: int) -> list[int]:
+def _shuffled(codes: list[int], seed: int, stream: int) -> list[int]:
+    import torch  # seconds, which the verbs' help does without
+
+    from partial_fc import counter_rng
+
+    key = counter_rng.derive_key(seed, stream)
     return [codes[i] for i in counter_rng.permute(torch.arange(len(codes)), len(codes), key).tolist()]
 
 

@@ -4,13 +4,9 @@ N images, M classes of a part of the centres, K nearest ones, D feature width.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
-import tyro
 from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
@@ -19,33 +15,11 @@ from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.comm import SingleWorld
 from partial_fc.embedding.load import from_checkpoint
 from partial_fc.embedding.on_ranks import embedded, why_bad
+from partial_fc.embedding.options import ClassifyOptions
 from partial_fc.embedding.sources import open_images
-from partial_fc.flags import check_numbers
 from partial_fc.train.device import device_type
 
 _CLASSES_AT_ONCE = 65536
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassifyOptions:
-    """Prints, for each image, the classes whose centres are nearest to its embedding, with names and cosines: what the
-    training would take it for. A class that no step has touched has no place yet, and is not asked."""
-
-    checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
-    """A run's folder, whose newest checkpoint counts, or a checkpoint's. (model.safetensors has no class centres.)"""
-    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
-    """Image files; or a folder, a list or a .rec."""
-    top: int = 5
-    """Classes for each image."""
-    flip: bool | None = None
-    """Add the embedding of the mirrored image; none: as the checkpoint says."""
-    device: str = "auto"
-    """cpu, cuda, or auto: a GPU where there is one."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, top=1)
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"--device is {self.device!r}; expected auto, cpu or cuda")
 
 
 def classify(options: ClassifyOptions) -> int:

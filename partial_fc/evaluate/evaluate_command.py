@@ -1,13 +1,12 @@
 """`partial-fc evaluate`: how well a trained model tells pairs apart, and the threshold to use."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-import tyro
 from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
@@ -21,11 +20,11 @@ from partial_fc.embedding.model import EmbeddingModel
 from partial_fc.evaluate import ijb as janus
 from partial_fc.evaluate import pictures, roc
 from partial_fc.evaluate.embed_table import embed_together
+from partial_fc.evaluate.options import EvaluateOptions
 from partial_fc.evaluate.pair_list import PairList, read_pair_list
 from partial_fc.evaluate.roc import Roc
 from partial_fc.evaluate.verification import Verification, accuracy_values, check_pairs, fold_accuracy
 from partial_fc.findings import check_writable
-from partial_fc.flags import Flags, LaunchFlags, check_numbers
 from partial_fc.on_ranks import on_ranks
 
 FALSE_ACCEPT_RATES = ("1e-1", "1e-2", "1e-3", "1e-4", "1e-5", "1e-6")
@@ -33,53 +32,6 @@ _ACROSS = 5  # pairs in a row of the picture
 _HEAD = (
     f"  {'threshold':14}{'cosine >=':>11}{'squared distance <=':>21}{'right':>9}{'same accepted':>15}{'different':>11}"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
-    """Measures a model on pairs of images: accuracy, TAR at FAR, the threshold to use and what it gives. Writes
-    evaluation.json, roc.png, similarities.png and the worst pairs of each set."""
-
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A run's folder, model.safetensors, a checkpoint, or arcface_torch's model.pt."""
-    sets: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[SET ...]")] = ()
-    """Pairs: InsightFace's .bin, or a CSV file with `path,path,same` or `path,path,different` a line."""
-    root: Path | None = None
-    """What the paths of CSV files are relative to; each file's own folder if not given."""
-    ijb: Path | None = None
-    """The folder of IJB-B or IJB-C (meta, loose_crop), as InsightFace publishes it: 1:1, and 1:N where its lists are
-    there."""
-    target: Literal["IJBB", "IJBC"] = "IJBC"
-    """Which of the two --ijb is."""
-    detector_score: bool = True
-    """--ijb: weigh an image by the score of the face detector."""
-    feature_length: bool = True
-    """--ijb: weigh an image by the length of its feature. (Both as InsightFace's table has it.)"""
-    flip: bool | None = None
-    """Add the embedding of the mirrored image; None: as the model says."""
-    batch_size: int = 128
-    """Images of one call of the network."""
-    show: int = 10
-    """How many pairs of each kind the picture of the worst has; 0: no picture."""
-    out: Path | None = None
-    """Where to write; `evaluation` in the run's folder, or beside the model's file, if not given."""
-    launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)
-
-    def __post_init__(self) -> None:
-        check_numbers(self, batch_size=2, show=0)
-        if not self.sets and self.ijb is None:
-            raise ValueError("nothing to evaluate on: give a .bin, a CSV file of pairs, or --ijb DIR")
-        names = [path.stem for path in self.sets] + ([self.target] if self.ijb else [])
-        if len(set(names)) < len(names):
-            raise ValueError(
-                f"two sets of one name among {', '.join(names)}: their results would be mixed up; rename one"
-            )
-        for path in (*self.sets, *([self.ijb] if self.ijb else [])):
-            if not path.exists():
-                raise ValueError(f"{path} not found; expected a .bin or .csv of pairs, or --ijb DIR")
-        for path in self.sets:
-            if path.suffix not in (".bin", ".csv", ".tsv"):
-                raise ValueError(f"{path}: expected a .bin of pairs, or a .csv (or .tsv) that names them")
 
 
 @dataclass

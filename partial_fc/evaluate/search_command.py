@@ -1,12 +1,11 @@
 """`partial-fc search`: whose image is it? Each probe is searched in a gallery."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-import tyro
 from numpy.typing import NDArray
 
 import partial_fc
@@ -20,37 +19,12 @@ from partial_fc.evaluate import pictures
 from partial_fc.evaluate.embed_table import embed_together
 from partial_fc.evaluate.evaluate_command import output_folder
 from partial_fc.evaluate.identification import FALSE_POSITIVE_RATES, Found, search
+from partial_fc.evaluate.options import SearchOptions
 from partial_fc.findings import counted
-from partial_fc.flags import Flags, LaunchFlags, check_numbers
 from partial_fc.on_ranks import on_ranks
 
 _SHOWN = 5  # neighbours of a probe in the picture
 _ROWS = 4  # probes of a kind in the picture
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchOptions:
-    """Searches each image of --probe among those of --gallery: rank-1, rank-5, TPIR at FPIR (probes whose class is not
-    in the gallery), P@1 and mAP@R. Writes search.json, and neighbours.png where there are images."""
-
-    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A run's folder, model.safetensors, a checkpoint, or arcface_torch's model.pt."""
-    gallery: Path
-    """Who is known: a folder of class folders, a .rec, a list, or an .npz that `partial-fc embed` wrote."""
-    probe: Path | None = None
-    """Who is searched, likewise; if not given, each image of the gallery is searched among the others."""
-    flip: bool | None = None
-    """Add the embedding of the mirrored image; None: as the model says."""
-    batch_size: int = 128
-    """Images of one call of the network."""
-    out: Path | None = None
-    """Where to write; `search` in the run's folder, or beside the model's file, if not given."""
-    launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)
-
-    def __post_init__(self) -> None:
-        check_numbers(self, batch_size=1)
-        if self.probe == self.gallery:
-            raise ValueError("--probe is --gallery: leave --probe away, and each image is searched among the others")
 
 
 @dataclass

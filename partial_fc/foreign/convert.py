@@ -5,21 +5,19 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import tyro
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from partial_fc.checkpoint.files import save_tensors
-from partial_fc.flags.numbers import PIXELS, check_numbers
 from partial_fc.foreign import mxnet_backbone, mxnet_ndarray, mxnet_symbol, torch_file
 from partial_fc.foreign.backbone_weights import read_weights
 from partial_fc.foreign.mxnet_backbone import State, network_of
 from partial_fc.foreign.mxnet_symbol import Graph
 from partial_fc.foreign.networks import Network
+from partial_fc.foreign.options import ConvertOptions
 from partial_fc.foreign.state_dicts import check_fits
 from partial_fc.models.inputs import FACE
 from partial_fc.models.iresnet import IResNet
@@ -29,28 +27,6 @@ _TORCH = (".pt", ".pth")
 _KINDS = "PREFIX-0000.params (MXNet), .safetensors (this trainer), .pt or .pth (arcface_torch)"
 _NUM_IMAGES = 4
 _SMALLEST_COSINE = 1 - 1e-8  # that of no fixed gamma is .995, of no scale .999998, of no epsilon .9999999
-
-
-@dataclass(frozen=True)
-class ConvertOptions:
-    """Moves a backbone (r18 to r200, tiny) between MXNet's .params, this trainer's model.safetensors and
-    arcface_torch's model.pt; the names of the files say from where to where. Embeddings stay the same: random images
-    are embedded before and after, and nothing is written where they differ."""
-
-    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """PREFIX-0000.params, X.safetensors (also a checkpoint's backbone.safetensors), X.pt or X.pth (also
-    checkpoint_gpu_R.pt)."""
-    output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
-    """The same. Beside PREFIX-0000.params PREFIX-symbol.json is written."""
-    symbol: Path | None = None
-    """The symbol of a SOURCE of MXNet, which says its input's scale, epsilons and fixed gammas; none:
-    PREFIX-symbol.json beside it, else what InsightFace's recipe has."""
-    image_size: int | None = None
-    """That the network is for, where several fit its shapes; none: what SOURCE says, else the largest (112 for 97 to
-    112)."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, image_size=PIXELS)
 
 
 @dataclass(frozen=True)

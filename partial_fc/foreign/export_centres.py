@@ -7,38 +7,16 @@ the last class: those are start values there, and so they are here.)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
 import torch
-import tyro
 from torch import Tensor
 
 from partial_fc.checkpoint.output import print_notes
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.checkpoint.rows import StoredRows, cut
-from partial_fc.flags.numbers import PROCESSES, check_numbers
 from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign.options import ExportOptions
 from partial_fc.head.rows.table import initial_centres
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """Writes the class centres of a checkpoint as InsightFace's MXNet trainer does: R_centers.param, one for each of
-    its ranks, and R_centers_mom.param where --momentum-lr is given. The backbone goes by `partial-fc convert`."""
-
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR...")]
-    """A checkpoint, or a folder whose newest counts; several where each host has written into a folder of its own."""
-    out: Path
-    """The folder to write to (that trainer's --models-root)."""
-    world_size: int
-    """Ranks that the files are for."""
-    momentum_lr: float | None = None
-    """The learning rate of the last steps, which momentum of MXNet holds; none: no momentum is written."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, world_size=PROCESSES, momentum_lr="(0, inf)")
 
 
 def export_centres(options: ExportOptions) -> None:

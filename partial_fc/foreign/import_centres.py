@@ -1,59 +1,20 @@
 """`partial-fc checkpoint import`: centre files of other trainers, of any number of ranks, into a checkpoint."""
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-import tyro
 from torch import Tensor
 
 from partial_fc import models
 from partial_fc.checkpoint.class_names import read_names
 from partial_fc.checkpoint.output import new_checkpoint, print_notes
-from partial_fc.flags.numbers import CLASSES, PIXELS, check_numbers
 from partial_fc.foreign import arcface_torch
 from partial_fc.foreign.backbone_weights import load_state, load_weights
 from partial_fc.foreign.centre_files import CHECKPOINT, CentreFiles, ForeignRows, find
+from partial_fc.foreign.options import ImportOptions
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
 
 _OPTIMIZERS: dict[str, type[RowOptimizer]] = {"sgd": RowSGD, "adamw": RowAdamW, "adam": RowAdam, "adagrad": RowAdagrad}
-_NETWORK = Literal["r18", "r34", "r50", "r100", "r200", "mbf"]
-
-
-@dataclass(frozen=True)
-class ImportOptions:
-    """Joins class centres that InsightFace's trainers wrote, a file for each rank, into a checkpoint that any number of
-    ranks loads. With the backbone (--network), --resume OUT goes on from it; without, train.py face takes the centres
-    with --head-centres OUT, and the backbone with --pretrained."""
-
-    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")]
-    """Those of all ranks, or the folder that they are in: R_centers.param and R_centers_mom.param (MXNet);
-    checkpoint_gpu_R.pt, softmax_fc_gpu_R.pt, or rank_R_softmax_weight.pt and rank_R_softmax_weight_mom.pt
-    (arcface_torch)."""
-    out: Path
-    """The new checkpoint's folder."""
-    num_classes: int | None = None
-    """For MXNet's files, whose last ones may end with padding."""
-    names_file: Path | None = None
-    """What the classes are called, one name a line."""
-    network: _NETWORK | None = None
-    """Which network checkpoint_gpu_0.pt, or --backbone, holds; none: the backbone is left out."""
-    backbone: Path | None = None
-    """Its weights, where they are in a file of their own (model.pt, backbone.pth)."""
-    image_size: int = 112
-    """That it was trained with."""
-    optimizer: Literal["auto", "sgd", "adamw", "adam", "adagrad"] = "auto"
-    """Optimizer of the centres, in the training that goes on. auto: what the files have the state of, else sgd."""
-    momentum_lr: float | None = None
-    """For R_centers_mom.param: the learning rate of the last steps."""
-    step: int = 0
-    """Where training goes on with --resume: so many updates are made."""
-    position: int = 0
-    """And so many samples were seen."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, num_classes=CLASSES, image_size=PIXELS, momentum_lr="(0, inf)")
 
 
 def import_centres(options: ImportOptions) -> None:

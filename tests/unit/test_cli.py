@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -43,7 +44,8 @@ def test_every_verb_has_its_function_and_its_flags(name):
     function = cli.load(name)
     assert cli.VERBS[name][1]
     if name not in cli._OWN_READERS:
-        assert dataclasses.is_dataclass(cli.flags_of(function))
+        assert dataclasses.is_dataclass(cli.flags_of(name))
+        assert cli.flags_of(name) is get_type_hints(function)["options"]
 
 
 @pytest.mark.parametrize(
@@ -104,6 +106,25 @@ def test_help_and_mistakes_cost_no_library():
         subprocess.run([sys.executable, "-m", "partial_fc", *words], cwd=ROOT, capture_output=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 4 * 0.5
+
+
+def test_help_and_mistakes_of_every_verb_come_without_torch():
+    code = """
+import contextlib, io, sys
+from partial_fc import cli
+
+for name in (name for name in cli.VERBS if name not in cli._OWN_READERS):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with contextlib.suppress(SystemExit):
+            cli.run(name, ["--help"])
+        assert cli.run(name, ["--no-such-flag"]) == 2, name
+    assert f"usage: partial-fc {name}" in said.getvalue(), name
+    assert f"partial-fc {name}: " in said.getvalue(), name
+    assert "torch" not in sys.modules, name
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_reads_or_writes_data_alone_starts_without_torch():

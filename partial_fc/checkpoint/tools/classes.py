@@ -2,104 +2,26 @@
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
 
 import torch
-import tyro
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from partial_fc.checkpoint.class_names import names_of, read_names
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.checkpoint.tools import imprint, remap_classes
+from partial_fc.checkpoint.tools.options import (
+    AddOptions,
+    ListOptions,
+    MatchOptions,
+    MergeClassesOptions,
+    Order,
+    RemoveOptions,
+    RenameOptions,
+)
 from partial_fc.checkpoint.tools.remap_classes import Plan
 from partial_fc.data import ImageFolder, open_source
-from partial_fc.flags.numbers import check_numbers
-
-Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME...")]
-Order = Literal["auto", "sorted", "append"]
-
-
-@dataclass(frozen=True)
-class ListOptions:
-    """Prints number, name and last step of each class, tabs between them; - : no step has touched it."""
-
-    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-    """A checkpoint, or a folder whose newest counts."""
-
-
-@dataclass(frozen=True)
-class _NewOptions(ListOptions):
-    out: Path
-    """The new checkpoint's folder; --resume takes it."""
-
-
-@dataclass(frozen=True)
-class AddOptions(_NewOptions):
-    """New classes. One with images starts at their mean direction, as the checkpoint's network sees them, with the
-    length of trained centres; one without starts like any untrained class. All other rows stay as they are."""
-
-    names: Names = ()
-    """NAME, NAME=FOLDER of its images, or NAME=FILE.npy with embeddings of it, (N, D)."""
-    names_file: Path | None = None
-    """More of them, one a line."""
-    images: Path | None = None
-    """A folder with a sub-folder of images for each new class, which gives its name."""
-    order: Order = "auto"
-    """Where new classes go: sorted by name, as a folder of class folders has them; or after all others. auto: sorted
-    where the names are so far."""
-    max_bad_records: int = 0
-    """Images that cannot be read are named and left out, at most so many."""
-
-
-@dataclass(frozen=True)
-class RemoveOptions(_NewOptions):
-    """Classes go; the numbers of those after them move up."""
-
-    names: Names = ()
-    """Which."""
-    names_file: Path | None = None
-    """More of them, one a line."""
-
-
-@dataclass(frozen=True)
-class MergeClassesOptions(_NewOptions):
-    """Several classes turn out to be one. It gets the mean of their directions, and keeps its own length and
-    optimizer's state. (Its own direction alone would fit only its own images: they were trained apart.)"""
-
-    into: str
-    """The class that stays."""
-    names: Names = ()
-    """Those that become part of it."""
-    images: tuple[float, ...] = ()
-    """How many images each had, first that of --into, then the NAMEs: directions count by it. none: all alike, which
-    is as good only where they had about as many."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, images="(0, 1e18)")
-
-
-@dataclass(frozen=True)
-class RenameOptions(_NewOptions):
-    """Other names; nothing else changes."""
-
-    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="OLD=NEW...")] = ()
-    """Which."""
-    names_file: Path | None = None
-    """More of them, one a line; or one NEW name for each class, by number."""
-
-
-@dataclass(frozen=True)
-class MatchOptions(_NewOptions):
-    """Makes the classes those of a data set, in its order: new ones start from their images there, those that it lacks
-    go."""
-
-    data: Path
-    """The data set that training will go on with; its classes have names."""
-    max_bad_records: int = 0
-    """Images that cannot be read are named and left out, at most so many."""
 
 
 def list_classes(options: ListOptions) -> None:

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import tyro
 from torch import Tensor
 from tqdm import tqdm
 
@@ -14,6 +12,7 @@ from partial_fc.checkpoint.head_state import hard_negatives_name
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.checkpoint.rows import Rows, class_bytes
 from partial_fc.checkpoint.snapshot import local_name
+from partial_fc.checkpoint.tools.options import DiffOptions
 
 _SHOWN = 10
 _PIECE_BYTES = 32 << 20
@@ -24,17 +23,6 @@ _STATE = (
 )
 _ASIDE = ("format", "world_size", "best", "score", "configuration", "versions")
 _Table = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class DiffOptions:
-    """Shows in what two checkpoints differ. Exit status 0: training would go on alike from either; 1: it would not.
-    Configuration, versions and scores are shown, and do not count."""
-
-    first: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
-    """A checkpoint, or a folder whose newest counts."""
-    second: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
-    """Another."""
 
 
 def diff(options: DiffOptions) -> int:

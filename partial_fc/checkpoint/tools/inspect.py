@@ -3,12 +3,10 @@
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
@@ -16,6 +14,7 @@ from partial_fc.checkpoint.folders import MARKER, best, is_step, newest, steps_b
 from partial_fc.checkpoint.head_state import has_head
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows import gaps, part_files
+from partial_fc.checkpoint.tools.options import InspectOptions
 from partial_fc.checkpoint.tools.verify import marked_ranks
 
 _HIGHLIGHTS = (
@@ -23,17 +22,6 @@ _HIGHLIGHTS = (
     *("optimizer", "head_optimizer", "lr", "lr_scheduler", "epochs", "max_steps", "batch_size", "accumulate"),
     *("precision", "centre_dtype", "centre_state_dtype", "head_catch_up", "gradient_compression", "sync_bn", "seed"),
 )
-
-
-@dataclass(frozen=True)
-class InspectOptions:
-    """Shows what a checkpoint holds; of a folder of checkpoints, which there are. Reads no more than it shows:
-    `partial-fc checkpoint verify` tells whether the files are whole."""
-
-    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-    """A checkpoint, a folder of checkpoints, or a run's --models-root."""
-    json: bool = False
-    """As JSON: a list with one object for each checkpoint."""
 
 
 def inspect(options: InspectOptions) -> int:

@@ -1,40 +1,12 @@
 """`partial-fc checkpoint merge` and `reshard`: the files of W ranks become those of another number."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from partial_fc.checkpoint.head_state import hard_negatives_name
 from partial_fc.checkpoint.output import Output, new_checkpoint, print_notes
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.checkpoint.snapshot import below, local_name
-from partial_fc.flags.numbers import PROCESSES, check_numbers
-
-
-@dataclass(frozen=True)
-class MergeOptions:
-    """One set of files, as one process would have written it. (Training needs none of this: any number of ranks loads
-    what any other wrote.)"""
-
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR...")]
-    """A checkpoint, or a folder whose newest counts; several where each host has written into a folder of its own."""
-    out: Path
-    """The new checkpoint's folder; --resume takes it."""
-
-
-@dataclass(frozen=True)
-class ReshardOptions(MergeOptions):
-    """The files that another number of ranks would have written, bit for bit the same rows: for hosts that each have
-    a folder of their own, or to join those folders (with the number of ranks that they are from)."""
-
-    world_size: int
-    """Ranks that the new files are for."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, world_size=PROCESSES)
+from partial_fc.checkpoint.tools.options import MergeOptions, ReshardOptions
 
 
 def merge(options: MergeOptions) -> None:

@@ -2,12 +2,10 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import tyro
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tqdm import tqdm
@@ -17,19 +15,8 @@ from partial_fc.checkpoint.folders import MARKER, is_step, steps_below
 from partial_fc.checkpoint.head_state import has_head
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows import Part, gaps, mismatch, part_files
+from partial_fc.checkpoint.tools.options import VerifyOptions
 from partial_fc.head.shard import Shard
-
-
-@dataclass(frozen=True)
-class VerifyOptions:
-    """Checks that a checkpoint is whole: every file there and as its checksum says, every class held once, shapes and
-    dtypes in agreement. Exit status 1 where anything is wrong; each problem names its file."""
-
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR...")]
-    """One checkpoint, or several folders of one, where each host has its own; or one folder of checkpoints, of which
-    all are checked."""
-    finite: bool = False
-    """Also look for numbers that are not finite."""
 
 
 def verify(options: VerifyOptions) -> int:
