@@ -1,5 +1,5 @@
 # Each target is a line or two that could be typed by hand.
-.PHONY: help setup demo test test-quick torture lint bench test-gpu bench-gpu clean
+.PHONY: help setup demo test first-hour test-quick torture lint bench test-gpu bench-gpu clean
 help:   ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:[^#]*##/\t/'
 
@@ -11,6 +11,9 @@ demo: setup  ## build the demo data, train on it with two processes, show what w
 
 test: setup  ## all tests, 11 minutes on two cores: units, ranks over Gloo, MPI and torchrun, recipes, faults, hosts
 	@bash scripts/test.sh
+
+first-hour: setup  ## types what README.md says, in an empty folder with an empty HOME: a minute
+	@bash tests/recipes/first_hour.sh .venv
 
 test-quick: setup  ## two minutes, for people at work: units but the slow ones, two ranks, one recipe
 	@bash scripts/test.sh quick

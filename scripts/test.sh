@@ -71,7 +71,7 @@ else
     stage "transport, one process" 6 "${transport[@]}"
     # The GPU's kernel, sharded, in Triton's interpreter. (One process: tests/unit/test_triton.py.)
     stage "Triton, horovodrun MPI, 3 ranks" 12 mpi 3 env TRITON_INTERPRET=1 "${ranks[@]}" tests/parallel/test_head_kinds.py -k sharded_equals_dense
-    stage "recipes" 235 python -m pytest tests/recipes "${two[@]}" -m "not mxnet" "$@"
+    stage "recipes" 235 python -m pytest tests/recipes "${three[@]}" -m "not mxnet" "$@"
     # Of processes, disks and cables that fail. -rs: why, where some are skipped.
     stage "faults and two hosts" 150 python -m pytest tests/faults tests/cluster "${three[@]}" -rs "$@"
 fi

@@ -32,6 +32,22 @@ _PRELOADED = [
     "recipes.kinetics",
     "tests.recipes.several",
     "torch.utils.tensorboard",
+    # What the recipes import only when they are called.
+    "partial_fc.data.check.at_start",
+    "partial_fc.embedding.load",
+    "partial_fc.evaluate.roc",
+    "partial_fc.evaluate.verification",
+    "partial_fc.train.record.log_style",
+    "partial_fc.train.run",
+    "recipes.face_backbone",
+    "recipes.face_head",
+    "recipes.imagenet_epochs",
+    "recipes.kinetics_epochs",
+    "recipes.mnist_epochs",
+    "tyro",
+    "typeguard",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
 ]
 
 

@@ -1,6 +1,7 @@
 """loss.png: loss and learning rate, with the evaluations as marks."""
 
 import threading
+import time
 from pathlib import Path
 
 from partial_fc.comm import World
@@ -8,6 +9,7 @@ from partial_fc.files import replacing
 from partial_fc.train.record.history import read_history, read_losses, thinned
 from partial_fc.train.record.log import warn_on_os_error
 
+_EVERY_S = 30.0
 _LOG_FROM = 20.0  # largest loss over smallest, from which on the axis is logarithmic
 
 
@@ -22,9 +24,13 @@ class LossPicture:
         self._root = models_root
         self._speaks = world.rank == 0
         self._thread: threading.Thread | None = None
+        self._drawn = time.monotonic()
 
-    def redraw(self) -> None:
-        """Begins to; what is being drawn is waited for, which it has been for long where evaluations are rare."""
+    def redraw(self, at_end: bool = False) -> None:
+        """Begins to, every 30 s at most; what is still being drawn is waited for. at_end: in any case."""
+        if not at_end and time.monotonic() < self._drawn + _EVERY_S:
+            return
+        self._drawn = time.monotonic()
         self.close()
         if self._speaks:
             self._thread = threading.Thread(target=draw, args=(self._root,), name="loss.png", daemon=True)
