@@ -134,7 +134,8 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve,
     job.saver.finish()
     spikes.sum_up(job)
     progress.end(at.step, bool(stopped))
-    picture.redraw(at_end=True)
+    if not stopped:  # who has asked does not wait: launchers end a rank that others have left, too
+        picture.redraw(at_end=True)
     traffic = world.traffic.per_step(max(1, at.step - first_step))
     saved_at_end = not job.saver.last_failed
     return Outcome(loss, progress.images_per_s, evaluations, stopped, saved_at_end, traffic, backbone.step_bytes())
