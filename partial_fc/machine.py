@@ -75,10 +75,12 @@ def _status_bytes(name: str) -> int:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 numbers itself."""
+    """Whether the device multiplies bfloat16 numbers itself, and torch may use that (ATEN_CPU_CAPABILITY)."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if platform.machine() in ("x86_64", "AMD64"):  # oneDNN's own answer also counts those that emulate it
+        if torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2"):
+            return False
         return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 

@@ -344,7 +344,22 @@ class Processor:
 LOAD = cpu.load
 
 
-def test_amx_is_chosen_where_it_agrees_with_the_variant_without_tiles(monkeypatch):
+@pytest.fixture
+def torch_uses(monkeypatch):
+    """torch_uses("AVX2"): what torch says that it uses."""
+    return lambda name: monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: name)
+
+
+@pytest.mark.parametrize("capability, expected", [("DEFAULT", "portable"), ("AVX2", "avx2")])
+def test_the_kernel_uses_no_more_of_the_processor_than_torch(monkeypatch, torch_uses, capability, expected):
+    """ATEN_CPU_CAPABILITY lowers both sides of a comparison."""
+    torch_uses(capability)
+    monkeypatch.setattr(cpu, "load", Processor())
+    assert cpu.best_variant() == expected
+
+
+def test_amx_is_chosen_where_it_agrees_with_the_variant_without_tiles(monkeypatch, torch_uses):
+    torch_uses("AVX512")
     monkeypatch.setattr(cpu, "load", Processor())
     before = torch.get_rng_state()
     with warnings.catch_warnings():
@@ -354,7 +369,9 @@ def test_amx_is_chosen_where_it_agrees_with_the_variant_without_tiles(monkeypatc
 
 
 @pytest.mark.parametrize("wrong", [1.0, float("nan")])
-def test_amx_that_computes_something_else_is_not_used(monkeypatch, wrong):
+def test_amx_that_computes_something_else_is_not_used(monkeypatch, torch_uses, wrong):
+    torch_uses("AVX512")
+
     def alter(job):
         ctypes.cast(job.grad, ctypes.POINTER(ctypes.c_float))[5] += wrong
 
@@ -363,7 +380,9 @@ def test_amx_that_computes_something_else_is_not_used(monkeypatch, wrong):
         assert cpu.best_variant() == "avx512_bf16"
 
 
-def test_amx_that_the_operating_system_withholds_is_not_used(monkeypatch):
+def test_amx_that_the_operating_system_withholds_is_not_used(monkeypatch, torch_uses):
+    torch_uses("AVX512")
+
     def load(variant):
         if variant == "amx":
             raise RuntimeError("the operating system does not let this process use AMX tiles: Invalid argument")

@@ -81,8 +81,12 @@ def load(variant: str | None = None) -> ctypes.CDLL:
 
 
 def best_variant() -> str:
-    """The processor's best; a RuntimeWarning says so where that is "amx" and fails its check."""
+    """The processor's best, up to what torch uses (its ATEN_CPU_CAPABILITY=avx2 or =default lowers that); a
+    RuntimeWarning says so where that is "amx" and fails its check."""
     best = load("portable").head_best().decode()
+    lowered = {"AVX2": "avx2", "DEFAULT": "portable"}.get(torch.backends.cpu.get_cpu_capability())
+    if lowered is not None and best != "portable":
+        return lowered
     if best != "amx":
         return best
     try:
