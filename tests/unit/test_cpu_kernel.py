@@ -350,7 +350,7 @@ def torch_uses(monkeypatch):
     return lambda name: monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: name)
 
 
-@pytest.mark.parametrize("capability, expected", [("DEFAULT", "portable"), ("AVX2", "avx2")])
+@pytest.mark.parametrize(("capability", "expected"), [("DEFAULT", "portable"), ("AVX2", "avx2")])
 def test_the_kernel_uses_no_more_of_the_processor_than_torch(monkeypatch, torch_uses, capability, expected):
     """ATEN_CPU_CAPABILITY lowers both sides of a comparison."""
     torch_uses(capability)
