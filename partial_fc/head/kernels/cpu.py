@@ -32,9 +32,9 @@ _HIGHEST_EXPONENT = 64.0
 # rows, where every negative is far away. The plain kernel, which shifts every row by itself, does them.
 _SMALLEST_DENOMINATOR = 1e-30
 GRADIENT_BYTES = 32 << 20  # of one chunk of centre_gradients
-# Of the first pass' exponentials that the second one reads: so many bytes, or a quarter of the centres' (an eighth of what
-# they take with their momentum), whichever is more. What does not fit is formed again, to the same bits: a quarter of the
-# products' time.
+# Of the first pass' exponentials that the second one reads: so many bytes, or a quarter of the centres' (an eighth of
+# what they take with their momentum), whichever is more. What does not fit is formed again, to the same bits: a quarter
+# of the products' time.
 EXP_CACHE_BYTES = 128 << 20
 EXP_CACHE_SHARE = 0.25
 

@@ -85,8 +85,8 @@ template <bool BF> class Pass {
     }
 
     // For each place of [begin, end): take(place, centre (Dp), gradient by the unit centre (Dp), projection): the
-    // gradient by the centre is projection(gradient, centre) of each vector along Dp. A block before, soon(place) may
-    // send for what take will read.
+    // gradient by the centre is projection(gradient, centre) of each vector along Dp. Before, soon(place) may send for what
+    // take will read.
     template <class Soon, class Take> void gradients(int64_t begin, int64_t end, Soon soon, Take take) {
         Tiles tiles;
         Buffer grad(rows * f.Dp), half(BF ? rows * row_of_logits / 2 : 0);
@@ -99,7 +99,7 @@ template <bool BF> class Pass {
                 const float* weight = BF ? half : logit;
                 int64_t weight_row = row_of_logits / a_word;
                 if (!cached) {
-                    form_logits(at, n, g, width, centre, std::min(at + 2 * block, end));
+                    form_logits(at, n, g, width, centre, at + n);
                     for (int64_t c = 0; c < n; c++) {
                         Cached* to = (Cached*)(float*)(BF ? half : logit) + c * row_of_logits;
                         weigh(at, c, g, width, nullptr, [&](int64_t i, vf e) { store_weight(to + i, e); });
@@ -111,17 +111,19 @@ template <bool BF> class Pass {
                     weight = (const float*)((Cached*)job.cache + at * f.Gp + g);
                     weight_row = f.Gp / a_word;
                 }
-                auto ahead = spread(g ? 0 : n, pauses<BF>(n, f.Dp, words), [&](int64_t c) {
-                    soon(at + c);
-                    if (cached) prefetch_row(job.centre, job.centre_dtype, row_of(at + c), f.D);
-                });
-                gemm<BF>(n, f.Dp, words, weight, weight_row, 1, f.for_gradients(g), grad, f.Dp, g > 0, ahead);
+                gemm<BF>(n, f.Dp, words, weight, weight_row, 1, f.for_gradients(g), grad, f.Dp, g > 0);
             }
             for (auto [place, g] : targets_between(at, at + n)) {
                 float* to = grad + (place - at) * f.Dp;
                 for (int64_t d = 0; d < f.D; d++) to[d] += job.target_grad[g] * job.unit[g * f.D + d];
             }
             for (int64_t c = 0; c < n; c++) {
+                if (at + block + c < end) {  // while this row moves, the one a block later comes
+                    prefetch_row(job.centre, job.centre_dtype, row_of(at + block + c), f.D);
+                    soon(at + block + c);
+                    if (at + block + c < job.cached_rows)
+                        prefetch_row(job.cache, BF ? kBfloat16 : kFloat32, at + block + c, f.Gp);
+                }
                 const float* from = floats_of(row_of(at + c));
                 take(at + c, from, grad + c * f.Dp, projection(from, grad + c * f.Dp));
             }
