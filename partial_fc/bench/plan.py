@@ -56,7 +56,7 @@ def kernel_bytes(workload: PlanOptions) -> int:
         common = 2 * workload.batch * workload.dim * DTYPES[workload.precision].itemsize
         each = workload.batch * workload.dim * 4 + _CACHE_BYTES
         # Rows move where their gradients are formed, which are never stored.
-        return common + workload.threads * each + _taken_over(workload) * 2 * _padded_batch(workload)
+        return common + workload.threads * each + _taken_over(workload) * _exp_bytes(workload) * _padded_batch(workload)
     rows = min(workload.sampled, max(64, min(plain.CHUNK_ROWS, plain.CHUNK_LOGITS // workload.batch)))
     # A chunk and the rest of the one before: eight tensors like its centres in float32, five like its logits, a mask.
     return rows * (8 * workload.dim * 4 + workload.batch * (5 * 4 + 1))
@@ -68,9 +68,14 @@ def _padded_batch(workload: PlanOptions) -> int:
 
 def _taken_over(workload: PlanOptions) -> int:
     """Centres whose exponentials the CPU kernel's second pass takes over from the first."""
-    if workload.impl != "cpu" or workload.precision != "bf16":
+    if workload.impl != "cpu":
         return 0
-    return min(workload.sampled, cpu.EXP_CACHE_BYTES // (2 * _padded_batch(workload)))
+    room = cpu.exp_cache_bytes(workload.local_classes * workload.dim * DTYPES[workload.dtype].itemsize)
+    return min(workload.sampled, room // (_exp_bytes(workload) * _padded_batch(workload)))
+
+
+def _exp_bytes(workload: PlanOptions) -> int:
+    return 2 if workload.precision == "bf16" else 4
 
 
 def memory(workload: PlanOptions) -> dict[str, int]:

@@ -78,6 +78,10 @@ CASES = [
     Case("wide", G=128, L=400, S=200, D=512),
     Case("bfloat16", dtype=torch.bfloat16),
     Case("float16, odd", dtype=torch.float16, S=49, D=33),
+    # (more features than the products take at once; rows in place, where they fill whole vectors)
+    Case("several tiles", G=530, L=350, S=330, D=70, sub_centres=2, filter_above=0.3, hard=True, bias=True),
+    Case("in place", G=300, L=345, S=None, D=64),
+    Case("in place, bfloat16", L=345, S=None, D=64, dtype=torch.bfloat16),
     Case("sub-centres", sub_centres=5, G=17),
     Case("filter", filter_above=0.1),
     Case("hard", hard=True),
@@ -283,20 +287,35 @@ def test_the_fused_update_is_that_of_the_row_optimizer(variant, optimizer, width
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
-@pytest.mark.parametrize(("room", "sub_centres"), [(0, 5), (100, 1), (250, 5), (10_000, 1)])
-def test_what_the_first_pass_leaves_to_the_second_changes_no_bit(variant, sub_centres, room, monkeypatch):
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("room", "sub_centres", "G"), [(0, 5, 12), (100, 1, 12), (700, 5, 270), (10_000, 1, 12)])
+def test_what_the_first_pass_leaves_to_the_second_changes_no_bit(variant, precision, sub_centres, room, G, monkeypatch):
     """Room for none, for less than a block, for some and for all of the exponentials."""
-    case = Case("", L=301, S=211, D=40, G=12, sub_centres=sub_centres, hard=True)
+    case = Case("", L=301, S=211, D=40, G=G, sub_centres=sub_centres, hard=True)
     logits = case.logits()
-    kernel = CpuKernel("bf16", variant)
-    padded = kernel.compiled.head_padded(case.G)
-    monkeypatch.setattr("partial_fc.head.kernels.cpu.EXP_CACHE_BYTES", 2 * padded * room)
+    kernel = CpuKernel(precision, variant)
+    low = precision == "bf16"
+    padded = kernel.compiled.head_padded(case.G, low)
+    monkeypatch.setattr("partial_fc.head.kernels.cpu.EXP_CACHE_BYTES", (2 if low else 4) * padded * room)
+    monkeypatch.setattr("partial_fc.head.kernels.cpu.EXP_CACHE_SHARE", 0.0)
     sums = kernel.sums(logits)
     logit_grad = logit_grad_for(logits, sums.denominator_G)
-    anew = gradient(kernel, logits, logit_grad)
-    assert torch.equal(gradient(kernel, logits, replace(logit_grad, cache=sums.cache)), anew)
+    with_cache = replace(logit_grad, cache=sums.cache)
+
+    def moved(grad: LogitGrad) -> torch.Tensor:
+        store = RowTable(0, len(logits.centre_LD), case.D, 0, RowSGD(), Storage(torch.float32), "cpu")
+        store.all_rows()
+        store.centre_LD.copy_(logits.centre_LD)
+        assert kernel.update(replace(logits, centre_LD=store.centre_LD), grad, store, 0.1, 0)
+        return store.centre_LD
+
+    anew = moved(logit_grad)
+    assert torch.equal(moved(with_cache), anew)
+    if sums.cache is not None:  # it is what the second pass reads
+        kernel._cache.zero_()
+        assert not torch.equal(moved(with_cache), anew)
     others = kernel.sums(replace(logits, scale=3.0))  # takes the room over: the former's rights are gone
-    assert torch.equal(gradient(kernel, logits, replace(logit_grad, cache=sums.cache)), anew)
+    assert torch.equal(moved(with_cache), anew)
     assert others.cache is not sums.cache or others.cache is None
 
 

@@ -110,8 +110,8 @@ def test_time_follows_from_the_rates():
     assert half["links"] == pytest.approx(sum(plan.link_bytes(workload(gpus=2)).values()) / 1e10 + 3e-5)
     exp = plan.head_seconds(workload(gpus=1, impl="plain"), replace(machine, rates=Rates({"bf16": 1e6}, 1000.0, 10.0)))
     assert exp["exponentials"] == pytest.approx(2 * 1024 * 1_000_003 / 1e10)
-    # The CPU kernel forms a few logits once only: 128 MiB of them, in bfloat16.
-    once = (128 << 20) // (2 * 1024)
+    # The CPU kernel forms a few logits once only: as many as fit into a quarter of the centres' bytes, in bfloat16.
+    once = 1_000_003 * 512 * 2 // 4 // (2 * 1024)
     fused = plan.head_seconds(workload(gpus=1, impl="cpu"), machine)
     assert fused["products"] == pytest.approx((8 * 1_000_003 - 2 * once) * 1024 * 512 / 0.5e15)
 

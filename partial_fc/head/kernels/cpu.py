@@ -3,7 +3,7 @@ it is in the cache.
 
 With precision "bf16" the operands of the products are rounded to bfloat16, and everything else is float32; with "fp32"
 the operands are, too. Threads: those of torch (OMP_NUM_THREADS). On processors with AMX the products of bfloat16 are
-its tiles' (native/tiles.h), whose speed has not been measured.
+its tiles' (native/tiles.h).
 """
 
 import ctypes
@@ -32,9 +32,11 @@ _HIGHEST_EXPONENT = 64.0
 # rows, where every negative is far away. The plain kernel, which shifts every row by itself, does them.
 _SMALLEST_DENOMINATOR = 1e-30
 GRADIENT_BYTES = 32 << 20  # of one chunk of centre_gradients
-# Of the first pass' exponentials that the second one reads, whatever the number of classes. What does not fit is formed
-# again, to the same bits: a quarter of the products' time.
+# Of the first pass' exponentials that the second one reads: so many bytes, or a quarter of the centres' (an eighth of
+# what they take with their momentum), whichever is more. What does not fit is formed again, to the same bits: a quarter
+# of the products' time.
 EXP_CACHE_BYTES = 128 << 20
+EXP_CACHE_SHARE = 0.25
 
 
 class _Job(ctypes.Structure):
@@ -71,9 +73,8 @@ def load(variant: str | None = None) -> ctypes.CDLL:
     compiled = ctypes.CDLL(str(library(variant)))
     for name in ("head_best", "head_prepare", "head_sums", "head_gradients", "head_update"):
         getattr(compiled, name).restype = ctypes.c_char_p
-    for name in ("head_padded", "head_block"):
-        getattr(compiled, name).restype = ctypes.c_int64
-    compiled.head_padded.argtypes = [ctypes.c_int64]
+    compiled.head_padded.restype = ctypes.c_int64
+    compiled.head_padded.argtypes = [ctypes.c_int64, ctypes.c_int32]
     refusal = compiled.head_prepare()
     if refusal:
         raise RuntimeError(refusal.decode())
@@ -141,7 +142,7 @@ class CpuKernel(Kernel):
             raise ValueError(f"variant is {variant!r}; expected one of {', '.join(VARIANTS)}")
         self.compiled = load(variant)
         self.low_precision = precision == "bf16"
-        self._cache = torch.empty(0, dtype=torch.bfloat16)
+        self._cache = torch.empty(0)
         self._cache_owner: object | None = None  # whose exponentials are in it: Sums.cache of the last pass
 
     def sums(self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False) -> Sums:
@@ -189,15 +190,13 @@ class CpuKernel(Kernel):
 
     def _cache_for(self, job: dict[str, Any]) -> dict[str, Any]:
         """Memory for the first pass' exponentials, from which the second one reads them; {}: none."""
-        padded = self.compiled.head_padded(job["G"])
-        rows = job["S"]
-        if 2 * padded * rows > EXP_CACHE_BYTES:
-            block = self.compiled.head_block(ctypes.byref(_Job(sub_centres=job["sub_centres"])))
-            rows = EXP_CACHE_BYTES // (2 * padded) // block * block
-        if not self.low_precision or not rows:
+        padded = self.compiled.head_padded(job["G"], self.low_precision)
+        dtype = torch.bfloat16 if self.low_precision else torch.float32
+        rows = min(job["S"], exp_cache_bytes(job["centre"].nbytes) // (padded * dtype.itemsize))
+        if not rows:
             return {}
         if rows * padded > self._cache.numel():
-            self._cache = torch.empty(rows * padded, dtype=torch.bfloat16)
+            self._cache = torch.empty(rows * padded, dtype=dtype)
         return {"cache": self._cache, "cached_rows": rows}
 
     def _job(self, logits: Logits) -> tuple[dict[str, Any], float]:
@@ -235,6 +234,11 @@ class CpuKernel(Kernel):
         failure = getattr(self.compiled, name)(ctypes.byref(_Job(**fields)))
         if failure:
             raise RuntimeError(f"{name}: {failure.decode()}")
+
+
+def exp_cache_bytes(centre_bytes: int) -> int:
+    """The most that the first pass' exponentials may take beside so many bytes of centres."""
+    return max(EXP_CACHE_BYTES, int(EXP_CACHE_SHARE * centre_bytes))
 
 
 # Of the tensors whose memory C++ reads: dtype, and the sizes in _Job that its shape is made of.

@@ -1,5 +1,6 @@
 """Storage of rows between steps: dtypes, their rounding, and plain memory for them."""
 
+import contextlib
 import mmap
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from partial_fc import counter_rng
 
+_HUGE_PAGE = 2 << 20
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -48,7 +50,10 @@ def round_stochastically(x_KD: Tensor, row_K: Tensor, key: int) -> Tensor:
 
 
 def zeros(num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(num_rows, width) zeros. In ordinary memory they begin on a page, and pages take no memory until written to."""
+    """(num_rows, width) zeros. In ordinary memory they begin on a page, and pages take no memory until written to.
+
+    Pages of 2 MiB where the system has them: sampled rows lie far apart, and to look up an ordinary page takes as long
+    as to read a row."""
     num_bytes = num_rows * width * dtype.itemsize
     if device.type != "cpu" or not num_bytes:
         return torch.zeros(num_rows, width, dtype=dtype, device=device)
@@ -59,4 +64,7 @@ def zeros(num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -
             f"the system refuses {num_bytes} bytes for {num_rows} rows of {width} {dtype}; choose a smaller dtype, "
             "an optimizer with less state, more processes, or place disk"
         ) from error
+    if num_bytes >= _HUGE_PAGE:
+        with contextlib.suppress(OSError):  # a kernel without them (man 2 madvise, EINVAL) has ordinary ones
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(num_rows, width)

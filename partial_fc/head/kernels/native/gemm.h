@@ -1,19 +1,28 @@
 // C (M x N) = or += A (M x K) * B (K x N), where an element of A and B is a word: one float, or two bfloat16 that
-// follow one another along K. A has any strides, B and C have rows; N is a multiple of LANES.
+// follow one another along K. A has any strides, C has rows, and B is cut into panels of columns; N is a multiple of
+// LANES.
 //
 // With tiles (tiles.h), a product of bfloat16 asks for more: N is a multiple of Padding::columns and K one of
 // Padding::words, ak is 1, and A and C have rows up to a multiple of Padding::rows, whatever is in A's.
 namespace {
 
+// What a product multiplies with, cut into panels of Padding::panel columns.
+struct Operand {
+    const float* at;
+    int64_t row, panel;  // words from one row to the next, and from one panel to the next
+};
+
 template <bool BF> struct Padding {
     static constexpr bool tiles = BF && TILES;
     static constexpr int64_t rows = tiles ? 32 : 1, columns = tiles ? 32 : LANES, words = tiles ? 16 : 1;
+    static constexpr int64_t panel = tiles ? 32 : 2 * LANES;
 };
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
+// (Not inlined: among other code its accumulators would not all stay in registers.)
 template <bool BF, int MR, int NV>
-inline void tile(int64_t K, const float* A, int64_t am, int64_t ak, const float* B, int64_t bk, float* C, int64_t cm,
+__attribute__((noinline)) void tile(int64_t K, const float* A, int64_t am, int64_t ak, const float* B, int64_t bk, float* C, int64_t cm,
                  bool add) {
     vf acc[MR][NV];
 #pragma GCC unroll 16
@@ -39,20 +48,22 @@ inline void tile(int64_t K, const float* A, int64_t am, int64_t ak, const float*
         for (int v = 0; v < NV; v++) store(C + m * cm + v * LANES, acc[m][v]);
 }
 
-// As many accumulators as the registers hold: enough to hide the latency of the multiply-add.
-constexpr int ROWS = LANES == 16 ? 12 : 4;
+// As many accumulators as the registers hold beside the operands: enough to hide the latency of the multiply-add. The
+// emulated product of bfloat16 needs registers itself.
+template <bool BF> constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 && !BF ? 6 : 4;
 
 template <bool BF, int NV, class Between>
 inline void panel(int64_t M, int64_t K, const float* A, int64_t am, int64_t ak, const float* B, int64_t bk, float* C,
                   int64_t cm, bool add, Between& between) {
+    constexpr int most = ROWS<BF>;
     int64_t m = 0;
-    for (; m + ROWS <= M; m += ROWS) {
-        tile<BF, ROWS, NV>(K, A + m * am, am, ak, B, bk, C + m * cm, cm, add);
+    for (; m + most <= M; m += most) {
+        tile<BF, most, NV>(K, A + m * am, am, ak, B, bk, C + m * cm, cm, add);
         between();
     }
-    if constexpr (ROWS > 8)
+    if constexpr (most > 8)
         for (; m + 8 <= M; m += 8) tile<BF, 8, NV>(K, A + m * am, am, ak, B, bk, C + m * cm, cm, add);
-    if constexpr (ROWS > 4)
+    if constexpr (most > 4)
         for (; m + 4 <= M; m += 4) tile<BF, 4, NV>(K, A + m * am, am, ak, B, bk, C + m * cm, cm, add);
     for (; m < M; m++) tile<BF, 1, NV>(K, A + m * am, am, ak, B, bk, C + m * cm, cm, add);
 }
@@ -64,21 +75,22 @@ struct Nothing {
 // About how often a product calls between().
 template <bool BF> int64_t pauses(int64_t M, int64_t N, int64_t K) {
     if (Padding<BF>::tiles) return (M + 31) / 32 * (N / 32) * (K / 16);
-    return (M + ROWS - 1) / ROWS * ((N + 2 * LANES - 1) / (2 * LANES));
+    return (M + ROWS<BF> - 1) / ROWS<BF> * ((N + 2 * LANES - 1) / (2 * LANES));
 }
 
 // Panel by panel of B, so that one panel stays in the first cache while all rows of A pass by. between() is called
 // now and then, evenly.
 template <bool BF, class Between = Nothing>
-void gemm(int64_t M, int64_t N, int64_t K, const float* A, int64_t am, int64_t ak, const float* B, int64_t bk, float* C,
-          int64_t cm, bool add, Between between = {}) {
+void gemm(int64_t M, int64_t N, int64_t K, const float* A, int64_t am, int64_t ak, Operand B, float* C, int64_t cm,
+          bool add, Between between = {}) {
 #if TILES
     if constexpr (BF)
-        return gemm_of_tiles(round_up(M, Padding<BF>::rows), N, K, A, am, B, bk, C, cm, add, between);
+        return gemm_of_tiles(round_up(M, Padding<BF>::rows), N, K, A, am, B.at, B.row, B.panel, C, cm, add, between);
 #endif
-    int64_t n = 0;
-    for (; n + 2 * LANES <= N; n += 2 * LANES) panel<BF, 2>(M, K, A, am, ak, B + n, bk, C + n, cm, add, between);
-    if (n < N) panel<BF, 1>(M, K, A, am, ak, B + n, bk, C + n, cm, add, between);
+    for (int64_t n = 0; n < N; n += 2 * LANES, B.at += B.panel) {
+        if (n + LANES < N) panel<BF, 2>(M, K, A, am, ak, B.at, B.row, C + n, cm, add, between);
+        else panel<BF, 1>(M, K, A, am, ak, B.at, B.row, C + n, cm, add, between);
+    }
 }
 
 }  // namespace

@@ -33,8 +33,10 @@ class RowStep {
     // centre, grad (Dp): the row as it is stored, and d(loss)/d(unit centre), which is overwritten.
     void move(int64_t row, const float* centre, float* grad, Projection projection) {
         job.touched[row] = (int32_t)job.touched_step;
-        bool in_registers = job.centre_dtype == kBfloat16 && job.wide_dtype == kBfloat16 && job.D == Dp;
-        if (job.optimizer == kSGD && in_registers) return sgd_bf16(row, grad, projection);
+        if (job.optimizer == kSGD && job.centre_dtype == job.wide_dtype && job.D == Dp) {
+            if (job.centre_dtype == kBfloat16) return sgd_bf16(row, grad, projection);
+            if (job.centre_dtype == kFloat32) return sgd_float(row, grad, projection);
+        }
         float* wide[2] = {first, second};
         for (int i = 0; i < 2; i++)
             if (job.wide[i]) read_row(job.wide[i], job.wide_dtype, row, job.D, wide[i]);
@@ -52,7 +54,7 @@ class RowStep {
     }
 
   private:
-    // Where both tables are bfloat16 and D fills whole vectors: from table to table through registers.
+    // Where both tables have one dtype and D fills whole vectors: from table to table through registers.
     void sgd_bf16(int64_t row, const float* grad, Projection projection) const {
         uint16_t *centre = (uint16_t*)job.centre + row * job.D, *momentum = (uint16_t*)job.wide[0] + row * job.D;
         int64_t number = job.first_row + row;
@@ -69,6 +71,16 @@ class RowStep {
             auto [first_m, second_m] = noise_m.next();
             store(centre + d, to_bf16(to[0], to[1], first_w, second_w));
             store(momentum + d, to_bf16(m[0], m[1], first_m, second_m));
+        }
+    }
+
+    void sgd_float(int64_t row, const float* grad, Projection projection) const {
+        float *centre = (float*)job.centre + row * job.D, *momentum = (float*)job.wide[0] + row * job.D;
+        for (int64_t d = 0; d < job.D; d += LANES) {
+            vf from = load<vf>(centre + d), to = from, m = load<vf>(momentum + d);
+            sgd(to, m, projection(load<vf>(grad + d), from));
+            store(centre + d, to);
+            store(momentum + d, m);
         }
     }
 

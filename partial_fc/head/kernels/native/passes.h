@@ -3,37 +3,15 @@
 
 namespace {
 
-// Centres whose products with the features stay in the first caches until they are used up.
+// Centres whose gradients are formed, and which move, at once.
 constexpr int64_t BLOCK = TILES ? 64 : 48;
-// Centres whose weights are summed up to the features' gradient at once: that gradient (G x D) passes through the cache
-// once a chunk, so chunks are as long as the second cache allows.
-constexpr int64_t CHUNK = 288;
-
-// ---- the features, packed once a call for the products
-struct Features {
-    int64_t G, Gp, D, Dp, Kd;  // Gp, Dp: padded; Kd: words along D
-    Buffer along_d;            // (Kd, Gp): operand of the logits
-    Buffer along_g;            // (words along Gp, Dp): operand of the centres' gradients, with the factor in it
-
-    template <bool BF> void pack_for_logits(const Job& job) {
-        along_d = Buffer(Kd * Gp);
-        for (int64_t g = 0; g < G; g++)
-            for (int64_t d = 0; d < D; d++) put<BF>(along_d, d, g, Gp, job.unit[g * D + d]);
-    }
-    template <bool BF> void pack_for_gradients(const Job& job) {
-        along_g = Buffer(Gp / (BF ? 2 : 1) * Dp);
-        for (int64_t g = 0; g < G; g++)
-            for (int64_t d = 0; d < D; d++) put<BF>(along_g, g, d, Dp, job.unit[g * D + d] * job.factor[g]);
-    }
-    template <bool BF> static void put(float* to, int64_t k, int64_t n, int64_t stride, float value) {
-        if constexpr (BF) {
-            vh h = to_bf16(splat(value));
-            ((uint16_t*)to)[(k / 2 * stride + n) * 2 + k % 2] = h[0];
-        } else {
-            to[k * stride + n] = value;
-        }
-    }
-};
+// Centres whose weights are summed up to the features' gradient at once: that gradient passes through the cache once a
+// chunk, and a chunk's centres and the next one's share the second cache.
+template <bool BF> constexpr int64_t CHUNK = BF ? 288 : LANES == 16 ? 144 : 96;
+// Features that the products take at once, so that their operands stay in the caches whatever G is.
+constexpr int64_t TILE = 256;
+// Rows of logits that lie a power of two apart would share a few lines of the first cache.
+constexpr int64_t GAP = 16;
 
 // d(loss)/d(unit centre) -> d(loss)/d(centre): the part across the centre, over its length
 struct Projection {
@@ -42,16 +20,18 @@ struct Projection {
 };
 
 // Whole classes, and whole pairs of centres.
-inline int64_t block_of(const Job& job) {
+inline int64_t whole_classes(const Job& job, int64_t size) {
     int64_t k = 2 * job.sub_centres;
-    return std::max(k, BLOCK / k * k);
+    return std::max(k, size / k * k);
 }
 
 template <bool BF> class Pass {
   public:
-    Pass(const Job& job, const Features& features)
-        : job(job), f(features), block(block_of(job)), rows(round_up(block, Padding<BF>::rows)),
-          operand(rows * word_row()), inverse(block), logit(rows * f.Gp), mask(block * f.Gp), masked(block), hard(f.Gp), uniform(f.Dp), row(f.Dp) {
+    Pass(const Job& job, const Features<BF>& features)
+        : job(job), f(features), chunk(whole_classes(job, CHUNK<BF>)), block(f.Gp > TILE ? chunk : whole_classes(job, BLOCK)),
+          rows(round_up(std::max(chunk, block), Padding<BF>::rows)), row_of_logits(std::min(f.Gp, TILE) + GAP),
+          operand(rows * word_row()), inverse(rows), logit(rows * row_of_logits), mask(rows * row_of_logits), masked(rows),
+          hard(f.Gp), uniform(f.Dp), row(f.Dp) {
         for (int64_t g = 0; g < f.G; g++)
             if (job.target[g] >= 0) owner.emplace_back(job.target[g], g);
         std::sort(owner.begin(), owner.end());
@@ -62,106 +42,175 @@ template <bool BF> class Pass {
     // Adds the places [begin, end) to denominator (Gp), weighted_sum (Gp, Dp; may be null) and centre_sum (Dp; may be null).
     void sums(int64_t begin, int64_t end, double* denominator, float* weighted_sum, float* centre_sum) {
         Tiles tiles;
-        int64_t chunk = std::max(block, CHUNK / block * block), words = round_up(chunk / (BF ? 2 : 1), Padding<BF>::words);
-        Buffer sum(f.Gp), weight(words * f.Gp), centre(weighted_sum ? words * f.Dp : 0);
-        Buffer across(Padding<BF>::tiles && weighted_sum ? f.Gp * words : 0);
+        const int64_t words = round_up(chunk / a_word, Padding<BF>::words);
+        Buffer sum(f.Gp), pairs(BF && weighted_sum ? words * f.Dp : 0), weight(BF ? words * row_of_logits : 0);
+        Buffer across(Padding<BF>::tiles && weighted_sum ? round_up(TILE, 32) * (words + GAP) : 0);
         for (int64_t at = begin; at < end; at += chunk) {
-            int64_t n = std::min(chunk, end - at);
+            const int64_t n = std::min(chunk, end - at), used = (n + a_word - 1) / a_word;
+            const float* centre = fetch(at, n);
+            Operand right{centre, f.Dp, Padding<BF>::panel};
+            if (BF && weighted_sum) right = interleave_centres(centre, n, words, pairs);
+            if (centre_sum)
+                for (int64_t c = 0; c < n; c++) add_unit(row_of(at + c), inverse[c], centre_sum);
             std::memset(sum, 0, f.Gp * 4);
-            for (int64_t low = 0; low < n; low += block) {
-                int64_t m = std::min(block, n - low);
-                form_logits(at + low, m, end);
-                for (int64_t c = 0; c < m; c++) {
-                    float* product = logit + c * f.Gp;
-                    uint16_t* cached = is_cached(at + low, m) ? job.cache + (at + low + c) * f.Gp : nullptr;
-                    weigh(at + low, c, sum, [&](int64_t g, vf e) {
-                        store(product + g, e * inverse[c]);
-                        if (cached) store(cached + g, to_bf16(e));
+            for (int64_t g = 0; g < f.Gp; g += TILE) {
+                const int64_t width = std::min(TILE, f.Gp - g);
+                form_logits(at, n, g, width, centre, std::min(at + 2 * chunk, end));
+                for (int64_t c = 0; c < n; c++) {
+                    float* product = logit + c * row_of_logits;
+                    Cached* cached = job.cache && at + c < job.cached_rows ? (Cached*)job.cache + (at + c) * f.Gp + g : nullptr;
+                    weigh(at, c, g, width, sum, [&](int64_t i, vf e) {
+                        store(product + i, e * inverse[c]);
+                        if (cached) store_weight(cached + i, e);
                     });
-                    if (centre_sum) add_unit(row_of(at + low + c), inverse[c], centre_sum);
                 }
-                if (weighted_sum) keep(m, weight + low / (BF ? 2 : 1) * f.Gp, centre + low / (BF ? 2 : 1) * f.Dp);
+                if (!weighted_sum) continue;
+                float* to = weighted_sum + g * f.Dp;
+                if constexpr (!BF) {
+                    gemm<BF>(width, f.Dp, n, logit, 1, row_of_logits, right, to, f.Dp, true);
+                    continue;
+                }
+                interleave_weights(n, width, weight);
+                if constexpr (Padding<BF>::tiles) {
+                    const int64_t padded = round_up(used, Padding<BF>::words);
+                    for (int64_t c = used; c < padded; c++) std::memset(weight + c * row_of_logits, 0, width * 4);
+                    transpose(weight, padded, width, row_of_logits, across, words + GAP);
+                    gemm<BF>(width, f.Dp, padded, across, words + GAP, 1, right, to, f.Dp, true);
+                } else {
+                    gemm<BF>(width, f.Dp, used, weight, 1, row_of_logits, right, to, f.Dp, true);
+                }
             }
             for (int64_t g = 0; g < f.G; g++) denominator[g] += sum[g];
-            if (!weighted_sum) continue;
-            int64_t used = BF ? (n + 1) / 2 : n;
-            if constexpr (Padding<BF>::tiles) {
-                int64_t padded = round_up(used, Padding<BF>::words);
-                std::memset(weight + used * f.Gp, 0, (padded - used) * f.Gp * 4);
-                transpose(weight, padded, f.Gp, across, words);
-                gemm<BF>(f.Gp, f.Dp, padded, across, words, 1, centre, f.Dp, weighted_sum, f.Dp, true);
-            } else {
-                gemm<BF>(f.Gp, f.Dp, used, weight, 1, f.Gp, centre, f.Dp, weighted_sum, f.Dp, true);
-            }
         }
     }
 
     // For each place of [begin, end): take(place, centre (Dp), gradient by the unit centre (Dp), projection): the
-    // gradient by the centre is projection(gradient, centre) of each vector along Dp. A block before, soon(place) may
-    // send for what take will read.
+    // gradient by the centre is projection(gradient, centre) of each vector along Dp. Before, soon(place) may send for what
+    // take will read.
     template <class Soon, class Take> void gradients(int64_t begin, int64_t end, Soon soon, Take take) {
         Tiles tiles;
-        Buffer grad(rows * f.Dp), half(rows * f.Gp / 2);
+        Buffer grad(rows * f.Dp), half(BF ? rows * row_of_logits / 2 : 0);
         for (int64_t at = begin; at < end; at += block) {
-            int64_t n = std::min(block, end - at);
-            const float* weight = BF ? half : logit;
-            bool cached = is_cached(at, n);
-            if (cached && Padding<BF>::tiles && n < rows) {  // (cached has no rows to fill tiles with)
-                std::memcpy(half, job.cache + at * f.Gp, n * f.Gp * 2);
-            } else if (cached) {
-                weight = (const float*)(job.cache + at * f.Gp);
-            } else {
-                form_logits(at, n, end);
-                for (int64_t c = 0; c < n; c++) {
-                    float* wide = logit + c * f.Gp;
-                    uint16_t* narrow = (uint16_t*)(float*)half + c * f.Gp;
-                    weigh(at, c, nullptr, [&](int64_t g, vf e) {
-                        if constexpr (BF) store(narrow + g, to_bf16(e));
-                        else store(wide + g, e);
-                    });
+            const int64_t n = std::min(block, end - at);
+            const bool cached = job.cache && at + n <= job.cached_rows;
+            const float* centre = cached ? nullptr : fetch(at, n);
+            for (int64_t g = 0; g < f.Gp; g += TILE) {
+                const int64_t width = std::min(TILE, f.Gp - g), words = width / a_word;
+                const float* weight = BF ? half : logit;
+                int64_t weight_row = row_of_logits / a_word;
+                if (!cached) {
+                    form_logits(at, n, g, width, centre, at + n);
+                    for (int64_t c = 0; c < n; c++) {
+                        Cached* to = (Cached*)(float*)(BF ? half : logit) + c * row_of_logits;
+                        weigh(at, c, g, width, nullptr, [&](int64_t i, vf e) { store_weight(to + i, e); });
+                    }
+                } else if (Padding<BF>::tiles && n < round_up(n, Padding<BF>::rows)) {  // (the cache has no rows to fill tiles with)
+                    for (int64_t c = 0; c < n; c++)
+                        std::memcpy(half + c * weight_row, (Cached*)job.cache + (at + c) * f.Gp + g, words * 4);
+                } else {
+                    weight = (const float*)((Cached*)job.cache + at * f.Gp + g);
+                    weight_row = f.Gp / a_word;
                 }
+                gemm<BF>(n, f.Dp, words, weight, weight_row, 1, f.for_gradients(g), grad, f.Dp, g > 0);
             }
-            int64_t words = BF ? f.Gp / 2 : f.G, weight_row = BF ? f.Gp / 2 : f.Gp;
-            auto ahead = spread(pauses<BF>(n, f.Dp, words), [&](int64_t c) {
-                if (c < n) soon(at + c);
-                if (c < n && cached) prefetch_row(job.centre, job.centre_dtype, row_of(at + c), f.D);
-            });
-            gemm<BF>(n, f.Dp, words, weight, weight_row, 1, f.along_g, f.Dp, grad, f.Dp, false, ahead);
             for (auto [place, g] : targets_between(at, at + n)) {
                 float* to = grad + (place - at) * f.Dp;
                 for (int64_t d = 0; d < f.D; d++) to[d] += job.target_grad[g] * job.unit[g * f.D + d];
             }
             for (int64_t c = 0; c < n; c++) {
-                read_row(job.centre, job.centre_dtype, row_of(at + c), f.D, row);
-                take(at + c, row, grad + c * f.Dp, projection(grad + c * f.Dp));
+                if (at + block + c < end) {  // while this row moves, the one a block later comes
+                    prefetch_row(job.centre, job.centre_dtype, row_of(at + block + c), f.D);
+                    soon(at + block + c);
+                    if (at + block + c < job.cached_rows)
+                        prefetch_row(job.cache, BF ? kBfloat16 : kFloat32, at + block + c, f.Gp);
+                }
+                const float* from = floats_of(row_of(at + c));
+                take(at + c, from, grad + c * f.Dp, projection(from, grad + c * f.Dp));
             }
         }
     }
 
-    bool is_cached(int64_t at, int64_t n) const { return BF && job.cache && at + n <= job.cached_rows; }
     int64_t row_of(int64_t place) const { return job.row ? job.row[place] : place; }
 
   private:
-    // send(0), ..., send(block - 1), spread over the pauses of a product: what comes from memory meanwhile is asked for
+    static constexpr int64_t a_word = BF ? 2 : 1;
+    using Cached = std::conditional_t<BF, uint16_t, float>;
+
+    static void store_weight(Cached* to, vf e) {
+        if constexpr (BF) store(to, to_bf16(e));
+        else store(to, e);
+    }
+
+    // send(0), ..., send(n - 1), spread over the pauses of a product: what comes from memory meanwhile is asked for
     // little by little, since many requests at once would hold the processor up.
-    template <class Send> auto spread(int64_t pauses, Send send) const {
-        return [=, next = int64_t(0), each = (block + pauses - 1) / pauses]() mutable {
-            for (int64_t last = std::min(next + each, block); next < last; next++) send(next);
+    template <class Send> static auto spread(int64_t n, int64_t pauses, Send send) {
+        return [=, next = int64_t(0), each = (n + pauses - 1) / pauses]() mutable {
+            for (int64_t last = std::min(next + each, n); next < last; next++) send(next);
         };
     }
 
-    // (a row of the operand of the logits, in words)
-    int64_t word_row() const { return BF ? f.Dp / 2 : f.Dp; }
+    // logit = the products of n centres from place `at` on with the features from g on; the centres after them, up to
+    // place `end`, are sent for.
+    void form_logits(int64_t at, int64_t n, int64_t g, int64_t width, const float* centre, int64_t end) {
+        const int64_t coming = g ? 0 : std::max<int64_t>(0, end - at - n);
+        auto ahead = spread(coming, pauses<BF>(n, width, f.Kd), [&](int64_t c) {
+            prefetch_row(job.centre, job.centre_dtype, row_of(at + n + c), f.D);
+        });
+        gemm<BF>(n, width, f.Kd, centre, word_row(), 1, f.for_logits(g), logit, row_of_logits, false, ahead);
+        find_left_out(at, n, g, width);
+    }
 
-    // logit = the products of n centres from place `at` on with all features; the next block's centres are sent for.
-    void form_logits(int64_t at, int64_t n, int64_t end) {
-        for (int64_t c = 0; c < n; c++) inverse[c] = inverse_of(fetch(row_of(at + c), operand + c * word_row()));
-        auto next = [&](int64_t c) {
-            if (at + block + c < end) prefetch_row(job.centre, job.centre_dtype, row_of(at + block + c), f.D);
-        };
-        auto ahead = spread(pauses<BF>(n, f.Gp, f.Kd), next);
-        gemm<BF>(n, f.Gp, f.Kd, operand, word_row(), 1, f.along_d, f.Gp, logit, f.Gp, false, ahead);
-        find_left_out(at, n);
+    // (of the operand of centres)
+    int64_t word_row() const { return f.Dp / a_word; }
+
+    // The operand of n centres from place `at` on, (n, Dp) or pairs of them: the table itself where its rows are like that. Also
+    // finds their `inverse` lengths.
+    const float* fetch(int64_t at, int64_t n) {
+        const bool as_stored = job.centre_dtype == (BF ? kBfloat16 : kFloat32) && f.D == f.Dp;
+        const bool in_place = as_stored && !job.row && at + round_up(n, Padding<BF>::rows) <= job.S;
+        for (int64_t c = 0; c < n; c++) {
+            const char* from = (const char*)job.centre + row_of(at + c) * f.D * size_of(job.centre_dtype);
+            float* to = operand + c * word_row();
+            if (!as_stored) inverse[c] = inverse_of(fetch_row(row_of(at + c), to));
+            else if (in_place) inverse[c] = inverse_of(square_of<false>(from, nullptr));
+            else inverse[c] = inverse_of(square_of<true>(from, to));
+        }
+        return in_place ? (const float*)job.centre + at * word_row() : operand;
+    }
+
+    // The square of the length of a row of words, which is copied on the way.
+    template <bool COPY> float square_of(const char* from, float* to) const {
+        vf square[2] = {};
+        for (int64_t d = 0; d < word_row(); d += LANES) {
+            vf word = load<vf>(from + 4 * d);
+            if (COPY) store(to + d, word);
+            vf low = BF ? (vf)((vu)word << 16) : word;
+            square[0] += low * low;
+            if (!BF) continue;
+            vf high = (vf)((vu)word & 0xFFFF0000u);
+            square[1] += high * high;
+        }
+        return add_up(square[0] + square[1]);
+    }
+
+    // A row of the table -> a row of the operand, and the square of its length.
+    float fetch_row(int64_t from, float* to) {
+        read_row(job.centre, job.centre_dtype, from, f.D, row);
+        vf square[2] = {};
+        for (int64_t d = 0; d < f.Dp; d += 2 * LANES)
+            for (int v = 0; v < 2; v++) {
+                vf x = load<vf>(row + d + v * LANES);
+                store_weight((Cached*)to + d + v * LANES, x);
+                square[v] += x * x;
+            }
+        return add_up(square[0] + square[1]);
+    }
+
+    // A row of the table as floats, up to Dp of them.
+    const float* floats_of(int64_t from) {
+        if (job.centre_dtype == kFloat32 && f.D == f.Dp) return (const float*)job.centre + from * f.D;
+        read_row(job.centre, job.centre_dtype, from, f.D, row);
+        return row;
     }
 
     void add_unit(int64_t from, float inv, float* centre_sum) {
@@ -169,92 +218,76 @@ template <bool BF> class Pass {
         for (int64_t d = 0; d < f.Dp; d += LANES) store(centre_sum + d, load<vf>(centre_sum + d) + load<vf>(row + d) * inv);
     }
 
-    // A row of the table -> operand, and the square of its length.
-    float fetch(int64_t from, float* to) {
-        vf square[2] = {};
-        uint16_t* narrow = (uint16_t*)to;
-        if (BF && job.centre_dtype == kBfloat16 && f.D == f.Dp) {
-            const uint16_t* w = (const uint16_t*)job.centre + from * f.D;
-            for (int64_t d = 0; d < f.D; d += 2 * LANES)
-                for (int v = 0; v < 2; v++) {
-                    vh h = load<vh>(w + d + v * LANES);
-                    store(narrow + d + v * LANES, h);
-                    vf x = from_bf16(h);
-                    square[v] += x * x;
-                }
-            return add_up(square[0] + square[1]);
-        }
-        read_row(job.centre, job.centre_dtype, from, f.D, row);
-        for (int64_t d = 0; d < f.Dp; d += 2 * LANES)
-            for (int v = 0; v < 2; v++) {
-                vf x = load<vf>(row + d + v * LANES);
-                if constexpr (BF) store(narrow + d + v * LANES, to_bf16(x));
-                else store(to + d + v * LANES, x);
-                square[v] += x * x;
-            }
-        return add_up(square[0] + square[1]);
-    }
-
-    // mask (n, Gp), 0 where a logit is left out, for the rows c with masked[c]: target classes, all but the nearest of a
-    // class's centres.
-    void find_left_out(int64_t at, int64_t n) {
-        int64_t k = job.sub_centres;
-        std::memset(masked, 0, block * 4);
+    // mask, 0 where a logit is left out, for the rows c with masked[c]: target classes, all but the nearest of a class's
+    // centres. Of the logits that are in `logit`.
+    void find_left_out(int64_t at, int64_t n, int64_t first_g, int64_t width) {
+        const int64_t k = job.sub_centres, ld = row_of_logits;
+        std::memset(masked, 0, n * 4);
         auto touch = [&](int64_t c) {
-            if (masked[c] == 0) std::fill_n(mask + c * f.Gp, f.Gp, 1.f);
+            if (masked[c] == 0) std::fill_n(mask + c * ld, width, 1.f);
             masked[c] = 1;
         };
         if (k > 1)
             for (int64_t first = 0; first < n; first += k) {
                 for (int64_t c = first; c < first + k; c++) touch(c);
-                for (int64_t g = 0; g < f.G; g++) {
+                for (int64_t g = 0; g < width; g++) {
                     int64_t best = first;
                     for (int64_t c = first + 1; c < first + k; c++)
-                        if (logit[c * f.Gp + g] * inverse[c] > logit[best * f.Gp + g] * inverse[best]) best = c;
-                    for (int64_t c = first; c < first + k; c++) mask[c * f.Gp + g] = c == best;
+                        if (logit[c * ld + g] * inverse[c] > logit[best * ld + g] * inverse[best]) best = c;
+                    for (int64_t c = first; c < first + k; c++) mask[c * ld + g] = c == best;
                 }
             }
         for (auto [place, g] : targets_between(at, at + n)) {
+            if (g < first_g || g >= first_g + width) continue;
             int64_t first = place - place % k - at;
             for (int64_t c = first; c < first + k; c++) {
                 touch(c);
-                mask[c * f.Gp + g] = 0;
+                mask[c * ld + g - first_g] = 0;
             }
         }
     }
 
-    // Products of centre c -> e = exp(logit - shift), added to sum (if any); out(g, e * f') for each vector along Gp.
-    template <class Out> void weigh(int64_t at, int64_t c, float* sum, Out out) const {
-        const float* product = logit + c * f.Gp;
-        float bias = (job.bias ? job.bias[at + c] : 0.f) - job.shift;
-        const float* keep = masked[c] != 0 ? mask + c * f.Gp : nullptr;
-        bool plain = !job.hard && job.filter_above >= 2.f;
-        float scale = plain ? job.scale * inverse[c] : inverse[c];
-        for (int64_t g = 0; g < f.Gp; g += LANES) {
-            vf x = load<vf>(product + g) * scale, gain = splat(1.f);
+    // Products of centre c with `width` features from first_g on -> e = exp(logit - shift), added to sum (if any); out(i, e * f')
+    // for each vector of them.
+    template <class Out> void weigh(int64_t at, int64_t c, int64_t first_g, int64_t width, float* sum, Out out) const {
+        const float* product = logit + c * row_of_logits;
+        const float bias = (job.bias ? job.bias[at + c] : 0.f) - job.shift;
+        const float* keep = masked[c] != 0 ? mask + c * row_of_logits : nullptr;
+        const bool plain = !job.hard && job.filter_above >= 2.f;
+        const float scale = plain ? job.scale * inverse[c] : inverse[c];
+        if (plain && !keep) {  // nearly always
+            for (int64_t i = 0; i < width; i += LANES) {
+                vf e = exp(load<vf>(product + i) * scale + bias);
+                if (sum) store(sum + first_g + i, load<vf>(sum + first_g + i) + e);
+                out(i, e);
+            }
+            return;
+        }
+        for (int64_t i = 0; i < width; i += LANES) {
+            vf x = load<vf>(product + i) * scale, gain = splat(1.f);
             if (!plain) {
                 vf cos = x;
                 if (job.hard) {
-                    vi is_hard = cos > load<vf>(hard + g);
+                    vi is_hard = cos > load<vf>(hard + first_g + i);
                     x = select(is_hard, cos * (cos + job.hard_t), cos);
                     gain = select(is_hard, cos * 2.f + job.hard_t, gain);
                 }
                 x = select(cos > job.filter_above, splat(-1e30f), x * job.scale);
             }
             vf e = exp(x + bias);
-            if (keep) e *= load<vf>(keep + g);
-            if (sum) store(sum + g, load<vf>(sum + g) + e);
-            out(g, plain ? e : e * gain);
+            if (keep) e *= load<vf>(keep + i);
+            if (sum) store(sum + first_g + i, load<vf>(sum + first_g + i) + e);
+            out(i, plain ? e : e * gain);
         }
     }
 
-    // (of the centre in `row`; adds `uniform` to its gradient)
-    Projection projection(float* grad) const {
+    // (of a centre; adds `uniform` to its gradient)
+    Projection projection(const float* centre, float* grad) const {
         vf along[2] = {}, square[2] = {};
         for (int64_t d = 0; d < f.Dp; d += 2 * LANES)
             for (int v = 0; v < 2; v++) {
                 int64_t at = d + v * LANES;
-                vf g = load<vf>(grad + at), w = load<vf>(row + at);
+                vf g = load<vf>(grad + at), w = load<vf>(centre + at);
                 if (job.uniform) {
                     g += load<vf>(uniform + at);
                     store(grad + at, g);
@@ -268,39 +301,27 @@ template <bool BF> class Pass {
 
     static float inverse_of(float square) { return square > 0 ? 1 / std::sqrt(square) : 0; }
 
-    // n rows of weights, now in `logit`, and their centres, in `operand`: as operands of the features' gradient, whose
-    // words run along the centres.
-    void keep(int64_t n, float* weight, float* centre) {
-        if constexpr (!BF) {
-            std::memcpy(weight, logit, n * f.Gp * 4);
-            std::memcpy(centre, operand, n * f.Dp * 4);
-            return;
+    // n rows of bfloat16 centres -> the operand of the features' gradient, whose words run along the centres.
+    Operand interleave_centres(const float* centre, int64_t n, int64_t words, float* to) const {
+        constexpr int64_t panel = Padding<BF>::panel;
+        for (int64_t c = 0; c < n; c += 2) {
+            const uint16_t *even = (const uint16_t*)(centre + c * word_row()), *odd = even + f.Dp;
+            for (int64_t d = 0; d < f.Dp; d += LANES) {
+                vh high = c + 1 < n ? load<vh>(odd + d) : vh{};
+                store(to + d / panel * panel * words + c / 2 * panel + d % panel, pair(load<vh>(even + d), high));
+            }
         }
-        if (n % 2) {
-            std::memset(logit + n * f.Gp, 0, f.Gp * 4);
-            std::memset(operand + n * word_row(), 0, word_row() * 4);
-        }
-        for (int64_t c = 0; c < (n + 1) / 2; c++) {
-            interleave_floats(logit + 2 * c * f.Gp, weight + c * f.Gp);
-            interleave_halves((uint16_t*)(operand + 2 * c * word_row()), centre + c * f.Dp);
-        }
+        return {to, panel, words * panel};
     }
 
-    // (two rows of floats, or of bfloat16, -> one row of pairs of bfloat16)
-    void interleave_floats(const float* from, float* to) const {
-        for (int64_t g = 0; g < f.Gp; g += LANES) {
-            vu low = __builtin_convertvector(to_bf16(load<vf>(from + g)), vu);
-            vu high = __builtin_convertvector(to_bf16(load<vf>(from + f.Gp + g)), vu);
-            store(to + g, low | (high << 16));
-        }
-    }
-
-    void interleave_halves(const uint16_t* from, float* to) const {
-        for (int64_t d = 0; d < f.Dp; d += LANES) {
-            vu low = __builtin_convertvector(load<vh>(from + d), vu);
-            vu high = __builtin_convertvector(load<vh>(from + f.Dp + d), vu);
-            store(to + d, low | (high << 16));
-        }
+    // n rows of weights, now in `logit` -> pairs of bfloat16.
+    void interleave_weights(int64_t n, int64_t width, float* to) {
+        if (n % 2) std::memset(logit + n * row_of_logits, 0, width * 4);
+        for (int64_t c = 0; c < n; c += 2, to += row_of_logits)
+            for (int64_t i = 0; i < width; i += LANES) {
+                const float* from = logit + c * row_of_logits + i;
+                store(to + i, pair(to_bf16(load<vf>(from)), to_bf16(load<vf>(from + row_of_logits))));
+            }
     }
 
     struct Range {
@@ -315,8 +336,8 @@ template <bool BF> class Pass {
     }
 
     const Job& job;
-    const Features& f;
-    const int64_t block, rows;  // (rows: those that the products fill)
+    const Features<BF>& f;
+    const int64_t chunk, block, rows, row_of_logits;  // (rows: those that the products fill)
     std::vector<std::pair<int64_t, int64_t>> owner;  // (place, g), ascending
     Buffer operand, inverse, logit, mask, masked, hard, uniform, row;
 };

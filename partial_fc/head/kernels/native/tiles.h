@@ -1,7 +1,6 @@
 // Intel's AMX: eight tiles of 16 rows of 64 bytes, and an instruction that multiplies two tiles of bfloat16 pairs. The
 // code that works on them uses the compiler's intrinsics; -DEMULATE_TILES puts functions of the same names and meaning
-// in their place, so that it is tested on processors without AMX. No processor with AMX was at hand: what it computes
-// was tested by emulation, how fast it is has not been measured.
+// in their place, so that it is tested on processors without AMX.
 #if defined(EMULATE_TILES) || defined(__AMX_TILE__)
 #define TILES 1
 #else
@@ -82,12 +81,12 @@ struct Tiles {
 };
 
 // gemm (gemm.h) of words of two bfloat16, for M and N that are multiples of 32 and K that is one of 16; an element of A
-// follows another along K. Four tiles of C at a time: each tile of A and of B is used twice.
+// follows another along K, and B is cut into panels of 32 columns. Four tiles of C at a time: each tile of A and of B is used twice.
 template <class Between>
-void gemm_of_tiles(int64_t M, int64_t N, int64_t K, const float* A, int64_t am, const float* B, int64_t bk, float* C,
-                   int64_t cm, bool add, Between& between) {
+void gemm_of_tiles(int64_t M, int64_t N, int64_t K, const float* A, int64_t am, const float* B, int64_t bk, int64_t panel,
+                   float* C, int64_t cm, bool add, Between& between) {
     asm volatile("" ::: "memory");  // (GCC's intrinsic does not say that it reads what was just written)
-    for (int64_t n = 0; n < N; n += 32)
+    for (int64_t n = 0; n < N; n += 32, B += panel)
         for (int64_t m = 0; m < M; m += 32) {
             float *upper = C + m * cm + n, *lower = upper + 16 * cm;
             if (add) {
@@ -104,8 +103,8 @@ void gemm_of_tiles(int64_t M, int64_t N, int64_t K, const float* A, int64_t am, 
             for (int64_t k = 0; k < K; k += 16) {
                 _tile_loadd(4, A + m * am + k, am * 4);
                 _tile_loadd(5, A + (m + 16) * am + k, am * 4);
-                _tile_loadd(6, B + k * bk + n, bk * 4);
-                _tile_loadd(7, B + k * bk + n + 16, bk * 4);
+                _tile_loadd(6, B + k * bk, bk * 4);
+                _tile_loadd(7, B + k * bk + 16, bk * 4);
                 _tile_dpbf16ps(0, 4, 6);
                 _tile_dpbf16ps(1, 4, 7);
                 _tile_dpbf16ps(2, 5, 6);

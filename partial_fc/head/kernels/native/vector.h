@@ -49,9 +49,10 @@ template <int HALF = LANES / 2> inline void transpose(vu (&rows)[LANES]) {
     }
 }
 
-// The same for a matrix of words, from rows of `from_row` words into rows of `to_row`; sizes are multiples of LANES.
-inline void transpose(const float* from, int64_t num_rows, int64_t from_row, float* to, int64_t to_row) {
-    for (int64_t column = 0; column < from_row; column += LANES)
+// The same for a matrix of words, whose sizes are multiples of LANES; from_row, to_row: words from a row to the next.
+inline void transpose(const float* from, int64_t num_rows, int64_t num_columns, int64_t from_row, float* to,
+                      int64_t to_row) {
+    for (int64_t column = 0; column < num_columns; column += LANES)
         for (int64_t row = 0; row < num_rows; row += LANES) {
             vu square[LANES];
 #pragma GCC unroll 16
@@ -72,6 +73,11 @@ inline vh to_bf16(vf x) {  // to nearest, ties to even; NaN stays NaN (the instr
     vu rounded = u + 0x7FFF + ((u >> 16) & 1);
     rounded = (vu)(x == x) ? rounded : (u | 0x400000);
     return __builtin_convertvector(rounded >> 16, vh);
+}
+
+// Words of two: `low` and `high` of each lane.
+inline vu pair(vh low, vh high) {
+    return __builtin_convertvector(low, vu) | (__builtin_convertvector(high, vu) << 16);
 }
 
 // Two vectors, each number to one of its neighbours, up with the probability that its noise (16 random bits in the
