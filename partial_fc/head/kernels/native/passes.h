@@ -161,6 +161,7 @@ template <bool BF> class Pass {
         };
         auto ahead = spread(pauses<BF>(n, f.Gp, f.Kd), next);
         gemm<BF>(n, f.Gp, f.Kd, operand, word_row(), 1, f.along_d, f.Gp, logit, f.Gp, false, ahead);
+        if (BF && job.filter_above < 2.f) settle(at, n);
         find_left_out(at, n);
     }
 
@@ -193,6 +194,38 @@ template <bool BF> class Pass {
                 square[v] += x * x;
             }
         return add_up(square[0] + square[1]);
+    }
+
+    // Whether a class is filtered is decided in float32: the products that operands of bfloat16 leave in doubt are formed
+    // again. (Each operand is off by 2^-9 of itself at most, a cosine by 2^-8, and the rest is for the rounding of sums.)
+    void settle(int64_t at, int64_t n) {
+        constexpr float DOUBT = 0x1p-8f + 0x1p-11f;
+        for (int64_t c = 0; c < n; c++) {
+            float* product = logit + c * f.Gp;
+            auto in_doubt = [&](int64_t g) {
+                vf distance = load<vf>(product + g) * inverse[c] - job.filter_above;
+                return (distance > -DOUBT) & (distance < DOUBT);
+            };
+            vi any{};
+            for (int64_t g = 0; g < f.Gp; g += LANES) any |= in_doubt(g);
+            if (std::all_of((int32_t*)&any, (int32_t*)&any + LANES, [](int32_t doubt) { return !doubt; })) continue;
+            read_row(job.centre, job.centre_dtype, row_of(at + c), f.D, row);
+            for (int64_t g = 0; g < f.Gp; g += LANES) {
+                vi doubt = in_doubt(g);
+                for (int v = 0; v < LANES && g + v < f.G; v++)
+                    if (doubt[v]) product[g + v] = product_of(job.unit + (g + v) * f.D);
+            }
+        }
+    }
+
+    // (of a feature and the centre in `row`)
+    float product_of(const float* unit) const {
+        vf sum{};
+        int64_t d = 0;
+        for (; d + LANES <= f.D; d += LANES) sum += load<vf>(unit + d) * load<vf>(row + d);
+        float total = add_up(sum);
+        for (; d < f.D; d++) total += unit[d] * row[d];
+        return total;
     }
 
     // mask (n, Gp), 0 where a logit is left out, for the rows c with masked[c]: target classes, all but the nearest of a
@@ -266,7 +299,11 @@ template <bool BF> class Pass {
         return {add_up(along[0] + along[1]) * inv * inv, inv};
     }
 
-    static float inverse_of(float square) { return square > 0 ? 1 / std::sqrt(square) : 0; }
+    // (NaN where the length is beyond floats: 0 would hide it)
+    static float inverse_of(float square) {
+        if (!(square < INFINITY)) return NAN;
+        return square > 0 ? 1 / std::sqrt(square) : 0;
+    }
 
     // n rows of weights, now in `logit`, and their centres, in `operand`: as operands of the features' gradient, whose
     // words run along the centres.
