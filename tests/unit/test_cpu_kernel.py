@@ -224,16 +224,15 @@ def test_nan_features_are_not_hidden_and_stay_in_their_row(variant):
 @pytest.mark.parametrize("variant", RUNNABLE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_filter_is_as_sharp_with_operands_of_bfloat16(variant, dtype):
-    """At scale 0 a denominator counts the classes that are left in. Of 13,200 cosines 40 and more lie where rounded
-    operands would leave it open."""
-    logits = Case("", G=33, L=400, S=None, D=37, dtype=dtype, scale=0.0, filter_above=0.3).logits()
-    wanted = PlainKernel().sums(exact(logits)).denominator_G
-    rounded = replace(logits, unit_GD=logits.unit_GD.bfloat16().float())
-    assert not torch.equal(PlainKernel().sums(exact(rounded)).denominator_G, wanted)
-    kernel = CpuKernel("bf16", variant)
-    assert torch.equal(kernel.sums(logits).denominator_G.round(decimals=3), wanted)
-    without = replace(logits, negatives=Negatives())
-    assert not torch.equal(kernel.sums(without).denominator_G, wanted)
+    """At scale 0, nearly, a denominator counts the classes that are left in."""
+
+    def count(kernel, logits: Logits) -> list[float]:
+        return kernel.sums(logits).denominator_G.round().tolist()
+
+    logits = Case("", G=33, L=400, S=None, D=37, dtype=dtype, scale=1e-6, filter_above=0.3).logits()
+    wanted = count(PlainKernel(), exact(logits))
+    assert count(PlainKernel(), exact(replace(logits, unit_GD=logits.unit_GD.bfloat16().float()))) != wanted
+    assert count(CpuKernel("bf16", variant), logits) == wanted
 
 
 @pytest.mark.parametrize("variant", [None, *RUNNABLE])
