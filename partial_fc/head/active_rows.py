@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.head.hard_negatives import HardNegatives
+from partial_fc.head.quota import within_quota
 from partial_fc.head.rows import RowTable
 from partial_fc.head.sampling import Sampling
 from partial_fc.head.shard import Shard
@@ -53,6 +54,8 @@ class RowSelector:
             negatives = self.drawn[1]
         else:
             negatives = self.sampling.negatives(step, self.shard, label_G.device)
+        if self.sampling.quota == "insightface":
+            negatives = within_quota(self.sampling, negatives, label_G, step, self.shard)
         class_N = insert(negatives, certain)
         bias_S = None
         if self.correction:

@@ -85,8 +85,8 @@ def inverse_lengths(
     centre_ptr, row_ptr, stride, uniform_ptr, inverse_ptr, along_all_ptr, K,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """1 / length of each centre, 0 past the end and where its square is 0 or below the normal numbers, without digits.
-    With uniform_D, also (unit centre . uniform_D)."""
+    """1 / length of each centre, 0 past the end and where its square is 0 or below the normal numbers, without digits;
+    NaN where it is beyond fp32: 0 would hide it. With uniform_D, also (unit centre . uniform_D)."""
     place = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     row = _rows(row_ptr, place, K)
     square = tl.zeros((BLOCK_K,), dtype=tl.float32)
@@ -99,6 +99,7 @@ def inverse_lengths(
             along += tl.sum(centre * tl.load(uniform_ptr + d)[None, :], axis=1)
     there = (square >= SMALLEST) & (place < K)
     inverse = tl.where(there, 1.0 / tl.sqrt(tl.where(there, square, 1.0)), 0.0)
+    inverse = tl.where((square < float("inf")) | (place >= K), inverse, float("nan"))
     tl.store(inverse_ptr + place, inverse)
     if uniform_ptr is not None:
         tl.store(along_all_ptr + place, along * inverse)

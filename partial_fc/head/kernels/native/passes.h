@@ -157,7 +157,40 @@ template <bool BF> class Pass {
             prefetch_row(job.centre, job.centre_dtype, row_of(at + n + c), f.D);
         });
         gemm<BF>(n, width, f.Kd, centre, word_row(), 1, f.for_logits(g), logit, row_of_logits, false, ahead);
+        if (BF && job.filter_above < 2.f) settle(at, n, g, width);
         find_left_out(at, n, g, width);
+    }
+
+    // Whether a class is filtered is decided in float32: the products that operands of bfloat16 leave in doubt are formed
+    // again. (Each operand is off by 2^-9 of itself at most, a cosine by 2^-8, and the rest is for the rounding of sums.)
+    void settle(int64_t at, int64_t n, int64_t first_g, int64_t width) {
+        constexpr float DOUBT = 0x1p-8f + 0x1p-11f;
+        for (int64_t c = 0; c < n; c++) {
+            float* product = logit + c * row_of_logits;
+            auto in_doubt = [&](int64_t i) {
+                vf distance = load<vf>(product + i) * inverse[c] - job.filter_above;
+                return (distance > -DOUBT) & (distance < DOUBT);
+            };
+            vi any{};
+            for (int64_t i = 0; i < width; i += LANES) any |= in_doubt(i);
+            if (std::all_of((int32_t*)&any, (int32_t*)&any + LANES, [](int32_t doubt) { return !doubt; })) continue;
+            read_row(job.centre, job.centre_dtype, row_of(at + c), f.D, row);
+            for (int64_t i = 0; i < width; i += LANES) {
+                vi doubt = in_doubt(i);
+                for (int v = 0; v < LANES && first_g + i + v < f.G; v++)
+                    if (doubt[v]) product[i + v] = product_of(job.unit + (first_g + i + v) * f.D);
+            }
+        }
+    }
+
+    // (of a feature and the centre in `row`)
+    float product_of(const float* unit) const {
+        vf sum{};
+        int64_t d = 0;
+        for (; d + LANES <= f.D; d += LANES) sum += load<vf>(unit + d) * load<vf>(row + d);
+        float total = add_up(sum);
+        for (; d < f.D; d++) total += unit[d] * row[d];
+        return total;
     }
 
     // (of the operand of centres)
@@ -299,7 +332,11 @@ template <bool BF> class Pass {
         return {add_up(along[0] + along[1]) * inv * inv, inv};
     }
 
-    static float inverse_of(float square) { return square > 0 ? 1 / std::sqrt(square) : 0; }
+    // (NaN where the length is beyond floats: 0 would hide it)
+    static float inverse_of(float square) {
+        if (!(square < INFINITY)) return NAN;
+        return square > 0 ? 1 / std::sqrt(square) : 0;
+    }
 
     // n rows of bfloat16 centres -> the operand of the features' gradient, whose words run along the centres.
     Operand interleave_centres(const float* centre, int64_t n, int64_t words, float* to) const {
