@@ -23,7 +23,8 @@ def run(folder: Path, num_steps: int) -> list[float]:
     (page,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
     assert len(page.splitlines()) <= 45
     (folder / "train.py").write_text(page)
-    return [float(line.split()[1]) for line in ranks(2, program, folder, num_steps).splitlines()]
+    printed = ranks(2, program, folder, num_steps)  # also what goes to stderr
+    return [float(loss) for loss in re.findall(r"^\d+ (\S+)$", printed, re.MULTILINE)]
 
 
 def program(folder: Path, num_steps: int) -> None:
