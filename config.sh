@@ -18,23 +18,6 @@ if [ "$local_size" -gt 1 ]; then
     export MXNET_CPU_WORKER_NTHREADS=${MXNET_CPU_WORKER_NTHREADS:-$OMP_NUM_THREADS}
 fi
 
-# A process that waits in MPI asks again and again, and keeps a core busy with it. Where the ranks fill all cores, that is
-# taken from one that computes. (mpirun does so where there are more processes than slots; it knows nothing of threads.)
-threads=${OMP_NUM_THREADS:-$cores}
-if [ -n "${OMPI_COMM_WORLD_LOCAL_SIZE:-}" ] && [ -z "${OMPI_MCA_mpi_yield_when_idle:-}" ] &&
-    [ $((local_size * ${threads%%,*})) -ge "$cores" ]; then
-    export OMPI_MCA_mpi_yield_when_idle=1
-    [ "${OMPI_COMM_WORLD_LOCAL_RANK:-}" != 0 ] ||
-        echo "config.sh on $(hostname): $local_size process(es) x ${threads%%,*} thread(s) fill the $cores core(s):" \
-            "OMPI_MCA_mpi_yield_when_idle=1, so that ranks that wait leave theirs to ranks that compute" >&2
-fi
-
-# A step on a CPU allocates the same large tensors as the one before. glibc would give each back to the kernel and have it
-# cleared anew: a seventh to a quarter of the demo's time (docs/log.md, 2026-11-20).
-export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-1073741824}
-export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-2147483648}
-export MALLOC_TOP_PAD_=${MALLOC_TOP_PAD_:-67108864}
-
 # Horovod looks for new tensors every HOROVOD_CYCLE_TIME milliseconds, and each of the head's three collectives waits for
 # the next look with nothing else to do. Two ranks on two cores over Gloo: 5 ms costs 6 ms a collective, 1 ms costs 3 ms
 # and a tenth of a core per rank, 0.1 ms costs 2.5 ms and a third of a core. Hosts with idle cores beside GPUs want 0.1.
