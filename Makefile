@@ -26,10 +26,11 @@ lint: setup  ## ruff and mypy
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-bench: setup  ## the head against the textbook one, as docs/benchmarks.md has it, and the memory that is planned: a few minutes
+bench: setup  ## the head against the textbook one, as docs/benchmarks.md has it, the memory that is planned, all launchers: 10 minutes
 	.venv/bin/partial-fc bench head --classes 1000000 --sample-rate 0.1 --np 2 --versus plain
 	.venv/bin/partial-fc bench head --classes 1000000 --sample-rate 1.0 --np 2 --versus plain --steps 2
 	.venv/bin/python -m benchmarks.plan_memory
+	.venv/bin/python -m benchmarks.launchers
 
 test-gpu: setup  ## the GPU's kernel on a CUDA device; without one, everything is skipped
 	.venv/bin/python -m pytest tests/gpu

@@ -18,11 +18,11 @@ if [ "$local_size" -gt 1 ]; then
     export MXNET_CPU_WORKER_NTHREADS=${MXNET_CPU_WORKER_NTHREADS:-$OMP_NUM_THREADS}
 fi
 
-# Horovod looks for new tensors every HOROVOD_CYCLE_TIME milliseconds, and each of the head's three collectives waits for
-# the next look with nothing else to do. Two ranks on two cores over Gloo: 5 ms costs 6 ms a collective, 1 ms costs 3 ms
-# and a tenth of a core per rank, 0.1 ms costs 2.5 ms and a third of a core. Hosts with idle cores beside GPUs want 0.1.
+# What some ranks have and others still lack is asked for again every HOROVOD_CYCLE_TIME milliseconds. (The Horovod that
+# `make setup` builds asks at once where a tensor is new, and not at all where there is none; a released one asks all the
+# time: 1 ms costs it a tenth of a core per rank, and 3 ms a collective.)
 export HOROVOD_CYCLE_TIME=${HOROVOD_CYCLE_TIME:-1}
-# Backbone gradients that are ready at the same look travel together, up to this many bytes.
+# Backbone gradients that are ready at the same time travel together, up to this many bytes.
 export HOROVOD_FUSION_THRESHOLD=${HOROVOD_FUSION_THRESHOLD:-67108864}
 # HOROVOD_GPU_OPERATIONS (once HOROVOD_GPU_ALLREDUCE, _ALLGATHER, _BROADCAST) is a choice of the build, see
 # scripts/setup.sh; set here it would have no effect. CUDA_VISIBLE_DEVICES is left alone: a process takes the device of

@@ -81,8 +81,8 @@ class Options:
     """More flags of the recipe, for every run (after `--`)."""
 
     def __post_init__(self) -> None:
-        if self.steps < 3 * REPORT_EVERY:
-            raise ValueError(f"--steps is {self.steps}; expected at least {3 * REPORT_EVERY}")
+        if self.steps < 4 * REPORT_EVERY:
+            raise ValueError(f"--steps is {self.steps}; expected at least {4 * REPORT_EVERY}")
         if self.rounds < 1:
             raise ValueError(f"--rounds is {self.rounds}; expected at least 1")
         if unknown := sorted(set(self.ways) - WAYS.keys()):
@@ -205,9 +205,7 @@ def _row(name: str, found: dict[str, list[Measured]]) -> dict[str, str | float]:
 
 
 def _print_table(rows: list[dict[str, str | float]]) -> None:
-    print(
-        "| | images/s | of the own launch | of twice one process | CPU s for 1,000 images | cores busy | waiting | loss |"
-    )
+    print("| | images/s | of own launch | of twice one | CPU s for 1,000 images | cores busy | waiting | loss |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for row in rows:
         print(

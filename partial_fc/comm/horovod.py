@@ -67,8 +67,26 @@ class HorovodWorld(World):
         return lambda: hvd.synchronize(handle)
 
     def _reduce_scatter(self, t: Tensor, rows: Sequence[int], name: str) -> Callable[[], Tensor]:
+        if t.is_cpu and hvd.gloo_enabled():
+            return self._exchange_and_sum(t, rows, name)
         handle = hvd.reducescatter_async(pad_rows(t, rows), name=name, op=hvd.Sum)
         return lambda: hvd.synchronize(handle)[: rows[self.rank]]
+
+    def _exchange_and_sum(self, t: Tensor, rows: Sequence[int], name: str) -> Callable[[], Tensor]:
+        """Gloo's reduce-scatter leaves buffers with its connections in each call, and looks through all of them in the
+        next: 0.6 ms in the first hundred, 3.4 ms after a thousand. An exchange sends no more, and the sum is cheap."""
+        arrived = self._all_to_all(t, rows, (), name)
+
+        def finish() -> Tensor:
+            received = arrived()
+            if not rows[self.rank]:
+                return received
+            total, *others = received.chunk(self.size)
+            for other in others:
+                total += other
+            return total
+
+        return finish
 
     def _all_to_all(self, t: Tensor, rows: Sequence[int], arriving: Sequence[int], name: str) -> Callable[[], Tensor]:
         handle = hvd.alltoall_async(t, torch.tensor(rows, dtype=torch.int32), name=name)

@@ -1,11 +1,9 @@
 """This process's place on its machine: its device, its share of the cores, what its results depend on."""
 
-import ctypes
 import hashlib
 import os
 import platform
 import socket
-import warnings
 from collections import Counter
 from collections.abc import Iterable
 from fractions import Fraction
@@ -14,16 +12,10 @@ from typing import Literal
 
 import torch
 
-from partial_fc import __version__
+from partial_fc import __version__, memory
 from partial_fc.comm import World, elastic
 from partial_fc.flags import LaunchFlags
 
-# mallopt(3): number of the parameter, the environment's name for it, value.
-_MALLOC = (
-    (-1, "MALLOC_TRIM_THRESHOLD_", 2**31 - 1),
-    (-2, "MALLOC_TOP_PAD_", 2**26),
-    (-3, "MALLOC_MMAP_THRESHOLD_", 2**30),
-)
 _PACKAGES = ("torch", "horovod", "numpy", "opencv-python-headless", "safetensors")
 
 
@@ -43,7 +35,7 @@ def join(launch: LaunchFlags) -> tuple[World, torch.device]:
         repeat_bit_by_bit()
     kind = device_type(launch.device)
     if kind == "cpu":
-        keep_freed_memory()
+        memory.keep_freed()
     world = launch.join(kind)
     device = local_device(kind, world)
     share_cores(world)
@@ -91,18 +83,6 @@ def cores(host: str, numbers: Iterable[int]) -> list[tuple[int, int]]:
     """(number made from the host's name, number of the core): what they are called among all hosts."""
     digest = hashlib.sha256(host.encode()).digest()
     return [(int.from_bytes(digest[:7]), number) for number in numbers]
-
-
-def keep_freed_memory() -> None:
-    """A step on a CPU allocates the same large tensors as the one before. glibc would give each back to the kernel and
-    have it cleared anew: a seventh to a quarter of the demo's time (docs/log.md, 2026-11-20). What the environment says
-    of it is left alone, and so are other C libraries."""
-    if platform.libc_ver()[0] != "glibc":
-        return
-    libc = ctypes.CDLL(None)
-    for number, name, value in _MALLOC:
-        if name not in os.environ and not libc.mallopt(number, value):
-            warnings.warn(f"glibc's mallopt refuses {name}={value}: training takes longer", stacklevel=2)
 
 
 def repeat_bit_by_bit() -> None:
