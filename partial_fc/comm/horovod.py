@@ -73,8 +73,8 @@ class HorovodWorld(World):
         return lambda: hvd.synchronize(handle)[: rows[self.rank]]
 
     def _exchange_and_sum(self, t: Tensor, rows: Sequence[int], name: str) -> Callable[[], Tensor]:
-        """Gloo's reduce-scatter leaves buffers with its connections in each call, and looks through all of them in the
-        next: 0.6 ms in the first hundred, 3.4 ms after a thousand. An exchange sends no more, and the sum is cheap."""
+        """Gloo's reduce-scatter makes and registers its buffers anew in each call. An exchange sends as much and a sum
+        is cheap: 64 KB over two ranks took 2.6 to 3.3 ms, and 0.7 to 2.7 so, in turn (medians of 150)."""
         arrived = self._all_to_all(t, rows, (), name)
 
         def finish() -> Tensor:

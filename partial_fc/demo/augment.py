@@ -47,8 +47,8 @@ def add_noise(image: Image, deviation: float, rng: np.random.Generator) -> Image
     """Uniform noise of a standard deviation in grey levels, alike in all channels; (H, W) or (H, W, C)."""
     height, width = image.shape[:2]
     channels = image.shape[2] if image.ndim == 3 else 1
-    # Bytes cost half of what normal deviates cost, and cv2 then adds, rounds and saturates in one pass. Raw numbers are
-    # the bytes that rng.bytes gives after deviates, at a fifth of its cost.
+    # Bytes cost half of what normal deviates cost, and cv2 then adds, rounds and saturates in one pass. The raw
+    # 64-bit numbers of Philox and PCG64 are the bytes that rng.bytes gives after deviates, at a fifth of its cost.
     raw = rng.bit_generator.random_raw(-(-height * width // 8)).astype("<u8", copy=False)
     noise = raw.view(np.uint8)[: height * width].reshape(height, width)
     share = deviation * 12**0.5 / 256
