@@ -72,7 +72,7 @@ PRESETS: dict[str, Preset] = {
     "wf12m": _arcface_torch(617_970, 12_720_066, ()),
     "wf42m": _arcface_torch(2_059_906, 42_474_557, ("lfw", "cfp_fp", "agedb_30")),
     # Characters across typefaces (docs/data.md). A mirrored character is another one. These are the demo's values: a
-    # CPU has to see few images, of which Muon needs three quarters of AdamW's, and that a third of SGD's (docs/log.md,
+    # CPU has to see few images, of which Muon needs half of what AdamW does, and that a third of SGD's (docs/log.md,
     # 2026-11-23 and 2026-11-20).
     "glyphs": {
         "image_size": 40,
@@ -87,13 +87,13 @@ PRESETS: dict[str, Preset] = {
         "base_batch_size": 128,
         "lr_scheduler": "cosine",
         "warmup_epochs": 0.09,
-        "epochs": 1.8,
+        "epochs": 1.25,
         "val_targets": ("unseen", "unseen_font", "lookalike"),
         "augment": "glyph",
         "mirror": False,
         "frequent": 50,
-        "verbose": 600,
-        "checkpoint_every": 600,
+        "verbose": 500,
+        "checkpoint_every": 500,
     },
     **SYNTHETIC,
 }
