@@ -72,8 +72,8 @@ PRESETS: dict[str, Preset] = {
     "wf12m": _arcface_torch(617_970, 12_720_066, ()),
     "wf42m": _arcface_torch(2_059_906, 42_474_557, ("lfw", "cfp_fp", "agedb_30")),
     # Characters across typefaces (docs/data.md). A mirrored character is another one. These are the demo's values: a
-    # CPU has to see few images, and AdamW needs a third of SGD's, mini with Muon half of tiny's with AdamW (docs/log.md,
-    # 2026-11-20 and 2026-11-23).
+    # CPU has to see few images, and AdamW needs a third of SGD's, mini with Muon half of tiny's with AdamW
+    # (docs/log.md, 2026-11-20 and 2026-11-23).
     "glyphs": {
         "image_size": 40,
         "network": "mini",

@@ -140,7 +140,7 @@ class OptimFlags:
     apart), in the memory of one. Steps, schedules and --max-steps count updates."""
     optimizer: Literal["sgd", "adamw", "muon"] = "sgd"
     """What moves the backbone, and class centres where they have no other. muon: Muon for convolutions and matrices,
-    AdamW for the rest and for centres, at AdamW's learning rate and decay; each process makes all of it (docs/log.md, 2026-11-23)."""
+    AdamW for the rest and for centres, at AdamW's learning rate and decay."""
     momentum: float = 0.9
     """For sgd."""
     weight_decay: float = 5e-4
