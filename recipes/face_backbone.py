@@ -29,9 +29,9 @@ class ModelFlags:
     """The backbone."""
 
     network: Annotated[
-        Literal["r18", "r34", "r50", "r100", "r200", "mbf", "tiny"], tyro.conf.arg(aliases=["--backbone"])
+        Literal["r18", "r34", "r50", "r100", "r200", "mbf", "tiny", "mini"], tyro.conf.arg(aliases=["--backbone"])
     ] = "r50"
-    """Residual network by depth, MobileFaceNet, or the demo's tiny one."""
+    """Residual network by depth, MobileFaceNet, or a small one for a CPU: tiny, or the demo's mini."""
     embedding_size: int = 512
     """Width of the embedding."""
     dropout: float = 0.0
@@ -76,7 +76,7 @@ class ModelFlags:
 
     def _check_mxnet(self) -> None:
         if self.network == "mbf" and self.symbol is None:
-            raise _refused("--network mbf", "there is no symbol of it; take r18, r34, r50, r100, r200 or tiny")
+            raise _refused("--network mbf", "there is no symbol of it; take r18, r34, r50, r100, r200, tiny or mini")
         if self.dropout:
             raise _refused(
                 f"--dropout {self.dropout:g}",

@@ -260,7 +260,7 @@ class HeadFlags:
         match name:
             case "sgd" | "nesterov":
                 return RowSGD(optim.momentum, decay, nesterov=name == "nesterov")
-            case "adamw":
+            case "adamw" | "muon":
                 return RowAdamW(weight_decay=decay)
             case "adam":
                 return RowAdam(weight_decay=decay)

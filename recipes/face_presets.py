@@ -71,22 +71,23 @@ PRESETS: dict[str, Preset] = {
     "wf4m": _arcface_torch(205_990, 4_235_242, ("lfw", "cfp_fp", "agedb_30")),
     "wf12m": _arcface_torch(617_970, 12_720_066, ()),
     "wf42m": _arcface_torch(2_059_906, 42_474_557, ("lfw", "cfp_fp", "agedb_30")),
-    # Characters across typefaces (docs/data.md). A mirrored character is another one. These are the demo's values:
-    # a CPU has to see few images, and AdamW needs a third of SGD's (docs/log.md, 2026-11-20).
+    # Characters across typefaces (docs/data.md). A mirrored character is another one. These are the demo's values: a
+    # CPU has to see few images, and AdamW needs a third of SGD's, mini with Muon half of tiny's with AdamW
+    # (docs/log.md, 2026-11-20 and 2026-11-23).
     "glyphs": {
         "image_size": 40,
-        "network": "tiny",
+        "network": "mini",
         "embedding_size": 128,
         "loss": "combined",
         "scale": 32.0,
         "margins": (1.0, 0.0, 0.3),
-        "optimizer": "adamw",
+        "optimizer": "muon",
         "weight_decay": 0.05,
-        "lr": 0.003,
+        "lr": 0.006,
         "base_batch_size": 128,
         "lr_scheduler": "cosine",
         "warmup_epochs": 0.09,
-        "epochs": 2.5,
+        "epochs": 1.25,
         "val_targets": ("unseen", "unseen_font", "lookalike"),
         "augment": "glyph",
         "mirror": False,

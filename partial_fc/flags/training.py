@@ -138,8 +138,9 @@ class OptimFlags:
     accumulate: int = 1
     """Micro-batches of --batch-size images that make one update: what one batch of all of them would do (batch norm
     apart), in the memory of one. Steps, schedules and --max-steps count updates."""
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    """What moves the backbone, and class centres where they have no other."""
+    optimizer: Literal["sgd", "adamw", "muon"] = "sgd"
+    """What moves the backbone, and class centres where they have no other. muon: Muon for convolutions and matrices,
+    AdamW for the rest and for centres, at AdamW's learning rate and decay."""
     momentum: float = 0.9
     """For sgd."""
     weight_decay: float = 5e-4

@@ -51,8 +51,9 @@ _BLOCK = re.compile(r"layer(\d+)\.(\d+)\.(.+)")
 
 
 def mxnet_names(state_names: Iterable[str]) -> dict[str, str]:
-    """Names of a state dict of `iresnet` (any depth, `tiny` too) -> "arg:..." or "aux:..." of MXNet, in their order.
-    num_batches_tracked has none there and is left out. Raises ValueError for a name that no iresnet has."""
+    """Names of a state dict of `iresnet` (any depth, `tiny` and `mini` too) -> "arg:..." or "aux:..." of MXNet, in
+    their order. num_batches_tracked has none there and is left out. Raises ValueError for a name that no iresnet
+    has."""
     return {name: _mxnet_name(name) for name in state_names if not name.endswith(".num_batches_tracked")}
 
 
@@ -84,5 +85,5 @@ def _layer(layer: str) -> tuple[str, str]:
 
 def _unknown(name: str) -> ValueError:
     return ValueError(
-        f"{name!r} is no part of an iresnet (r18 to r200, tiny), the network that MXNet's names are known for"
+        f"{name!r} is no part of an iresnet (r18 to r200, tiny, mini), the network that MXNet's names are known for"
     )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from partial_fc import models
 from partial_fc.models import iresnet
 
-DEPTHS = {**iresnet.DEPTHS, "tiny": (2, 1, 1)}
+DEPTHS = {**iresnet.DEPTHS, **{name: depths for name, (depths, _) in iresnet.SMALL.items()}}
 _BLOCK = re.compile(r"(?:layer(\d+)\.\d+\.conv1\.weight|arg:stage(\d+)_unit\d+_conv1_weight)")
 _FC = ("fc.weight", "arg:pre_fc1_weight")
 # MobileFaceNet's last convolution, as wide and high as its map, and its linear layer.
@@ -60,7 +60,7 @@ def network_of(arrays: Mapping[str, Tensor], path: Path, image_size: int | None 
     if fc_DI is None or fc_DI.dim() != 2:
         raise ValueError(f"{path} has no {' or '.join(_FC)}: expected a network with InsightFace's output 'FC' or 'E'")
     if image_size is None:
-        width, halvings = (128, 3) if name == "tiny" else (512, 4)
+        width, halvings = (128, 3) if name in iresnet.SMALL else (512, 4)
         image_size = max(models.SMALLEST_IMAGE, math.isqrt(fc_DI.shape[1] // width) << halvings)
     return Network(name, len(fc_DI), image_size)
 

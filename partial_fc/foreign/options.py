@@ -12,7 +12,7 @@ from partial_fc.flags.numbers import CLASSES, PIXELS, PROCESSES, check_numbers
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Moves a backbone (r18 to r200, tiny) between MXNet's .params, this trainer's model.safetensors and
+    """Moves a backbone (r18 to r200, tiny, mini) between MXNet's .params, this trainer's model.safetensors and
     arcface_torch's model.pt; the names of the files say from where to where. Embeddings stay the same: random images
     are embedded before and after, and nothing is written where they differ."""
 

@@ -8,7 +8,7 @@ from partial_fc.models.mobilefacenet import Bottleneck, MobileFaceNet
 
 __all__ = ["BLOCKS", "NAMES", "SMALLEST_IMAGE", "build", "keeps_fp32"]
 
-NAMES = (*iresnet.DEPTHS, "mbf", "tiny")
+NAMES = (*iresnet.DEPTHS, "mbf", *iresnet.SMALL)
 SMALLEST_IMAGE = 16  # pixels: halved four times, one is left
 BLOCKS = (
     iresnet.Block,
@@ -24,9 +24,10 @@ def build(
 ) -> nn.Module:
     """A fresh backbone for square images of image_size pixels; torch's global generator seeds its weights.
 
-    name: r18, r34, r50, r100, r200 (iresnet), mbf (MobileFaceNet) or tiny (0.7 M parameters at 128 features;
-    meant for 40 pixels on a CPU). Its forward takes what `inputs.FACE` makes of pixels and returns fp32
-    features, also under autocast. dropout: of the values that enter the last linear layer.
+    name: r18, r34, r50, r100, r200 (iresnet), mbf (MobileFaceNet), tiny or mini (0.7 and 0.8 M parameters at 128
+    features; meant for 40 pixels on a CPU; mini takes two thirds of tiny's time). Its forward takes what `inputs.FACE`
+    makes of pixels and returns fp32 features, also under autocast. dropout: of the values that enter the last linear
+    layer.
     Raises ValueError for what cannot be built.
     """
     if name not in NAMES:

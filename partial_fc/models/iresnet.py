@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from partial_fc.models.prelu import PReLU
+
 DEPTHS = {
     "r18": (2, 2, 2, 2),
     "r34": (3, 4, 6, 3),
@@ -17,21 +19,26 @@ DEPTHS = {
     "r100": (3, 13, 30, 3),
     "r200": (6, 26, 60, 6),
 }
+# Networks for a CPU and small images: blocks of three stages, and whether the first convolution of a block has its
+# stride, which saves three quarters of that convolution.
+SMALL = {"tiny": ((2, 1, 1), False), "mini": ((1, 2, 1), True)}
 
 
 Activation = Callable[[int], nn.Module]  # takes the number of channels, as PReLU has a slope for each
 
 
 class Block(nn.Module):
-    """BN, 3x3, BN, PReLU, 3x3 (with the stride), BN, plus the input: no activation after the sum."""
+    """BN, 3x3, BN, PReLU, 3x3 (with the stride), BN, plus the input: no activation after the sum. stride_first: the
+    first 3x3 has the stride."""
 
-    def __init__(self, width_in: int, width: int, stride: int, activation: Activation):
+    def __init__(self, width_in: int, width: int, stride: int, activation: Activation, stride_first: bool = False):
         super().__init__()
+        first, second = (stride, 1) if stride_first else (1, stride)
         self.bn1 = nn.BatchNorm2d(width_in)
-        self.conv1 = nn.Conv2d(width_in, width, 3, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(width_in, width, 3, stride=first, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
         self.prelu = activation(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(width, width, 3, stride=second, padding=1, bias=False)
         self.bn3 = nn.BatchNorm2d(width)
         self.downsample: nn.Module = nn.Identity()
         if stride != 1 or width_in != width:
@@ -47,7 +54,8 @@ class Block(nn.Module):
 class IResNet(nn.Module):
     """Normalised image_B3HW (float) -> feat_BD (fp32), not L2-normalised: the head does that.
 
-    depths, widths: blocks and channels of each stage. strides: of the stem and then of each stage.
+    depths, widths: blocks and channels of each stage. strides: of the stem and then of each stage. stride_first: see
+    Block.
     """
 
     # As in arcface_torch the last product and its statistics stay fp32, under autocast and beside 16-bit weights: the
@@ -63,7 +71,8 @@ class IResNet(nn.Module):
         dropout: float = 0.0,
         widths: Sequence[int] = (64, 128, 256, 512),
         strides: Sequence[int] = (1, 2, 2, 2, 2),
-        activation: Activation = nn.PReLU,
+        activation: Activation = PReLU,
+        stride_first: bool = False,
     ):
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, widths[0], 3, stride=strides[0], padding=1, bias=False)
@@ -72,7 +81,7 @@ class IResNet(nn.Module):
         self.stages = [f"layer{number}" for number in range(1, len(depths) + 1)]
         width_in, side = widths[0], -(-image_size // strides[0])
         for name, depth, width, stride in zip(self.stages, depths, widths, strides[1:], strict=True):
-            blocks = [Block(width_in, width, stride, activation)]
+            blocks = [Block(width_in, width, stride, activation, stride_first)]
             blocks += [Block(width, width, 1, activation) for _ in range(depth - 1)]
             setattr(self, name, nn.Sequential(*blocks))
             width_in, side = width, -(-side // stride)  # a padded 3x3 with stride 2 rounds up
@@ -96,14 +105,14 @@ class IResNet(nn.Module):
 
 
 def build(name: str, embedding_size: int, image_size: int, in_channels: int, dropout: float) -> IResNet:
-    """One of DEPTHS, or `tiny`."""
-    if name != "tiny":
+    """One of DEPTHS or SMALL."""
+    if name in DEPTHS:
         return IResNet(DEPTHS[name], embedding_size, image_size, in_channels, dropout)
-    # Made for a CPU in bf16, channels last: the stem halves the image before the costly first stage, and ReLU
-    # takes half the time of PReLU, whose backward is slow there. At 40 pixels the last map is 5x5; halving it
-    # once more costs accuracy, even with more blocks.
+    # Channels last, on a CPU: the stem halves the image before the costly first stage, and ReLU takes half the time of
+    # PReLU. At 40 pixels the last map is 5x5; halving it once more costs accuracy, even with more blocks.
+    depths, stride_first = SMALL[name]
     return IResNet(
-        (2, 1, 1),
+        depths,
         embedding_size,
         image_size,
         in_channels,
@@ -111,4 +120,5 @@ def build(name: str, embedding_size: int, image_size: int, in_channels: int, dro
         widths=(32, 64, 128),
         strides=(2, 1, 2, 2),
         activation=lambda width: nn.ReLU(inplace=True),
+        stride_first=stride_first,
     )

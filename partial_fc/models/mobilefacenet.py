@@ -9,6 +9,8 @@ B images, H = W pixels, D feature width.
 import torch
 from torch import Tensor, nn
 
+from partial_fc.models.prelu import PReLU
+
 
 class Wrapped(nn.Module):
     """A sequence under the name `layers`; with `residual`, its input is added to its output."""
@@ -36,7 +38,7 @@ def _convolution(
         nn.Conv2d(width_in, width, kernel, stride, padding, groups=groups, bias=False),
         nn.BatchNorm2d(width),
     ]
-    return Wrapped(*layers, *([nn.PReLU(width)] if activation else []))
+    return Wrapped(*layers, *([PReLU(width)] if activation else []))
 
 
 class Bottleneck(Wrapped):

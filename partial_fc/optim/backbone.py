@@ -1,15 +1,16 @@
-"""The backbone's optimizer: torch's, or the SGD of Caffe2 and MXNet, with names for its state that outlive the order of
-its parameters."""
+"""The backbone's optimizer: torch's, Muon, or the SGD of Caffe2 and MXNet, with names for its state that outlive the
+order of its parameters."""
 
 from collections.abc import Iterable
-from inspect import unwrap
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-Kind = Literal["sgd", "adamw"]
-_Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
+from partial_fc.optim.eager import eager
+from partial_fc.optim.muon import Muon
+
+Kind = Literal["sgd", "adamw", "muon"]
 
 
 class Named(Protocol):
@@ -53,6 +54,8 @@ def build(
         return _SGD(groups, lr=0.0, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
     if nesterov or lr_in_momentum:
         raise ValueError(f"nesterov and lr_in_momentum are kinds of sgd; the optimizer is {kind}")
+    if kind == "muon":
+        return Muon(groups, weight_decay)
     return _AdamW(groups, lr=0.0, weight_decay=weight_decay)
 
 
@@ -104,16 +107,7 @@ class RateInMomentum(torch.optim.Optimizer):
             torch._foreach_sub_(parameters, step)
 
 
-def _eager(optimizer: type[_Optimizer]) -> type[_Optimizer]:
-    """The same arithmetic without the wrappers that torch.compile asks for: their first call imports torch._dynamo,
-    which takes each process of a run two seconds and some 200 MB."""
-    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
-    plain: dict[str, Any] = {name: unwrap(getattr(optimizer, name)) for name in names}
-    plain["step"] = torch.no_grad()(unwrap(optimizer.step))
-    return type(optimizer.__name__, (optimizer,), plain)
-
-
-_SGD, _AdamW, _RateInMomentum = _eager(torch.optim.SGD), _eager(torch.optim.AdamW), _eager(RateInMomentum)
+_SGD, _AdamW, _RateInMomentum = eager(torch.optim.SGD), eager(torch.optim.AdamW), eager(RateInMomentum)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -20,7 +20,7 @@ SETTINGS = {
     "sync_bn": (True, False),
     "clip": (0.0, 1.0),
     "head_clip": (0.0, 1.0),
-    "optimizer": ("sgd", "adamw"),
+    "optimizer": ("sgd", "muon"),
     "head_impl": ("auto", "plain", "cpu"),
     "loss": ("cosface", "adaface", "curricularface"),
     "sample_rate": (1.0, 0.3),

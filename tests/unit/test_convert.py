@@ -13,7 +13,7 @@ from partial_fc.foreign import mxnet_backbone, mxnet_ndarray, mxnet_symbol
 from partial_fc.foreign.convert import ConvertOptions, convert
 from partial_fc.foreign.mxnet_names import mxnet_names
 
-SIZES = {"tiny": (8, 40), "r18": (8, 32)}  # embedding, pixels
+SIZES = {"mini": (8, 40), "r18": (8, 32)}  # embedding, pixels
 
 
 def trained(name: str) -> torch.nn.Module:
@@ -47,7 +47,7 @@ def without_mxnet(monkeypatch):
 
 
 def test_every_array_has_a_name_of_its_own():
-    for name in ("tiny", "r18", "r100"):
+    for name in ("mini", "r18", "r100"):
         with torch.device("meta"):
             state = models.build(name).state_dict()
         names = mxnet_names(state)
@@ -69,7 +69,7 @@ def test_every_array_has_a_name_of_its_own():
 
 
 def test_there_and_back_is_the_same_network(tmp_path, without_mxnet, capsys):
-    state = trained("tiny").state_dict()
+    state = trained("mini").state_dict()
     torch.save({"state_dict_backbone": state, "epoch": 3}, tmp_path / "model.pt")
     for source, output in (
         ("model.pt", "a-0000.params"),
@@ -106,7 +106,7 @@ def test_without_one_of_the_corrections_nothing_is_written(tmp_path, without_mxn
 
 def test_the_symbol_says_epsilon_scale_and_fixed_gammas(tmp_path, without_mxnet, capsys):
     """Of a graph that is not the recipe's; without it the same arrays would be another network."""
-    params, _ = mxnet_files(tmp_path, "tiny")
+    params, _ = mxnet_files(tmp_path, "mini")
     text = (tmp_path / "model-symbol.json").read_text()
     text = text.replace('"scalar": "0.0078125"', '"scalar": "0.01"').replace('"eps": "2e-05"', '"eps": "0.001"')
     (tmp_path / "other.json").write_text(text.replace('"fix_gamma": "True"', '"fix_gamma": "False"'))
@@ -133,18 +133,18 @@ def spoilt(**changed):
     [
         (spoilt(**{"arg:stage1_unit1_se_conv1_weight": torch.ones(1)}), "has squeeze-and-excitation units"),
         (spoilt(**{"arg:conv_1_conv2d_weight": torch.ones(1)}), "is a MobileFaceNet"),
-        (spoilt(**{"arg:bn0_beta": None}), "does not fit this tiny of MXNet: 1 missing: arg:bn0_beta"),
+        (spoilt(**{"arg:bn0_beta": None}), "does not fit this mini of MXNet: 1 missing: arg:bn0_beta"),
         (spoilt(**{"arg:bn0_beta": torch.ones(3)}), r"arg:bn0_beta is \(3,\), expected \(32,\)"),
         (spoilt(**{"arg:extra": torch.ones(3)}), "1 unexpected: arg:extra"),
         (
-            spoilt(**{"arg:stage2_unit2_conv1_weight": torch.ones(3)}),
-            "stages of 2-2-1 blocks; expected the blocks of r18",
+            spoilt(**{"arg:stage3_unit2_conv1_weight": torch.ones(3)}),
+            "stages of 1-2-2 blocks; expected the blocks of r18",
         ),
         (spoilt(**{"arg:pre_fc1_weight": None}), "has no fc.weight or arg:pre_fc1_weight"),
     ],
 )
 def test_other_networks_and_broken_ones_are_named(tmp_path, without_mxnet, change, message):
-    params, _ = mxnet_files(tmp_path, "tiny")
+    params, _ = mxnet_files(tmp_path, "mini")
     mxnet_ndarray.write(tmp_path / "x-0000.params", change(mxnet_ndarray.read(params)))
     with pytest.raises(ValueError, match=rf"x-0000.params.*{message}"):
         convert(ConvertOptions(tmp_path / "x-0000.params", tmp_path / "model.pt"))
@@ -167,7 +167,7 @@ def test_other_networks_and_broken_ones_are_named(tmp_path, without_mxnet, chang
     ],
 )
 def test_what_cannot_be_converted_is_named(tmp_path, without_mxnet, source, output, message):
-    state = trained("tiny").state_dict()
+    state = trained("mini").state_dict()
     state["features.weight"] = torch.linspace(0.5, 1.5, 8)
     torch.save(state, tmp_path / "model.pt")
     torch.save(models.build("mbf", 8, 32).state_dict(), tmp_path / "mbf.pt")
@@ -183,7 +183,7 @@ def test_what_cannot_be_converted_is_named(tmp_path, without_mxnet, source, outp
 
 @pytest.mark.parametrize(("size", "message"), [(0, "--image-size is 0"), (48, "fc.weight is .* expected")])
 def test_an_image_size_that_does_not_fit(tmp_path, without_mxnet, size, message):
-    torch.save(trained("tiny").state_dict(), tmp_path / "model.pt")
+    torch.save(trained("mini").state_dict(), tmp_path / "model.pt")
     with pytest.raises(ValueError, match=message):
         convert(ConvertOptions(tmp_path / "model.pt", tmp_path / "b-0000.params", image_size=size))
 

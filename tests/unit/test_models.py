@@ -143,7 +143,7 @@ def test_iresnet_computes_what_its_weights_mean():
     torch.testing.assert_close(model.eval()(image), by_hand)
 
 
-@pytest.mark.parametrize("name", ["r18", "mbf", "tiny"])
+@pytest.mark.parametrize("name", ["r18", "mbf", "mini"])
 @pytest.mark.parametrize(("image_size", "channels"), [(16, 3), (33, 1), (40, 3)])
 def test_every_network_takes_odd_sizes_and_trains_all_but_the_fixed_scale(name, image_size, channels):
     torch.manual_seed(0)
@@ -230,7 +230,7 @@ def test_with_half_weights_features_are_fp32_and_no_worse_than_under_autocast(bu
         assert relative_error(found, wanted) < 1.5 * relative_error(autocast, wanted) + 1e-3
 
 
-@pytest.mark.parametrize("name", ["r18", "mbf", "tiny"])
+@pytest.mark.parametrize("name", ["r18", "mbf", "mini"])
 def test_the_layout_in_memory_changes_nothing(name):
     torch.manual_seed(0)
     model = models.build(name, embedding_size=16, image_size=21).double()

@@ -39,7 +39,7 @@ def both(net: IResNet) -> tuple[IResNet, IResNet]:
 
 
 @pytest.mark.mxnet
-@pytest.mark.parametrize("name", ["tiny", "r18"])
+@pytest.mark.parametrize("name", ["mini", "r18"])
 def test_features_gradients_and_statistics_are_those_of_torch(mx, name):
     torch.manual_seed(0)
     nets = both(models.build(name, 32, 32))

@@ -47,7 +47,7 @@ def test_no_alarm_without_a_spike(name):
 
 
 def test_no_alarm_on_the_demos_losses():
-    """Recorded: all 1,641 steps of `make demo` in fp32."""
+    """Recorded: 1,641 steps of `make demo` in fp32, with network tiny and AdamW."""
     losses = [float(line) for line in CURVE.read_text().split()]
     assert len(losses) == 1641
     assert spikes_of(losses) == []

@@ -1,0 +1,92 @@
+"""Muon: steps of a matrix whose directions all count alike."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from partial_fc.optim.eager import eager
+
+# The polynomial 3.4445 x - 4.775 x^3 + 2.0315 x^5, five times over, brings singular values from 0.004 to 1 to about 1.
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_ROUNDS = 5
+_MOMENTUM = 0.95
+
+
+_AdamW = eager(torch.optim.AdamW)
+
+
+class Muon(_AdamW):  # type: ignore[misc, valid-type]
+    """Convolutions and matrices of 4 inputs or more move by Muon, the other parameters by AdamW.
+
+        m = 0.95 m + 0.05 g
+        u = orthogonal(0.95 m + 0.05 g)               u u^T = 1, about; a convolution is a matrix (out, in * places)
+        w = w - lr * (weight_decay * w + 0.2 * sqrt(longer side) * u)
+
+    0.2 * sqrt(longer side): a number of w moves as far, in the root of the mean square, as AdamW moves it, so that one
+    learning rate and one weight decay do for both. (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon;
+    Liu et al., 2025, https://arxiv.org/abs/2502.16982.) As torch.optim.Muon with adjust_lr_fn="match_rms_adamw", which
+    takes matrices only and multiplies in bfloat16; here in the parameter's dtype.
+
+    Replicas stay equal where processes multiply alike: on processors of one kind, with equal numbers of threads.
+    """
+
+    param_groups: list[dict]
+
+    def __init__(self, groups: list[dict], weight_decay: float):
+        split = []
+        for group in groups:
+            for matrices in (False, True):
+                members = [p for p in group["params"] if is_matrix(p) == matrices]
+                split += [{**group, "params": members, "matrices": matrices}] if members else []
+        super().__init__(split, lr=0.0, weight_decay=weight_decay)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """One update of what has a gradient; gradients stay as they are."""
+        groups = self.param_groups
+        for group in groups:
+            for p in group["params"] if group["matrices"] else ():
+                if p.grad is not None:
+                    self._step_matrix(p, group["lr"], group["weight_decay"])
+        try:
+            self.param_groups = [group for group in groups if not group["matrices"]]
+            super().step()
+        finally:
+            self.param_groups = groups
+
+    def _step_matrix(self, p: nn.Parameter, lr: float, weight_decay: float) -> None:
+        state = self.state[p]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(p)
+        assert p.grad is not None
+        state["momentum"].lerp_(p.grad, 1 - _MOMENTUM)
+        direction = orthogonal(p.grad.lerp(state["momentum"], _MOMENTUM).flatten(1))
+        p.mul_(1 - lr * weight_decay)
+        p.add_(direction.view(p.shape), alpha=-lr * 0.2 * math.sqrt(max(direction.shape)))
+
+
+def is_matrix(p: Tensor) -> bool:
+    """Whether Muon moves it: vectors, depthwise convolutions and what sees the colours of an image have too few
+    directions."""
+    return p.dim() > 1 and p.shape[1] > 3
+
+
+def orthogonal(x: Tensor) -> Tensor:
+    """About the orthogonal matrix next to x (rows, columns): its singular values become 0.7 to 1.2.
+
+    The rounds are made on x x^T, as wide as x's shorter side: two products with x in all, instead of two a round.
+    Squares of singular values below 3e-4 of the norm vanish in fp32; those directions stay small.
+    """
+    x = x / (x.norm() + 1e-7)
+    if x.shape[0] > x.shape[1]:
+        return orthogonal(x.T).T
+    gram = x @ x.T
+    total = torch.eye(len(gram), dtype=x.dtype, device=x.device)
+    for _ in range(_ROUNDS):
+        # x becomes factor @ x; all of these are polynomials of the first gram and commute.
+        factor = torch.addmm(gram, gram, gram, beta=_B, alpha=_C)
+        factor.diagonal().add_(_A)
+        total = factor @ total
+        gram = factor @ gram @ factor
+    return total @ x
