@@ -11,12 +11,30 @@ from partial_fc.bench import plan_report
 from partial_fc.bench.head import HeadOptions, measure
 from partial_fc.bench.plan import PlanOptions
 
+# Each says its precision: the memory depends on it, and auto on the machine.
 CASES = (
-    HeadOptions(num_processes=1, steps=2, impl="plain", classes=60_000, dim=128),
-    HeadOptions(num_processes=1, steps=2, impl="cpu", classes=150_000, dim=128, sample_rate=0.3, state_dtype="fp32"),
+    HeadOptions(num_processes=1, steps=2, impl="plain", classes=60_000, dim=128, precision="fp32"),
+    HeadOptions(
+        num_processes=1,
+        steps=2,
+        impl="cpu",
+        classes=150_000,
+        dim=128,
+        sample_rate=0.3,
+        precision="bf16",
+        state_dtype="fp32",
+    ),
     # where what a step works in outweighs what is kept
     HeadOptions(
-        num_processes=1, steps=2, impl="cpu", classes=30_000, dim=256, batch=512, optimizer="adamw", dtype="fp32"
+        num_processes=1,
+        steps=2,
+        impl="cpu",
+        classes=30_000,
+        dim=256,
+        batch=512,
+        optimizer="adamw",
+        precision="bf16",
+        dtype="fp32",
     ),
 )
 
@@ -35,7 +53,7 @@ def planned_bytes(case: HeadOptions) -> int:
         device="cpu",
         tflops=1,
         bandwidth=1,
-        precision="fp32" if case.impl == "plain" else case.precision,
+        precision="bf16" if case.precision == "bf16" else "fp32",
     )
     return plan_report.make(options)["memory_total"]
 
