@@ -127,7 +127,7 @@ class TorchHead(LocalHead):
 
 def _fastest_options(num_rows: int, operands: torch.dtype) -> "nn.LinearCrossEntropyOptions | None":
     """The fastest of its settings on a CPU (docs/benchmarks.md): the logits as a whole for few rows, else chunks of
-    512. Its own choice, "auto", is one row where the batch is no larger than the features are wide."""
+    512. Its own choice, "auto", is about G * D / 2 C rows: one, for 128 rows and 100,000 classes."""
     if num_rows <= (1024 if operands == torch.bfloat16 else 512):
         return None
     policy: Literal["balanced", "compact"] = "balanced" if operands == torch.bfloat16 else "compact"

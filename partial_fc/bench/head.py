@@ -1,14 +1,12 @@
 """`partial-fc bench head`: time and memory of the head alone, on its own or beside other ways to do the same.
 
-Each measurement runs in fresh processes under torchrun. With --versus all sides run in turn, several times, and the
+Each measurement runs in fresh processes. With --versus all sides run in turn, several times, and the
 medians of the rounds' ratios are reported, since a machine's speed drifts. What each side computes in stands in its
 row: a ratio of times means nothing without it.
 """
 
 import json
 import os
-import re
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
@@ -19,9 +17,11 @@ from typing import Any
 from tqdm import tqdm
 
 from partial_fc.bench.options import HeadOptions
+from partial_fc.comm.launch import spawn
 
 Line = dict[str, Any]
 OURS = "this head"
+LINE, REFUSAL = "line.json", "refusal-{}.txt"  # the files in which a run's processes hand back what they found
 _RATIOS = {"times_as_fast": "step_s", "memory_ratio": "added_bytes"}
 
 
@@ -66,22 +66,24 @@ def precision_of(options: HeadOptions, side: str, runs: dict[str, Line]) -> str:
 
 def run(options: HeadOptions, side: str, precision: str) -> Line:
     """One side's time and memory, in processes of its own."""
-    with tempfile.TemporaryDirectory(prefix="partial-fc-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="partial-fc-bench-") as name:
+        folder = Path(name)
         job = {**asdict(options), "side": side, "side_precision": precision, "folder": folder}
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc_per_node={options.num_processes}", "-m", "partial_fc.bench.head_worker"]
-        done = subprocess.run(
-            [*command, json.dumps(job, default=str)],
-            env={**os.environ, "OMP_NUM_THREADS": str(options.threads)},
-            cwd=Path(__file__).parents[2],
-            capture_output=True,
-            text=True,
+        search = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        status = spawn.run(
+            [sys.executable, "-m", "partial_fc.bench.head_worker", json.dumps(job, default=str)],
+            nodes=1,
+            gpus=options.num_processes,
+            nr=0,
+            master_addr="127.0.0.1",
+            master_port=None,
+            environ={**os.environ, "OMP_NUM_THREADS": str(options.threads), "PYTHONPATH": os.pathsep.join(search)},
         )
-    if done.returncode:
-        # The cause is the first error of a rank; the others, and torchrun, complain of what follows from it.
-        errors = re.findall(r"^\[rank\d+\]: \w[\w.]*Error.*$", done.stderr, re.MULTILINE)
-        raise ValueError(f"{side} failed:\n" + ("\n".join(errors) or done.stderr[-3000:]))
-    return json.loads(done.stdout.strip().splitlines()[-1])
+        for refusal in sorted(folder.glob(REFUSAL.format("*"))):
+            raise ValueError(f"{side}: {refusal.read_text()}")
+        if status:
+            raise ValueError(f"{side}: its processes ended with status {status}; what they printed says why")
+        return json.loads((folder / LINE).read_text())
 
 
 def _check(options: HeadOptions) -> None:

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from partial_fc import comm
 from partial_fc.bench.baselines import LocalHead, PlainHead, TorchHead
-from partial_fc.bench.head import OURS
+from partial_fc.bench.head import LINE, OURS, REFUSAL
 from partial_fc.bench.insightface_style import InsightFaceStyleHead
 from partial_fc.bench.options import HeadOptions
 from partial_fc.bench.plan import DTYPES, OPTIMIZERS
 from partial_fc.comm import World
+from partial_fc.comm.launch import spawn
 from partial_fc.comm.world import Traffic
 from partial_fc.head import CosFace, PartialFC, Shard, Storage
 from partial_fc.head.kernels import AutoPrecision
@@ -44,9 +45,9 @@ class Side:
         return cls(name, precision, options.versus_dtype, options.versus_dtype)  # as torch.optim.SGD keeps it
 
 
-def _worker(options: HeadOptions, side: Side, scratch: Path) -> None:
-    """Rank 0 prints the line. scratch: a folder that is removed afterwards."""
-    world = comm.init(options.device)
+def _worker(options: HeadOptions, side: Side, world: World, folder: Path) -> None:
+    """Rank 0 writes the line. folder: is removed afterwards."""
+    scratch = folder / "rows"
     device = torch.device("cuda", world.local_rank) if options.device == "cuda" else torch.device("cpu")
     # What a first step loads (torch.optim alone brings 200 MB of libraries) belongs to the idle process.
     tiny = replace(options, classes=64 * world.size, batch=8 * world.size, dim=16, steps=1, path=None)
@@ -84,10 +85,9 @@ def _worker(options: HeadOptions, side: Side, scratch: Path) -> None:
             **_bound(head, side, options, steps.num_rows, step_s, rates),
             "torch": torch.__version__,
         }
-        print(json.dumps(line, default=str), flush=True)
+        (folder / LINE).write_text(json.dumps(line, default=str))
     if isinstance(head, PartialFC):
         head.close()
-    world.close()
 
 
 def _computed_in(head: Head, side: Side) -> dict[str, Any]:
@@ -207,9 +207,19 @@ def _now(world: World, device: torch.device) -> tuple[float, float]:
     return time.perf_counter(), world.seconds_waiting
 
 
+def _main(job: dict[str, Any]) -> None:
+    spawn.stay_with_parent()
+    name, precision, folder = job.pop("side"), job.pop("side_precision"), Path(job.pop("folder"))
+    job["path"] = job["path"] and Path(job["path"])
+    options = HeadOptions(**job)
+    world = comm.init(options.device)
+    try:
+        _worker(options, Side.of(options, name, precision), world, folder)
+    except ValueError as error:
+        (folder / REFUSAL.format(world.rank)).write_text(str(error))
+        sys.exit(1)
+    world.close()
+
+
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    name, precision, folder = given.pop("side"), given.pop("side_precision"), Path(given.pop("folder"))
-    given["path"] = given["path"] and Path(given["path"])
-    chosen = HeadOptions(**given)
-    _worker(chosen, Side.of(chosen, name, precision), folder)
+    _main(json.loads(sys.argv[1]))
