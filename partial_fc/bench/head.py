@@ -164,6 +164,8 @@ def _row(side: str, found: Line, width: int) -> str:
         match name:
             case "GB":
                 text = f"{value / 1e9:.2f}"
+            case "step s":
+                text = f"{value:.4f}"
             case "of torch.mm" | "of the bound":
                 text = f"{value:.0%}"
             case _:

@@ -73,7 +73,7 @@ def _worker(options: HeadOptions, side: Side, world: World, folder: Path) -> Non
             **_computed_in(head, side),
             "instructions": torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else "-",
             "rows": steps.num_rows,
-            "step_s": round(step_s, 4),
+            "step_s": round(step_s, 6),
             **{name: round(seconds, 4) for name, seconds in parts},
             "added_bytes": added,
             "kept_bytes": kept,

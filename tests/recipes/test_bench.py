@@ -26,5 +26,5 @@ def test_two_sides_in_turn_say_what_they_compute_in():
 
 
 def test_what_the_head_refuses_in_a_process_is_told():
-    with pytest.raises(ValueError, match="this head: .*triton"):
+    with pytest.raises(ValueError, match=r"this head: .*triton"):
         measure(HeadOptions(classes=64, batch=2, dim=16, num_processes=1, impl="triton"))
