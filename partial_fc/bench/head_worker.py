@@ -21,7 +21,7 @@ from partial_fc.comm import World
 from partial_fc.comm.launch import spawn
 from partial_fc.comm.world import Traffic
 from partial_fc.head import CosFace, PartialFC, Shard, Storage
-from partial_fc.head.kernels import AutoPrecision
+from partial_fc.head.kernels import AutoPrecision, Precision, choose
 from partial_fc.head.kernels.cpu import CpuKernel
 from partial_fc.machine import PeakMemory, Rates, measure_rates, synchronise
 
@@ -31,24 +31,27 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Side:
-    """What is measured: the name, and the dtypes that it is asked for."""
+    """What is measured: the name, and the dtypes of its operands and of what it stores."""
 
     name: str
-    precision: AutoPrecision
+    precision: Precision
     dtype: str
     state_dtype: str
 
     @classmethod
-    def of(cls, options: HeadOptions, name: str, precision: AutoPrecision) -> "Side":
+    def of(cls, options: HeadOptions, name: str, precision: AutoPrecision, device: torch.device) -> "Side":
+        """With what "auto" and "same" stand for here."""
         if name == OURS:
-            return cls(name, precision, options.dtype, options.state_dtype)
+            operands = choose(options.impl, device, torch.float32, precision).precision
+            dtype = operands if options.dtype == "auto" else options.dtype
+            return cls(name, operands, dtype, dtype if options.state_dtype == "same" else options.state_dtype)
+        assert precision != "auto"
         return cls(name, precision, options.versus_dtype, options.versus_dtype)  # as torch.optim.SGD keeps it
 
 
-def _worker(options: HeadOptions, side: Side, world: World, folder: Path) -> None:
+def _worker(options: HeadOptions, side: Side, world: World, device: torch.device, folder: Path) -> None:
     """Rank 0 writes the line. folder: is removed afterwards."""
     scratch = folder / "rows"
-    device = torch.device("cuda", world.local_rank) if options.device == "cuda" else torch.device("cpu")
     # What a first step loads (torch.optim alone brings 200 MB of libraries) belongs to the idle process.
     tiny = replace(options, classes=64 * world.size, batch=8 * world.size, dim=16, steps=1, path=None)
     head = _head(tiny, side, world, device, scratch / "tiny")
@@ -214,7 +217,8 @@ def _main(job: dict[str, Any]) -> None:
     options = HeadOptions(**job)
     world = comm.init(options.device)
     try:
-        _worker(options, Side.of(options, name, precision), world, folder)
+        device = torch.device("cuda", world.local_rank) if options.device == "cuda" else torch.device("cpu")
+        _worker(options, Side.of(options, name, precision, device), world, device, folder)
     except ValueError as error:
         (folder / REFUSAL.format(world.rank)).write_text(str(error))
         sys.exit(1)

@@ -107,7 +107,7 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """Trains the head on random features and prints a table. The defaults are what is fastest on this machine without
+    """Trains the head on random features and prints a table. The defaults are what suits this machine, without
     emulating a number format: it says what that is, and how recipe face is told to train so."""
 
     classes: int = 1_000_000
@@ -129,10 +129,11 @@ class HeadOptions:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of the matrix products' operands, as in PartialFC; auto: bf16 where this machine multiplies such
     numbers itself, else fp32. Sums are float32 either way."""
-    dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Dtype of this head's centres. (Recipe face: fp32 without --centre-dtype.)"""
-    state_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Dtype of this head's optimizer state."""
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Dtype of this head's centres; auto: that of the operands. bf16 halves the memory either way. (Recipe face: fp32
+    without --centre-dtype.)"""
+    state_dtype: Literal["same", "fp32", "bf16", "fp16"] = "same"
+    """Dtype of this head's optimizer state; same: as the centres'."""
     optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
     """Optimizer of the centres, on the active rows; adagrad and adam have one second moment a row."""
     place: Literal["device", "host", "disk"] = "device"
