@@ -35,14 +35,11 @@ def measure(options: HeadOptions) -> Line:
     """The options and the median run of this head; "others" has those of --versus, and the ratios."""
     _check(options)
     rounds: list[dict[str, Line]] = []
-    sides = (OURS, *options.versus)
-    with tqdm(total=len(sides) * (options.rounds if options.versus else 1), leave=False, disable=None) as bar:
-        while bar.n < bar.total:
-            runs: dict[str, Line] = {}
-            for side in sides:
-                runs[side] = run(options, side, precision_of(options, side, runs))
-                bar.update()
-            rounds.append(runs)
+    for _ in tqdm(range(options.rounds if options.versus else 1), "rounds", leave=False, disable=None):
+        runs: dict[str, Line] = {}
+        for side in (OURS, *options.versus):
+            runs[side] = run(options, side, precision_of(options, side, runs))
+        rounds.append(runs)
     line = {**asdict(options), **_median_run([runs[OURS] for runs in rounds])}
     if options.versus:
         line["others"] = {side: compare(rounds, OURS, side) for side in options.versus}
