@@ -115,21 +115,21 @@ def tables(options: TableOptions, folder: Path) -> list[str]:
     if not cells:
         return [f"nothing was measured in {folder}"]
     any_run = next(iter(cells.values()))["rounds"][0][f"{OURS} bf16 rows"]
-    lines = [f"{any_run['instructions']} instructions, kernel {any_run['impl']}, torch {any_run['torch']}", ""]
+    lines = [f"### {any_run['instructions']} instructions, kernel {any_run['impl']}, torch {any_run['torch']}", ""]
     for ours in ("fp32", "bf16 rows"):
         lines += [*_heading(ours, any_run), *(_row(key, cell, ours) for key, cell in cells.items()), ""]
     return lines
 
 
 def _heading(ours: str, any_run: Line) -> list[str]:
-    what = "fp32 operands, centres and momentum on all sides"
-    if ours == "bf16 rows":
+    what = "All sides: fp32 operands, centres, momentum and sums."
+    if ours != "fp32":
         what = (
-            f"{any_run['precision']} operands, {any_run['dtype']} centres and momentum; the others' centres and "
-            "momentum are fp32, their operands as said"
+            f"This head: {any_run['precision']} operands, bf16 centres and momentum, fp32 sums. The others: operands "
+            "as said, fp32 centres, momentum and sums (of `torch` with bf16 operands: bf16 sums)."
         )
     return [
-        f"This head: {what}. Sums are fp32, but of torch with bf16 operands.",
+        what,
         "",
         "| rate | batch | classes | this head | products, bytes alone | of torch.mm, of the bound | "
         + " | ".join(OTHERS)
@@ -150,7 +150,7 @@ def _row(key: tuple[int, float], cell: dict[str, Any], ours: str) -> str:
             f"{found['step_s']:.3g} s{said}, **{found['times_as_fast']:.3g}**, 1 / {found['memory_ratio']:.3g}"
         )
     cells: list[Any] = [
-        f"{rate:g}",
+        f"{rate:.1f}",
         f"{batch:,}",
         f"{cell['classes']:,}",
         f"{line['step_s']:.3g} s, {line['added_bytes'] / 1e9:.2f} GB",
