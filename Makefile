@@ -26,9 +26,9 @@ lint: setup  ## ruff and mypy
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-bench: setup  ## the head against the textbook one, as docs/benchmarks.md has it, the memory that is planned, all launchers: 10 minutes
-	.venv/bin/partial-fc bench head --classes 1000000 --sample-rate 0.1 --np 2 --versus plain
-	.venv/bin/partial-fc bench head --classes 1000000 --sample-rate 1.0 --np 2 --versus plain --steps 2
+bench: setup  ## the tables of the head in docs/benchmarks.md, here and with AVX2 only; planned memory; all launchers: 30 minutes
+	.venv/bin/python -m benchmarks.head
+	.venv/bin/python -m benchmarks.head --instructions avx2
 	.venv/bin/python -m benchmarks.plan_memory
 	.venv/bin/python -m benchmarks.launchers
 

@@ -11,31 +11,52 @@ from partial_fc.bench import plan_report
 from partial_fc.bench.head import HeadOptions, measure
 from partial_fc.bench.plan import PlanOptions
 
+# Each says its dtypes: the memory depends on them, and auto on the machine.
 CASES = (
-    HeadOptions(num_processes=1, steps=2, impl="plain", classes=60_000, dim=128),
-    HeadOptions(num_processes=1, steps=2, impl="cpu", classes=150_000, dim=128, sample_rate=0.3, state_dtype="fp32"),
+    HeadOptions(num_processes=1, steps=2, impl="plain", classes=60_000, dim=128, precision="fp32", dtype="bf16"),
+    HeadOptions(
+        num_processes=1,
+        steps=2,
+        impl="cpu",
+        classes=150_000,
+        dim=128,
+        sample_rate=0.3,
+        precision="bf16",
+        dtype="bf16",
+        state_dtype="fp32",
+    ),
     # where what a step works in outweighs what is kept
     HeadOptions(
-        num_processes=1, steps=2, impl="cpu", classes=30_000, dim=256, batch=512, optimizer="adamw", dtype="fp32"
+        num_processes=1,
+        steps=2,
+        impl="cpu",
+        classes=30_000,
+        dim=256,
+        batch=512,
+        optimizer="adamw",
+        precision="bf16",
+        dtype="fp32",
+        state_dtype="bf16",
     ),
 )
 
 
 def planned_bytes(case: HeadOptions) -> int:
     """Bytes of the head that a case measures, as planned."""
+    assert case.dtype != "auto"
     options = PlanOptions(
         case.classes,
         dim=case.dim,
         batch=case.batch,
         sample_rate=case.sample_rate,
         dtype=case.dtype,
-        state_dtype=case.state_dtype,
+        state_dtype=case.dtype if case.state_dtype == "same" else case.state_dtype,
         optimizer=case.optimizer,
         impl=case.impl,
         device="cpu",
         tflops=1,
         bandwidth=1,
-        precision="fp32" if case.impl == "plain" else case.precision,
+        precision="bf16" if case.precision == "bf16" else "fp32",
     )
     return plan_report.make(options)["memory_total"]
 

@@ -50,7 +50,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "doctor data": ("data.check.command:doctor_data", "what is wrong with a training set, before training does"),
     "doctor env": ("doctor.env:doctor_env", "what is wrong with this machine, or the hosts of a run"),
     "bench data": ("bench.data:bench_data", "how fast a set is read and decoded, beside other loaders"),
-    "bench head": ("bench.head:bench_head", "time and memory of the head, or against the textbook one"),
+    "bench head": ("bench.head:bench_head", "time and memory of the head, alone or beside others"),
     "plan": ("bench.plan_report:report", "memory, traffic, time of a head; whether sampling pays"),
 }
 # The verbs whose module imports torch, which takes seconds: their flags are classes of the module `options` beside it,

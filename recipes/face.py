@@ -183,7 +183,7 @@ def train_here(run: Run) -> int:
         )
         run.logger.info(
             f"this rank has the centres of classes {head.shard.start} to {head.shard.stop} of {num_classes}; kernel "
-            f"{head.kernel.name}, {head.optimizer}"
+            f"{head.kernel.name}, operands {head.kernel.precision}, {head.optimizer}"
         )
         notes = (*network.notes, *config.model.notes(), *_notes(config, source))
         for note in (*notes, *config.head.notes(config.optim, head)):

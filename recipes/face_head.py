@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from partial_fc.comm import World
     from partial_fc.head import Margin, PartialFC, Storage
     from partial_fc.head.rows import RowOptimizer
-    from partial_fc.train.precision import Precision
+    from partial_fc.train.precision import Mode, Precision
 
 Loss = Literal[
     "cosface", "arcface", "arcface-straight-through", "softmax", "sphereface", "adaface", "curricularface", "combined"
@@ -170,12 +170,15 @@ class HeadFlags:
         """What was asked for and makes no difference here."""
         import torch
 
+        from partial_fc.head.kernels import auto_precision
         from partial_fc.head.rows import RowAdagrad
 
         if self.centre_place == "host" and head.store.device == torch.device("cpu"):
             yield "--centre-place host: the device that computes is the CPU, whose memory is the host's"
         if optim.precision in ("bf16", "fp16", "fp16-o2") and self.head_impl == "plain":
             yield "--head-impl plain multiplies fp32 numbers, whatever --precision says"
+        elif head.kernel.precision == "bf16" and auto_precision(head.kernel.name, head.store.device) == "fp32":
+            yield "--precision bf16: the head only rounds to it and multiplies fp32 numbers here; auto does not round"
         if optim.accumulate > 1 and self.hard_negatives:
             yield "--hard-negatives with --accumulate: a class of several micro-batches keeps the list of the last"
         if self.quota == "insightface" and self.sample_rate == 1.0:
@@ -193,11 +196,8 @@ class HeadFlags:
     ) -> PartialFC:
         """With --precision fp64, for checks, centres are stored so, too."""
         from partial_fc.head import HardNegatives, PartialFC
-        from partial_fc.machine import has_bf16
 
         device, dtype = precision.device, precision.parameter_dtype
-        # The head has no fp16 products: with an fp16 backbone it takes bf16 where the hardware has that.
-        narrow = precision.mode == "bf16" or (precision.mode.startswith("fp16") and has_bf16(device))
         hard_negatives = None
         if self.hard_negatives:
             hard_negatives = HardNegatives(num_classes, self.hard_negatives, self.hard_negatives_every, device=device)
@@ -212,7 +212,7 @@ class HeadFlags:
             device,
             dtype,
             impl=self.head_impl,
-            precision="bf16" if narrow else "fp32",
+            precision=_operands(precision.mode, optim.precision),
             storage=self._storage(dtype),
             catch_up=self.head_catch_up,
             hard_negatives=hard_negatives,
@@ -278,6 +278,14 @@ class HeadFlags:
         if dtype == torch.float64:
             return Storage(dtype, None, self.centre_place, self.centre_path)
         return Storage(_dtype(self.centre_dtype), self._state_dtype, self.centre_place, self.centre_path)
+
+
+def _operands(mode: Mode, asked: str) -> Literal["auto", "fp32", "bf16"]:
+    """Of the head's products. It has none of fp16 numbers: then, and with --precision auto, bf16 where its kernel
+    multiplies such numbers on this hardware."""
+    if mode in ("fp32", "fp64"):
+        return "fp32"
+    return "bf16" if asked == "bf16" else "auto"
 
 
 def _dtype(name: str) -> torch.dtype:

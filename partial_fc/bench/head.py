@@ -1,202 +1,171 @@
-"""`partial-fc bench head`: time and memory of the head alone, on its own or against the textbook one.
+"""`partial-fc bench head`: time and memory of the head alone, on its own or beside other ways to do the same.
 
-Each measurement runs in fresh processes under torchrun; with --versus plain both sides run in turn, several times, and
-the medians of the pairs' ratios are reported, since a machine's speed drifts.
+Each measurement runs in fresh processes. With --versus all sides run in turn, several times, and the
+medians of the rounds' ratios are reported, since a machine's speed drifts. What each side computes in stands in its
+row: a ratio of times means nothing without it.
 """
 
-import itertools
 import json
 import os
-import re
-import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-from torch import Tensor
+from tqdm import tqdm
 
-from partial_fc import comm
 from partial_fc.bench.options import HeadOptions
-from partial_fc.bench.plan import DTYPES, OPTIMIZERS
-from partial_fc.bench.textbook_head import TextbookHead
-from partial_fc.comm import World
-from partial_fc.comm.world import Traffic
-from partial_fc.head import CosFace, PartialFC, Storage
-from partial_fc.machine import PeakMemory, measure_rates, synchronise
+from partial_fc.comm.launch import spawn
+
+Line = dict[str, Any]
+OURS = "this head"
+LINE, REFUSAL = "line.json", "refusal-{}.txt"  # the files in which a run's processes hand back what they found
+_RATIOS = {"times_as_fast": "step_s", "memory_ratio": "added_bytes"}
 
 
 def bench_head(options: HeadOptions) -> None:
     """Prints what was measured; ValueError where a run fails."""
-    print(json.dumps(measure(options)))
+    line = measure(options)
+    print(json.dumps(line, default=str) if options.json else "\n".join(report(line)))
 
 
-def measure(options: HeadOptions) -> dict[str, Any]:
-    """The line of `partial-fc bench head`: the median run's, with --versus also the ratios."""
-    if options.batch % options.num_processes:
-        raise ValueError(f"--batch {options.batch} is not divisible by --np {options.num_processes}")
-    if options.versus == "none":
-        return _run(options, "ours")
-    if options.optimizer != "sgd":
-        raise ValueError(f"--versus plain with --optimizer {options.optimizer}: the textbook head has SGD only")
-    runs = [{side: _run(options, side) for side in ("ours", "textbook")} for _ in range(options.rounds)]
-    line = sorted((run["ours"] for run in runs), key=lambda r: r["step_s"])[len(runs) // 2]
-    for ratio, measured in (("speedup", "step_s"), ("memory_ratio", "added_bytes")):
-        line[ratio] = round(median(r["textbook"][measured] / r["ours"][measured] for r in runs), 2)
-        line[f"textbook_{measured}"] = median(r["textbook"][measured] for r in runs)
+def measure(options: HeadOptions) -> Line:
+    """The options and the median run of this head; "others" has those of --versus, and the ratios."""
+    _check(options)
+    rounds: list[dict[str, Line]] = []
+    for _ in tqdm(range(options.rounds if options.versus else 1), "rounds", leave=False, disable=None):
+        runs: dict[str, Line] = {}
+        for side in (OURS, *options.versus):
+            runs[side] = run(options, side, precision_of(options, side, runs))
+        rounds.append(runs)
+    line = {**asdict(options), **_median_run([runs[OURS] for runs in rounds])}
+    if options.versus:
+        line["others"] = {side: compare(rounds, OURS, side) for side in options.versus}
     return line
 
 
-def _run(options: HeadOptions, side: str) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="partial-fc-bench-") as folder:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc_per_node={options.num_processes}", "-m", "partial_fc.bench.head"]
-        done = subprocess.run(
-            [*command, json.dumps({**asdict(options), "side": side, "folder": folder}, default=str)],
-            env={**os.environ, "OMP_NUM_THREADS": str(options.threads)},
-            cwd=Path(__file__).parents[2],
-            capture_output=True,
-            text=True,
+def compare(rounds: list[dict[str, Line]], ours: str, other: str) -> Line:
+    """The other side's median run, and the medians of the ratios of the runs that were made in turn."""
+    found = _median_run([runs[other] for runs in rounds])
+    for ratio, measured in _RATIOS.items():
+        found[ratio] = round(median(runs[other][measured] / runs[ours][measured] for runs in rounds), 2)
+    return found
+
+
+def precision_of(options: HeadOptions, side: str, runs: dict[str, Line]) -> str:
+    """Of the operands of a side's products; runs: those of this round, that of this head among them."""
+    if side == OURS:
+        return options.precision
+    return runs[OURS]["precision"] if options.versus_precision == "same" else options.versus_precision
+
+
+def run(options: HeadOptions, side: str, precision: str) -> Line:
+    """One side's time and memory, in processes of its own."""
+    with tempfile.TemporaryDirectory(prefix="partial-fc-bench-") as name:
+        folder = Path(name)
+        job = {**asdict(options), "side": side, "side_precision": precision, "folder": folder}
+        search = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        status = spawn.run(
+            [sys.executable, "-m", "partial_fc.bench.head_worker", json.dumps(job, default=str)],
+            nodes=1,
+            gpus=options.num_processes,
+            nr=0,
+            master_addr="127.0.0.1",
+            master_port=None,
+            environ={**os.environ, "OMP_NUM_THREADS": str(options.threads), "PYTHONPATH": os.pathsep.join(search)},
         )
-    if done.returncode:
-        # The cause is the first error of a rank; the others, and torchrun, complain of what follows from it.
-        errors = re.findall(r"^\[rank\d+\]: \w[\w.]*Error.*$", done.stderr, re.MULTILINE)
-        raise ValueError(f"the {side} side failed:\n" + ("\n".join(errors) or done.stderr[-3000:]))
-    return json.loads(done.stdout.strip().splitlines()[-1])
+        for refusal in sorted(folder.glob(REFUSAL.format("*"))):
+            raise ValueError(f"{side}: {refusal.read_text()}")
+        if status:
+            raise ValueError(f"{side}: its processes ended with status {status}; what they printed says why")
+        return json.loads((folder / LINE).read_text())
 
 
-def _worker(options: HeadOptions, side: str, scratch: Path) -> None:
-    """One process of a run; rank 0 prints the line. scratch: a folder that is removed afterwards."""
-    world = comm.init(options.device)
-    device = torch.device("cuda", world.local_rank) if options.device == "cuda" else torch.device("cpu")
-    # What a first step loads (torch.optim alone brings 200 MB of libraries) belongs to the idle process.
-    tiny = replace(options, classes=64 * world.size, batch=8 * world.size, dim=16, steps=1, path=None)
-    head = _head(tiny, side, world, device, scratch / "tiny")
-    _time_steps(head, tiny, world, device)
-    if isinstance(head, PartialFC):
-        head.close()
-    memory = PeakMemory(device)
-    head = _head(options, side, world, device, scratch)
-    if isinstance(head, PartialFC) and not options.fresh:
-        _create_all_rows(head)
-    seconds_N4, traffic = _time_steps(head, options, world, device)
-    slowest_N = world.all_reduce(seconds_N4.sum(dim=1), "max", name="bench/seconds")
-    sizes = torch.tensor([memory.added_bytes(), _kept_bytes(head), memory.mapped_file_bytes()])
-    added, kept, mapped = world.all_reduce(sizes, "max", name="bench/memory").tolist()
-    # Only now: its matrices are no part of the head's memory, and must not hide any of it either.
-    rates = measure_rates(device, options.batch, options.dim)
-    if world.rank == 0:
-        step_s = slowest_N.median().item()
-        parts = zip(_PARTS, seconds_N4.median(dim=0).values.tolist(), strict=True)
-        gflop = 6 * options.batch * options.dim * options.classes * options.sample_rate / world.size / 1e9
-        impl = "textbook" if isinstance(head, TextbookHead) else head.kernel.name
-        precision = "fp32" if impl in ("textbook", "plain") else options.precision
-        line = {
-            **asdict(options),
-            "side": side,
-            "impl": impl,
-            "precision": precision,
-            "step_s": round(step_s, 4),
-            **{name: round(seconds, 4) for name, seconds in parts},
-            "added_bytes": added,
-            "kept_bytes": kept,
-            "peak_bytes": added - kept,
-            "mapped_file_bytes": mapped,
-            "collectives": sum(traffic.calls.values()),
-            "bytes": sum(traffic.num_bytes.values()),
-            "bytes_by_name": dict(traffic.num_bytes),
-            "gflops": round(gflop / step_s, 1),
-            "share_of_matmul": round(gflop / step_s / rates.gflops[precision], 3),
-            "matmul_gflops": {name: round(rate, 1) for name, rate in rates.gflops.items()},
-            "memory_gbytes_per_s": round(rates.gbytes_per_s, 1),
-            "torch": torch.__version__,
-        }
-        print(json.dumps(line, default=str), flush=True)
-    if isinstance(head, PartialFC):
-        head.close()
-    world.close()
+def _check(options: HeadOptions) -> None:
+    """Raises ValueError for flags that do not go together."""
+    if options.batch % options.num_processes:
+        raise ValueError(f"--batch {options.batch} is not divisible by --np {options.num_processes}")
+    if len(set(options.versus)) < len(options.versus):
+        raise ValueError(f"--versus {' '.join(options.versus)}: name each side once")
+    if options.versus and options.optimizer != "sgd":
+        raise ValueError(f"--versus with --optimizer {options.optimizer}: the other sides have SGD; leave one out")
+    if not options.versus:
+        for flag, is_default in (
+            ("--versus-precision", options.versus_precision == "same"),
+            ("--versus-dtype", options.versus_dtype == "fp32"),
+            ("--rounds", options.rounds == 3),
+        ):
+            if not is_default:
+                raise ValueError(f"{flag} without --versus: there is no other side; name one, or leave it out")
 
 
-def _head(
-    options: HeadOptions, side: str, world: World, device: torch.device, scratch: Path
-) -> PartialFC | TextbookHead:
-    if side == "textbook":
-        return TextbookHead(options.classes, options.dim, CosFace(), options.sample_rate, world, device)
-    storage = Storage(
-        DTYPES[options.dtype],
-        DTYPES[options.state_dtype],
-        options.place,
-        (options.path or scratch) if options.place == "disk" else None,
+def _median_run(runs: list[Line]) -> Line:
+    return sorted(runs, key=lambda line: line["step_s"])[len(runs) // 2]
+
+
+# ---- for people
+
+_COLUMNS = {
+    "operands": "precision",
+    "logits": "logit_dtype",
+    "sums": "sum_dtype",
+    "centres": "dtype",
+    "momentum": "state_dtype",
+    "rows": "rows",
+    "step s": "step_s",
+    "forward": "forward_s",
+    "backward": "backward_s",
+    "update": "update_s",
+    "exchange": "communication_s",
+    "GB": "added_bytes",
+    "GFLOP/s": "gflops",
+    "of torch.mm": "share_of_matmul",
+    "of the bound": "share_of_bound",
+}
+
+
+def report(line: Line) -> list[str]:
+    """What was measured, as a table."""
+    others: dict[str, Line] = line.get("others", {})
+    state = "" if line["state_dtype"] == line["dtype"] else f" --centre-state-dtype {line['state_dtype']}"
+    width = max(len(side) for side in (OURS, *others))
+    lines = [
+        f"{line['classes']:,} classes, rate {line['sample_rate']:g}, batch {line['batch']}, D {line['dim']}, "
+        f"{line['optimizer']}; {line['num_processes']} process(es), {line['threads']} thread(s) each; "
+        f"{line['instructions']}; torch {line['torch']}",
+        f"this head: kernel {line['impl']}, operands {line['precision']}, centres {line['dtype']}; recipe face trains "
+        f"so with --precision {line['precision']} --centre-dtype {line['dtype']}{state} (its defaults: auto, fp32)",
+        f"{'a process:':{width}}  " + "  ".join(_COLUMNS),
+    ]
+    lines += [_row(side, found, width) for side, found in {OURS: line, **others}.items()]
+    lines.append(
+        f"the bound of this head: products at torch.mm's rate {line['products_s']:.4g} s, bytes at that of a copy "
+        f"{line['bytes_s']:.4g} s; the longer counts"
     )
-    return PartialFC(
-        options.classes,
-        options.dim,
-        CosFace(),
-        options.sample_rate,
-        world,
-        optimizer=OPTIMIZERS[options.optimizer](),
-        device=device,
-        impl=options.impl,
-        precision=options.precision,
-        storage=storage,
-    )
+    if line["num_processes"] > 1 and {"plain", "torch"} & set(others):
+        lines.append("plain, torch: each process alone with its share of the classes, without exchange: a lower bound")
+    lines += [
+        f"{side} (operands {found['precision']}, centres {found['dtype']}) takes {found['times_as_fast']} times as "
+        f"long as this head ({line['precision']}, {line['dtype']}), and {found['memory_ratio']} times its memory"
+        for side, found in others.items()
+    ]
+    return lines
 
 
-def _create_all_rows(head: PartialFC) -> None:
-    """Gives all centres their start values, and their state memory: zeros take none until written to."""
-    head.store.all_rows()
-    for rows in head.row_state().values():
-        for part in rows.split(4096):
-            part.add_(0)
-
-
-def _kept_bytes(head: PartialFC | TextbookHead) -> int:
-    """Bytes of this process's centres and optimizer state."""
-    if isinstance(head, TextbookHead):
-        return 2 * head.weight_LD.numel() * head.weight_LD.element_size()
-    return sum(rows.numel() * rows.element_size() for rows in head.row_state().values())
-
-
-_PARTS = ("forward_s", "backward_s", "update_s", "communication_s")
-
-
-def _time_steps(
-    head: PartialFC | TextbookHead, options: HeadOptions, world: World, device: torch.device
-) -> tuple[Tensor, Traffic]:
-    """(seconds of _PARTS for each timed step, (steps, 4); what the last step sent). They add up to the step.
-
-    Waiting for other ranks is no part of forward, backward and update, but communication."""
-    rows = options.batch // options.num_processes
-    generator = torch.Generator().manual_seed(world.rank)
-    seconds: list[list[float]] = []
-    for _ in range(options.steps + 1):
-        feat_BD = torch.randn(rows, options.dim, generator=generator).to(device).requires_grad_()
-        label_B = torch.randint(0, options.classes, (rows,), generator=generator).to(device)
-        world.barrier()
-        with world.count_traffic() as traffic:
-            laps = [_now(world, device)]
-            loss = head(feat_BD, label_B)
-            laps.append(_now(world, device))
-            loss.backward()
-            laps.append(_now(world, device))
-            head.step(0.1)
-            laps.append(_now(world, device))
-        busy = [(end - begin) - (waited - before) for (begin, before), (end, waited) in itertools.pairwise(laps)]
-        seconds.append([*busy, laps[-1][1] - laps[0][1]])
-    return torch.tensor(seconds[1:], dtype=torch.float64), traffic
-
-
-def _now(world: World, device: torch.device) -> tuple[float, float]:
-    synchronise(device)
-    return time.perf_counter(), world.seconds_waiting
-
-
-if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    chosen_side, scratch = given.pop("side"), Path(given.pop("folder"))
-    given["path"] = given["path"] and Path(given["path"])
-    _worker(HeadOptions(**given), chosen_side, scratch)
+def _row(side: str, found: Line, width: int) -> str:
+    cells = []
+    for name, key in _COLUMNS.items():
+        value = found[key]
+        match name:
+            case "GB":
+                text = f"{value / 1e9:.2f}"
+            case "step s":
+                text = f"{value:.4f}"
+            case "of torch.mm" | "of the bound":
+                text = f"{value:.0%}"
+            case _:
+                text = f"{value:,}" if isinstance(value, int) else str(value)
+        cells.append(f"{text:>{len(name)}}")
+    return f"{side:{width}}  " + "  ".join(cells)

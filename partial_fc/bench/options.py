@@ -107,8 +107,8 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """Trains the head on random features and prints one JSON line. The defaults are those of the fast path; the
-    textbook side is always float32 with SGD."""
+    """Trains the head on random features and prints a table. The defaults are what suits this machine, without
+    emulating a number format: it says what that is, and how recipe face is told to train so."""
 
     classes: int = 1_000_000
     """Classes over all processes."""
@@ -126,16 +126,18 @@ class HeadOptions:
     """Where the head computes."""
     impl: Literal["auto", "plain", "cpu", "triton"] = "auto"
     """The kernel; auto: the fastest that this machine has."""
-    precision: Literal["fp32", "bf16"] = "bf16"
-    """Precision of the matrix products' operands; sums are float32 either way."""
-    dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Dtype of the centres."""
-    state_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Dtype of the optimizer's state."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of the matrix products' operands, as in PartialFC; auto: bf16 where this machine multiplies such
+    numbers itself, else fp32. Sums are float32 either way."""
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Dtype of this head's centres; auto: that of the operands. bf16 halves the memory either way. (Recipe face: fp32
+    without --centre-dtype.)"""
+    state_dtype: Literal["same", "fp32", "bf16", "fp16"] = "same"
+    """Dtype of this head's optimizer state; same: as the centres'."""
     optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
     """Optimizer of the centres, on the active rows; adagrad and adam have one second moment a row."""
     place: Literal["device", "host", "disk"] = "device"
-    """Where centres and state are kept."""
+    """Where this head's centres and state are kept."""
     path: Path | None = None
     """Folder of the files of --place disk; none: a temporary one."""
     fresh: bool = False
@@ -143,10 +145,21 @@ class HeadOptions:
     as later on: then every row takes memory."""
     steps: int = 3
     """Timed steps, after one that is not; the median counts."""
-    versus: Literal["none", "plain"] = "none"
-    """plain: in turn with the textbook head (partial_fc/bench/textbook_head.py)."""
+    versus: tuple[Literal["plain", "torch", "insightface-style"], ...] = ()
+    """In turn with others. plain: what people write themselves in PyTorch (normalise, CosFace, cross_entropy, SGD).
+    torch: F.linear_cross_entropy of torch 2.13 and SGD, without margin and without normalised centres, for which it has
+    no place. Both know nothing of processes: with --np above 1 each trains its own share of the classes and exchanges
+    nothing, a lower bound of their time; --np 1 is exact. insightface-style: the sharded head as users of InsightFace
+    run it."""
+    versus_precision: Literal["same", "fp32", "bf16"] = "same"
+    """Precision of the other sides' operands; same: as this head's."""
+    versus_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Dtype of the other sides' centres and momentum. bf16 is for comparing time and memory: torch.optim.SGD rounds to
+    nearest, so that small updates are lost."""
     rounds: int = 3
-    """Pairs of runs with --versus."""
+    """Rounds with --versus: each side runs once in each, and the median counts."""
+    json: bool = False
+    """One line for programs instead of the table."""
 
     def __post_init__(self) -> None:
         check_numbers(

@@ -55,9 +55,9 @@ class PartialFC(AbstractContextManager):
     sample_rate: the share of all classes that are negatives in a step; the classes of the batch always take part: on
     top of it or, with quota "insightface", as part of it.
     dtype: what is computed in, float32; float64 is for checks. precision: of the matrix products' operands, where the
-    kernel has a choice; sums are float32 or wider everywhere. storage: dtype and place of centres and their state.
-    impl: which kernel (kernels/). catch_up: "exact": a row is brought up to what a dense optimizer would have made of
-    it; "none": it rests while it is not sampled.
+    kernel has a choice ("auto": bf16 where the hardware multiplies such numbers); sums are float32 or wider.
+    storage: dtype and place of centres and their state. impl: which kernel (kernels/). catch_up: "exact": a row is
+    brought up to what a dense optimizer would have made of it; "none": it rests while it is not sampled.
     backbone_gradients: how the caller combines the ranks' gradients of the backbone: "sum" (GradientSync), or "average"
     (DistributedDataParallel, horovod.DistributedOptimizer): features then get W times their gradient.
     interclass_filtering_threshold: a negative with a larger cosine is left out of the row's softmax. sub_centres: a
@@ -79,7 +79,7 @@ class PartialFC(AbstractContextManager):
         dtype: torch.dtype = torch.float32,
         *,
         impl: kernels.Impl = "auto",
-        precision: kernels.Precision = "fp32",
+        precision: kernels.AutoPrecision = "fp32",
         storage: Storage | None = None,
         catch_up: Literal["none", "exact"] = "none",
         backbone_gradients: Literal["sum", "average"] = "sum",

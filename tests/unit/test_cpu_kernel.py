@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from partial_fc.head import CosFace, PartialFC
-from partial_fc.head.kernels import LogitGrad, Logits, choose, cpu
+from partial_fc.head.kernels import LogitGrad, Logits, auto_precision, choose, cpu
 from partial_fc.head.kernels.cpu import CpuKernel
 from partial_fc.head.kernels.native.build import VARIANTS
 from partial_fc.head.kernels.plain import PlainKernel, unit
@@ -402,6 +402,12 @@ def test_the_kernel_uses_no_more_of_the_processor_than_torch(monkeypatch, torch_
     torch_uses(capability)
     monkeypatch.setattr(cpu, "load", Processor())
     assert cpu.best_variant() == expected
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_auto_takes_bf16_only_where_the_kernel_multiplies_such_numbers(monkeypatch, variant):
+    monkeypatch.setattr(cpu, "variant_here", lambda: variant)
+    assert auto_precision("cpu", torch.device("cpu")) == ("bf16" if variant in ("avx512_bf16", "amx") else "fp32")
 
 
 def test_amx_is_chosen_where_it_agrees_with_the_variant_without_tiles(monkeypatch, torch_uses):

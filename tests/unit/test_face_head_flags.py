@@ -5,7 +5,8 @@ import torch
 
 from partial_fc.comm import SingleWorld
 from partial_fc.errors import UsageError
-from partial_fc.head import PartialFC
+from partial_fc.head import CosFace, PartialFC
+from partial_fc.head.kernels import auto_precision
 from partial_fc.head.margin import CombinedMargin, SphereFace
 from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
 from partial_fc.train.precision import Precision
@@ -106,3 +107,18 @@ def test_what_is_not_refused_here_the_head_takes(flags):
         loss.backward()
         head.step(0.1)
         assert torch.isfinite(loss)
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked", "operands"),
+    [("bf16", "auto", "auto"), ("bf16", "bf16", "bf16"), ("fp16", "fp16", "auto"), ("fp32", "auto", "fp32")],
+)
+def test_operands_of_the_head(mode, asked, operands):
+    """Rounded to bf16 where the hardware does not multiply such numbers: only if asked for."""
+    given = config(f"--precision {asked}")
+    head = given.head.build(50, 8, SingleWorld(), Precision(mode, torch.device("cpu")), given.optim, seed=0)
+    assert head.kernel.precision == PartialFC(50, 8, CosFace(), precision=operands).kernel.precision
+    if asked == "bf16":
+        assert head.kernel.precision == "bf16"
+    is_emulated = asked == "bf16" and auto_precision("cpu", torch.device("cpu")) == "fp32"
+    assert any("the head only rounds to it" in note for note in given.head.notes(given.optim, head)) == is_emulated

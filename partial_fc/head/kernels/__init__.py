@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from partial_fc.head.margin import Negatives
+from partial_fc.machine import has_bf16
 
 if TYPE_CHECKING:
     from partial_fc.head.rows import RowTable
 
 Impl = Literal["auto", "plain", "cpu", "triton"]
 Precision = Literal["fp32", "bf16"]
+AutoPrecision = Literal["auto", "fp32", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Kernel(ABC):
     """The local part of the softmax: forms the products, the exponentials and the centres' gradients."""
 
     name: str
+    precision: Precision  # of the products' operands
 
     @abstractmethod
     def sums(self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False) -> Sums:
@@ -90,9 +93,9 @@ class Kernel(ABC):
         return False
 
 
-def choose(impl: Impl, device: torch.device, dtype: torch.dtype, precision: Precision) -> Kernel:
+def choose(impl: Impl, device: torch.device, dtype: torch.dtype, precision: AutoPrecision) -> Kernel:
     """Returns the kernel that `impl` names; "auto": the fastest for this device and dtype. On a CPU without a compiler
-    that is the plain one, and a RuntimeWarning says so."""
+    that is the plain one, and a RuntimeWarning says so. precision "auto": `auto_precision`."""
     if impl == "auto":
         if dtype == torch.float64:
             impl = "plain"
@@ -116,14 +119,24 @@ def choose(impl: Impl, device: torch.device, dtype: torch.dtype, precision: Prec
 
         if not runs_on(device):
             raise ValueError(f"impl 'triton' with centres on {device}: it needs a CUDA device; use 'cpu' or 'plain'")
-        return TritonKernel(precision)
+        return TritonKernel(auto_precision(impl, device) if precision == "auto" else precision)
     if impl == "cpu":
         if device.type != "cpu":
             raise ValueError(f"impl 'cpu' with centres on {device}; use 'triton' or 'plain' there")
         from partial_fc.head.kernels.cpu import CpuKernel
 
-        return CpuKernel(precision)
+        return CpuKernel(auto_precision(impl, device) if precision == "auto" else precision)
     raise ValueError(f"impl is {impl!r}; expected one of {', '.join(get_args(Impl))}")
+
+
+def auto_precision(impl: str, device: torch.device) -> Precision:
+    """bf16 where the kernel's products are made of bfloat16 numbers by the hardware itself, else fp32: numbers
+    that are rounded to bfloat16 and multiplied as float32 ones are never chosen, only asked for."""
+    if impl == "cpu":
+        from partial_fc.head.kernels.cpu import BF16_VARIANTS, variant_here
+
+        return "bf16" if variant_here() in BF16_VARIANTS else "fp32"
+    return "bf16" if impl == "triton" and has_bf16(device) else "fp32"
 
 
 def _auto_on_cpu() -> Impl:

@@ -31,6 +31,7 @@ _HIGHEST_EXPONENT = 64.0
 # Below this the exponentials that add up to a denominator have lost digits, or are 0: scales beyond 64 can have such
 # rows, where every negative is far away. The plain kernel, which shifts every row by itself, does them.
 _SMALLEST_DENOMINATOR = 1e-30
+BF16_VARIANTS = ("avx512_bf16", "amx")  # those that multiply bfloat16 numbers; the others round, and multiply fp32
 GRADIENT_BYTES = 32 << 20  # of one chunk of centre_gradients
 # Of the first pass' exponentials that the second one reads: so many bytes, or a quarter of the centres' (an eighth of
 # what they take with their momentum), whichever is more. What does not fit is formed again, to the same bits: a quarter
@@ -68,7 +69,7 @@ def load(variant: str | None = None) -> ctypes.CDLL:
     """The compiled kernel: of the given variant, else of the best that this processor has; compiles it at first use.
     CompilerNotFoundError where that cannot be, RuntimeError where the operating system does not let us use it."""
     if variant is None:
-        variant = best_variant()
+        variant = variant_here()
     build([variant])
     compiled = ctypes.CDLL(str(library(variant)))
     for name in ("head_best", "head_prepare", "head_sums", "head_gradients", "head_update"):
@@ -79,6 +80,12 @@ def load(variant: str | None = None) -> ctypes.CDLL:
     if refusal:
         raise RuntimeError(refusal.decode())
     return compiled
+
+
+@functools.cache
+def variant_here() -> str:
+    """`best_variant`, checked once in a process."""
+    return best_variant()
 
 
 def best_variant() -> str:
@@ -140,7 +147,9 @@ class CpuKernel(Kernel):
     def __init__(self, precision: Precision = "bf16", variant: str | None = None):
         if variant is not None and variant not in VARIANTS:
             raise ValueError(f"variant is {variant!r}; expected one of {', '.join(VARIANTS)}")
-        self.compiled = load(variant)
+        self.variant = variant or variant_here()
+        self.compiled = load(self.variant)
+        self.precision: Precision = precision
         self.low_precision = precision == "bf16"
         self._cache = torch.empty(0)
         self._cache_owner: object | None = None  # whose exponentials are in it: Sums.cache of the last pass

@@ -36,6 +36,7 @@ class PlainKernel(Kernel):
     """See `Kernel`. Computes in the features' dtype throughout."""
 
     name = "plain"
+    precision = "fp32"
 
     def sums(self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False) -> Sums:
         """Denominators relative to a running maximum, so no scale under- or overflows."""

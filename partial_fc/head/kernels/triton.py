@@ -42,6 +42,7 @@ class TritonKernel(Kernel):
     name = "triton"
 
     def __init__(self, precision: Precision = "bf16", tiles: Tiles | None = None):
+        self.precision: Precision = precision
         self.operands = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
         self.tiles = tiles
 

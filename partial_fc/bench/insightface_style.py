@@ -1,9 +1,11 @@
-"""The textbook sharded softmax: what the head of this project is measured against, never used to train.
+"""The textbook sharded softmax, as users of InsightFace run it: what the head of this project is measured against,
+never used to train.
 
 Written from the published descriptions of Partial FC (https://arxiv.org/abs/2010.05222) and of what its well-known
 implementation does in a step: float32 logits of all sampled classes held at once, in three or four tensors (clamped,
 scaled, softmax in place, gradients), torch.topk over random numbers made on the CPU to sample, three reductions for
-the softmax, a dense gradient over all local rows, and a dense SGD with momentum over them.
+the softmax, a dense gradient over all local rows, and a dense SGD with momentum over them. With precision "bf16" the
+logits' products are under torch.autocast, and what follows is float32, as there.
 """
 
 import torch
@@ -14,8 +16,10 @@ from partial_fc.comm import World
 from partial_fc.head import CombinedMargin, Shard
 
 
-class TextbookHead:
+class InsightFaceStyleHead:
     """Same interface and same mathematics as PartialFC with CosFace, but for which rows the optimizer moves: all."""
+
+    sum_dtype = torch.float32
 
     def __init__(
         self,
@@ -25,18 +29,22 @@ class TextbookHead:
         sample_rate: float,
         world: World,
         device: torch.device | str = "cpu",
+        precision: str = "fp32",
+        dtype: torch.dtype = torch.float32,
     ):
+        self.precision = precision
         self.world = world
         self.margin = margin
         self.sample_rate = sample_rate
         self.shard = Shard.of(num_classes, world.rank, world.size)
-        weight_LD = torch.empty(len(self.shard), embedding_size, device=device).normal_(0, 0.01)
+        weight_LD = torch.empty(len(self.shard), embedding_size, device=device, dtype=dtype).normal_(0, 0.01)
         self.weight_LD = nn.Parameter(weight_LD)
         self.optimizer = torch.optim.SGD([self.weight_LD], lr=0.0, momentum=0.9, weight_decay=5e-4)
+        self.num_rows = len(self.shard)  # S: of the last step
 
     def __call__(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
         feat_GD = _GatherSum.apply(feat_BD, self.world)
-        label_G = self.world.all_gather(label_B, name="textbook/labels")
+        label_G = self.world.all_gather(label_B, name="baseline/labels")
         local_G = torch.where(
             (label_G >= self.shard.start) & (label_G < self.shard.stop), label_G - self.shard.start, -1
         )
@@ -44,8 +52,11 @@ class TextbookHead:
         if self.sample_rate < 1.0:
             local_G, index_S = self._sample(local_G)
             weight_SD = self.weight_LD[index_S]
-        logit_GS = functional.linear(functional.normalize(feat_GD), functional.normalize(weight_SD))
-        logit_GS = logit_GS.clamp(-1, 1)
+        self.num_rows = len(weight_SD)
+        with torch.autocast(feat_GD.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            unit_SD = functional.normalize(weight_SD.to(feat_GD.dtype))
+            logit_GS = functional.linear(functional.normalize(feat_GD), unit_SD)
+        logit_GS = logit_GS.float().clamp(-1, 1)
         own = (local_G >= 0).nonzero().squeeze(1)
         minus_m3 = logit_GS.new_full((), -self.margin.m3)
         logit_GS = logit_GS.index_put_((own, local_G[own]), minus_m3, accumulate=True)
@@ -55,6 +66,11 @@ class TextbookHead:
         self.optimizer.param_groups[0]["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    @property
+    def logit_dtype(self) -> torch.dtype:
+        """What the first products are rounded to."""
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
 
     def _sample(self, local_G: Tensor) -> tuple[Tensor, Tensor]:
         positive = local_G[local_G >= 0].unique()
@@ -71,11 +87,11 @@ class _GatherSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, feat_BD: Tensor, world: World) -> Tensor:
         ctx.world, ctx.rows = world, len(feat_BD)
-        return world.all_gather(feat_BD, name="textbook/features")
+        return world.all_gather(feat_BD, name="baseline/features")
 
     @staticmethod
     def backward(ctx, grad_GD: Tensor):
-        total_GD = ctx.world.all_reduce(grad_GD, name="textbook/gradient")
+        total_GD = ctx.world.all_reduce(grad_GD, name="baseline/gradient")
         start = ctx.world.rank * ctx.rows
         return total_GD[start : start + ctx.rows], None
 
@@ -86,13 +102,13 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logit_GS: Tensor, local_G: Tensor, world: World) -> Tensor:
-        most_G1 = world.all_reduce(logit_GS.amax(dim=1, keepdim=True), "max", name="textbook/max")
+        most_G1 = world.all_reduce(logit_GS.amax(dim=1, keepdim=True), "max", name="baseline/max")
         prob_GS = logit_GS.sub_(most_G1).exp_()
-        prob_GS.div_(world.all_reduce(prob_GS.sum(dim=1, keepdim=True), name="textbook/sum"))
+        prob_GS.div_(world.all_reduce(prob_GS.sum(dim=1, keepdim=True), name="baseline/sum"))
         own = (local_G >= 0).nonzero().squeeze(1)
         target_G = torch.zeros_like(most_G1[:, 0])
         target_G[own] = prob_GS[own, local_G[own]]
-        target_G = world.all_reduce(target_G, name="textbook/target")
+        target_G = world.all_reduce(target_G, name="baseline/target")
         ctx.save_for_backward(prob_GS, own, local_G)
         return -target_G.clamp(min=1e-30).log().mean()
 

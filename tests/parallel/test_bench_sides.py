@@ -2,14 +2,14 @@
 
 import torch
 
-from partial_fc.bench.textbook_head import TextbookHead
+from partial_fc.bench.insightface_style import InsightFaceStyleHead
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.head.rows import RowSGD
 
 
 def test_textbook_and_ours_agree_for_three_steps(world):
     ours = PartialFC(101, 16, CosFace(16.0), 1.0, world, optimizer=RowSGD(0.9, 5e-4))
-    textbook = TextbookHead(101, 16, CosFace(16.0), 1.0, world)
+    textbook = InsightFaceStyleHead(101, 16, CosFace(16.0), 1.0, world)
     textbook.weight_LD.data.copy_(ours.centres)
     generator = torch.Generator().manual_seed(world.rank)
     for _ in range(3):
@@ -28,7 +28,7 @@ def test_textbook_and_ours_agree_for_three_steps(world):
 
 
 def test_textbook_sampling_keeps_every_class_of_the_batch(world):
-    head = TextbookHead(200, 16, CosFace(16.0), 0.05, world)
+    head = InsightFaceStyleHead(200, 16, CosFace(16.0), 0.05, world)
     label_B = torch.arange(8) * 20 + world.rank
     loss = head(torch.randn(8, 16).requires_grad_(), label_B)
     assert torch.isfinite(loss)

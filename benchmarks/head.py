@@ -1,0 +1,165 @@
+"""The tables of docs/benchmarks.md: the head beside plain PyTorch, F.linear_cross_entropy and the textbook head.
+
+    python -m benchmarks.head                        all cells, with the instructions that torch takes here
+    python -m benchmarks.head --instructions avx2    as on a machine that has no more
+    python -m benchmarks.head --batches 128 --rates 0.1 --keep DIR      some of the cells: each is a file of DIR
+    python -m benchmarks.head --keep DIR --print     the tables of what was measured, nothing anew
+
+Markdown, to be put into the document. In each cell all sides run in turn, in processes of their own: this head with
+fp32 operands and rows, this head with the operands of --precision auto and bf16 rows, and the others in fp32 and, where
+this machine multiplies bfloat16 numbers, with such operands, too: the faster of both counts in the second table.
+"""
+
+import json
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, Literal
+
+import torch
+import tyro
+from tqdm import tqdm
+
+from partial_fc.bench.head import OURS, Line, compare, run
+from partial_fc.bench.options import HeadOptions
+from partial_fc.machine import has_bf16
+
+# Classes of all processes, by (batch, rate): as many as leave a step of the slowest side at some seconds.
+CLASSES = {
+    (128, 0.1): 1_000_000,
+    (128, 1.0): 400_000,
+    (1024, 0.1): 600_000,
+    (1024, 1.0): 60_000,
+    (8192, 0.1): 200_000,
+    (8192, 1.0): 20_000,
+}
+LOWERED = {
+    "default": {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ONEDNN_MAX_CPU_ISA": "SSE41"},
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+}
+OTHERS: tuple[Literal["plain", "torch", "insightface-style"], ...] = ("plain", "torch", "insightface-style")
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Measures the head beside others, and prints Markdown."""
+
+    instructions: Literal["here", "avx2", "default"] = "here"
+    """Those that all sides may use: of torch, MKL, oneDNN and our kernel."""
+    batches: tuple[int, ...] = (128, 1024, 8192)
+    """Global batches: 128, 1024, 8192."""
+    rates: tuple[float, ...] = (0.1, 1.0)
+    """Sample rates: 0.1, 1.0."""
+    num_processes: int = 2
+    """Processes of a thread each."""
+    steps: int = 2
+    """Timed steps of each run, after one that is not."""
+    rounds: int = 1
+    """Rounds of runs in turn."""
+    scale: float = 1.0
+    """Part of the classes that a cell usually has: for trying it out."""
+    keep: Path | None = None
+    """A folder for what was measured, a file a cell; an earlier run's cells are measured anew."""
+    print: bool = False
+    """Only prints the tables of --keep."""
+
+
+def main(options: TableOptions) -> int:
+    os.environ.update(LOWERED.get(options.instructions, {}))  # of the processes that measure
+    folder = options.keep or Path(mkdtemp(prefix="partial-fc-head-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    if not options.print:
+        chosen = [(batch, rate) for batch in options.batches for rate in options.rates]
+        if unknown := set(chosen) - set(CLASSES):
+            print(f"no cell for batch and rate {sorted(unknown)}; there are {sorted(CLASSES)}", file=sys.stderr)
+            return 2
+        for batch, rate in tqdm(chosen, "cells", disable=None):
+            cell = _measure(options, batch, rate)
+            (folder / f"{options.instructions}-{batch}-{rate}.json").write_text(json.dumps(cell, indent=1))
+    for line in tables(options, folder):
+        print(line)
+    return 0
+
+
+def _measure(options: TableOptions, batch: int, rate: float) -> dict[str, Any]:
+    """A cell: "classes" and "rounds", for each the lines of its runs by what was run."""
+    usual = HeadOptions(
+        classes=int(CLASSES[batch, rate] * options.scale),
+        sample_rate=rate,
+        batch=batch,
+        num_processes=options.num_processes,
+        steps=options.steps,
+    )
+    wide, narrow = replace(usual, dtype="fp32"), replace(usual, dtype="bf16")
+    # Asked here, where the environment was set too late for it: the lowered sets have none.
+    with_bf16 = options.instructions == "here" and has_bf16(torch.device("cpu"))
+    rounds = []
+    for _ in range(options.rounds):
+        runs = {f"{OURS} fp32": run(wide, OURS, "fp32"), f"{OURS} bf16 rows": run(narrow, OURS, "auto")}
+        for side in OTHERS:
+            for precision in ("fp32", "bf16") if with_bf16 else ("fp32",):
+                runs[f"{side} {precision}"] = run(usual, side, precision)
+        rounds.append(runs)
+    return {"classes": usual.classes, "rounds": rounds}
+
+
+def tables(options: TableOptions, folder: Path) -> list[str]:
+    """Two: fp32 on all sides; this head with bf16 rows beside the faster of what the others have."""
+    cells = {}
+    for (batch, rate), _ in sorted(CLASSES.items(), key=lambda item: (item[0][1], item[0][0])):
+        path = folder / f"{options.instructions}-{batch}-{rate}.json"
+        if path.exists():
+            cells[batch, rate] = json.loads(path.read_text())
+    if not cells:
+        return [f"nothing was measured in {folder}"]
+    any_run = next(iter(cells.values()))["rounds"][0][f"{OURS} bf16 rows"]
+    lines = [f"### {any_run['instructions']} instructions, kernel {any_run['impl']}, torch {any_run['torch']}", ""]
+    for ours in ("fp32", "bf16 rows"):
+        lines += [*_heading(ours, any_run), *(_row(key, cell, ours) for key, cell in cells.items()), ""]
+    return lines
+
+
+def _heading(ours: str, any_run: Line) -> list[str]:
+    what = "All sides: fp32 operands, centres, momentum and sums."
+    if ours != "fp32":
+        what = (
+            f"This head: {any_run['precision']} operands, bf16 centres and momentum, fp32 sums. The others: operands "
+            "as said, fp32 centres, momentum and sums (of `torch` with bf16 operands: bf16 sums)."
+        )
+    return [
+        what,
+        "",
+        "| rate | batch | classes | this head | products, bytes alone | of torch.mm, of the bound | "
+        + " | ".join(OTHERS)
+        + " |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+
+
+def _row(key: tuple[int, float], cell: dict[str, Any], ours: str) -> str:
+    (batch, rate), rounds, name = key, cell["rounds"], f"{OURS} {ours}"
+    line = compare(rounds, name, name)
+    others = []
+    for side in OTHERS:
+        kinds = ["fp32"] if ours == "fp32" else [p for p in ("fp32", "bf16") if f"{side} {p}" in rounds[0]]
+        found = min((compare(rounds, name, f"{side} {kind}") for kind in kinds), key=lambda f: f["times_as_fast"])
+        said = f" {found['precision']}" if ours == "bf16 rows" else ""
+        others.append(
+            f"{found['step_s']:.3g} s{said}, **{found['times_as_fast']:.3g}**, 1 / {found['memory_ratio']:.3g}"
+        )
+    cells: list[Any] = [
+        f"{rate:.1f}",
+        f"{batch:,}",
+        f"{cell['classes']:,}",
+        f"{line['step_s']:.3g} s, {line['added_bytes'] / 1e9:.2f} GB",
+        f"{line['products_s']:.3g} s, {line['bytes_s']:.3g} s",
+        f"{line['share_of_matmul']:.0%}, {line['share_of_bound']:.0%}",
+        *others,
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(TableOptions)))

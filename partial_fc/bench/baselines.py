@@ -1,0 +1,134 @@
+"""Two heads without processes, `plain` and `torch`: what the head of this project is measured against, never used to
+train.
+
+Both hold all of their classes in one process and know of no other. Where several processes are measured, each trains
+its own share of the classes with the whole batch, and nothing is exchanged: a bound from below for the time that a
+sharded program around them would take. With a sample rate they train the rows that take part in a step, and the others
+rest, as in PartialFC; rows are drawn by torch.rand, and the classes of the batch come on top.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from partial_fc.head import CombinedMargin
+
+MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4  # those of RowSGD
+
+
+class LocalHead(ABC):
+    """Centres (dtype) of one process under torch.optim.SGD. precision "bf16": operands of the products are bfloat16,
+    also where centres are stored in fp32."""
+
+    sum_dtype = torch.float32
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        margin: CombinedMargin,
+        sample_rate: float = 1.0,
+        device: torch.device | str = "cpu",
+        precision: str = "fp32",
+        dtype: torch.dtype = torch.float32,
+    ):
+        self.margin, self.sample_rate, self.precision = margin, sample_rate, precision
+        self.weight_LD = torch.empty(num_classes, embedding_size, device=device, dtype=dtype).normal_(0, 0.01)
+        self.momentum_LD = torch.zeros_like(self.weight_LD)
+        self.index_S: Tensor | None = None  # the rows of this step; None: all
+        self._take(self.weight_LD, self.momentum_LD)
+
+    def _take(self, weight_SD: Tensor, momentum_SD: Tensor) -> None:
+        self.parameter_SD = nn.Parameter(weight_SD)
+        # One pass over centres, gradient and momentum. Not of bf16: on a CPU torch 2.13 makes wrong centres so.
+        fused = weight_SD.dtype == torch.float32
+        self.optimizer = torch.optim.SGD(
+            [self.parameter_SD], lr=0.0, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, fused=fused
+        )
+        self.optimizer.state[self.parameter_SD]["momentum_buffer"] = momentum_SD
+
+    def __call__(self, feat_GD: Tensor, label_G: Tensor) -> Tensor:
+        if self.sample_rate < 1.0:
+            taken_L = torch.rand(len(self.weight_LD), device=label_G.device) < self.sample_rate
+            taken_L[label_G] = True
+            self.index_S = taken_L.nonzero().squeeze(1)
+            label_G = torch.searchsorted(self.index_S, label_G)
+            self._take(self.weight_LD.index_select(0, self.index_S), self.momentum_LD.index_select(0, self.index_S))
+        return self.loss(feat_GD, self.parameter_SD, label_G)
+
+    @abstractmethod
+    def loss(self, feat_GD: Tensor, weight_SD: Tensor, label_G: Tensor) -> Tensor:
+        """The mean over the batch, a scalar."""
+
+    def step(self, lr: float) -> None:
+        self.optimizer.param_groups[0]["lr"] = lr
+        self.optimizer.step()
+        self.parameter_SD.grad = None
+        if self.index_S is not None:
+            self.weight_LD.index_copy_(0, self.index_S, self.parameter_SD.detach())
+            self.momentum_LD.index_copy_(0, self.index_S, self.optimizer.state[self.parameter_SD]["momentum_buffer"])
+
+    @property
+    def logit_dtype(self) -> torch.dtype:
+        """What the first products are rounded to."""
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+    @property
+    def num_local(self) -> int:
+        """L: the classes of this process."""
+        return len(self.weight_LD)
+
+    @property
+    def num_rows(self) -> int:
+        """S: the rows of the last step."""
+        return len(self.parameter_SD)
+
+
+class PlainHead(LocalHead):
+    """What people write themselves: normalise features and centres, cosines, the margin, cross_entropy, backward, SGD.
+
+    The scale is multiplied into the features and the margin subtracted in place, which saves two tensors of the logits'
+    size. bf16: under torch.autocast."""
+
+    def loss(self, feat_GD: Tensor, weight_SD: Tensor, label_G: Tensor) -> Tensor:
+        scale = self.margin.scale
+        with torch.autocast(feat_GD.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            unit_GD = functional.normalize(feat_GD) * scale
+            logit_GS = functional.linear(unit_GD, functional.normalize(weight_SD.to(feat_GD.dtype)))
+            logit_GS[torch.arange(len(label_G), device=label_G.device), label_G] -= scale * self.margin.m3
+            return functional.cross_entropy(logit_GS, label_G)
+
+
+class TorchHead(LocalHead):
+    """torch.nn.functional.linear_cross_entropy (torch 2.13 and later) on normalised features, and SGD.
+
+    Less than what the other heads do: it has no place for a margin, and the centres are not normalised, since autograd
+    would then keep and pass through another tensor of their size. bf16: its sums and gradients are rounded to that,
+    too, as in its fastest settings."""
+
+    def __init__(self, *args, **kwargs):
+        if not hasattr(functional, "linear_cross_entropy"):
+            raise ValueError(
+                f"--versus torch: torch {torch.__version__} has no torch.nn.functional.linear_cross_entropy; it came "
+                "with 2.13"
+            )
+        super().__init__(*args, **kwargs)
+        self.sum_dtype = self.logit_dtype
+
+    def loss(self, feat_GD: Tensor, weight_SD: Tensor, label_G: Tensor) -> Tensor:
+        operands = torch.bfloat16 if self.precision == "bf16" else torch.float32
+        unit_GD = functional.normalize(feat_GD) * self.margin.scale
+        options = _fastest_options(len(feat_GD), operands)
+        return functional.linear_cross_entropy(unit_GD.to(operands), weight_SD.to(operands), label_G, options=options)
+
+
+def _fastest_options(num_rows: int, operands: torch.dtype) -> "nn.LinearCrossEntropyOptions | None":
+    """The fastest of its settings on a CPU (docs/benchmarks.md): the logits as a whole for few rows, else chunks of
+    512. Its own choice, "auto", is about G * D / 2 C rows: one, for 128 rows and 100,000 classes."""
+    if num_rows <= (1024 if operands == torch.bfloat16 else 512):
+        return None
+    policy: Literal["balanced", "compact"] = "balanced" if operands == torch.bfloat16 else "compact"
+    return nn.LinearCrossEntropyOptions(batch_chunk_size=512, acc_policy=policy)
