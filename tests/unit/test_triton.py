@@ -150,6 +150,8 @@ def test_the_compiler_takes_it_with_tensor_cores_and_registers(
         if name in PRODUCTS and precision == "bf16":
             assert PRODUCT[generation] in compiled.asm["ptx"], name
             assert "cp.async" in compiled.asm["ptx"], f"{name} does not read ahead while it multiplies"
+        if name == "weigh":
+            assert "st.global.v4" in compiled.asm["ptx"], "weights are not stored 16 bytes at a time"
 
 
 @pytest.mark.parametrize("generation", [8, 9, 10])

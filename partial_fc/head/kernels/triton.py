@@ -40,7 +40,7 @@ LARGEST_FACTOR = 2.0**120
 # Of the first pass' weights that the second one reads: 2 bytes for each feature and place. What does not fit is formed
 # again, to the same bits. An offset into them is an int32.
 EXP_CACHE_BYTES = 1 << 30
-SPARE = 512  # columns after the last, for tiles that reach beyond it
+SPARE = 512  # columns after the last, or up to 63 fewer, for tiles that reach beyond it
 
 
 def runs_on(device: torch.device) -> bool:
@@ -117,7 +117,7 @@ class TritonKernel(Kernel):
         """Room for the weights of a pass, which takes it over from the last one."""
         self._kept = None
         places = kept_places(over.logits.num_sampled, over.chunk_rows, over.padded_rows, self.operands)
-        size = over.padded_rows * (places + SPARE)
+        size = over.padded_rows * (places + SPARE - places % 64)  # rows of whole cache lines
         if places and (self._room.numel() < size or self._room.device != shift_G.device):
             self._room = torch.empty(0, dtype=self.operands)  # not two at a time
             self._room = over.x_GD.new_empty(size)
