@@ -32,7 +32,7 @@ def table(optimizer, storage: Storage, case: Case, catch_up="none") -> RowTable:
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Every bit; compiled, nearly every number: the order of a sum over a row may differ between variants of the kernel."""
+    """Every bit. Compiled, nearly every number: variants of the kernel may add up a row in different orders."""
     if INTERPRETED:
         return torch.equal(a, b)
     return bool((a == b).float().mean() > 0.98) and torch.allclose(a.float(), b.float(), rtol=2e-2, atol=1e-5)
