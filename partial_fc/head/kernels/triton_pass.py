@@ -15,7 +15,9 @@ from partial_fc.head.kernels import triton_kernels as device_side
 from partial_fc.head.kernels.triton_kernels import LOG2_E
 
 CHUNK_ROWS = 1 << 16
-CHUNK_BYTES = 1 << 28  # of a chunk's exponentials, and of its gradients: each is at most this large
+# Of a chunk's weights, of its centres copied for the products, and of its gradient: each is at most this large, so that
+# together they stay in an L2 cache of 40 MB or more.
+CHUNK_BYTES = 1 << 24
 ROW_BLOCK = 16  # centres at a time where nothing is multiplied
 NUM_TOTALS = 256  # partial sums of unit centres
 
