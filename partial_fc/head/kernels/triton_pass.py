@@ -18,6 +18,7 @@ CHUNK_ROWS = 1 << 16
 # Of a chunk's weights, of its centres copied for the products, and of its gradient: each is at most this large, so that
 # together they stay in an L2 cache of 40 MB or more.
 CHUNK_BYTES = 1 << 24
+SPREAD_PLACES = 1 << 13  # of a chunk, where tiles are made narrower; both passes have to choose the same
 ROW_BLOCK = 16  # centres at a time where nothing is multiplied
 NUM_TOTALS = 256  # partial sums of unit centres
 
@@ -44,6 +45,13 @@ class Tile:
             columns=min(self.columns, _power_of_2(columns)),
             depth=min(self.depth, _power_of_2(depth)),
         )
+
+    def spread(self, rows: int, columns: int, processors: int) -> "Tile":
+        """Narrower, while a product of this size would leave multiprocessors without a program."""
+        tile = self
+        while tile.columns > 64 and triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns) < processors:
+            tile = replace(tile, columns=tile.columns // 2)
+        return tile
 
 
 @dataclass(frozen=True)
@@ -100,8 +108,8 @@ class Chunk:
 class Pass:
     """G and D are padded to whole tiles, and so is K, a chunk's number of places, in everything that a GPU sees.
 
-    Memory, whatever the number of classes: scratch_GK (at most CHUNK_BYTES), 4 bytes of partial sums for each tile of a
-    chunk and each feature, and `splits`' copies of (G, D) in fp32.
+    Memory: scratch_GK and _copies_KD, where they are needed (each at most CHUNK_BYTES), `splits`' copies of (G, D) in
+    fp32, and 4 bytes of partial sums for each feature and tile of places.
     """
 
     def __init__(self, logits: Logits, operands: torch.dtype, tiles: Tiles, second: bool = False):
@@ -111,8 +119,13 @@ class Pass:
         ruled = negatives.hard_G is not None or negatives.filter_above is not None
         ruled |= logits.bias_S is not None or logits.sub_centres > 1
         logits_tile = (tiles.ruled if ruled else tiles.logits).within(self.num_rows, logits.num_sampled, self.width)
+        self.processors = 4
+        if logits.unit_GD.is_cuda:
+            self.processors = torch.cuda.get_device_properties(logits.unit_GD.device).multi_processor_count
+        logits_tile = logits_tile.spread(self.num_rows, min(logits.num_sampled, SPREAD_PLACES), self.processors)
         sum_tile = tiles.weighted_sum.within(self.num_rows, self.width, logits.num_sampled)
         gradient_tile = tiles.gradient.within(logits.num_sampled, self.width, self.num_rows)
+        gradient_tile = gradient_tile.spread(min(logits.num_sampled, SPREAD_PLACES), self.width, self.processors)
         self.tiles = Tiles(logits_tile, logits_tile, sum_tile, gradient_tile)
         self.padded_rows = _whole(self.num_rows, max(logits_tile.rows, sum_tile.rows, gradient_tile.depth))
         self.padded_width = _whole(self.width, max(logits_tile.depth, sum_tile.columns, gradient_tile.columns))
@@ -126,6 +139,7 @@ class Pass:
 
         stored = logits.centre_LD
         self.copied = logits.row_S is not None or stored.dtype != operands or self.width != self.padded_width
+        self.copied |= CHUNK_ROWS * stored.stride(0) >= 1 << 31  # an offset into a chunk is an int32
         # Bytes of a place: its weights; its centre, copied or for the gradient's product summed up.
         sizes = [self.padded_rows * operands.itemsize, self.width * 4 if second else 0]
         sizes.append(self.padded_width * operands.itemsize if self.copied else 0)
@@ -229,10 +243,7 @@ class Pass:
         """(splits, G, D), fp32, 0: as many as keep all multiprocessors busy, each with its share of a chunk."""
         tile = self.tiles.weighted_sum
         programs = self.padded_rows // tile.rows * (self.padded_width // tile.columns)
-        processors = 4
-        if self.x_GD.is_cuda:
-            processors = torch.cuda.get_device_properties(self.x_GD.device).multi_processor_count
-        splits = max(1, min(processors // programs, self.padded_chunk // tile.depth))
+        splits = max(1, min(self.processors // programs, self.padded_chunk // tile.depth))
         return self.zero_G.new_zeros(splits, self.padded_rows, self.padded_width)
 
     def weighted_sum(self, chunk: Chunk, weight_GK: Tensor, splits: Tensor) -> None:
