@@ -3,16 +3,20 @@
 A chunk of at most 65,536 centres is read where it lies, through row_S; its exponentials, (G, K) in the products' dtype,
 go through memory between two products. To keep them on the chip instead, as attention kernels do, a program would have
 to hold sums as wide as a feature: at D = 512 those alone fill the registers, and tiles would become so narrow that
-reading them, not multiplying, took the time. The memory does not grow with the number of classes.
+reading them, not multiplying, took the time. But for
+what is kept for the second pass, the memory does not grow with the number of classes.
 
-Products, counted in 2 * G * S * D: `sums` 2, `centre_gradients` 2, since the logits are formed again. Beyond |logit| of
-about 64 `sums` takes 3, as the largest logit is looked for first; sub-centres cost one more each time.
+Products, counted in 2 * G * S * D: `sums` 2, and 3 beyond |logit| of about 64 or with a bias, as the largest logit is
+looked for first. The second pass takes 1 where the first one's weights are kept (2 * G * S bytes, at most
+EXP_CACHE_BYTES), else 2. Sub-centres cost one more each time that logits are formed.
 
 Nothing is added in an order that can vary, and tile sizes come from a table, not from a stopwatch: results repeat bit
 by bit on one kind of device.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,16 +24,50 @@ from torch import Tensor
 from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Precision, Sums
 from partial_fc.head.kernels import triton_kernels as device_side
 from partial_fc.head.kernels.triton_pass import Pass, Tiles, tiles_for
+from partial_fc.head.kernels.triton_update import Finish, can_move, gradient_only, optimizer_step
+
+if TYPE_CHECKING:
+    from partial_fc.head.rows import RowTable
 
 # A row's exponentials are relative to a shift that takes the largest possible one to exp(42): times the inverse of the
 # smallest length that has one (1e19) it is in fp32's range, and so is the smallest, exp(-87), while |logit| <= 64.5.
 TOP_EXPONENT = 42.0
+LOG2_E = device_side.LOG2_E.value
 LARGEST_LOGIT_WITH_FIXED_SHIFT = 64.5
+# Of a row's factor, relative to its shift. It is larger only where all exponentials of the row are at the end of what
+# fp32 can tell from 0, every class being opposite to the feature; the gradient is then too small, instead of infinite.
+LARGEST_FACTOR = 2.0**120
+# Of the first pass' weights that the second one reads: 2 bytes for each feature and place. What does not fit is formed
+# again, to the same bits. An offset into them is an int32.
+EXP_CACHE_BYTES = 1 << 30
+SPARE = 512  # columns after the last, or up to 63 fewer, for tiles that reach beyond it
 
 
 def runs_on(device: torch.device) -> bool:
     """On GPUs; on others only in Triton's interpreter, for tests."""
     return device.type == "cuda" or bool(device_side.INTERPRETED.value)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a first pass leaves to the second: Sums.cache."""
+
+    shift_G: Tensor
+    weight_GS: Tensor
+    places: int  # the first ones, whose weights are in it
+
+    def weights(self, begin: int, end: int) -> Tensor | None:
+        """Of the places begin to end, and up to SPARE columns more; None: not all are here."""
+        return self.weight_GS[:, begin:] if end <= self.places else None
+
+
+def kept_places(num_sampled: int, chunk_rows: int, padded_rows: int, operands: torch.dtype) -> int:
+    """How many places' weights the second pass takes over: all, or as many whole chunks as there is room for. With
+    fp32 operands none: forming them costs what reading them saves."""
+    if operands != torch.bfloat16:
+        return 0
+    most = EXP_CACHE_BYTES // (2 * padded_rows) - SPARE
+    return num_sampled if num_sampled <= most else max(0, most // chunk_rows * chunk_rows)
 
 
 class TritonKernel(Kernel):
@@ -45,43 +83,83 @@ class TritonKernel(Kernel):
         self.precision: Precision = precision
         self.operands = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
         self.tiles = tiles
+        self._room = torch.empty(0, dtype=self.operands)
+        self._kept: Kept | None = None  # whose weights are in it: Sums.cache of the last pass
 
     def sums(self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False) -> Sums:
         over = self._pass(logits)
         shift_G = self._shift(over)
-        sum_G = torch.zeros_like(shift_G, dtype=torch.float64)
+        by_feature = over.new_by_feature()
         splits = over.new_splits() if with_weighted_sum else None
         totals = over.new_totals() if with_centre_sum else None
-        weight_GK = over.weight_GK if with_weighted_sum else None
-        for chunk in over.chunks():
-            by_tile = over.weigh(chunk, device_side.SUMS.value, shift_G, weight_GK)
-            sum_G += by_tile.sum(dim=0, dtype=torch.float64)
-            if splits is not None:
-                over.weighted_sum(chunk, splits)
+        kept = self._keep(over, shift_G) if with_weighted_sum else None
+        for begin, end in over.chunks():
+            weight_GK = None
+            if kept is not None:
+                weight_GK = kept.weights(begin, end)
+                weight_GK = over.scratch_GK if weight_GK is None else weight_GK
+            chunk = over.read(begin, end)
+            over.weigh(chunk, device_side.SUMS.value, shift_G, weight_GK, by_feature)
+            if splits is not None and weight_GK is not None:
+                over.weighted_sum(chunk, weight_GK, splits)
             if totals is not None:
                 over.centre_sum(chunk, totals)
-        sum_G, shift_G = sum_G[: over.num_rows], shift_G[: over.num_rows]
+        sum_G = by_feature.sum(dim=0, dtype=torch.float64)[: over.num_rows]
+        shift_G = shift_G[: over.num_rows]
         weighted_sum_GD = centre_sum_D = None
         if splits is not None:
             weighted_sum_GD = splits.sum(dim=0)[: over.num_rows, : over.width]
             weighted_sum_GD = weighted_sum_GD / torch.where(sum_G == 0, 1.0, sum_G).float()[:, None]
         if totals is not None:
             centre_sum_D = totals.sum(dim=0)[: over.width]
-        return Sums(sum_G * shift_G.double().exp(), weighted_sum_GD, centre_sum_D)
+        return Sums(sum_G * shift_G.double().exp2(), weighted_sum_GD, centre_sum_D, kept)
+
+    def _keep(self, over: Pass, shift_G: Tensor) -> Kept:
+        """Room for the weights of a pass, which takes it over from the last one."""
+        self._kept = None
+        places = kept_places(over.logits.num_sampled, over.chunk_rows, over.padded_rows, self.operands)
+        size = over.padded_rows * (places + SPARE - places % 64)  # rows of whole cache lines
+        if places and (self._room.numel() < size or self._room.device != shift_G.device):
+            self._room = torch.empty(0, dtype=self.operands)  # not two at a time
+            self._room = over.x_GD.new_empty(size)
+        weight_GS = self._room[: size if places else 0].view(over.padded_rows, -1)
+        self._kept = Kept(shift_G, weight_GS, places)
+        return self._kept
 
     def centre_gradients(self, logits: Logits, logit_grad: LogitGrad) -> Iterator[tuple[int, int, Tensor]]:
-        over = self._pass(logits, logit_grad)
-        factor_G = logit_grad.factor_G.double()
-        # exp(logit) * factor = exp(logit + log factor) neither over- nor underflows on the way.
-        shift_G = over.pad_G(-factor_G.abs().log(), torch.inf)
-        sign_G, target_grad_G = over.pad_G(factor_G.sign(), 0.0), over.pad_G(logit_grad.target_grad_G, 0.0)
-        grad_KD = logits.unit_GD.new_empty(over.chunk_rows, over.width)
-        for chunk in over.chunks():
-            along = over.weigh(chunk, device_side.SLOPES.value, shift_G, over.weight_GK, sign_G, target_grad_G)
-            over.gradient(chunk, along, grad_KD)
-            yield chunk.begin, chunk.begin + chunk.size, grad_KD[: chunk.size]
+        yield from self._finished(logits, logit_grad, gradient_only())
 
-    def _pass(self, logits: Logits, logit_grad: LogitGrad | None = None) -> Pass:
+    def update(self, logits: Logits, logit_grad: LogitGrad, store: "RowTable", lr: float, step: int) -> bool:
+        """For every optimizer; not where the centres are copies of rows that lie elsewhere."""
+        if not can_move(store, logits.centre_LD):
+            return False
+        for _ in self._finished(logits, logit_grad, optimizer_step(store, lr, step)):
+            pass
+        return True
+
+    def _finished(
+        self, logits: Logits, logit_grad: LogitGrad, step: dict[str, Any]
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """(begin, end, the chunk that finish_rows has finished), with the optimizer's arguments `step`."""
+        over = self._pass(logits, second=True)
+        kept = logit_grad.cache if isinstance(logit_grad.cache, Kept) else None
+        shift_G = self._shift(over) if kept is None else kept.shift_G
+        if kept is not self._kept:  # another pass has come since
+            kept = None
+        factor_G = logit_grad.factor_G.double() * shift_G[: over.num_rows].double().exp2()
+        x_GD = over.operand(logits.unit_GD * factor_G.clamp(-LARGEST_FACTOR, LARGEST_FACTOR).float()[:, None])
+        finish = Finish(logits, logit_grad, step)
+        sum_KD = logits.unit_GD.new_empty(over.chunk_rows, over.width)
+        for begin, end in over.chunks():
+            weight_GK = None if kept is None else kept.weights(begin, end)
+            if weight_GK is None:
+                weight_GK = over.scratch_GK
+                over.weigh(over.read(begin, end), device_side.SUMS.value, shift_G, weight_GK)
+            over.pull(weight_GK, x_GD, sum_KD[: end - begin])
+            finish(begin, end - begin, sum_KD)
+            yield begin, end, sum_KD[: end - begin]
+
+    def _pass(self, logits: Logits, second: bool = False) -> Pass:
         unit_GD, centre_LD = logits.unit_GD, logits.centre_LD
         if unit_GD.dtype != torch.float32:
             raise ValueError(f"features are {unit_GD.dtype}; Triton's kernel computes in float32: use impl 'plain'")
@@ -91,23 +169,25 @@ class TritonKernel(Kernel):
                 "expected the same device and rows without gaps"
             )
         generation = torch.cuda.get_device_capability(unit_GD.device)[0] if unit_GD.is_cuda else 0
-        tiles = self.tiles or tiles_for(generation, self.operands, centre_LD.dtype)
-        return Pass(logits, logit_grad, self.operands, tiles)
+        tiles = self.tiles or tiles_for(generation, self.operands)
+        return Pass(logits, self.operands, tiles, second)
 
     @staticmethod
     def _shift(over: Pass) -> Tensor:
-        """What is subtracted from the logits of each row, padded: depends on bounds where they allow it, else on the
-        row's largest logit, which takes a pass of its own."""
-        negatives, bias_S = over.logits.negatives, over.logits.bias_S
+        """What is subtracted from the logits of each row, padded, times log2(e): depends on bounds where they allow it,
+        else on the row's largest logit, which takes a pass of its own."""
+        negatives = over.logits.negatives
         bound = over.logits.scale
         if negatives.hard_G is not None:
             bound *= 1.0 + abs(negatives.hard_t)
-        if bias_S is not None and len(bias_S):
-            bound += float(bias_S.abs().max())
+        if over.logits.bias_S is not None:  # asking for the largest would make the host wait for the device
+            bound = torch.inf
         if bound <= LARGEST_LOGIT_WITH_FIXED_SHIFT:
-            return torch.full_like(over.zero_G, max(0.0, bound - TOP_EXPONENT))
-        most_G = torch.full_like(over.zero_G, -torch.inf)
-        for chunk in over.chunks():
-            by_tile = over.weigh(chunk, device_side.MOST.value, over.zero_G)
-            most_G = torch.maximum(most_G, by_tile.amax(dim=0))
-        return torch.where(most_G == -torch.inf, 0.0, most_G - TOP_EXPONENT)
+            return torch.full_like(over.zero_G, max(0.0, bound - TOP_EXPONENT) * LOG2_E)
+        if not over.logits.num_sampled:
+            return over.zero_G
+        by_feature = over.new_by_feature()
+        for begin, end in over.chunks():
+            over.weigh(over.read(begin, end), device_side.MOST.value, over.zero_G, by_feature=by_feature)
+        most_G = by_feature.amax(dim=0)
+        return torch.where(most_G == -torch.inf, 0.0, most_G - TOP_EXPONENT * LOG2_E)
