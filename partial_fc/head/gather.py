@@ -20,54 +20,103 @@ class GlobalBatch:
     training: bool  # whether a gradient is wanted
 
 
-def gather(
-    feat_BD: Tensor,
-    label_B: Tensor,
-    num_classes: int,
-    world: World,
-    *,
-    training: bool = False,
-    name: str = "head/gather",
-) -> GlobalBatch:
-    """All features and labels in one all-gather. Their bits travel side by side, with the rank they come from and
-    whether it trains, so that batches of different sizes need no second exchange. A rank without rows does what the
-    others do.
+@dataclass(frozen=True)
+class _MakeUp:
+    """Whose rows are how many, and what for; equal on all ranks."""
 
-    Raises ValueError, on all ranks alike, for a label outside of [0, num_classes), for a batch without any row, and
-    where some ranks train and others do not.
-    """
-    origin_B = torch.full_like(label_B, 2 * world.rank + training, dtype=torch.int32)
-    parts = [x.contiguous().view(torch.uint8) for x in (feat_BD, label_B[:, None], origin_B[:, None])]
-    wire = world.all_gather(torch.cat(parts, dim=1), name=name)
-    widths = [part.shape[1] for part in parts]
-    # (contiguous() would leave a single row with the stride of the whole wire, which no other dtype divides)
-    feat, label, origin = (x.clone(memory_format=torch.contiguous_format) for x in wire.split(widths, dim=1))
-    origin_G = origin.view(torch.int32).squeeze(1)
-    counts = torch.bincount(origin_G, minlength=2 * world.size).tolist()
-    evaluating, trained = counts[::2], counts[1::2]
-    batch = GlobalBatch(
-        feat.view(feat_BD.dtype),
-        label.view(torch.int64).squeeze(1),
-        [a + b for a, b in zip(evaluating, trained, strict=True)],
-        any(trained),
-    )
-    bad = ((batch.label_G < 0) | (batch.label_G >= num_classes)).nonzero().flatten()
-    if len(bad):  # every rank sees all labels, so all raise the same error and none is left waiting in a collective
+    origin_G: Tensor
+    rows: list[int]
+    training: bool
+
+
+@dataclass
+class Gather:
+    """Brings the ranks' batches together, with one all-gather for each: features and labels travel side by side, as
+    bits, with the rank that they come from and whether it trains, so that batches of different sizes need no second
+    exchange. A rank without rows does what the others do.
+
+    Steps are alike: the batch is taken to be made up as the last one was, until `settle` has seen numbers that say
+    so. A device is so given all that depends on labels alone before the host waits for it once."""
+
+    num_classes: int
+    world: World
+    name: str = "head/gather"
+    _last: _MakeUp | None = None
+    _origin: tuple[object, Tensor] | None = None  # of this rank's rows, and what it depends on
+
+    def __call__(self, feat_BD: Tensor, label_B: Tensor, training: bool = False) -> "Arrived":
+        """Raises ValueError, on all ranks alike, for a batch without any row."""
+        columns = (feat_BD, label_B[:, None], self._origin_of(label_B, training)[:, None])
+        parts = [x.contiguous().view(torch.uint8) for x in columns]
+        wire = self.world.all_gather(torch.cat(parts, dim=1), name=self.name)
+        feat, label, origin = wire.split([part.shape[1] for part in parts], dim=1)
+        label_G = _numbers(label, torch.int64).squeeze(1).contiguous()
+        if not len(label_G):
+            raise ValueError("the global batch is empty: no rank brought a row")
+        return Arrived(self, _numbers(feat, feat_BD.dtype), label_G, _numbers(origin, torch.int32).squeeze(1))
+
+    def facts(self, arrived: "Arrived") -> list[Tensor]:
+        """Numbers of no dimension, on the device, for `settle`."""
+        if self._last is None or len(self._last.origin_G) != len(arrived.origin_G):
+            self._last = self._count(arrived)
+        changed = (arrived.origin_G != self._last.origin_G).sum()
+        return [*arrived.label_G.aminmax(), changed]
+
+    def settle(self, arrived: "Arrived", lowest: int, highest: int, changed: int) -> GlobalBatch:
+        """Raises ValueError, on all ranks alike, for a label outside of [0, num_classes), and where some ranks train
+        and others do not."""
+        if self._last is None or changed:
+            self._last = self._count(arrived)
+        rows = self._last.rows
+        if lowest < 0 or highest >= self.num_classes:
+            self._refuse(arrived.label_G, rows)
+        return GlobalBatch(arrived.feat_GD, arrived.label_G, rows, self._last.training)
+
+    def _origin_of(self, label_B: Tensor, training: bool) -> Tensor:
+        number = 2 * self.world.rank + training
+        key = (len(label_B), label_B.device, number)
+        if self._origin is None or self._origin[0] != key:
+            self._origin = key, torch.full_like(label_B, number, dtype=torch.int32)
+        return self._origin[1]
+
+    def _count(self, arrived: "Arrived") -> _MakeUp:
+        counts = torch.bincount(arrived.origin_G, minlength=2 * self.world.size).tolist()
+        evaluating, trained = counts[::2], counts[1::2]
+        if any(evaluating) and any(trained):
+            raise ValueError(
+                f"features require a gradient on ranks {_ranks(trained)} and none on ranks {_ranks(evaluating)}: all "
+                "ranks train, or none does (under no_grad, or with features that do not require a gradient)"
+            )
+        rows = [a + b for a, b in zip(evaluating, trained, strict=True)]
+        return _MakeUp(arrived.origin_G.clone(), rows, any(trained))
+
+    def _refuse(self, label_G: Tensor, rows: list[int]) -> None:
+        """Every rank sees all labels, so all raise the same error and none is left waiting in a collective."""
+        bad = ((label_G < 0) | (label_G >= self.num_classes)).nonzero().flatten()
         index = int(bad[0])
-        rank = bisect(list(accumulate(batch.rows)), index)
+        rank = bisect(list(accumulate(rows)), index)
         raise ValueError(
-            f"label {int(batch.label_G[index])} at index {index - sum(batch.rows[:rank])} of rank {rank}'s batch is "
-            f"outside of [0, {num_classes}) ({len(bad)} such label(s) in the global batch); check the data's labels, "
-            "or raise num_classes"
+            f"label {int(label_G[index])} at index {index - sum(rows[:rank])} of rank {rank}'s batch is outside of "
+            f"[0, {self.num_classes}) ({len(bad)} such label(s) in the global batch); check the data's labels, or "
+            "raise num_classes"
         )
-    if not len(batch.label_G):
-        raise ValueError("the global batch is empty: no rank brought a row")
-    if any(evaluating) and any(trained):
-        raise ValueError(
-            f"features require a gradient on ranks {_ranks(trained)} and none on ranks {_ranks(evaluating)}: all ranks "
-            "train, or none does (under no_grad, or with features that do not require a gradient)"
-        )
-    return batch
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A global batch that nobody has looked at: labels may be anything."""
+
+    gather: Gather
+    feat_GD: Tensor
+    label_G: Tensor
+    origin_G: Tensor
+
+
+def _numbers(wire: Tensor, dtype: torch.dtype) -> Tensor:
+    """Some columns of rows of bytes, as what they are: where they lie, if numbers of this dtype may lie there."""
+    if wire.stride(0) % dtype.itemsize or wire.storage_offset() % dtype.itemsize:
+        wire = wire.clone(memory_format=torch.contiguous_format)
+    return wire.view(dtype)
 
 
 def _ranks(counts: list[int]) -> list[int]:
