@@ -11,18 +11,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from partial_fc.bench import step_counts
 from partial_fc.bench.options import PlanOptions
-from partial_fc.head.kernels import cpu, plain
-from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
+from partial_fc.bench.step_counts import OPTIMIZERS
+from partial_fc.head.kernels import cpu, plain, triton_bytes
+from partial_fc.head.rows import Storage
 from partial_fc.machine import Rates
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-OPTIMIZERS: dict[str, type] = {"sgd": RowSGD, "adamw": RowAdamW, "adagrad": RowAdagrad, "adam": RowAdam}
 
 
 # ---- memory
 
 _CACHE_BYTES = 2 << 20  # of the second level, which the CPU kernel's chunks are made for
+_L2_BYTES = 50 << 20  # of a GPU: that of an H100
 
 
 def row_bytes(workload: PlanOptions) -> dict[str, int]:
@@ -42,14 +44,7 @@ def kept_bytes(workload: PlanOptions) -> dict[str, int]:
 def kernel_bytes(workload: PlanOptions) -> int:
     """Bytes that a kernel works in, whatever the number of classes."""
     if workload.impl == "triton":
-        from partial_fc.head.kernels import triton_pass
-
-        rows = min(
-            triton_pass.CHUNK_ROWS,
-            triton_pass.CHUNK_BYTES // (workload.batch * DTYPES[workload.precision].itemsize),
-            triton_pass.CHUNK_BYTES // (workload.dim * 4),
-        )
-        rows = min(rows, workload.sampled)
+        rows = _chunk_rows(workload)
         return rows * (workload.batch * DTYPES[workload.precision].itemsize + workload.dim * 4)
     if workload.impl == "cpu":
         # Packed features for all threads; the features' gradient of each, and the chunk of centres in its cache.
@@ -57,9 +52,20 @@ def kernel_bytes(workload: PlanOptions) -> int:
         each = workload.batch * workload.dim * 4 + _CACHE_BYTES
         # Rows move where their gradients are formed, which are never stored.
         return common + workload.threads * each + _taken_over(workload) * _exp_bytes(workload) * _padded_batch(workload)
-    rows = min(workload.sampled, max(64, min(plain.CHUNK_ROWS, plain.CHUNK_LOGITS // workload.batch)))
+    rows = _chunk_rows(workload)
     # A chunk and the rest of the one before: eight tensors like its centres in float32, five like its logits, a mask.
     return rows * (8 * workload.dim * 4 + workload.batch * (5 * 4 + 1))
+
+
+def _chunk_rows(workload: PlanOptions) -> int:
+    """Active rows that Triton's kernel, or the plain one, works on at a time."""
+    if workload.impl == "plain":
+        return min(workload.sampled, max(64, min(plain.CHUNK_ROWS, plain.CHUNK_LOGITS // workload.batch)))
+    from partial_fc.head.kernels import triton_pass
+
+    of_logits = workload.batch * DTYPES[workload.precision].itemsize
+    most = min(triton_pass.CHUNK_BYTES // of_logits, triton_pass.CHUNK_BYTES // (workload.dim * 4))
+    return min(triton_pass.CHUNK_ROWS, most, workload.sampled)
 
 
 def _padded_batch(workload: PlanOptions) -> int:
@@ -155,9 +161,52 @@ def products_flop(workload: PlanOptions) -> float:
 
 
 def traffic_bytes(workload: PlanOptions) -> float:
-    """Bytes of one rank's rows that a step moves: centres are read twice and written once, state read and written."""
-    one = row_bytes(workload)
-    return workload.sampled * (3.0 * one["centres"] + 2.0 * one["optimizer state"] + 4)
+    """Bytes of one rank's rows that a step moves, as the kernel has it."""
+    storage = Storage(DTYPES[workload.dtype], DTYPES[workload.state_dtype])
+    fused = triton_bytes.update_bytes(OPTIMIZERS[workload.optimizer](), storage)
+    sampled = workload.sample_rate < 1
+    if workload.impl == "plain":
+        of_number = step_counts.plain_pass_bytes(storage, sampled)
+        of_number += step_counts.update_bytes(workload.optimizer, storage, sampled)
+    elif _moves_rows(workload):
+        # Read for the logits; read and written, with the state, where the gradient is formed.
+        of_number = storage.dtype.itemsize + fused.element
+    else:
+        # Read for the logits twice; the gradient is written and read by what follows.
+        of_number = 2 * storage.dtype.itemsize + 4 + step_counts.update_bytes(workload.optimizer, storage, sampled)
+    number_of_row = 8 if sampled else 0
+    return workload.sampled * (float(of_number) * workload.dim + fused.row + number_of_row)
+
+
+def _moves_rows(workload: PlanOptions) -> bool:
+    """Whether the kernel itself moves rows, where it forms their gradients: not copies of rows that lie elsewhere."""
+    return workload.impl != "plain" and not (workload.is_elsewhere and workload.device == "cuda")
+
+
+def exponentials_bytes(workload: PlanOptions) -> float:
+    """Bytes of exponentials that pass through memory, because they are kept for the second pass, or because those of a
+    chunk are more than the cache holds: written and read in each pass."""
+    kept = _taken_over(workload)
+    itemsize = DTYPES[workload.precision].itemsize
+    through_memory = 2.0 * 2 * kept
+    if workload.impl == "triton" and _chunk_rows(workload) * workload.batch * itemsize > _L2_BYTES:
+        through_memory = 2.0 * itemsize * (2 * workload.sampled - kept)
+    return through_memory * workload.batch
+
+
+def operations(workload: PlanOptions) -> float:
+    """Operations that the host launches in a step of one rank, one after the other."""
+    sampled = workload.sample_rate < 1
+    count = step_counts.HOST_OPERATIONS[workload.device][sampled]
+    once, each_chunk = step_counts.KERNEL_OPERATIONS[workload.impl]
+    count += once
+    if each_chunk:
+        count += each_chunk * math.ceil(workload.sampled / max(1, _chunk_rows(workload)))
+    if not _moves_rows(workload):
+        storage = Storage(DTYPES[workload.dtype], DTYPES[workload.state_dtype])
+        rows = max(1, (1 << 17 if workload.device == "cpu" else 1 << 24) // workload.dim)  # rows/table.py
+        count += step_counts.update_operations(workload.optimizer, storage) * math.ceil(workload.sampled / rows)
+    return count
 
 
 def dense_update_bytes(workload: PlanOptions) -> float:
@@ -187,7 +236,9 @@ def head_seconds(workload: PlanOptions, machine: Machine) -> dict[str, float]:
     return {
         "products": products_flop(workload) / (machine.share * machine.rates.gflops[workload.precision] * 1e9),
         "exponentials": exponentials / (machine.rates.gexp_per_s * 1e9),
+        "exponentials through memory": exponentials_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
         "rows": traffic_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
         "rows from and to their place": moved / (machine.place_gbytes_per_s * 1e9),
         "links": sum(link_bytes(workload).values()) / (machine.link_gbytes_per_s * 1e9) + messages * machine.latency_s,
+        "launches": operations(workload) * machine.rates.launch_us * 1e-6,
     }

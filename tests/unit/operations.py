@@ -27,7 +27,7 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.names: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
-        self.num_bytes = 0  # of all operands and results that are not single numbers, each time that one is
+        self.num_bytes = 0  # read and written, but for single numbers
         self._paused = False
         self._python = _NumbersForPython(self)
 
@@ -85,15 +85,20 @@ class Operations(TorchDispatchMode):
 
 
 def _bytes(name: str, args: Any, kwargs: Any, result: Any) -> Iterator[int]:
-    """Of what is read and written. In-place results are among the operands, too: read once and written once."""
-    operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim()]
-    results = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.dim()]
-    overwritten = name in ("copy_", "fill_", "zero_", "index_copy_", "scatter_", "index_select", "index")
-    for number, t in enumerate(operands):
-        if not (overwritten and number == 0):
-            yield t.untyped_storage().nbytes() if t.numel() * t.itemsize > t.untyped_storage().nbytes() else t.nbytes
-    for t in results:
-        yield t.nbytes
+    """Of what is read and written. What is changed in place is an operand and a result: read once and written once."""
+    operands = [t.nbytes for t in tree_leaves((args, {**kwargs, "out": None})) if isinstance(t, Tensor) and t.dim()]
+    results = [t.nbytes for t in tree_leaves(result) if isinstance(t, Tensor) and t.dim()]
+    match name.removesuffix("_"):
+        case "index_select" | "index" | "gather":  # of the first operand only what is chosen
+            yield from (*operands[1:], *results, *results)
+        case "index_copy" | "index_put" | "scatter":  # of the first operand, and of the result, what the last one is
+            yield from (*operands[1:], operands[-1])
+        case "fill" | "zero":
+            yield from results
+        case "copy":
+            yield from (*operands[1:], *results)
+        case _:
+            yield from (*operands, *results)
 
 
 class _NumbersForPython(TorchFunctionMode):
