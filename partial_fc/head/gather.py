@@ -36,7 +36,9 @@ class Gather:
     exchange. A rank without rows does what the others do.
 
     Steps are alike: the batch is taken to be made up as the last one was, until `settle` has seen numbers that say
-    so. A device is so given all that depends on labels alone before the host waits for it once."""
+    so. A device is so given all that depends on labels alone before the host waits for it once. Where the backend
+    would first ask the ranks how many rows they bring, it is told what they brought the last time, and a rank that has
+    another number now sends so many rows of no meaning, which tell all ranks to gather again."""
 
     num_classes: int
     world: World
@@ -48,12 +50,15 @@ class Gather:
         """Raises ValueError, on all ranks alike, for a batch without any row."""
         columns = (feat_BD, label_B[:, None], self._origin_of(label_B, training)[:, None])
         parts = [x.contiguous().view(torch.uint8) for x in columns]
-        wire = self.world.all_gather(torch.cat(parts, dim=1), name=self.name)
+        mine, rows = torch.cat(parts, dim=1), self._expected_rows()
+        if rows is not None and rows[self.world.rank] != len(mine):
+            mine = mine.new_full((rows[self.world.rank], mine.shape[1]), 255)  # origin -1
+        wire = self.world.start_all_gather(mine, rows, name=self.name).wait()
         feat, label, origin = wire.split([part.shape[1] for part in parts], dim=1)
         label_G = _numbers(label, torch.int64).squeeze(1).contiguous()
         if not len(label_G):
             raise ValueError("the global batch is empty: no rank brought a row")
-        return Arrived(self, _numbers(feat, feat_BD.dtype), label_G, _numbers(origin, torch.int32).squeeze(1))
+        return Arrived(_numbers(feat, feat_BD.dtype), label_G, _numbers(origin, torch.int32).squeeze(1))
 
     def facts(self, arrived: "Arrived") -> list[Tensor]:
         """Numbers of no dimension, on the device, for `settle`."""
@@ -62,15 +67,24 @@ class Gather:
         changed = (arrived.origin_G != self._last.origin_G).sum()
         return [*arrived.label_G.aminmax(), changed]
 
-    def settle(self, arrived: "Arrived", lowest: int, highest: int, changed: int) -> GlobalBatch:
-        """Raises ValueError, on all ranks alike, for a label outside of [0, num_classes), and where some ranks train
-        and others do not."""
+    def settle(self, arrived: "Arrived", lowest: int, highest: int, changed: int) -> GlobalBatch | None:
+        """Returns None where, on all ranks alike, the batch has to be gathered again. Raises ValueError, on all ranks
+        alike, for a label outside of [0, num_classes), and where some ranks train and others do not."""
         if self._last is None or changed:
+            if int(arrived.origin_G.min()) < 0:
+                self._last = None
+                return None
             self._last = self._count(arrived)
         rows = self._last.rows
         if lowest < 0 or highest >= self.num_classes:
             self._refuse(arrived.label_G, rows)
         return GlobalBatch(arrived.feat_GD, arrived.label_G, rows, self._last.training)
+
+    def _expected_rows(self) -> list[int] | None:
+        """None: the backend finds out. (A rank that is expected to bring no row could not say that it has some.)"""
+        if self._last is None or not self.world.asks_for_counts or not all(self._last.rows):
+            return None
+        return self._last.rows
 
     def _origin_of(self, label_B: Tensor, training: bool) -> Tensor:
         number = 2 * self.world.rank + training
@@ -106,7 +120,6 @@ class Gather:
 class Arrived:
     """A global batch that nobody has looked at: labels may be anything."""
 
-    gather: Gather
     feat_GD: Tensor
     label_G: Tensor
     origin_G: Tensor

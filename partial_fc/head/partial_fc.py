@@ -26,7 +26,7 @@ from partial_fc.head import kernels
 from partial_fc.head.active_rows import ActiveRows, RowSelector
 from partial_fc.head.backward import Backward, DeferredGradient, Loss, concatenate, sum_gradients
 from partial_fc.head.class_rows import ClassRows
-from partial_fc.head.gather import Arrived, Gather, GlobalBatch
+from partial_fc.head.gather import Gather, GlobalBatch
 from partial_fc.head.hard_negatives import HardNegatives
 from partial_fc.head.kernels import Logits
 from partial_fc.head.kernels.plain import unit, unit_backward
@@ -179,7 +179,7 @@ class PartialFC(AbstractContextManager):
     def _forward(self, feat_BD: Tensor, label_B: Tensor, training: bool) -> tuple[Tensor, Backward | None]:
         """The collectives of a forward pass, and what softmax.py and the kernel do between them."""
         margin, world = self.margin, self.world
-        batch, located, active = self._look(self._gather(feat_BD, label_B, training))
+        batch, located, active = self._look(self._gather, feat_BD, label_B, training)
         label_G = batch.label_G
         unit_GD, norm_G1 = unit(batch.feat_GD.to(self.dtype))
         targets = find_targets(located, unit_GD, self.sub_centres, active)
@@ -236,7 +236,7 @@ class PartialFC(AbstractContextManager):
         label_B = _class_numbers(label_B)
         no_feature_B0 = torch.empty(len(label_B), 0, dtype=torch.uint8, device=label_B.device)
         self._prepared = None
-        batch, _, active = self._look(self._gather_labels(no_feature_B0, label_B))
+        batch, _, active = self._look(self._gather_labels, no_feature_B0, label_B, training=False)
         self._prepared = active, batch.label_G.sort().values
 
     def active_rows(self, label_G: Tensor) -> ActiveRows:
@@ -245,12 +245,16 @@ class PartialFC(AbstractContextManager):
         count = None if chosen.count is None else int(chosen.count)
         return self._selector.fetch(chosen, count, self.num_steps)
 
-    def _look(self, arrived: Arrived) -> tuple[GlobalBatch, Located, ActiveRows]:
-        """Checks a batch, and finds the rows that take part in its step, or in that of all its micro-batches. Here, and
-        nowhere else in a step, the host waits for numbers of the device: for all of them at once."""
+    def _look(
+        self, gather: Gather, feat_BD: Tensor, label_B: Tensor, training: bool
+    ) -> tuple[GlobalBatch, Located, ActiveRows]:
+        """Gathers and checks a batch, and finds the rows that take part in its step, or in that of all its
+        micro-batches. Here, and nowhere else in a step, the host waits for numbers of the device: for all of them at
+        once."""
+        arrived = gather(feat_BD, label_B, training)
         label_G = arrived.label_G
         located = self.shard.locate(label_G)
-        numbers, missing_G, chosen = arrived.gather.facts(arrived), None, None
+        numbers, missing_G, chosen = gather.facts(arrived), None, None
         if self._prepared is not None:
             prepared_M = self._prepared[1]
             place_G = torch.searchsorted(prepared_M, label_G).clamp_(max=len(prepared_M) - 1)
@@ -261,7 +265,9 @@ class PartialFC(AbstractContextManager):
             if chosen.count is not None:
                 numbers.append(chosen.count)
         lowest, highest, changed, *more = torch.stack(numbers).tolist()
-        batch = arrived.gather.settle(arrived, lowest, highest, changed)
+        batch = gather.settle(arrived, lowest, highest, changed)
+        if batch is None:
+            return self._look(gather, feat_BD, label_B, training)
         if chosen is not None:
             return batch, located, self._selector.fetch(chosen, more[0] if more else None, self.num_steps)
         assert missing_G is not None

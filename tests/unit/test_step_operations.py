@@ -85,10 +85,12 @@ def selected(selector: RowSelector, label: torch.Tensor, step: int):
     return active.rows, active.bias_S
 
 
-def test_ranks_may_bring_other_numbers_of_rows_than_before():
+@pytest.mark.parametrize("asks", [False, True])
+def test_ranks_may_bring_other_numbers_of_rows_than_before(asks):
     """How a batch is made up is a guess from the last one: also where only ranks, but not their sum, have changed."""
 
     def train(world):
+        world.asks_for_counts = asks  # as over torch.distributed
         losses, gradients = [], []
         head = PartialFC(50, D, CosFace(), 0.5, world)
         for (feat, label), rows in zip(batches(4, 50), ([12, 12], [12, 12], [8, 16], [0, 24]), strict=True):
@@ -102,6 +104,8 @@ def test_ranks_may_bring_other_numbers_of_rows_than_before():
         bad = torch.tensor([0, 50 if world.rank == world.size - 1 else 49])
         with pytest.raises(ValueError, match=f"label 50 at index 1 of rank {world.size - 1}'s batch is outside"):
             head(torch.randn(2, D), bad)
+        # Gathered again: [8, 16] and [0, 24], after which it is no guess to go by; alone, the bad batch.
+        assert world.traffic.calls["head/gather"] == 5 + (world.size if asks else 0)
         return losses, gradients
 
     ((alone, whole),) = in_world(1, train)
