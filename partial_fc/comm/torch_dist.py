@@ -3,6 +3,7 @@
 Here collectives are matched by their order, so every rank must start them in the same one; names are for people.
 """
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -18,6 +19,8 @@ from partial_fc.comm.world import Op, World, pad_rows
 # torch.distributed gives a collective up so much later than the watch, whose report says more.
 _LATER_S = 60.0
 _FOR_EVER = timedelta(days=3650)
+# What tensors are when they reach a backend (world.py turns the others into bytes).
+_ON_THE_WIRE = (torch.uint8, torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
 
 
 class TorchWorld(World):
@@ -57,11 +60,7 @@ class TorchWorld(World):
 
     def _all_gather(self, t: Tensor, rows: Sequence[int] | None, name: str) -> Callable[[], Tensor]:
         if rows is None:
-            # torch.distributed gathers only equal shapes, so the row counts travel first: 8 bytes a rank.
-            count = torch.tensor([t.shape[0]], device=t.device)
-            counts = torch.empty(self.size, dtype=torch.int64, device=t.device)
-            dist.all_gather_single(counts, count, self._group)
-            rows = counts.tolist()
+            rows = self._row_counts(t)
         most = max(rows)
         if t.shape[0] < most:
             t = torch.cat((t, t.new_zeros(most - t.shape[0], *t.shape[1:])))
@@ -75,6 +74,19 @@ class TorchWorld(World):
             return torch.cat([blocks[i * most : i * most + n] for i, n in enumerate(rows)])
 
         return finish
+
+    def _row_counts(self, t: Tensor) -> list[int]:
+        """torch.distributed gathers only equal shapes, so the row counts travel first, with what a row is: 24 bytes a
+        rank. Ranks whose rows differ would read each other's bits as other numbers, or be ended by gloo."""
+        mine = [t.shape[0], math.prod(t.shape[1:]), _ON_THE_WIRE.index(t.dtype)]
+        found = torch.empty(self.size, len(mine), dtype=torch.int64, device=t.device)
+        dist.all_gather_single(found, torch.tensor([mine], device=t.device), self._group)
+        counts, *what = found.t().tolist()
+        rows = list(zip(*what, strict=True))
+        if len(set(rows)) > 1:
+            words = [f"rank {rank}: {n} of {_ON_THE_WIRE[dtype]}" for rank, (n, dtype) in enumerate(rows)]
+            raise RuntimeError(f"the ranks' rows have other widths or dtypes ({', '.join(words)}); they must be alike")
+        return counts
 
     def _reduce_scatter(self, t: Tensor, rows: Sequence[int], name: str) -> Callable[[], Tensor]:
         padded = pad_rows(t, rows)

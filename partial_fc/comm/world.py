@@ -188,8 +188,7 @@ class World(ABC):
         """`all_reduce`, in the background. in_place: the result is written over t, which is contiguous."""
         import torch
 
-        if str(t.dtype) not in _REDUCIBLE:
-            raise ValueError(f"{name}: {t.dtype} is not summed by every backend; convert to float32 or int64 first")
+        _check_reducible(name, t)
         self._count(name, t)
         total = t if in_place else t.clone(memory_format=torch.contiguous_format)
         return self._start(name, lambda: self._all_reduce(total, op, name))
@@ -209,6 +208,9 @@ class World(ABC):
 
     def start_reduce_scatter(self, t: Tensor, rows: Sequence[int], *, name: str) -> Work:
         """`reduce_scatter`, in the background."""
+        _check_reducible(name, t)
+        if t.dim() == 0:
+            raise ValueError(f"{name}: reduce_scatter needs rows; got a scalar, expected at least one dimension")
         if len(rows) != self.size or sum(rows) != t.shape[0]:
             raise ValueError(f"{name}: rows {list(rows)} must name {self.size} ranks and add up to {t.shape[0]} rows")
         self._count(name, t)
@@ -294,6 +296,11 @@ class World(ABC):
     def _leave(self) -> None: ...
 
 
+def _check_reducible(name: str, t: Tensor) -> None:
+    if str(t.dtype) not in _REDUCIBLE:
+        raise ValueError(f"{name}: {t.dtype} is not summed by every backend; convert to float32 or int64 first")
+
+
 def _as_sent(t: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """(t in a dtype that every backend can move, how to turn what arrives back). Moving is not adding, so the dtypes
     that some backend does not know go as bytes."""
@@ -302,9 +309,13 @@ def _as_sent(t: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     t = t.contiguous()
     if str(t.dtype) in _REDUCIBLE or t.dtype == torch.uint8:
         return t, lambda arrived: arrived
+    if t.dim() == 0:
+        return t[None].view(torch.uint8), lambda arrived: arrived.view(t.dtype)[0]
     row_shape = t.shape[1:]
-    as_bytes = t.view(-1, math.prod(row_shape)).view(torch.uint8)
-    return as_bytes, lambda arrived: arrived.view(t.dtype).view(-1, *row_shape)
+    as_bytes = t.reshape(len(t), math.prod(row_shape)).view(torch.uint8)
+    if not as_bytes.shape[1]:
+        return as_bytes, lambda arrived: t.new_empty(len(arrived), *row_shape)
+    return as_bytes, lambda arrived: arrived.view(t.dtype).reshape(len(arrived), *row_shape)
 
 
 def pad_rows(t: Tensor, rows: Sequence[int]) -> Tensor:

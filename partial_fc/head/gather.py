@@ -1,13 +1,19 @@
 """The global batch: every rank's features and labels, on every rank."""
 
+import math
 from bisect import bisect
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from partial_fc.comm import World
+from partial_fc.comm import CollectiveError, World
+
+FEATURE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# The number of one of them travels with each row. (uint8: no features, as in `prepare`.)
+_DTYPES = (torch.uint8, *FEATURE_DTYPES)
 
 
 @dataclass(frozen=True)
@@ -22,23 +28,25 @@ class GlobalBatch:
 
 @dataclass(frozen=True)
 class _MakeUp:
-    """Whose rows are how many, and what for; equal on all ranks."""
+    """Whose rows are how many, of what and what for; equal on all ranks."""
 
     origin_G: Tensor
     rows: list[int]
     training: bool
+    dtype: torch.dtype  # of the features
+    width: int  # bytes of a row on its way
 
 
 @dataclass
 class Gather:
     """Brings the ranks' batches together, with one all-gather for each: features and labels travel side by side, as
-    bits, with the rank that they come from and whether it trains, so that batches of different sizes need no second
-    exchange. A rank without rows does what the others do.
+    bits, with the rank that they come from, their dtype and whether the rank trains, so that batches of different sizes
+    need no second exchange. A rank without rows does what the others do.
 
     Steps are alike: the batch is taken to be made up as the last one was, until `settle` has seen numbers that say
     so. A device is so given all that depends on labels alone before the host waits for it once. Where the backend
     would first ask the ranks how many rows they bring, it is told what they brought the last time, and a rank that has
-    another number now sends so many rows of no meaning, which tell all ranks to gather again."""
+    another number now, or others, sends so many rows of no meaning, which tell all ranks to gather again."""
 
     num_classes: int
     world: World
@@ -47,18 +55,24 @@ class Gather:
     _origin: tuple[object, Tensor] | None = None  # of this rank's rows, and what it depends on
 
     def __call__(self, feat_BD: Tensor, label_B: Tensor, training: bool = False) -> "Arrived":
-        """Raises ValueError, on all ranks alike, for a batch without any row."""
-        columns = (feat_BD, label_B[:, None], self._origin_of(label_B, training)[:, None])
-        parts = [x.contiguous().view(torch.uint8) for x in columns]
-        mine, rows = torch.cat(parts, dim=1), self._expected_rows()
-        if rows is not None and rows[self.world.rank] != len(mine):
-            mine = mine.new_full((rows[self.world.rank], mine.shape[1]), 255)  # origin -1
-        wire = self.world.start_all_gather(mine, rows, name=self.name).wait()
-        feat, label, origin = wire.split([part.shape[1] for part in parts], dim=1)
+        """Raises ValueError, on all ranks alike, for a batch without any row; CollectiveError where the dtypes' widths
+        differ."""
+        columns = (feat_BD, label_B[:, None], self._origin_of(feat_BD, label_B, training)[:, None])
+        mine = torch.cat([x.contiguous().view(torch.uint8) for x in columns], dim=1)
+        expected = self._expected()
+        if expected is not None and (expected.rows[self.world.rank], expected.width) != mine.shape:
+            mine = mine.new_full((expected.rows[self.world.rank], expected.width), 255)  # origin -1
+        try:
+            rows = None if expected is None else expected.rows
+            wire = self.world.start_all_gather(mine, rows, name=self.name).wait()
+        except CollectiveError as error:
+            error.add_note(f"{self.world}: features of this rank are {feat_BD.dtype}, (B, {feat_BD.shape[1]})")
+            raise
+        feat, label, origin = wire.split([wire.shape[1] - 12, 8, 4], dim=1)
         label_G = _numbers(label, torch.int64).squeeze(1).contiguous()
         if not len(label_G):
             raise ValueError("the global batch is empty: no rank brought a row")
-        return Arrived(_numbers(feat, feat_BD.dtype), label_G, _numbers(origin, torch.int32).squeeze(1))
+        return Arrived(feat, label_G, _numbers(origin, torch.int32).squeeze(1))
 
     def facts(self, arrived: "Arrived") -> list[Tensor]:
         """Numbers of no dimension, on the device, for `settle`."""
@@ -69,7 +83,8 @@ class Gather:
 
     def settle(self, arrived: "Arrived", lowest: int, highest: int, changed: int) -> GlobalBatch | None:
         """Returns None where, on all ranks alike, the batch has to be gathered again. Raises ValueError, on all ranks
-        alike, for a label outside of [0, num_classes), and where some ranks train and others do not."""
+        alike, for a label outside of [0, num_classes), and where features have another dtype, or are trained with, on
+        some ranks only."""
         if self._last is None or changed:
             if int(arrived.origin_G.min()) < 0:
                 self._last = None
@@ -78,31 +93,39 @@ class Gather:
         rows = self._last.rows
         if lowest < 0 or highest >= self.num_classes:
             self._refuse(arrived.label_G, rows)
-        return GlobalBatch(arrived.feat_GD, arrived.label_G, rows, self._last.training)
+        feat_GD = _numbers(arrived.feat_GD, self._last.dtype)
+        return GlobalBatch(feat_GD, arrived.label_G, rows, self._last.training)
 
-    def _expected_rows(self) -> list[int] | None:
+    def _expected(self) -> _MakeUp | None:
         """None: the backend finds out. (A rank that is expected to bring no row could not say that it has some.)"""
         if self._last is None or not self.world.asks_for_counts or not all(self._last.rows):
             return None
-        return self._last.rows
+        return self._last
 
-    def _origin_of(self, label_B: Tensor, training: bool) -> Tensor:
-        number = 2 * self.world.rank + training
+    def _origin_of(self, feat_BD: Tensor, label_B: Tensor, training: bool) -> Tensor:
+        number = 2 * (_DTYPES.index(feat_BD.dtype) * self.world.size + self.world.rank) + training
         key = (len(label_B), label_B.device, number)
         if self._origin is None or self._origin[0] != key:
             self._origin = key, torch.full_like(label_B, number, dtype=torch.int32)
         return self._origin[1]
 
     def _count(self, arrived: "Arrived") -> _MakeUp:
-        counts = torch.bincount(arrived.origin_G, minlength=2 * self.world.size).tolist()
-        evaluating, trained = counts[::2], counts[1::2]
+        shape = (len(_DTYPES), self.world.size, 2)
+        counts = torch.bincount(arrived.origin_G, minlength=math.prod(shape)).view(shape).tolist()
+        by_dtype = {dtype: by_rank for dtype, by_rank in zip(_DTYPES, counts, strict=True) if any(map(any, by_rank))}
+        if len(by_dtype) > 1:
+            words = [f"{dtype} on ranks {_ranks(map(sum, by_rank))}" for dtype, by_rank in by_dtype.items()]
+            raise ValueError(f"features are {' and '.join(words)}; expected one dtype on all ranks")
+        ((dtype, by_rank),) = by_dtype.items()
+        evaluating, trained = zip(*by_rank, strict=True)
         if any(evaluating) and any(trained):
             raise ValueError(
                 f"features require a gradient on ranks {_ranks(trained)} and none on ranks {_ranks(evaluating)}: all "
                 "ranks train, or none does (under no_grad, or with features that do not require a gradient)"
             )
-        rows = [a + b for a, b in zip(evaluating, trained, strict=True)]
-        return _MakeUp(arrived.origin_G.clone(), rows, any(trained))
+        rows = [sum(each) for each in by_rank]
+        width = arrived.feat_GD.shape[1] + 12
+        return _MakeUp(arrived.origin_G.clone(), rows, any(trained), dtype, width)
 
     def _refuse(self, label_G: Tensor, rows: list[int]) -> None:
         """Every rank sees all labels, so all raise the same error and none is left waiting in a collective."""
@@ -120,7 +143,7 @@ class Gather:
 class Arrived:
     """A global batch that nobody has looked at: labels may be anything."""
 
-    feat_GD: Tensor
+    feat_GD: Tensor  # as bytes
     label_G: Tensor
     origin_G: Tensor
 
@@ -132,5 +155,5 @@ def _numbers(wire: Tensor, dtype: torch.dtype) -> Tensor:
     return wire.view(dtype)
 
 
-def _ranks(counts: list[int]) -> list[int]:
+def _ranks(counts: Iterable[int]) -> list[int]:
     return [rank for rank, count in enumerate(counts) if count]

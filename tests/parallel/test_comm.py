@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from partial_fc.comm import CollectiveError
+
 pytestmark = pytest.mark.transport
 
 
@@ -35,6 +37,8 @@ def test_all_reduce_in_place_writes_over_its_input(world):
 def test_what_some_backend_cannot_sum_is_refused_by_all(world, dtype):
     with pytest.raises(ValueError, match=f"t/bad: {dtype} is not summed"):
         world.all_reduce(torch.ones(2, dtype=dtype), name="t/bad")
+    with pytest.raises(ValueError, match=f"t/bad: {dtype} is not summed"):
+        world.reduce_scatter(torch.ones(world.size, dtype=dtype), [1] * world.size, name="t/bad")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
@@ -68,6 +72,16 @@ def test_reduce_scatter_gives_each_rank_its_rows_of_the_sum(world, rows_of):
     want = torch.arange(before, before + rows[world.rank]) * world.size + sum(range(world.size))
     assert got.shape == (rows[world.rank], 2)
     assert torch.equal(got[:, 0], want.float())
+
+
+def test_all_gather_of_rows_of_another_dtype_fails_on_every_rank(world):
+    """Their bits would be read as other numbers, or gloo would end the process."""
+    if world.size == 1:
+        return
+    mine = torch.ones(3, 2, dtype=torch.float64 if world.rank == 0 else torch.float32)
+    with pytest.raises(CollectiveError, match="t/dtypes"):
+        world.all_gather(mine, name="t/dtypes")
+    world.barrier()
 
 
 def test_reduce_scatter_refuses_rows_that_do_not_add_up(world):
@@ -112,6 +126,15 @@ def test_broadcast_from_any_root(world):
     for root in range(world.size):
         t = torch.full((2, 2), world.rank, dtype=torch.bfloat16)
         assert world.broadcast(t, root, name="t/broadcast").tolist() == [[root, root], [root, root]]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 1, 3)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32])
+def test_broadcast_keeps_every_shape(world, dtype, shape):
+    t = torch.full(shape, world.rank == 0).to(dtype)
+    got = world.broadcast(t, name=f"t/broadcast{dtype}{shape}")
+    assert (got.dtype, got.shape) == (dtype, shape)
+    assert got.all()
 
 
 def test_collectives_started_together_finish_in_any_order(world):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from partial_fc.comm import CollectiveError
 from partial_fc.head import CosFace, PartialFC
 
 D, CLASSES = 12, 37
@@ -49,6 +50,28 @@ def test_all_ranks_train_or_none_does(world):
         return
     with pytest.raises(ValueError, match=r"gradient on ranks \[0\] and none on ranks \[1"):
         head(feat, label)
+
+
+@pytest.mark.parametrize(
+    ("other", "error", "words"),
+    [
+        (torch.float16, ValueError, r"torch\.float16 on ranks \[1.*torch\.bfloat16 on ranks \[0\]; expected one dtype"),
+        (torch.float32, CollectiveError, "head/gather"),
+    ],
+)
+def test_features_have_one_dtype_on_all_ranks(world, other, error, words):
+    """Of equal width their bits would be read as other numbers."""
+    head = PartialFC(CLASSES, D, CosFace(), 1.0, world)
+    feat, label = batch(world)
+    feat = feat.to(torch.bfloat16 if world.rank == 0 else other)
+    if world.size == 1:
+        head(feat, label)
+        return
+    with pytest.raises(error, match=words) as raised:
+        head(feat, label)
+    if error is CollectiveError:
+        assert str(feat.dtype) in raised.value.__notes__[0]
+    head(feat.float(), label)
 
 
 def test_a_rank_without_rows_trains_where_the_others_do(world):
