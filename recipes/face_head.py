@@ -46,6 +46,9 @@ class HeadFlags:
     """Share of the target that is spread evenly over the active classes."""
     sample_rate: float = 1.0
     """Share of all class centres that are negatives in a step, 0 < rate <= 1. Worth it from millions of classes on."""
+    quota: Literal["negatives", "insightface"] = "negatives"
+    """What --sample-rate is the share of. negatives: of them alone; the classes of the batch come on top. insightface:
+    of all that take part, the classes of the batch among them, as arcface_torch counts."""
     sampling_correction: bool = False
     """Divides the sampled negatives' part of the softmax by the sample rate: the loss then estimates that over all
     classes."""
@@ -123,6 +126,7 @@ class HeadFlags:
             self._margin(),
             self.sample_rate,
             hard_negatives=self.hard_negatives > 0,
+            quota=self.quota,
             spell=flag,
             **self._softmax_options(),
         )
@@ -174,6 +178,8 @@ class HeadFlags:
             yield "--head-impl plain multiplies fp32 numbers, whatever --precision says"
         if optim.accumulate > 1 and self.hard_negatives:
             yield "--hard-negatives with --accumulate: a class of several micro-batches keeps the list of the last"
+        if self.quota == "insightface" and self.sample_rate == 1.0:
+            yield "--quota insightface: without sampling every class takes part in every step"
         if self.head_catch_up == "exact":
             if self.sample_rate == 1.0:
                 yield "--head-catch-up exact: without sampling every centre is active in every step and none is late"
@@ -210,6 +216,7 @@ class HeadFlags:
             storage=self._storage(dtype),
             catch_up=self.head_catch_up,
             hard_negatives=hard_negatives,
+            quota=self.quota,
             **self._softmax_options(),
         )
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.head.hard_negatives import HardNegatives
+from partial_fc.head.quota import within_quota
 from partial_fc.head.rows import RowTable
 from partial_fc.head.sampling import Sampling
 from partial_fc.head.shard import Located, Shard
@@ -51,10 +52,13 @@ class RowSelector:
     _drawn: dict[int, Tensor] = field(default_factory=dict)  # steps' negatives, where they were wanted early
 
     def __post_init__(self) -> None:
-        self.fixed_shapes = self.store.device.type != "cpu" and not self.store.can_prefetch
+        self.fixed_shapes = (
+            self.store.device.type != "cpu" and not self.store.can_prefetch and self.sampling.quota != "insightface"
+        )
 
     def choose(self, label_G: Tensor, located: Located, step: int) -> Chosen:
-        """For a batch with these labels, which may still turn out to be wrong. located: of the labels."""
+        """For a batch with these labels. located: where they are. With fixed_shapes they may be any integers, which nobody
+        has looked at yet."""
         if self.sampling.rate == 1.0:
             return Chosen(None, None, None)
         certain = [located]
@@ -65,7 +69,11 @@ class RowSelector:
             numbers = [each.local_N.masked_fill(each.elsewhere_N, len(self.shard)) for each in certain]
             return union(self._drawn_ahead(step), *numbers)
         certain_M = torch.unique(torch.cat([each.local_N[~each.elsewhere_N] for each in certain]))
-        return Chosen(insert(self._draw(step, label_G.device), certain_M), certain_M, None)
+        negatives = self._draw(step, label_G.device)
+        if self.sampling.quota == "insightface":
+            classes = within_quota(self.sampling, negatives + self.shard.start, label_G, step, self.shard)
+            negatives = classes - self.shard.start
+        return Chosen(insert(negatives, certain_M), certain_M, None)
 
     def fetch(self, chosen: Chosen, count: int | None, step: int) -> ActiveRows:
         """count: what `chosen.count` holds."""

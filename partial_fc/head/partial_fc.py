@@ -26,13 +26,13 @@ from partial_fc.head import kernels
 from partial_fc.head.active_rows import ActiveRows, RowSelector
 from partial_fc.head.backward import Backward, DeferredGradient, Loss, concatenate, sum_gradients
 from partial_fc.head.class_rows import ClassRows
-from partial_fc.head.gather import Gather, GlobalBatch
+from partial_fc.head.gather import FEATURE_DTYPES, Gather, GlobalBatch
 from partial_fc.head.hard_negatives import HardNegatives
 from partial_fc.head.kernels import Logits
 from partial_fc.head.kernels.plain import unit, unit_backward
 from partial_fc.head.margin import Margin, value_and_slope
 from partial_fc.head.rows import RowOptimizer, RowSGD, RowTable, Storage
-from partial_fc.head.sampling import Sampling
+from partial_fc.head.sampling import Quota, Sampling
 from partial_fc.head.shard import Located, Shard
 from partial_fc.head.softmax import feature_gradient, find_targets, global_softmax, local_terms, logit_gradient
 
@@ -52,7 +52,8 @@ class PartialFC(AbstractContextManager):
     `reference.loss`, and so are the gradients and, up to rounding, the centres. The batch sizes of the ranks may
     differ, and be 0. Centres start as N(0, 0.01) by (seed, class), alike for any number of ranks.
 
-    sample_rate: the share of all classes that are negatives in a step; the classes of the batch always take part.
+    sample_rate: the share of all classes that are negatives in a step; the classes of the batch always take part: on
+    top of it or, with quota "insightface", as part of it.
     dtype: what is computed in, float32; float64 is for checks. precision: of the matrix products' operands, where the
     kernel has a choice; sums are float32 or wider everywhere. storage: dtype and place of centres and their state.
     impl: which kernel (kernels/). catch_up: "exact": a row is brought up to what a dense optimizer would have made of
@@ -87,6 +88,7 @@ class PartialFC(AbstractContextManager):
         label_smoothing: float = 0.0,
         sampling_correction: bool = False,
         hard_negatives: HardNegatives | None = None,
+        quota: Quota = "negatives",
     ):
         if sub_centres < 1:
             raise ValueError(f"sub_centres is {sub_centres}; expected at least 1")
@@ -103,7 +105,7 @@ class PartialFC(AbstractContextManager):
         self.embedding_size = embedding_size
         self.dtype = dtype
         self.shard = Shard.of(num_classes, self.world.rank, self.world.size)
-        self.sampling = Sampling(num_classes, sample_rate, seed)
+        self.sampling = Sampling(num_classes, sample_rate, seed, quota)
         self.optimizer = optimizer or RowSGD()
         self.num_steps = 0  # counts `step`; with the seed it decides the negatives
         self.filter_above = interclass_filtering_threshold
@@ -120,6 +122,7 @@ class PartialFC(AbstractContextManager):
             label_smoothing=label_smoothing,
             sampling_correction=sampling_correction,
             hard_negatives=hard_negatives is not None,
+            quota=quota,
         )
         self.kernel = kernels.choose(impl, torch.device(device), dtype, precision)
         self.store = RowTable(
@@ -167,6 +170,8 @@ class PartialFC(AbstractContextManager):
                 f"{self.world}: features {tuple(feat_BD.shape)} with labels {tuple(label_B.shape)}; "
                 f"expected (B, {self.embedding_size}) and (B,)"
             )
+        if feat_BD.dtype not in FEATURE_DTYPES:
+            raise ValueError(f"{self.world}: features are {feat_BD.dtype}; expected one of {FEATURE_DTYPES}")
         training = torch.is_grad_enabled() and feat_BD.requires_grad
         with _own_arithmetic(self.store.device):
             loss, backward = self._forward(feat_BD.detach(), _class_numbers(label_B), training)
@@ -252,7 +257,7 @@ class PartialFC(AbstractContextManager):
         micro-batches. Here, and nowhere else in a step, the host waits for numbers of the device: for all of them at
         once."""
         arrived = gather(feat_BD, label_B, training)
-        label_G = arrived.label_G
+        label_G, selector, step = arrived.label_G, self._selector, self.num_steps
         located = self.shard.locate(label_G)
         numbers, missing_G, chosen = gather.facts(arrived), None, None
         if self._prepared is not None:
@@ -260,19 +265,19 @@ class PartialFC(AbstractContextManager):
             place_G = torch.searchsorted(prepared_M, label_G).clamp_(max=len(prepared_M) - 1)
             missing_G = prepared_M[place_G] != label_G
             numbers.append(missing_G.sum())
-        else:
-            chosen = self._selector.choose(label_G, located, self.num_steps)
+        elif selector.fixed_shapes:
+            chosen = selector.choose(label_G, located, step)
             if chosen.count is not None:
                 numbers.append(chosen.count)
         lowest, highest, changed, *more = torch.stack(numbers).tolist()
         batch = gather.settle(arrived, lowest, highest, changed)
         if batch is None:
             return self._look(gather, feat_BD, label_B, training)
-        if chosen is not None:
-            return batch, located, self._selector.fetch(chosen, more[0] if more else None, self.num_steps)
-        assert missing_G is not None
-        assert self._prepared is not None
+        if self._prepared is None:
+            chosen = chosen or selector.choose(label_G, located, step)
+            return batch, located, selector.fetch(chosen, more[0] if more else None, step)
         if more[0]:  # equal on all ranks
+            assert missing_G is not None
             row = int(missing_G.nonzero()[0])
             raise ValueError(
                 f"class {int(label_G[row])}, row {row} of the global batch, is not among the labels given to prepare() "
@@ -438,6 +443,7 @@ def check_options(
     label_smoothing: float,
     sampling_correction: bool,
     hard_negatives: bool,
+    quota: Quota = "negatives",
     spell: Callable[[str], str] = str,
 ) -> None:
     """Raises ValueError for options of PartialFC that do not go together. spell: what the user calls an option."""
@@ -464,6 +470,11 @@ def check_options(
                 f"{spell(name)} without sampling: every class is active in every step; leave it out, or give a "
                 f"{spell('sample_rate')} below 1"
             )
+    if sampling_correction and quota == "insightface":
+        raise ValueError(
+            f"{spell('sampling_correction')} with {spell('quota')} insightface: how likely a class is to take part "
+            "depends on the batch there, and may be 0; leave one of the two out"
+        )
 
 
 @contextmanager

@@ -7,12 +7,15 @@ costs O(sampled), in time and in memory.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from partial_fc.counter_rng import derive_key, hash32
 from partial_fc.head.shard import Shard
+
+Quota = Literal["negatives", "insightface"]
 
 BLOCK = 4096
 _FRACTION_BITS = 20  # of classes a step and block, a fixed-point number: sums over steps are exact
@@ -21,19 +24,31 @@ _NONE = torch.iinfo(torch.int32).max
 
 @dataclass(frozen=True)
 class Sampling:
-    """Negative classes as a function of (seed, step, class). rate: the share of all classes in a step, in (0, 1]."""
+    """Negative classes as a function of (seed, step, class). rate: the share of all classes in a step, in (0, 1].
+    quota: whether the classes of the batch come on top of it, or are part of it ("insightface", quota.py)."""
 
     num_classes: int
     rate: float
     seed: int
+    quota: Quota = "negatives"
 
     def __post_init__(self) -> None:
+        if self.quota not in get_args(Quota):
+            raise ValueError(f"quota is {self.quota!r}; expected one of {', '.join(get_args(Quota))}")
         if not 0.0 < self.rate <= 1.0:
             raise ValueError(f"sample_rate is {self.rate}; expected a share of the classes, 0 < rate <= 1")
 
     @property
     def steps_per_round(self) -> int:
         return int(1.0 / self.rate + 1e-9)
+
+    def counts(self, step: int) -> Tensor:
+        """How many negatives of this step each block of classes gives: int64, on the CPU."""
+        full_blocks, more = divmod(self.num_classes, BLOCK)
+        parts = [self._turn(torch.arange(full_blocks), BLOCK, step).count_N]
+        if more:
+            parts.append(self._turn(torch.tensor([full_blocks]), more, step).count_N)
+        return torch.cat(parts)
 
     def negatives(self, step: int, shard: Shard, device: torch.device | str = "cpu") -> Tensor:
         """The negatives of this step in the shard: class numbers, int64, ascending, each once."""

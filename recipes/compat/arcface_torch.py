@@ -212,8 +212,8 @@ def translate(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
     Besides the keys it fixes what arcface_torch always does: polynomial decay of power 1, scale 64, a learning rate
     that is not scaled by the number of processes, and a gradient of the backbone, not of the centres, whose norm is at
-    most 5. Raises ValueError for an unknown key, naming
-    near ones, and for a setting that changes what is learned and cannot be honoured.
+    most 5; where it samples, its quota. Raises ValueError for an unknown key, naming near ones, and for a setting that
+    changes what is learned and cannot be honoured.
     """
     known = [*_TYPES, *_REFUSED, *_WITHOUT_MEANING, *_SILENT]
     flags: dict[str, Any] = {"lr_scheduler": "polynomial", "lr_scaling": "none", "clip": 5.0, "head_clip": math.inf}
@@ -242,6 +242,13 @@ def _flags(key: str, value: Any, notes: list[str]) -> dict[str, Any]:
     match key:
         case "margin_list":
             return _margins(value, notes)
+        case "sample_rate" if value < 1:
+            notes.append(
+                f"config.{key} = {value:g}: of all classes that take part, the batch's among them, as arcface_torch "
+                "counts (--quota insightface), but over the classes of all processes at once; --quota negatives, "
+                "otherwise the default here, has the batch's classes on top"
+            )
+            return {"sample_rate": value, "quota": "insightface"}
         case "interclass_filtering_threshold" if value:
             notes.append(
                 f"config.{key} = {value}: a class above it is left out of the row's softmax here; "

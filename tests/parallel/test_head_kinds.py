@@ -37,6 +37,7 @@ KINDS = [
     Kind("curricularface", CurricularFace()),
     Kind("filter", options={"interclass_filtering_threshold": 0.2}, of_reference={"filter_above": 0.2}),
     Kind("sub-centres", options={"sub_centres": 3}, of_reference={"sub_centres": 3}),
+    Kind("InsightFace's quota", options={"quota": "insightface"}),
     Kind("smoothing", options={"label_smoothing": 0.1}, of_reference={"label_smoothing": 0.1}),
     Kind(
         "curricularface, filter, sub-centres",

@@ -13,6 +13,7 @@ KINDS = {
     "all classes": {},
     "sampled": {"sample_rate": 0.2},
     "corrected": {"sample_rate": 0.2, "sampling_correction": True},
+    "InsightFace's quota": {"sample_rate": 0.5, "quota": "insightface"},
     "smoothed": {"label_smoothing": 0.1},
     "smoothed, sampled": {"label_smoothing": 0.1, "sample_rate": 0.2},
     "sub-centres, filter": {"sub_centres": 2, "interclass_filtering_threshold": 0.2, "sample_rate": 0.2},

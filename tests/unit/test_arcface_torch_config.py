@@ -116,6 +116,8 @@ def test_cluster_config(tmp_path):
     text = "\n".join(notes)
     assert "config.dali has no effect" in text
     assert flags["num_workers"] == 8
+    assert (flags["sample_rate"], flags["quota"]) == (0.3, "insightface")
+    assert "config.sample_rate = 0.3: of all classes that take part, the batch's among them" in text
     assert "bf16" in text
 
 

@@ -125,6 +125,13 @@ def test_other_classes_are_refused_whoever_counts_them():
     assert "--num-classes 60, this run has 61" in refused
 
 
+def test_a_run_from_before_a_flag_did_without_it():
+    values = flags.flat(parsed(face))
+    then = {name: value for name, value in values.items() if name != "quota"}
+    found = told(face, then, values | {"quota": "insightface"})
+    assert found.allowed == ["--quota negatives, this run has insightface"]
+
+
 def test_a_manifest_that_says_nothing_refuses_nothing():
     """As that of imported centres."""
     values = flags.flat(parsed(face))

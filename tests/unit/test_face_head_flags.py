@@ -54,6 +54,11 @@ def test_hard_negatives_are_off_unless_asked_for():
             "--label-smoothing with --sampling-correction",
         ),
         ("--sampling-correction", "--sampling-correction without sampling"),
+        (
+            "--sampling-correction --sample-rate 0.5 --quota insightface",
+            "--sampling-correction with --quota insightface",
+        ),
+        ("--quota theirs --sample-rate 0.5", "--quota"),
         ("--hard-negatives 4", "--hard-negatives without sampling"),
         ("--hard-negatives 4 --hard-negatives-every 0 --sample-rate 0.5", "--hard-negatives-every is 0"),
         ("--sub-centres 0", "--sub-centres is 0"),
@@ -87,6 +92,7 @@ def test_refused_at_the_start_by_the_names_of_the_flags(flags, message):
     "flags",
     [
         "--label-smoothing 0.1 --sample-rate 0.5 --hard-negatives 2",
+        "--quota insightface --sample-rate 0.1 --label-smoothing 0.1",
         "--sub-centres 3 --interclass-filtering-threshold 0.4 --loss curricularface --sample-rate 0.5",
         "--sampling-correction --sample-rate 0.5 --hard-negatives 2 --loss adaface --sub-centres 2",
     ],

@@ -24,6 +24,8 @@ _FIXED = {
     "optimizer": "its state is of no use to another one",
 }
 _SAME_STATE = {"nesterov": "sgd"}
+# Flags that came later: what was done before there were any.
+_BEFORE = {"quota": "negatives"}
 
 
 @dataclass
@@ -78,7 +80,7 @@ def compare(
     free |= {*_HOW_LONG, *may_change, *told}
     for name, value in values.items():
         now = list(value) if isinstance(value, tuple) else value  # as JSON has it
-        before = then.get(name, now)  # older runs did not have every flag
+        before = then.get(name, _BEFORE.get(name, now) if then else now)  # older runs did not have every flag
         if name in free or str(before) == str(now):
             continue
         change = f"{flags.flag(name)} {before}, this run has {now}"
