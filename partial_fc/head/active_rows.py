@@ -57,8 +57,8 @@ class RowSelector:
         )
 
     def choose(self, label_G: Tensor, located: Located, step: int) -> Chosen:
-        """For a batch with these labels. located: where they are. With fixed_shapes they may be any integers, which nobody
-        has looked at yet."""
+        """For a batch with these labels, which are located there. With fixed_shapes they may be any integers: nobody
+        need have looked at them."""
         if self.sampling.rate == 1.0:
             return Chosen(None, None, None)
         certain = [located]
