@@ -4,7 +4,9 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +14,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from partial_fc.head.kernels import LogitGrad, Logits, triton_kernels, triton_pass
+from partial_fc.head.kernels import LogitGrad, Logits, triton_kernels, triton_pass, triton_update
+from partial_fc.head.kernels.triton import TritonKernel
 from partial_fc.head.margin import Negatives
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD, RowTable, Storage
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +27,15 @@ ROOT = Path(__file__).parents[2]
 def test_the_tests_of_the_gpu_pass_in_the_interpreter():
     """In a process of its own: what is defined while TRITON_INTERPRET is set stays interpreted."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-rs", "--color=no", "tests/gpu/test_triton.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-rs",
+            "--color=no",
+            "tests/gpu/test_triton.py",
+            "tests/gpu/test_triton_update.py",
+        ],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
@@ -37,95 +49,109 @@ def test_the_tests_of_the_gpu_pass_in_the_interpreter():
 
 
 class Recorder:
-    """Stands in for a kernel: remembers what it was launched with."""
+    """Stands in for a kernel: remembers what it was launched with, and computes nothing."""
 
     def __init__(self, kernel):
         self.kernel = kernel
-        self.launches: list[tuple[tuple, dict]] = []
+        self.launches: list[dict[str, Any]] = []
 
     def __getitem__(self, grid):
         assert all(programs > 0 for programs in grid)
-        return lambda *args, **named: self.launches.append((args, named))
+        names = self.kernel.arg_names
+        return lambda *args, **named: self.launches.append({**dict(zip(names, args, strict=False)), **named})
 
-    def compiled(self, launch: tuple[tuple, dict], capability: int):
+    def compiled(self, launch: dict[str, Any], capability: int):
         """The launch, compiled for a device of this capability, with what the launcher would know of its arguments."""
-        args, named = launch
         types = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
         types |= {torch.int8: "*i8", torch.int32: "*i32", torch.int64: "*i64"}
         signature, constants, facts = {}, {}, {}
-        for i, (parameter, value) in enumerate(zip(self.kernel.params, args, strict=False)):
-            if value is None:
-                signature[parameter.name], constants[parameter.name] = "constexpr", None
+        for i, parameter in enumerate(self.kernel.params):
+            value = launch[parameter.name]
+            if value is None or parameter.is_constexpr:
+                signature[parameter.name], constants[parameter.name] = "constexpr", value
             elif isinstance(value, torch.Tensor):
                 signature[parameter.name] = types[value.dtype]
                 facts[(i,)] = [["tt.divisibility", 16]]
             elif isinstance(value, int):
-                signature[parameter.name] = "i32"
+                signature[parameter.name] = "i32" if abs(value) < 1 << 31 else "i64"
                 if value % 16 == 0 and not parameter.do_not_specialize:
                     facts[(i,)] = [["tt.divisibility", 16]]
             else:
                 signature[parameter.name] = "fp32"
-        options = {name: named[name] for name in ("num_warps", "num_stages") if name in named}
-        for name in named.keys() - options:
-            signature[name], constants[name] = "constexpr", named[name]
+        options = {name: launch[name] for name in ("num_warps", "num_stages") if name in launch}
         source = ASTSource(self.kernel, signature, constants, facts)
         return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-# Shared memory that a program can have, from NVIDIA's table: H100, and the least of all that take AMPERE's tiles (8.6).
-SHARED_BYTES = {9: 227 << 10, 8: 99 << 10}
-PRODUCT = {9: "wgmma.mma_async", 8: "mma.sync"}
+def spilled_bytes(compiled, folder: Path) -> int:
+    """Bytes of a thread's numbers that did not fit its registers and go through memory, by `cuobjdump -res-usage`."""
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+    usage = subprocess.run(
+        [triton.knobs.nvidia.cuobjdump.path, "-res-usage", cubin], capture_output=True, text=True, check=True
+    ).stdout
+    return sum(int(number) for number in re.findall(r"\b(?:STACK|LOCAL):(\d+)", usage))
 
 
-NAMES = ("inverse_lengths", "sum_units", "nearest_sub_centres", "weigh", "weighted_sum", "centre_gradient")
+# Shared memory that a program can have, from NVIDIA's tables: the least of all that take a generation's tiles (8.6).
+SHARED_BYTES = {10: 227 << 10, 9: 227 << 10, 8: 99 << 10}
+PRODUCT = {10: "tcgen05.mma", 9: "wgmma.mma_async", 8: "mma.sync"}
+PRODUCTS = ("weigh", "weighted_sum", "pull")
+OTHERS = ("inverse_lengths", "sum_units", "nearest_sub_centres")
 
 
 @pytest.fixture
 def recorders(monkeypatch, tmp_path) -> dict[str, Recorder]:
     """In the place of all kernels; nothing compiled stays."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    recorders = {name: Recorder(getattr(triton_kernels, name)) for name in NAMES}
-    for name, recorder in recorders.items():
-        monkeypatch.setattr(triton_kernels, name, recorder)
+    recorders = {}
+    for module, names in ((triton_kernels, PRODUCTS + OTHERS), (triton_update, ("finish_rows",))):
+        for name in names:
+            recorders[name] = Recorder(getattr(module, name))
+            monkeypatch.setattr(module, name, recorders[name])
     return recorders
 
 
-def launch_everything(over: triton_pass.Pass) -> None:
-    """What TritonKernel launches for a chunk."""
-    shift_G = over.zero_G
-    (chunk,) = over.chunks()
-    over.weigh(chunk, triton_kernels.MOST.value, shift_G)
-    over.weigh(chunk, triton_kernels.SUMS.value, shift_G, over.weight_GK)
-    over.weighted_sum(chunk, over.new_splits())
-    over.centre_sum(chunk, over.new_totals())
-    along = over.weigh(chunk, triton_kernels.SLOPES.value, shift_G, over.weight_GK, over.zero_G, over.zero_G)
-    over.gradient(chunk, along, torch.zeros(chunk.size, over.width))
+def launch_everything(logits: Logits, kernel: TritonKernel, optimizer: RowOptimizer, storage: Storage) -> None:
+    """What a step launches, and what it does where the gradient is asked for."""
+    store = RowTable(0, len(logits.centre_LD), logits.centre_LD.shape[1], 3, optimizer, storage, "cpu")
+    logits = replace(logits, centre_LD=store.fetch(None, 0)[0])
+    sums = kernel.sums(logits, with_centre_sum=True)
+    uniform_D = torch.zeros(logits.unit_GD.shape[1])
+    logit_grad = LogitGrad(sums.denominator_G, torch.zeros(len(logits.unit_GD)), uniform_D, sums.cache)
+    list(kernel.centre_gradients(logits, logit_grad))
+    assert kernel.update(logits, logit_grad, store, 0.1, 0)
 
 
 @pytest.mark.parametrize(
-    ("generation", "operands", "stored"),
+    ("generation", "precision", "stored", "optimizer"),
     [
-        (9, torch.bfloat16, torch.bfloat16),
-        (9, torch.bfloat16, torch.float16),
-        (9, torch.bfloat16, torch.float32),
-        (8, torch.bfloat16, torch.bfloat16),
-        (8, torch.bfloat16, torch.float32),
-        (8, torch.float32, torch.float32),
+        (10, "bf16", torch.bfloat16, RowAdam()),
+        (9, "bf16", torch.bfloat16, RowAdamW()),
+        (9, "bf16", torch.float16, RowAdagrad()),
+        (9, "bf16", torch.float32, RowSGD()),
+        (8, "bf16", torch.bfloat16, RowSGD(nesterov=True)),
+        (8, "bf16", torch.float32, RowAdamW()),
+        (8, "fp32", torch.float32, RowAdam()),
     ],
     ids=str,
 )
-def test_the_compiler_takes_it_and_uses_tensor_cores(generation, operands, stored, recorders):
+def test_the_compiler_takes_it_with_tensor_cores_and_registers(
+    generation, precision, stored, optimizer, recorders, tmp_path
+):
     G, S, D = 1024, 1000, 512
     target_G = torch.zeros(G, dtype=torch.int64)
-    centre_LD = torch.zeros(2 * S, D, dtype=stored)
-    logits = Logits(torch.zeros(G, D), centre_LD, torch.arange(S), target_G, 64.0, Negatives())
-    tiles = triton_pass.tiles_for(generation, operands, stored)
-    launch_everything(triton_pass.Pass(logits, None, operands, tiles))
-    for name in ("weigh", "weighted_sum", "centre_gradient"):
+    logits = Logits(torch.zeros(G, D), torch.zeros(2 * S, D), torch.arange(S), target_G, 64.0, Negatives())
+    operands = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+    kernel = TritonKernel(precision, triton_pass.tiles_for(generation, operands, stored))
+    launch_everything(logits, kernel, optimizer, Storage(stored, torch.float32 if stored == torch.float16 else stored))
+    for name in (*PRODUCTS, "finish_rows"):
+        assert recorders[name].launches, name
         for launch in recorders[name].launches:
             compiled = recorders[name].compiled(launch, 10 * generation)
             assert compiled.metadata.shared <= SHARED_BYTES[generation], name
-            if operands == torch.bfloat16:
+            assert name in ("weigh", "weighted_sum") or spilled_bytes(compiled, tmp_path) == 0, name
+            if name in PRODUCTS and precision == "bf16":
                 assert PRODUCT[generation] in compiled.asm["ptx"], name
                 assert "cp.async" in compiled.asm["ptx"], f"{name} does not read ahead while it multiplies"
 
@@ -138,9 +164,8 @@ def test_the_compiler_takes_every_rule(recorders):
     logits = Logits(
         torch.zeros(G, D), torch.zeros(S, D), None, target_G, 64.0, negatives, torch.zeros(S), sub_centres=3
     )
-    logit_grad = LogitGrad(torch.zeros(G, dtype=torch.float64), torch.zeros(G), uniform_D=torch.zeros(D))
-    tiles = triton_pass.tiles_for(8, torch.bfloat16, torch.float32)
-    launch_everything(triton_pass.Pass(logits, logit_grad, torch.bfloat16, tiles))
+    kernel = TritonKernel("bf16", triton_pass.tiles_for(8, torch.bfloat16, torch.float32))
+    launch_everything(logits, kernel, RowAdam(), Storage())
     for name, recorder in recorders.items():
         assert recorder.launches, name
         for launch in recorder.launches:

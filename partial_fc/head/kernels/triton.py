@@ -13,6 +13,7 @@ by bit on one kind of device.
 """
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,11 +21,18 @@ from torch import Tensor
 from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Precision, Sums
 from partial_fc.head.kernels import triton_kernels as device_side
 from partial_fc.head.kernels.triton_pass import Pass, Tiles, tiles_for
+from partial_fc.head.kernels.triton_update import Finish, can_move, gradient_only, optimizer_step
+
+if TYPE_CHECKING:
+    from partial_fc.head.rows import RowTable
 
 # A row's exponentials are relative to a shift that takes the largest possible one to exp(42): times the inverse of the
 # smallest length that has one (1e19) it is in fp32's range, and so is the smallest, exp(-87), while |logit| <= 64.5.
 TOP_EXPONENT = 42.0
 LARGEST_LOGIT_WITH_FIXED_SHIFT = 64.5
+# Of a row's factor, relative to its shift. It is larger only where all exponentials of the row are at the end of what
+# fp32 can tell from 0, every class being opposite to the feature; the gradient is then too small, instead of infinite.
+LARGEST_FACTOR = 2.0**120
 
 
 def runs_on(device: torch.device) -> bool:
@@ -69,18 +77,33 @@ class TritonKernel(Kernel):
         return Sums(sum_G * shift_G.double().exp(), weighted_sum_GD, centre_sum_D)
 
     def centre_gradients(self, logits: Logits, logit_grad: LogitGrad) -> Iterator[tuple[int, int, Tensor]]:
-        over = self._pass(logits, logit_grad)
-        factor_G = logit_grad.factor_G.double()
-        # exp(logit) * factor = exp(logit + log factor) neither over- nor underflows on the way.
-        shift_G = over.pad_G(-factor_G.abs().log(), torch.inf)
-        sign_G, target_grad_G = over.pad_G(factor_G.sign(), 0.0), over.pad_G(logit_grad.target_grad_G, 0.0)
-        grad_KD = logits.unit_GD.new_empty(over.chunk_rows, over.width)
-        for chunk in over.chunks():
-            along = over.weigh(chunk, device_side.SLOPES.value, shift_G, over.weight_GK, sign_G, target_grad_G)
-            over.gradient(chunk, along, grad_KD)
-            yield chunk.begin, chunk.begin + chunk.size, grad_KD[: chunk.size]
+        yield from self._finished(logits, logit_grad, gradient_only())
 
-    def _pass(self, logits: Logits, logit_grad: LogitGrad | None = None) -> Pass:
+    def update(self, logits: Logits, logit_grad: LogitGrad, store: "RowTable", lr: float, step: int) -> bool:
+        """For every optimizer; not where the centres are copies of rows that lie elsewhere."""
+        if not can_move(store, logits.centre_LD):
+            return False
+        for _ in self._finished(logits, logit_grad, optimizer_step(store, lr, step)):
+            pass
+        return True
+
+    def _finished(
+        self, logits: Logits, logit_grad: LogitGrad, step: dict[str, Any]
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """(begin, end, the chunk that finish_rows has finished), with the optimizer's arguments `step`."""
+        over = self._pass(logits)
+        shift_G = self._shift(over)
+        factor_G = logit_grad.factor_G.double() * shift_G[: over.num_rows].double().exp()
+        x_GD = over.operand(logits.unit_GD * factor_G.clamp(-LARGEST_FACTOR, LARGEST_FACTOR).float()[:, None])
+        finish = Finish(logits, logit_grad, step)
+        sum_KD = logits.unit_GD.new_empty(over.chunk_rows, over.width)
+        for chunk in over.chunks():
+            over.weigh(chunk, device_side.SUMS.value, shift_G, over.weight_GK, with_sums=False)
+            over.pull(chunk, x_GD, sum_KD)
+            finish(chunk.begin, chunk.size, sum_KD)
+            yield chunk.begin, chunk.begin + chunk.size, sum_KD[: chunk.size]
+
+    def _pass(self, logits: Logits) -> Pass:
         unit_GD, centre_LD = logits.unit_GD, logits.centre_LD
         if unit_GD.dtype != torch.float32:
             raise ValueError(f"features are {unit_GD.dtype}; Triton's kernel computes in float32: use impl 'plain'")
@@ -91,7 +114,7 @@ class TritonKernel(Kernel):
             )
         generation = torch.cuda.get_device_capability(unit_GD.device)[0] if unit_GD.is_cuda else 0
         tiles = self.tiles or tiles_for(generation, self.operands, centre_LD.dtype)
-        return Pass(logits, logit_grad, self.operands, tiles)
+        return Pass(logits, self.operands, tiles)
 
     @staticmethod
     def _shift(over: Pass) -> Tensor:

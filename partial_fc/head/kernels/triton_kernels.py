@@ -16,7 +16,6 @@ SMALLEST = tl.constexpr(2.0**-126)
 # What `weigh` finds.
 MOST = tl.constexpr(0)
 SUMS = tl.constexpr(1)
-SLOPES = tl.constexpr(2)
 
 
 @triton.jit
@@ -82,26 +81,20 @@ def _cosines(
 
 @triton.jit(do_not_specialize=["K"])
 def inverse_lengths(
-    centre_ptr, row_ptr, stride, uniform_ptr, inverse_ptr, along_all_ptr, K,
+    centre_ptr, row_ptr, stride, inverse_ptr, K,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """1 / length of each centre, 0 past the end and where its square is 0 or below the normal numbers, without digits.
-    With uniform_D, also (unit centre . uniform_D)."""
+    """1 / length of each centre, 0 past the end and where its square is 0 or has too few digits, below the normal."""
     place = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     row = _rows(row_ptr, place, K)
     square = tl.zeros((BLOCK_K,), dtype=tl.float32)
-    along = tl.zeros((BLOCK_K,), dtype=tl.float32)
     for first in range(0, D_PAD, BLOCK_D):
         d = first + tl.arange(0, BLOCK_D)
         centre = _centres(centre_ptr, row, stride, d, D, D_PAD).to(tl.float32)
         square += tl.sum(centre * centre, axis=1)
-        if uniform_ptr is not None:
-            along += tl.sum(centre * tl.load(uniform_ptr + d)[None, :], axis=1)
     there = (square >= SMALLEST) & (place < K)
     inverse = tl.where(there, 1.0 / tl.sqrt(tl.where(there, square, 1.0)), 0.0)
     tl.store(inverse_ptr + place, inverse)
-    if uniform_ptr is not None:
-        tl.store(along_all_ptr + place, along * inverse)
 
 
 @triton.jit(do_not_specialize=["K"])
@@ -147,20 +140,17 @@ def nearest_sub_centres(
 @triton.jit(do_not_specialize=["K", "begin"])
 def weigh(
     x_ptr, centre_ptr, row_ptr, stride, inverse_ptr, bias_ptr, nearest_ptr,
-    target_class_ptr, shift_ptr, hard_ptr, target_ptr, target_grad_ptr, sign_ptr,
-    weight_ptr, by_feature_ptr, along_ptr,
+    target_class_ptr, shift_ptr, hard_ptr, weight_ptr, by_feature_ptr,
     K, begin, K_PAD, G_PAD, CLASSES_PAD, scale, hard_t, filter_above,
     WHAT: tl.constexpr, FILTERED: tl.constexpr, SUB_CENTRES: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_K: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """The logits of a tile, and what is left of them:
 
-    MOST    by_feature (tiles of places, G): the largest logit - shift.
+    MOST    by_feature (tiles of places, G): the largest logit.
     SUMS    by_feature: the sum of e = exp(logit - shift); weight (G, K), if given: e * f' / length, what the stored
-            centre weighs in the feature's weighted sum.
-    SLOPES  weight: the slope of the cosine, the target's too; along (tiles of features, K): sum over features of
-            weight * cos, the part of the unit centre's gradient along the centre. It is the very weight that is
-            stored, rounded: then exactly that part comes off.
+            centre weighs in the feature's weighted sum, and, times the feature's factor, the feature in the gradient
+            by the stored centre.
 
     Features are the tile's rows since most numbers belong to one: a thread holds two rows, but 64 columns.
     """
@@ -194,22 +184,14 @@ def weigh(
         tl.store(by_feature_ptr + tile_k * G_PAD + g, tl.max(logit, axis=1))
     else:
         weight = tl.exp(logit)
-        if WHAT == SUMS:
+        if by_feature_ptr is not None:
             tl.store(by_feature_ptr + tile_k * G_PAD + g, tl.sum(weight, axis=1))
-            weight *= inverse[None, :]
-        else:
-            weight *= tl.load(sign_ptr + g)[:, None]
-        if hard_ptr is not None:
-            weight *= tl.where(hard, hard_t + 2.0 * cos, 1.0)
-        if WHAT == SLOPES:
-            is_target = ((place + begin)[None, :] == tl.load(target_ptr + g)[:, None]) & (place < K)[None, :]
-            weight = tl.where(is_target, tl.load(target_grad_ptr + g)[:, None], weight)
         if weight_ptr is not None:
+            weight *= inverse[None, :]
+            if hard_ptr is not None:
+                weight *= tl.where(hard, hard_t + 2.0 * cos, 1.0)
             stored = _narrow(weight, weight_ptr.dtype.element_ty)
             tl.store(weight_ptr + g[:, None] * K_PAD + place[None, :], stored)
-            if WHAT == SLOPES:
-                along = tl.sum(stored.to(tl.float32) * cos, axis=0)
-                tl.store(along_ptr + tile_g * K_PAD + place, along)
 
 
 @triton.jit(do_not_specialize=["K", "share"])
@@ -235,12 +217,11 @@ def weighted_sum(
 
 
 @triton.jit(do_not_specialize=["K"])
-def centre_gradient(
-    weight_ptr, x_ptr, centre_ptr, row_ptr, stride, inverse_ptr, along_ptr, uniform_ptr, along_all_ptr, grad_ptr,
-    K, K_PAD, G_PAD, num_along,
+def pull(
+    weight_ptr, x_ptr, sum_ptr, K, K_PAD, G_PAD,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """grad (K, D) of the centres as they are stored: (weight^T @ x + uniform_D - along * unit centre) / length."""
+    """sum (K, D): weight^T @ x."""
     num_d = D_PAD // BLOCK_D
     place = tl.program_id(0) // num_d * BLOCK_K + tl.arange(0, BLOCK_K)
     d = tl.program_id(0) % num_d * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -249,13 +230,4 @@ def centre_gradient(
         g = first + tl.arange(0, DEPTH)
         weight = tl.load(weight_ptr + g[:, None] * K_PAD + place[None, :])
         total = _dot(tl.trans(weight), tl.load(x_ptr + g[:, None] * D_PAD + d[None, :]), total)
-    inverse = tl.load(inverse_ptr + place)
-    along = tl.zeros((BLOCK_K,), dtype=tl.float32)
-    for tile in range(num_along):
-        along += tl.load(along_ptr + tile * K_PAD + place)
-    if uniform_ptr is not None:
-        total += tl.load(uniform_ptr + d)[None, :]
-        along += tl.load(along_all_ptr + place)
-    centre = _centres(centre_ptr, _rows(row_ptr, place, K), stride, d, D, D_PAD).to(tl.float32)
-    grad = (total - centre * (along * inverse)[:, None]) * inverse[:, None]
-    tl.store(grad_ptr + place[:, None] * D + d[None, :], grad, mask=(place < K)[:, None] & (d < D)[None, :])
+    tl.store(sum_ptr + place[:, None] * D + d[None, :], total, mask=(place < K)[:, None] & (d < D)[None, :])

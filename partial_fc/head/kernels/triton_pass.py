@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from partial_fc.head.kernels import LogitGrad, Logits
+from partial_fc.head.kernels import Logits
 from partial_fc.head.kernels import triton_kernels as device_side
 
 CHUNK_ROWS = 1 << 16
@@ -82,7 +82,6 @@ class Chunk:
     row: Tensor | None
     bias: Tensor | None
     inverse_K: Tensor  # 1 / length, 0 past the end
-    along_all_K: Tensor | None  # unit centre . uniform_D
 
     @property
     def centres(self) -> tuple[Tensor, Tensor | None, int]:
@@ -96,7 +95,7 @@ class Pass:
     chunk and each feature, and `splits`' copies of (G, D) in fp32.
     """
 
-    def __init__(self, logits: Logits, logit_grad: LogitGrad | None, operands: torch.dtype, tiles: Tiles):
+    def __init__(self, logits: Logits, operands: torch.dtype, tiles: Tiles):
         self.logits = logits
         self.num_rows, self.width = logits.unit_GD.shape
         logits_tile = tiles.logits.within(self.num_rows, logits.num_sampled, self.width)
@@ -106,16 +105,13 @@ class Pass:
         self.padded_rows = _whole(self.num_rows, max(logits_tile.rows, sum_tile.rows, gradient_tile.depth))
         self.padded_width = _whole(self.width, max(logits_tile.depth, sum_tile.columns, gradient_tile.columns))
         more_D, more_G = self.padded_width - self.width, self.padded_rows - self.num_rows
-        self.x_GD = F.pad(logits.unit_GD.to(operands), (0, more_D, 0, more_G))
+        self._operands, self._padding = operands, (0, more_D, 0, more_G)
+        self.x_GD = self.operand(logits.unit_GD)
         self.zero_G = logits.unit_GD.new_zeros(self.padded_rows)
-        self.target_G = self.pad_G(logits.target_G, -1)
         target_class_G = torch.div(logits.target_G, logits.sub_centres, rounding_mode="floor")
         self.target_class_G = self.pad_G(target_class_G, -1)
         hard_G = logits.negatives.hard_G
         self.hard_G = None if hard_G is None else self.pad_G(hard_G, torch.inf)
-        self.uniform_D = None
-        if logit_grad is not None and logit_grad.uniform_D is not None:
-            self.uniform_D = F.pad(logit_grad.uniform_D.float(), (0, more_D))
 
         most = min(
             CHUNK_ROWS, CHUNK_BYTES // max(1, self.padded_rows * operands.itemsize), CHUNK_BYTES // (self.width * 4)
@@ -125,6 +121,10 @@ class Pass:
         self.padded_chunk = _whole(self.chunk_rows, max(logits_tile.columns, sum_tile.depth, gradient_tile.rows))
         self.weight_GK = self.x_GD.new_empty(self.padded_rows, self.padded_chunk)
         self.widths = {"D": self.width, "D_PAD": self.padded_width}
+
+    def operand(self, x_GD: Tensor) -> Tensor:
+        """(G, D) -> padded, in the dtype of the products' operands."""
+        return F.pad(x_GD.to(self._operands), self._padding)
 
     def pad_G(self, x_G: Tensor, value: float) -> Tensor:
         """(G,) -> padded with value; integers as int32, everything else as float32."""
@@ -143,43 +143,31 @@ class Pass:
                 None if row is None else row[begin:end],
                 None if bias is None else bias[begin:end],
                 self.zero_G.new_empty(self.padded_chunk),
-                None if self.uniform_D is None else self.zero_G.new_empty(self.padded_chunk),
             )
             device_side.inverse_lengths[(self.padded_chunk // ROW_BLOCK,)](
-                *chunk.centres, self.uniform_D, chunk.inverse_K, chunk.along_all_K, chunk.size,
+                *chunk.centres, chunk.inverse_K, chunk.size,
                 **self.widths, BLOCK_K=ROW_BLOCK, BLOCK_D=self.tiles.gradient.columns,
             )  # fmt: skip
             yield chunk
 
     def weigh(
-        self,
-        chunk: Chunk,
-        what: int,
-        shift_G: Tensor,
-        weight_GK: Tensor | None = None,
-        sign_G: Tensor | None = None,
-        target_grad_G: Tensor | None = None,
+        self, chunk: Chunk, what: int, shift_G: Tensor, weight_GK: Tensor | None = None, with_sums: bool = True
     ) -> Tensor:
-        """Fills weight_GK; returns what `weigh` of triton_kernels.py calls by_feature or, for SLOPES, along."""
+        """Fills weight_GK; returns what `weigh` of triton_kernels.py calls by_feature (empty: not asked for)."""
         tile, negatives = self.tiles.logits, self.logits.negatives
         num_g, num_k = self.padded_rows // tile.rows, self.padded_chunk // tile.columns
-        by_feature = along = None
-        if what == device_side.SLOPES:
-            result = along = self.zero_G.new_empty(num_g, self.padded_chunk)
-        else:
-            result = by_feature = self.zero_G.new_empty(num_k, self.padded_rows)
+        by_feature = self.zero_G.new_empty(num_k if with_sums else 0, self.padded_rows)
         nearest_GK = self._nearest(chunk)
         device_side.weigh[(num_g * num_k,)](
             self.x_GD, *chunk.centres, chunk.inverse_K, chunk.bias, nearest_GK,
-            self.target_class_G, shift_G, self.hard_G, self.target_G, target_grad_G, sign_G,
-            weight_GK, by_feature, along,
+            self.target_class_G, shift_G, self.hard_G, weight_GK, by_feature if with_sums else None,
             chunk.size, chunk.begin, self.padded_chunk, self.padded_rows,
             0 if nearest_GK is None else nearest_GK.shape[1],
             float(self.logits.scale), float(negatives.hard_t), float(negatives.filter_above or 0.0),
             WHAT=what, FILTERED=negatives.filter_above is not None, SUB_CENTRES=self.logits.sub_centres,
             **self.widths, BLOCK_G=tile.rows, BLOCK_K=tile.columns, DEPTH=tile.depth, **tile.launch,
         )  # fmt: skip
-        return result
+        return by_feature
 
     def _nearest(self, chunk: Chunk) -> Tensor | None:
         """(G, classes of the chunk), int8: the nearest of each class's sub-centres; None where there is but one."""
@@ -227,13 +215,12 @@ class Pass:
             **self.widths, BLOCK_K=ROW_BLOCK, BLOCK_D=block_D,
         )  # fmt: skip
 
-    def gradient(self, chunk: Chunk, along: Tensor, grad_KD: Tensor) -> None:
-        """Fills grad_KD's first rows from weight_GK and along."""
+    def pull(self, chunk: Chunk, x_GD: Tensor, sum_KD: Tensor) -> None:
+        """sum_KD becomes weight_GK^T @ x_GD, features times their factors."""
         tile = self.tiles.gradient
         programs = self.padded_chunk // tile.rows * (self.padded_width // tile.columns)
-        device_side.centre_gradient[(programs,)](
-            self.weight_GK, self.x_GD, *chunk.centres, chunk.inverse_K, along, self.uniform_D, chunk.along_all_K,
-            grad_KD, chunk.size, self.padded_chunk, self.padded_rows, len(along),
+        device_side.pull[(programs,)](
+            self.weight_GK, x_GD, sum_KD, chunk.size, self.padded_chunk, self.padded_rows,
             **self.widths, BLOCK_K=tile.rows, BLOCK_D=tile.columns, DEPTH=tile.depth, **tile.launch,
         )  # fmt: skip
 

@@ -1,0 +1,238 @@
+"""What follows the gradient's product on the GPU: whole rows in registers, from the sums over the features to centres
+and state as they are stored, each read once and written once (triton_bytes.py counts).
+
+A product's tile does not hold whole rows, and the projection across a centre, the mean squares of row-wise optimizers
+and 1 / length need them. So the product leaves its sums to this kernel, 4 bytes a number, in a chunk that stays in the
+L2 cache. The optimizers are those of rows/optimizers.py, the random bits those of counter_rng.rounding_noise.
+"""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from partial_fc.head.kernels import LogitGrad, Logits
+from partial_fc.head.kernels.triton_kernels import INTERPRETED, SMALLEST
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
+
+if TYPE_CHECKING:
+    from partial_fc.head.rows import RowTable
+
+# What `finish_rows` does with the gradient. NONE: it is the result.
+NONE = tl.constexpr(0)
+SGD = tl.constexpr(1)
+ADAMW = tl.constexpr(2)
+ROW_ADAM = tl.constexpr(3)
+ROW_ADAGRAD = tl.constexpr(4)
+
+
+@triton.jit
+def _hash32(x):
+    x ^= x >> 16
+    x *= 0x7FEB352D
+    x ^= x >> 15
+    x *= 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _write(table_ptr, at, mask, x, number_K, d, key):
+    """x to its table, in the table's dtype; bfloat16 is rounded with the noise of this row and column."""
+    dtype: tl.constexpr = table_ptr.dtype.element_ty
+    if dtype == tl.bfloat16:
+        low = (number_K & 0xFFFFFFFF).to(tl.uint32)
+        row_key = _hash32(_hash32(low + key.to(tl.uint32, bitcast=True)) ^ (number_K >> 32).to(tl.uint32))
+        pair = _hash32(row_key[:, None] + (d >> 1).to(tl.uint32)[None, :])
+        noise = tl.where((d & 1)[None, :] == 1, pair >> 16, pair & 0xFFFF)
+        bits = x.to(tl.uint32, bitcast=True)
+        finite = (bits & 0x7F800000) != 0x7F800000
+        bits = tl.where(finite, bits + noise, bits)
+        tl.store(table_ptr + at, (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True), mask=mask)
+    else:
+        tl.store(table_ptr + at, x.to(dtype), mask=mask)
+
+
+@triton.jit
+def _correction(num_K, LOG_BETA: tl.constexpr):
+    """1 - beta ** num; in float64, as it has four digits left in float32."""
+    log_beta = tl.full(num_K.shape, LOG_BETA, tl.float64)
+    return (1.0 - tl.exp(num_K.to(tl.float64) * log_beta)).to(tl.float32)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "K", "begin", "first_row", "touched_step", "centre_key", "first_key", "second_key", "lr", "keep",
+    ]
+)  # fmt: skip
+def finish_rows(
+    sum_ptr, unit_ptr, order_ptr, own_ptr, target_grad_ptr, uniform_ptr, centre_ptr, row_ptr, stride, K, begin,
+    first_ptr, second_ptr, scalar_ptr, steps_ptr, touched_ptr,
+    first_row, touched_step, centre_key, first_key, second_key, lr, keep, decay, beta1, weight1, beta2, weight2, eps,
+    OPTIMIZER: tl.constexpr, NESTEROV: tl.constexpr, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr,
+    D: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """sum (K, D): over features of weight * feature, where weight is already over the centre's length; it becomes the
+    gradient, or stays and the rows move. Targets own[k] to own[k + 1] of `order` are the features whose own centre k
+    is; each adds target_grad * feature / length, and `uniform` comes on top."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
+    d = tl.arange(0, BLOCK_D)
+    there = place < K
+    mask = there[:, None] & (d < D)[None, :]
+    if row_ptr is None:
+        row = begin + place
+    else:
+        row = tl.load(row_ptr + place, mask=there, other=0)
+    at = row[:, None] * D + d[None, :]
+    centre_at = row[:, None] * stride + d[None, :]
+    centre = tl.load(centre_ptr + centre_at, mask=mask, other=0.0).to(tl.float32)
+    grad = tl.load(sum_ptr + place[:, None] * D + d[None, :], mask=mask, other=0.0)
+
+    square = tl.sum(centre * centre, axis=1)
+    long = square >= SMALLEST
+    inverse = tl.where(long, tl.div_rn(1.0, tl.sqrt_rn(tl.where(long, square, 1.0))), 0.0)
+    if uniform_ptr is not None:
+        grad += tl.load(uniform_ptr + d, mask=d < D, other=0.0)[None, :] * inverse[:, None]
+    low = tl.load(own_ptr + place, mask=there, other=0)
+    high = tl.load(own_ptr + place + 1, mask=there, other=0)
+    most = tl.max(high - low, axis=0)
+    for i in range(0, most):
+        mine = low + i < high
+        g = tl.load(order_ptr + low + i, mask=mine, other=0)
+        share = tl.load(target_grad_ptr + g, mask=mine, other=0.0) * inverse
+        feature = tl.load(unit_ptr + g[:, None] * D + d[None, :], mask=mine[:, None] & (d < D)[None, :], other=0.0)
+        grad += share[:, None] * feature
+    along = tl.sum(grad * centre, axis=1) * inverse * inverse
+    grad -= centre * along[:, None]
+
+    if OPTIMIZER == NONE:
+        tl.store(sum_ptr + place[:, None] * D + d[None, :], grad, mask=mask)
+    else:
+        number = first_row + row
+        tl.store(touched_ptr + row, tl.full((BLOCK_K,), touched_step, tl.int32), mask=there)
+        if (OPTIMIZER == SGD) | (OPTIMIZER == ROW_ADAGRAD):
+            grad += centre * decay
+        if OPTIMIZER != ROW_ADAGRAD:
+            first = tl.load(first_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        if OPTIMIZER == SGD:
+            first = first * beta1 + grad
+            step = first
+            if NESTEROV:
+                step = grad + first * beta1
+            moved = centre - step * lr
+        elif OPTIMIZER == ROW_ADAGRAD:
+            square_sum = tl.load(scalar_ptr + row, mask=there, other=0.0) + tl.sum(grad * grad, axis=1) / D
+            tl.store(scalar_ptr + row, square_sum, mask=there)
+            scale = tl.sqrt_rn(square_sum) + eps
+            # A row whose gradients were all 0 stays, also with eps 0.
+            moved = centre - tl.div_rn(grad * lr, tl.where(scale == 0, 1.0, scale)[:, None])
+        else:
+            num = tl.load(steps_ptr + row, mask=there, other=0.0) + 1.0
+            tl.store(steps_ptr + row, num, mask=there)
+            correct1 = _correction(num, LOG_BETA1)
+            correct2 = _correction(num, LOG_BETA2)
+            first += (grad - first) * weight1
+            if OPTIMIZER == ADAMW:
+                second = tl.load(second_ptr + at, mask=mask, other=0.0).to(tl.float32)
+                second = second * beta2 + grad * grad * weight2
+                _write(second_ptr, at, mask, second, number, d, second_key)
+                scale = (tl.sqrt_rn(tl.div_rn(second, correct2[:, None])) + eps) * correct1[:, None]
+                moved = centre * keep - tl.div_rn(first * lr, tl.where(mask, scale, 1.0))
+            else:
+                second_K = tl.load(scalar_ptr + row, mask=there, other=0.0)
+                second_K += (tl.sum(grad * grad, axis=1) / D - second_K) * weight2
+                tl.store(scalar_ptr + row, second_K, mask=there)
+                scale_K = (tl.sqrt_rn(tl.div_rn(second_K, correct2)) + eps) * correct1
+                moved = centre * keep - tl.div_rn(first * lr, tl.where(there, scale_K, 1.0)[:, None])
+        if OPTIMIZER != ROW_ADAGRAD:
+            _write(first_ptr, at, mask, first, number, d, first_key)
+        _write(centre_ptr, centre_at, mask, moved, number, d, centre_key)
+
+
+def row_blocks(width: int) -> dict[str, int]:
+    """BLOCK_K, BLOCK_D and num_warps: whole rows, 16 numbers of each table to a thread."""
+    columns = max(16, triton.next_power_of_2(width))
+    rows = max(1, 2048 // columns)
+    if INTERPRETED.value:
+        rows = 64  # few programs: each takes the interpreter milliseconds
+    return {"BLOCK_K": rows, "BLOCK_D": columns, "num_warps": max(4, min(32, columns // 512))}
+
+
+def _signed(key: int) -> int:
+    """The same 32 bits as an int32: a launch's integers beyond that are of another type, which compiles anew."""
+    return key - (1 << 32) if key >= 1 << 31 else key
+
+
+def gradient_only() -> dict[str, Any]:
+    """The optimizer's arguments of `finish_rows`, where the gradient is asked for."""
+    tables = dict.fromkeys(("first_ptr", "second_ptr", "scalar_ptr", "steps_ptr", "touched_ptr"))
+    integers = dict.fromkeys(("first_row", "touched_step", "centre_key", "first_key", "second_key"), 0)
+    numbers = dict.fromkeys(("lr", "keep", "decay", "beta1", "weight1", "beta2", "weight2", "eps"), 0.0)
+    constants = {"OPTIMIZER": NONE.value, "NESTEROV": False, "LOG_BETA1": 0.0, "LOG_BETA2": 0.0}
+    return {**tables, **integers, **numbers, **constants}
+
+
+def optimizer_step(store: "RowTable", lr: float, step: int) -> dict[str, Any]:
+    """The optimizer's arguments of `finish_rows`; the store counts the step as begun."""
+    optimizer, keys, tables = store.optimizer, store.begin_fused_update(lr, step), store.row_state()
+    names = [name for name, width in optimizer.state_widths().items() if width == "row"]
+    wide: dict[str, Any] = {"centre_key": _signed(keys["centres"])}
+    for part, name in zip(("first", "second"), names, strict=False):
+        wide |= {f"{part}_key": _signed(keys[name]), f"{part}_ptr": tables[name]}
+    match optimizer:
+        case RowSGD():
+            settings = {"OPTIMIZER": SGD.value, "NESTEROV": optimizer.nesterov, "beta1": optimizer.momentum}
+        case RowAdamW() | RowAdam():
+            beta1, beta2 = optimizer.beta1, optimizer.beta2
+            settings = {"beta1": beta1, "weight1": 1 - beta1, "beta2": beta2, "weight2": 1 - beta2}
+            settings |= {"LOG_BETA1": _log(beta1), "LOG_BETA2": _log(beta2)}
+            settings |= {"OPTIMIZER": (ADAMW if isinstance(optimizer, RowAdamW) else ROW_ADAM).value}
+            settings |= {
+                "eps": optimizer.eps,
+                "keep": 1 - lr * optimizer.weight_decay,
+                "steps_ptr": tables["num_steps"],
+            }
+            if isinstance(optimizer, RowAdam):
+                settings["scalar_ptr"] = tables["second_moment"]
+        case RowAdagrad():
+            settings = {"OPTIMIZER": ROW_ADAGRAD.value, "eps": optimizer.eps, "scalar_ptr": tables["square_sum"]}
+        case _:
+            raise TypeError(f"triton_update.py does not have {optimizer}")
+    rest = {"lr": lr, "decay": optimizer.weight_decay, "touched_ptr": tables["touched"]}
+    return {**gradient_only(), **wide, **settings, **rest, "first_row": store.first_row, "touched_step": step + 1}
+
+
+def _log(beta: float) -> float:
+    return math.log(beta) if beta else -math.inf
+
+
+def can_move(store: "RowTable", centre_LD: Tensor) -> bool:
+    """Whether `optimizer_step` can move these centres: the table's own, in dtypes that the kernel computes with."""
+    tables = store.row_state() if centre_LD.data_ptr() == store.centre_LD.data_ptr() else {}
+    return bool(tables) and all(table.dtype != torch.float64 for table in tables.values())
+
+
+class Finish:
+    """Launches `finish_rows` for each chunk of a pass. step: the optimizer's arguments."""
+
+    def __init__(self, logits: Logits, logit_grad: LogitGrad, step: dict[str, Any]):
+        self._logits, self._step = logits, step
+        self._unit_GD = logits.unit_GD.contiguous()
+        self._target_grad_G = logit_grad.target_grad_G.float()
+        self._uniform_D = None if logit_grad.uniform_D is None else logit_grad.uniform_D.float()
+        # The features by their own centre: those of place k are order[own[k]] to order[own[k + 1] - 1].
+        position_G, self._order_G = logits.target_G.sort(stable=True)
+        places = torch.arange(logits.num_sampled + 1, device=position_G.device)
+        self._own_S = torch.searchsorted(position_G, places, out_int32=True)
+        self._blocks = row_blocks(logits.unit_GD.shape[1])
+
+    def __call__(self, begin: int, size: int, sum_KD: Tensor) -> None:
+        """Places begin to begin + size; sum_KD: their sums over the features."""
+        centre_LD, row_S = self._logits.centre_LD, self._logits.row_S
+        finish_rows[(triton.cdiv(size, self._blocks["BLOCK_K"]),)](
+            sum_KD, self._unit_GD, self._order_G, self._own_S[begin:], self._target_grad_G, self._uniform_D,
+            centre_LD, None if row_S is None else row_S[begin:], centre_LD.stride(0), size, begin,
+            **self._step, D=centre_LD.shape[1], **self._blocks,
+        )  # fmt: skip
