@@ -13,7 +13,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from partial_fc.head.kernels import LogitGrad, Logits, triton_pass
+from partial_fc.head.kernels import LogitGrad, Logits, triton, triton_pass
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.kernels.triton import TritonKernel
 from partial_fc.head.margin import Negatives
@@ -271,6 +271,40 @@ def test_chunks_change_nothing_and_runs_repeat(case, precision, monkeypatch):
     torch.testing.assert_close(gradient_of(kernel, logits, logit_grad), grad, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("scale", [64.0, 300.0])
+def test_what_the_first_pass_leaves_to_the_second_changes_no_bit(scale, monkeypatch):
+    """Room for all, for one chunk of three, for none, and after another pass has taken it."""
+    monkeypatch.setattr(triton_pass, "CHUNK_ROWS", 48)
+    logits, logit_grad = problem(Case(features=7, sampled=101, width=40, rows=True, rule="hard", scale=scale))
+    kernel = TritonKernel("bf16")
+    anew = gradient_of(kernel, logits, logit_grad)
+    padded = kernel._pass(logits).padded_rows
+    for places in (200, 50, 0):
+        monkeypatch.setattr(triton, "EXP_CACHE_BYTES", 2 * padded * (places + triton.SPARE))
+        cache = kernel.sums(logits).cache
+        assert cache.places == {200: 101, 50: 48, 0: 0}[places]
+        assert torch.equal(gradient_of(kernel, logits, replace(logit_grad, cache=cache)), anew)
+    monkeypatch.undo()
+    first = kernel.sums(logits).cache
+    launched = counted(monkeypatch, "weigh")
+    assert torch.equal(gradient_of(kernel, logits, replace(logit_grad, cache=first)), anew)
+    assert not launched
+    kernel.sums(replace(logits, scale=3.0))
+    assert torch.equal(gradient_of(kernel, logits, replace(logit_grad, cache=first)), anew)
+
+
+def counted(monkeypatch, name: str) -> list[str]:
+    """Gets the name of this part of a pass each time that it runs."""
+    runs, part = [], getattr(triton_pass.Pass, name)
+
+    def run(*args, **named):
+        runs.append(name)
+        return part(*args, **named)
+
+    monkeypatch.setattr(triton_pass.Pass, name, run)
+    return runs
+
+
 def test_gradients_are_at_right_angles_to_their_centres():
     logits, logit_grad = problem(Case(features=40, storage=torch.bfloat16))
     grad_SD = gradient_of(TritonKernel("bf16"), logits, logit_grad)
@@ -356,7 +390,8 @@ def test_many_classes_like_the_plain_kernel(G, S, D, precision, close):
 
 @on_gpu
 @pytest.mark.parametrize("S", [100_000, 1_000_000])
-def test_memory_beyond_the_centres_does_not_grow_with_the_classes(S):
+def test_memory_beyond_the_centres_does_not_grow_with_the_classes(S, monkeypatch):
+    monkeypatch.setattr(triton, "EXP_CACHE_BYTES", 1 << 27)
     logits, logit_grad = random_step(1024, S, 512)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

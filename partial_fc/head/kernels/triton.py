@@ -3,16 +3,19 @@
 A chunk of at most 65,536 centres is read where it lies, through row_S; its exponentials, (G, K) in the products' dtype,
 go through memory between two products. To keep them on the chip instead, as attention kernels do, a program would have
 to hold sums as wide as a feature: at D = 512 those alone fill the registers, and tiles would become so narrow that
-reading them, not multiplying, took the time. The memory does not grow with the number of classes.
+reading them, not multiplying, took the time. But for
+what is kept for the second pass, the memory does not grow with the number of classes.
 
-Products, counted in 2 * G * S * D: `sums` 2, `centre_gradients` 2, since the logits are formed again. Beyond |logit| of
-about 64 `sums` takes 3, as the largest logit is looked for first; sub-centres cost one more each time.
+Products, counted in 2 * G * S * D: `sums` 2, and 3 beyond |logit| of about 64 or with a bias, as the largest logit is
+looked for first. The second pass takes 1 where the first one's weights are kept (2 * G * S bytes, at most
+EXP_CACHE_BYTES), else 2. Sub-centres cost one more each time that logits are formed.
 
 Nothing is added in an order that can vary, and tile sizes come from a table, not from a stopwatch: results repeat bit
 by bit on one kind of device.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,11 +36,37 @@ LARGEST_LOGIT_WITH_FIXED_SHIFT = 64.5
 # Of a row's factor, relative to its shift. It is larger only where all exponentials of the row are at the end of what
 # fp32 can tell from 0, every class being opposite to the feature; the gradient is then too small, instead of infinite.
 LARGEST_FACTOR = 2.0**120
+# Of the first pass' weights that the second one reads: 2 bytes for each feature and place. What does not fit is formed
+# again, to the same bits. An offset into them is an int32.
+EXP_CACHE_BYTES = 1 << 30
+SPARE = 512  # columns after the last, for tiles that reach beyond it
 
 
 def runs_on(device: torch.device) -> bool:
     """On GPUs; on others only in Triton's interpreter, for tests."""
     return device.type == "cuda" or bool(device_side.INTERPRETED.value)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a first pass leaves to the second: Sums.cache."""
+
+    shift_G: Tensor
+    weight_GS: Tensor
+    places: int  # the first ones, whose weights are in it
+
+    def weights(self, begin: int, end: int) -> Tensor | None:
+        """Of the places begin to end, and up to SPARE columns more; None: not all are here."""
+        return self.weight_GS[:, begin:] if end <= self.places else None
+
+
+def kept_places(num_sampled: int, chunk_rows: int, padded_rows: int, operands: torch.dtype) -> int:
+    """How many places' weights the second pass takes over: all, or as many whole chunks as there is room for. With
+    fp32 operands none: forming them costs what reading them saves."""
+    if operands != torch.bfloat16:
+        return 0
+    most = EXP_CACHE_BYTES // (2 * padded_rows) - SPARE
+    return num_sampled if num_sampled <= most else max(0, most // chunk_rows * chunk_rows)
 
 
 class TritonKernel(Kernel):
@@ -52,6 +81,8 @@ class TritonKernel(Kernel):
     def __init__(self, precision: Precision = "bf16", tiles: Tiles | None = None):
         self.operands = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
         self.tiles = tiles
+        self._room = torch.empty(0, dtype=self.operands)
+        self._kept: Kept | None = None  # whose weights are in it: Sums.cache of the last pass
 
     def sums(self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False) -> Sums:
         over = self._pass(logits)
@@ -59,12 +90,16 @@ class TritonKernel(Kernel):
         sum_G = torch.zeros_like(shift_G, dtype=torch.float64)
         splits = over.new_splits() if with_weighted_sum else None
         totals = over.new_totals() if with_centre_sum else None
-        weight_GK = over.weight_GK if with_weighted_sum else None
+        kept = self._keep(over, shift_G) if with_weighted_sum else None
         for chunk in over.chunks():
+            weight_GK = None
+            if kept is not None:
+                weight_GK = kept.weights(chunk.begin, chunk.begin + chunk.size)
+                weight_GK = over.scratch_GK if weight_GK is None else weight_GK
             by_tile = over.weigh(chunk, device_side.SUMS.value, shift_G, weight_GK)
             sum_G += by_tile.sum(dim=0, dtype=torch.float64)
-            if splits is not None:
-                over.weighted_sum(chunk, splits)
+            if splits is not None and weight_GK is not None:
+                over.weighted_sum(chunk, weight_GK, splits)
             if totals is not None:
                 over.centre_sum(chunk, totals)
         sum_G, shift_G = sum_G[: over.num_rows], shift_G[: over.num_rows]
@@ -74,7 +109,19 @@ class TritonKernel(Kernel):
             weighted_sum_GD = weighted_sum_GD / torch.where(sum_G == 0, 1.0, sum_G).float()[:, None]
         if totals is not None:
             centre_sum_D = totals.sum(dim=0)[: over.width]
-        return Sums(sum_G * shift_G.double().exp(), weighted_sum_GD, centre_sum_D)
+        return Sums(sum_G * shift_G.double().exp(), weighted_sum_GD, centre_sum_D, kept)
+
+    def _keep(self, over: Pass, shift_G: Tensor) -> Kept:
+        """Room for the weights of a pass, which takes it over from the last one."""
+        self._kept = None
+        places = kept_places(over.logits.num_sampled, over.chunk_rows, over.padded_rows, self.operands)
+        size = over.padded_rows * (places + SPARE)
+        if places and (self._room.numel() < size or self._room.device != shift_G.device):
+            self._room = torch.empty(0, dtype=self.operands)  # not two at a time
+            self._room = over.x_GD.new_empty(size)
+        weight_GS = self._room[: size if places else 0].view(over.padded_rows, -1)
+        self._kept = Kept(shift_G, weight_GS, places)
+        return self._kept
 
     def centre_gradients(self, logits: Logits, logit_grad: LogitGrad) -> Iterator[tuple[int, int, Tensor]]:
         yield from self._finished(logits, logit_grad, gradient_only())
@@ -92,14 +139,20 @@ class TritonKernel(Kernel):
     ) -> Iterator[tuple[int, int, Tensor]]:
         """(begin, end, the chunk that finish_rows has finished), with the optimizer's arguments `step`."""
         over = self._pass(logits)
-        shift_G = self._shift(over)
+        kept = logit_grad.cache if isinstance(logit_grad.cache, Kept) else None
+        shift_G = self._shift(over) if kept is None else kept.shift_G
+        if kept is not self._kept:  # another pass has come since
+            kept = None
         factor_G = logit_grad.factor_G.double() * shift_G[: over.num_rows].double().exp()
         x_GD = over.operand(logits.unit_GD * factor_G.clamp(-LARGEST_FACTOR, LARGEST_FACTOR).float()[:, None])
         finish = Finish(logits, logit_grad, step)
         sum_KD = logits.unit_GD.new_empty(over.chunk_rows, over.width)
         for chunk in over.chunks():
-            over.weigh(chunk, device_side.SUMS.value, shift_G, over.weight_GK, with_sums=False)
-            over.pull(chunk, x_GD, sum_KD)
+            weight_GK = None if kept is None else kept.weights(chunk.begin, chunk.begin + chunk.size)
+            if weight_GK is None:
+                weight_GK = over.scratch_GK
+                over.weigh(chunk, device_side.SUMS.value, shift_G, weight_GK, with_sums=False)
+            over.pull(chunk, weight_GK, x_GD, sum_KD)
             finish(chunk.begin, chunk.size, sum_KD)
             yield chunk.begin, chunk.begin + chunk.size, sum_KD[: chunk.size]
 
@@ -120,12 +173,12 @@ class TritonKernel(Kernel):
     def _shift(over: Pass) -> Tensor:
         """What is subtracted from the logits of each row, padded: depends on bounds where they allow it, else on the
         row's largest logit, which takes a pass of its own."""
-        negatives, bias_S = over.logits.negatives, over.logits.bias_S
+        negatives = over.logits.negatives
         bound = over.logits.scale
         if negatives.hard_G is not None:
             bound *= 1.0 + abs(negatives.hard_t)
-        if bias_S is not None and len(bias_S):
-            bound += float(bias_S.abs().max())
+        if over.logits.bias_S is not None:  # asking for the largest would make the host wait for the device
+            bound = torch.inf
         if bound <= LARGEST_LOGIT_WITH_FIXED_SHIFT:
             return torch.full_like(over.zero_G, max(0.0, bound - TOP_EXPONENT))
         most_G = torch.full_like(over.zero_G, -torch.inf)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -91,7 +92,7 @@ class Chunk:
 class Pass:
     """G and D are padded to whole tiles, and so is K, a chunk's number of places, in everything that a GPU sees.
 
-    Memory, whatever the number of classes: weight_GK (at most CHUNK_BYTES), 4 bytes of partial sums for each tile of a
+    Memory, whatever the number of classes: scratch_GK (at most CHUNK_BYTES), 4 bytes of partial sums for each tile of a
     chunk and each feature, and `splits`' copies of (G, D) in fp32.
     """
 
@@ -119,8 +120,12 @@ class Pass:
         whole_classes = math.lcm(logits.sub_centres, 16)  # and 16 places, so that pieces of row_S stay aligned
         self.chunk_rows = min(max(1, logits.num_sampled), max(whole_classes, most - most % whole_classes))
         self.padded_chunk = _whole(self.chunk_rows, max(logits_tile.columns, sum_tile.depth, gradient_tile.rows))
-        self.weight_GK = self.x_GD.new_empty(self.padded_rows, self.padded_chunk)
         self.widths = {"D": self.width, "D_PAD": self.padded_width}
+
+    @cached_property
+    def scratch_GK(self) -> Tensor:
+        """Weights of a chunk, where they are not kept."""
+        return self.x_GD.new_empty(self.padded_rows, self.padded_chunk)
 
     def operand(self, x_GD: Tensor) -> Tensor:
         """(G, D) -> padded, in the dtype of the products' operands."""
@@ -153,15 +158,15 @@ class Pass:
     def weigh(
         self, chunk: Chunk, what: int, shift_G: Tensor, weight_GK: Tensor | None = None, with_sums: bool = True
     ) -> Tensor:
-        """Fills weight_GK; returns what `weigh` of triton_kernels.py calls by_feature (empty: not asked for)."""
+        """Fills weight_GK, to whole tiles; returns what `weigh` of triton_kernels.py calls by_feature (else empty)."""
         tile, negatives = self.tiles.logits, self.logits.negatives
-        num_g, num_k = self.padded_rows // tile.rows, self.padded_chunk // tile.columns
+        num_g, num_k = self.padded_rows // tile.rows, triton.cdiv(chunk.size, tile.columns)
         by_feature = self.zero_G.new_empty(num_k if with_sums else 0, self.padded_rows)
         nearest_GK = self._nearest(chunk)
         device_side.weigh[(num_g * num_k,)](
             self.x_GD, *chunk.centres, chunk.inverse_K, chunk.bias, nearest_GK,
             self.target_class_G, shift_G, self.hard_G, weight_GK, by_feature if with_sums else None,
-            chunk.size, chunk.begin, self.padded_chunk, self.padded_rows,
+            chunk.size, chunk.begin, 0 if weight_GK is None else weight_GK.stride(0), self.padded_rows,
             0 if nearest_GK is None else nearest_GK.shape[1],
             float(self.logits.scale), float(negatives.hard_t), float(negatives.filter_above or 0.0),
             WHAT=what, FILTERED=negatives.filter_above is not None, SUB_CENTRES=self.logits.sub_centres,
@@ -193,13 +198,13 @@ class Pass:
         splits = max(1, min(processors // programs, self.padded_chunk // tile.depth))
         return self.zero_G.new_zeros(splits, self.padded_rows, self.padded_width)
 
-    def weighted_sum(self, chunk: Chunk, splits: Tensor) -> None:
+    def weighted_sum(self, chunk: Chunk, weight_GK: Tensor, splits: Tensor) -> None:
         """Adds weight_GK @ centres, as they are stored."""
         tile = self.tiles.weighted_sum
         programs = self.padded_rows // tile.rows * (self.padded_width // tile.columns)
         share = triton.cdiv(triton.cdiv(chunk.size, tile.depth), len(splits))
         device_side.weighted_sum[(programs, len(splits))](
-            self.weight_GK, *chunk.centres, splits, chunk.size, share, self.padded_chunk, self.padded_rows,
+            weight_GK, *chunk.centres, splits, chunk.size, share, weight_GK.stride(0), self.padded_rows,
             **self.widths, BLOCK_G=tile.rows, BLOCK_D=tile.columns, DEPTH=tile.depth, **tile.launch,
         )  # fmt: skip
 
@@ -215,12 +220,12 @@ class Pass:
             **self.widths, BLOCK_K=ROW_BLOCK, BLOCK_D=block_D,
         )  # fmt: skip
 
-    def pull(self, chunk: Chunk, x_GD: Tensor, sum_KD: Tensor) -> None:
+    def pull(self, chunk: Chunk, weight_GK: Tensor, x_GD: Tensor, sum_KD: Tensor) -> None:
         """sum_KD becomes weight_GK^T @ x_GD, features times their factors."""
         tile = self.tiles.gradient
-        programs = self.padded_chunk // tile.rows * (self.padded_width // tile.columns)
+        programs = triton.cdiv(chunk.size, tile.rows) * (self.padded_width // tile.columns)
         device_side.pull[(programs,)](
-            self.weight_GK, x_GD, sum_KD, chunk.size, self.padded_chunk, self.padded_rows,
+            weight_GK, x_GD, sum_KD, chunk.size, weight_GK.stride(0), self.padded_rows,
             **self.widths, BLOCK_K=tile.rows, BLOCK_D=tile.columns, DEPTH=tile.depth, **tile.launch,
         )  # fmt: skip
 
