@@ -44,8 +44,9 @@ def kept_bytes(workload: PlanOptions) -> dict[str, int]:
 def kernel_bytes(workload: PlanOptions) -> int:
     """Bytes that a kernel works in, whatever the number of classes."""
     if workload.impl == "triton":
-        rows = _chunk_rows(workload)
-        return rows * (workload.batch * DTYPES[workload.precision].itemsize + workload.dim * 4)
+        rows, kept = _chunk_rows(workload), _taken_over(workload)
+        weights = kept + (rows if kept < workload.sampled else 0)
+        return weights * workload.batch * DTYPES[workload.precision].itemsize + rows * workload.dim * 4
     if workload.impl == "cpu":
         # Packed features for all threads; the features' gradient of each, and the chunk of centres in its cache.
         common = 2 * workload.batch * workload.dim * DTYPES[workload.precision].itemsize
@@ -73,7 +74,12 @@ def _padded_batch(workload: PlanOptions) -> int:
 
 
 def _taken_over(workload: PlanOptions) -> int:
-    """Centres whose exponentials the CPU kernel's second pass takes over from the first."""
+    """Centres whose exponentials the kernel's second pass takes over from the first."""
+    if workload.impl == "triton":
+        from partial_fc.head.kernels import triton
+
+        operands = DTYPES[workload.precision]
+        return triton.kept_places(workload.sampled, _chunk_rows(workload), _padded_batch(workload), operands)
     if workload.impl != "cpu":
         return 0
     room = cpu.exp_cache_bytes(workload.local_classes * workload.dim * DTYPES[workload.dtype].itemsize)
@@ -184,14 +190,13 @@ def _moves_rows(workload: PlanOptions) -> bool:
 
 
 def exponentials_bytes(workload: PlanOptions) -> float:
-    """Bytes of exponentials that pass through memory, because they are kept for the second pass, or because those of a
-    chunk are more than the cache holds: written and read in each pass."""
-    kept = _taken_over(workload)
-    itemsize = DTYPES[workload.precision].itemsize
-    through_memory = 2.0 * 2 * kept
+    """Bytes of exponentials that pass through memory: written and read later where they are kept for the second pass,
+    and written and read in each pass where those of a chunk are more than a GPU's cache holds."""
+    kept, itemsize = _taken_over(workload), DTYPES[workload.precision].itemsize
+    numbers = 2 * kept
     if workload.impl == "triton" and _chunk_rows(workload) * workload.batch * itemsize > _L2_BYTES:
-        through_memory = 2.0 * itemsize * (2 * workload.sampled - kept)
-    return through_memory * workload.batch
+        numbers = 3 * kept + 4 * (workload.sampled - kept)
+    return float(numbers * itemsize * workload.batch)
 
 
 def operations(workload: PlanOptions) -> float:
