@@ -48,10 +48,10 @@ horovod() { command -v horovodrun >/dev/null || return 77 && run horovodrun "$@"
 gloo() { horovod -np "$1" -H "localhost:$1" --gloo "${@:2}"; }
 mpi() { horovod -np "$1" -H "localhost:$1" --mpi "${@:2}"; }
 torch() { run torchrun --standalone --nproc_per_node="$1" --no-python "${@:2}"; }
-# One process for each core; the tests of a file stay together, with what they share. tests/unit/conftest.py has the order.
-# Those that often wait: one process more.
-two=(-n 2 --dist loadfile) three=(-n 3 --dist loadfile)
-unit=(tests/unit "${two[@]}" --no-loadscope-reorder)
+# One process for each core; the tests of a file stay together, with what they share. tests/conftest.py and
+# tests/unit/conftest.py have the order. Those that often wait: one process more.
+two=(-n 2 --dist loadfile --no-loadscope-reorder) three=(-n 3 --dist loadfile --no-loadscope-reorder)
+unit=(tests/unit "${two[@]}")
 
 if [ "$mode" = quick ]; then
     stage "unit" 55 python -m pytest "${unit[@]}" -m "not slow and not mxnet" "$@"
@@ -60,7 +60,7 @@ if [ "$mode" = quick ]; then
 else
     stage "unit" 115 python -m pytest "${unit[@]}" -m "not mxnet" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
-    stage "MXNet: engine, oracle and stores" 80 python -m pytest -m mxnet $(marked mxnet tests/{unit,recipes}/test_*.py) "$@"
+    stage "MXNet: engine, oracle and stores" 74 python -m pytest -m mxnet $(marked mxnet tests/{unit,recipes}/test_*.py) "$@"
     # The mathematics does not depend on the transport: all of it over these two, MPI on three ranks, by which the numbers of
     # classes do not divide. Elsewhere only what speaks to the transport.
     stage "parallel, horovodrun Gloo, 2 ranks" 35 gloo 2 "${ranks[@]}" tests/parallel
@@ -71,9 +71,8 @@ else
     stage "transport, one process" 6 "${transport[@]}"
     # The GPU's kernel, sharded, in Triton's interpreter. (One process: tests/unit/test_triton.py.)
     stage "Triton, horovodrun MPI, 3 ranks" 12 mpi 3 env TRITON_INTERPRET=1 "${ranks[@]}" tests/parallel/test_head_kinds.py -k sharded_equals_dense
-    stage "recipes" 235 python -m pytest tests/recipes "${three[@]}" -m "not mxnet" "$@"
-    # Of processes, disks and cables that fail. -rs: why, where some are skipped.
-    stage "faults and two hosts" 150 python -m pytest tests/faults tests/cluster "${three[@]}" -rs "$@"
+    # Faults are of processes, disks and cables. -rs: why, where some are skipped.
+    stage "recipes, faults and two hosts" 275 python -m pytest tests/{recipes,faults,cluster} "${three[@]}" -m "not mxnet" -rs "$@"
 fi
 
 printf '\n%s%5d s of %3d  in all\n' "$table" "$SECONDS" "$budget"

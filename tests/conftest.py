@@ -17,6 +17,40 @@ for _number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 
+# Of the files that start processes those that take longest. They come first: of processes that share the files none is
+# left alone with a dear one at the end. (With --no-loadscope-reorder of xdist. tests/unit: its own conftest.py.)
+_DEAR = (
+    "cluster/test_elastic.py",
+    "recipes/test_imagenet.py",
+    "recipes/test_preemption.py",
+    "cluster/test_two_hosts.py",
+    "recipes/test_face_head.py",
+    "faults/test_runs.py",
+    "recipes/test_flag_pairs.py",
+    "recipes/test_hang_report.py",
+    "recipes/test_face.py",
+    "recipes/test_rendezvous.py",
+    "recipes/test_resume.py",
+    "recipes/test_mnist_kvstore.py",
+    "recipes/test_mnist.py",
+    "recipes/test_mnist_several.py",
+    "recipes/test_guards.py",
+    "recipes/test_kinetics.py",
+    "recipes/test_kv_launch.py",
+    "cluster/test_kv_launch.py",
+    "cluster/test_kinetics.py",
+    "faults/test_network.py",
+    "cluster/test_rendezvous.py",
+    "recipes/test_spawn.py",
+    "faults/test_readers.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: number for number, name in enumerate(_DEAR)}
+    items.sort(key=lambda item: place.get(f"{item.path.parent.name}/{item.path.name}", len(place)))
+
+
 @pytest.fixture(autouse=True)
 def _sigpipe_as_it_was() -> Iterator[None]:
     """partial-fc lets a closed pipe end its process. Where a test calls it, a later test's socket must not."""

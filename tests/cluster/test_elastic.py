@@ -8,7 +8,7 @@ import time
 from benchmarks.two_hosts import ADDRESSES, TwoHosts
 from tests.cluster.conftest import JOB
 from tests.cluster.elastic_job import EVERY, kill_all, running, stop, trainers
-from tests.recipes.conftest import run
+from tests.recipes.conftest import train_here
 
 LIMIT_S = 30.0
 
@@ -71,10 +71,9 @@ def test_a_host_is_lost_and_comes_back(hosts, env, tmp_path):
     resumed.mkdir()
     (resumed / "loss.csv").write_text((root / "loss.csv").read_text())
     more = shlex.split(
-        f"--lr-scheduler constant --sample-rate 0.5 --max-steps {again} --models-root {resumed} "
-        f"--resume {root}/checkpoints/step-{step:08d}"
+        f"--lr-scheduler constant --sample-rate 0.5 --max-steps {again} --resume {root}/checkpoints/step-{step:08d}"
     )
-    run([sys.executable, "train.py", "face", *JOB, *more])
+    train_here(resumed, shlex.join([*JOB, *more]))
     assert rows_of(resumed) == trained[:again]
 
 

@@ -50,7 +50,7 @@ def disk_fills_up(folder: Path) -> None:
             running.output()
         )
         told = _steps_said(running)
-        assert running.until(lambda: _steps_said(running) >= told + 40), f"training stands still\n{running.output()}"
+        assert running.until(lambda: _steps_said(running) >= told + 20), f"training stands still\n{running.output()}"
         assert not running.poll(), f"it did not go on\n{running.output()}"
         assert stand[-1] in complete(root) or complete(root)[-1] > stand[-1]
         _check_whole(complete(root))
@@ -105,13 +105,13 @@ def cannot_be_written(folder: Path) -> None:
 def rank_stands_still(folder: Path) -> None:
     """For some seconds (SIGSTOP, SIGCONT): the other waits, and the run ends as one that nobody stopped."""
     whole, stopped = folder / "whole", folder / "stopped"
-    assert Ranks(folder / "output-whole", flags(whole, 40, 10)).wait() == [0, 0]
-    running = Ranks(folder / "output-stopped", flags(stopped, 40, 10))
+    assert Ranks(folder / "output-whole", flags(whole, 20, 10)).wait() == [0, 0]
+    running = Ranks(folder / "output-stopped", flags(stopped, 20, 10))
     assert running.until(lambda: steps_done(stopped) >= 5), running.output()
     running.signal(1, signal.SIGSTOP)
     time.sleep(1)  # it stands; the other is at most in the next step
     seen = steps_done(stopped)
-    time.sleep(3)
+    time.sleep(2)
     assert steps_done(stopped) == seen, "rank 0 went on alone"
     running.signal(1, signal.SIGCONT)
     assert running.wait() == [0, 0], running.output()

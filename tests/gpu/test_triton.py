@@ -312,6 +312,32 @@ def test_gradients_are_at_right_angles_to_their_centres():
     assert cos.abs().max() < 1e-5
 
 
+def test_a_centre_too_long_for_float32_is_not_hidden():
+    """As a centre of length 0 it would have cosine 0 and never move."""
+    logits, logit_grad = problem(Case(features=7, sampled=53))
+    logits.centre_LD[5] = 4.5e19
+    assert TritonKernel("bf16").sums(logits).denominator_G[logits.target_G != 5].isnan().all()
+    bad_S = gradient_of(TritonKernel("bf16"), logits, logit_grad).isnan().any(dim=1)
+    assert bad_S.nonzero().flatten().tolist() == [5]
+
+
+def test_the_filter_errs_with_bf16_operands_by_their_rounding_alone():
+    """At scale 0, nearly, a denominator counts the classes that are left in. Both operands are off by 2^-9 of
+    themselves at most, and so a cosine by 2^-8."""
+    logits, _ = problem(Case(features=40, width=40, scale=1e-6, target_here=False))
+    found, threshold = [], 0.3
+    for kernel, at in (
+        (TritonKernel("bf16"), threshold),
+        *((PlainKernel(), threshold + more) for more in (-(2.0**-8), 0.0, 2.0**-8)),
+    ):
+        found.append(kernel.sums(replace(logits, negatives=Negatives(filter_above=at))).denominator_G.round())
+    ours, fewest, exact, most = found
+    assert (fewest <= ours).all()
+    assert (ours <= most).all()
+    assert (fewest < most).any()
+    assert (ours != exact).sum() < len(exact) / 2
+
+
 def test_where_everything_is_left_out_there_is_nothing():
     logits, logit_grad = problem(Case(sampled=64))
     logits = replace(logits, negatives=Negatives(filter_above=-1.5))

@@ -98,14 +98,9 @@ def run(command: list[str], expect: int = 0) -> str:
     return done.stdout
 
 
-def train(models_root: Path, flags: str, launcher: str = "one process", expect: int = 0) -> str:
-    """Recipe `face` with the small settings; flags, split like a shell's words, come last and win."""
-    command = [*LAUNCHERS[launcher], sys.executable, "train.py", "face", "--models-root", str(models_root)]
-    return run([*command, *SMALL, *shlex.split(flags)], expect)
-
-
 def train_here(models_root: Path, flags: str) -> str:
-    """`train` of one process, in this one. Returns its log."""
+    """Recipe `face` with the small settings, in this process; flags, split like a shell's words, come last and win.
+    Returns its log."""
     from tests.recipes.launch import here
 
     assert here("recipes.face", ["--models-root", str(models_root), *SMALL, *shlex.split(flags)]) == 0
@@ -113,14 +108,14 @@ def train_here(models_root: Path, flags: str) -> str:
 
 
 def face(models_root: Path, flags: str, faults: str = "") -> "Given":
-    """`train`, to be run in one launch with others."""
+    """The same, to be run in one launch with others."""
     from tests.recipes.several import Given
 
     return Given("recipes.face", ["--models-root", str(models_root), *SMALL, *shlex.split(flags)], faults)
 
 
 def train_several(runs: dict[Path, str], num_ranks: int = 2) -> str:
-    """`train` for each folder with its flags, one after the other, in one launch. Returns what was printed."""
+    """Recipe `face` for each folder with its flags, one after the other, in one launch. Returns what was printed."""
     from tests.recipes.launch import endings, several
 
     printed = several([face(root, flags) for root, flags in runs.items()], num_ranks)

@@ -11,7 +11,7 @@ import logging
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 
 from tests.recipes.hang import free_port
 from tests.recipes.several import Given, become_rank
+from tests.recipes.several import main as run_given
 
 _TIMEOUT_S = 240.0
 _GRACE_S = 20.0  # from the first process that fails to the end of the others: they say what they know
@@ -48,6 +49,7 @@ _PRELOADED = [
     "typeguard",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
+    "tests.recipes.first_time",
 ]
 
 
@@ -66,37 +68,43 @@ def here(recipe: str, words: Sequence[str]) -> int:
 
 def forked(given: Given, output: Path) -> ForkServerProcess:
     """Runs it as the only rank of a process that is not waited for."""
-    context = _context()
-    process = context.Process(target=become_rank, args=(0, 1, free_port(), str(output), [given]), daemon=True)
+    return start(become_rank, 0, 1, free_port(), str(output), run_given, [given])
+
+
+def start(target: Callable[..., object], *arguments: object) -> ForkServerProcess:
+    """Calls a module's function in a forked process."""
+    process = _context().Process(target=target, args=arguments, daemon=True)
     process.start()
     return process
 
 
 def several(runs: Sequence[Given], num_ranks: int = 2) -> str:
-    """Runs them one after the other in num_ranks processes over torch.distributed, as torchrun would start them.
-    Returns what these printed; fails where a process does."""
-    context = _context()
+    """Runs them one after the other in num_ranks processes over torch.distributed. Returns what these printed; fails
+    where a process does."""
+    return ranks(num_ranks, run_given, runs)
+
+
+def ranks(num_ranks: int, program: Callable[..., object], *arguments: object) -> str:
+    """Calls a module's function in forked processes, as torchrun would start them. Returns what these printed; fails
+    where a process does."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output"
         port = free_port()
-        ranks = [
-            context.Process(target=become_rank, args=(rank, num_ranks, port, str(output), runs), daemon=True)
-            for rank in range(num_ranks)
+        started = [
+            start(become_rank, rank, num_ranks, port, str(output), program, *arguments) for rank in range(num_ranks)
         ]
-        for process in ranks:
-            process.start()
         give_up = time.monotonic() + _TIMEOUT_S
-        while running := [process.sentinel for process in ranks if process.exitcode is None]:
+        while running := [process.sentinel for process in started if process.exitcode is None]:
             wait(running, max(0.0, give_up - time.monotonic()))
-            if any(process.exitcode for process in ranks):
+            if any(process.exitcode for process in started):
                 give_up = min(give_up, time.monotonic() + _GRACE_S)
             if time.monotonic() >= give_up:
                 break
-        for process in ranks:
+        for process in started:
             process.kill()
             process.join()
         printed = output.read_text() if output.exists() else ""
-    assert [process.exitcode for process in ranks] == [0] * num_ranks, printed[-6000:]
+    assert [process.exitcode for process in started] == [0] * num_ranks, printed[-6000:]
     return printed
 
 

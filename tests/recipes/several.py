@@ -5,7 +5,7 @@
 
 Every rank prints "rank R ended with: " and the exit status of each run, or the error that ended it. After one that
 trained, all ranks compare the weights that they compute with. (That the parts of a run continue in processes of their
-own: test_preemption.py. Launchers and their command lines: test_face.py.)
+own, launchers and their command lines: test_preemption.py.)
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -81,8 +81,11 @@ def _comparing(recipe: str, world: comm.World):
     return importlib.import_module(recipe)
 
 
-def become_rank(rank: int, num_ranks: int, port: int, output: str, runs: Sequence[Given]) -> None:
-    """In a forked process, with what torchrun would tell it; what it prints is appended to `output`."""
+def become_rank(
+    rank: int, num_ranks: int, port: int, output: str, program: Callable[..., object], *arguments: object
+) -> None:
+    """In a forked process, with what torchrun would tell it: program(*arguments). What it prints is appended to
+    `output`."""
     file = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(file, descriptor)
@@ -90,7 +93,7 @@ def become_rank(rank: int, num_ranks: int, port: int, output: str, runs: Sequenc
     os.environ |= {name: str(value) for name, value in numbers.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     torch.set_num_threads(1)
-    main(runs)
+    program(*arguments)
 
 
 if __name__ == "__main__":

@@ -87,29 +87,33 @@ RESUMED = {
 
 @pytest.fixture(scope="module")
 def resumed(glyphs, tmp_path_factory):
-    """name -> (folder of the whole run, folder of the run in two parts), on two ranks."""
+    """name -> (folder of the whole run, folder of one that goes on from the whole one's middle), on two ranks. (That a
+    run goes on in its own folder: test_resume.py.)"""
     root = tmp_path_factory.mktemp("resumed")
-    folders = {name: (root / name / "whole", root / name / "parts") for name in RESUMED}
+    folders = {name: (root / name / "whole", root / name / "rest") for name in RESUMED}
 
-    def runs(part: int, steps: int) -> dict:
+    def runs(part: int, more: str = "") -> dict:
         return {
             folders[name][part]: data(glyphs)
             + flags.replace("PATH", shlex.quote(str(folders[name][part] / "rows")))
-            + f" --max-steps {steps} --clip 5 --checkpoint-every 4"
+            + " --max-steps 8 --clip 5 --checkpoint-every 4"
+            + more.replace("WHOLE", shlex.quote(str(folders[name][0])))
             for name, flags in RESUMED.items()
         }
 
-    train_several(runs(0, 8) | runs(1, 4))
-    printed = train_several(runs(1, 8))
+    train_several(runs(0))
+    printed = train_several(runs(1, " --resume WHOLE/checkpoints/step-00000004"))
     assert printed.count("resumed from") == len(RESUMED)
     return folders
 
 
 @pytest.mark.parametrize("name", RESUMED)
 def test_resume_continues_bit_by_bit(resumed, name):
-    whole, parts = resumed[name]
-    assert losses(parts) == losses(whole)
-    folders = [root / "checkpoints/step-00000008" for root in (whole, parts)]
+    whole, rest = resumed[name]
+    rows = [(root / "loss.csv").read_text().splitlines()[1:] for root in (whole, rest)]
+    assert len(rows[0]) == 8
+    assert rows[1] == rows[0][4:]
+    folders = [root / "checkpoints/step-00000008" for root in (whole, rest)]
     manifests = [json.loads((folder / "manifest.json").read_text()) for folder in folders]
     assert manifests[0]["head"] == manifests[1]["head"]
     assert bool(manifests[0]["head"]["margin"]) == (name in ("adaface", "curricularface"))

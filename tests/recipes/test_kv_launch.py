@@ -1,4 +1,5 @@
-"""`partial-fc launch --launcher local`: MXNet's scheduler, servers and workers of this host, and how they end."""
+"""`partial-fc launch --launcher local`: MXNet's scheduler, servers and workers of this host, and how they end. (What
+they sum, and a job that ends well: test_mnist_kvstore.py.)"""
 
 import os
 import signal
@@ -46,14 +47,8 @@ def role_of(pid: int) -> str:
 
 
 @needs_mxnet
-def test_two_workers_and_a_server_sum_what_is_pushed():
-    status, out, err = ended(start("-n", "2", "-s", "1", *JOB))
-    assert status == 0, err
-    assert out == [f"worker {number}: [3.0, 3.0, 3.0]" for number in (0, 1)]
-
-
-@needs_mxnet
 def test_a_killed_server_ends_the_job_and_nothing_is_left(tmp_path):
+    """In MXNet itself all workers wait: for ever."""
     job = start("-n", "2", "-s", "2", *JOB, "wait", str(tmp_path / "all-work"))
     deadline = time.monotonic() + 60
     while len((tmp_path / "all-work").read_text().split() if (tmp_path / "all-work").exists() else ()) < 2:

@@ -3,12 +3,10 @@
 import re
 import shlex
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -19,7 +17,7 @@ from recipes import mnist
 from recipes.compat.fit_py import REFUSED, asked_for
 from recipes.mnist_kvstore import parse
 from tests.recipes import kvstore_job
-from tests.recipes.conftest import LAUNCHERS, ROOT, environment, run
+from tests.recipes.conftest import LAUNCHERS, run
 from tests.recipes.mnist_job import NUM_TRAIN
 
 # 5 updates an epoch: 2 workers x 16 images each, or 32 of one.
@@ -305,31 +303,10 @@ def assert_falls(printed: str) -> None:
 
 @pytest.mark.mxnet
 def test_a_worker_that_fails_ends_the_job(mx, tmp_path):
-    """In MXNet itself it waits, with its error, for the others: for ever."""
+    """In MXNet itself it waits, with its error, for the others: for ever. (A server: test_kv_launch.py.)"""
     printed = launch(recipe(f"--kv-store dist_sync --data-dir {tmp_path}"), expect=1)
     assert re.search(r"worker \d: train.py mnist: no MNIST files in", printed)
     assert re.search(r"worker \d on \S+ .*1", printed), "the launcher names it"
-
-
-@pytest.mark.mxnet
-def test_a_server_that_is_killed_ends_the_job(mx, digits):
-    """In MXNet itself all workers wait: for ever."""
-    command = recipe(f"--kv-store dist_sync --data-dir {digits} --batch-size 16 --num-epochs 100000")
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen([*launcher(), *command], cwd=ROOT, env=environment(), text=True, **both) as job:
-        assert job.stdout is not None
-        for line in job.stdout:
-            if "Epoch[1]" in line:
-                break
-        (server,) = (
-            process
-            for process in psutil.Process(job.pid).children(recursive=True)
-            if "train.py" in " ".join(process.cmdline()) and process.environ().get("DMLC_ROLE") == "server"
-        )
-        server.kill()
-        printed = job.stdout.read()
-    assert job.returncode == 128 + 9
-    assert re.search(r"server 0 .* exit status 137, signal 9", printed)
 
 
 @pytest.mark.mxnet

@@ -1,4 +1,4 @@
-"""Recipe `mnist` in several processes: replicas, resuming. (Launchers: test_face.py.)"""
+"""Recipe `mnist` in several processes: replicas, resuming. (A launch as users start it: test_preemption.py.)"""
 
 import re
 from pathlib import Path

@@ -1,17 +1,14 @@
 """A recipe that nobody wrote train/ for: what every recipe gets from the shared parts."""
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import cv2
 import numpy as np
 
-from tests.recipes.conftest import ROOT, environment, losses, result
-from tests.recipes.launch import here
+from tests.recipes.conftest import losses, result
+from tests.recipes.launch import forked, here
+from tests.recipes.several import Given
 
 RECIPE = "tests.recipes.throw_away"
 STEPS = 8
@@ -38,19 +35,13 @@ def test_it_trains_is_killed_and_resumes(tmp_path):
     assert here(RECIPE, words(data, tmp_path / "whole")) == 0
     assert np.mean(losses(tmp_path / "whole")[-3:]) < losses(tmp_path / "whole")[0]
 
-    killed = subprocess.Popen(
-        [sys.executable, "-m", RECIPE, *words(data, tmp_path / "killed")],
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    killed = forked(Given(RECIPE, words(data, tmp_path / "killed")), tmp_path / "output")
     marker = tmp_path / "killed/checkpoints/step-00000002/COMPLETE"
     while not marker.exists():
-        assert killed.poll() is None, "ended before it was killed"
-        time.sleep(0.02)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
+        assert killed.is_alive(), (tmp_path / "output").read_text()
+        time.sleep(0.005)
+    killed.kill()
+    killed.join()
     assert not (tmp_path / "killed/result.json").exists()
 
     assert here(RECIPE, words(data, tmp_path / "killed")) == 0

@@ -14,7 +14,7 @@ import pytest
 from partial_fc.comm import StartError
 from tests.recipes import rendezvous_job
 from tests.recipes.conftest import ROOT, environment, losses
-from tests.recipes.launch import several
+from tests.recipes.launch import several, start
 from tests.recipes.several import Given
 from tests.redis_server import free_port, redis_server, skip_without
 
@@ -60,17 +60,38 @@ def ended(*processes: subprocess.Popen[str]) -> list[tuple[int, str]]:
     return [(process.returncode, printed) for process, printed in zip(processes, outputs, strict=True)]
 
 
-@pytest.mark.parametrize(("place", "num_shards", "num_gpus"), [("redis", 2, 1), ("folder", 2, 2)])
-def test_trains_what_as_many_ranks_train(request, started, digits, tmp_path, place, num_shards, num_gpus):
+def met(shards: list[list[str]], folder: Path) -> None:
+    """Fails where these do not find each other. They are forked, and their ranks only say who they are: torch takes its
+    time to be imported."""
+    outputs = [folder / f"output {number}" for number in range(len(shards))]
+    processes = [
+        start(rendezvous_job.become_shard, words, str(output)) for words, output in zip(shards, outputs, strict=True)
+    ]
+    for rank, (process, output) in enumerate(zip(processes, outputs, strict=True)):
+        process.join(150)
+        process.kill()
+        assert process.exitcode == 0, output.read_text()
+        assert f"rank {rank} {len(shards)} 0 1" in output.read_text().splitlines()
+
+
+def documented() -> tuple[str, list[list[str]]]:
+    """The docs' command for a server, and those for hosts, from --num_shards on."""
+    lines = (ROOT / "docs/rendezvous.md").read_text().splitlines()
+    (server,) = (line.partition("#")[0] for line in lines if "| redis-server -" in line)
+    return server, [line.partition("--num_gpus 8")[2].split() for line in lines if line.startswith("    python")]
+
+
+def test_trains_what_as_many_ranks_train(started, digits, tmp_path):
+    """In a folder, as the docs have it, with two ranks on each host."""
     (tmp_path / "meet").mkdir()
-    where = request.getfixturevalue("redis") if place == "redis" else ["--file_store_path", str(tmp_path / "meet")]
     words = ["--data-dir", str(digits), *TRAIN, "--models-root"]
-    train = [*words, str(tmp_path / "run"), "--gpus", str(num_gpus)]
-    commands = [started(*flags, "--run_id", "train", *where, *train) for flags in shards(num_shards)]
-    for status, printed in ended(*commands):
+    train = [*words, str(tmp_path / "run"), "--gpus", "2"]
+    _, commands = documented()
+    pair = [[word.replace("/nfs/me", str(tmp_path / "meet")) for word in words] + train for words in commands[2:]]
+    for status, printed in ended(*(started(*words) for words in pair)):
         assert status == 0, printed
     assert os.listdir(tmp_path / "meet") == []
-    several([Given("recipes.mnist", [*words, str(tmp_path / "same")])], num_shards * num_gpus)
+    several([Given("recipes.mnist", [*words, str(tmp_path / "same")])], 4)
     assert losses(tmp_path / "run") == losses(tmp_path / "same")
 
 
@@ -88,13 +109,6 @@ def test_a_password_is_shown_to_nobody(started, redis, monkeypatch):
         assert status == 0, printed
         assert f"rank {rank} of 2, 0 of 1 here: 3" in printed
         assert PASSWORD not in printed
-
-
-def documented() -> tuple[str, list[list[str]]]:
-    """The docs' command for a server, and those for hosts, from --num_shards on."""
-    lines = (ROOT / "docs/rendezvous.md").read_text().splitlines()
-    (server,) = (line.partition("#")[0] for line in lines if "| redis-server -" in line)
-    return server, [line.partition("--num_gpus 8")[2].split() for line in lines if line.startswith("    python")]
 
 
 def test_a_run_goes_on_without_the_server_it_met_in(started, tmp_path):
@@ -122,15 +136,7 @@ def test_a_run_goes_on_without_the_server_it_met_in(started, tmp_path):
         assert "cannot leave Redis at" in printed
 
 
-def test_the_docs_folder(started, tmp_path):
-    _, commands = documented()
-    pair = [[word.replace("/nfs/me", str(tmp_path)) for word in words] for words in commands[2:]]
-    for status, printed in ended(*(started(*words) for words in pair)):
-        assert status == 0, printed
-    assert os.listdir(tmp_path) == []
-
-
-def test_over_tls(started, tmp_path):
+def test_over_tls(tmp_path):
     """With certificates on both sides, as Debian's server asks for."""
     new = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -addext subjectAltName=DNS:localhost -days 2"
     if subprocess.run([*new.split(), "-keyout", "key", "-out", "crt"], cwd=tmp_path, capture_output=True).returncode:
@@ -141,8 +147,7 @@ def test_over_tls(started, tmp_path):
     with redis_server(*server) as plain:
         tls = ["--redis_tls", "--redis_ca", crt, "--redis_cert", crt, "--redis_key", key]
         flags = ["--run_id", "tls", "--redis_host", "localhost", "--redis_port"]
-        for status, printed in ended(*(started(*s, *flags, port, *tls) for s in shards(2))):
-            assert status == 0, printed
+        met([[*s, *flags, port, *tls] for s in shards(2)], tmp_path)
         wrong = ((port, []), (str(plain), tls), (port, ["--redis_tls"]))
         for p, more in wrong:
             with pytest.raises(StartError, match=r"Redis at localhost:\d+ does not answer after 1 s: .*--redis-tls"):
@@ -172,8 +177,7 @@ def test_a_killed_command_leaves_what_the_next_one_names(started, tmp_path):
         assert f"process {waiting.pid}" in str(refused.value)
         assert f"`rm -r {folder}`" in str(refused.value)
     subprocess.run(["rm", "-r", folder], check=True)
-    for status, printed in ended(*(started(*s) for s in shards(2, *flags))):
-        assert status == 0, printed
+    met(shards(2, *flags), tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,37 +1,33 @@
 """Runs that are continued, by as many processes and by another number."""
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.recipes.conftest import LAUNCHERS, change_manifest, face, losses, result, run, train_here, train_several
+from tests.recipes.conftest import change_manifest, face, losses, result, train_here, train_several
 from tests.recipes.launch import several
 
 
-@pytest.mark.parametrize("launcher", ["one process", "horovodrun --gloo", "two launches"])
-def test_resume_continues_bit_by_bit(glyphs, tmp_path, launcher):
-    """The parts by processes of their own (two launches), or all by the same ones (one process: this one)."""
+@pytest.mark.parametrize("launches", ["one process", "two launches"])
+def test_resume_continues_bit_by_bit(glyphs, tmp_path, launches):
+    """The parts by processes of their own (two launches), or all by this one. (Horovod: test_preemption.py.)"""
     flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --lr-scheduler constant --sample-rate 0.3 "
     flags += "--dropout 0.2 --clip 5 --checkpoint-every 4 --max-steps "
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     runs = [(whole, flags + "8"), (parts, flags + "4"), (parts, flags + "8"), (parts, flags + "8")]
-    if launcher == "one process":
+    if launches == "one process":
         printed = [train_here(root, words) for root, words in runs][-1]
     else:
         given = [face(root, words) for root, words in runs]
-        if launcher == "two launches":
-            printed = several(given[:2]) + several(given[2:])
-        else:
-            printed = run([*LAUNCHERS[launcher], sys.executable, "-m", "tests.recipes.several", *map(str, given)])
+        printed = several(given[:2]) + several(given[2:])
     assert f"resumed from {parts}/checkpoints/step-00000004" in printed
     assert f"{parts} is finished" in printed
     assert losses(parts) == losses(whole)
     assert result(parts)["steps"] == 8
     files = sorted(path.name for path in (whole / "checkpoints/step-00000008").glob("*.safetensors"))
-    assert len(files) == (4 if launcher == "one process" else 6)
+    assert len(files) == (4 if launches == "one process" else 6)
     for name in (*(f"checkpoints/step-00000008/{name}" for name in files), "model.safetensors"):
         a, b = (load_file(root / name) for root in (whole, parts))
         assert a.keys() == b.keys()
@@ -61,10 +57,10 @@ def test_a_checkpoint_of_version_0_1_goes_on(glyphs, tmp_path):
 
 # precision -> (flags, steps, how near the losses must be)
 EXACT = {
-    "fp64": ("--precision fp64 --optimizer adamw --lr 0.003", 9, 1e-9),
+    "fp64": ("--precision fp64 --optimizer adamw --lr 0.003", 6, 1e-9),
     # Rounding differs with the number of processes (1e-7 in a loss), and each step at a usual rate magnifies it, by how
     # much depends on the processor: 100 times at 0.01 with AVX-512. At this rate it stays what it is.
-    "fp32": ("--precision fp32 --optimizer sgd --lr 0.0001", 8, 1e-5),
+    "fp32": ("--precision fp32 --optimizer sgd --lr 0.0001", 6, 1e-5),
 }
 
 
@@ -85,9 +81,9 @@ def one_eight_three(glyphs, tmp_path_factory):
             for precision, (flags, num_steps, _) in EXACT.items()
         }
 
-    for root, flags in (runs(0, 24) | runs(1, 24, 3)).items():
+    for root, flags in (runs(0, 24) | runs(1, 24, 2)).items():
         train_here(root, flags)
-    for num_ranks, first, last in ((8, 3, 6), (3, 6, None)):
+    for num_ranks, first, last in ((8, 2, 4), (3, 4, None)):
         printed = train_several(runs(1, 24 // num_ranks, last), num_ranks)
         for _, parts in folders.values():
             assert f"resumed from {parts}/checkpoints/step-{first:08d}" in printed
@@ -99,7 +95,7 @@ def test_one_process_then_eight_then_three_give_the_curve_of_one(one_eight_three
     _, num_steps, near = EXACT[precision]
     whole, continued = map(losses, one_eight_three[precision])
     assert len(whole) == len(continued) == num_steps
-    assert whole[:3] == continued[:3]
+    assert whole[:2] == continued[:2]
     assert max(abs(a - b) / a for a, b in zip(whole, continued, strict=True)) < near
 
 

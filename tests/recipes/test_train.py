@@ -4,7 +4,6 @@ import errno
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,49 +12,37 @@ import pytest
 from safetensors import SafetensorError
 
 from partial_fc import train_command
-from tests.recipes.conftest import ROOT, SMALL, environment
+from tests.recipes.conftest import SMALL
 from tests.recipes.hang import free_port
+from tests.recipes.launch import start
+from tests.recipes.several import become_rank
 
 SYNTHETIC = "--dataset synthetic --num-classes 20 --num-images 64 --image-size 24 --batch-size 4 --max-steps 4000"
 
 
-def ranks(folder: Path, flags: list[str]) -> list[subprocess.CompletedProcess[str]]:
-    """As torchrun would start them; a launcher ends the others before they can say anything."""
-    port = free_port()
-    started = [
-        subprocess.Popen(
-            [sys.executable, "train.py", "face", "--models-root", str(folder), *SMALL, *shlex.split(own)],
-            cwd=ROOT,
-            env=environment()
-            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(len(flags))),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, own in enumerate(flags)
-    ]
-    try:
-        outputs = [process.communicate(timeout=170) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [
-        subprocess.CompletedProcess(process.args, process.returncode, *output)
-        for process, output in zip(started, outputs, strict=True)
-    ]
+def train(words: list[str]) -> None:
+    train_command.exit_now(train_command.main(["face", *words], "train.py"))
 
 
 def test_the_others_read_why_a_rank_failed(tmp_path):
     """(Rank 0, whose end is also that of the status board: test_hang_report.py.)"""
     damaged = tmp_path / "damaged.pt"
     damaged.write_text("no tensors")
-    good, bad = ranks(tmp_path, [SYNTHETIC, f"{SYNTHETIC} --pretrained {damaged}"])
-    assert (good.returncode, bad.returncode) == (1, 1)
-    words = re.search(r"train.py face: (.*damaged\.pt.*)", bad.stderr)
-    assert words, bad.stderr
-    assert "missing: rank 1" in good.stderr
-    assert f"(it failed; ValueError: {' '.join(words[1].split())})" in good.stderr
+    common, port = ["--models-root", str(tmp_path), *SMALL, *shlex.split(SYNTHETIC)], free_port()
+    # A launcher would end the other before it can say anything.
+    ranks = [
+        start(become_rank, rank, 2, port, str(tmp_path / f"output.{rank}"), train, [*common, *own])
+        for rank, own in enumerate(([], ["--pretrained", str(damaged)]))
+    ]
+    for rank in ranks:
+        rank.join(170)
+        rank.kill()
+    good, bad = ((tmp_path / f"output.{rank}").read_text() for rank in (0, 1))
+    assert [rank.exitcode for rank in ranks] == [1, 1], good + bad
+    words = re.search(r"train.py face: (.*damaged\.pt.*)", bad)
+    assert words, bad
+    assert "missing: rank 1" in good
+    assert f"(it failed; ValueError: {' '.join(words[1].split())})" in good
 
 
 @pytest.fixture

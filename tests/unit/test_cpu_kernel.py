@@ -79,7 +79,7 @@ CASES = [
     Case("bfloat16", dtype=torch.bfloat16),
     Case("float16, odd", dtype=torch.float16, S=49, D=33),
     # (more features than the products take at once; rows in place, where they fill whole vectors)
-    Case("several tiles", G=530, L=350, S=330, D=70, sub_centres=2, filter_above=0.3, hard=True, bias=True),
+    Case("several tiles", G=530, L=350, S=330, D=70, sub_centres=2, filter_above=0.3, bias=True),
     Case("in place", G=300, L=345, S=None, D=64),
     Case("in place, bfloat16", L=345, S=None, D=64, dtype=torch.bfloat16),
     Case("sub-centres", sub_centres=5, G=17),
@@ -131,7 +131,7 @@ def both_passes(kernel, logits: Logits, logit_grad: LogitGrad | None = None):
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, Case("hard, several tiles", G=270, L=350, hard=True, scale=16.0)], ids=str)
 def test_float32_equals_plain_float64(variant, case):
     logits = case.logits()
     wanted = both_passes(PlainKernel(), exact(logits))
@@ -150,8 +150,7 @@ def test_bfloat16_operands_cost_less_than_bfloat16_throughout(variant, case):
     ours = differences(both_passes(CpuKernel("bf16", variant), logits, logit_grad), wanted)
     naive = replace(logits, unit_GD=logits.unit_GD.bfloat16())
     theirs = differences(both_passes(PlainKernel(), naive, logit_grad), wanted)
-    if case.filter_above is None:  # (a cosine that rounding moves across the threshold counts fully or not at all)
-        assert ours[0] <= logits.scale * 2**-8  # both operands of each of D products rounded by 2^-9 at most
+    assert ours[0] <= logits.scale * 2**-8  # both operands of each of D products rounded by 2^-9 at most
     for mine, other in zip(ours, theirs, strict=True):
         assert mine <= other + 2**-9
 
@@ -224,6 +223,34 @@ def test_nan_features_are_not_hidden_and_stay_in_their_row(variant):
     assert sums.denominator_G[1:].isfinite().all()
     assert sums.weighted_sum_GD[0].isnan().all()
     assert sums.weighted_sum_GD[1:].isfinite().all()
+
+
+@pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_filter_is_as_sharp_with_operands_of_bfloat16(variant, dtype):
+    """At scale 0, nearly, a denominator counts the classes that are left in."""
+
+    def count(kernel, logits: Logits) -> list[float]:
+        return kernel.sums(logits).denominator_G.round().tolist()
+
+    logits = Case("", G=33, L=400, S=None, D=37, dtype=dtype, scale=1e-6, filter_above=0.3).logits()
+    wanted = count(PlainKernel(), exact(logits))
+    assert count(PlainKernel(), exact(replace(logits, unit_GD=logits.unit_GD.bfloat16().float()))) != wanted
+    assert count(CpuKernel("bf16", variant), logits) == wanted
+
+
+@pytest.mark.parametrize("variant", [None, *RUNNABLE])
+def test_a_centre_too_long_for_float32_is_not_hidden(variant):
+    """As a centre of length 0 it would have cosine 0 and never move."""
+    logits = Case("", S=None).logits()
+    logits.centre_LD[5] = 4.5e19
+    kernel = CpuKernel("bf16", variant) if variant else PlainKernel()
+    others = logits.target_G != 5
+    assert kernel.sums(logits).denominator_G[others].isnan().all()
+    grad_SD = gradient(kernel, logits, logit_grad_for(logits, torch.ones(len(logits.unit_GD), dtype=torch.float64)))
+    assert grad_SD[5].isnan().all()
+    assert grad_SD[:5].isfinite().all()
+    assert grad_SD[6:].isfinite().all()
 
 
 OPTIMIZERS = [

@@ -75,12 +75,14 @@ def test_evaluation_gives_the_loss_and_learns_nothing(margin, mode):
     assert head(feat.detach(), label).item() == losses[0]
 
 
-def test_features_too_long_for_the_dtype_are_not_zeros():
+@pytest.mark.parametrize("impl", ["plain", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_features_too_long_for_float32_are_not_zeros(impl, dtype):
     """As zeros they would have gradient 0 and a finite loss: the guards would see nothing."""
-    head = PartialFC(200, D, CosFace())
+    head = PartialFC(200, D, CosFace(), impl=impl)
     feat, label = batch()
     feat.data[3] = 4.5e19
-    loss = head(feat, label)
+    loss = head(feat.to(dtype), label)
     loss.backward()
     assert loss.isnan()
     assert not head.finite()

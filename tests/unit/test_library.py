@@ -2,7 +2,7 @@
 
 import os
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from partial_fc.head import CosFace, PartialFC, reference
+from tests.recipes.launch import ranks
 
 pytestmark = pytest.mark.slow
 
@@ -22,17 +23,14 @@ def run(folder: Path, num_steps: int) -> list[float]:
     (page,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
     assert len(page.splitlines()) <= 45
     (folder / "train.py").write_text(page)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [*launch, "train.py", str(num_steps)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [float(line.split()[1]) for line in done.stdout.splitlines()]
+    printed = ranks(2, program, folder, num_steps)  # also what goes to stderr
+    return [float(loss) for loss in re.findall(r"^\d+ (\S+)$", printed, re.MULTILINE)]
+
+
+def program(folder: Path, num_steps: int) -> None:
+    os.chdir(folder)
+    sys.argv = ["train.py", str(num_steps)]
+    runpy.run_path("train.py", run_name="__main__")
 
 
 def dense_losses() -> list[float]:

@@ -5,6 +5,8 @@ Padded features are 0; places past the end have inverse length 0, so their cosin
 by masks. Products have operands of x_GD's dtype and fp32 sums; everything between two products is fp32.
 """
 
+import math
+
 import triton
 import triton.language as tl
 
@@ -12,6 +14,7 @@ import triton.language as tl
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 SMALLEST = tl.constexpr(2.0**-126)
+LOG2_E = tl.constexpr(math.log2(math.e))
 
 # What `weigh` finds.
 MOST = tl.constexpr(0)
@@ -65,35 +68,40 @@ def _operand(stored, dtype: tl.constexpr):
 
 
 @triton.jit
-def _cosines(
-    x_ptr, g, centre_ptr, row_K, stride, inverse_K, D: tl.constexpr, D_PAD: tl.constexpr,
+def _products(
+    x_ptr, g, operand_ptr, place_K, stride, D_PAD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_K: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """(BLOCK_G, BLOCK_K)"""
+    """(BLOCK_G, BLOCK_K): features by centres."""
     total = tl.zeros((BLOCK_G, BLOCK_K), dtype=tl.float32)
     for first in range(0, D_PAD, DEPTH):
         d = first + tl.arange(0, DEPTH)
         x = tl.load(x_ptr + g[:, None] * D_PAD + d[None, :])
-        centre = _centres(centre_ptr, row_K, stride, d, D, D_PAD)
-        total = _dot(x, tl.trans(_operand(centre, x.dtype)), total)
-    return total * inverse_K[None, :]
+        centre = tl.load(operand_ptr + place_K[:, None] * stride + d[None, :])
+        total = _dot(x, tl.trans(centre), total)
+    return total
 
 
 @triton.jit(do_not_specialize=["K"])
-def inverse_lengths(
-    centre_ptr, row_ptr, stride, inverse_ptr, K,
+def read_centres(
+    centre_ptr, row_ptr, stride, operand_ptr, inverse_ptr, K,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """1 / length of each centre, 0 past the end and where its square is 0 or has too few digits, below the normal."""
+    """1 / length of each centre, 0 past the end and where its square is 0 or has too few digits, below the normal;
+    NaN where it is beyond fp32: 0 would hide it. With operand (K, D_PAD), also the centres one after the other in its
+    dtype, as the products read them."""
     place = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     row = _rows(row_ptr, place, K)
     square = tl.zeros((BLOCK_K,), dtype=tl.float32)
     for first in range(0, D_PAD, BLOCK_D):
         d = first + tl.arange(0, BLOCK_D)
-        centre = _centres(centre_ptr, row, stride, d, D, D_PAD).to(tl.float32)
-        square += tl.sum(centre * centre, axis=1)
+        centre = _centres(centre_ptr, row, stride, d, D, D_PAD)
+        if operand_ptr is not None:
+            tl.store(operand_ptr + place[:, None] * D_PAD + d[None, :], _operand(centre, operand_ptr.dtype.element_ty))
+        square += tl.sum(centre.to(tl.float32) * centre.to(tl.float32), axis=1)
     there = (square >= SMALLEST) & (place < K)
     inverse = tl.where(there, 1.0 / tl.sqrt(tl.where(there, square, 1.0)), 0.0)
+    inverse = tl.where((square < float("inf")) | (place >= K), inverse, float("nan"))
     tl.store(inverse_ptr + place, inverse)
 
 
@@ -112,13 +120,13 @@ def sum_units(
         inverse = tl.load(inverse_ptr + place, mask=place < K, other=0.0)
         centre = _centres(centre_ptr, _rows(row_ptr, place, K), stride, d, D, D_PAD)
         total += tl.sum(centre.to(tl.float32) * inverse[:, None], axis=0)
-    tl.store(at, total)
+    tl.atomic_add(at, total, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["K"])
 def nearest_sub_centres(
-    x_ptr, centre_ptr, row_ptr, stride, inverse_ptr, nearest_ptr, K, G_PAD, CLASSES_PAD,
-    SUB_CENTRES: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    x_ptr, operand_ptr, stride, inverse_ptr, nearest_ptr, K, G_PAD, CLASSES_PAD,
+    SUB_CENTRES: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_K: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """nearest (G, classes), int8: which of its sub-centres is nearest to the feature; the first of equals."""
@@ -130,8 +138,8 @@ def nearest_sub_centres(
     for sub in range(SUB_CENTRES):
         place = class_K * SUB_CENTRES + sub
         inverse = tl.load(inverse_ptr + place, mask=place < K, other=0.0)
-        row = _rows(row_ptr, place, K)
-        cos = _cosines(x_ptr, g, centre_ptr, row, stride, inverse, D, D_PAD, BLOCK_G, BLOCK_K, DEPTH)
+        at = tl.minimum(place, K - 1)
+        cos = _products(x_ptr, g, operand_ptr, at, stride, D_PAD, BLOCK_G, BLOCK_K, DEPTH) * inverse[None, :]
         nearest = tl.where(cos > most, sub, nearest).to(tl.int8)
         most = tl.maximum(most, cos)
     tl.store(nearest_ptr + g[:, None] * CLASSES_PAD + class_K[None, :], nearest)
@@ -139,51 +147,54 @@ def nearest_sub_centres(
 
 @triton.jit(do_not_specialize=["K", "begin"])
 def weigh(
-    x_ptr, centre_ptr, row_ptr, stride, inverse_ptr, bias_ptr, nearest_ptr,
+    x_ptr, operand_ptr, stride, inverse_ptr, bias_ptr, nearest_ptr,
     target_class_ptr, shift_ptr, hard_ptr, weight_ptr, by_feature_ptr,
     K, begin, K_PAD, G_PAD, CLASSES_PAD, scale, hard_t, filter_above,
-    WHAT: tl.constexpr, FILTERED: tl.constexpr, SUB_CENTRES: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    WHAT: tl.constexpr, FILTERED: tl.constexpr, SUB_CENTRES: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_K: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """The logits of a tile, and what is left of them:
+    """The logits of a tile, times log2(e) as scale and shift are too, and what is left of them:
 
     MOST    by_feature (tiles of places, G): the largest logit.
-    SUMS    by_feature: the sum of e = exp(logit - shift); weight (G, K), if given: e * f' / length, what the stored
+    SUMS    by_feature: the sum of e = 2 ** (logit - shift); weight (G, K), if given: e * f' / length, what the stored
             centre weighs in the feature's weighted sum, and, times the feature's factor, the feature in the gradient
             by the stored centre.
 
-    Features are the tile's rows since most numbers belong to one: a thread holds two rows, but 64 columns.
+    Features are the tile's rows since most numbers belong to one: a thread holds two rows, but 64 columns. A number
+    costs a multiply-add and a power of 2; what only few tiles have to test is tested by tile.
     """
     num_g = G_PAD // BLOCK_G
     tile_g = tl.program_id(0) % num_g  # programs that run together share their centres: these come from memory once
     tile_k = tl.program_id(0) // num_g
     g = tile_g * BLOCK_G + tl.arange(0, BLOCK_G)
     place = tile_k * BLOCK_K + tl.arange(0, BLOCK_K)
+    at = tl.minimum(place, K - 1)
+    product = _products(x_ptr, g, operand_ptr, at, stride, D_PAD, BLOCK_G, BLOCK_K, DEPTH)
     inverse = tl.load(inverse_ptr + place)
-    row = _rows(row_ptr, place, K)
-    cos = _cosines(x_ptr, g, centre_ptr, row, stride, inverse, D, D_PAD, BLOCK_G, BLOCK_K, DEPTH)
-
-    value = cos
+    shift = tl.load(shift_ptr + g)[:, None]
+    logit = product * (inverse * scale)[None, :] - shift
     if hard_ptr is not None:
+        cos = product * inverse[None, :]
         hard = cos > tl.load(hard_ptr + g)[:, None]
-        value = tl.where(hard, cos * (hard_t + cos), cos)
-    logit = value * scale - tl.load(shift_ptr + g)[:, None]
+        logit = tl.where(hard, cos * (hard_t + cos) * scale - shift, logit)
     if bias_ptr is not None:
-        logit += tl.load(bias_ptr + place, mask=place < K, other=0.0)[None, :]
-    target_class = tl.load(target_class_ptr + g)
-    left_out = ((place + begin) // SUB_CENTRES)[None, :] == target_class[:, None]
-    left_out |= (place >= K)[None, :]
+        logit += tl.load(bias_ptr + place, mask=place < K, other=0.0)[None, :] * LOG2_E
     if FILTERED:
-        left_out |= cos > filter_above
+        logit = tl.where(product * inverse[None, :] > filter_above, float("-inf"), logit)
     if nearest_ptr is not None:
-        at = nearest_ptr + g[:, None] * CLASSES_PAD + (place // SUB_CENTRES)[None, :]
-        left_out |= tl.load(at) != (place % SUB_CENTRES)[None, :]
-    logit = tl.where(left_out, float("-inf"), logit)
+        chosen = tl.load(nearest_ptr + g[:, None] * CLASSES_PAD + (place // SUB_CENTRES)[None, :])
+        logit = tl.where(chosen == (place % SUB_CENTRES)[None, :], logit, float("-inf"))
+    target_class = tl.load(target_class_ptr + g)
+    first = begin + tile_k * BLOCK_K
+    own = (target_class >= first // SUB_CENTRES) & (target_class <= (first + BLOCK_K - 1) // SUB_CENTRES)
+    if (tl.max(own.to(tl.int32), axis=0) > 0) | ((tile_k + 1) * BLOCK_K > K):
+        left_out = ((place + begin) // SUB_CENTRES)[None, :] == target_class[:, None]
+        logit = tl.where(left_out | (place >= K)[None, :], float("-inf"), logit)
 
     if WHAT == MOST:
         tl.store(by_feature_ptr + tile_k * G_PAD + g, tl.max(logit, axis=1))
     else:
-        weight = tl.exp(logit)
+        weight = tl.exp2(logit)
         if by_feature_ptr is not None:
             tl.store(by_feature_ptr + tile_k * G_PAD + g, tl.sum(weight, axis=1))
         if weight_ptr is not None:
@@ -196,8 +207,8 @@ def weigh(
 
 @triton.jit(do_not_specialize=["K", "share"])
 def weighted_sum(
-    weight_ptr, centre_ptr, row_ptr, stride, weighted_sum_ptr, K, share, K_PAD, G_PAD,
-    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
+    weight_ptr, operand_ptr, stride, weighted_sum_ptr, K, share, K_PAD, G_PAD,
+    D_PAD: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Adds weight @ centres of `share` blocks of DEPTH places to this split's (G, D): no two programs write to one
     number, so the result repeats."""
@@ -205,15 +216,15 @@ def weighted_sum(
     g = tl.program_id(0) // num_d * BLOCK_G + tl.arange(0, BLOCK_G)
     d = tl.program_id(0) % num_d * BLOCK_D + tl.arange(0, BLOCK_D)
     split = tl.program_id(1)
+    at = weighted_sum_ptr + split.to(tl.int64) * G_PAD * D_PAD + g[:, None] * D_PAD + d[None, :]
     total = tl.zeros((BLOCK_G, BLOCK_D), dtype=tl.float32)
     end = tl.minimum((split + 1) * share, tl.cdiv(K, DEPTH))
     for block in range(split * share, end):
         place = block * DEPTH + tl.arange(0, DEPTH)
         weight = tl.load(weight_ptr + g[:, None] * K_PAD + place[None, :])
-        centre = _centres(centre_ptr, _rows(row_ptr, place, K), stride, d, D, D_PAD)
-        total = _dot(weight, _operand(centre, weight.dtype), total)
-    at = weighted_sum_ptr + (split * G_PAD + g)[:, None].to(tl.int64) * D_PAD + d[None, :]
-    tl.store(at, tl.load(at) + total)
+        centre = tl.load(operand_ptr + tl.minimum(place, K - 1)[:, None] * stride + d[None, :])
+        total = _dot(weight, centre, total)
+    tl.atomic_add(at, total, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["K"])

@@ -10,6 +10,7 @@
 #include "table.h"
 #include "threads.h"
 #include "packing.h"
+#include "logits.h"
 #include "passes.h"
 #include "optimizers.h"
 

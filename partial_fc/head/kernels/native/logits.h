@@ -1,0 +1,241 @@
+// A block of logits: the products of some centres with some features, and the exponentials that are made of them.
+#include <vector>
+
+namespace {
+
+// Centres whose gradients are formed, and which move, at once.
+constexpr int64_t BLOCK = TILES ? 64 : 48;
+// Centres whose weights are summed up to the features' gradient at once: that gradient passes through the cache once a
+// chunk, and a chunk's centres and the next one's share the second cache.
+template <bool BF> constexpr int64_t CHUNK = BF ? 288 : LANES == 16 ? 144 : 96;
+// Features that the products take at once, so that their operands stay in the caches whatever G is.
+constexpr int64_t TILE = 256;
+// Rows of logits that lie a power of two apart would share a few lines of the first cache.
+constexpr int64_t GAP = 16;
+
+// Whole classes, and whole pairs of centres.
+inline int64_t whole_classes(const Job& job, int64_t size) {
+    int64_t k = 2 * job.sub_centres;
+    return std::max(k, size / k * k);
+}
+
+template <bool BF> class Logits {
+  public:
+    Logits(const Job& job, const Features<BF>& features)
+        : job(job), f(features), chunk(whole_classes(job, CHUNK<BF>)), block(f.Gp > TILE ? chunk : whole_classes(job, BLOCK)),
+          rows(round_up(std::max(chunk, block), Padding<BF>::rows)), row_of_logits(std::min(f.Gp, TILE) + GAP),
+          inverse(rows), logit(rows * row_of_logits), row(f.Dp), operand(rows * word_row()), mask(rows * row_of_logits),
+          masked(rows), hard(f.Gp) {
+        for (int64_t g = 0; g < f.G; g++)
+            if (job.target[g] >= 0) owner.emplace_back(job.target[g], g);
+        std::sort(owner.begin(), owner.end());
+        if (job.hard) std::memcpy(hard, job.hard, f.G * 4);
+    }
+
+    int64_t row_of(int64_t place) const { return job.row ? job.row[place] : place; }
+
+  protected:
+    static constexpr int64_t a_word = BF ? 2 : 1;
+    using Cached = std::conditional_t<BF, uint16_t, float>;
+
+    static void store_weight(Cached* to, vf e) {
+        if constexpr (BF) store(to, to_bf16(e));
+        else store(to, e);
+    }
+
+    const Job& job;
+    const Features<BF>& f;
+    const int64_t chunk, block, rows, row_of_logits;  // (rows: those that the products fill)
+    Buffer inverse, logit, row;  // of each centre: 1 / its length, and its logits; and a row of the table as floats
+
+    // send(0), ..., send(n - 1), spread over the pauses of a product: what comes from memory meanwhile is asked for
+    // little by little, since many requests at once would hold the processor up.
+    template <class Send> static auto spread(int64_t n, int64_t pauses, Send send) {
+        return [=, next = int64_t(0), each = (n + pauses - 1) / pauses]() mutable {
+            for (int64_t last = std::min(next + each, n); next < last; next++) send(next);
+        };
+    }
+
+    // logit = the products of n centres from place `at` on with the features from g on; the centres after them, up to
+    // place `end`, are sent for.
+    void form_logits(int64_t at, int64_t n, int64_t g, int64_t width, const float* centre, int64_t end) {
+        const int64_t coming = g ? 0 : std::max<int64_t>(0, end - at - n);
+        auto ahead = spread(coming, pauses<BF>(n, width, f.Kd), [&](int64_t c) {
+            prefetch_row(job.centre, job.centre_dtype, row_of(at + n + c), f.D);
+        });
+        gemm<BF>(n, width, f.Kd, centre, word_row(), 1, f.for_logits(g), logit, row_of_logits, false, ahead);
+        if (BF && job.filter_above < 2.f) settle(at, n, g, width);
+        find_left_out(at, n, g, width);
+    }
+
+    // Whether a class is filtered is decided in float32: the products that operands of bfloat16 leave in doubt are formed
+    // again. (Each operand is off by 2^-9 of itself at most, a cosine by 2^-8, and the rest is for the rounding of sums.)
+    void settle(int64_t at, int64_t n, int64_t first_g, int64_t width) {
+        constexpr float DOUBT = 0x1p-8f + 0x1p-11f;
+        for (int64_t c = 0; c < n; c++) {
+            float* product = logit + c * row_of_logits;
+            auto in_doubt = [&](int64_t i) {
+                vf distance = load<vf>(product + i) * inverse[c] - job.filter_above;
+                return (distance > -DOUBT) & (distance < DOUBT);
+            };
+            vi any{};
+            for (int64_t i = 0; i < width; i += LANES) any |= in_doubt(i);
+            if (std::all_of((int32_t*)&any, (int32_t*)&any + LANES, [](int32_t doubt) { return !doubt; })) continue;
+            read_row(job.centre, job.centre_dtype, row_of(at + c), f.D, row);
+            for (int64_t i = 0; i < width; i += LANES) {
+                vi doubt = in_doubt(i);
+                for (int v = 0; v < LANES && first_g + i + v < f.G; v++)
+                    if (doubt[v]) product[i + v] = product_of(job.unit + (first_g + i + v) * f.D);
+            }
+        }
+    }
+
+    // (of a feature and the centre in `row`)
+    float product_of(const float* unit) const {
+        vf sum{};
+        int64_t d = 0;
+        for (; d + LANES <= f.D; d += LANES) sum += load<vf>(unit + d) * load<vf>(row + d);
+        float total = add_up(sum);
+        for (; d < f.D; d++) total += unit[d] * row[d];
+        return total;
+    }
+
+    // (of the operand of centres)
+    int64_t word_row() const { return f.Dp / a_word; }
+
+    // The operand of n centres from place `at` on, (n, Dp) or pairs of them: the table itself where its rows are like that. Also
+    // finds their `inverse` lengths.
+    const float* fetch(int64_t at, int64_t n) {
+        const bool as_stored = job.centre_dtype == (BF ? kBfloat16 : kFloat32) && f.D == f.Dp;
+        const bool in_place = as_stored && !job.row && at + round_up(n, Padding<BF>::rows) <= job.S;
+        for (int64_t c = 0; c < n; c++) {
+            const char* from = (const char*)job.centre + row_of(at + c) * f.D * size_of(job.centre_dtype);
+            float* to = operand + c * word_row();
+            if (!as_stored) inverse[c] = inverse_of(fetch_row(row_of(at + c), to));
+            else if (in_place) inverse[c] = inverse_of(square_of<false>(from, nullptr));
+            else inverse[c] = inverse_of(square_of<true>(from, to));
+        }
+        return in_place ? (const float*)job.centre + at * word_row() : operand;
+    }
+
+    // The square of the length of a row of words, which is copied on the way.
+    template <bool COPY> float square_of(const char* from, float* to) const {
+        vf square[2] = {};
+        for (int64_t d = 0; d < word_row(); d += LANES) {
+            vf word = load<vf>(from + 4 * d);
+            if (COPY) store(to + d, word);
+            vf low = BF ? (vf)((vu)word << 16) : word;
+            square[0] += low * low;
+            if (!BF) continue;
+            vf high = (vf)((vu)word & 0xFFFF0000u);
+            square[1] += high * high;
+        }
+        return add_up(square[0] + square[1]);
+    }
+
+    // A row of the table -> a row of the operand, and the square of its length.
+    float fetch_row(int64_t from, float* to) {
+        read_row(job.centre, job.centre_dtype, from, f.D, row);
+        vf square[2] = {};
+        for (int64_t d = 0; d < f.Dp; d += 2 * LANES)
+            for (int v = 0; v < 2; v++) {
+                vf x = load<vf>(row + d + v * LANES);
+                store_weight((Cached*)to + d + v * LANES, x);
+                square[v] += x * x;
+            }
+        return add_up(square[0] + square[1]);
+    }
+
+    // A row of the table as floats, up to Dp of them.
+    const float* floats_of(int64_t from) {
+        if (job.centre_dtype == kFloat32 && f.D == f.Dp) return (const float*)job.centre + from * f.D;
+        read_row(job.centre, job.centre_dtype, from, f.D, row);
+        return row;
+    }
+
+    // (NaN where the length is beyond floats: 0 would hide it)
+    static float inverse_of(float square) {
+        if (!(square < INFINITY)) return NAN;
+        return square > 0 ? 1 / std::sqrt(square) : 0;
+    }
+
+    struct Range {
+        const std::pair<int64_t, int64_t>*first, *last;
+        auto begin() const { return first; }
+        auto end() const { return last; }
+    };
+    Range targets_between(int64_t begin, int64_t end) const {
+        auto low = std::lower_bound(owner.begin(), owner.end(), std::pair<int64_t, int64_t>(begin, -1));
+        auto high = std::lower_bound(low, owner.end(), std::pair<int64_t, int64_t>(end, -1));
+        return {owner.data() + (low - owner.begin()), owner.data() + (high - owner.begin())};
+    }
+
+    // mask, 0 where a logit is left out, for the rows c with masked[c]: target classes, all but the nearest of a class's
+    // centres. Of the logits that are in `logit`.
+    void find_left_out(int64_t at, int64_t n, int64_t first_g, int64_t width) {
+        const int64_t k = job.sub_centres, ld = row_of_logits;
+        std::memset(masked, 0, n * 4);
+        auto touch = [&](int64_t c) {
+            if (masked[c] == 0) std::fill_n(mask + c * ld, width, 1.f);
+            masked[c] = 1;
+        };
+        if (k > 1)
+            for (int64_t first = 0; first < n; first += k) {
+                for (int64_t c = first; c < first + k; c++) touch(c);
+                for (int64_t g = 0; g < width; g++) {
+                    int64_t best = first;
+                    for (int64_t c = first + 1; c < first + k; c++)
+                        if (logit[c * ld + g] * inverse[c] > logit[best * ld + g] * inverse[best]) best = c;
+                    for (int64_t c = first; c < first + k; c++) mask[c * ld + g] = c == best;
+                }
+            }
+        for (auto [place, g] : targets_between(at, at + n)) {
+            if (g < first_g || g >= first_g + width) continue;
+            int64_t first = place - place % k - at;
+            for (int64_t c = first; c < first + k; c++) {
+                touch(c);
+                mask[c * ld + g - first_g] = 0;
+            }
+        }
+    }
+
+    // Products of centre c with `width` features from first_g on -> e = exp(logit - shift), added to sum (if any); out(i, e * f')
+    // for each vector of them.
+    template <class Out> void weigh(int64_t at, int64_t c, int64_t first_g, int64_t width, float* sum, Out out) const {
+        const float* product = logit + c * row_of_logits;
+        const float bias = (job.bias ? job.bias[at + c] : 0.f) - job.shift;
+        const float* keep = masked[c] != 0 ? mask + c * row_of_logits : nullptr;
+        const bool plain = !job.hard && job.filter_above >= 2.f;
+        const float scale = plain ? job.scale * inverse[c] : inverse[c];
+        if (plain && !keep) {  // nearly always
+            for (int64_t i = 0; i < width; i += LANES) {
+                vf e = exp(load<vf>(product + i) * scale + bias);
+                if (sum) store(sum + first_g + i, load<vf>(sum + first_g + i) + e);
+                out(i, e);
+            }
+            return;
+        }
+        for (int64_t i = 0; i < width; i += LANES) {
+            vf x = load<vf>(product + i) * scale, gain = splat(1.f);
+            if (!plain) {
+                vf cos = x;
+                if (job.hard) {
+                    vi is_hard = cos > load<vf>(hard + first_g + i);
+                    x = select(is_hard, cos * (cos + job.hard_t), cos);
+                    gain = select(is_hard, cos * 2.f + job.hard_t, gain);
+                }
+                x = select(cos > job.filter_above, splat(-1e30f), x * job.scale);
+            }
+            vf e = exp(x + bias);
+            if (keep) e *= load<vf>(keep + i);
+            if (sum) store(sum + first_g + i, load<vf>(sum + first_g + i) + e);
+            out(i, plain ? e : e * gain);
+        }
+    }
+
+  private:
+    std::vector<std::pair<int64_t, int64_t>> owner;  // (place, g), ascending
+    Buffer operand, mask, masked, hard;
+};
+
+}  // namespace
