@@ -14,8 +14,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from partial_fc.head.kernels import LogitGrad, Logits, triton_kernels, triton_pass, triton_update
+from partial_fc.head.kernels import LogitGrad, Logits, triton_kernels, triton_update
 from partial_fc.head.kernels.triton import TritonKernel
+from partial_fc.head.kernels.triton_pass import tiles_for
 from partial_fc.head.margin import Negatives
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD, RowTable, Storage
 
@@ -98,7 +99,7 @@ def spilled_bytes(compiled, folder: Path) -> int:
 SHARED_BYTES = {10: 227 << 10, 9: 227 << 10, 8: 99 << 10}
 PRODUCT = {10: "tcgen05.mma", 9: "wgmma.mma_async", 8: "mma.sync"}
 PRODUCTS = ("weigh", "weighted_sum", "pull")
-OTHERS = ("inverse_lengths", "sum_units", "nearest_sub_centres")
+OTHERS = ("read_centres", "sum_units", "nearest_sub_centres")
 
 
 @pytest.fixture
@@ -127,47 +128,45 @@ def launch_everything(logits: Logits, kernel: TritonKernel, optimizer: RowOptimi
 @pytest.mark.parametrize(
     ("generation", "precision", "stored", "optimizer"),
     [
-        (10, "bf16", torch.bfloat16, RowAdam()),
+        (10, "bf16", torch.float32, RowAdam()),
         (9, "bf16", torch.bfloat16, RowAdamW()),
-        (9, "bf16", torch.float16, RowAdagrad()),
-        (9, "bf16", torch.float32, RowSGD()),
-        (8, "bf16", torch.bfloat16, RowSGD(nesterov=True)),
-        (8, "bf16", torch.float32, RowAdamW()),
-        (8, "fp32", torch.float32, RowAdam()),
+        (8, "bf16", torch.float16, RowSGD(nesterov=True)),
+        (8, "fp32", torch.float32, RowAdagrad()),
     ],
     ids=str,
 )
 def test_the_compiler_takes_it_with_tensor_cores_and_registers(
     generation, precision, stored, optimizer, recorders, tmp_path
 ):
+    """The products are the same for every storage: they read copies, or centres that are stored as operands."""
     G, S, D = 1024, 1000, 512
     target_G = torch.zeros(G, dtype=torch.int64)
     logits = Logits(torch.zeros(G, D), torch.zeros(2 * S, D), torch.arange(S), target_G, 64.0, Negatives())
     operands = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
-    kernel = TritonKernel(precision, triton_pass.tiles_for(generation, operands, stored))
-    launch_everything(logits, kernel, optimizer, Storage(stored, torch.float32 if stored == torch.float16 else stored))
-    for name in (*PRODUCTS, "finish_rows"):
-        assert recorders[name].launches, name
-        for launch in recorders[name].launches:
-            compiled = recorders[name].compiled(launch, 10 * generation)
-            assert compiled.metadata.shared <= SHARED_BYTES[generation], name
-            assert name in ("weigh", "weighted_sum") or spilled_bytes(compiled, tmp_path) == 0, name
-            if name in PRODUCTS and precision == "bf16":
-                assert PRODUCT[generation] in compiled.asm["ptx"], name
-                assert "cp.async" in compiled.asm["ptx"], f"{name} does not read ahead while it multiplies"
+    launch_everything(logits, TritonKernel(precision, tiles_for(generation, operands)), optimizer, Storage(stored))
+    for name in (*PRODUCTS, "read_centres", "finish_rows"):
+        compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
+        assert compiled.metadata.shared <= SHARED_BYTES[generation], name
+        assert spilled_bytes(compiled, tmp_path) == 0, name
+        if name in PRODUCTS and precision == "bf16":
+            assert PRODUCT[generation] in compiled.asm["ptx"], name
+            assert "cp.async" in compiled.asm["ptx"], f"{name} does not read ahead while it multiplies"
+        if name == "weigh":
+            assert "st.global.v4" in compiled.asm["ptx"], "weights are not stored 16 bytes at a time"
 
 
-def test_the_compiler_takes_every_rule(recorders):
+@pytest.mark.parametrize("generation", [8, 9, 10])
+def test_the_compiler_takes_every_rule(generation, recorders, tmp_path):
     """At an odd width, without row_S: everything else that a launch can leave out is there."""
-    G, S, D = 33, 300, 100
+    G, S, D = 333, 300, 500
     negatives = Negatives(filter_above=0.4, hard_G=torch.zeros(G), hard_t=0.5)
     target_G = torch.zeros(G, dtype=torch.int64)
     logits = Logits(
         torch.zeros(G, D), torch.zeros(S, D), None, target_G, 64.0, negatives, torch.zeros(S), sub_centres=3
     )
-    kernel = TritonKernel("bf16", triton_pass.tiles_for(8, torch.bfloat16, torch.float32))
+    kernel = TritonKernel("bf16", tiles_for(generation, torch.bfloat16))
     launch_everything(logits, kernel, RowAdam(), Storage())
-    for name, recorder in recorders.items():
-        assert recorder.launches, name
-        for launch in recorder.launches:
-            assert recorder.compiled(launch, 80).metadata.shared <= SHARED_BYTES[8], name
+    for name in ("weigh", "nearest_sub_centres") if generation > 8 else recorders:
+        compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
+        assert compiled.metadata.shared <= SHARED_BYTES[generation], name
+        assert spilled_bytes(compiled, tmp_path) == 0, name

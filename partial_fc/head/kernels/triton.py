@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # A row's exponentials are relative to a shift that takes the largest possible one to exp(42): times the inverse of the
 # smallest length that has one (1e19) it is in fp32's range, and so is the smallest, exp(-87), while |logit| <= 64.5.
 TOP_EXPONENT = 42.0
+LOG2_E = device_side.LOG2_E.value
 LARGEST_LOGIT_WITH_FIXED_SHIFT = 64.5
 # Of a row's factor, relative to its shift. It is larger only where all exponentials of the row are at the end of what
 # fp32 can tell from 0, every class being opposite to the feature; the gradient is then too small, instead of infinite.
@@ -39,7 +40,7 @@ LARGEST_FACTOR = 2.0**120
 # Of the first pass' weights that the second one reads: 2 bytes for each feature and place. What does not fit is formed
 # again, to the same bits. An offset into them is an int32.
 EXP_CACHE_BYTES = 1 << 30
-SPARE = 512  # columns after the last, for tiles that reach beyond it
+SPARE = 512  # columns after the last, or up to 63 fewer, for tiles that reach beyond it
 
 
 def runs_on(device: torch.device) -> bool:
@@ -87,35 +88,36 @@ class TritonKernel(Kernel):
     def sums(self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False) -> Sums:
         over = self._pass(logits)
         shift_G = self._shift(over)
-        sum_G = torch.zeros_like(shift_G, dtype=torch.float64)
+        by_feature = over.new_by_feature()
         splits = over.new_splits() if with_weighted_sum else None
         totals = over.new_totals() if with_centre_sum else None
         kept = self._keep(over, shift_G) if with_weighted_sum else None
-        for chunk in over.chunks():
+        for begin, end in over.chunks():
             weight_GK = None
             if kept is not None:
-                weight_GK = kept.weights(chunk.begin, chunk.begin + chunk.size)
+                weight_GK = kept.weights(begin, end)
                 weight_GK = over.scratch_GK if weight_GK is None else weight_GK
-            by_tile = over.weigh(chunk, device_side.SUMS.value, shift_G, weight_GK)
-            sum_G += by_tile.sum(dim=0, dtype=torch.float64)
+            chunk = over.read(begin, end)
+            over.weigh(chunk, device_side.SUMS.value, shift_G, weight_GK, by_feature)
             if splits is not None and weight_GK is not None:
                 over.weighted_sum(chunk, weight_GK, splits)
             if totals is not None:
                 over.centre_sum(chunk, totals)
-        sum_G, shift_G = sum_G[: over.num_rows], shift_G[: over.num_rows]
+        sum_G = by_feature.sum(dim=0, dtype=torch.float64)[: over.num_rows]
+        shift_G = shift_G[: over.num_rows]
         weighted_sum_GD = centre_sum_D = None
         if splits is not None:
             weighted_sum_GD = splits.sum(dim=0)[: over.num_rows, : over.width]
             weighted_sum_GD = weighted_sum_GD / torch.where(sum_G == 0, 1.0, sum_G).float()[:, None]
         if totals is not None:
             centre_sum_D = totals.sum(dim=0)[: over.width]
-        return Sums(sum_G * shift_G.double().exp(), weighted_sum_GD, centre_sum_D, kept)
+        return Sums(sum_G * shift_G.double().exp2(), weighted_sum_GD, centre_sum_D, kept)
 
     def _keep(self, over: Pass, shift_G: Tensor) -> Kept:
         """Room for the weights of a pass, which takes it over from the last one."""
         self._kept = None
         places = kept_places(over.logits.num_sampled, over.chunk_rows, over.padded_rows, self.operands)
-        size = over.padded_rows * (places + SPARE)
+        size = over.padded_rows * (places + SPARE - places % 64)  # rows of whole cache lines
         if places and (self._room.numel() < size or self._room.device != shift_G.device):
             self._room = torch.empty(0, dtype=self.operands)  # not two at a time
             self._room = over.x_GD.new_empty(size)
@@ -138,25 +140,25 @@ class TritonKernel(Kernel):
         self, logits: Logits, logit_grad: LogitGrad, step: dict[str, Any]
     ) -> Iterator[tuple[int, int, Tensor]]:
         """(begin, end, the chunk that finish_rows has finished), with the optimizer's arguments `step`."""
-        over = self._pass(logits)
+        over = self._pass(logits, second=True)
         kept = logit_grad.cache if isinstance(logit_grad.cache, Kept) else None
         shift_G = self._shift(over) if kept is None else kept.shift_G
         if kept is not self._kept:  # another pass has come since
             kept = None
-        factor_G = logit_grad.factor_G.double() * shift_G[: over.num_rows].double().exp()
+        factor_G = logit_grad.factor_G.double() * shift_G[: over.num_rows].double().exp2()
         x_GD = over.operand(logits.unit_GD * factor_G.clamp(-LARGEST_FACTOR, LARGEST_FACTOR).float()[:, None])
         finish = Finish(logits, logit_grad, step)
         sum_KD = logits.unit_GD.new_empty(over.chunk_rows, over.width)
-        for chunk in over.chunks():
-            weight_GK = None if kept is None else kept.weights(chunk.begin, chunk.begin + chunk.size)
+        for begin, end in over.chunks():
+            weight_GK = None if kept is None else kept.weights(begin, end)
             if weight_GK is None:
                 weight_GK = over.scratch_GK
-                over.weigh(chunk, device_side.SUMS.value, shift_G, weight_GK, with_sums=False)
-            over.pull(chunk, weight_GK, x_GD, sum_KD)
-            finish(chunk.begin, chunk.size, sum_KD)
-            yield chunk.begin, chunk.begin + chunk.size, sum_KD[: chunk.size]
+                over.weigh(over.read(begin, end), device_side.SUMS.value, shift_G, weight_GK)
+            over.pull(weight_GK, x_GD, sum_KD[: end - begin])
+            finish(begin, end - begin, sum_KD)
+            yield begin, end, sum_KD[: end - begin]
 
-    def _pass(self, logits: Logits) -> Pass:
+    def _pass(self, logits: Logits, second: bool = False) -> Pass:
         unit_GD, centre_LD = logits.unit_GD, logits.centre_LD
         if unit_GD.dtype != torch.float32:
             raise ValueError(f"features are {unit_GD.dtype}; Triton's kernel computes in float32: use impl 'plain'")
@@ -166,13 +168,13 @@ class TritonKernel(Kernel):
                 "expected the same device and rows without gaps"
             )
         generation = torch.cuda.get_device_capability(unit_GD.device)[0] if unit_GD.is_cuda else 0
-        tiles = self.tiles or tiles_for(generation, self.operands, centre_LD.dtype)
-        return Pass(logits, self.operands, tiles)
+        tiles = self.tiles or tiles_for(generation, self.operands)
+        return Pass(logits, self.operands, tiles, second)
 
     @staticmethod
     def _shift(over: Pass) -> Tensor:
-        """What is subtracted from the logits of each row, padded: depends on bounds where they allow it, else on the
-        row's largest logit, which takes a pass of its own."""
+        """What is subtracted from the logits of each row, padded, times log2(e): depends on bounds where they allow it,
+        else on the row's largest logit, which takes a pass of its own."""
         negatives = over.logits.negatives
         bound = over.logits.scale
         if negatives.hard_G is not None:
@@ -180,9 +182,11 @@ class TritonKernel(Kernel):
         if over.logits.bias_S is not None:  # asking for the largest would make the host wait for the device
             bound = torch.inf
         if bound <= LARGEST_LOGIT_WITH_FIXED_SHIFT:
-            return torch.full_like(over.zero_G, max(0.0, bound - TOP_EXPONENT))
-        most_G = torch.full_like(over.zero_G, -torch.inf)
-        for chunk in over.chunks():
-            by_tile = over.weigh(chunk, device_side.MOST.value, over.zero_G)
-            most_G = torch.maximum(most_G, by_tile.amax(dim=0))
-        return torch.where(most_G == -torch.inf, 0.0, most_G - TOP_EXPONENT)
+            return torch.full_like(over.zero_G, max(0.0, bound - TOP_EXPONENT) * LOG2_E)
+        if not over.logits.num_sampled:
+            return over.zero_G
+        by_feature = over.new_by_feature()
+        for begin, end in over.chunks():
+            over.weigh(over.read(begin, end), device_side.MOST.value, over.zero_G, by_feature=by_feature)
+        most_G = by_feature.amax(dim=0)
+        return torch.where(most_G == -torch.inf, 0.0, most_G - TOP_EXPONENT * LOG2_E)

@@ -12,9 +12,13 @@ from torch import Tensor
 
 from partial_fc.head.kernels import Logits
 from partial_fc.head.kernels import triton_kernels as device_side
+from partial_fc.head.kernels.triton_kernels import LOG2_E
 
 CHUNK_ROWS = 1 << 16
-CHUNK_BYTES = 1 << 28  # of a chunk's exponentials, and of its gradients: each is at most this large
+# Of a chunk's weights, of its centres copied for the products, and of its gradient: each is at most this large, so that
+# together they stay in an L2 cache of 40 MB or more.
+CHUNK_BYTES = 1 << 24
+SPREAD_PLACES = 1 << 13  # of a chunk, where tiles are made narrower; both passes have to choose the same
 ROW_BLOCK = 16  # centres at a time where nothing is multiplied
 NUM_TOTALS = 256  # partial sums of unit centres
 
@@ -42,35 +46,42 @@ class Tile:
             depth=min(self.depth, _power_of_2(depth)),
         )
 
+    def spread(self, rows: int, columns: int, processors: int) -> "Tile":
+        """Narrower, while a product of this size would leave multiprocessors without a program."""
+        tile = self
+        while tile.columns > 64 and triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns) < processors:
+            tile = replace(tile, columns=tile.columns // 2)
+        return tile
+
 
 @dataclass(frozen=True)
 class Tiles:
     """The tile of each product, and what its rows and columns are."""
 
     logits: Tile  # (features, places)
+    ruled: Tile  # the same, where more than the own class sets a logit apart: what that takes would not fit registers
     weighted_sum: Tile  # (features, width)
     gradient: Tile  # (places, width)
 
 
 # Chosen by arithmetic, from registers and shared memory; their speed has not been measured. A test compiles them.
-HOPPER = Tiles(Tile(128, 256, 64, 8, 4), Tile(128, 256, 64, 8, 4), Tile(128, 256, 64, 8, 4))
-# Stored float32 takes twice the shared memory until it is bf16.
-HOPPER_FROM_FP32 = Tiles(Tile(128, 256, 64, 8, 3), Tile(128, 256, 64, 8, 3), Tile(128, 256, 64, 8, 4))
-AMPERE = Tiles(Tile(128, 128, 32, 8, 3), Tile(128, 128, 32, 8, 3), Tile(128, 128, 32, 8, 3))
+HOPPER = Tiles(Tile(128, 256, 64, 8, 4), Tile(128, 64, 64, 8, 4), Tile(128, 256, 64, 8, 4), Tile(128, 256, 64, 8, 4))
+# Its wide sums lie outside of the registers, and what is done with logits is as much again.
+BLACKWELL = Tiles(Tile(128, 128, 64, 8, 4), Tile(128, 64, 64, 8, 4), Tile(128, 256, 64, 8, 4), Tile(128, 256, 64, 8, 4))
+AMPERE = Tiles(Tile(128, 128, 32, 8, 3), Tile(128, 64, 32, 8, 3), Tile(128, 128, 32, 8, 3), Tile(128, 128, 32, 8, 3))
 # Products of fp32 run outside of the tensor cores.
-FP32 = Tiles(Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2))
-INTERPRETER = Tiles(Tile(32, 64, 64, 1, 1), Tile(32, 64, 32, 1, 1), Tile(64, 64, 32, 1, 1))
+FP32 = Tiles(Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2))
+INTERPRETER = Tiles(Tile(32, 64, 64, 1, 1), Tile(32, 64, 64, 1, 1), Tile(32, 64, 32, 1, 1), Tile(64, 64, 32, 1, 1))
 
 
-def tiles_for(generation: int, operands: torch.dtype, stored: torch.dtype) -> Tiles:
-    """generation: the first part of the device's compute capability. Later ones than Hopper take Ampere's tiles."""
+def tiles_for(generation: int, operands: torch.dtype) -> Tiles:
+    """generation: the first part of the device's compute capability. The Blackwell of 12 has no more shared memory than
+    the smaller ones of Ampere."""
     if device_side.INTERPRETED.value:
         return INTERPRETER
     if operands == torch.float32:
         return FP32
-    if generation == 9:
-        return HOPPER_FROM_FP32 if stored == torch.float32 else HOPPER
-    return AMPERE
+    return {9: HOPPER, 10: BLACKWELL}.get(generation, AMPERE)
 
 
 @dataclass(frozen=True)
@@ -82,27 +93,40 @@ class Chunk:
     centre: Tensor
     row: Tensor | None
     bias: Tensor | None
+    operand: Tensor  # the centres as the products read them: (K, D), or copies in (K, padded D)
     inverse_K: Tensor  # 1 / length, 0 past the end
 
     @property
-    def centres(self) -> tuple[Tensor, Tensor | None, int]:
+    def stored(self) -> tuple[Tensor, Tensor | None, int]:
         return self.centre, self.row, self.centre.stride(0)
+
+    @property
+    def operands(self) -> tuple[Tensor, int]:
+        return self.operand, self.operand.stride(0)
 
 
 class Pass:
     """G and D are padded to whole tiles, and so is K, a chunk's number of places, in everything that a GPU sees.
 
-    Memory, whatever the number of classes: scratch_GK (at most CHUNK_BYTES), 4 bytes of partial sums for each tile of a
-    chunk and each feature, and `splits`' copies of (G, D) in fp32.
+    Memory: scratch_GK and _copies_KD, where they are needed (each at most CHUNK_BYTES), `splits`' copies of (G, D) in
+    fp32, and 4 bytes of partial sums for each feature and tile of places.
     """
 
-    def __init__(self, logits: Logits, operands: torch.dtype, tiles: Tiles):
+    def __init__(self, logits: Logits, operands: torch.dtype, tiles: Tiles, second: bool = False):
         self.logits = logits
         self.num_rows, self.width = logits.unit_GD.shape
-        logits_tile = tiles.logits.within(self.num_rows, logits.num_sampled, self.width)
+        negatives = logits.negatives
+        ruled = negatives.hard_G is not None or negatives.filter_above is not None
+        ruled |= logits.bias_S is not None or logits.sub_centres > 1
+        logits_tile = (tiles.ruled if ruled else tiles.logits).within(self.num_rows, logits.num_sampled, self.width)
+        self.processors = 4
+        if logits.unit_GD.is_cuda:
+            self.processors = torch.cuda.get_device_properties(logits.unit_GD.device).multi_processor_count
+        logits_tile = logits_tile.spread(self.num_rows, min(logits.num_sampled, SPREAD_PLACES), self.processors)
         sum_tile = tiles.weighted_sum.within(self.num_rows, self.width, logits.num_sampled)
         gradient_tile = tiles.gradient.within(logits.num_sampled, self.width, self.num_rows)
-        self.tiles = Tiles(logits_tile, sum_tile, gradient_tile)
+        gradient_tile = gradient_tile.spread(min(logits.num_sampled, SPREAD_PLACES), self.width, self.processors)
+        self.tiles = Tiles(logits_tile, logits_tile, sum_tile, gradient_tile)
         self.padded_rows = _whole(self.num_rows, max(logits_tile.rows, sum_tile.rows, gradient_tile.depth))
         self.padded_width = _whole(self.width, max(logits_tile.depth, sum_tile.columns, gradient_tile.columns))
         more_D, more_G = self.padded_width - self.width, self.padded_rows - self.num_rows
@@ -111,12 +135,15 @@ class Pass:
         self.zero_G = logits.unit_GD.new_zeros(self.padded_rows)
         target_class_G = torch.div(logits.target_G, logits.sub_centres, rounding_mode="floor")
         self.target_class_G = self.pad_G(target_class_G, -1)
-        hard_G = logits.negatives.hard_G
-        self.hard_G = None if hard_G is None else self.pad_G(hard_G, torch.inf)
+        self.hard_G = None if negatives.hard_G is None else self.pad_G(negatives.hard_G, torch.inf)
 
-        most = min(
-            CHUNK_ROWS, CHUNK_BYTES // max(1, self.padded_rows * operands.itemsize), CHUNK_BYTES // (self.width * 4)
-        )
+        stored = logits.centre_LD
+        self.copied = logits.row_S is not None or stored.dtype != operands or self.width != self.padded_width
+        self.copied |= CHUNK_ROWS * stored.stride(0) >= 1 << 31  # an offset into a chunk is an int32
+        # Bytes of a place: its weights; its centre, copied or for the gradient's product summed up.
+        sizes = [self.padded_rows * operands.itemsize, self.width * 4 if second else 0]
+        sizes.append(self.padded_width * operands.itemsize if self.copied else 0)
+        most = min(CHUNK_ROWS, *(CHUNK_BYTES // size for size in sizes if size))
         whole_classes = math.lcm(logits.sub_centres, 16)  # and 16 places, so that pieces of row_S stay aligned
         self.chunk_rows = min(max(1, logits.num_sampled), max(whole_classes, most - most % whole_classes))
         self.padded_chunk = _whole(self.chunk_rows, max(logits_tile.columns, sum_tile.depth, gradient_tile.rows))
@@ -136,43 +163,67 @@ class Pass:
         dtype = torch.float32 if x_G.is_floating_point() else torch.int32
         return F.pad(x_G.to(dtype), (0, self.padded_rows - len(x_G)), value=value)
 
-    def chunks(self) -> Iterator[Chunk]:
-        """Yields chunks of whole classes, ascending."""
-        centre, row, bias = self.logits.centre_LD, self.logits.row_S, self.logits.bias_S
+    @cached_property
+    def _copies_KD(self) -> Tensor:
+        return self.x_GD.new_empty(self.padded_chunk, self.padded_width)
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """(begin, end), ascending: whole classes."""
         for begin in range(0, self.logits.num_sampled, self.chunk_rows):
-            end = min(begin + self.chunk_rows, self.logits.num_sampled)
-            chunk = Chunk(
-                begin,
-                end - begin,
-                centre[begin:end] if row is None else centre,
-                None if row is None else row[begin:end],
-                None if bias is None else bias[begin:end],
-                self.zero_G.new_empty(self.padded_chunk),
-            )
-            device_side.inverse_lengths[(self.padded_chunk // ROW_BLOCK,)](
-                *chunk.centres, chunk.inverse_K, chunk.size,
-                **self.widths, BLOCK_K=ROW_BLOCK, BLOCK_D=self.tiles.gradient.columns,
-            )  # fmt: skip
-            yield chunk
+            yield begin, min(begin + self.chunk_rows, self.logits.num_sampled)
+
+    def read(self, begin: int, end: int) -> Chunk:
+        """Reads the centres of a chunk, so that logits can be formed."""
+        centre, row, bias = self.logits.centre_LD, self.logits.row_S, self.logits.bias_S
+        here = centre[begin:end] if row is None else centre
+        chunk = Chunk(
+            begin,
+            end - begin,
+            here,
+            None if row is None else row[begin:end],
+            None if bias is None else bias[begin:end],
+            self._copies_KD if self.copied else here,
+            self.zero_G.new_empty(self.padded_chunk),
+        )
+        device_side.read_centres[(self.padded_chunk // ROW_BLOCK,)](
+            *chunk.stored, self._copies_KD if self.copied else None, chunk.inverse_K, chunk.size,
+            **self.widths, BLOCK_K=ROW_BLOCK, BLOCK_D=self.tiles.gradient.columns,
+        )  # fmt: skip
+        return chunk
 
     def weigh(
-        self, chunk: Chunk, what: int, shift_G: Tensor, weight_GK: Tensor | None = None, with_sums: bool = True
-    ) -> Tensor:
-        """Fills weight_GK, to whole tiles; returns what `weigh` of triton_kernels.py calls by_feature (else empty)."""
+        self,
+        chunk: Chunk,
+        what: int,
+        shift_G: Tensor,
+        weight_GK: Tensor | None = None,
+        by_feature: Tensor | None = None,
+    ) -> None:
+        """Fills weight_GK, to whole tiles, and the chunk's part of `new_by_feature`."""
         tile, negatives = self.tiles.logits, self.logits.negatives
         num_g, num_k = self.padded_rows // tile.rows, triton.cdiv(chunk.size, tile.columns)
-        by_feature = self.zero_G.new_empty(num_k if with_sums else 0, self.padded_rows)
+        if by_feature is not None:
+            by_feature = by_feature[self._tiles_before(chunk.begin) :]
         nearest_GK = self._nearest(chunk)
         device_side.weigh[(num_g * num_k,)](
-            self.x_GD, *chunk.centres, chunk.inverse_K, chunk.bias, nearest_GK,
-            self.target_class_G, shift_G, self.hard_G, weight_GK, by_feature if with_sums else None,
+            self.x_GD, *chunk.operands, chunk.inverse_K, chunk.bias, nearest_GK,
+            self.target_class_G, shift_G, self.hard_G, weight_GK, by_feature,
             chunk.size, chunk.begin, 0 if weight_GK is None else weight_GK.stride(0), self.padded_rows,
             0 if nearest_GK is None else nearest_GK.shape[1],
-            float(self.logits.scale), float(negatives.hard_t), float(negatives.filter_above or 0.0),
+            float(self.logits.scale) * LOG2_E.value, float(negatives.hard_t), float(negatives.filter_above or 0.0),
             WHAT=what, FILTERED=negatives.filter_above is not None, SUB_CENTRES=self.logits.sub_centres,
-            **self.widths, BLOCK_G=tile.rows, BLOCK_K=tile.columns, DEPTH=tile.depth, **tile.launch,
+            D_PAD=self.padded_width, BLOCK_G=tile.rows, BLOCK_K=tile.columns, DEPTH=tile.depth, **tile.launch,
         )  # fmt: skip
-        return by_feature
+
+    def new_by_feature(self) -> Tensor:
+        """(tiles of places, G), of all chunks."""
+        begins = [begin for begin, _ in self.chunks()]
+        last = self.logits.num_sampled - begins[-1] if begins else 0
+        tiles = self._tiles_before(begins[-1]) + triton.cdiv(last, self.tiles.logits.columns) if begins else 0
+        return self.zero_G.new_empty(tiles, self.padded_rows)
+
+    def _tiles_before(self, begin: int) -> int:
+        return begin // self.chunk_rows * triton.cdiv(self.chunk_rows, self.tiles.logits.columns)
 
     def _nearest(self, chunk: Chunk) -> Tensor | None:
         """(G, classes of the chunk), int8: the nearest of each class's sub-centres; None where there is but one."""
@@ -182,9 +233,9 @@ class Pass:
         classes = _whole(triton.cdiv(self.padded_chunk, self.logits.sub_centres), tile.columns)
         nearest_GK = self.x_GD.new_empty(self.padded_rows, classes, dtype=torch.int8)
         device_side.nearest_sub_centres[(self.padded_rows // tile.rows * (classes // tile.columns),)](
-            self.x_GD, *chunk.centres, chunk.inverse_K, nearest_GK, chunk.size, self.padded_rows, classes,
+            self.x_GD, *chunk.operands, chunk.inverse_K, nearest_GK, chunk.size, self.padded_rows, classes,
             SUB_CENTRES=self.logits.sub_centres,
-            **self.widths, BLOCK_G=tile.rows, BLOCK_K=tile.columns, DEPTH=tile.depth, **tile.launch,
+            D_PAD=self.padded_width, BLOCK_G=tile.rows, BLOCK_K=tile.columns, DEPTH=tile.depth, **tile.launch,
         )  # fmt: skip
         return nearest_GK
 
@@ -192,10 +243,7 @@ class Pass:
         """(splits, G, D), fp32, 0: as many as keep all multiprocessors busy, each with its share of a chunk."""
         tile = self.tiles.weighted_sum
         programs = self.padded_rows // tile.rows * (self.padded_width // tile.columns)
-        processors = 4
-        if self.x_GD.is_cuda:
-            processors = torch.cuda.get_device_properties(self.x_GD.device).multi_processor_count
-        splits = max(1, min(processors // programs, self.padded_chunk // tile.depth))
+        splits = max(1, min(self.processors // programs, self.padded_chunk // tile.depth))
         return self.zero_G.new_zeros(splits, self.padded_rows, self.padded_width)
 
     def weighted_sum(self, chunk: Chunk, weight_GK: Tensor, splits: Tensor) -> None:
@@ -204,8 +252,8 @@ class Pass:
         programs = self.padded_rows // tile.rows * (self.padded_width // tile.columns)
         share = triton.cdiv(triton.cdiv(chunk.size, tile.depth), len(splits))
         device_side.weighted_sum[(programs, len(splits))](
-            weight_GK, *chunk.centres, splits, chunk.size, share, weight_GK.stride(0), self.padded_rows,
-            **self.widths, BLOCK_G=tile.rows, BLOCK_D=tile.columns, DEPTH=tile.depth, **tile.launch,
+            weight_GK, *chunk.operands, splits, chunk.size, share, weight_GK.stride(0), self.padded_rows,
+            D_PAD=self.padded_width, BLOCK_G=tile.rows, BLOCK_D=tile.columns, DEPTH=tile.depth, **tile.launch,
         )  # fmt: skip
 
     def new_totals(self) -> Tensor:
@@ -216,16 +264,16 @@ class Pass:
         block_D = self.tiles.gradient.columns
         share = _whole(triton.cdiv(chunk.size, NUM_TOTALS), ROW_BLOCK)
         device_side.sum_units[(NUM_TOTALS, self.padded_width // block_D)](
-            *chunk.centres, chunk.inverse_K, totals, chunk.size, share,
+            *chunk.stored, chunk.inverse_K, totals, chunk.size, share,
             **self.widths, BLOCK_K=ROW_BLOCK, BLOCK_D=block_D,
         )  # fmt: skip
 
-    def pull(self, chunk: Chunk, weight_GK: Tensor, x_GD: Tensor, sum_KD: Tensor) -> None:
+    def pull(self, weight_GK: Tensor, x_GD: Tensor, sum_KD: Tensor) -> None:
         """sum_KD becomes weight_GK^T @ x_GD, features times their factors."""
         tile = self.tiles.gradient
-        programs = triton.cdiv(chunk.size, tile.rows) * (self.padded_width // tile.columns)
+        programs = triton.cdiv(len(sum_KD), tile.rows) * (self.padded_width // tile.columns)
         device_side.pull[(programs,)](
-            weight_GK, x_GD, sum_KD, chunk.size, weight_GK.stride(0), self.padded_rows,
+            weight_GK, x_GD, sum_KD, len(sum_KD), weight_GK.stride(0), self.padded_rows,
             **self.widths, BLOCK_K=tile.rows, BLOCK_D=tile.columns, DEPTH=tile.depth, **tile.launch,
         )  # fmt: skip
 

@@ -93,6 +93,7 @@ def finish_rows(
     square = tl.sum(centre * centre, axis=1)
     long = square >= SMALLEST
     inverse = tl.where(long, tl.div_rn(1.0, tl.sqrt_rn(tl.where(long, square, 1.0))), 0.0)
+    inverse = tl.where(square < float("inf"), inverse, float("nan"))  # a length beyond fp32: 0 would hide it
     if uniform_ptr is not None:
         grad += tl.load(uniform_ptr + d, mask=d < D, other=0.0)[None, :] * inverse[:, None]
     low = tl.load(own_ptr + place, mask=there, other=0)
