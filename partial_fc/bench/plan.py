@@ -201,10 +201,13 @@ def exponentials_bytes(workload: PlanOptions) -> float:
 
 def operations(workload: PlanOptions) -> float:
     """Operations that the host launches in a step of one rank, one after the other."""
-    sampled = workload.sample_rate < 1
-    count = step_counts.HOST_OPERATIONS[workload.device][sampled]
-    once, each_chunk = step_counts.KERNEL_OPERATIONS[workload.impl]
-    count += once
+    once = step_counts.KERNEL_OPERATIONS[workload.impl][0]
+    return step_counts.HOST_OPERATIONS[workload.device][workload.sample_rate < 1] + once + _chunk_operations(workload)
+
+
+def _chunk_operations(workload: PlanOptions) -> int:
+    """Those of them that grow with the number of rows."""
+    count, each_chunk = 0, step_counts.KERNEL_OPERATIONS[workload.impl][1]
     if each_chunk:
         count += each_chunk * math.ceil(workload.sampled / max(1, _chunk_rows(workload)))
     if not _moves_rows(workload):
@@ -233,17 +236,24 @@ class Machine:
 
 
 def head_seconds(workload: PlanOptions, machine: Machine) -> dict[str, float]:
-    """Seconds of a step, by cause; they are added up, since nothing is promised about what overlaps."""
+    """Seconds of a step, by cause; they are added up, since nothing is promised about what overlaps. Only launches of
+    chunks, one after the other without a wait, are made while a GPU works on the chunks before: they count where they
+    take longer than that work."""
     # Rows travel each way, while something else is computed, as far as that lasts.
     moved = workload.sampled * sum(row_bytes(workload).values()) if workload.is_elsewhere else 0
     exponentials = workload.batch * (2 * workload.sampled - _taken_over(workload))
     messages = 3 * math.ceil(math.log2(workload.gpus)) if workload.gpus > 1 else 0
-    return {
+    seconds = {
         "products": products_flop(workload) / (machine.share * machine.rates.gflops[workload.precision] * 1e9),
         "exponentials": exponentials / (machine.rates.gexp_per_s * 1e9),
         "exponentials through memory": exponentials_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
         "rows": traffic_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
         "rows from and to their place": moved / (machine.place_gbytes_per_s * 1e9),
         "links": sum(link_bytes(workload).values()) / (machine.link_gbytes_per_s * 1e9) + messages * machine.latency_s,
-        "launches": operations(workload) * machine.rates.launch_us * 1e-6,
     }
+    in_chunks, launch_s = _chunk_operations(workload), machine.rates.launch_us * 1e-6
+    hidden = 0.0
+    if workload.device == "cuda":
+        work = sum(seconds[name] for name in ("products", "exponentials", "exponentials through memory", "rows"))
+        hidden = min(in_chunks * launch_s, work)
+    return {**seconds, "launches": operations(workload) * launch_s - hidden}
