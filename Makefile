@@ -35,8 +35,9 @@ bench: setup  ## the tables of the head in docs/benchmarks.md, here and with AVX
 test-gpu: setup  ## the GPU's kernel on a CUDA device; without one, everything is skipped
 	.venv/bin/python -m pytest tests/gpu
 
-bench-gpu: setup  ## the GPU's kernel: its share of the device's matrix-product rate, its memory; one JSON line
+bench-gpu: setup  ## the GPU's kernel: its share of the device's matrix-product rate, its memory; then whole steps beside others
 	.venv/bin/python -m benchmarks.gpu
+	.venv/bin/python -m benchmarks.gpu_versus
 
 clean:  ## remove .venv and what tools left; demo data and runs stay
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

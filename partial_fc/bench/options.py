@@ -59,6 +59,8 @@ class PlanOptions:
     """Matrix products of --precision on one GPU, instead of what is measured."""
     bandwidth: float | None = None
     """GB/s of its memory, read plus written."""
+    launch_us: float | None = None
+    """Microseconds that the host takes to launch one operation, where --tflops describes the machine; none: 5."""
     place_bandwidth: float | None = None
     """GB/s each way between --place and the device; none: 50 for the host (PCIe 5), 2 for a disk."""
     link_gbps: float = 100.0
@@ -81,6 +83,7 @@ class PlanOptions:
             images_per_s="(0, inf)",
             tflops="(0, inf)",
             bandwidth="(0, inf)",
+            launch_us="(0, inf)",
             place_bandwidth="(0, inf)",
             link_gbps="(0, inf)",
         )

@@ -11,18 +11,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from partial_fc.bench import step_counts
 from partial_fc.bench.options import PlanOptions
-from partial_fc.head.kernels import cpu, plain
-from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
+from partial_fc.bench.step_counts import OPTIMIZERS
+from partial_fc.head.kernels import cpu, plain, triton_bytes
+from partial_fc.head.rows import Storage
 from partial_fc.machine import Rates
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-OPTIMIZERS: dict[str, type] = {"sgd": RowSGD, "adamw": RowAdamW, "adagrad": RowAdagrad, "adam": RowAdam}
 
 
 # ---- memory
 
 _CACHE_BYTES = 2 << 20  # of the second level, which the CPU kernel's chunks are made for
+_L2_BYTES = 50 << 20  # of a GPU: that of an H100
 
 
 def row_bytes(workload: PlanOptions) -> dict[str, int]:
@@ -42,24 +44,29 @@ def kept_bytes(workload: PlanOptions) -> dict[str, int]:
 def kernel_bytes(workload: PlanOptions) -> int:
     """Bytes that a kernel works in, whatever the number of classes."""
     if workload.impl == "triton":
-        from partial_fc.head.kernels import triton_pass
-
-        rows = min(
-            triton_pass.CHUNK_ROWS,
-            triton_pass.CHUNK_BYTES // (workload.batch * DTYPES[workload.precision].itemsize),
-            triton_pass.CHUNK_BYTES // (workload.dim * 4),
-        )
-        rows = min(rows, workload.sampled)
-        return rows * (workload.batch * DTYPES[workload.precision].itemsize + workload.dim * 4)
+        rows, kept = _chunk_rows(workload), _taken_over(workload)
+        weights = kept + (rows if kept < workload.sampled else 0)
+        return weights * workload.batch * DTYPES[workload.precision].itemsize + rows * workload.dim * 4
     if workload.impl == "cpu":
         # Packed features for all threads; the features' gradient of each, and the chunk of centres in its cache.
         common = 2 * workload.batch * workload.dim * DTYPES[workload.precision].itemsize
         each = workload.batch * workload.dim * 4 + _CACHE_BYTES
         # Rows move where their gradients are formed, which are never stored.
         return common + workload.threads * each + _taken_over(workload) * _exp_bytes(workload) * _padded_batch(workload)
-    rows = min(workload.sampled, max(64, min(plain.CHUNK_ROWS, plain.CHUNK_LOGITS // workload.batch)))
+    rows = _chunk_rows(workload)
     # A chunk and the rest of the one before: eight tensors like its centres in float32, five like its logits, a mask.
     return rows * (8 * workload.dim * 4 + workload.batch * (5 * 4 + 1))
+
+
+def _chunk_rows(workload: PlanOptions) -> int:
+    """Active rows that Triton's kernel, or the plain one, works on at a time."""
+    if workload.impl == "plain":
+        return min(workload.sampled, max(64, min(plain.CHUNK_ROWS, plain.CHUNK_LOGITS // workload.batch)))
+    from partial_fc.head.kernels import triton_pass
+
+    of_logits = workload.batch * DTYPES[workload.precision].itemsize
+    most = min(triton_pass.CHUNK_BYTES // of_logits, triton_pass.CHUNK_BYTES // (workload.dim * 4))
+    return min(triton_pass.CHUNK_ROWS, most, workload.sampled)
 
 
 def _padded_batch(workload: PlanOptions) -> int:
@@ -67,7 +74,12 @@ def _padded_batch(workload: PlanOptions) -> int:
 
 
 def _taken_over(workload: PlanOptions) -> int:
-    """Centres whose exponentials the CPU kernel's second pass takes over from the first."""
+    """Centres whose exponentials the kernel's second pass takes over from the first."""
+    if workload.impl == "triton":
+        from partial_fc.head.kernels import triton
+
+        operands = DTYPES[workload.precision]
+        return triton.kept_places(workload.sampled, _chunk_rows(workload), _padded_batch(workload), operands)
     if workload.impl != "cpu":
         return 0
     room = cpu.exp_cache_bytes(workload.local_classes * workload.dim * DTYPES[workload.dtype].itemsize)
@@ -155,9 +167,54 @@ def products_flop(workload: PlanOptions) -> float:
 
 
 def traffic_bytes(workload: PlanOptions) -> float:
-    """Bytes of one rank's rows that a step moves: centres are read twice and written once, state read and written."""
-    one = row_bytes(workload)
-    return workload.sampled * (3.0 * one["centres"] + 2.0 * one["optimizer state"] + 4)
+    """Bytes of one rank's rows that a step moves, as the kernel has it."""
+    storage = Storage(DTYPES[workload.dtype], DTYPES[workload.state_dtype])
+    fused = triton_bytes.update_bytes(OPTIMIZERS[workload.optimizer](), storage)
+    sampled = workload.sample_rate < 1
+    if workload.impl == "plain":
+        of_number = step_counts.plain_pass_bytes(storage, sampled)
+        of_number += step_counts.update_bytes(workload.optimizer, storage, sampled)
+    elif _moves_rows(workload):
+        # Read for the logits; read and written, with the state, where the gradient is formed.
+        of_number = storage.dtype.itemsize + fused.element
+    else:
+        # Read for the logits twice; the gradient is written and read by what follows.
+        of_number = 2 * storage.dtype.itemsize + 4 + step_counts.update_bytes(workload.optimizer, storage, sampled)
+    number_of_row = 8 if sampled else 0
+    return workload.sampled * (float(of_number) * workload.dim + fused.row + number_of_row)
+
+
+def _moves_rows(workload: PlanOptions) -> bool:
+    """Whether the kernel itself moves rows, where it forms their gradients: not copies of rows that lie elsewhere."""
+    return workload.impl != "plain" and not (workload.is_elsewhere and workload.device == "cuda")
+
+
+def exponentials_bytes(workload: PlanOptions) -> float:
+    """Bytes of exponentials that pass through memory: written and read later where they are kept for the second pass,
+    and written and read in each pass where those of a chunk are more than a GPU's cache holds."""
+    kept, itemsize = _taken_over(workload), DTYPES[workload.precision].itemsize
+    numbers = 2 * kept
+    if workload.impl == "triton" and _chunk_rows(workload) * workload.batch * itemsize > _L2_BYTES:
+        numbers = 3 * kept + 4 * (workload.sampled - kept)
+    return float(numbers * itemsize * workload.batch)
+
+
+def operations(workload: PlanOptions) -> float:
+    """Operations that the host launches in a step of one rank, one after the other."""
+    once = step_counts.KERNEL_OPERATIONS[workload.impl][0]
+    return step_counts.HOST_OPERATIONS[workload.device][workload.sample_rate < 1] + once + _chunk_operations(workload)
+
+
+def _chunk_operations(workload: PlanOptions) -> int:
+    """Those of them that grow with the number of rows."""
+    count, each_chunk = 0, step_counts.KERNEL_OPERATIONS[workload.impl][1]
+    if each_chunk:
+        count += each_chunk * math.ceil(workload.sampled / max(1, _chunk_rows(workload)))
+    if not _moves_rows(workload):
+        storage = Storage(DTYPES[workload.dtype], DTYPES[workload.state_dtype])
+        rows = max(1, (1 << 17 if workload.device == "cpu" else 1 << 24) // workload.dim)  # rows/table.py
+        count += step_counts.update_operations(workload.optimizer, storage) * math.ceil(workload.sampled / rows)
+    return count
 
 
 def dense_update_bytes(workload: PlanOptions) -> float:
@@ -179,15 +236,24 @@ class Machine:
 
 
 def head_seconds(workload: PlanOptions, machine: Machine) -> dict[str, float]:
-    """Seconds of a step, by cause; they are added up, since nothing is promised about what overlaps."""
+    """Seconds of a step, by cause; they are added up, since nothing is promised about what overlaps. Only launches of
+    chunks, one after the other without a wait, are made while a GPU works on the chunks before: they count where they
+    take longer than that work."""
     # Rows travel each way, while something else is computed, as far as that lasts.
     moved = workload.sampled * sum(row_bytes(workload).values()) if workload.is_elsewhere else 0
     exponentials = workload.batch * (2 * workload.sampled - _taken_over(workload))
     messages = 3 * math.ceil(math.log2(workload.gpus)) if workload.gpus > 1 else 0
-    return {
+    seconds = {
         "products": products_flop(workload) / (machine.share * machine.rates.gflops[workload.precision] * 1e9),
         "exponentials": exponentials / (machine.rates.gexp_per_s * 1e9),
+        "exponentials through memory": exponentials_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
         "rows": traffic_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
         "rows from and to their place": moved / (machine.place_gbytes_per_s * 1e9),
         "links": sum(link_bytes(workload).values()) / (machine.link_gbytes_per_s * 1e9) + messages * machine.latency_s,
     }
+    in_chunks, launch_s = _chunk_operations(workload), machine.rates.launch_us * 1e-6
+    hidden = 0.0
+    if workload.device == "cuda":
+        work = sum(seconds[name] for name in ("products", "exponentials", "exponentials through memory", "rows"))
+        hidden = min(in_chunks * launch_s, work)
+    return {**seconds, "launches": operations(workload) * launch_s - hidden}

@@ -37,6 +37,7 @@ def make(options: PlanOptions) -> dict[str, Any]:
     limit = None if options.memory is None else num_bytes(options.memory) - num_bytes(options.reserve)
     rates = {"all": 1.0, "sampled": options.sample_rate}
     seconds = {name: plan.head_seconds(replace(workload, sample_rate=rate), machine) for name, rate in rates.items()}
+    operations = {name: plan.operations(replace(workload, sample_rate=rate)) for name, rate in rates.items()}
     handed_in, sent = plan.collective_bytes(workload), plan.link_bytes(workload)
     if options.backbone_parameters:
         handed_in["backbone"] = 4 * options.backbone_parameters
@@ -49,6 +50,7 @@ def make(options: PlanOptions) -> dict[str, Any]:
         "elsewhere": plan.elsewhere_bytes(workload),
         "limit": limit,
         "collectives": {name: {"handed_in": handed_in[name], "sent": sent[name]} for name in handed_in},
+        "operations": operations,
         "seconds": seconds,
         "backbone_seconds": _backbone_seconds(options),
         "dense_update_seconds": plan.dense_update_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
@@ -121,7 +123,12 @@ def table(figures: dict[str, Any]) -> str:
             lines.append(_row(f"  {part}", _time(all_classes), _time(seconds["sampled"][part])))
     lines.append(_row("  together", *(_time(sum(seconds[rate].values())) for rate in ("all", "sampled"))))
     rates = ", ".join(f"{name} {rate:,.0f} GFLOP/s" for name, rate in figures["rates"]["gflops"].items())
-    lines += [f"  (kernel {figures['impl']}; {rates}; memory {figures['rates']['gbytes_per_s']:,.0f} GB/s)", ""]
+    lines += [
+        f"  (kernel {figures['impl']}; {rates}; memory {figures['rates']['gbytes_per_s']:,.0f} GB/s;",
+        f"  {figures['operations']['all']:,.0f} and {figures['operations']['sampled']:,.0f} operations, "
+        f"{figures['rates']['launch_us']:.1f} us to launch one)",
+        "",
+    ]
     return "\n".join(lines + figures["verdict"])
 
 
@@ -152,6 +159,10 @@ def _resolved(options: PlanOptions) -> PlanOptions:
 
 
 def _machine(options: PlanOptions, workload: PlanOptions) -> plan.Machine:
+    if options.launch_us and not options.tflops:
+        raise ValueError(
+            "--launch-us describes another machine, as --tflops and --bandwidth do: give all three, or none"
+        )
     if options.rates:
         given = json.loads(options.rates.read_text())
         rates = Rates(**given.get("rates", given))
@@ -159,6 +170,7 @@ def _machine(options: PlanOptions, workload: PlanOptions) -> plan.Machine:
     elif options.tflops and options.bandwidth:
         # How fast a machine that is not here computes exponentials is not known: they are not counted.
         rates = Rates({options.precision: options.tflops * 1e3}, options.bandwidth, math.inf)
+        rates = replace(rates, launch_us=options.launch_us or rates.launch_us)
     elif options.tflops or options.bandwidth:
         raise ValueError("--tflops and --bandwidth describe another machine: give both, or none to measure this one")
     else:

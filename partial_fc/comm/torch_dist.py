@@ -27,6 +27,7 @@ class TorchWorld(World):
     """The processes that torchrun, srun or our own command started."""
 
     backend = "torch"
+    asks_for_counts = True
     _group: dist.ProcessGroup | None = None  # None: all processes
 
     def __init__(self, launch: Launch, device: str, comm_timeout_s: float, start_timeout_s: float):

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from partial_fc.comm.journal import Call, Journal
 from partial_fc.comm.launch.detect import Launch
@@ -87,6 +87,8 @@ class World(ABC):
     """
 
     backend: Literal["horovod", "torch", "single"]
+    # Whether an all-gather that is not told the ranks' row counts exchanges them first, and waits for them.
+    asks_for_counts: ClassVar[bool] = False
 
     def __init__(self, launch: Launch):
         self.rank = launch.rank

@@ -59,7 +59,8 @@ class Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, feat_BD: Tensor, loss: Tensor, backward: Backward) -> Tensor:
         ctx.dtype, ctx.finish = feat_BD.dtype, backward
-        return loss.clone()
+        ctx.mark_dirty(loss)  # so the very tensor may be returned
+        return loss
 
     @staticmethod
     def backward(ctx, grad_loss: Tensor):

@@ -26,63 +26,133 @@ class GlobalBatch:
     training: bool  # whether a gradient is wanted
 
 
-def gather(
-    feat_BD: Tensor,
-    label_B: Tensor,
-    num_classes: int,
-    world: World,
-    *,
-    training: bool = False,
-    name: str = "head/gather",
-) -> GlobalBatch:
-    """All features and labels in one all-gather. Their bits travel side by side, with the rank they come from, their
-    dtype and whether the rank trains, so that batches of different sizes need no second exchange. A rank without rows
-    does what the others do.
+@dataclass(frozen=True)
+class _MakeUp:
+    """Whose rows are how many, of what and what for; equal on all ranks."""
 
-    Raises ValueError, on all ranks alike, for a label outside of [0, num_classes), for a batch without any row, and
-    where features have another dtype, or are trained with, on some ranks only; CollectiveError where the dtypes'
-    widths differ.
-    """
-    number = _DTYPES.index(feat_BD.dtype)
-    origin_B = torch.full_like(label_B, 2 * (number * world.size + world.rank) + training, dtype=torch.int32)
-    parts = [x.contiguous().view(torch.uint8) for x in (feat_BD, label_B[:, None], origin_B[:, None])]
-    try:
-        wire = world.all_gather(torch.cat(parts, dim=1), name=name)
-    except CollectiveError as error:
-        error.add_note(f"{world}: features of this rank are {feat_BD.dtype}, (B, {feat_BD.shape[1]})")
-        raise
-    widths = [part.shape[1] for part in parts]
-    # (contiguous() would leave a single row with the stride of the whole wire, which no other dtype divides)
-    feat, label, origin = (x.clone(memory_format=torch.contiguous_format) for x in wire.split(widths, dim=1))
-    origin_G = origin.view(torch.int32).squeeze(1)
-    shape = (len(_DTYPES), world.size, 2)
-    counts = torch.bincount(origin_G, minlength=math.prod(shape)).view(shape).tolist()
-    by_dtype = {dtype: by_rank for dtype, by_rank in zip(_DTYPES, counts, strict=True) if any(map(any, by_rank))}
-    if not by_dtype:  # every rank sees all rows, so all raise the same error and none is left waiting in a collective
-        raise ValueError("the global batch is empty: no rank brought a row")
-    if len(by_dtype) > 1:
-        words = [f"{dtype} on ranks {_ranks(map(sum, by_rank))}" for dtype, by_rank in by_dtype.items()]
-        raise ValueError(f"features are {' and '.join(words)}; expected one dtype on all ranks")
-    ((dtype, by_rank),) = by_dtype.items()
-    evaluating, trained = zip(*by_rank, strict=True)
-    batch = GlobalBatch(
-        feat.view(dtype), label.view(torch.int64).squeeze(1), [sum(each) for each in by_rank], any(trained)
-    )
-    bad = ((batch.label_G < 0) | (batch.label_G >= num_classes)).nonzero().flatten()
-    if len(bad):
+    origin_G: Tensor
+    rows: list[int]
+    training: bool
+    dtype: torch.dtype  # of the features
+    width: int  # bytes of a row on its way
+
+
+@dataclass
+class Gather:
+    """Brings the ranks' batches together, with one all-gather for each: features and labels travel side by side, as
+    bits, with the rank that they come from, their dtype and whether the rank trains, so that batches of different sizes
+    need no second exchange. A rank without rows does what the others do.
+
+    Steps are alike: the batch is taken to be made up as the last one was, until `settle` has seen numbers that say
+    so. A device is so given all that depends on labels alone before the host waits for it once. Where the backend
+    would first ask the ranks how many rows they bring, it is told what they brought the last time, and a rank that has
+    another number now, or others, sends so many rows of no meaning, which tell all ranks to gather again."""
+
+    num_classes: int
+    world: World
+    name: str = "head/gather"
+    _last: _MakeUp | None = None
+    _origin: tuple[object, Tensor] | None = None  # of this rank's rows, and what it depends on
+
+    def __call__(self, feat_BD: Tensor, label_B: Tensor, training: bool = False) -> "Arrived":
+        """Raises ValueError, on all ranks alike, for a batch without any row; CollectiveError where the dtypes' widths
+        differ."""
+        columns = (feat_BD, label_B[:, None], self._origin_of(feat_BD, label_B, training)[:, None])
+        mine = torch.cat([x.contiguous().view(torch.uint8) for x in columns], dim=1)
+        expected = self._expected()
+        if expected is not None and (expected.rows[self.world.rank], expected.width) != mine.shape:
+            mine = mine.new_full((expected.rows[self.world.rank], expected.width), 255)  # origin -1
+        try:
+            rows = None if expected is None else expected.rows
+            wire = self.world.start_all_gather(mine, rows, name=self.name).wait()
+        except CollectiveError as error:
+            error.add_note(f"{self.world}: features of this rank are {feat_BD.dtype}, (B, {feat_BD.shape[1]})")
+            raise
+        feat, label, origin = wire.split([wire.shape[1] - 12, 8, 4], dim=1)
+        label_G = _numbers(label, torch.int64).squeeze(1).contiguous()
+        if not len(label_G):
+            raise ValueError("the global batch is empty: no rank brought a row")
+        return Arrived(feat, label_G, _numbers(origin, torch.int32).squeeze(1))
+
+    def facts(self, arrived: "Arrived") -> list[Tensor]:
+        """Numbers of no dimension, on the device, for `settle`."""
+        if self._last is None or len(self._last.origin_G) != len(arrived.origin_G):
+            self._last = self._count(arrived)
+        changed = (arrived.origin_G != self._last.origin_G).sum()
+        return [*arrived.label_G.aminmax(), changed]
+
+    def settle(self, arrived: "Arrived", lowest: int, highest: int, changed: int) -> GlobalBatch | None:
+        """Returns None where, on all ranks alike, the batch has to be gathered again. Raises ValueError, on all ranks
+        alike, for a label outside of [0, num_classes), and where features have another dtype, or are trained with, on
+        some ranks only."""
+        if self._last is None or changed:
+            if int(arrived.origin_G.min()) < 0:
+                self._last = None
+                return None
+            self._last = self._count(arrived)
+        rows = self._last.rows
+        if lowest < 0 or highest >= self.num_classes:
+            self._refuse(arrived.label_G, rows)
+        feat_GD = _numbers(arrived.feat_GD, self._last.dtype)
+        return GlobalBatch(feat_GD, arrived.label_G, rows, self._last.training)
+
+    def _expected(self) -> _MakeUp | None:
+        """None: the backend finds out. (A rank that is expected to bring no row could not say that it has some.)"""
+        if self._last is None or not self.world.asks_for_counts or not all(self._last.rows):
+            return None
+        return self._last
+
+    def _origin_of(self, feat_BD: Tensor, label_B: Tensor, training: bool) -> Tensor:
+        number = 2 * (_DTYPES.index(feat_BD.dtype) * self.world.size + self.world.rank) + training
+        key = (len(label_B), label_B.device, number)
+        if self._origin is None or self._origin[0] != key:
+            self._origin = key, torch.full_like(label_B, number, dtype=torch.int32)
+        return self._origin[1]
+
+    def _count(self, arrived: "Arrived") -> _MakeUp:
+        shape = (len(_DTYPES), self.world.size, 2)
+        counts = torch.bincount(arrived.origin_G, minlength=math.prod(shape)).view(shape).tolist()
+        by_dtype = {dtype: by_rank for dtype, by_rank in zip(_DTYPES, counts, strict=True) if any(map(any, by_rank))}
+        if len(by_dtype) > 1:
+            words = [f"{dtype} on ranks {_ranks(map(sum, by_rank))}" for dtype, by_rank in by_dtype.items()]
+            raise ValueError(f"features are {' and '.join(words)}; expected one dtype on all ranks")
+        ((dtype, by_rank),) = by_dtype.items()
+        evaluating, trained = zip(*by_rank, strict=True)
+        if any(evaluating) and any(trained):
+            raise ValueError(
+                f"features require a gradient on ranks {_ranks(trained)} and none on ranks {_ranks(evaluating)}: all "
+                "ranks train, or none does (under no_grad, or with features that do not require a gradient)"
+            )
+        rows = [sum(each) for each in by_rank]
+        width = arrived.feat_GD.shape[1] + 12
+        return _MakeUp(arrived.origin_G.clone(), rows, any(trained), dtype, width)
+
+    def _refuse(self, label_G: Tensor, rows: list[int]) -> None:
+        """Every rank sees all labels, so all raise the same error and none is left waiting in a collective."""
+        bad = ((label_G < 0) | (label_G >= self.num_classes)).nonzero().flatten()
         index = int(bad[0])
-        rank = bisect(list(accumulate(batch.rows)), index)
+        rank = bisect(list(accumulate(rows)), index)
         raise ValueError(
-            f"label {int(batch.label_G[index])} at index {index - sum(batch.rows[:rank])} of rank {rank}'s batch is "
-            f"outside of [0, {num_classes}) ({len(bad)} such label(s) in the global batch); check the data's labels, "
-            "or raise num_classes"
+            f"label {int(label_G[index])} at index {index - sum(rows[:rank])} of rank {rank}'s batch is outside of "
+            f"[0, {self.num_classes}) ({len(bad)} such label(s) in the global batch); check the data's labels, or "
+            "raise num_classes"
         )
-    if any(evaluating) and any(trained):
-        raise ValueError(
-            f"features require a gradient on ranks {_ranks(trained)} and none on ranks {_ranks(evaluating)}: all ranks "
-            "train, or none does (under no_grad, or with features that do not require a gradient)"
-        )
-    return batch
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A global batch that nobody has looked at: labels may be anything."""
+
+    feat_GD: Tensor  # as bytes
+    label_G: Tensor
+    origin_G: Tensor
+
+
+def _numbers(wire: Tensor, dtype: torch.dtype) -> Tensor:
+    """Some columns of rows of bytes, as what they are: where they lie, if numbers of this dtype may lie there."""
+    if wire.stride(0) % dtype.itemsize or wire.storage_offset() % dtype.itemsize:
+        wire = wire.clone(memory_format=torch.contiguous_format)
+    return wire.view(dtype)
 
 
 def _ranks(counts: Iterable[int]) -> list[int]:

@@ -42,9 +42,14 @@ class HardNegatives:
 
     def classes(self, label_G: Tensor, shard: Shard) -> Tensor:
         """The listed classes of the batch's classes that are this shard's: int64, ascending, each once."""
-        slot_G = self._slot(label_G)
-        near = self._near_TK[slot_G[self._owner_T[slot_G] == label_G]].flatten()
-        return torch.unique(near[(near >= shard.start) & (near < shard.stop)]).long()
+        near = self.listed(label_G)
+        return torch.unique(near[(near >= shard.start) & (near < shard.stop)])
+
+    def listed(self, label_G: Tensor) -> Tensor:
+        """All of the batch's classes' lists: int64 (G * k,), -1 where there is none. Labels may be any integers."""
+        slot_G = self._slot(label_G if self._hashed else label_G.clamp(0, len(self._owner_T) - 1))
+        near_GK = self._near_TK[slot_G].long()
+        return near_GK.masked_fill_((self._owner_T[slot_G] != label_G)[:, None], _NONE).flatten()
 
     def learn(
         self, label_G: Tensor, unit_GD: Tensor, table: Tensor, row_S: Tensor | None, class_N: Tensor, step: int

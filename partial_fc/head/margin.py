@@ -60,6 +60,11 @@ class Margin(ABC):
     def bound(self) -> float:
         """The largest |value| possible, of a target or of a negative."""
 
+    @property
+    def slope_is_one(self) -> bool:
+        """Whether `target` has the slope 1 at every cosine, so that nobody need differentiate it."""
+        return False
+
     @abstractmethod
     def target(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
         """Cosines with the target class -> their values with the margin, of cos_N's shape and dtype; differentiable by
@@ -100,6 +105,10 @@ class CombinedMargin(Margin):
     @property
     def bound(self) -> float:
         return 1.0 + abs(self.m3)
+
+    @property
+    def slope_is_one(self) -> bool:
+        return self.straight_through or (self.m1, self.m2) == (1.0, 0.0)
 
     def target(self, cos_N: Tensor, norm_N: Tensor, state: State) -> Tensor:
         value_N = cos_N
@@ -163,6 +172,9 @@ def angle(cos: Tensor) -> Tensor:
 
 def value_and_slope(margin: Margin, cos_N: Tensor, norm_N: Tensor, state: State) -> tuple[Tensor, Tensor]:
     """Returns scale * target(cos) and its derivative by cos, both of cos_N's shape, without a graph."""
+    if margin.slope_is_one:
+        with torch.no_grad():
+            return margin.scale * margin.target(cos_N, norm_N, state), torch.full_like(cos_N, margin.scale)
     with torch.enable_grad():
         leaf_N = cos_N.detach().requires_grad_()
         value_N = margin.scale * margin.target(leaf_N, norm_N, state)

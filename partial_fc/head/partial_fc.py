@@ -26,14 +26,14 @@ from partial_fc.head import kernels
 from partial_fc.head.active_rows import ActiveRows, RowSelector
 from partial_fc.head.backward import Backward, DeferredGradient, Loss, concatenate, sum_gradients
 from partial_fc.head.class_rows import ClassRows
-from partial_fc.head.gather import FEATURE_DTYPES, gather
+from partial_fc.head.gather import FEATURE_DTYPES, Gather, GlobalBatch
 from partial_fc.head.hard_negatives import HardNegatives
 from partial_fc.head.kernels import Logits
 from partial_fc.head.kernels.plain import unit, unit_backward
 from partial_fc.head.margin import Margin, value_and_slope
 from partial_fc.head.rows import RowOptimizer, RowSGD, RowTable, Storage
 from partial_fc.head.sampling import Quota, Sampling
-from partial_fc.head.shard import Shard
+from partial_fc.head.shard import Located, Shard
 from partial_fc.head.softmax import feature_gradient, find_targets, global_softmax, local_terms, logit_gradient
 
 # The denominators of the ranks are added as sums of exp(logit) in float64, whose range ends at exp(709): with logits
@@ -138,10 +138,12 @@ class PartialFC(AbstractContextManager):
         self.margin_state = margin.state()
         self.last_step: dict[str, Tensor] = {}  # what telemetry looks at: of the last forward
         self.pending: list[DeferredGradient] = []  # one for each backward since `step`
+        self._gather = Gather(num_classes, self.world)
+        self._gather_labels = Gather(num_classes, self.world, "head/labels")
         self._selector = RowSelector(
             self.sampling, self.shard, sub_centres, self.store, hard_negatives, sampling_correction, dtype
         )
-        # Of this step's micro-batches: their active rows, and their classes.
+        # Of this step's micro-batches: their active rows, and their labels, ascending.
         self._prepared: tuple[ActiveRows, Tensor] | None = None
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
 
@@ -182,20 +184,18 @@ class PartialFC(AbstractContextManager):
     def _forward(self, feat_BD: Tensor, label_B: Tensor, training: bool) -> tuple[Tensor, Backward | None]:
         """The collectives of a forward pass, and what softmax.py and the kernel do between them."""
         margin, world = self.margin, self.world
-        batch = gather(feat_BD, label_B, self.num_classes, world, training=training)
+        batch, located, active = self._look(self._gather, feat_BD, label_B, training)
         label_G = batch.label_G
         unit_GD, norm_G1 = unit(batch.feat_GD.to(self.dtype))
-        active = self.active_rows(label_G)
-        targets = find_targets(label_G, unit_GD, self.shard, self.sub_centres, active)
+        targets = find_targets(located, unit_GD, self.sub_centres, active)
         target_cos_G = None
         if margin.needs_target_cosines:
-            target_cos_G = world.all_reduce(targets.spread(targets.cos_N.double()), name="head/target")
+            target_cos_G = world.all_reduce(targets.spread(targets.cos_G.double()), name="head/target")
         if batch.training:
             if self._margin_before is None:
                 self._margin_before = self.margin_state
             self.margin_state = margin.advance(self.margin_state, norm_G1[:, 0], target_cos_G)
-        norm_N = norm_G1[targets.index_N, 0]
-        target_logit_N, target_slope_N = value_and_slope(margin, targets.cos_N, norm_N, self.margin_state)
+        target_logit_G, target_slope_G = value_and_slope(margin, targets.cos_G, norm_G1[:, 0], self.margin_state)
 
         negatives = margin.negatives(target_cos_G, self.margin_state)
         if self.filter_above is not None:
@@ -203,10 +203,11 @@ class PartialFC(AbstractContextManager):
         table, row_S, bias_S, k = active.table, active.row_S, active.bias_S, self.sub_centres
         logits = Logits(unit_GD, table, row_S, targets.position_G, margin.scale, negatives, bias_S, k)
         sums = self.kernel.sums(logits, batch.training, self.label_smoothing > 0)
-        terms = local_terms(targets, target_logit_N, sums, margin.scale, unit_GD, logits.num_sampled)
+        terms = local_terms(targets, target_logit_G, sums, margin.scale, unit_GD, logits.num_sampled)
         softmax = global_softmax(world.all_reduce(terms, name="head/softmax"), self.label_smoothing)
         self.last_step = {
-            "target_cos": targets.cos_N,
+            "target_cos": targets.cos_G,
+            "elsewhere": targets.elsewhere_G,
             "denominator": softmax.denominator_G,
             "target_logit": softmax.target_logit_G,
         }
@@ -214,7 +215,7 @@ class PartialFC(AbstractContextManager):
         if not batch.training:
             return loss, None
 
-        logit_grad = logit_gradient(softmax, targets, target_slope_N, sums, margin.scale, unit_GD)
+        logit_grad = logit_gradient(softmax, targets, target_slope_G, sums, margin.scale, unit_GD)
         grad_unit_GD = feature_gradient(softmax, targets, sums, logit_grad, margin.scale)
         grad_feat_GD = unit_backward(grad_unit_GD, unit_GD, norm_G1)
         features = world.start_reduce_scatter(grad_feat_GD, batch.rows, name="head/features")
@@ -239,22 +240,50 @@ class PartialFC(AbstractContextManager):
             )
         label_B = _class_numbers(label_B)
         no_feature_B0 = torch.empty(len(label_B), 0, dtype=torch.uint8, device=label_B.device)
-        label_G = gather(no_feature_B0, label_B, self.num_classes, self.world, name="head/labels").label_G
-        self._prepared = self._selector.fetch(label_G, self.num_steps), torch.unique(label_G)
+        self._prepared = None
+        batch, _, active = self._look(self._gather_labels, no_feature_B0, label_B, training=False)
+        self._prepared = active, batch.label_G.sort().values
 
     def active_rows(self, label_G: Tensor) -> ActiveRows:
-        """The rows that take part in the step of this global batch, or of all micro-batches of the step."""
+        """The rows that take part in the step of this global batch."""
+        chosen = self._selector.choose(label_G, self.shard.locate(label_G), self.num_steps)
+        count = None if chosen.count is None else int(chosen.count)
+        return self._selector.fetch(chosen, count, self.num_steps)
+
+    def _look(
+        self, gather: Gather, feat_BD: Tensor, label_B: Tensor, training: bool
+    ) -> tuple[GlobalBatch, Located, ActiveRows]:
+        """Gathers and checks a batch, and finds the rows that take part in its step, or in that of all its
+        micro-batches. Here, and nowhere else in a step, the host waits for numbers of the device: for all of them at
+        once."""
+        arrived = gather(feat_BD, label_B, training)
+        label_G, selector, step = arrived.label_G, self._selector, self.num_steps
+        located = self.shard.locate(label_G)
+        numbers, missing_G, chosen = gather.facts(arrived), None, None
+        if self._prepared is not None:
+            prepared_M = self._prepared[1]
+            place_G = torch.searchsorted(prepared_M, label_G).clamp_(max=len(prepared_M) - 1)
+            missing_G = prepared_M[place_G] != label_G
+            numbers.append(missing_G.sum())
+        elif selector.fixed_shapes:
+            chosen = selector.choose(label_G, located, step)
+            if chosen.count is not None:
+                numbers.append(chosen.count)
+        lowest, highest, changed, *more = torch.stack(numbers).tolist()
+        batch = gather.settle(arrived, lowest, highest, changed)
+        if batch is None:
+            return self._look(gather, feat_BD, label_B, training)
         if self._prepared is None:
-            return self._selector.fetch(label_G, self.num_steps)
-        active, prepared = self._prepared
-        missing = (~torch.isin(label_G, prepared)).nonzero()
-        if len(missing):  # equal on all ranks
-            row = int(missing[0])
+            chosen = chosen or selector.choose(label_G, located, step)
+            return batch, located, selector.fetch(chosen, more[0] if more else None, step)
+        if more[0]:  # equal on all ranks
+            assert missing_G is not None
+            row = int(missing_G.nonzero()[0])
             raise ValueError(
                 f"class {int(label_G[row])}, row {row} of the global batch, is not among the labels given to prepare() "
                 "for this step: give it those of all micro-batches, and call step() or discard() after the last"
             )
-        return active
+        return batch, located, self._prepared[0]
 
     def finite(self) -> Tensor:
         """Whether all numbers of the pending gradient are finite here: bool scalar. Ranks may differ."""

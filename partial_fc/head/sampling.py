@@ -54,8 +54,9 @@ class Sampling:
         """The negatives of this step in the shard: class numbers, int64, ascending, each once."""
         full_blocks = self.num_classes // BLOCK
         first, last = shard.start // BLOCK, -(-shard.stop // BLOCK)
+        device = torch.device(device)
         parts = [torch.empty(0, dtype=torch.int64, device=device)]
-        parts += self._full(self._turn(torch.arange(first, min(last, full_blocks)), BLOCK, step), parts[0].device)
+        parts += self._full(self._turn(torch.arange(first, min(last, full_blocks)), BLOCK, step), device)
         if last > full_blocks:
             turn = self._turn(torch.tensor([full_blocks]), self.num_classes % BLOCK, step)
             parts.append(self._last(turn).to(device))
@@ -64,7 +65,32 @@ class Sampling:
         begin, end = torch.searchsorted(class_S, torch.tensor((shard.start, shard.stop), device=device)).tolist()
         return class_S[begin:end]
 
-    def _turn(self, block_N: Tensor, size: int, step: int) -> "_Turn":
+    def ahead(self, step: int, num_steps: int, shard: Shard, device: torch.device) -> Tensor:
+        """The same for `num_steps` steps from this one on, on a device, which waits for nothing and gets its work in
+        large pieces: (num_steps, P), int64, numbered from 0 in the shard, in no order. Each row has -2, -1 and, beyond
+        all numbers, len(shard), which stands for none."""
+        none = len(shard)
+        step_M = torch.arange(step, step + num_steps)
+        full_blocks = self.num_classes // BLOCK
+        first, last = shard.start // BLOCK, -(-shard.stop // BLOCK)
+        parts = [send(torch.tensor((-2, -1, none)).expand(num_steps, 3), device)]
+        walks = []
+        if last > full_blocks:
+            turn = self._turn(torch.tensor([full_blocks]), self.num_classes % BLOCK, step_M)
+            walks.append((turn, *self._last_walks(turn, device)))
+        block_N = torch.arange(first, min(last, full_blocks))
+        if len(block_N):
+            turn = self._turn(block_N.repeat(num_steps), BLOCK, step_M.repeat_interleave(len(block_N)))
+            place_parts, none_parts = zip(*self._walks(turn, device), strict=True)
+            walks.append((turn, torch.cat(place_parts), torch.cat(none_parts)))
+        for turn, place_NQ, none_NQ in walks:
+            class_NQ = place_NQ + send(turn.block_N * BLOCK - shard.start, device)[:, None]
+            # Of a block that straddles ranks each keeps its part.
+            class_NQ.masked_fill_(none_NQ | (class_NQ < 0) | (class_NQ > none), none)
+            parts.append(class_NQ.view(num_steps, -1))
+        return torch.cat(parts, dim=1)
+
+    def _turn(self, block_N: Tensor, size: int, step: int | Tensor) -> "_Turn":
         """Returns where blocks, each of `size` classes, are along their walks in this step."""
         n = self.steps_per_round
         # Multiples of the golden ratio: any row of neighbouring blocks is spread evenly over the round.
@@ -81,7 +107,19 @@ class Sampling:
         return _Turn(block_N, hash32(key_N), begin_N - drawn(round_N * n), drawn(step_N + 1) - begin_N)
 
     def _full(self, turn: "_Turn", device: torch.device) -> Iterator[Tensor]:
-        """Class numbers, ascending, of whole blocks, so many at a time that what they need stays in cache.
+        """Class numbers, ascending, of whole blocks."""
+        begin = 0
+        for place_NQ, none_NQ in self._walks(turn, device):
+            num_blocks = len(place_NQ)
+            place_NQ += torch.arange(0, num_blocks * BLOCK, BLOCK, dtype=torch.int32, device=device)[:, None]
+            place_NQ.masked_fill_(none_NQ, _NONE)
+            drawn = place_NQ.view(-1).sort().values[: int(turn.count_N[begin : begin + num_blocks].sum())]
+            yield drawn.long().add_(turn.block_N[begin] * BLOCK)
+            begin += num_blocks
+
+    def _walks(self, turn: "_Turn", device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """(places within their blocks, int32; which of them do not count) of whole blocks, in rows of equal length, so
+        many rows at a time that what they need stays in cache.
 
         The permutation of a block: two that all blocks share (tables of 4,096), and before, between and after them
         keys of the block, which are added or xor-ed (an iterated Even-Mansour cipher of 12 bits).
@@ -95,19 +133,15 @@ class Sampling:
         column_Q = torch.arange(widest, dtype=torch.int32, device=device)
         for begin in range(0, len(turn.block_N), num_blocks):
             part = slice(begin, begin + num_blocks)
-            key_N, count_N = turn.key_N[part], turn.count_N[part]
+            key_N = turn.key_N[part]
             keys = [key & (BLOCK - 1) for key in (key_N, key_N >> 12, hash32(key_N + 1))]
-            key_1, key_2, key_3, begin_N1, count_N1 = (
-                x.int().to(device)[:, None] for x in (*keys, turn.begin_N[part], count_N)
-            )
-            position = (column_Q + (begin_N1 + key_1)).bitwise_and_(BLOCK - 1)
-            position = table_1.index_select(0, position.view(-1)).view(position.shape).bitwise_xor_(key_2)
-            position = table_2.index_select(0, position.view(-1)).view(position.shape)
-            position.add_(key_3).bitwise_and_(BLOCK - 1)
-            position += torch.arange(0, len(count_N) * BLOCK, BLOCK, dtype=torch.int32, device=device)[:, None]
-            position.masked_fill_(column_Q >= count_N1, _NONE)
-            drawn = position.view(-1).sort().values[: int(count_N.sum())]
-            yield drawn.long().add_(turn.block_N[begin] * BLOCK)
+            numbers_5N1 = torch.stack((*keys, turn.begin_N[part], turn.count_N[part])).int().unsqueeze(2)
+            key_1, key_2, key_3, begin_N1, count_N1 = send(numbers_5N1, device)
+            place_NQ = (column_Q + (begin_N1 + key_1)).bitwise_and_(BLOCK - 1)
+            place_NQ = table_1.index_select(0, place_NQ.view(-1)).view(place_NQ.shape).bitwise_xor_(key_2)
+            place_NQ = table_2.index_select(0, place_NQ.view(-1)).view(place_NQ.shape)
+            place_NQ.add_(key_3).bitwise_and_(BLOCK - 1)
+            yield place_NQ, column_Q >= count_N1
 
     def _last(self, turn: "_Turn") -> Tensor:
         """The same for the last block, which has fewer classes: its permutation is sorted out, being small."""
@@ -115,6 +149,14 @@ class Sampling:
         begin = int(turn.begin_N)
         order = _shuffled(size, int(turn.key_N))[begin : begin + int(turn.count_N)]
         return order.sort().values + turn.block_N * BLOCK
+
+    def _last_walks(self, turn: "_Turn", device: torch.device) -> tuple[Tensor, Tensor]:
+        """(places within the last block, which of them do not count), in rows of equal length."""
+        size = self.num_classes % BLOCK
+        order_NP = torch.stack([_shuffled(size, key) for key in turn.key_N.tolist()])
+        column_Q = torch.arange(max(1, int(turn.count_N.max())))
+        place_NQ = order_NP.gather(1, (turn.begin_N[:, None] + column_Q).clamp_(max=size - 1))
+        return send(place_NQ, device), send(column_Q >= turn.count_N[:, None], device)
 
 
 @dataclass(frozen=True)
@@ -128,9 +170,15 @@ class _Turn:
     count_N: Tensor
 
 
+@lru_cache(maxsize=32)
 def _shuffled(size: int, key: int) -> Tensor:
     """A keyed permutation of [0, size), formed as a whole: int64."""
     return hash32(torch.arange(size) + key).argsort()
+
+
+def send(t: Tensor, device: torch.device) -> Tensor:
+    """Brings a tensor of the host to a device without waiting for it."""
+    return t if device.type == "cpu" else t.pin_memory().to(device, non_blocking=True)
 
 
 @lru_cache(maxsize=8)

@@ -1,6 +1,17 @@
 """The classes of a rank. Nobody else computes them."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Located(NamedTuple):
+    """Where classes are in a shard. They may be any integers."""
+
+    local_N: Tensor  # int64: their numbers, from the shard's first class; where they are elsewhere, any in its range
+    elsewhere_N: Tensor  # bool: not in the shard
 
 
 @dataclass(frozen=True)
@@ -23,3 +34,10 @@ class Shard:
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+    def locate(self, class_N: Tensor) -> Located:
+        local_N = class_N - self.start
+        if not len(self):
+            return Located(local_N.zero_(), local_N.new_ones(local_N.shape, dtype=torch.bool))
+        inside_N = local_N.clamp(0, len(self) - 1)
+        return Located(inside_N, inside_N != local_N)

@@ -1,7 +1,9 @@
 """The softmax of the sharded head as pure functions of tensors: what lies between its collectives (partial_fc.py).
 
-Letters: G rows of the global batch, N of them whose target class is on this rank, M sub-centres of a class, D feature
-width.
+Every one of the G rows of the global batch is computed here, also where another rank has its target class: shapes then
+depend on no number that a device would have to be asked for, and masks take the place of row numbers.
+
+Letters: G rows of the global batch, M sub-centres of a class, D feature width.
 """
 
 from dataclasses import dataclass
@@ -12,52 +14,67 @@ from torch import Tensor
 from partial_fc.head.active_rows import ActiveRows
 from partial_fc.head.kernels import LogitGrad, Sums
 from partial_fc.head.kernels.plain import unit
-from partial_fc.head.shard import Shard
+from partial_fc.head.shard import Located
 
 
 @dataclass(frozen=True)
 class Targets:
-    """The rows of the global batch whose target class is on this rank (N of them), with the nearest of its centres."""
+    """The nearest centre of each row's target class. Where another rank has the class, numbers mean nothing."""
 
-    index_N: Tensor  # rows of the global batch
-    cos_N: Tensor
-    unit_ND: Tensor  # the centres, of length 1
+    elsewhere_G: Tensor  # bool: another rank has the class
+    cos_G: Tensor
+    unit_GD: Tensor  # the centres, of length 1
     position_G: Tensor  # int64: of the centre among the active rows; -1: another rank has the class
 
-    def spread(self, value_N: Tensor) -> Tensor:
-        """Returns (G,), 0 where another rank has the class."""
-        return value_N.new_zeros(len(self.position_G)).index_copy_(0, self.index_N, value_N)
+    def spread(self, value_G: Tensor) -> Tensor:
+        """Returns 0 where another rank has the class."""
+        return value_G.masked_fill(self.elsewhere_G, 0.0)
 
 
-def find_targets(label_G: Tensor, unit_GD: Tensor, shard: Shard, sub_centres: int, active: ActiveRows) -> Targets:
-    local_G = label_G - shard.start
-    index_N = ((local_G >= 0) & (local_G < len(shard))).nonzero().squeeze(1)
-    first_N = local_G[index_N] * sub_centres
+def find_targets(located: Located, unit_GD: Tensor, sub_centres: int, active: ActiveRows) -> Targets:
+    """located: the labels."""
+    num_active = len(active.table) if active.row_S is None else len(active.row_S)
+    if not num_active:
+        nothing_G = torch.zeros_like(unit_GD[:, 0])
+        return Targets(located.elsewhere_N, nothing_G, torch.zeros_like(unit_GD), torch.full_like(located.local_N, -1))
+    position_G = located.local_N if sub_centres == 1 else located.local_N * sub_centres
     if active.rows is not None:
-        first_N = torch.searchsorted(active.rows, first_N)
-    position_NM = first_N[:, None] + torch.arange(sub_centres, device=first_N.device)
-    in_table_NM = position_NM if active.row_S is None else active.row_S[position_NM]
-    unit_NMD = unit(active.table[in_table_NM.flatten()].to(unit_GD.dtype))[0].unflatten(0, position_NM.shape)
-    cos_NM = (unit_GD[index_N][:, None] * unit_NMD).sum(dim=2)
-    cos_N, nearest_N = cos_NM.max(dim=1)
-    each_N = torch.arange(len(nearest_N))
-    position_G = torch.full_like(label_G, -1)
-    position_G[index_N] = position_NM[each_N, nearest_N]
-    return Targets(index_N, cos_N, unit_NMD[each_N, nearest_N], position_G)
+        position_G = torch.searchsorted(active.rows, position_G).clamp_(max=num_active - sub_centres)
+    position_GM = position_G[:, None]
+    if sub_centres > 1:
+        position_GM = position_GM + torch.arange(sub_centres, device=position_G.device)
+    in_table = position_GM.flatten()
+    if active.row_S is not None:
+        in_table = active.row_S.index_select(0, in_table)
+    centre = active.table.index_select(0, in_table).to(unit_GD.dtype)
+    unit_GMD = unit(centre)[0].unflatten(0, position_GM.shape)
+    cos_GM = (unit_GD[:, None] * unit_GMD).sum(dim=2)
+    if sub_centres == 1:
+        cos_G, unit_target_GD = cos_GM[:, 0], unit_GMD[:, 0]
+    else:
+        cos_G, nearest_G = cos_GM.max(dim=1)
+        position_G = position_G + nearest_G
+        unit_target_GD = unit_GMD[torch.arange(len(cos_G), device=cos_G.device), nearest_G]
+    return Targets(located.elsewhere_N, cos_G, unit_target_GD, position_G.masked_fill(located.elsewhere_N, -1))
 
 
 def local_terms(
-    targets: Targets, target_logit_N: Tensor, sums: Sums, scale: float, unit_GD: Tensor, num_active: int
+    targets: Targets, target_logit_G: Tensor, sums: Sums, scale: float, unit_GD: Tensor, num_active: int
 ) -> Tensor:
     """This rank's part of what `global_softmax` takes, to be summed over the ranks: float64 (G, 2), the sum of
     exp(logit) and the target's logit; with label smoothing (G, 4), also the sum of a row's logits and the number of
     rows."""
-    logit_N = target_logit_N.double()
-    columns = [sums.denominator_G + targets.spread(logit_N.exp()), targets.spread(logit_N)]
+    logit_G = target_logit_G.double()
+    columns = [logit_G.exp(), logit_G]
     if sums.centre_sum_D is not None:
-        margin_G = targets.spread(logit_N - scale * targets.cos_N.double())
-        columns += [scale * (unit_GD @ sums.centre_sum_D).double() + margin_G, torch.full_like(margin_G, num_active)]
-    return torch.stack(columns, dim=1)
+        margin_G = logit_G - scale * targets.cos_G.double()
+        columns += [margin_G, torch.zeros_like(margin_G)]
+    terms = torch.stack(columns, dim=1).masked_fill_(targets.elsewhere_G[:, None], 0.0)
+    terms[:, 0].add_(sums.denominator_G)
+    if sums.centre_sum_D is not None:
+        terms[:, 2].add_(scale * (unit_GD @ sums.centre_sum_D).double())
+        terms[:, 3].fill_(num_active)
+    return terms
 
 
 @dataclass(frozen=True)
@@ -65,36 +82,43 @@ class GlobalSoftmax:
     """What only all ranks together know, float64."""
 
     denominator_G: Tensor
+    log_denominator_G: Tensor
     target_logit_G: Tensor
     loss_G: Tensor
-    smoothing: float  # the share of the target distribution that label smoothing gives to the target
-    share: float  # and to every class
+    smoothing: float  # the share of the target distribution that label smoothing gives to all classes
+    share: Tensor | None  # and to each of them, of no dimension; None: 0
 
 
 def global_softmax(terms: Tensor, label_smoothing: float) -> GlobalSoftmax:
     """terms: `local_terms`, summed over the ranks."""
     denominator_G, target_logit_G, *smoothed = terms.unbind(dim=1)
-    loss_G = denominator_G.log() - (1 - label_smoothing) * target_logit_G
+    log_denominator_G = denominator_G.log()
     if not smoothed:
-        return GlobalSoftmax(denominator_G, target_logit_G, loss_G, label_smoothing, 0.0)
+        loss_G = log_denominator_G - target_logit_G
+        return GlobalSoftmax(denominator_G, log_denominator_G, target_logit_G, loss_G, 0.0, None)
     logit_sum_G, count_G = smoothed
-    share = label_smoothing / count_G[0].item()
-    return GlobalSoftmax(denominator_G, target_logit_G, loss_G - share * logit_sum_G, label_smoothing, share)
+    share = label_smoothing / count_G[0]
+    loss_G = log_denominator_G - (1 - label_smoothing) * target_logit_G - share * logit_sum_G
+    return GlobalSoftmax(denominator_G, log_denominator_G, target_logit_G, loss_G, label_smoothing, share)
 
 
 def logit_gradient(
-    softmax: GlobalSoftmax, targets: Targets, target_slope_N: Tensor, sums: Sums, scale: float, unit_GD: Tensor
+    softmax: GlobalSoftmax, targets: Targets, target_slope_G: Tensor, sums: Sums, scale: float, unit_GD: Tensor
 ) -> LogitGrad:
-    """d(loss)/d(cosine). target_slope_N: d(target's logit)/d(its cosine)."""
+    """d(loss)/d(cosine). target_slope_G: d(target's logit)/d(its cosine)."""
     share, num_rows = softmax.share, len(softmax.loss_G)
     factor_G = scale / (num_rows * softmax.denominator_G)
     # expm1, not exp - 1: near the end of training p is close to 1 and the difference is what is left to learn.
-    log_p_G = softmax.target_logit_G - softmax.denominator_G.log()
-    missing_N = torch.expm1(log_p_G)[targets.index_N] + (softmax.smoothing - share)
-    # uniform_D counts the target like the others.
-    target_grad_N = (missing_N * target_slope_N + share * scale) / num_rows
-    uniform_D = unit_GD.sum(dim=0).mul_(-share * scale / num_rows) if share else None
-    return LogitGrad(factor_G, targets.spread(target_grad_N.to(unit_GD.dtype)), uniform_D, sums.cache)
+    missing_G = torch.expm1(softmax.target_logit_G - softmax.log_denominator_G)
+    uniform_D = None
+    if share is None:
+        slope_G = missing_G.mul_(target_slope_G)
+    else:
+        # uniform_D counts the target like the others.
+        slope_G = (missing_G + (softmax.smoothing - share)) * target_slope_G + share * scale
+        uniform_D = unit_GD.sum(dim=0).mul_(-share * scale / num_rows)
+    target_grad_G = slope_G.div_(num_rows).to(unit_GD.dtype).masked_fill_(targets.elsewhere_G, 0.0)
+    return LogitGrad(factor_G, target_grad_G, uniform_D, sums.cache)
 
 
 def feature_gradient(
@@ -104,7 +128,6 @@ def feature_gradient(
     assert sums.weighted_sum_GD is not None
     weight_G = logit_grad.factor_G * sums.denominator_G
     grad_GD = sums.weighted_sum_GD.mul_(weight_G[:, None])
-    if sums.centre_sum_D is not None:
+    if sums.centre_sum_D is not None and softmax.share is not None:
         grad_GD -= sums.centre_sum_D * (softmax.share * scale / len(softmax.loss_G))
-    target_grad_N = logit_grad.target_grad_G[targets.index_N]
-    return grad_GD.index_add_(0, targets.index_N, targets.unit_ND * target_grad_N[:, None])
+    return grad_GD.add_(targets.unit_GD * logit_grad.target_grad_G[:, None])

@@ -129,7 +129,7 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
     values = {
         "head/age": (head.num_steps - touched_N[touched_N > 0], AGE_EDGES),  # steps since the last touch
         "head/centre_length": (length_N, LENGTH_EDGES),
-        "head/target_cosine": (last["target_cos"], COSINE_EDGES),
+        "head/target_cosine": (last["target_cos"][~last["elsewhere"]], COSINE_EDGES),
     }
     counts = torch.tensor([len(at_N), (touched_N == 0).sum()], dtype=torch.float64)
     parts = [counts, *(pack(*value) for value in values.values())]

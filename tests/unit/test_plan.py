@@ -103,7 +103,6 @@ def test_time_follows_from_the_rates():
     machine = Machine(Rates({"bf16": 1e6}, 1000.0, math.inf), 0.5, 10.0, 1e-5)
     full = plan.head_seconds(workload(gpus=1, impl="plain"), machine)
     assert full["products"] == pytest.approx(8 * 1024 * 1_000_003 * 512 / 0.5e15)
-    assert full["rows"] == pytest.approx(1_000_003 * (3 * 512 * 2 + 2 * 512 * 4 + 4) / 1e12)
     assert full["links"] == full["exponentials"] == 0
     half = plan.head_seconds(workload(gpus=2, impl="plain"), machine)
     assert half["products"] == pytest.approx(full["products"] / 2, rel=1e-5)
@@ -113,7 +112,21 @@ def test_time_follows_from_the_rates():
     # The CPU kernel forms a few logits once only: as many as fit into a quarter of the centres' bytes, in bfloat16.
     once = 1_000_003 * 512 * 2 // 4 // (2 * 1024)
     fused = plan.head_seconds(workload(gpus=1, impl="cpu"), machine)
+    # Centres in bf16 are read twice and written once, momentum in fp32 once each; 4 bytes say when, 8 are for targets.
+    assert fused["rows"] == pytest.approx(1_000_003 * (3 * 512 * 2 + 2 * 512 * 4 + 12) / 1e12)
     assert fused["products"] == pytest.approx((8 * 1_000_003 - 2 * once) * 1024 * 512 / 0.5e15)
+
+
+def test_a_gpus_exponentials_are_kept_or_formed_again():
+    """Products are three where all are kept, which are written and read; the others stay in the cache."""
+    pytest.importorskip("triton")
+    small = workload(classes=200_000, gpus=1, device="cuda", impl="triton", dim=512)
+    assert plan.products_flop(small) == pytest.approx(6 * 1024 * 200_000 * 512)
+    none = replace(small, precision="fp32")
+    assert plan.products_flop(none) == pytest.approx(8 * 1024 * 200_000 * 512)
+    assert plan.exponentials_bytes(none) == 0
+    assert plan.exponentials_bytes(small) == 2 * 2 * 1024 * 200_000
+    assert plan.kernel_bytes(small) > 2 * 1024 * 200_000 > plan.kernel_bytes(replace(small, classes=20_000))
 
 
 @pytest.mark.parametrize(
@@ -180,4 +193,4 @@ def test_the_table_says_all_of_it(capsys):
     found = plan_report.make(replace(ELSEWHERE, memory="80GiB", step_ms=20.0, backbone_parameters=10**7))
     for name in (*found["memory"], *found["collectives"], "products", "links", *found["verdict"]):
         assert name in said
-    assert "exponentials" not in said, "of that machine they are not known"
+    assert "  exponentials  " not in said, "of that machine they are not known"

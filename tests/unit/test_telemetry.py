@@ -103,6 +103,7 @@ def stand_in(world, num_classes=200, dim=16, rate=0.1, sub_centres=1):
     rows["touched"] = rows["touched"].expand(-1, sub_centres, -1)
     mine = slice(shard.start, shard.stop)
     target_logit = torch.zeros(6, dtype=torch.float64)
+    elsewhere = torch.arange(6) // (6 // world.size) != world.rank
     return SimpleNamespace(
         world=world,
         shard=shard,
@@ -112,7 +113,8 @@ def stand_in(world, num_classes=200, dim=16, rate=0.1, sub_centres=1):
         sampling_correction=False,
         row_state=lambda: {k: t[mine, 0] if sub_centres == 1 else t[mine] for k, t in rows.items()},
         last_step={
-            "target_cos": torch.full((6 // world.size,), 0.3),
+            "target_cos": torch.where(elsewhere, 0.9, 0.3),
+            "elsewhere": elsewhere,
             "target_logit": target_logit,
             "denominator": target_logit.exp() + 1.0,
         },

@@ -36,6 +36,7 @@ def test_the_tests_of_the_gpu_pass_in_the_interpreter():
             "--color=no",
             "tests/gpu/test_triton.py",
             "tests/gpu/test_triton_update.py",
+            "tests/gpu/test_step.py",
         ],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},

@@ -21,7 +21,7 @@ def unit(x: Tensor) -> tuple[Tensor, Tensor]:
     """Rows (N, D) -> (rows of length 1, their former lengths (N, 1)). A row of length 0 stays 0; one whose length is
     beyond the dtype's range becomes NaN: as zeros it would hide from whoever looks for what is not finite."""
     norm = x.norm(dim=1, keepdim=True)
-    return x / torch.where(norm > 0, norm, 1.0).masked_fill_(norm == torch.inf, torch.nan), norm
+    return x / torch.threshold(norm, 0.0, 1.0).nan_to_num_(nan=torch.nan, posinf=torch.nan), norm
 
 
 def unit_backward(grad_unit: Tensor, unit_rows: Tensor, norm: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def unit_backward(grad_unit: Tensor, unit_rows: Tensor, norm: Tensor) -> Tensor:
     Overwrites grad_unit."""
     along = (grad_unit * unit_rows).sum(dim=1, keepdim=True)
     grad_unit.addcmul_(unit_rows, along, value=-1.0)
-    return grad_unit.div_(torch.where(norm > 0, norm, torch.inf))
+    return grad_unit.div_(torch.threshold(norm, 0.0, torch.inf))
 
 
 class PlainKernel(Kernel):

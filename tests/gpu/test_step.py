@@ -1,0 +1,105 @@
+"""A whole step of the head with the Triton kernel: what the host launches, and how often it waits for the device.
+
+On a CUDA device, or, with TRITON_INTERPRET=1, in Triton's interpreter on the CPU (tests/unit/test_triton.py does that).
+"""
+
+import os
+import warnings
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from partial_fc.bench import step_counts
+from partial_fc.head import CosFace, PartialFC, Storage
+from partial_fc.head.kernels import triton_kernels, triton_pass
+from tests.unit.operations import Operations
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+on_gpu = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not INTERPRETED and not torch.cuda.is_available(), reason="no CUDA device, and TRITON_INTERPRET is not 1"
+    ),
+]
+D = 32
+
+
+def head_of(num_classes: int, rate: float) -> PartialFC:
+    head = PartialFC(
+        num_classes, D, CosFace(), rate, device=DEVICE, impl="triton", precision="bf16", storage=Storage(torch.bfloat16)
+    )
+    head.store.all_rows()
+    head._selector.fixed_shapes = True  # as on a GPU, also in the interpreter
+    return head
+
+
+def step(head: PartialFC, number: int) -> float:
+    generator = torch.Generator().manual_seed(number)
+    feat = torch.randn(32, D, generator=generator).to(head.store.device).requires_grad_()
+    loss = head(feat, torch.randint(0, head.num_classes, (32,), generator=generator).to(head.store.device))
+    loss.backward()
+    head.step(0.1)
+    return loss.item()
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_the_host_launches_what_is_planned(chunks, monkeypatch):
+    monkeypatch.setattr(triton_pass, "CHUNK_ROWS", 64)
+    head, operations, launches = head_of(64 * chunks, 1.0), Operations(), []
+    kind = type(triton_kernels.weigh)
+    get = kind.__getitem__
+
+    def counted(kernel, grid):
+        def launch(*args, **kwargs):
+            launches.append(kernel)
+            with operations.pause():  # what the interpreter does is no operation of the host
+                return get(kernel, grid)(*args, **kwargs)
+
+        return launch
+
+    monkeypatch.setattr(kind, "__getitem__", counted)
+    step(head, 0)
+    launches.clear()
+    feat, label = torch.randn(32, D, device=DEVICE, requires_grad=True), torch.arange(32, device=DEVICE)
+    with operations:
+        head(feat, label).backward()
+        head.step(0.1)
+    once, each_chunk = step_counts.KERNEL_OPERATIONS["triton"]
+    planned = step_counts.HOST_OPERATIONS["cuda"][False] + once + each_chunk * chunks
+    assert operations.count + len(launches) == pytest.approx(planned, rel=0.05)
+    assert operations.waits == {"tolist": 1}
+
+
+@on_gpu
+@pytest.mark.parametrize("rate", [1.0, 0.1])
+def test_the_host_waits_once(rate):
+    """As CUDA itself sees it: PyTorch warns of each operation that makes the host wait."""
+    head = head_of(20_000, rate)
+    for number in range(3):
+        step(head, number)
+    feat = torch.randn(32, D, device=DEVICE, requires_grad=True)
+    label = torch.randint(0, 20_000, (32,), device=DEVICE)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            head(feat, label).backward()
+            head.step(0.1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len([w for w in found if "synchroniz" in str(w.message)]) == 1, [str(w.message) for w in found]
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+def test_it_trains_like_the_plain_kernel_on_the_host(rate):
+    """The same rows, chosen in another way, and the same losses but for bf16's rounding."""
+    ours, plain = head_of(600, rate), PartialFC(600, D, CosFace(), rate, impl="plain")
+    for number in range(3):
+        rows = [each.active_rows(torch.arange(7, device=each.store.device)).rows for each in (ours, plain)]
+        assert rows[0] is rows[1] or torch.equal(rows[0].cpu(), rows[1])
+        assert step(ours, number) == pytest.approx(step(plain, number), rel=0.02)
