@@ -51,7 +51,7 @@ def test_two_hosts_find_each_other(hosts, env, redis, tmp_path):
 
 def test_a_cut_cable_is_an_error_on_both(hosts, env, redis):
     env = env | {"REDIS_PASSWORD": "right", "PYTHONPATH": str(ROOT)}
-    commands = [on_host(host, redis, "--run_id", "cut", "--start-timeout", "3") for host in (0, 1)]
+    commands = [on_host(host, redis, "--run_id", "cut", "--start-timeout", "2") for host in (0, 1)]
     with hosts.cut():
         (status_0, printed_0), (status_1, printed_1) = ended(start_on(hosts, commands, env))
     assert status_0 == status_1 == 1

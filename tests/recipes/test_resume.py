@@ -75,7 +75,7 @@ def one_eight_three(glyphs, tmp_path_factory):
 
     def runs(part: int, batch_size: int, last: int | None = None) -> dict[Path, str]:
         common = f"--dataset glyphs --rec {glyphs} --val-targets --check-data off --lr-scheduler constant --sync-bn "
-        common += f"--sample-rate 0.5 --batch-size {batch_size} "
+        common += f"--warmup-steps 1 --sample-rate 0.5 --batch-size {batch_size} "
         return {
             folders[precision][part]: f"{common} {flags} --max-steps {last or num_steps}"
             for precision, (flags, num_steps, _) in EXACT.items()
