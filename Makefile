@@ -9,7 +9,7 @@ setup:  ## everything that is needed, into .venv (Debian packages as root); repe
 demo: setup  ## build the demo data, train on it with two processes, show what was learned
 	@bash scripts/demo.sh
 
-test: setup  ## all tests, 11 minutes on two cores: units, ranks over Gloo, MPI and torchrun, recipes, faults, hosts
+test: setup  ## all tests, 10 minutes on two cores: units, ranks over Gloo, MPI and torchrun, recipes, faults, hosts
 	@bash scripts/test.sh
 
 first-hour: setup  ## types what README.md says, in an empty folder with an empty HOME: a minute
