@@ -58,13 +58,13 @@ if [ "$mode" = quick ]; then
     stage "transport, torchrun, 2 ranks" 20 torch 2 "${transport[@]}"
     stage "recipe face, one rank and two" 30 python -m pytest tests/recipes/test_face.py -k two_processes_give_the_curve_of_one "$@"
 else
-    stage "unit" 115 python -m pytest "${unit[@]}" -m "not mxnet" "$@"
+    stage "unit" 125 python -m pytest "${unit[@]}" -m "not mxnet" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
     stage "MXNet: engine, oracle and stores" 74 python -m pytest -m mxnet $(marked mxnet tests/{unit,recipes}/test_*.py) "$@"
     # The mathematics does not depend on the transport: all of it over these two, MPI on three ranks, by which the numbers of
     # classes do not divide. Elsewhere only what speaks to the transport.
-    stage "parallel, horovodrun Gloo, 2 ranks" 35 gloo 2 "${ranks[@]}" tests/parallel
-    stage "parallel, horovodrun MPI, 3 ranks" 40 mpi 3 "${ranks[@]}" tests/parallel
+    stage "parallel, horovodrun Gloo, 2 ranks" 30 gloo 2 "${ranks[@]}" tests/parallel
+    stage "parallel, horovodrun MPI, 3 ranks" 32 mpi 3 "${ranks[@]}" tests/parallel
     stage "transport, horovodrun Gloo, 3 ranks" 12 gloo 3 "${transport[@]}"
     stage "transport, horovodrun MPI, 2 ranks" 9 mpi 2 "${transport[@]}"
     stage "transport, torchrun, 2 ranks" 8 torch 2 "${transport[@]}"
@@ -72,7 +72,7 @@ else
     # The GPU's kernel, sharded, in Triton's interpreter. (One process: tests/unit/test_triton.py.)
     stage "Triton, horovodrun MPI, 3 ranks" 12 mpi 3 env TRITON_INTERPRET=1 "${ranks[@]}" tests/parallel/test_head_kinds.py -k sharded_equals_dense
     # Faults are of processes, disks and cables. -rs: why, where some are skipped.
-    stage "recipes, faults and two hosts" 275 python -m pytest tests/{recipes,faults,cluster} "${three[@]}" -m "not mxnet" -rs "$@"
+    stage "recipes, faults and two hosts" 285 python -m pytest tests/{recipes,faults,cluster} "${three[@]}" -m "not mxnet" -rs "$@"
 fi
 
 printf '\n%s%5d s of %3d  in all\n' "$table" "$SECONDS" "$budget"
