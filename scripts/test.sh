@@ -54,9 +54,9 @@ two=(-n 2 --dist loadfile --no-loadscope-reorder) three=(-n 3 --dist loadfile --
 unit=(tests/unit "${two[@]}")
 
 if [ "$mode" = quick ]; then
-    stage "unit" 55 python -m pytest "${unit[@]}" -m "not slow and not mxnet" "$@"
-    stage "transport, torchrun, 2 ranks" 20 torch 2 "${transport[@]}"
-    stage "recipe face, one rank and two" 30 python -m pytest tests/recipes/test_face.py -k two_processes_give_the_curve_of_one "$@"
+    stage "unit" 80 python -m pytest "${unit[@]}" -m "not slow and not mxnet" "$@"
+    stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
+    stage "recipe face, one rank and two" 15 python -m pytest tests/recipes/test_face.py -k two_processes_give_the_curve_of_one "$@"
 else
     stage "unit" 125 python -m pytest "${unit[@]}" -m "not mxnet" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
