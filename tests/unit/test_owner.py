@@ -159,3 +159,40 @@ def test_of_many_that_start_at_once_one_gets_the_folder(tmp_path, stale):
     assert len(records(tmp_path)) == 1
     got[0].check()
     got[0].release()
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_who_comes_when_the_folder_has_just_been_taken_is_left_to_find_out(tmp_path, monkeypatch, stale):
+    """Its record stands there for a moment: until it sees that it was too late."""
+    if stale:
+        write(tmp_path, process=1 << 30)
+    listed, late = owner._records, tmp_path / "owner-9.json"
+
+    def list_and_come_late(root):
+        found = listed(root)
+        if any((record := owner._read(path)) and record.run == "first" for path in found) and not late.exists():
+            write(tmp_path, number=9, run="late")
+        return found
+
+    monkeypatch.setattr(owner, "_records", list_and_come_late)
+    holder, note = take(tmp_path, "first")
+    assert ("gone: taken over" in note) == stale
+    assert late.exists()
+    holder.check()
+    holder.release()
+
+
+def test_a_record_that_is_new_under_the_number_of_a_stale_one_is_judged_anew(tmp_path, monkeypatch):
+    write(tmp_path, process=1 << 30)
+    create = owner._create
+
+    def create_late(root, record):
+        monkeypatch.setattr(owner, "_create", create)
+        (tmp_path / "owner-1.json").unlink()  # it is taken over, that run ends, and another begins
+        write(tmp_path, run="alive")
+        return create(root, record)
+
+    monkeypatch.setattr(owner, "_create", create_late)
+    with pytest.raises(InUse):
+        take(tmp_path, "slow")
+    assert records(tmp_path) == ["owner-1.json"]
