@@ -1,6 +1,8 @@
 """Training of models whose last layer has millions of classes, sharded over many processes."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from partial_fc.on_demand import on_demand
 
 if TYPE_CHECKING:
     from partial_fc.embedding.load import load
@@ -8,11 +10,4 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["__version__", "load"]
 
-
-def __getattr__(name: str) -> Any:
-    """`load` is imported when it is asked for: torch takes seconds."""
-    if name == "load":
-        from partial_fc.embedding.load import load
-
-        return load
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_demand(__name__, {"load": "embedding.load"})

@@ -20,11 +20,11 @@ where hosts do not share one. rows.py has the one description of rows, how they 
 head_state.py the rest of the head. peer/ keeps copies in the memory of other hosts, tools/ is `partial-fc checkpoint`.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from partial_fc.checkpoint.files import save_tensors, write_json
 from partial_fc.checkpoint.folders import best, complete, newest
+from partial_fc.on_demand import on_demand
 
 if TYPE_CHECKING:
     from partial_fc.checkpoint.read import Checkpoint
@@ -44,12 +44,6 @@ __all__ = [
     "write_json",
 ]
 
-_WITH_TORCH = {"Checkpoint": "read", "Saver": "saver", **dict.fromkeys(("Snapshot", "capture", "copied"), "snapshot")}
-
-
-def __getattr__(name: str) -> Any:
-    """What needs torch is imported when it is asked for: who only looks for checkpoints starts without the seconds that
-    torch takes."""
-    if name in _WITH_TORCH:
-        return getattr(importlib.import_module(f"{__name__}.{_WITH_TORCH[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_demand(
+    __name__, {"Checkpoint": "read", "Saver": "saver", **dict.fromkeys(("Snapshot", "capture", "copied"), "snapshot")}
+)
