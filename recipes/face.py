@@ -4,7 +4,7 @@
     python train.py face --dataset emore --rec DIR          one process, ArcFace/InsightFace records
     python train.py face --dataset 100w --max-steps 200     a million classes, no data: how fast is this machine?
 
-`make demo` (2 processes on 2 CPU cores, 4,000 characters as classes) takes 2 minutes with AMX, 3.3 with AVX2
+`make demo` (2 processes on 2 CPU cores, 4,000 characters as classes) takes 2 minutes with AMX, 3.1 with AVX2
 instructions alone, and ends at 99.8 % on characters that were never seen in training; README.md has the table of
 results.
 """
