@@ -322,7 +322,7 @@ def test_what_the_first_pass_leaves_to_the_second_changes_no_bit(variant, precis
     logits = case.logits()
     kernel = CpuKernel(precision, variant)
     low = precision == "bf16"
-    padded = kernel.compiled.head_padded(case.G, low)
+    padded = kernel.compiled.head_cache_row(case.G, low)
     monkeypatch.setattr("partial_fc.head.kernels.cpu.EXP_CACHE_BYTES", (2 if low else 4) * padded * room)
     monkeypatch.setattr("partial_fc.head.kernels.cpu.EXP_CACHE_SHARE", 0.0)
     sums = kernel.sums(logits)
@@ -344,6 +344,17 @@ def test_what_the_first_pass_leaves_to_the_second_changes_no_bit(variant, precis
     others = kernel.sums(replace(logits, scale=3.0))  # takes the room over: the former's rights are gone
     assert torch.equal(moved(with_cache), anew)
     assert others.cache is not sums.cache or others.cache is None
+
+
+def test_where_memory_is_short_less_is_kept(monkeypatch):
+    logits = Case("", L=301, S=211, D=40, G=270).logits()
+    kernel = CpuKernel("fp32")
+    row = 4 * kernel.compiled.head_cache_row(270, False)
+    monkeypatch.setattr("partial_fc.head.kernels.cpu.available_memory_bytes", lambda: 16 * 50 * row)
+    assert kernel.sums(logits).cache is not None
+    assert kernel._cache.nbytes == 50 * row
+    monkeypatch.setattr("partial_fc.head.kernels.cpu.available_memory_bytes", lambda: 0)
+    assert CpuKernel("fp32").sums(logits).cache is None
 
 
 def test_no_gradient_of_all_sampled_rows_exists():

@@ -109,8 +109,8 @@ def test_time_follows_from_the_rates():
     assert half["links"] == pytest.approx(sum(plan.link_bytes(workload(gpus=2)).values()) / 1e10 + 3e-5)
     exp = plan.head_seconds(workload(gpus=1, impl="plain"), replace(machine, rates=Rates({"bf16": 1e6}, 1000.0, 10.0)))
     assert exp["exponentials"] == pytest.approx(2 * 1024 * 1_000_003 / 1e10)
-    # The CPU kernel forms a few logits once only: as many as fit into a quarter of the centres' bytes, in bfloat16.
-    once = 1_000_003 * 512 * 2 // 4 // (2 * 1024)
+    # The CPU kernel forms a few logits once only: as many as fit into 1 GiB, in bfloat16.
+    once = (1 << 30) // (2 * 1024)
     fused = plan.head_seconds(workload(gpus=1, impl="cpu"), machine)
     # Centres in bf16 are read twice and written once, momentum in fp32 once each; 4 bytes say when, 8 are for targets.
     assert fused["rows"] == pytest.approx(1_000_003 * (3 * 512 * 2 + 2 * 512 * 4 + 12) / 1e12)

@@ -21,6 +21,8 @@ from partial_fc.head.kernels.native.build import VARIANTS, build, library
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.margin import Negatives
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
+from partial_fc.head.rows.storage import zeros
+from partial_fc.memory import available_memory_bytes
 
 if TYPE_CHECKING:
     from partial_fc.head.rows.table import RowTable
@@ -35,9 +37,10 @@ BF16_VARIANTS = ("avx512_bf16", "amx")  # those that multiply bfloat16 numbers; 
 GRADIENT_BYTES = 32 << 20  # of one chunk of centre_gradients
 # Of the first pass' exponentials that the second one reads: so many bytes, or a quarter of the centres' (an eighth of
 # what they take with their momentum), whichever is more. What does not fit is formed again, to the same bits: a quarter
-# of the products' time.
-EXP_CACHE_BYTES = 128 << 20
+# of the products' time. Where the memory that is free is no more than a few times as much, a part of it has to do.
+EXP_CACHE_BYTES = 1 << 30
 EXP_CACHE_SHARE = 0.25
+_SHARE_OF_FREE_MEMORY = 1 / 16  # the processes of a machine divide it
 
 
 class _Job(ctypes.Structure):
@@ -74,8 +77,8 @@ def load(variant: str | None = None) -> ctypes.CDLL:
     compiled = ctypes.CDLL(str(library(variant)))
     for name in ("head_best", "head_prepare", "head_sums", "head_gradients", "head_update"):
         getattr(compiled, name).restype = ctypes.c_char_p
-    compiled.head_padded.restype = ctypes.c_int64
-    compiled.head_padded.argtypes = [ctypes.c_int64, ctypes.c_int32]
+    compiled.head_cache_row.restype = ctypes.c_int64
+    compiled.head_cache_row.argtypes = [ctypes.c_int64, ctypes.c_int32]
     refusal = compiled.head_prepare()
     if refusal:
         raise RuntimeError(refusal.decode())
@@ -152,6 +155,7 @@ class CpuKernel(Kernel):
         self.precision: Precision = precision
         self.low_precision = precision == "bf16"
         self._cache = torch.empty(0)
+        self._cache_wanted = 0  # numbers that `_cache` was last made for: memory may have been short
         self._cache_owner: object | None = None  # whose exponentials are in it: Sums.cache of the last pass
 
     def sums(self, logits: Logits, with_weighted_sum: bool = True, with_centre_sum: bool = False) -> Sums:
@@ -199,14 +203,16 @@ class CpuKernel(Kernel):
 
     def _cache_for(self, job: dict[str, Any]) -> dict[str, Any]:
         """Memory for the first pass' exponentials, from which the second one reads them; {}: none."""
-        padded = self.compiled.head_padded(job["G"], self.low_precision)
+        padded = self.compiled.head_cache_row(job["G"], self.low_precision)
         dtype = torch.bfloat16 if self.low_precision else torch.float32
-        rows = min(job["S"], exp_cache_bytes(job["centre"].nbytes) // (padded * dtype.itemsize))
-        if not rows:
-            return {}
-        if rows * padded > self._cache.numel():
-            self._cache = torch.empty(rows * padded, dtype=dtype)
-        return {"cache": self._cache, "cached_rows": rows}
+        most = exp_cache_bytes(job["centre"].nbytes) // (padded * dtype.itemsize)
+        if min(job["S"], most) * padded > self._cache_wanted:
+            # (With room for the next steps: how many rows take part differs a little.)
+            self._cache_wanted, self._cache = min(job["S"] * 9 // 8, most) * padded, torch.empty(0)
+            free = int(_SHARE_OF_FREE_MEMORY * available_memory_bytes()) // dtype.itemsize
+            self._cache = zeros(1, min(self._cache_wanted, free), dtype, torch.device("cpu"))
+        rows = min(job["S"], most, self._cache.numel() // padded)
+        return {"cache": self._cache, "cached_rows": rows} if rows else {}
 
     def _job(self, logits: Logits) -> tuple[dict[str, Any], float]:
         """The arguments that all calls have in common, and the shift of the exponents."""

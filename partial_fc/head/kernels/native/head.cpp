@@ -97,8 +97,8 @@ EXPORT const char* head_update(const Job* j) {
     return guarded([&] { j->low_precision ? update<true>(*j) : update<false>(*j); });
 }
 // The length of a row of Job.cache.
-EXPORT int64_t head_padded(int64_t G, int32_t low_precision) {
-    return round_up(G, low_precision ? Padding<true>::columns : Padding<false>::columns);
+EXPORT int64_t head_cache_row(int64_t G, int32_t low_precision) {
+    return low_precision ? cache_row<true>(G) : cache_row<false>(G);
 }
 // To be called once, before the others.
 EXPORT const char* head_prepare() {

@@ -26,7 +26,7 @@ struct Job {
     float* weighted_sum;     // (G, D): sum of exp(logit - shift) * f' * unit centre, or null
     float* centre_sum;       // (D): sum of unit centres, or null
 
-    // exp(logit - shift) * f' of the first cached_rows positions in the operands' dtype, (cached_rows, head_padded(G)), or null:
+    // exp(logit - shift) * f' of the first cached_rows positions in the operands' dtype, (cached_rows, head_cache_row(G)), or null:
     // written by sums, read by gradients and update, which then do not form those logits again.
     void* cache;
     int64_t cached_rows;

@@ -8,10 +8,18 @@ constexpr int64_t BLOCK = TILES ? 64 : 48;
 // Centres whose weights are summed up to the features' gradient at once: that gradient passes through the cache once a
 // chunk, and a chunk's centres and the next one's share the second cache.
 template <bool BF> constexpr int64_t CHUNK = BF ? 288 : LANES == 16 ? 144 : 96;
+// Where the gradient is larger than the caches, more centres a passage: so many times CHUNK.
+template <bool BF> int64_t chunks_at_once(int64_t Gp) { return !BF && Gp > 1024 ? 3 : 1; }
 // Features that the products take at once, so that their operands stay in the caches whatever G is.
 constexpr int64_t TILE = 256;
-// Rows of logits that lie a power of two apart would share a few lines of the first cache.
+// Rows that lie a power of two apart would share a few lines of the first cache.
 constexpr int64_t GAP = 16;
+
+// The length of a row of Job.cache.
+template <bool BF> int64_t cache_row(int64_t G) {
+    int64_t Gp = round_up(G, Padding<BF>::columns);
+    return Gp > TILE ? Gp + GAP * (BF ? 2 : 1) : Gp;
+}
 
 // Whole classes, and whole pairs of centres.
 inline int64_t whole_classes(const Job& job, int64_t size) {
@@ -22,9 +30,10 @@ inline int64_t whole_classes(const Job& job, int64_t size) {
 template <bool BF> class Logits {
   public:
     Logits(const Job& job, const Features<BF>& features)
-        : job(job), f(features), chunk(whole_classes(job, CHUNK<BF>)), block(f.Gp > TILE ? chunk : whole_classes(job, BLOCK)),
-          rows(round_up(std::max(chunk, block), Padding<BF>::rows)), row_of_logits(std::min(f.Gp, TILE) + GAP),
-          inverse(rows), logit(rows * row_of_logits), row(f.Dp), operand(rows * word_row()), mask(rows * row_of_logits),
+        : job(job), f(features), chunk(whole_classes(job, CHUNK<BF> * chunks_at_once<BF>(f.Gp))),
+          block(whole_classes(job, f.Gp > TILE ? CHUNK<BF> : BLOCK)),
+          rows(round_up(std::max(chunk, block), Padding<BF>::rows)), row_of_logits(std::min(f.Gp, TILE) + GAP), row_of_cache(cache_row<BF>(f.G)),
+          inverse(rows), logit(rows * row_of_logits), row(f.Dp), operand(rows * row_of_operand()), mask(rows * row_of_logits),
           masked(rows), hard(f.Gp) {
         for (int64_t g = 0; g < f.G; g++)
             if (job.target[g] >= 0) owner.emplace_back(job.target[g], g);
@@ -45,7 +54,7 @@ template <bool BF> class Logits {
 
     const Job& job;
     const Features<BF>& f;
-    const int64_t chunk, block, rows, row_of_logits;  // (rows: those that the products fill)
+    const int64_t chunk, block, rows, row_of_logits, row_of_cache;  // (rows: those that the products fill)
     Buffer inverse, logit, row;  // of each centre: 1 / its length, and its logits; and a row of the table as floats
 
     // send(0), ..., send(n - 1), spread over the pauses of a product: what comes from memory meanwhile is asked for
@@ -63,7 +72,7 @@ template <bool BF> class Logits {
         auto ahead = spread(coming, pauses<BF>(n, width, f.Kd), [&](int64_t c) {
             prefetch_row(job.centre, job.centre_dtype, row_of(at + n + c), f.D);
         });
-        gemm<BF>(n, width, f.Kd, centre, word_row(), 1, f.for_logits(g), logit, row_of_logits, false, ahead);
+        gemm<BF>(n, width, f.Kd, centre, row_of_operand(), 1, f.for_logits(g), logit, row_of_logits, false, ahead);
         if (BF && job.filter_above < 2.f) settle(at, n, g, width);
         find_left_out(at, n, g, width);
     }
@@ -100,17 +109,20 @@ template <bool BF> class Logits {
         return total;
     }
 
-    // (of the operand of centres)
+    // Words of a centre.
     int64_t word_row() const { return f.Dp / a_word; }
 
-    // The operand of n centres from place `at` on, (n, Dp) or pairs of them: the table itself where its rows are like that. Also
-    // finds their `inverse` lengths.
+    // (Of bfloat16 the second product has an operand of its own: Pass::interleave_centres.)
+    int64_t row_of_operand() const { return BF ? word_row() : f.Dp + GAP; }
+
+    // The operand of n centres from place `at` on; of bfloat16 the table itself where its rows are like that. Also finds their
+    // `inverse` lengths.
     const float* fetch(int64_t at, int64_t n) {
         const bool as_stored = job.centre_dtype == (BF ? kBfloat16 : kFloat32) && f.D == f.Dp;
-        const bool in_place = as_stored && !job.row && at + round_up(n, Padding<BF>::rows) <= job.S;
+        const bool in_place = BF && as_stored && !job.row && at + round_up(n, Padding<BF>::rows) <= job.S;
         for (int64_t c = 0; c < n; c++) {
             const char* from = (const char*)job.centre + row_of(at + c) * f.D * size_of(job.centre_dtype);
-            float* to = operand + c * word_row();
+            float* to = operand + c * row_of_operand();
             if (!as_stored) inverse[c] = inverse_of(fetch_row(row_of(at + c), to));
             else if (in_place) inverse[c] = inverse_of(square_of<false>(from, nullptr));
             else inverse[c] = inverse_of(square_of<true>(from, to));

@@ -9,9 +9,9 @@ struct Projection {
 
 template <bool BF> class Pass : public Logits<BF> {
     using Base = Logits<BF>;
-    using Base::a_word, Base::job, Base::f, Base::chunk, Base::block, Base::rows, Base::row_of_logits;
+    using Base::a_word, Base::job, Base::f, Base::chunk, Base::block, Base::rows, Base::row_of_logits, Base::row_of_cache;
     using Base::inverse, Base::logit, Base::row;
-    using Base::fetch, Base::form_logits, Base::weigh, Base::store_weight, Base::floats_of, Base::word_row;
+    using Base::fetch, Base::form_logits, Base::weigh, Base::store_weight, Base::floats_of, Base::word_row, Base::row_of_operand;
     using Base::inverse_of, Base::targets_between;
     using typename Base::Cached;
 
@@ -31,7 +31,7 @@ template <bool BF> class Pass : public Logits<BF> {
         for (int64_t at = begin; at < end; at += chunk) {
             const int64_t n = std::min(chunk, end - at), used = (n + a_word - 1) / a_word;
             const float* centre = fetch(at, n);
-            Operand right{centre, f.Dp, Padding<BF>::panel};
+            Operand right{centre, row_of_operand(), Padding<BF>::panel};
             if (BF && weighted_sum) right = interleave_centres(centre, n, words, pairs);
             if (centre_sum)
                 for (int64_t c = 0; c < n; c++) add_unit(row_of(at + c), inverse[c], centre_sum);
@@ -41,7 +41,7 @@ template <bool BF> class Pass : public Logits<BF> {
                 form_logits(at, n, g, width, centre, std::min(at + 2 * chunk, end));
                 for (int64_t c = 0; c < n; c++) {
                     float* product = logit + c * row_of_logits;
-                    Cached* cached = job.cache && at + c < job.cached_rows ? (Cached*)job.cache + (at + c) * f.Gp + g : nullptr;
+                    Cached* cached = job.cache && at + c < job.cached_rows ? (Cached*)job.cache + (at + c) * row_of_cache + g : nullptr;
                     weigh(at, c, g, width, sum, [&](int64_t i, vf e) {
                         store(product + i, e * inverse[c]);
                         if (cached) store_weight(cached + i, e);
@@ -89,10 +89,10 @@ template <bool BF> class Pass : public Logits<BF> {
                     }
                 } else if (n < round_up(n, Padding<BF>::rows)) {  // (the cache has no rows to fill tiles with)
                     for (int64_t c = 0; c < n; c++)
-                        std::memcpy(half + c * weight_row, (Cached*)job.cache + (at + c) * f.Gp + g, words * 4);
+                        std::memcpy(half + c * weight_row, (Cached*)job.cache + (at + c) * row_of_cache + g, words * 4);
                 } else {
-                    weight = (const float*)((Cached*)job.cache + at * f.Gp + g);
-                    weight_row = f.Gp / a_word;
+                    weight = (const float*)((Cached*)job.cache + at * row_of_cache + g);
+                    weight_row = row_of_cache / a_word;
                 }
                 gemm<BF>(n, f.Dp, words, weight, weight_row, 1, f.for_gradients(g), grad, f.Dp, g > 0);
             }
@@ -105,7 +105,7 @@ template <bool BF> class Pass : public Logits<BF> {
                     prefetch_row(job.centre, job.centre_dtype, row_of(at + block + c), f.D);
                     soon(at + block + c);
                     if (at + block + c < job.cached_rows)
-                        prefetch_row(job.cache, BF ? kBfloat16 : kFloat32, at + block + c, f.Gp);
+                        prefetch_row(job.cache, BF ? kBfloat16 : kFloat32, at + block + c, row_of_cache);
                 }
                 const float* from = floats_of(row_of(at + c));
                 take(at + c, from, grad + c * f.Dp, projection(from, grad + c * f.Dp));

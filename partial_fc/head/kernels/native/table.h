@@ -2,18 +2,26 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <sys/mman.h>
 #include <utility>
 
 #include "job.h"
 
 namespace {
 
+constexpr int64_t HUGE_PAGE = 2 << 20;
+
 struct Free { void operator()(void* p) const { std::free(p); } };
-struct Buffer {  // zeroed floats, aligned to a cache line
+struct Buffer {  // zeroed floats, aligned to a cache line; large ones in pages of 2 MiB where the system has them
     std::unique_ptr<float, Free> p;
     Buffer() = default;
-    explicit Buffer(int64_t n) : p((float*)std::aligned_alloc(64, round_up(std::max<int64_t>(n, 16) * 4, 64))) {
+    explicit Buffer(int64_t n) {
+        const int64_t page = n * 4 >= HUGE_PAGE ? HUGE_PAGE : 64, bytes = round_up(std::max<int64_t>(n, 16) * 4, page);
+        p.reset((float*)std::aligned_alloc(page, bytes));
         if (!p) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+        if (page == HUGE_PAGE) madvise(p.get(), bytes, MADV_HUGEPAGE);  // (it may refuse: then the pages are small)
+#endif
         std::memset(p.get(), 0, round_up(n * 4, 64));
     }
     operator float*() const { return p.get(); }
