@@ -35,8 +35,9 @@ class PlanOptions:
     """Dtype of the centres."""
     state_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
     """Dtype of the optimizer's state."""
-    precision: Literal["fp32", "bf16"] = "bf16"
-    """Precision of the matrix products' operands."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of the matrix products' operands; auto: bf16 where the device multiplies such numbers itself (a GPU
+    that is not here does, a CPU is taken to be this one), else fp32."""
     optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
     """Optimizer of the centres."""
     place: Literal["device", "host", "disk"] = "device"

@@ -10,7 +10,7 @@ import torch
 
 from partial_fc.bench import plan
 from partial_fc.bench.plan import PlanOptions
-from partial_fc.machine import Rates, measure_rates
+from partial_fc.machine import Rates, has_bf16, measure_rates
 
 # Of the product rate that a kernel's products reach, beside exponentials and reading of rows. cpu and plain: measured
 # on the machine of docs/benchmarks.md at D = 512, batch 128; triton: assumed.
@@ -154,7 +154,12 @@ def _resolved(options: PlanOptions) -> PlanOptions:
         raise ValueError("--device cuda: no GPU here to measure; give --tflops and --bandwidth, or --rates")
     if impl == "auto":
         impl = "triton" if device == "cuda" else "cpu"
-    precision = "fp32" if impl == "plain" else options.precision
+    precision = options.precision
+    if precision == "auto":
+        is_here = device == "cpu" or torch.cuda.is_available()
+        precision = "fp32" if is_here and not has_bf16(torch.device(device)) else "bf16"
+    if impl == "plain":
+        precision = "fp32"
     return replace(options, device=device, impl=impl, precision=precision)
 
 
@@ -169,7 +174,7 @@ def _machine(options: PlanOptions, workload: PlanOptions) -> plan.Machine:
         rates = replace(rates, gexp_per_s=rates.gexp_per_s or math.inf)
     elif options.tflops and options.bandwidth:
         # How fast a machine that is not here computes exponentials is not known: they are not counted.
-        rates = Rates({options.precision: options.tflops * 1e3}, options.bandwidth, math.inf)
+        rates = Rates({workload.precision: options.tflops * 1e3}, options.bandwidth, math.inf)
         rates = replace(rates, launch_us=options.launch_us or rates.launch_us)
     elif options.tflops or options.bandwidth:
         raise ValueError("--tflops and --bandwidth describe another machine: give both, or none to measure this one")

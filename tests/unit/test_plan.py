@@ -17,7 +17,8 @@ from partial_fc.machine import Rates
 
 
 def workload(**changed):
-    usual = PlanOptions(1_000_003, gpus=8, sample_rate=1.0, state_dtype="fp32", device="cpu", impl="cpu")
+    usual = PlanOptions(1_000_003, gpus=8, sample_rate=1.0, state_dtype="fp32", precision="bf16")
+    usual = replace(usual, device="cpu", impl="cpu")
     return replace(usual, **changed)
 
 
@@ -153,6 +154,23 @@ ELSEWHERE = PlanOptions(10_000_000, gpus=8, device="cuda", tflops=650.0, bandwid
 def test_what_cannot_be_planned_is_said(changed, message):
     with pytest.raises(ValueError, match=message):
         plan_report.make(replace(ELSEWHERE, **changed))
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "multiplies_bf16", "expected"),
+    [
+        ("auto", "cuda", False, "bf16"),
+        ("auto", "cpu", False, "fp32"),
+        ("auto", "cpu", True, "bf16"),
+        ("bf16", "cpu", False, "bf16"),
+    ],
+)
+def test_precision_auto_is_what_the_head_would_take(precision, device, multiplies_bf16, expected, monkeypatch):
+    """(of a GPU that is not here)"""
+    monkeypatch.setattr(plan_report, "has_bf16", lambda device: multiplies_bf16)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    found = plan_report.make(replace(ELSEWHERE, precision=precision, device=device))
+    assert list(found["rates"]["gflops"]) == [expected]
 
 
 def test_verdict_weighs_the_head_against_the_step():
