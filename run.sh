@@ -104,8 +104,8 @@ folder_of() {
         echo "${folder:-$root/checkpoints}"
     fi
 }
-# The newest complete one that this host sees.
-newest() { [ -z "$checkpoints" ] || ls -d "$checkpoints"/step-*/COMPLETE 2>/dev/null | sort | tail -n 1 || true; }
+# The newest complete one that this host sees. What a run has set aside (step-N.damaged) is none.
+newest() { [ -z "$checkpoints" ] || ls -d "$checkpoints"/step-*/COMPLETE 2>/dev/null | grep -E '/step-[0-9]+/COMPLETE$' | sort | tail -n 1 || true; }
 
 # ---- the run, and again
 flags=("$@")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What tests/faults does in a minute or two, for an hour: 100,000 inputs for every reader of files, guided by coverage,
-# then 50 kills of a training, full disks and lost packets. Names of readers as arguments: only those are fuzzed, and
-# nothing else is done. INPUTS, ROUNDS and SEED in the environment say how much, and which. What is found lies in
-# build/fuzz/READER/found.
+# then 50 kills of a training, 1,000 folders of damaged checkpoints, full disks and lost packets. Names of readers as
+# arguments: only those are fuzzed, and nothing else is done. INPUTS, ROUNDS and SEED in the environment say how much,
+# and which. What is found lies in build/fuzz/READER/found.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
@@ -31,6 +31,7 @@ if [ $# = 0 ]; then
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
     check "kills" timeout 7200 python -m tests.faults.kills "$folder/kills" --rounds "$rounds" --seed "$seed"
+    check "damage" timeout 3600 python -m tests.faults.damage "$folder/damage" --rounds "$((20 * rounds))" --seed "$seed"
     check "disks" timeout 600 python -m tests.faults.disks "$folder/disks"
     check "network" timeout 600 python -m pytest tests/faults/test_network.py
     # A host that dies and one that comes: the scenarios of elastic runs.

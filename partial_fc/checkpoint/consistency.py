@@ -18,14 +18,14 @@ from partial_fc.comm import World
 from partial_fc.comm.watch.report import ranks_in_words
 
 
-def newest_common(root: Path, world: World) -> Path | None:
-    """The newest checkpoint below root that counts for all ranks, where each host has a root of its own, too; None: no
-    rank has any. A collective. Raises ValueError, on all ranks, where some have checkpoints and there is none that all
-    have, or where one cannot look there."""
+def common(root: Path, world: World, after: int = -1, needed: bool = True) -> dict[int, Path]:
+    """The checkpoints below root, of more steps than `after`, that count for all ranks, where each host has a root of
+    its own, too: this rank's folders by rising step. A collective. Raises ValueError, on all ranks, where one cannot
+    look there, and, if some are needed, where some ranks have such and there is none that all have."""
     folders: dict[int, Path] = {}
     problem = None
     try:
-        folders = {step_of(folder): folder for folder in complete(root)}
+        folders = {step: folder for folder in complete(root) if (step := step_of(folder)) > after}
     except OSError as error:
         problem = error
     steps_W = all_gather_json(None if problem else list(folders), world, "checkpoint/found")
@@ -33,11 +33,9 @@ def newest_common(root: Path, world: World) -> Path | None:
         raise ValueError(f"rank {world.rank} cannot look for checkpoints below {root}: {problem}") from problem
     if None in steps_W:
         raise ValueError(f"rank {steps_W.index(None)} cannot look for checkpoints below {root}: its output says why")
-    common = set.intersection(*map(set, steps_W))
-    if common:
-        return folders[max(common)]
-    if not any(steps_W):
-        return None
+    of_all = set.intersection(*map(set, steps_W))
+    if of_all or not needed or not any(steps_W):
+        return {step: folders[step] for step in sorted(of_all)}
     each = ", ".join(
         f"rank {rank} {'step ' + ' '.join(map(str, steps)) if steps else 'none'}" for rank, steps in enumerate(steps_W)
     )
@@ -47,14 +45,23 @@ def newest_common(root: Path, world: World) -> Path | None:
     )
 
 
+def newest_common(root: Path, world: World) -> Path | None:
+    """The newest of `common`; None: no rank has any."""
+    return next(reversed(common(root, world).values()), None)
+
+
 def open_checkpoint(folder: Path | None, world: World) -> Checkpoint | None:
-    """The checkpoint in this rank's folder; None: it found none. Raises ValueError, on all ranks, where one cannot be
-    read or their steps differ. A collective."""
-    return same_checkpoint(
-        lambda: Checkpoint(folder) if folder else None,
-        "give another --checkpoint-dir or --resume, or start anew with another --models-root",
-        world,
-    )
+    """The checkpoint in this rank's folder, of which all that it reads is whole; None: it found none. Raises
+    ValueError, on all ranks, where one cannot be read or their steps differ. A collective."""
+
+    def opened() -> Checkpoint | None:
+        found = Checkpoint(folder) if folder else None
+        if found:
+            found.check_share(world.rank, world.size)
+        return found
+
+    remedy = "give another --checkpoint-dir or --resume, or start anew with another --models-root"
+    return same_checkpoint(opened, remedy, world)
 
 
 def same_checkpoint(opened: Callable[[], Checkpoint | None], remedy: str, world: World) -> Checkpoint | None:

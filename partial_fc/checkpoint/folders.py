@@ -3,8 +3,10 @@
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable
+from itertools import count
 from pathlib import Path
 
 from partial_fc.checkpoint.files import write_json
@@ -12,6 +14,10 @@ from partial_fc.files import sync_folder
 
 MARKER = "COMPLETE"
 MANIFEST = "manifest.json"
+OLD_FORMAT = 3  # without checksums, running statistics of the ranks, and anything in the marker
+# What is set aside is called step-N and one of these words; of a second one with a number.
+DAMAGED, LEFT = "damaged", "left"
+_ASIDE = re.compile(rf"step-\d+\.({DAMAGED}|{LEFT})(-\d+)?")
 _log = logging.getLogger("partial_fc")
 
 
@@ -19,15 +25,20 @@ def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def complete(root: Path) -> list[Path]:
-    """The folders below root that hold a whole checkpoint, by rising step. Those of other names (a copy,
+def all_steps(root: Path) -> list[Path]:
+    """The folders of checkpoints below root, whole or not, by rising step. Those of other names (a copy,
     step-00000100.bak) are not ours. Raises OSError where the root cannot be looked into: Path.glob would find nothing
     there, and a run would begin anew."""
     try:
         folders = [root / name for name in os.listdir(root) if name.startswith("step-")]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted((folder for folder in folders if _is_ours(folder) and (folder / MARKER).exists()), key=step_of)
+    return sorted(filter(_is_ours, folders), key=step_of)
+
+
+def complete(root: Path) -> list[Path]:
+    """Those of `all_steps` that have their marker: they count, or are damaged (`healing.newest_whole` tells)."""
+    return [folder for folder in all_steps(root) if (folder / MARKER).exists()]
 
 
 def newest(root: Path) -> Path | None:
@@ -71,6 +82,21 @@ def _is_ours(folder: Path) -> bool:
     return folder.name.removeprefix("step-").isdecimal()
 
 
+def is_set_aside(folder: Path) -> bool:
+    """Whether its name is one that `set_aside` gives."""
+    return _ASIDE.fullmatch(folder.name) is not None
+
+
+def set_aside(folder: Path, why: str) -> Path:
+    """Gives a checkpoint a name that is not ours, so that it is neither gone on from nor removed; nothing in it
+    changes. why: DAMAGED, or LEFT where a run goes back behind it. Returns the folder's new path. Raises OSError."""
+    names = (f"{folder.name}.{why}{f'-{number}' if number > 1 else ''}" for number in count(1))
+    aside = next(path for name in names if not os.path.lexists(path := folder.with_name(name)))
+    folder.rename(aside)
+    sync_folder(folder.parent)
+    return aside
+
+
 def mark(folder: Path, step: int, ranks: Iterable[int]) -> None:
     """Lets the folder count: all that these ranks have written there is on the disk."""
     sync_folder(folder)
@@ -86,9 +112,11 @@ def unmark(folder: Path) -> None:
         sync_folder(folder)
 
 
-def best(root: Path) -> Path | None:
-    """The complete checkpoint with the highest score, the newest of equals; None where none was scored."""
-    scored = [(score, step_of(folder), folder) for folder in complete(root) if (score := _score(folder)) is not None]
+def best(root: Path, last: int | None = None) -> Path | None:
+    """The complete checkpoint with the highest score, of step `last` at most; the newest of equals. None where none was
+    scored."""
+    folders = [folder for folder in complete(root) if last is None or step_of(folder) <= last]
+    scored = [(score, step_of(folder), folder) for folder in folders if (score := _score(folder)) is not None]
     return max(scored)[2] if scored else None
 
 
@@ -103,17 +131,35 @@ def _score(folder: Path) -> float | None:
     return score if isinstance(score, int | float) else None
 
 
-def prune(root: Path, keep: int, keep_best: bool, check: Callable[[], None] = lambda: None) -> None:
+def _looks_whole(folder: Path) -> bool:
+    """Whether marker and manifest say that it is of the step in its name: what can be seen of damage without reading
+    all of a checkpoint."""
+    try:
+        marker, manifest = (folder / MARKER).read_text(), json.loads((folder / MANIFEST).read_text())
+        says_nothing = not marker and manifest["format"] == OLD_FORMAT
+        said = {manifest["step"], manifest["step"] if says_nothing else json.loads(marker)["step"]}
+    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
+        return False
+    return said == {step_of(folder)}
+
+
+def prune(
+    root: Path, keep: int, keep_best: bool, check: Callable[[], None] = lambda: None, last: int | None = None
+) -> None:
     """Removes all but the newest `keep` complete checkpoints and, with keep_best, the one with the highest score; also
-    what a killed run has left of checkpoints before the newest complete one. check: called before each is removed."""
-    whole = complete(root)
-    kept = {*whole[-keep:], best(root) if keep_best else None}
-    for folder in whole:
-        if folder not in kept:
+    what a killed run has left of checkpoints before the newest complete one. Those with a damaged marker or manifest
+    are not counted. last: the step of this run's last one; what is ahead of it is not counted, and stays. check: called
+    before each is removed."""
+    found = [folder for folder in complete(root) if last is None or step_of(folder) <= last]
+    kept = list(filter(_looks_whole, found))[-keep:]
+    oldest = step_of(kept[0]) if len(kept) == keep else -1
+    highest = best(root, last) if keep_best else None
+    for folder in found:
+        if step_of(folder) < oldest and folder != highest:
             check()
             unmark(folder)  # first, so that half a folder never looks whole
             shutil.rmtree(folder)
     for folder in filter(_is_ours, root.glob("step-*")):
-        if whole and step_of(folder) < step_of(whole[-1]) and not (folder / MARKER).exists():
+        if kept and step_of(folder) < step_of(kept[-1]) and not (folder / MARKER).exists():
             check()
             shutil.rmtree(folder)

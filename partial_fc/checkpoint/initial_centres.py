@@ -13,8 +13,13 @@ from partial_fc.head import PartialFC
 def open_centres(folder: Path, world: World) -> Checkpoint:
     """folder: a checkpoint, or one whose newest counts. Raises ValueError, on all ranks, where one finds none with a
     head, or another step than the others. A collective."""
-    remedy = "give --head-centres the folder of one step"
-    checkpoint = same_checkpoint(lambda: open_with_centres(folder), remedy, world)
+
+    def opened() -> Checkpoint:
+        found = open_with_centres(folder)
+        found.check_rows(world.rank, world.size)
+        return found
+
+    checkpoint = same_checkpoint(opened, "give --head-centres the folder of one step", world)
     assert checkpoint is not None
     return checkpoint
 

@@ -1,6 +1,11 @@
 """Reads checkpoints, by whatever number of ranks they were written, in one folder or in those of several hosts."""
 
+import hashlib
 import json
+import os
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatch
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +14,29 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from partial_fc.checkpoint import head_state
-from partial_fc.checkpoint.checksums import read_checksums
+from partial_fc.checkpoint.checksums import checksums_name, read_checksums
 from partial_fc.checkpoint.files import sha256
-from partial_fc.checkpoint.folders import MANIFEST, MARKER, step_folder
+from partial_fc.checkpoint.folders import MANIFEST, MARKER, OLD_FORMAT, step_folder
 from partial_fc.checkpoint.head_state import Head, has_head
 from partial_fc.checkpoint.rows import StoredRows, part_files
 from partial_fc.checkpoint.snapshot import FORMAT, below, local_name
 from partial_fc.comm import World
 from partial_fc.head import PartialFC
+from partial_fc.head.shard import Shard
 from partial_fc.optim.compression import merge_residuals
 
-_READABLE = (3, FORMAT)  # 3: without checksums and running statistics of the ranks
+_READABLE = (OLD_FORMAT, FORMAT)
 _SAME = ("step", "world_size", "num_classes", "head", "position")  # in the folders of all hosts
+_OLDER = "; go on from another checkpoint (--resume DIR)"
+
+
+class Damaged(ValueError):
+    """A file of a checkpoint is missing, or is not what was written."""
+
+    def __init__(self, what: str, to_do: str = ""):
+        """what: which file, and what is wrong with it, without what to do about it."""
+        super().__init__(what + to_do)
+        self.what = what
 
 
 class Checkpoint:
@@ -28,48 +44,96 @@ class Checkpoint:
 
     def __init__(self, folder: Path, *others: Path):
         """others: the folders that other hosts have of it, where they do not share one. Raises ValueError for folders
-        that are not complete or not of one checkpoint."""
+        that are not complete or not of one checkpoint, Damaged where what is read of them here is."""
         self.folder, self.folders = folder, (folder, *others)
         self.where = ", ".join(map(str, self.folders))
-        self.manifest = _manifest(folder)
+        self.checksums: dict[Path, str] = {}  # as the lists in the folders have them, SHA-256 in hex
+        self._marked: list[Sequence[int]] = []  # by folder, the ranks whose files are there
+        self._checked: set[Path] = set()
+        manifests = [self._open(each) for each in self.folders]
+        self.manifest = manifests[0]
         self.step: int = self.manifest["step"]
         self.world_size: int = self.manifest["world_size"]
-        self.checksums: dict[Path, str] = {}  # as the lists in the folders have them, SHA-256 in hex
-        self._checked: set[Path] = set()
-        for each in self.folders:
-            manifest = _manifest(each)
+        for each, manifest in zip(self.folders, manifests, strict=True):
             for fact in _SAME:
                 one, two = self.manifest.get(fact), manifest.get(fact)
                 if one != two:
                     raise ValueError(f"{folder} and {each} are not of one checkpoint: {fact} {one} and {two}")
-            for path in sorted(each.glob(f"rank-*-of-{self.world_size:05d}.sha256")):
-                self.checksums |= {each / name: digest for name, digest in read_checksums(path).items()}
-            self.check(each / MANIFEST)
+
+    def _open(self, folder: Path) -> dict[str, Any]:
+        """Reads marker, lists of checksums and manifest of a folder; returns the manifest."""
+        try:
+            marker = (folder / MARKER).read_text(errors="replace")
+        except (FileNotFoundError, NotADirectoryError):
+            raise ValueError(f"{folder} is no complete checkpoint: it has no file {MARKER}") from None
+        # Path.glob finds nothing where a folder may not be looked into.
+        names = sorted(name for name in os.listdir(folder) if fnmatch(name, "rank-*.sha256"))
+        lists = {name: _listed(folder / name) for name in names}
+        manifest = _manifest(folder, lists.values())
+        ranks = _marked_ranks(folder / MARKER, marker, manifest)
+        if manifest["format"] == OLD_FORMAT and lists:  # which had none: it is the manifest that has changed
+            raise Damaged(
+                f"{folder / MANIFEST} says format {OLD_FORMAT}, which has no lists of checksums: here are {[*lists]}"
+            )
+        if manifest["format"] != OLD_FORMAT:
+            for name in (checksums_name(rank, manifest["world_size"]) for rank in ranks):
+                if name not in lists:
+                    raise Damaged(f"{folder / name} is missing: nothing tells whether the files beside it are whole")
+            if not any(MANIFEST in listed for listed in lists.values()):
+                raise Damaged(f"{folder / MANIFEST} is in no list of checksums beside it (rank-*.sha256)")
+        for listed in lists.values():
+            self.checksums |= {folder / name: digest for name, digest in listed.items()}
+        self._marked.append(ranks)
+        self._checked.add(folder / MANIFEST)
+        return manifest
+
+    @property
+    def ranks(self) -> set[int]:
+        """Those whose files are in the folders."""
+        return set().union(*self._marked)
 
     # ---- files
 
     def check(self, path: Path) -> None:
-        """Raises ValueError where the file is not there, or not what was written."""
+        """Raises Damaged where the file is not there, or not what was written; OSError where the disk cannot say."""
         if not path.exists():
-            raise ValueError(
-                f"{path} is missing. Where each host has a folder of its own for checkpoints, copy the files of all of "
-                "them into this folder"
+            raise Damaged(
+                f"{path} is missing",
+                ". Where each host has a folder of its own for checkpoints, copy the files of all of them into this "
+                "folder",
             )
-        if self.checksums and path not in self._checked:  # the format before had no checksums
+        if self.manifest["format"] != OLD_FORMAT and path not in self._checked:
             expected = self.checksums.get(path)
             if expected is None:
-                raise ValueError(f"{path} is in no list of checksums beside it (rank-*.sha256): not of this checkpoint")
-            actual = sha256(path)
-            if actual != expected:
-                raise ValueError(
-                    f"{path} is damaged: its SHA-256 is {actual[:16]}..., expected {expected[:16]}... Go on from an "
-                    "older checkpoint (--resume DIR; `partial-fc checkpoint verify` tells which are whole), or bring "
-                    "this file back from a copy"
-                )
+                raise Damaged(f"{path} is in no list of checksums beside it (rank-*.sha256): not of this checkpoint")
+            _compare(path, sha256(path), expected)
         self._checked.add(path)
 
+    def check_share(self, rank: int, size: int) -> None:
+        """Checks all that this rank of `size` reads when it goes on from here. Raises as `check` does, and ValueError
+        where one of its classes is in no file."""
+        for path in self.checksums:
+            if not path.exists():
+                self.check(path)
+        same_size = self.world_size == size
+        own = (local_name(rank, self.world_size), head_state.hard_negatives_name(rank, self.world_size))
+        for name in ("class-names.txt", "backbone.safetensors", "optimizer.safetensors", *(own if same_size else ())):
+            self.path(name)
+        # Of another number of ranks, each takes its part of what all of them had.
+        for path in self.checksums if not same_size else ():
+            if path.name.startswith("rank-"):
+                self.check(path)
+        self.check_rows(rank, size)
+
+    def check_rows(self, rank: int, size: int) -> None:
+        """`check_share`, of the head's rows alone."""
+        if has_head(self.manifest, self.where):
+            shard = Shard.of(self.manifest["num_classes"], rank, size)
+            for file in self.rows(shard.start, shard.stop).files:
+                self.check(file.path)
+
     def path(self, name: str) -> Path | None:
-        """The path of a file, checked; None: the checkpoint has none of that name. Raises ValueError for a damaged one,
+        """The path of a file, checked; None: the checkpoint has none of that name. Raises Damaged for a damaged one,
         and for one that is listed and missing."""
         paths = [folder / name for folder in self.folders]
         path = next((path for path in paths if path.exists()), None)
@@ -116,7 +180,7 @@ class Checkpoint:
 
     def local(self, rank: int) -> dict[str, Tensor]:
         """What only this rank had (`Snapshot.local`)."""
-        if self.manifest["format"] == 3:
+        if self.manifest["format"] == OLD_FORMAT:
             residuals = self.load(f"exchange-{rank:05d}-of-{self.world_size:05d}.safetensors", optional=True)
             return {f"exchange/{name}": t for name, t in residuals.items()}
         return self.load(local_name(rank, self.world_size), optional=True)
@@ -168,20 +232,62 @@ def open_with_centres(*folders: Path) -> Checkpoint:
     return checkpoint
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    """What the manifest says. Raises ValueError where the folder is not complete, or this version cannot read it."""
-    if not (folder / MARKER).exists():
-        raise ValueError(f"{folder} is no complete checkpoint: it has no file {MARKER}")
+def _listed(path: Path) -> dict[str, str]:
+    """What a list of checksums says."""
+    try:
+        return read_checksums(path)
+    except ValueError as error:
+        raise Damaged(str(error)) from None
+
+
+def _compare(path: Path, actual: str, expected: str) -> None:
+    if actual != expected:
+        raise Damaged(
+            f"{path} is damaged: its SHA-256 is {actual[:16]}..., expected {expected[:16]}...",
+            " Go on from an older checkpoint (--resume DIR; `partial-fc checkpoint verify` tells which are whole), or "
+            "bring this file back from a copy",
+        )
+
+
+def _manifest(folder: Path, lists: Iterable[dict[str, str]]) -> dict[str, Any]:
+    """What the manifest says. lists: of checksums beside it. Raises Damaged where it is not what was written,
+    ValueError where this version cannot read it."""
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text())
-        form, facts = manifest["format"], (manifest["step"], manifest["world_size"])
+        content = path.read_bytes()
     except FileNotFoundError:
-        raise ValueError(f"{path} is missing: go on from another checkpoint (--resume DIR)") from None
+        raise Damaged(f"{path} is missing", _OLDER) from None
+    # Before anything that it says counts: a format that this version does not know is no damage.
+    for listed in lists:
+        if MANIFEST in listed:
+            _compare(path, hashlib.sha256(content).hexdigest(), listed[MANIFEST])
+    try:
+        manifest = json.loads(content)
+        form, facts = manifest["format"], (manifest["step"], manifest["world_size"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error!r}; go on from another checkpoint (--resume DIR)") from error
+        raise Damaged(f"{path} is damaged: {error!r}", _OLDER) from error
     if form not in _READABLE:
         raise ValueError(f"{folder} has format {form!r}; this version reads {' and '.join(map(str, _READABLE))}")
     if not all(type(fact) is int and fact >= 0 for fact in facts):
-        raise ValueError(f"{path} is damaged: step and world_size are {facts}, expected whole numbers")
+        raise Damaged(f"{path} is damaged: step and world_size are {facts}, expected whole numbers", _OLDER)
     return manifest
+
+
+def _marked_ranks(path: Path, text: str, manifest: dict[str, Any]) -> Sequence[int]:
+    """The ranks whose files are in the folder, as its marker says. Raises Damaged where it does not fit the
+    manifest."""
+    step, size = manifest["step"], manifest["world_size"]
+    if manifest["format"] == OLD_FORMAT:
+        if text:
+            raise Damaged(f"{path} says {text[:80]!r}; expected nothing (format {OLD_FORMAT})")
+        return range(size)
+    try:
+        marker = json.loads(text)
+        ranks = marker["ranks"]
+        good = marker["step"] == step and len(ranks) > 0 and all(type(r) is int and 0 <= r < size for r in ranks)
+        good = good and all(one < two for one, two in pairwise(ranks))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        good = False
+    if not good:
+        raise Damaged(f"{path} says {text[:80]!r}; expected step {step} and ranks below {size}, by rising number")
+    return ranks

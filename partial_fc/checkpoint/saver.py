@@ -129,7 +129,7 @@ class Saver:
         elif self._marking:
             self._job = None
             if self._leads:
-                self._thread.submit(_prune, self.root, self._keep, self._keep_best, self._check)
+                self._thread.submit(_prune, self.root, self._keep, self._keep_best, self._check, self._step)
         else:
             num_bytes, seconds = self._job.result()
             _log.info(
@@ -144,6 +144,11 @@ class Saver:
         while self.under_way:
             self._wait()
             self.settle(False, self._any(self.failed, "checkpoint/failed"))
+
+    def come_to_rest(self) -> None:
+        """`finish`, and older ones that may go are gone. A collective."""
+        self.finish()
+        self._thread.submit(int).result()
 
     def close(self) -> None:
         """Waits for the thread; a checkpoint under way stays without its mark."""
@@ -206,9 +211,9 @@ def _describe(error: OSError, where: Path) -> str:
     return f"{error.strerror}: {error.filename or where}"
 
 
-def _prune(root: Path, keep: int, keep_best: bool, check: Callable[[], None]) -> None:
+def _prune(root: Path, keep: int, keep_best: bool, check: Callable[[], None], last: int) -> None:
     try:
-        prune(root, keep, keep_best, check)
+        prune(root, keep, keep_best, check, last)
     except (OSError, ValueError) as error:
         _log.error(f"older checkpoints below {root} cannot be removed: {error}; remove them by hand")
 

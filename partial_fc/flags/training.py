@@ -31,8 +31,9 @@ class RunFlags:
     at a time. In the default DATA is the name of the data set (of --dataset, --config, or the data's path), NETWORK
     that of the network: runs/face-faces-r50."""
     resume: str = "auto"
-    """auto: go on from the newest checkpoint of --checkpoint-dir, if any; never; or the DIR of a checkpoint. Flags that
-    are others than then are named in the log, or refused."""
+    """auto: go on from the newest checkpoint of --checkpoint-dir that is whole, if there are any; damaged ones are set
+    aside. never; or the DIR of a checkpoint: of an older one of this run, the newer ones are set aside. Flags that are
+    others than then are named in the log, or refused."""
     frequent: int = 20
     """Steps between two lines of the log. (The first ones come after 1, 2, 5 and 10 steps.)"""
     log_style: Literal["own", "insightface-mxnet"] = "own"

@@ -1,7 +1,7 @@
 """What a run goes on from: the newest of what the ranks of an earlier world kept, a checkpoint, or centres alone.
 
 1. the commit that the ranks of the world before have among them (elastic runs), where no newer checkpoint is there;
-2. the checkpoint of --resume DIR, or with --resume auto the newest one of this run;
+2. the checkpoint of --resume DIR, or with --resume auto the newest one of this run that is whole on all ranks;
 3. the class centres of --head-centres, where the recipe has them, with a fresh backbone;
 4. nothing.
 """
@@ -13,8 +13,11 @@ from partial_fc import checkpoint, flags
 from partial_fc.checkpoint.class_names import check_class_names
 from partial_fc.checkpoint.consistency import check_replicas, newest_common, open_checkpoint
 from partial_fc.checkpoint.folders import step_of
+from partial_fc.checkpoint.healing import go_back_to, newest_whole
 from partial_fc.checkpoint.initial_centres import check_whole, load_centres, open_centres
+from partial_fc.checkpoint.owner import Owner
 from partial_fc.checkpoint.peer.recover import recover
+from partial_fc.checkpoint.peer.transfer import all_gather_json
 from partial_fc.comm import elastic
 from partial_fc.data import Source
 from partial_fc.head import PartialFC
@@ -37,10 +40,12 @@ def resume(
     the checkpoint have. may_change: the recipe's own flags that do not make another run of this one. A collective.
     Raises ValueError, on all ranks, where the state is of another recipe, network or data."""
     found: Stored | None = None
+    on_disk: checkpoint.Checkpoint | None = None
     if elastic.active():
+        on_disk = _newer_than_commits(run)
         found = recover(run.memory, run.world, run.config.run.checkpoints)
     if found is None:
-        found = _checkpoint(run, backbone, head, source, head_centres, may_change)
+        found = _checkpoint(run, backbone, head, source, head_centres, may_change, on_disk)
     if found is None:
         return RunState()
     _load(run, found, backbone, head)
@@ -61,18 +66,26 @@ def resume(
 def restore(
     run: RunContext, backbone: TorchBackbone, head: Head, saver: checkpoint.Saver, source: Source | None = None
 ) -> tuple[int, int] | None:
-    """Brings back the newest complete checkpoint of this run, or the one that it started from, while it runs. (Step,
-    position in the data); none where there is neither. A collective."""
-    saver.finish()
-    given = None if run.config.run.resume in ("auto", "never") else Path(run.config.run.resume)
-    newest = newest_common(run.config.run.checkpoints, run.world)
-    if newest is None or _is_ahead(given, newest):  # what is older there is of another run
-        newest = given
-    found = open_checkpoint(newest, run.world)
+    """Brings back the newest checkpoint of this run that is whole, or the one that it started from, while it runs.
+    (Step, position in the data); none where there is neither. A collective."""
+    saver.come_to_rest()
+    given = _given(run)
+    found = newest_whole(run.config.run.checkpoints, run.world, _owner(run), _step_in(given), given)
+    found = found or open_checkpoint(given, run.world)  # what is older there is of another run
     if found is None:
         return None
     _load(run, found, backbone, head)
     return found.step, _position(found.manifest, source)
+
+
+def _newer_than_commits(run: RunContext) -> checkpoint.Checkpoint | None:
+    """The newest whole checkpoint that is newer than a commit in the memory of any rank; damaged ones are set aside, so
+    that a commit counts more. None: there is none, or no commit. A collective."""
+    oldest_W = all_gather_json(min((c.step for c in run.memory.commits), default=None), run.world, "resume/commits")
+    kept = [step for step in oldest_W if step is not None]
+    if not kept:
+        return None
+    return newest_whole(run.config.run.checkpoints, run.world, _owner(run), min(kept), "what the ranks have in memory")
 
 
 def _checkpoint(
@@ -82,29 +95,40 @@ def _checkpoint(
     source: Source | None,
     head_centres: Path | None,
     may_change: tuple[str, ...],
+    found: checkpoint.Checkpoint | None,
 ) -> checkpoint.Checkpoint | None:
     """The one to start from, whole, of this recipe and network and with the classes of this source. None: there is none
-    to be gone on from, and the centres are those of head_centres, if given. A collective."""
-    asked, world = run.config.run.resume, run.world
-    newest = newest_common(run.config.run.checkpoints, world)
-    folder = {"never": None, "auto": newest}.get(asked, Path(asked))
-    if newest and run.memory.age > 1 and not _is_ahead(folder, newest):
-        folder = newest  # written by this run since it began, so what it began from is not needed
-    found = open_checkpoint(folder, world)
-    if newest and (found.step if found else -1) < step_of(newest):
-        # Checkpoints are kept and found by their step: those of the other run would count as the newest.
-        raise ValueError(
-            f"{newest} is ahead of where this run would start (--resume {asked}); use another --models-root, or remove "
-            "the checkpoints that are not wanted"
-        )
+    to be gone on from, and the centres are those of head_centres, if given. found: the newest whole one of this run,
+    where it is known. A collective."""
+    asked, root, world, owner = run.config.run.resume, run.config.run.checkpoints, run.world, _owner(run)
+    given = _given(run)
+    # A later world of the run: what that has written since it began counts more than what it began from.
+    healing = asked == "auto" or run.memory.age > 1
+    if found is not None and found.step <= _step_in(given):
+        found = None
+    if found is None and healing:
+        found = newest_whole(root, world, owner, _step_in(given), given)
+    found = found or open_checkpoint(given, world)
+    newest = None if healing else newest_common(root, world)
+    goes_back = newest is not None and (found.step if found else -1) < step_of(newest)
+    if newest and goes_back:
+        inside = found is not None and found.folder.resolve().parent == root.resolve()
+        if not all(all_gather_json(inside, world, "resume/inside")):
+            # Checkpoints are kept and found by their step: those of the other run would count as the newest.
+            raise ValueError(
+                f"{newest} is ahead of where this run would start (--resume {asked}); use another --models-root, or "
+                "remove the checkpoints that are not wanted"
+            )
     centres = open_centres(head_centres, world) if head_centres and found is None else None
-    for given in filter(None, (found, centres)):
-        same_recipe = given.manifest.get("recipe", "face") == run.recipe  # of another one `_compare` says it
-        for note in check_class_names(given, source) if source is not None and same_recipe else ():
+    for start in filter(None, (found, centres)):
+        same_recipe = start.manifest.get("recipe", "face") == run.recipe  # of another one `_compare` says it
+        for note in check_class_names(start, source) if source is not None and same_recipe else ():
             run.note(note)
     if found is not None:
         _compare(run, found, backbone, head, may_change)
         check_whole(found)
+        if goes_back:
+            go_back_to(found, root, world, owner)
     elif centres is not None:
         assert isinstance(head, PartialFC)
         load_centres(centres, head)
@@ -112,11 +136,20 @@ def _checkpoint(
     return found
 
 
-def _is_ahead(folder: Path | None, newest: Path) -> bool:
-    """Whether a folder's name says more steps than `newest`, which is a checkpoint. The same on all ranks."""
-    if folder is None or not folder.name.removeprefix("step-").isdecimal():
-        return False
-    return step_of(folder) > step_of(newest)
+def _given(run: RunContext) -> Path | None:
+    """The checkpoint that the user has named."""
+    asked = run.config.run.resume
+    return None if asked in ("auto", "never") else Path(asked)
+
+
+def _step_in(folder: Path | None) -> int:
+    """The step that the folder's name says; -1 where it says none. The same on all ranks."""
+    return step_of(folder) if folder and folder.name.removeprefix("step-").isdecimal() else -1
+
+
+def _owner(run: RunContext) -> Owner | None:
+    """This rank's record in the folder of the checkpoints, where it is the one that holds it."""
+    return run.memory.owners.get(run.config.run.checkpoints)
 
 
 def _compare(run: RunContext, found: Stored, backbone: TorchBackbone, head: Head, may_change: tuple[str, ...]) -> None:

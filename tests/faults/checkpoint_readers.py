@@ -33,6 +33,7 @@ def checkpoint_files() -> list[Files]:
     whole = written(write)
     old = {name: content for name, content in whole.items() if not name.endswith(".sha256")}
     old["manifest.json"] = json.dumps({**json.loads(old["manifest.json"]), "format": 3}).encode()
+    old["COMPLETE"] = b""
     return [old, whole]
 
 

@@ -57,7 +57,7 @@ def attack(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
     last = Ranks(folder / "output-killed", flags(killed, num_steps, EVERY))
     assert last.wait(num_steps) == [0, 0], last.output()
     _check_resumed(last, before, _losses(killed) != losses)
-    _check_equal(whole, killed, num_steps)
+    check_equal(whole, killed, num_steps)
     return {"rounds": rounds, "seed": seed, "killed": counts, "steps": num_steps, "most_steps_lost": max(lost)}
 
 
@@ -110,7 +110,7 @@ def _check_whole(models_root: Path, number: int) -> None:
         assert not bad, f"round {number}: {folder} counts, but: {bad}"
 
 
-def _check_equal(whole: Path, killed: Path, num_steps: int) -> None:
+def check_equal(whole: Path, killed: Path, num_steps: int) -> None:
     one, two = complete(whole)[-1], complete(killed)[-1]
     assert _step(one) == _step(two) == num_steps
     names = [{path.name for path in folder.iterdir()} for folder in (one, two)]

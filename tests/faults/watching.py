@@ -1,7 +1,8 @@
 """Reads a file under watch: what a reader may do with any bytes at all, and what is a fault of it.
 
-A reader gives a value, or a ValueError or BadRecord of ours that names the file, or an OSError. Everything else is a
-fault: another exception, a warning, memory far beyond the file's size, seconds for a few bytes, code that runs.
+A reader gives a value, or a ValueError, BadRecord or Damaged of ours that names the file, or an OSError. Everything
+else is a fault: another exception, a warning, memory far beyond the file's size, seconds for a few bytes, code that
+runs.
 """
 
 import ast
@@ -16,10 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from partial_fc.checkpoint.read import Damaged
 from partial_fc.data.sample import BadRecord
 
 # Exactly these: JSONDecodeError, UnicodeDecodeError are ValueErrors without a file's name.
-OURS = (ValueError, BadRecord)
+OURS = (ValueError, BadRecord, Damaged)
 SECONDS = 5.0  # of processor time; valid files take milliseconds
 _RUNS_CODE = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "subprocess.Popen"}
 _RUNS_CODE |= {

@@ -13,8 +13,9 @@ pytestmark = pytest.mark.transport
 
 
 def checkpoint(folder, step: int):
+    """Of the format that has no checksums."""
     folder.mkdir()
-    (folder / "manifest.json").write_text(json.dumps({"format": 4, "step": step, "world_size": 1}))
+    (folder / "manifest.json").write_text(json.dumps({"format": 3, "step": step, "world_size": 1}))
     (folder / "COMPLETE").write_text("")
     return folder
 

@@ -298,6 +298,7 @@ def test_what_compression_owes_is_compared_in_the_format_before_too(tmp_path, ow
     save_tensors({"w": torch.full((3,), owed)}, tmp_path / "b/exchange-00000-of-00001.safetensors")
     manifest = json.loads((tmp_path / "b/manifest.json").read_text())
     (tmp_path / "b/manifest.json").write_text(json.dumps({**manifest, "format": 3}))
+    (tmp_path / "b/COMPLETE").write_text("")
     assert diff(DiffOptions(tmp_path / "a", tmp_path / "b")) == status
 
 

@@ -117,6 +117,8 @@ def test_without_the_flag_nothing_is_started_again(start, tmp_path):
 )
 def test_the_flags_say_where_checkpoints_are(start, tmp_path, flags, folder):
     plan = "00000001 exit 1\n00000002 exit 1\n00000003 exit 0\n"
+    (tmp_path / folder / "step-00000009.damaged").mkdir(parents=True)
+    (tmp_path / folder / "step-00000009.damaged/COMPLETE").touch()  # set aside: no checkpoint
     status, printed, calls = outcome(start(plan, "--restarts", "5", *flags, checkpoints=folder), tmp_path)
     assert status == 0
     assert calls[0].endswith(f"config.sh {' '.join(flags)}")

@@ -10,12 +10,11 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
-from partial_fc.checkpoint.folders import MARKER, best, is_step, newest, steps_below
+from partial_fc.checkpoint.folders import MARKER, best, is_set_aside, is_step, newest, steps_below
 from partial_fc.checkpoint.head_state import has_head
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows import gaps, part_files
 from partial_fc.checkpoint.tools.options import InspectOptions
-from partial_fc.checkpoint.tools.verify import marked_ranks
 
 _HIGHLIGHTS = (
     *("dataset", "rec", "network", "embedding_size", "image_size", "loss", "scale", "margins", "sample_rate"),
@@ -54,13 +53,16 @@ def summary(folder: Path) -> dict[str, Any]:
     if not marker.exists():
         facts["problem"] = f"incomplete: it has no file {MARKER}; it is still being written, or given up"
         return facts
+    if is_set_aside(folder):
+        facts["problem"] = "set aside by a run that went on from an older one; remove it when nobody wants it"
+        return facts
     facts["age_s"] = round(time.time() - marker.stat().st_mtime)
     try:
         checkpoint = Checkpoint(folder)
         manifest = checkpoint.manifest
         shown = ("format", "step", "position", "world_size", "score", "best", "history", "versions")
         facts |= {key: manifest[key] for key in shown if key in manifest}
-        facts["ranks_here"] = marked_ranks(folder, manifest)
+        facts["ranks_here"] = sorted(checkpoint.ranks)
         facts["configuration"] = manifest.get("configuration", {})
         if not isinstance(facts["configuration"], dict):
             raise ValueError(f"{folder}: manifest.json says configuration is {facts['configuration']!r}")
@@ -69,7 +71,7 @@ def summary(folder: Path) -> dict[str, Any]:
         facts["backbone"] = _tensors(folder / "backbone.safetensors")
         facts["optimizer"] = _tensors(folder / "optimizer.safetensors")
         if has_head(manifest, str(folder)):
-            facts["head"] = _head(folder, manifest)
+            facts["head"] = _head(checkpoint)
     except (ValueError, OSError) as error:
         facts["problem"] = str(error)
     return facts
@@ -87,8 +89,9 @@ def _tensors(path: Path) -> dict[str, Any]:
     return {"tensors": len(tensors), "numbers": numbers, "dtypes": dtypes, "bytes": path.stat().st_size}
 
 
-def _head(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
-    files = part_files([folder], manifest["world_size"])
+def _head(checkpoint: Checkpoint) -> dict[str, Any]:
+    manifest = checkpoint.manifest
+    files = part_files(checkpoint.folders, checkpoint.world_size)
     columns: dict[str, Any] = {}
     num_created = num_touched = 0
     for file in files:
@@ -104,7 +107,7 @@ def _head(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     facts |= {"classes_created": num_created, "classes_touched": num_touched, "columns": columns}
     facts |= {key: manifest["head"][key] for key in ("num_steps", "row_seed", "margin")}
     facts |= {"files": len(files), "bytes": sum(file.path.stat().st_size for file in files)}
-    if len(marked_ranks(folder, manifest)) == manifest["world_size"]:
+    if len(checkpoint.ranks) == checkpoint.world_size:
         num_classes = manifest["num_classes"]
         for problem in gaps(files, 0, num_classes, num_classes):
             facts["problem"] = problem

@@ -1,6 +1,5 @@
 """`partial-fc checkpoint verify`: is everything there, and as it was written?"""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 from partial_fc.checkpoint.checksums import checksums_name
-from partial_fc.checkpoint.folders import MARKER, is_step, steps_below
+from partial_fc.checkpoint.folders import MARKER, is_set_aside, is_step, steps_below
 from partial_fc.checkpoint.head_state import has_head
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows import Part, gaps, mismatch, part_files
@@ -28,6 +27,9 @@ def verify(options: VerifyOptions) -> int:
     num_bad = 0
     for group in groups:
         where = ", ".join(map(str, group))
+        if len(groups) > 1 and is_set_aside(group[0]):
+            print(f"{where}: set aside, not looked at")
+            continue
         num_problems = 0
         for kind, text in findings(group, options.finite):
             print(f"{kind}: {text}")
@@ -41,12 +43,11 @@ def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]
     """Yields ("bad" or "note", what) for the folders of one checkpoint."""
     try:
         checkpoint = Checkpoint(*folders)
-        ranks = {rank for folder in folders for rank in marked_ranks(folder, checkpoint.manifest)}
         with_head = has_head(checkpoint.manifest, str(folders[0]))
     except (ValueError, OSError) as error:  # nothing else can be said of the folders then
         yield "bad", str(error)
         return
-    size = checkpoint.world_size
+    size, ranks = checkpoint.world_size, checkpoint.ranks
     if checkpoint.manifest["format"] == 3:
         yield "note", "no checksums (format 3): only names, shapes and class ranges were checked"
     else:
@@ -57,25 +58,6 @@ def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]
         yield from _check_head(checkpoint, ranks)
     if finite:
         yield from _check_finite(folders)
-
-
-def marked_ranks(folder: Path, manifest: dict[str, Any]) -> list[int]:
-    """The ranks whose files are in the folder, as its marker says. Raises ValueError for another file."""
-    text = (folder / MARKER).read_text(errors="replace")
-    size = manifest["world_size"]
-    if manifest["format"] == 3 and not text:
-        return list(range(size))
-    try:
-        marker = json.loads(text)
-        ranks, step = marker["ranks"], marker["step"]
-        good = step == manifest["step"] and all(isinstance(r, int) and 0 <= r < size for r in ranks)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        good = False
-    if not good:
-        raise ValueError(
-            f"{folder / MARKER} says {text[:80]!r}; expected step {manifest['step']} and ranks below {size}"
-        )
-    return ranks
 
 
 def _check_checksums(checkpoint: Checkpoint, ranks: set[int]) -> Iterator[tuple[str, str]]:
