@@ -13,8 +13,9 @@
 # OMPI_MCA_plm_rsh_args="-p 2222" for another ssh port.
 #
 # kill -TERM or -USR1 to this script: the run finishes its step, writes a checkpoint and ends with status 75, "start me
-# again", which is passed on and never restarted: somebody wants the machines. A second -TERM ends it at once. A terminal
-# that is closed counts as one -USR1, unless under nohup. Ctrl-C does the same, with status 130; the second ends at once.
+# again", which is passed on and never restarted: somebody wants the machines. A second -TERM, more than a second later,
+# ends it at once. A terminal that is closed counts as one -USR1, unless under nohup. Ctrl-C does the same, with status 130;
+# the second ends at once.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 say() { echo "run.sh: $*" >&2; }
@@ -57,8 +58,11 @@ with_us=()
 if command -v setpriv >/dev/null; then with_us=(setpriv --pdeathsig USR1); fi
 job='' asked='' interrupted=''
 stop() {
+    local now=${EPOCHREALTIME//[!0-9]/} # microseconds
+    # timeout(1) and schedulers send theirs to the script and to its process group: it gets two, which are one.
+    if [ -n "$asked" ] && ((now - asked < 1000000)); then return; fi
     [ -z "$asked" ] && signal=USR1 || signal=$1 # a second one: whoever sends it does not want to wait
-    asked=yes
+    asked=${asked:-$now}
     if [ -n "$job" ]; then kill -"$signal" "$job" 2>/dev/null || true; fi
 }
 interrupt() {

@@ -25,6 +25,9 @@ INTERRUPT_GRACE_S = 600.0  # for Ctrl-C, and a terminal that is closed; jobs of 
 _LEAVING_GRACE_S = 30.0  # from the first rank that ends pre-empted to the last: they end together
 _HELPER_GRACE_S = 10.0  # from the end of all that have work to do to that of those that serve them
 _BEAT_S = 5.0
+# Within so many seconds further signals belong to the first: timeout(1) and schedulers send theirs to the command and
+# to its process group, so that the command gets two.
+_TOGETHER_S = 1.0
 _LOST_S = 5.0  # from SIGKILL, sent through the lifeline, to the end of what it leads through
 PREEMPTED = os.EX_TEMPFAIL  # exit status of a rank that was asked to end, and has written a checkpoint
 
@@ -185,6 +188,7 @@ class _Supervision:
         self.interrupt_grace_s = interrupt_grace_s
         self.status = 0  # of the process that failed first
         self.requested = 0  # 128 + the first signal that arrived
+        self.requested_until = 0.0  # so long further ones belong to the first
         self.expected = {0, PREEMPTED}  # ways to end that are no failure
         self.kill_at = math.inf
         self.end_helpers_at = math.inf
@@ -242,9 +246,13 @@ class _Supervision:
 
     def _pass_signals_on(self) -> None:
         for number in self.received:
+            now = time.monotonic()
+            if now < self.requested_until:
+                continue
             grace_s = _SIGNAL_GRACE_S.get(signal.Signals(number), self.interrupt_grace_s)
             # A second one: whoever sends it does not want to wait.
-            self.kill_at = time.monotonic() + (0.0 if self.requested else grace_s)
+            self.kill_at = now + (0.0 if self.requested else grace_s)
+            self.requested_until = self.requested_until or now + _TOGETHER_S
             self.requested = self.requested or 128 + number
             self.expected |= {-number, 128 + number, self.requested}
             # What a rank has started may be needed to write its checkpoint.

@@ -335,6 +335,102 @@ replace $file 'len(sys.argv) != 5' 'len(sys.argv) != 4'
 replace $file '<driver_addresses> <settings>' '<driver_addresses>'
 replace $file 'codec.loads_base64(sys.argv[4])' 'codec.loads_base64(sys.stdin.readline())'
 
+# Asked to end (SIGTERM, Ctrl-C), horovodrun gave its processes 5 s, and so they had when it was killed itself: a larger
+# checkpoint was lost. Now they have ten minutes; a second signal, more than a second later, ends them at once. Where
+# another process has failed it is 5 s as before. The shell between horovodrun and a process becomes that process (exec):
+# where the shell alone was killed, the process trained on.
+file=$runner/common/util/safe_shell_exec.py
+replace $file 'GRACEFUL_TERMINATION_TIME_S = 5' "$(cat <<'END'
+GRACEFUL_TERMINATION_TIME_S = 5
+CHECKPOINT_TIME_S = 600
+
+
+def _runs(p):
+    # Looks only: who waits for the process needs its status.
+    try:
+        return p.is_running() and p.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+END
+)"
+replace $file 'def terminate_executor_shell_and_children(pid):' \
+    'def terminate_executor_shell_and_children(pid, time_s=GRACEFUL_TERMINATION_TIME_S):'
+replace $file '    # Terminate children gracefully.
+    for child in p.children():' "$(cat <<'END'
+    # Terminate children gracefully; the shell itself where it has become the command, or has none yet.
+    try:
+        children = (p.children() if p.cmdline()[:2] == ['/bin/sh', '-c'] else []) or [p]
+    except psutil.NoSuchProcess:
+        return
+    for child in children:
+END
+)"
+replace $file '    gone, alive = psutil.wait_procs(p.children(), timeout=GRACEFUL_TERMINATION_TIME_S)' "$(cat <<'END'
+    end = time.monotonic() + time_s
+    while time.monotonic() < end and any(map(_runs, children)):
+        time.sleep(0.1)
+    alive = [child for child in children if _runs(child)]
+    if not alive:
+        return
+END
+)"
+replace $file 'def _exec_middleman(command, env, exit_event,' 'def _exec_middleman(command, env, exit_event, asked_event,'
+replace $file 'on_event(exit_event, terminate_executor_shell_and_children, args=(executor_shell.pid,), daemon=True)' "$(cat <<'END'
+def end_when_told():
+        exit_event.wait()
+        time_s = CHECKPOINT_TIME_S if asked_event.is_set() else GRACEFUL_TERMINATION_TIME_S
+        terminate_executor_shell_and_children(executor_shell.pid, time_s)
+
+    in_thread(end_when_told)
+END
+)"
+replace $file $'os.read(r.fileno(), 1)\n        terminate_executor_shell_and_children(executor_shell.pid)' "$(cat <<'END'
+os.read(r.fileno(), 1)
+        # It was told before: whoever kills horovodrun now does not want to wait.
+        time_s = 0 if exit_event.is_set() else CHECKPOINT_TIME_S
+        terminate_executor_shell_and_children(executor_shell.pid, time_s)
+END
+)"
+replace $file '    exit_event = _create_event(ctx)' "$(cat <<'END'
+    exit_event = _create_event(ctx)
+    # Set before it where somebody has asked for the end, and nothing has failed.
+    asked_event = _create_event(ctx)
+END
+)"
+replace $file 'args=(command, env, exit_event,' 'args=(command, env, exit_event, asked_event,'
+replace $file '        on_event(event, exit_event.set, stop=stop, silent=True)' "$(cat <<'END'
+        def end(asked=getattr(event, 'by_signal', False)):
+            if asked:
+                asked_event.set()
+            exit_event.set()
+
+        on_event(event, end, stop=stop, silent=True)
+END
+)"
+replace $file '        # interrupted, send middleman TERM signal which will terminate children' "$(cat <<'END'
+        # interrupted, send middleman TERM signal which will terminate children
+        asked_event.set()
+END
+)"
+file=$runner/gloo_run.py
+replace $file '    event = threading.Event()
+
+    def set_event_on_signal(signum, frame):
+        event.set()
+' "$(cat <<'END'
+    event = threading.Event()
+    event.by_signal = True
+    first = []
+
+    def set_event_on_signal(signum, frame):
+        first.append(time.monotonic())
+        if first[-1] > first[0] + 1:
+            os._exit(128 + signum)
+        event.set()
+END
+)"$'\n'
+replace $file "shell='env'," "shell='exec env',"
+
 # horovodrun's elastic driver tells rank 0 of hosts that come and go, and forms no new world meanwhile. Its connect had no
 # limit: with that host's cable cut, the others stood still for 82 s (docs/log.md, 2026-11-22).
 network=horovod/runner/common/util/network.py

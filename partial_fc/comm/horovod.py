@@ -17,6 +17,9 @@ from partial_fc.comm.launch import full_cores
 from partial_fc.comm.launch.detect import Launch, StartError, devices_differ
 from partial_fc.comm.world import Op, World, pad_rows
 
+_LATER_S = 60.0  # from the watch's report to Gloo's own
+_FOR_EVER_S = 1e6  # twelve days: in places Gloo counts milliseconds in 32 bits
+
 
 class HorovodWorld(World):
     """The processes that horovodrun or mpirun started."""
@@ -30,7 +33,11 @@ class HorovodWorld(World):
         if comm_timeout_s and not any(name.startswith("HOROVOD_STALL_") for name in os.environ):
             # Horovod's own warning, which knows no steps, as a hint half-way to the watch's report.
             os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = str(max(60, math.ceil(comm_timeout_s / 2)))
-        if elastic.active():
+        if not elastic.active():
+            # Gloo gives up after 30 s, where nobody tells it otherwise: it is for the watch to say who is missing.
+            patience_s = comm_timeout_s + _LATER_S if comm_timeout_s else _FOR_EVER_S
+            os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(math.ceil(patience_s)))
+        else:
             member = elastic.member()
             member.rendezvous(start_timeout_s)
             launch = member.launch

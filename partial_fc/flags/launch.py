@@ -65,6 +65,8 @@ class LaunchFlags:
             spawn.stay_with_parent()
             return None
         launch = comm.detect()
+        if launch.launcher in spawn.LEAVES_BEHIND:
+            spawn.stay_with_parent()
         given = [name for name in ("nodes", "gpus", "nr", "master_addr", "master_port") if is_given(self, name)]
         flags = ", ".join(f"{flag(name)} {getattr(self, name)}" for name in given)
         if given == ["gpus"] and launch.is_host:

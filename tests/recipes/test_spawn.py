@@ -220,6 +220,13 @@ def test_ranks_that_were_pre_empted_end_in_peace(capfd, once_all_listen, last, s
 # ---- how the ranks meet
 
 
+def test_a_signal_that_comes_twice_at_once_is_one(once_all_listen):
+    """timeout(1) sends one to the command, and one to its process group."""
+    leave = "trap 'sleep 0.4; exit 75' TERM; listens; sleep 300 & wait"
+    send = "(once '0 1' kill -TERM $PARTIAL_FC_PARENT; sleep 0.2; kill -TERM $PARTIAL_FC_PARENT) &"
+    assert shell(f"{once_all_listen} [ $RANK = 0 ] && {send} {leave}") == 75
+
+
 def test_a_master_address_without_a_port_is_where_rank_0_is_reached(monkeypatch):
     with spawn._listen("127.0.0.2") as listening:
         port = listening.getsockname()[1]

@@ -14,6 +14,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
+TOGETHER_S = 1.1  # signals within a second are one
 
 # Try number n does line n of the plan: STEP of the checkpoint that it writes (0: none), then a command that ends it.
 MPIRUN = """#!/bin/bash
@@ -150,12 +151,16 @@ def test_a_signal_is_passed_on_as_one_that_leaves_time_for_a_checkpoint(start, t
     assert (tmp_path / "bin/got").exists()
 
 
-def test_a_second_sigterm_does_not_wait(start, tmp_path):
+def test_a_second_sigterm_does_not_wait_unless_it_comes_together_with_the_first(start, tmp_path):
+    """As those of timeout(1), which sends one to the command and one to its process group."""
     plan = "0 trap 'touch $here/got' USR1; trap 'exit 143' TERM; touch $here/up; while :; do sleep 0.02; done\n"
     process = start(plan, "--restarts", "3")
     wait_for(tmp_path / "bin/up")
     process.terminate()
     wait_for(tmp_path / "bin/got")
+    process.terminate()
+    time.sleep(TOGETHER_S)
+    assert process.poll() is None
     process.terminate()
     status, _, calls = outcome(process, tmp_path)
     assert (status, len(calls)) == (143, 1)
@@ -167,6 +172,7 @@ def test_ctrl_c_leaves_time_for_a_checkpoint_and_the_second_does_not(start, tmp_
     wait_for(tmp_path / "bin/up")
     process.send_signal(signal.SIGINT)
     wait_for(tmp_path / "bin/got")
+    time.sleep(TOGETHER_S)
     process.send_signal(signal.SIGINT)
     status, _, calls = outcome(process, tmp_path)
     assert (status, len(calls)) == (130, 1)
@@ -189,6 +195,7 @@ def test_a_closed_terminal_which_may_tell_it_twice_leaves_time_for_a_checkpoint(
     process.send_signal(signal.SIGHUP)
     wait_for(tmp_path / "bin/got")
     process.send_signal(signal.SIGHUP)
+    time.sleep(TOGETHER_S)
     process.send_signal(signal.SIGUSR1)  # handled after the other
     wait_for(tmp_path / "bin/got", num_lines=2)
     process.send_signal(signal.SIGINT)

@@ -8,6 +8,8 @@ import ctypes
 import os
 import signal
 import socket
+import threading
+import time
 from collections.abc import Mapping, Sequence
 
 from partial_fc import supervisor
@@ -16,6 +18,10 @@ from partial_fc.supervisor import Command
 
 _FAILURE_GRACE_S = supervisor.FAILURE_GRACE_S
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+_PARENT_POLL_S = 1.0
+_ORPHAN_GRACE_S = 600.0  # for the last checkpoint of a process whose launcher was killed
+# Launchers whose processes would train on where they, or the process that they have for each, are killed.
+LEAVES_BEHIND = ("torchrun", "horovodrun")
 
 
 def run(
@@ -74,7 +80,21 @@ def _listen(address: str) -> socket.socket:
 
 
 def stay_with_parent() -> None:
-    """Has this process, which `run` started, killed when the one that started it is gone, in whatever way."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(os.environ[PARENT]):  # gone before we asked
+    """Has this process end when the one that started it, and would end it, is gone, in whatever way: as if it had got
+    SIGTERM, with a checkpoint where it trains, and without where that takes too long.
+
+    What another launcher than `run` has started is treated alike; whether that was gone before is not known then.
+    """
+    parent = int(os.environ.get(PARENT) or os.getppid())
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # gone before we asked
         os._exit(1)
+    threading.Thread(target=_outlive, args=(parent,), name="parent", daemon=True).start()
+
+
+def _outlive(parent: int) -> None:
+    """Waits for the end of the parent, then some more, and ends the process: what hangs does not hear SIGTERM."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_POLL_S)
+    time.sleep(_ORPHAN_GRACE_S)
+    os._exit(1)
