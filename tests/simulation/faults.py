@@ -4,23 +4,27 @@ import errno
 import random
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from partial_fc.checkpoint.folders import MARKER
 from tests.simulation.cluster import Cluster, Host
 from tests.simulation.driver import Notifier
 
 
 @dataclass(frozen=True)
 class Fault:
-    """kind: a function below; at_s: when; lasts_s: how long it is before all is as before."""
+    """kind: a function below; at_s: when; lasts_s: how long it is before all is as before. world: counted from when that
+    one has met; 0: from the start. number: which process, host or file, of those that there are then."""
 
     kind: str
     at_s: float
     lasts_s: float
-    number: int  # which process, host or file: of those that there are then
+    number: int
+    world: int = 0
 
 
-_KINDS = {"kill": 6, "crash": 3, "stop": 4, "cut": 4, "unlist": 3, "disk": 2, "full": 1, "driver": 1, "rumour": 2}
+_KINDS = {"kill": 6, "crash": 3, "stop": 4, "cut": 4, "unlist": 3, "disk": 2, "full": 1, "driver": 1, "rumour": 2,
+          "damage": 2}  # fmt: skip
 
 
 def draw(chance: random.Random, hosts: Sequence[Host]) -> list[Fault]:
@@ -34,13 +38,25 @@ def draw(chance: random.Random, hosts: Sequence[Host]) -> list[Fault]:
     for i, fault in enumerate(faults[1:]):
         if chance.random() < 0.4:
             at_s = round(faults[i].at_s + chance.choice((0.02, 0.3, 2.0, 9.0)) * chance.random(), 3)
-            faults[i + 1] = Fault(fault.kind, at_s, fault.lasts_s, fault.number)
-    return sorted(faults, key=lambda fault: fault.at_s)
+            faults[i + 1] = replace(fault, at_s=at_s)
+    # Or while a world begins.
+    for i, fault in enumerate(faults):
+        if chance.random() < 0.7:
+            at_s = round(chance.choice((0.1, 1.0, 5.0, 15.0)) * chance.random(), 3)
+            faults[i] = replace(fault, at_s=at_s, world=chance.choice((1, 1, 1, 2, 2, 3, 4)))
+    return sorted(faults, key=lambda fault: (fault.world, fault.at_s))
 
 
 def befall(cluster: Cluster, fault: Fault) -> None:
     """It will happen then."""
-    cluster.clock.call(fault.at_s, lambda: globals()[f"_{fault.kind}"](cluster, fault))
+
+    def now() -> None:
+        globals()[f"_{fault.kind}"](cluster, fault)
+
+    if fault.world:
+        cluster.oracle.after_world.setdefault(fault.world, []).append(lambda: cluster.clock.call(fault.at_s, now))
+    else:
+        cluster.clock.call(fault.at_s, now)
 
 
 def _kill(cluster: Cluster, fault: Fault) -> None:
@@ -108,3 +124,25 @@ def _disk(cluster: Cluster, fault: Fault, number: int = errno.EIO) -> None:
 
 def _full(cluster: Cluster, fault: Fault) -> None:
     _disk(cluster, fault, errno.ENOSPC)
+
+
+def _damage(cluster: Cluster, fault: Fault) -> None:
+    """A file of the newest checkpoint is changed, cut short, or removed."""
+    step = cluster.oracle.newest_on_disk()
+    files = cluster.disk.files
+    folder = next((name for name in files if name.endswith(f"step-{step:08d}/{MARKER}")), "").rpartition("/")[0]
+    inside = sorted(name for name in files if folder and name.startswith(f"{folder}/"))
+    inside = [name for name in inside if not name.endswith((MARKER, ".sha256"))]
+    if not inside:
+        return
+    name, chance = inside[fault.number % len(inside)], cluster.clock.random
+    cluster.oracle.damaged[folder] = files[f"{folder}/{MARKER}"]
+    data = files[name].data
+    how = fault.number % 3
+    cluster.trace(f"damage: {name}, {len(data)} bytes, {('a bit', 'cut short', 'removed')[how]}")
+    if how == 2:
+        del files[name]
+    elif how == 1:
+        del data[chance.randrange(len(data)) :]
+    else:
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)

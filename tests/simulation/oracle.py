@@ -6,13 +6,13 @@ all of its parts are of one step.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from partial_fc.checkpoint import folders
-from partial_fc.checkpoint.peer.commits import Memory, PeerCopies
-from tests.simulation.disk import Path
+from partial_fc.checkpoint.peer.commits import Memory
+from tests.simulation.disk import File, Path
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster, Process
@@ -70,13 +70,17 @@ class Oracle:
         self._whole: list[Whole] = []
         self._held: dict[int, dict[Process, list[tuple[int, int, int, list[int]]]]] = {}
         self._newest_on_disk: dict[int, int] = {}
-        self.damaged: set[str] = set()  # folders of checkpoints that are not whole any more
+        # Folders of checkpoints that are not whole any more, with the marker that they had then.
+        self.damaged: dict[str, File] = {}
+        self.after_world: dict[int, list[Callable[[], None]]] = {}
         self.disk_was_bad = False
 
     # ---- worlds
 
     def met(self, comm: "Communicator", driver: "Driver") -> None:
         self.num_worlds += 1
+        for act in self.after_world.pop(self.num_worlds, []):
+            act()
         members = comm.members
         self.cluster.trace(f"world {comm.number}: {', '.join(map(str, members))}")
         check(len(set(members)) == len(members), f"a process has two ranks in world {comm.number}")
@@ -104,8 +108,17 @@ class Oracle:
         """The newest checkpoint that is marked and whole; -1: none."""
         disk = self.cluster.disk
         marked = [name.rpartition("/")[0] for name in disk.files if name.endswith("/" + folders.MARKER)]
-        steps = [folder.rpartition("step-")[2] for folder in marked if folder not in self.damaged]
+        marked = [each for each in marked if disk.files[f"{each}/{folders.MARKER}"] is not self.damaged.get(each)]
+        steps = [folder.rpartition("step-")[2] for folder in marked]
         return max((int(step) for step in steps if step.isdecimal()), default=-1)
+
+    def bring_back(self) -> None:
+        """What an error about a damaged checkpoint advises: it is taken away before the next start."""
+        for folder in self.damaged:
+            for name in [name for name in self.cluster.disk.files if name.startswith(f"{folder}/")]:
+                del self.cluster.disk.files[name]
+        self.disk_was_bad |= bool(self.damaged)
+        self.damaged.clear()
 
     def resumed(self, rank: int, step: int, position: int, state: int, rows: dict[int, int], own: int | None) -> None:
         """After a rank has loaded what it goes on from. rows: by class, as far as they were created."""
@@ -148,16 +161,24 @@ class Oracle:
                     "each share's keepers are there",
                 )
 
-    def whole(self, copies: PeerCopies, step: int) -> None:
+    def whole(self, step: int) -> None:
         """A rank takes a commit for whole."""
         comm = self.cluster.here.comm
         assert comm is not None
         members = comm.members
-        hosts = [p.host.name for p in members]
-        peers = self._expected_peers(hosts)
+        peers = self._expected_peers([p.host.name for p in members])
         keepers = tuple((p, members[peer]) for p, peer in zip(members, peers, strict=True))
         self._whole.append(Whole(step, keepers, comm.number))
         del self._whole[:-50]
+
+    def left(self, step: int, commits_are_kept: bool) -> None:
+        """A rank leaves because hosts come or go, with nothing lost."""
+        comm = self.cluster.here.comm
+        assert comm is not None
+        gone = self._in_world.setdefault(("left", comm.number, step), set())
+        gone.add(self.cluster.here)
+        if len(gone) == len(comm.members) and commits_are_kept:
+            self._whole.append(Whole(step, tuple((p, p) for p in comm.members), comm.number))
 
     def _expected_peers(self, hosts: Sequence[str]) -> list[int]:
         """A rank of the next host; which, is found out from what the ranks say."""
@@ -231,7 +252,8 @@ class Oracle:
         if not self.disk_was_bad:
             expected = [f"{made.step},{made.loss:.9g}" for made in chain]
             check([row.rpartition(",")[0] for row in rows] == expected, f"loss.csv has {len(rows)} rows: {rows[-3:]}")
-        check(self.newest_on_disk() == len(chain) or self.disk_was_bad, "the last state is in no whole checkpoint")
+        was_damaged = bool(self.damaged) or self.disk_was_bad
+        check(self.newest_on_disk() == len(chain) or was_damaged, "the last state is in no whole checkpoint")
 
 
 def check(holds: object, what: str) -> None:

@@ -5,7 +5,7 @@ them, for as long as a simulation runs. Nothing else of the product is replaced,
 import contextlib
 import logging
 import random
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,8 @@ from safetensors import torch as safetensors
 import partial_fc.comm.horovod
 import partial_fc.files
 from partial_fc.checkpoint import folders, owner, read, rows, saver
-from partial_fc.checkpoint.peer import commits
+from partial_fc.checkpoint.peer import commits, transfer
+from partial_fc.checkpoint.peer import recover as recovery
 from partial_fc.comm.elastic import barrier, membership
 from partial_fc.train import loop, resume, run
 from partial_fc.train.begin import run_folder
@@ -34,6 +35,7 @@ from tests.simulation.disk import Path, Raw, os_of, rmtree
 from tests.simulation.driver import NotificationManager, Notifier
 from tests.simulation.job import Recipe, write_results
 
+Replacement = tuple[Any, str, Any]
 _MANY_BYTES = 1 << 50
 _log = logging.getLogger("partial_fc")
 
@@ -106,7 +108,7 @@ def switch(before: Any, following: Any) -> None:
     membership._member = following.member if following is not None else None
 
 
-def replacements(cluster: Cluster, recipe: Recipe) -> list[tuple[Any, str, Any]]:
+def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
     clock = cluster.clock
     as_threading, as_time = waiting.modules(clock)
     chance = clock.random
@@ -133,7 +135,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[tuple[Any, str, Any]]
     def load_file(path: Path) -> dict[str, torch.Tensor]:
         return safetensors.load(path.read_bytes())
 
-    made: list[tuple[Any, str, Any]] = [
+    made: list[Replacement] = [
         (module, "time", as_time)
         for module in (membership, barrier, saver, owner, commits, commits_of_loop, loop, elastic_driver, discovery,
                        horovod_timeout)
@@ -150,7 +152,10 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[tuple[Any, str, Any]]
         (module, "os", as_os)
         for module in (membership, partial_fc.comm.horovod, partial_fc.files, folders, owner, loss_csv, run)
     ]
+    # Some pieces a commit, and some messages a recovery.
+    made += [(module, "PIECE_BYTES", 64) for module in (commits, recovery, transfer)]
     made += [
+        (commits, "_SMALL_BYTES", 40),
         (membership, "gc", SimpleNamespace(collect=lambda: None)),
         (membership, "Store", StoreHere),
         (membership, "_member", None),
@@ -167,6 +172,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[tuple[Any, str, Any]]
         # Of Python 3.11: one for all processes.
         (rows.StoredRows.__dict__["columns"], "lock", contextlib.nullcontext()),
         (commits.PeerCopies, "_complete", _completing(cluster, commits.PeerCopies._complete)),
+        (commits_of_loop.Commits, "leave", _leaving(cluster, commits_of_loop.Commits.leave)),
         (run, "join", join),
         (run, "open_files", lambda *_: _log),
         (run, "header", Silent()),
@@ -198,7 +204,18 @@ def _recover(cluster: Cluster, recover: Any, memory: Any, world: Any, root: Path
 def _completing(cluster: Cluster, complete: Any) -> Any:
     def observed(copies: Any, commit: Any) -> None:
         complete(copies, commit)
-        cluster.oracle.whole(copies, commit.step)
+        cluster.oracle.whole(commit.step)
+
+    return observed
+
+
+def _leaving(cluster: Cluster, leave: Any) -> Any:
+    def observed(commits_here: Any, step: int) -> None:
+        try:
+            leave(commits_here, step)
+        except membership.HostsChanged:
+            cluster.oracle.left(step, commits_here.are_kept)
+            raise
 
     return observed
 
@@ -214,25 +231,30 @@ def _start_of(cluster: Cluster, number: int) -> int | None:
 
 
 @contextlib.contextmanager
-def simulated(cluster: Cluster, recipe: Recipe) -> Iterator[None]:
-    """The product, on simulated hosts."""
-    made = replacements(cluster, recipe)
-    missing = object()
-    before = [(module, name, getattr(module, name, missing)) for module, name, _ in made]
-    told, level, propagates, handlers = Told(cluster), _log.level, _log.propagate, _log.handlers[:]
+def replaced(made: Iterable[Replacement]) -> Iterator[None]:
+    """(where, name, value): that name means that value."""
+    before = []
     try:
-        for module, name, value in made:
-            setattr(module, name, value)
-        _log.handlers[:] = [told]
-        _log.setLevel(logging.INFO)
-        _log.propagate = False
+        for where, name, value in made:
+            before.append((where, name, getattr(where, name)))
+            setattr(where, name, value)
         yield
     finally:
-        for module, name, value in reversed(before):
-            if value is missing:
-                delattr(module, name)
-            else:
-                setattr(module, name, value)
-        _log.handlers[:] = handlers
-        _log.setLevel(level)
-        _log.propagate = propagates
+        for where, name, value in reversed(before):
+            setattr(where, name, value)
+
+
+@contextlib.contextmanager
+def simulated(cluster: Cluster, recipe: Recipe, more: Iterable[Replacement] = ()) -> Iterator[None]:
+    """The product, on simulated hosts. more: what else is replaced, before that (mutations.py)."""
+    level, propagates, handlers = _log.level, _log.propagate, _log.handlers[:]
+    with replaced(more), replaced(replacements(cluster, recipe)):
+        try:
+            _log.handlers[:] = [Told(cluster)]
+            _log.setLevel(logging.INFO)
+            _log.propagate = False
+            yield
+        finally:
+            _log.handlers[:] = handlers
+            _log.setLevel(level)
+            _log.propagate = propagates

@@ -1,8 +1,8 @@
 """One schedule: hosts, a job on them, and what befalls them, all of it from a seed."""
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from partial_fc.comm import CollectiveError, StartError
 from partial_fc.train.run import run_in_worlds
@@ -51,7 +51,7 @@ class Plan:
             config,
             step_s=chance.choice((0.1, 0.3, 0.8)),
             slow_s=chance.choice((0.0, 0.0, 0.3, 2.0)),
-            stale=0.0,
+            stale=chance.choice((0.0, 0.0, 0.1)),
             disk_waits=chance.random() < 0.5,
             faults=draw(chance, hosts),
         )
@@ -67,12 +67,13 @@ class Outcome:
     num_attempts: int
     seconds: float  # simulated
     num_events: int
-    trace: list[str] = field(default_factory=list)
 
 
-def simulate(plan: Plan, tell: Callable[[str], None] = lambda line: None) -> Outcome:
-    """Runs the schedule of a plan. What must never be is the outcome's problem."""
-    last = max((fault.at_s + fault.lasts_s for fault in plan.faults), default=0.0)
+def simulate(
+    plan: Plan, tell: Callable[[str], None] = lambda line: None, more: Iterable[product.Replacement] = ()
+) -> Outcome:
+    """Runs the schedule of a plan. What must never be is the outcome's problem. more: see `product.simulated`."""
+    last = sum(fault.at_s + fault.lasts_s for fault in plan.faults)
     current: list[Process | None] = [None]
 
     def switch(process: Process | None) -> None:
@@ -103,13 +104,14 @@ def simulate(plan: Plan, tell: Callable[[str], None] = lambda line: None) -> Out
             cluster.trace(f"horovodrun: start number {attempts}")
             driver = Driver(cluster, train, 1, most)
             driver.run()
+            oracle.bring_back()
             check(clock.now < last + _BEFORE_S + plan.recovers_s, "no end in sight")
             clock.sleep(_PAUSE_S)
         schedule = plan.config.schedule
         oracle.check_end(ROOT, schedule.max_steps, 0.0 if schedule.max_steps else schedule.epochs * NUM_SAMPLES)
 
     problem: BaseException | None = None
-    with product.simulated(cluster, recipe):
+    with product.simulated(cluster, recipe, more):
         try:
             clock.run(job)
         except Exception as error:  # whatever it is, it is what was looked for
