@@ -124,6 +124,7 @@ class Cluster:
         if process.dead:
             return
         self.trace(f"{process}: {why}, status {code}")
+        self.oracle.disturbed()
         process.dead, process.exit_code, process.held = True, code, []
         if process.comm:
             process.comm.lose(process.comm.members.index(process), is_gone=True)
@@ -151,6 +152,7 @@ class Cluster:
         if process.stopped and not process.dead:
             process.stopped = False
             self.trace(f"{process}: goes on")
+            self.oracle.disturbed()
             self.clock.resume(process)
             self._retry()
 
@@ -165,6 +167,7 @@ class Cluster:
 
     def _join_again(self, host: Host) -> None:
         self.trace(f"host {host.name}: can be reached again")
+        self.oracle.disturbed()
         host.is_cut = False
         self._retry()
 

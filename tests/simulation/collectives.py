@@ -199,6 +199,7 @@ class Horovod:
                 break
             if not clock.park(min(deadline, clock.now + 0.1)) and clock.now >= deadline:
                 cluster.trace(f"hvd.init waits in vain: {len(members)} of {size}")
+                cluster.oracle.waited_in_vain(deadline - SILENT_S)
                 cluster.end(me, ABORTED, "hvd.init: not all have come")
                 clock.park()
         clock.sleep(cluster.latency())

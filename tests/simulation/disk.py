@@ -32,13 +32,14 @@ class Disk:
         self._reaches, self._waits = reaches, waits
         self.files: dict[str, File] = {}
         self.folders = {"/"}
+        self.most_s = 0.004  # of an operation
         self.failing: int = 0  # an errno, while it does
         self.descriptors: dict[int, tuple[str, File | None]] = {}
         self._numbers = itertools.count(100)
 
     def operation(self, path: object, writes: bool = False) -> str:
         """Before each: raises OSError where it cannot be."""
-        self.clock.point()
+        self.clock.point(most_s=self.most_s)
         while not self._reaches():
             if not self._waits:
                 raise OSError(errno.EIO, "the server does not answer", str(path))
@@ -100,7 +101,7 @@ class Path(PurePosixPath):
     def glob(self, pattern: str) -> Iterator["Path"]:
         try:
             names = self.disk.names(self)
-        except OSError:  # as pathlib's of Python 3.11
+        except (FileNotFoundError, NotADirectoryError):  # as pathlib's
             names = []
         return (self / name for name in names if fnmatchcase(name, pattern))
 

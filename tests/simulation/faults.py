@@ -2,7 +2,6 @@
 
 import errno
 import random
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -14,26 +13,30 @@ from tests.simulation.driver import Notifier
 @dataclass(frozen=True)
 class Fault:
     """kind: a function below; at_s: when; lasts_s: how long it is before all is as before. world: counted from when that
-    one has met; 0: from the start. number: which process, host or file, of those that there are then."""
+    one has met, with `trains` from when it trains; 0: from the start. number: which process, host or file, of those that there are then."""
 
     kind: str
     at_s: float
     lasts_s: float
     number: int
     world: int = 0
+    trains: bool = False
 
 
-_KINDS = {"kill": 6, "crash": 3, "stop": 4, "cut": 4, "unlist": 3, "disk": 2, "full": 1, "driver": 1, "rumour": 2,
-          "damage": 2}  # fmt: skip
+_KINDS = {"kill": 8, "crash": 4, "stop": 4, "cut": 4, "unlist": 3, "disk": 2, "full": 1, "driver": 1, "rumour": 2,
+          "damage": 3}  # fmt: skip
 
 
-def draw(chance: random.Random, hosts: Sequence[Host]) -> list[Fault]:
+def draw(chance: random.Random, length_s: float) -> list[Fault]:
+    """length_s: about how long the training takes."""
     kinds = list(_KINDS)
     faults = []
-    for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4, 6))):
+    for _ in range(chance.choice((0, 1, 2, 3, 4, 6, 8))):
         kind = chance.choices(kinds, [_KINDS[kind] for kind in kinds])[0]
         lasts_s = chance.choice((0.3, 2.0, 6.0, 9.0, 20.0, 45.0)) * chance.uniform(0.5, 1.5)
-        faults.append(Fault(kind, round(chance.uniform(0.5, 30.0), 3), round(lasts_s, 3), chance.randrange(1000)))
+        faults.append(
+            Fault(kind, round(chance.uniform(0.5, 8.0 + length_s), 3), round(lasts_s, 3), chance.randrange(1000))
+        )
     # Often one soon after another.
     for i, fault in enumerate(faults[1:]):
         if chance.random() < 0.4:
@@ -42,8 +45,9 @@ def draw(chance: random.Random, hosts: Sequence[Host]) -> list[Fault]:
     # Or while a world begins.
     for i, fault in enumerate(faults):
         if chance.random() < 0.7:
-            at_s = round(chance.choice((0.1, 1.0, 5.0, 15.0)) * chance.random(), 3)
-            faults[i] = replace(fault, at_s=at_s, world=chance.choice((1, 1, 1, 2, 2, 3, 4)))
+            at_s = round(chance.choice((0.1, 1.0, 0.5 * length_s, length_s)) * chance.random(), 3)
+            world, trains = chance.choice((1, 1, 1, 2, 2, 2, 3, 4)), chance.random() < 0.75
+            faults[i] = replace(fault, at_s=at_s, world=world, trains=trains)
     return sorted(faults, key=lambda fault: (fault.world, fault.at_s))
 
 
@@ -51,10 +55,12 @@ def befall(cluster: Cluster, fault: Fault) -> None:
     """It will happen then."""
 
     def now() -> None:
+        cluster.oracle.disturbed()
         globals()[f"_{fault.kind}"](cluster, fault)
 
     if fault.world:
-        cluster.oracle.after_world.setdefault(fault.world, []).append(lambda: cluster.clock.call(fault.at_s, now))
+        when = cluster.oracle.afterwards.setdefault((fault.world, fault.trains), [])
+        when.append(lambda: cluster.clock.call(fault.at_s, now))
     else:
         cluster.clock.call(fault.at_s, now)
 
@@ -127,13 +133,16 @@ def _full(cluster: Cluster, fault: Fault) -> None:
 
 
 def _damage(cluster: Cluster, fault: Fault) -> None:
-    """A file of the newest checkpoint is changed, cut short, or removed."""
+    """A file of the newest checkpoint, as soon as there is one, is changed, cut short, or removed; often all begins anew
+    then, as it is seen when it is read."""
     step = cluster.oracle.newest_on_disk()
     files = cluster.disk.files
     folder = next((name for name in files if name.endswith(f"step-{step:08d}/{MARKER}")), "").rpartition("/")[0]
     inside = sorted(name for name in files if folder and name.startswith(f"{folder}/"))
     inside = [name for name in inside if not name.endswith((MARKER, ".sha256"))]
     if not inside:
+        if cluster.oracle.finished is None:
+            cluster.clock.call(0.5, lambda: _damage(cluster, fault))
         return
     name, chance = inside[fault.number % len(inside)], cluster.clock.random
     cluster.oracle.damaged[folder] = files[f"{folder}/{MARKER}"]
@@ -145,4 +154,7 @@ def _damage(cluster: Cluster, fault: Fault) -> None:
     elif how == 1:
         del data[chance.randrange(len(data)) :]
     else:
-        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        # A safetensors file's numbers are its end.
+        data[chance.randrange(chance.choice((0, max(0, len(data) - 8))), len(data))] ^= 1 << chance.randrange(8)
+    if fault.number % 4:
+        cluster.clock.call(chance.random(), lambda: _driver(cluster, fault))

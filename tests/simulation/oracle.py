@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from partial_fc.checkpoint import folders
+from partial_fc.checkpoint.checksums import checksums_name
 from partial_fc.checkpoint.peer.commits import Memory
 from tests.simulation.disk import File, Path
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tests.simulation.driver import Driver
 
 START = 1
+_LATELY_S = 12.0
 
 
 class Violation(AssertionError):
@@ -72,14 +74,16 @@ class Oracle:
         self._newest_on_disk: dict[int, int] = {}
         # Folders of checkpoints that are not whole any more, with the marker that they had then.
         self.damaged: dict[str, File] = {}
-        self.after_world: dict[int, list[Callable[[], None]]] = {}
+        self._disturbed: list[float] = []
+        # What happens when a world has met, or trains.
+        self.afterwards: dict[tuple[int, bool], list[Callable[[], None]]] = {}
         self.disk_was_bad = False
 
     # ---- worlds
 
     def met(self, comm: "Communicator", driver: "Driver") -> None:
         self.num_worlds += 1
-        for act in self.after_world.pop(self.num_worlds, []):
+        for act in self.afterwards.pop((self.num_worlds, False), []):
             act()
         members = comm.members
         self.cluster.trace(f"world {comm.number}: {', '.join(map(str, members))}")
@@ -92,6 +96,17 @@ class Oracle:
         assert comm is not None
         first = self._in_world.setdefault((what, comm.number, step), value)
         check(first == value, f"world {comm.number}, step {step}: {what} is {value} on one rank, {first} on another")
+
+    def disturbed(self) -> None:
+        """Something befalls the cluster, or is over, or a process ends."""
+        self._disturbed.append(self.cluster.clock.now)
+
+    def waited_in_vain(self, since: float) -> None:
+        """A process ends, as not all have come into hvd.init: all of them said that they would be there."""
+        check(
+            any(at > since - _LATELY_S for at in self._disturbed),
+            "hvd.init has waited in vain, and nothing befell anybody",
+        )
 
     # ---- what a world goes on from
 
@@ -109,16 +124,26 @@ class Oracle:
         disk = self.cluster.disk
         marked = [name.rpartition("/")[0] for name in disk.files if name.endswith("/" + folders.MARKER)]
         marked = [each for each in marked if disk.files[f"{each}/{folders.MARKER}"] is not self.damaged.get(each)]
+        for folder in marked:
+            self._check_whole(folder)
         steps = [folder.rpartition("step-")[2] for folder in marked]
         return max((int(step) for step in steps if step.isdecimal()), default=-1)
 
-    def bring_back(self) -> None:
-        """What an error about a damaged checkpoint advises: it is taken away before the next start."""
-        for folder in self.damaged:
+    def _check_whole(self, folder: str) -> None:
+        """A checkpoint with a marker has the files of all ranks."""
+        inside = [name.rpartition("/")[2] for name in self.cluster.disk.files if name.startswith(f"{folder}/")]
+        check(folders.MANIFEST in inside, f"{folder} is marked and has no manifest")
+        size = json.loads(self.cluster.disk.files[f"{folder}/{folders.MANIFEST}"].data)["world_size"]
+        lists = {name for name in inside if name.endswith(".sha256")}
+        check(lists == {checksums_name(rank, size) for rank in range(size)}, f"{folder} is marked and has only {lists}")
+
+    def refused(self, error: Exception) -> None:
+        """A trainer has ended with it: what it says is damaged is taken away, as it advises."""
+        for folder in [folder for folder in self.damaged if folder in str(error)]:
+            del self.damaged[folder]
+            self.disk_was_bad = True
             for name in [name for name in self.cluster.disk.files if name.startswith(f"{folder}/")]:
                 del self.cluster.disk.files[name]
-        self.disk_was_bad |= bool(self.damaged)
-        self.damaged.clear()
 
     def resumed(self, rank: int, step: int, position: int, state: int, rows: dict[int, int], own: int | None) -> None:
         """After a rank has loaded what it goes on from. rows: by class, as far as they were created."""
@@ -197,6 +222,8 @@ class Oracle:
     def begins(self, step: int) -> None:
         me = self.cluster.here
         assert me.comm is not None
+        for act in self.afterwards.pop((me.comm.number, True), []):
+            act()
         self._began[me.comm.number, step, me] = self.cluster.clock.now
 
     def step(self, step: int, begin: int, end: int, keys: Sequence[int], before: int, state: int, loss: float) -> None:

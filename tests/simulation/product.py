@@ -24,7 +24,7 @@ from partial_fc.checkpoint import folders, owner, read, rows, saver
 from partial_fc.checkpoint.peer import commits, transfer
 from partial_fc.checkpoint.peer import recover as recovery
 from partial_fc.comm.elastic import barrier, membership
-from partial_fc.train import loop, resume, run
+from partial_fc.train import device, loop, resume, run
 from partial_fc.train.begin import run_folder
 from partial_fc.train.guards import commits as commits_of_loop
 from partial_fc.train.record import loss_csv
@@ -177,6 +177,9 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         (run, "open_files", lambda *_: _log),
         (run, "header", Silent()),
         (run, "write_results", write_results),
+        # Nothing draws random numbers here; to seed torch and to look for versions is half of the time.
+        (loop, "torch", SimpleNamespace(manual_seed=lambda seed: None)),
+        (device, "metadata", SimpleNamespace(version=lambda name: "0", PackageNotFoundError=KeyError)),
         (loop, "Progress", Silent),
         (loop, "LossPicture", Silent),
         (loop, "first_batch", Silent()),

@@ -29,6 +29,7 @@ class Plan:
     slow_s: float
     stale: float
     disk_waits: bool
+    disk_s: float
     faults: list[Fault]
     # How long after the last fault the run may take.
     recovers_s: float = 600.0
@@ -38,22 +39,27 @@ class Plan:
         chance = random.Random(seed)
         hosts = [Host(Name(name), chance.choice((1, 1, 2))) for name in "abc"[: chance.choice((2, 2, 3))]]
         for host in hosts[1:]:
-            host.is_listed = chance.random() < 0.8
+            host.is_listed = chance.random() < 0.9
         for host in hosts:
-            host.starts_s = (0.3, chance.choice((1.0, 3.0, 6.0)))
+            host.starts_s = (0.3, chance.choice((1.0, 1.0, 3.0, 6.0, 16.0)))
         max_steps = chance.choice((None, chance.randint(15, 40)))
         config = config_of(
-            max_steps, chance.choice((0.5, 1.0, 1.7)), chance.choice((0, 2, 3, 5, 8)), chance.choice((0, 3, 6, 11))
+            max_steps,
+            chance.choice((0.5, 1.0, 1.7)),
+            chance.choice((0, 2, 3, 4, 5, 8, 12)),
+            chance.choice((0, 3, 6, 11)),
         )
+        step_s = chance.choice((0.1, 0.3, 0.8))
         return cls(
             seed,
             hosts,
             config,
-            step_s=chance.choice((0.1, 0.3, 0.8)),
+            step_s=step_s,
             slow_s=chance.choice((0.0, 0.0, 0.3, 2.0)),
             stale=chance.choice((0.0, 0.0, 0.1)),
             disk_waits=chance.random() < 0.5,
-            faults=draw(chance, hosts),
+            disk_s=chance.choice((0.004, 0.004, 0.3)),
+            faults=draw(chance, 25 * step_s),
         )
 
 
@@ -83,6 +89,7 @@ def simulate(
     clock = Clock(plan.seed, limit_s=last + _BEFORE_S + plan.recovers_s, switch=switch)
     cluster = Cluster(clock, plan.hosts, slow_s=plan.slow_s, disk_waits=plan.disk_waits, tell=tell)
     cluster.stale_answers = plan.stale
+    cluster.disk.most_s = plan.disk_s
     oracle = cluster.oracle = Oracle(cluster, NUM_SAMPLES)
     recipe = Recipe(cluster, plan.step_s)
     attempts = 0
@@ -92,6 +99,7 @@ def simulate(
             return run_in_worlds("simulated", plan.config, [], recipe.train_here)
         except (ValueError, OSError, CollectiveError, StartError) as error:
             cluster.trace(f"  ends: {error!r}")
+            oracle.refused(error)
             return 1
 
     def job() -> None:
@@ -104,7 +112,6 @@ def simulate(
             cluster.trace(f"horovodrun: start number {attempts}")
             driver = Driver(cluster, train, 1, most)
             driver.run()
-            oracle.bring_back()
             check(clock.now < last + _BEFORE_S + plan.recovers_s, "no end in sight")
             clock.sleep(_PAUSE_S)
         schedule = plan.config.schedule
