@@ -34,6 +34,7 @@ SILENT_S = 8  # a peer whose process or host sends nothing for so long is lost
 MAX_LOSSES_WITHOUT_PROGRESS = 5
 _ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 _RANK_VARIABLES = [f"HOROVOD_{scope}{name}" for scope in ("", "LOCAL_", "CROSS_") for name in ("RANK", "SIZE")]
+_ASK_AGAIN_S = 1.0
 _CRASHES = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")
 _log = logging.getLogger("partial_fc")
 T = TypeVar("T")
@@ -137,13 +138,21 @@ class Member:
                 # The driver empties its store when it makes a new world, for which it waits for all of the old one.
                 # That this process's name is gone says that the driver takes it for dead (its host could not be reached
                 # for a while) and has started another one instead, or is about to: asking would mix the two up.
-                if self._barrier.is_replaced():
+                before = self._barrier
+                if before.is_replaced():
                     raise Evicted(
                         f"{self.host}, process {self.local_rank}: the others have gone on without this process, which "
                         "could not be reached"
                     )
                 self.hosts_changed.clear()  # changes that the driver told of so far are in its answer
-                self.assignment = self._ask_driver()
+                answer = self._ask_driver()
+                if answer[0] >= 0 and not before.is_replaced():
+                    # It has made no new world since. A driver that is about to end answers so; whoever believed it
+                    # would find what rank 0 said in the world before, and go into hvd.init alone, which ends it.
+                    _log.warning("horovodrun has answered with the rank of the world before; asking again")
+                    time.sleep(_ASK_AGAIN_S)
+                    continue
+                self.assignment = answer
             self.has_assignment = False
             if self.assignment[0] < 0:
                 raise Evicted(f"{self.host}, process {self.local_rank}: not part of the job any more")
