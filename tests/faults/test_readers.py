@@ -41,7 +41,7 @@ def test_changed_files(trials, name):
     @given(st.randoms(use_true_random=False))
     def any_change(random: Random) -> None:
         seed = random.choice(trial.seeds)[trial.reader.changed]
-        outcomes.add(trial.read(mutate(seed, random, trial.reader.words, trial.reader.inside)))
+        outcomes.add(trial.read(mutate(seed, random, trial.reader.words, trial.reader.inside)).outcome)
 
     any_change()
     assert outcomes - {"value"}  # the changes are not harmless; that unchanged files are read, Trial has seen
@@ -71,6 +71,8 @@ def test_cut_off_files(trials, name):
         (lambda folder: (folder.parent / "pwned").mkdir(), "os.mkdir"),
         (lambda folder: (folder.parent / "written").write_text(""), "open"),
         (lambda folder: [None for _ in iter(int, 1)], "still reading"),
+        (lambda folder: sum(range(10**7)), r"s for 0 bytes"),
+        (lambda folder: b"x" * (100 << 20), r"MiB of memory for 0 bytes"),
     ],
 )
 def test_the_watch_sees(tmp_path, monkeypatch, read, told):
@@ -78,13 +80,13 @@ def test_the_watch_sees(tmp_path, monkeypatch, read, told):
     folder = tmp_path / "files"
     folder.mkdir()
     with pytest.raises(Fault, match=told):
-        read_watched(read, folder, 64 << 20)
+        read_watched(read, folder)
 
 
 def test_the_watch_lets_pass(tmp_path):
     def names_it(folder: Path) -> None:
         raise ValueError(f"{folder}/a: damaged")
 
-    assert read_watched(names_it, tmp_path, 64 << 20) == "ValueError"
-    assert read_watched(lambda folder: (folder / "nothing").read_bytes(), tmp_path, 64 << 20) == "FileNotFoundError"
-    assert read_watched(lambda folder: (folder / "own").write_text(""), tmp_path, 64 << 20) == "value"
+    assert read_watched(names_it, tmp_path).outcome == "ValueError"
+    assert read_watched(lambda folder: (folder / "nothing").read_bytes(), tmp_path).outcome == "FileNotFoundError"
+    assert read_watched(lambda folder: (folder / "own").write_text(""), tmp_path).outcome == "value"

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.decode import decode
-from partial_fc.data.sample import BadRecord
+from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord
+from partial_fc.files import read_bytes, regular
 
 try:
     import av
@@ -39,7 +40,7 @@ class FrameFolder:
         for number in sorted(set(choose(self.num_frames))):
             name = _IMAGE.format(number + 1)
             try:
-                content = (self.path / name).read_bytes()
+                content = read_bytes(self.path / name, MAX_FILE_BYTES)
             except OSError as error:
                 what = "not found" if isinstance(error, FileNotFoundError) else error.strerror
                 raise BadRecord(f"{name}: {what}; the list says {self.num_frames} frames") from None
@@ -165,7 +166,7 @@ def _index(seen: list[tuple[int | None, bool, bool]]) -> _Index:
 def _check_length(path: Path) -> None:
     """Raises BadRecord for an MP4 or MOV whose last box is longer than the file: FFmpeg would read what there is."""
     size = path.stat().st_size
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         at = 0
         while at + 8 <= size:
             file.seek(at)
