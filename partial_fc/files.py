@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 TEXT_BYTES = 4 << 30  # of a text that is read as a whole: a name each for a hundred million classes
+MANIFEST_BYTES = 2 << 20  # of a manifest, or another file of JSON: it takes up to thirty times as much when it is read
+NO_SUCH_FILE = (errno.EINVAL, errno.EFBIG, errno.EISDIR, errno.ELOOP)  # what `read_bytes` has against what is there
 PRIVATE = 0o077
 """What a umask takes away, so that only the owner of a file can use it."""
 
@@ -61,7 +63,7 @@ def read_text(path: str | os.PathLike[str], most_bytes: int = TEXT_BYTES, encodi
     try:
         return read_bytes(path, most_bytes).decode(encoding, errors)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text ({encoding}): {error.reason} at byte {error.start:,}") from None
+        raise ValueError(f"{path} is not {encoding.upper()}: {error.reason} at byte {error.start:,}") from None
 
 
 @contextmanager

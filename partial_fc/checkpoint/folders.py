@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from partial_fc.checkpoint.files import write_json
-from partial_fc.files import sync_folder
+from partial_fc.files import MANIFEST_BYTES, read_text, sync_folder
 
 MARKER = "COMPLETE"
 MANIFEST = "manifest.json"
@@ -123,7 +123,7 @@ def best(root: Path, last: int | None = None) -> Path | None:
 def _score(folder: Path) -> float | None:
     path = folder / MANIFEST
     try:
-        score = json.loads(path.read_text()).get("score")
+        score = json.loads(read_text(path, MANIFEST_BYTES)).get("score")
     except (FileNotFoundError, ValueError, AttributeError, RecursionError) as error:
         # Nothing can go on from it, so it may go. Where the disk fails (another OSError), nothing is known of it.
         _log.warning(f"{path} is missing or damaged ({error}): its checkpoint counts as one without a score")

@@ -18,7 +18,7 @@ class Reader:
     changed: the name of that one. seeds: several sets of small valid files. read: of a folder that holds one; it must
     touch all that a user of the reader would. words, inside: see `mutate`. more_bytes: of memory, beside what any file
     may take (watching.py); None where the library behind it asks for what a file announces. completed: the files with
-    what must fit to the changed one, such as its checksum.
+    what must fit to the changed one, such as its checksum. may_fail: some changes are errors.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Reader:
     words: tuple[bytes, ...] = ()
     inside: tuple[Mutation, ...] = ()
     more_bytes: int | None = 0
+    may_fail: bool = True
     completed: Callable[[Files], Files] = lambda files: files
 
 

@@ -44,7 +44,9 @@ def test_changed_files(trials, name):
         outcomes.add(trial.read(mutate(seed, random, trial.reader.words, trial.reader.inside)).outcome)
 
     any_change()
-    assert outcomes - {"value"}  # the changes are not harmless; that unchanged files are read, Trial has seen
+    assert (
+        outcomes - {"value"} or not trial.reader.may_fail
+    )  # the changes are not harmless; that unchanged files are read, Trial has seen
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -71,7 +73,6 @@ def test_cut_off_files(trials, name):
         (lambda folder: (folder.parent / "pwned").mkdir(), "os.mkdir"),
         (lambda folder: (folder.parent / "written").write_text(""), "open"),
         (lambda folder: [None for _ in iter(int, 1)], "still reading"),
-        (lambda folder: sum(range(10**7)), r"s for 0 bytes"),
         (lambda folder: b"x" * (100 << 20), r"MiB of memory for 0 bytes"),
     ],
 )

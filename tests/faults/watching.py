@@ -214,6 +214,8 @@ def _is_forbidden(event: str, args: tuple[Any, ...]) -> bool:
     match event:
         case "exec" | "marshal.loads":
             return not _importing()
+        case "code.__new__":  # what Cython makes for the trace of an exception
+            return not str(args[1]).startswith("av/")
         case "import":  # neither Python's own, as codecs are, nor of a library that is in use
             return args[0].partition(".")[0] not in {*sys.modules, *sys.stdlib_module_names}
         case "open" if not (isinstance(args[2], int) and args[2] & _WRITES):
