@@ -178,7 +178,7 @@ class Checkpoint:
         num_bytes = sum(file.path.stat().st_size for file in self.rows().files)
         if num_classes > _UNNAMED + num_bytes:
             raise ValueError(
-                f"{self.where}: {num_classes:,} classes without names in {num_bytes:,} bytes of centres: too many for a "
+                f"{self.where}: {num_classes:,} classes without names in {num_bytes:,} bytes of centres: too many to "
                 "list, or a damaged manifest.json"
             )
         return [str(number) for number in range(num_classes)]

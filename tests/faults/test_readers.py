@@ -4,6 +4,7 @@ memory than the file is worth. `make torture` does so for far longer, guided by 
 import logging
 import os
 import pickle
+import signal
 from pathlib import Path
 from random import Random
 
@@ -56,6 +57,34 @@ def test_cut_off_files(trials, name):
         whole = files[trial.reader.changed]
         for end in sorted({*range(0, len(whole), len(whole) // 12 + 1), len(whole) - 1}):
             trial.read(whole[:end])
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "loop"])
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_no_file(tmp_path, name, kind):
+    """A folder of strangers may have a FIFO, which never begins, a link to a device, which never ends, or to itself."""
+    reader = READERS[name]
+    files = next(files for files in reader.seeds() if reader.changed in files)
+    for file, content in files.items():
+        (tmp_path / file).write_bytes(content)
+    path = tmp_path / reader.changed
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else path)
+    before = signal.signal(signal.SIGALRM, _too_late)
+    signal.alarm(5)
+    try:
+        outcome = read_watched(reader.read, tmp_path, more_bytes=reader.more_bytes).outcome
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert outcome != "value" or kind == "loop"  # as a file that is not there
+
+
+def _too_late(*_: object) -> None:
+    raise TimeoutError("it waits")
 
 
 # What a fault looks like to the watch: without these the tests above could pass for nothing.

@@ -28,8 +28,8 @@ Pixels = NDArray[np.uint8]
 _IMAGE = "img_{:05d}.jpg"
 _HEADERS = 1 << 16  # that a demuxer may put before packets
 _FRAME_PIXELS = 1 << 24
-# Of all frames that are decoded for one clip: twelve seconds of 1080p in a file that has no bytes, and 256 for a byte. A
-# frame that repeats the one before takes ten bytes and as long as any.
+# Of all frames that are decoded for one clip: ten seconds of 1080p in a file without bytes, and 256 for each.
+# A frame that repeats the one before takes ten bytes and as long as any.
 _PIXELS, _PIXELS_OF_A_BYTE = 1 << 29, 256
 _MOST_KEPT = 64 << 20  # bytes of a file whose packets are kept in memory between the two looks at them
 
