@@ -47,7 +47,7 @@ pass=()
 for name in $(compgen -e); do
     case $name in
         PATH | LD_LIBRARY_PATH | PYTHON | RECIPE | DATASET | REC | MODELS_ROOT | CUDA_VISIBLE_DEVICES | MASTER_*) pass+=(-x "$name") ;;
-        HOROVOD_* | NCCL_* | GLOO_* | OMP_* | MKL_* | TORCH_* | PYTORCH_* | MXNET_*) pass+=(-x "$name") ;;
+        PARTIAL_FC_* | HOROVOD_* | NCCL_* | GLOO_* | OMP_* | MKL_* | TORCH_* | PYTORCH_* | MXNET_*) pass+=(-x "$name") ;;
     esac
 done
 interface=()
