@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What tests/faults does in a minute or two, for an hour: 100,000 inputs for every reader of files, guided by coverage,
-# then 50 kills of a training, 1,000 folders of damaged checkpoints, full disks and lost packets. Names of readers as
-# arguments: only those are fuzzed, and nothing else is done. INPUTS, ROUNDS and SEED in the environment say how much,
-# and which. What is found lies in build/fuzz/READER/found.
+# then 50 kills of a training, 1,000 folders of damaged checkpoints, full disks, lost packets, and native code under
+# sanitizers. Names of readers as arguments: only those are fuzzed, and nothing else is done. INPUTS, ROUNDS and SEED in
+# the environment say how much, and which. What is found lies in build/fuzz/READER/found.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
