@@ -19,6 +19,7 @@ from partial_fc.data.recordio import MAGIC, RecordReader, pack, write_index
 from partial_fc.data.sample import BadRecord
 from tests.faults.checkpoint_readers import checkpoint_files
 from tests.faults.data_readers import image_files, record_files
+from tests.faults.database_readers import video_files
 from tests.faults.foreign_readers import CONFIG, model, torch_centre_files
 from tests.faults.readers import READERS
 from tests.faults.watching import read_watched
@@ -87,6 +88,10 @@ def progressive(side: int, more_scans: int) -> bytes:
 
 def npy(header: str) -> bytes:
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header.encode()
+
+
+def video() -> bytes:
+    return video_files()[0]["a.mp4"]
 
 
 def manifest(**facts: object) -> bytes:
@@ -187,6 +192,8 @@ FOUND: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "manifest: 3,000,000 ranks": ("signed-manifest", lambda: manifest(world_size=3_000_000), "no file holds classes 0"),
     "manifest: 10^15 classes": ("signed-manifest", lambda: manifest(num_classes=10**15), "has num_classes 1000000"),
     "manifest: 4 MB": ("signed-manifest", lambda: manifest(history=["x" * (4 << 20)]), "at most 2,097,152"),
+    "video: a codec that nobody knows": ("video", lambda: video().replace(b"avc1", b"zzzz"), "kind that FFmpeg cannot"),
+    "video: a title that is not UTF-8": ("video", lambda: video().replace(b"Lavf", b"\xa8avf"), "no video that PyAV can"),
     "apex: a tensor of one number": ("apex", lambda: apex_with(model=UNFOLDED), "repeats few stored numbers"),
     "apex: groups without parameters": ("apex", lambda: apex_with(optimizer=NO_PARAMS), "no torch state dict"),
     "apex: a bytearray": ("apex", lambda: apex_with(more=bytearray(3)), "bytearray"),

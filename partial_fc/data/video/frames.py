@@ -99,6 +99,8 @@ class VideoFile:
             raise BadRecord("not found") from None
         except (FFmpegError, OSError) as error:
             raise BadRecord(f"no video that FFmpeg can read: {error.strerror or error}") from None
+        except UnicodeDecodeError as error:  # a title, or another text in it
+            raise BadRecord(f"no video that PyAV can read: {error}") from None
 
     def _read(self, container: InputContainer, stream: VideoStream, choose: Choose) -> Iterator[tuple[int, Pixels]]:
         keep = container.size <= _MOST_KEPT
@@ -162,6 +164,8 @@ def _video_stream(container: InputContainer) -> VideoStream:
     if not container.streams.video:
         raise BadRecord("no video stream in it")
     stream = container.streams.video[0]
+    if stream.codec_context is None:
+        raise BadRecord("a video stream of a kind that FFmpeg cannot decode")
     stream.codec_context.thread_count = 1
     return stream
 
