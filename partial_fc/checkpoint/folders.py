@@ -1,5 +1,6 @@
 """The folders of checkpoints below a root: which are whole, which one to go on from, which may go."""
 
+import errno
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from partial_fc.checkpoint.files import write_json
-from partial_fc.files import MANIFEST_BYTES, read_text, sync_folder
+from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, read_text, sync_folder
 
 MARKER = "COMPLETE"
 MANIFEST = "manifest.json"
@@ -135,10 +136,15 @@ def _looks_whole(folder: Path) -> bool:
     """Whether marker and manifest say that it is of the step in its name: what can be seen of damage without reading
     all of a checkpoint."""
     try:
-        marker, manifest = (folder / MARKER).read_text(), json.loads((folder / MANIFEST).read_text())
+        marker = read_text(folder / MARKER, MANIFEST_BYTES)
+        manifest = json.loads(read_text(folder / MANIFEST, MANIFEST_BYTES))
         says_nothing = not marker and manifest["format"] == OLD_FORMAT
         said = {manifest["step"], manifest["step"] if says_nothing else json.loads(marker)["step"]}
-    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, *NO_SUCH_FILE):
+            raise
+        return False
+    except (ValueError, TypeError, KeyError, RecursionError):
         return False
     return said == {step_of(folder)}
 

@@ -92,7 +92,10 @@ def _read(
 def from_file(path: Path, width: int) -> Tensor:
     """The mean direction of embeddings in a .npy file, (D,) or (N, D) of any floating type. Raises ValueError for
     anything else."""
-    feat_ND = np.atleast_2d(read_npy(path))
+    try:
+        feat_ND = np.atleast_2d(read_npy(path))
+    except OSError as error:
+        raise ValueError(f"{path}: no .npy file of numbers: {error.strerror}") from error
     if feat_ND.ndim != 2 or feat_ND.shape[1] != width or not len(feat_ND) or feat_ND.dtype.kind != "f":
         raise ValueError(f"{path} holds {feat_ND.dtype} {feat_ND.shape}; expected floating (N, {width})")
     feat_D = normalize(torch.from_numpy(feat_ND.astype(np.float64))).sum(dim=0)
