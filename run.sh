@@ -32,9 +32,12 @@ if [ $# -gt 0 ] && [[ $1 != -* ]]; then
     hosts=$1
     shift
 fi
-[ -r "$hosts" ] || { say "cannot read the host file $hosts"; exit 1; }
+[[ -f $hosts && -r $hosts ]] || { say "cannot read the host file $hosts: expected a file"; exit 1; }
+# ssh takes a name with a dash before it for an option, mpirun one with a comma for two.
+bad=$(LC_ALL=C awk '!/^[ \t]*(#|$)/ && $1 !~ /^[A-Za-z0-9_.][A-Za-z0-9_.-]*$/ { print NR; exit }' "$hosts")
+[ -z "$bad" ] || { say "$hosts, line $bad: no name of a host; expected lines \"HOST slots=N\""; exit 1; }
 # A host without slots is one process. (Of a file without them Open MPI puts as many on a host as it has cores.)
-places=$(awk '{ slots = 1; for (i = 2; i <= NF; i++) if ($i ~ /^slots=[0-9]+$/) slots = substr($i, 7) }
+places=$(awk '{ slots = 1; for (i = 2; i <= NF; i++) if ($i ~ /^slots=[0-9]+$/ && length($i) < 12) slots = substr($i, 7) }
     !/^[ \t]*(#|$)/ { list = list "," $1 ":" slots; sum += slots } END { print sum + 0, substr(list, 2) }' "$hosts")
 processes=${places%% *}
 [ "$processes" -gt 0 ] || { say "no line \"HOST slots=N\" in $hosts"; exit 1; }
@@ -44,7 +47,7 @@ pass=()
 for name in $(compgen -e); do
     case $name in
         PATH | LD_LIBRARY_PATH | PYTHON | RECIPE | DATASET | REC | MODELS_ROOT | CUDA_VISIBLE_DEVICES | MASTER_*) pass+=(-x "$name") ;;
-        HOROVOD_* | NCCL_* | GLOO_* | OMP_* | MKL_* | TORCH_* | PYTORCH_* | MXNET_*) pass+=(-x "$name") ;;
+        PARTIAL_FC_* | HOROVOD_* | NCCL_* | GLOO_* | OMP_* | MKL_* | TORCH_* | PYTORCH_* | MXNET_*) pass+=(-x "$name") ;;
     esac
 done
 interface=()

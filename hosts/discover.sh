@@ -19,12 +19,13 @@ answers() { # NAME: its sshd takes connections
         timeout 2 bash -c 'exec 3<>"/dev/tcp/$1/$2"' _ "$1" "${SSH_PORT:-22}" 2>/dev/null
 }
 
+[[ -f $file ]] || refuse "is no file" # a FIFO would never begin, a device never end
 hosts=()
 while read -r name rest || [[ -n $name ]]; do # also a last line without its end
     [[ -n $name && $name != \#* ]] || continue
     [[ $name =~ ^[A-Za-z0-9_.][A-Za-z0-9_.-]*$ ]] || refuse "$(printf '%q' "$name") is no name of a host"
     slots=1
-    [[ $rest =~ slots=([0-9]+) ]] && slots=${BASH_REMATCH[1]}
+    [[ $rest =~ slots=([0-9]{1,5})([^0-9]|$) ]] && slots=${BASH_REMATCH[1]}
     hosts+=("$name:$slots")
 done <"$file"
 [[ ${#hosts[@]} -gt 0 ]] || refuse "names no host"

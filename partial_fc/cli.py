@@ -1,14 +1,17 @@
 """`partial-fc`: training, what one does before and after it, and with its data."""
 
+import contextlib
 import difflib
 import importlib
 import io
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import Any, TextIO, cast, get_type_hints
 
 from partial_fc import __version__, errors
+from partial_fc.files import make_private
+from partial_fc.printable import Lines
 
 # verb -> (its function, one line of help). The function is "module:name" below partial_fc, imported when its flags are
 # asked for: the type of its `options` has them. Those of _OWN_READERS read their arguments themselves.
@@ -132,7 +135,13 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are no UTF-8, as stderr has them
     if name in VERBS:
-        sys.exit(run(name, rest))
+        with (
+            contextlib.redirect_stdout(cast(TextIO, Lines(sys.stdout)))
+            if name not in _OWN_READERS
+            else contextlib.nullcontext()
+        ):
+            status = run(name, rest)
+        sys.exit(status)
     if rest[:1] == ["--version"]:
         print(f"partial-fc {__version__}")
         return
@@ -154,6 +163,7 @@ def run(name: str, arguments: list[str]) -> int | None:
     from partial_fc.flags.command_line import parse
 
     try:
+        make_private()
         options: Any = parse(flags_of(name), arguments, f"partial-fc {name}")
         return load(name)(options)
     except errors.UsageError as error:

@@ -4,6 +4,8 @@ import errno
 import os
 import sys
 
+from partial_fc import printable
+
 _NOT_ALLOWED = "`ls -ld` shows to whom it belongs, `mount` whether it is read-only; or take another folder"
 _FULL = "make room or take a folder on another disk; a training run goes on from its last checkpoint"
 TO_DO = {
@@ -27,7 +29,7 @@ def report(program: str, error: Exception) -> None:
     PARTIAL_FC_TRACE=1 in the environment it is raised again instead."""
     if os.environ.get("PARTIAL_FC_TRACE"):
         raise error
-    print(f"{program}: {describe(error)}", file=sys.stderr, flush=True)
+    print(f"{program}: {printable.lines(describe(error))}", file=sys.stderr, flush=True)
 
 
 def describe(error: Exception) -> str:

@@ -1,9 +1,69 @@
-"""Files that take the place of older ones at once, or not at all."""
+"""Files that take the place of older ones at once, or not at all; those of others, which may be no files; modes."""
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+TEXT_BYTES = 4 << 30  # of a text that is read as a whole: a name each for a hundred million classes
+MANIFEST_BYTES = 2 << 20  # of a manifest, or another file of JSON: it takes up to thirty times as much when it is read
+NO_SUCH_FILE = (errno.EINVAL, errno.EFBIG, errno.EISDIR, errno.ELOOP)  # what `read_bytes` has against what is there
+PRIVATE = 0o077
+"""What a umask takes away, so that only the owner of a file can use it."""
+
+
+def make_private() -> None:
+    """Lets this process, and those that it starts, create files and folders for their owner alone: they hold names of
+    people, and weights that were learned from them. PARTIAL_FC_UMASK in the environment, as umask(1) takes it, says
+    otherwise: 027 for a group that works together. Raises ValueError for one that is no such number."""
+    text = os.environ.get("PARTIAL_FC_UMASK")
+    if text is None:
+        os.umask(os.umask(PRIVATE) | PRIVATE)
+        return
+    if not (text.isdecimal() and len(text) <= 4 and set(text) <= set("01234567") and int(text, 8) <= 0o777):
+        raise ValueError(f"PARTIAL_FC_UMASK is {text!r}; expected a umask such as 077, 027 or 022")
+    os.umask(int(text, 8))
+
+
+def regular(path: str | os.PathLike[str], flags: int) -> int:
+    """An `opener` for open(): of regular files, and links to such. A device may never end, a FIFO may never begin, and
+    to open one can have an effect. Raises OSError, as open does."""
+    _check_regular(os.stat(path), path)
+    # Should it have become a FIFO since: not to wait for who writes to it.
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        _check_regular(os.fstat(descriptor), path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_regular(status: os.stat_result, path: str | os.PathLike[str]) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "no regular file, but a device, a FIFO or a socket", str(path))
+
+
+def read_bytes(path: str | os.PathLike[str], most_bytes: int) -> bytes:
+    """All of a regular file. Raises OSError, as open does, for anything else, and for one that is larger."""
+    with open(path, "rb", opener=regular) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most_bytes:
+            raise OSError(errno.EFBIG, f"has {size:,} bytes; at most {most_bytes:,} are read", str(path))
+        return file.read()
+
+
+def read_text(path: str | os.PathLike[str], most_bytes: int = TEXT_BYTES, encoding: str = "utf-8",
+              errors: str = "strict") -> str:  # fmt: skip
+    """All of a regular file of text. Raises OSError as `read_bytes`, ValueError where it is no such text."""
+    try:
+        return read_bytes(path, most_bytes).decode(encoding, errors)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not {encoding.upper()}: {error.reason} at byte {error.start:,}") from None
 
 
 @contextmanager

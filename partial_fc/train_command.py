@@ -19,8 +19,10 @@ from types import ModuleType
 from typing import NoReturn
 
 from partial_fc import __version__, errors
+from partial_fc.files import make_private
 
 _PACKAGE = Path(__file__).parent
+_CONFIG_BYTES = 1 << 16  # that are looked at
 
 
 def run_and_exit(arguments: list[str], program: str = "partial-fc train") -> NoReturn:
@@ -65,6 +67,7 @@ def main(arguments: list[str], program: str = "partial-fc train") -> int:
     from partial_fc import comm
 
     try:
+        make_private()
         return _recipe(name).main(flags) or 0
     except errors.UsageError as error:
         errors.report(f"{program} {name}", error)
@@ -93,7 +96,10 @@ def _no_recipe(name: str, program: str) -> str:
 
 def _is_config(path: Path) -> bool:
     """Whether a file fills an EasyDict, as arcface_torch's configurations do."""
-    return path.suffix == ".py" and path.is_file() and "easydict" in path.read_text(encoding="utf-8", errors="replace")
+    if path.suffix != ".py" or not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return b"easydict" in file.read(_CONFIG_BYTES)
 
 
 def usage() -> str:

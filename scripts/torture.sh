@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What tests/faults does in a minute or two, for an hour: 100,000 inputs for every reader of files, guided by coverage,
-# then 50 kills of a training, 1,000 folders of damaged checkpoints, full disks and lost packets. Names of readers as
-# arguments: only those are fuzzed, and nothing else is done. INPUTS, ROUNDS and SEED in the environment say how much,
-# and which. What is found lies in build/fuzz/READER/found.
+# then 50 kills of a training, 1,000 folders of damaged checkpoints, full disks, lost packets, and native code under
+# sanitizers. Names of readers as arguments: only those are fuzzed, and nothing else is done. INPUTS, ROUNDS and SEED in
+# the environment say how much, and which. What is found lies in build/fuzz/READER/found.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
@@ -27,6 +27,19 @@ fuzz() { timeout 14400 python -m tests.faults.fuzz "$1" --inputs "$inputs" --see
 export -f fuzz
 export inputs seed
 check "fuzzing" xargs -P "$(env -u OMP_NUM_THREADS nproc)" -I{} bash -c 'fuzz {}' <<<"$(printf '%s\n' "${readers[@]}")"
+# The C++ kernels, compiled with AddressSanitizer and UndefinedBehaviorSanitizer: their own tests; and the readers behind
+# which other native code is (OpenCV, libjpeg, FFmpeg, torch, safetensors), which is not compiled so, but whose calls of
+# malloc, memcpy and the like are watched.
+native="image or video or rec or minidb or weights or apex or head or backbone or optimizer or npy"
+sanitized() ( # FOLDER: where the libraries go; a shell of its own, whose environment ends with it
+    local preload
+    preload="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)"
+    export XDG_CACHE_HOME=$1 ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
+    export PARTIAL_FC_KERNEL_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1"
+    timeout 900 python -m partial_fc.head.kernels.native.build &&
+        LD_PRELOAD=$preload timeout 1800 python -m pytest tests/unit/test_cpu_kernel.py &&
+        LD_PRELOAD=$preload timeout 1800 python -m pytest tests/faults/test_readers.py -k "changed_files and ($native)"
+)
 if [ $# = 0 ]; then
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
@@ -34,6 +47,7 @@ if [ $# = 0 ]; then
     check "damage" timeout 3600 python -m tests.faults.damage "$folder/damage" --rounds "$((20 * rounds))" --seed "$seed"
     check "disks" timeout 600 python -m tests.faults.disks "$folder/disks"
     check "network" timeout 600 python -m pytest tests/faults/test_network.py
+    check "sanitizers" sanitized "$folder/kernels"
     # A host that dies and one that comes: the scenarios of elastic runs.
     check "hosts" timeout 1200 python -m pytest tests/cluster/test_elastic.py
 fi

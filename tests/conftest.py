@@ -1,5 +1,6 @@
 """Settings of every test."""
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -52,8 +53,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _sigpipe_as_it_was() -> Iterator[None]:
-    """partial-fc lets a closed pipe end its process. Where a test calls it, a later test's socket must not."""
-    before = signal.getsignal(signal.SIGPIPE)
+def _process_as_it_was() -> Iterator[None]:
+    """partial-fc lets a closed pipe end its process, and keeps its files to their owner. Where a test calls it, a later
+    test's socket and files must not know."""
+    before, umask = signal.getsignal(signal.SIGPIPE), os.umask(0o022)
+    os.umask(umask)
     yield
     signal.signal(signal.SIGPIPE, before)
+    os.umask(umask)

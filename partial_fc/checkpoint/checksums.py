@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from partial_fc.checkpoint.files import write
+from partial_fc.files import TEXT_BYTES, read_bytes
 
 
 def checksums_name(rank: int, world_size: int) -> str:
@@ -19,7 +20,7 @@ def write_checksums(checksums: Mapping[str, str], path: Path) -> None:
 def read_checksums(path: Path) -> dict[str, str]:
     """File name -> SHA-256 in hex. Raises ValueError, with the line, for anything else."""
     checksums = {}
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+    for number, line in enumerate(read_bytes(path, TEXT_BYTES).split(b"\n"), 1):
         if not line:
             continue
         hexadecimal, _, name = line.decode("utf-8", "replace").partition("  ")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partial_fc.checkpoint.read import Checkpoint
+from partial_fc.files import read_text
 
 if TYPE_CHECKING:
     from partial_fc.data import Source
@@ -51,9 +52,9 @@ def check_class_names(checkpoint: Checkpoint, source: "Source") -> list[str]:
 def read_names(path: Path) -> list[str]:
     """One a line. Raises ValueError where the file cannot be read as that."""
     try:
-        lines = path.read_bytes().decode().replace("\r\n", "\n").split("\n")
+        lines = read_text(path).replace("\r\n", "\n").split("\n")
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: {error}; expected a name a line") from error
+    except ValueError as error:
+        raise ValueError(f"{error}; expected a name a line") from error
     return lines[:-1] if lines[-1] == "" else lines

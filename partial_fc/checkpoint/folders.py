@@ -1,5 +1,6 @@
 """The folders of checkpoints below a root: which are whole, which one to go on from, which may go."""
 
+import errno
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from partial_fc.checkpoint.files import write_json
-from partial_fc.files import sync_folder
+from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, read_text, sync_folder
 
 MARKER = "COMPLETE"
 MANIFEST = "manifest.json"
@@ -123,7 +124,7 @@ def best(root: Path, last: int | None = None) -> Path | None:
 def _score(folder: Path) -> float | None:
     path = folder / MANIFEST
     try:
-        score = json.loads(path.read_text()).get("score")
+        score = json.loads(read_text(path, MANIFEST_BYTES)).get("score")
     except (FileNotFoundError, ValueError, AttributeError, RecursionError) as error:
         # Nothing can go on from it, so it may go. Where the disk fails (another OSError), nothing is known of it.
         _log.warning(f"{path} is missing or damaged ({error}): its checkpoint counts as one without a score")
@@ -135,10 +136,15 @@ def _looks_whole(folder: Path) -> bool:
     """Whether marker and manifest say that it is of the step in its name: what can be seen of damage without reading
     all of a checkpoint."""
     try:
-        marker, manifest = (folder / MARKER).read_text(), json.loads((folder / MANIFEST).read_text())
+        marker = read_text(folder / MARKER, MANIFEST_BYTES)
+        manifest = json.loads(read_text(folder / MANIFEST, MANIFEST_BYTES))
         says_nothing = not marker and manifest["format"] == OLD_FORMAT
         said = {manifest["step"], manifest["step"] if says_nothing else json.loads(marker)["step"]}
-    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, *NO_SUCH_FILE):
+            raise
+        return False
+    except (ValueError, TypeError, KeyError, RecursionError):
         return False
     return said == {step_of(folder)}
 

@@ -21,11 +21,13 @@ from partial_fc.checkpoint.head_state import Head, has_head
 from partial_fc.checkpoint.rows import StoredRows, part_files
 from partial_fc.checkpoint.snapshot import FORMAT, below, local_name
 from partial_fc.comm import World
+from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, read_bytes, read_text
 from partial_fc.head import PartialFC
 from partial_fc.head.shard import Shard
 from partial_fc.optim.compression import merge_residuals
 
 _READABLE = (OLD_FORMAT, FORMAT)
+_UNNAMED = 1 << 19  # classes; more only where the files have a byte for each
 _SAME = ("step", "world_size", "num_classes", "head", "position")  # in the folders of all hosts
 _OLDER = "; go on from another checkpoint (--resume DIR)"
 
@@ -164,13 +166,22 @@ class Checkpoint:
         if path is None:
             return None
         try:
-            return path.read_bytes().decode("utf-8").split("\n")[:-1]  # read_text would also split at a name's \r
-        except UnicodeDecodeError as error:
+            return read_text(path).split("\n")[:-1]  # Path.read_text would also split at a name's \r
+        except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}") from None
 
     def names(self) -> list[str]:
         """The names of all classes: their numbers, where they have no others."""
-        return self.class_names or [str(number) for number in range(self.manifest["num_classes"])]
+        if named := self.class_names:
+            return named
+        num_classes = self.manifest["num_classes"]
+        num_bytes = sum(file.path.stat().st_size for file in self.rows().files)
+        if num_classes > _UNNAMED + num_bytes:
+            raise ValueError(
+                f"{self.where}: {num_classes:,} classes without names in {num_bytes:,} bytes of centres: too many to "
+                "list, or a damaged manifest.json"
+            )
+        return [str(number) for number in range(num_classes)]
 
     def backbone(self) -> dict[str, Tensor]:
         return self.load("backbone.safetensors")
@@ -194,8 +205,13 @@ class Checkpoint:
 
     def merged_exchange(self, num_ranks: int) -> dict[str, Tensor]:
         """What gradient compression remembers on each of another number of ranks."""
-        states = [below("exchange/", self.local(rank)) for rank in range(self.world_size)]
-        return merge_residuals(states, num_ranks) if all(states) else {}
+        states = []
+        for rank in range(self.world_size):
+            state = below("exchange/", self.local(rank))
+            if not state:  # no more than there are files, whatever the manifest counts
+                return {}
+            states.append(state)
+        return merge_residuals(states, num_ranks)
 
     def buffers(self, world: World) -> dict[str, Tensor]:
         """The running statistics that this rank had; those of all ranks together are in the backbone, and are what
@@ -254,9 +270,13 @@ def _manifest(folder: Path, lists: Iterable[dict[str, str]]) -> dict[str, Any]:
     ValueError where this version cannot read it."""
     path = folder / MANIFEST
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, MANIFEST_BYTES)
     except FileNotFoundError:
         raise Damaged(f"{path} is missing", _OLDER) from None
+    except OSError as error:
+        if error.errno not in NO_SUCH_FILE:
+            raise
+        raise Damaged(f"{path} {error.strerror}", _OLDER) from None
     # Before anything that it says counts: a format that this version does not know is no damage.
     for listed in lists:
         if MANIFEST in listed:

@@ -14,11 +14,13 @@ import numpy as np  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
 from simplejpeg import decode_jpeg  # noqa: E402
 
+from partial_fc.data.image_cost import check_cost  # noqa: E402
 from partial_fc.data.sample import BadRecord  # noqa: E402
 
 MAX_ASPECT = 64  # of an image that is made square
 # Those of OpenCV's formats that images come in. Each decoder more is one more that reads what strangers wrote.
 _PNG = b"\x89PNG\r\n\x1a\n"
+_UNUSED = (b"zTXt", b"iTXt", b"tEXt", b"iCCP")
 # JFIF's marker without a thumbnail, and the beginning of the picture itself (of a file with three channels or one).
 _PLAIN_JPEG = b"\xff\xd8\xff\xe0\x00\x10JFIF"
 _SCAN = b"\xff\xda\x00"
@@ -37,8 +39,9 @@ def decode(content: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.u
 
     out: uint8 (H, W, 3). An image of just that size may be decoded into it, and is it, then; by simplejpeg where that
     gives the same bits.
-    BadRecord: another format, damaged, or of more than MAX_PIXELS pixels.
+    BadRecord: another format, damaged, of more than MAX_PIXELS pixels, or more than its file is worth (`check_cost`).
     """
+    check_cost(content)
     if out is not None and content.startswith(_PLAIN_JPEG) and _decode_into(content, out):
         return out
     if not content.startswith(tuple(_SIGNATURES)):
@@ -50,7 +53,7 @@ def decode(content: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.u
         # libjpeg would fill the missing part with grey and say nothing.
         raise BadRecord(f"JPEG of {len(content)} bytes has no end marker (ff d9): it is cut short")
     if content.startswith(_PNG):
-        _check_png(content)
+        content = _checked_png(content)
     try:
         image: Any = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR_RGB)
     except cv2.error as error:
@@ -74,10 +77,12 @@ def _decode_into(content: bytes, out: NDArray[np.uint8]) -> bool:
         return False
 
 
-def _check_png(content: bytes) -> None:
-    """Raises BadRecord for one that OpenCV must not see: its decoder (4.11) ends the process with a segmentation fault
-    for some damaged headers, and reads animations too."""
-    at, first = len(_PNG), True
+def _checked_png(content: bytes) -> bytes:
+    """Without texts and colour profiles, which are not used, and of which a thousand can be megabytes each.
+
+    Raises BadRecord for one that OpenCV must not see: its decoder (4.11) ends the process with a segmentation fault for
+    some damaged headers, and reads animations too."""
+    at, first, left_out = len(_PNG), True, []
     while at < len(content):
         length, kind = int.from_bytes(content[at : at + 4], "big"), content[at + 4 : at + 8]
         end = at + 12 + length
@@ -90,8 +95,11 @@ def _check_png(content: bytes) -> None:
             width, height = (int.from_bytes(content[at + 8 + 4 * i : at + 12 + 4 * i], "big") for i in (0, 1))
             if not 0 < width * height <= MAX_PIXELS:
                 raise BadRecord(f"PNG of {width} x {height} pixels; expected 1 to {MAX_PIXELS} in all")
+        if kind in _UNUSED:
+            left_out.append((at, end))
         if kind == b"IEND":
-            return
+            edges = [0, *(edge for part in left_out for edge in part), len(content)]
+            return b"".join(content[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)) if left_out else content
         at, first = end, False
     raise BadRecord(f"PNG of {len(content)} bytes has no end (IEND): it is cut short")
 

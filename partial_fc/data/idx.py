@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.sample import Sample
-from partial_fc.files import replacing
+from partial_fc.files import read_bytes, replacing
 
 Split = Literal["train", "t10k"]
 
@@ -28,6 +28,7 @@ _IMAGES, _LABELS = 0x00000803, 0x00000801
 _KINDS = {_IMAGES: "images", _LABELS: "labels"}
 _GZIP = b"\x1f\x8b"
 _CHUNK_BYTES = 2**20
+_MOST_BYTES = 4 << 30
 
 
 class ImageSet(NamedTuple):
@@ -119,7 +120,7 @@ def read_idx(path: Path, expect: Literal["images", "labels"]) -> NDArray[np.uint
 
 
 def _content(path: Path) -> bytes:
-    content = path.read_bytes()
+    content = read_bytes(path, _MOST_BYTES)
     if not content.startswith(_GZIP):
         return content
     try:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.sample import BadRecord, Sample
+from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord, Sample
+from partial_fc.files import read_bytes, regular
 from partial_fc.findings import counted
 
 MAX_LABEL = 2**53  # labels are read as floats, exact up to here
@@ -51,7 +52,7 @@ class ImageFolder:
 
     def read_file(self, index: int) -> bytes:
         try:
-            return (self.root / self.names[index]).read_bytes()
+            return read_bytes(self.root / self.names[index], MAX_FILE_BYTES)
         except OSError as error:
             what = "not found" if isinstance(error, FileNotFoundError) else error.strerror
             raise BadRecord(f"{self.where(index)}: {what}") from None
@@ -139,7 +140,7 @@ def _why_left_out(entry: os.DirEntry[str]) -> str:
 def _read_list(path: Path) -> tuple[list[str], NDArray[np.int64]]:
     names, labels = [], []
     # A path is bytes to Linux: what is not UTF-8 comes back as it was.
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+    with open(path, encoding="utf-8", errors="surrogateescape", opener=regular) as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue

@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data import restricted_pickle
-from partial_fc.files import replacing
+from partial_fc.files import read_bytes, replacing
+
+_MOST_BYTES = 16 << 30
 
 
 class Pairs(NamedTuple):
@@ -35,7 +37,7 @@ def write_pairs(path: str | os.PathLike[str], images: Sequence[bytes], same: Seq
 def read_pairs(path: str | os.PathLike[str]) -> Pairs:
     """Reads a .bin written by any Python. ValueError names the file and what is wrong with it."""
     try:
-        content = restricted_pickle.loads(Path(path).read_bytes())
+        content = restricted_pickle.loads(read_bytes(path, _MOST_BYTES))
         if not (isinstance(content, (tuple, list)) and len(content) == 2):
             raise ValueError(f"got a {type(content).__name__}, expected (list of images, list of issame)")
         images, same = (part.value if isinstance(part, restricted_pickle.Array) else part for part in content)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.sample import BadRecord
+from partial_fc.files import regular
 
 MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
@@ -42,7 +43,7 @@ class RecordFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             self.size = os.fstat(file.fileno()).st_size
             if self.size < FRAME.size:
                 raise ValueError(f"{path} has {self.size} bytes; expected records")

@@ -20,6 +20,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.files import regular
+
 _CHUNK_BYTES = 2**26
 _CACHED_FROM_BYTES = 2**24  # a million records, which take a quarter of a second to parse
 _HEAD = struct.Struct("<8s5Q")
@@ -72,7 +74,7 @@ def _parse(path: Path) -> tuple[Keys, NDArray[np.int64]]:
 
 def _read_lines(path: Path) -> Iterator[bytes]:
     """The file in pieces of whole lines, so that never the whole text lies in memory beside the numbers."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         while text := file.read(_CHUNK_BYTES):
             yield text + file.readline()
 

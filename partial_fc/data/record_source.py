@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from partial_fc.data.recordio import RecordReader
 from partial_fc.data.sample import BadRecord, Sample
+from partial_fc.files import read_bytes, read_text
 
 MAX_CLASSES = 2**24  # labels are stored as float32, exact up to here
+_PROPERTY_BYTES = 1 << 16
 _EXPECTED = f"expected a whole number of at most {MAX_CLASSES}"
 
 _log = logging.getLogger(__name__)
@@ -91,7 +93,7 @@ class RecordSource:
         path = self.reader.rec_path.with_name("classes.txt")
         if not path.exists():
             return None
-        names = path.read_bytes().decode("utf-8", "surrogateescape").split("\n")
+        names = read_text(path, errors="surrogateescape").split("\n")
         names = names[:-1] if names[-1] == "" else names
         if len(names) > self._num_classes:
             raise ValueError(
@@ -115,7 +117,7 @@ def read_property(path: Path) -> tuple[int | None, tuple[int, int] | None]:
     count besides."""
     if not path.exists():
         return None, None
-    text = path.read_bytes().strip()
+    text = read_bytes(path, _PROPERTY_BYTES).strip()
     first, *size = (field.strip() for field in text.split(b"\n")[0].split(b","))
     shown = text[:80].decode("utf-8", "replace")
     if not first.isdigit() or len(first) > 18 or int(first) < 1:

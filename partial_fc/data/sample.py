@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_FILE_BYTES = 1 << 29  # of one image's file
+
 
 class BadRecord(ValueError):
     """One sample cannot be used; the message names file, key, what was found and what was expected."""

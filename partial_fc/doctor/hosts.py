@@ -1,6 +1,7 @@
 """The hosts of a run, and how the doctor runs its probe on them: here directly, elsewhere over ssh."""
 
 import json
+import os
 import re
 import shlex
 import socket
@@ -15,11 +16,15 @@ from typing import Any
 import psutil
 
 from partial_fc.doctor.probe import MARK
+from partial_fc.files import read_text
 
 ROOT = Path(__file__).parents[2]
 """The folder of the package, on all hosts."""
 
-NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*")
+# Of a host: a DNS name has at most 253 letters. Of processes on one, or a port: int() of 5,000 digits is an error.
+NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,252}")
+COUNT = re.compile(r"[0-9]{1,6}")
+HOST_FILE_BYTES = 16 << 20
 
 
 class HostError(RuntimeError):
@@ -110,8 +115,8 @@ def _marked(lines: Iterable[str]) -> dict[str, Any] | None:
 def parse(text: str, ssh_port: int | None = None) -> list[Host]:
     """ "a:8,b:8", as horovodrun -H takes it, or a file with lines "a slots=8", in which other words like max_slots=8
     are left aside. Raises ValueError."""
-    path = Path(text)
-    entries = path.read_text().splitlines() if path.is_file() else text.split(",")
+    is_path = os.path.exists(text) and not os.path.isdir(text)  # Path's own raise for a name that is too long
+    entries = read_text(text, HOST_FILE_BYTES).splitlines() if is_path else text.split(",")
     hosts = []
     for entry in (e.strip() for e in entries):
         if not entry or entry.startswith("#"):
@@ -119,10 +124,11 @@ def parse(text: str, ssh_port: int | None = None) -> list[Host]:
         first, *rest = entry.partition("#")[0].split()
         name, _, slots = first.partition(":")
         slots = next((word[6:] for word in rest if word.startswith("slots=")), slots)
-        if not NAME.fullmatch(name) or (slots and not slots.isdecimal()) or not all("=" in word for word in rest):
-            raise ValueError(f"{text}: {entry!r} is no host; expected a:8,b:8 or a file with lines `a slots=8`")
+        right = NAME.fullmatch(name) and (not slots or COUNT.fullmatch(slots))
+        if not right or not all("=" in word for word in rest):
+            raise ValueError(f"{text}: {entry[:200]!r} is no host; expected a:8,b:8 or a file with lines `a slots=8`")
         hosts.append(Host(name, int(slots or 0), ssh_port))
     names = [host.name for host in hosts]
     if not hosts or len(set(names)) < len(names):
-        raise ValueError(f"{text}: expected hosts like a:8,b:8, each once; got {', '.join(names) or 'none'}")
+        raise ValueError(f"{text}: expected hosts like a:8,b:8, each once; got {', '.join(names)[:500] or 'none'}")
     return hosts

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, Union
 
 import numpy as np
@@ -15,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partial_fc.data.decode import decode, fit
-from partial_fc.data.sample import BadRecord
+from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord
+from partial_fc.files import read_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PilImage
@@ -40,7 +40,7 @@ def pixels_of(image: Image) -> Pixels:
         return decode(image)
     if isinstance(image, str | os.PathLike):
         try:
-            return decode(Path(image).read_bytes())
+            return decode(read_bytes(image, MAX_FILE_BYTES))
         except OSError as error:
             raise BadRecord(error.strerror or str(error)) from None
     if isinstance(image, np.ndarray):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from partial_fc.data import ImageFolder, Sample, Source, open_source
 from partial_fc.data.image_folder import image_names, is_image_name
+from partial_fc.files import regular
 from partial_fc.findings import counted
 
 NO_CLASS = -1
@@ -71,7 +72,7 @@ def _is_image(path: Path) -> bool:
 def _without_labels(path: Path) -> list[str]:
     """The paths in a list that has no labels, which its first line tells: all of it is the path of a file. Empty: it
     has some."""
-    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+    with open(path, encoding="utf-8", errors="surrogateescape", opener=regular) as file:
         lines = filter(None, (line.rstrip("\r\n") for line in file))
         first = next(lines, "")
         if not os.path.isfile(path.parent / first):  # Path's own raises for a name that is too long

@@ -32,6 +32,7 @@ from partial_fc.embedding.images import Pixels
 from partial_fc.embedding.sources import NO_CLASS, ImageFiles
 from partial_fc.evaluate.identification import Found, search
 from partial_fc.evaluate.roc import Roc
+from partial_fc.files import read_text
 
 FALSE_ACCEPT_RATES = ("1e-6", "1e-5", "1e-4", "1e-3", "1e-2", "1e-1")
 RANKS = (1, 5, 10)
@@ -196,7 +197,7 @@ def values_1_n(
 
 def _read_points(path: Path) -> tuple[list[str], NDArray[np.float64], NDArray[np.float32]]:
     names, numbers = [], []
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="surrogateescape").splitlines(), start=1):
+    for number, line in enumerate(read_text(path, errors="surrogateescape").splitlines(), start=1):
         name, *rest = line.split()
         try:
             values = [float(field) for field in rest]

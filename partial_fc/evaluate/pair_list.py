@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.embedding.sources import ImageFiles
+from partial_fc.files import read_text
 
 _KINDS = {
     "same": True,
@@ -44,7 +45,7 @@ def read_pair_list(path: Path, root: Path | None = None) -> PairList:
     """
     root = root or path.parent
     # As lists of images are read; and a spreadsheet's mark at the beginning is dropped.
-    text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
+    text = read_text(path, encoding="utf-8-sig", errors="surrogateescape")
     delimiter = "," if "," in text or "\t" not in text else "\t"
     numbers: dict[str, int] = {}
     rows: list[tuple[int, int, bool]] = []

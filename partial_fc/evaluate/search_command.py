@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 import partial_fc
 from partial_fc.checkpoint.files import as_json
 from partial_fc.comm import World
-from partial_fc.data import Source, open_on_all, open_source
+from partial_fc.data import Source, npy, open_on_all, open_source
 from partial_fc.data.sample import still
 from partial_fc.embedding.images import pixels_of
 from partial_fc.embedding.model import EmbeddingModel
@@ -102,9 +102,9 @@ def _open(path: Path, name: str, model: EmbeddingModel, options: SearchOptions, 
 def read_npz(path: Path) -> Labelled:
     """What `partial-fc embed` wrote. Raises ValueError for anything else."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            row_ND, label_N = file["embeddings"], file["labels"]
-            names = [str(name) for name in file["class_names"]] if "class_names" in file else None
+        arrays = npy.read_npz(path)
+        row_ND, label_N = arrays["embeddings"], arrays["labels"]
+        names = [str(name) for name in arrays["class_names"]] if "class_names" in arrays else None
     except (ValueError, KeyError) as error:
         raise ValueError(f"{path}: {error}; expected what `partial-fc embed` writes: embeddings, labels") from error
     if row_ND.ndim != 2 or label_N.shape != row_ND.shape[:1] or label_N.dtype.kind not in "iu" or not len(row_ND):

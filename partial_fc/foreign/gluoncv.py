@@ -14,9 +14,11 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from partial_fc.data import restricted_pickle
+from partial_fc.files import read_bytes
 from partial_fc.foreign import mxnet_ndarray
 from partial_fc.foreign.state_dicts import check_fits
 
+_MOST_BYTES = 16 << 30
 _TRAINED = "SlowFast network that NAG or SGD with momentum has trained"
 _OURS = {"gamma": "weight", "beta": "bias"}  # of a batch norm; running_mean and running_var are called so in both
 
@@ -129,7 +131,7 @@ class _Other:
 def _unpickled(path: Path) -> tuple[dict[int, tuple[_Array, ...]], int]:
     """(place -> momentum, and where the weight is float16 its master; how many updates were made)."""
     try:
-        found = restricted_pickle.loads(path.read_bytes(), _Unpickler)
+        found = restricted_pickle.loads(read_bytes(path, _MOST_BYTES), _Unpickler)
     except ValueError as error:
         raise ValueError(f"{path} is no file of Gluon's trainer.save_states: {error}") from error
     match found:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.files import replacing
+from partial_fc.files import regular, replacing
 
 _LENGTHS = struct.Struct("<ii")
 _MAX_LENGTH = 2**31 - 1
@@ -24,7 +24,7 @@ _MAX_LENGTH = 2**31 - 1
 def read(path: Path) -> Iterator[tuple[bytes, bytes]]:
     """(key, value) as they stand in the file, one at a time in memory. Raises ValueError, with the place, for a file
     that is no minidb, empty or cut short."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         for start, key_length, value_length in _pairs(path, file):
             file.seek(start + _LENGTHS.size)
             content = file.read(key_length + value_length)
@@ -33,7 +33,7 @@ def read(path: Path) -> Iterator[tuple[bytes, bytes]]:
 
 def offsets(path: Path) -> NDArray[np.int64]:
     """Where each pair begins, int64, and last the size of the file: read without the values. Raises as `read`."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         starts = np.fromiter((start for start, _, _ in _pairs(path, file)), np.int64)
         return np.append(starts, os.fstat(file.fileno()).st_size)
 

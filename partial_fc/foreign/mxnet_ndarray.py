@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from partial_fc.files import replacing
+from partial_fc.files import regular, replacing
 
 _LIST, _DENSE = 0x112, 0
 _MAGICS = (0xF993FAC9, 0xF993FACA)
@@ -35,7 +35,7 @@ def read(path: Path) -> dict[str, Tensor]:
     it is used. Raises ValueError, with the place, for anything else."""
     if not path.stat().st_size:
         raise ValueError(f"{path} is empty; expected a file of mxnet.nd.save")
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         # Private: torch has no tensors that must not be written to.
         content = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     return _Reader(path, content).arrays()

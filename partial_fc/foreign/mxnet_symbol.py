@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from partial_fc.files import read_text
 from partial_fc.foreign.mxnet_names import layer_name
 from partial_fc.models.iresnet import IResNet
 
@@ -51,7 +52,7 @@ class Graph:
 def read(path: Path) -> Graph:
     """Raises ValueError for a file that is no symbol, or whose network begins in another way."""
     try:
-        nodes = json.loads(path.read_text(encoding="utf-8"))["nodes"]
+        nodes = json.loads(read_text(path))["nodes"]
         by_name = {node["name"]: node for node in nodes}
         norms = {
             name: BatchNorm(float(attrs.get("eps", 1e-3)), attrs.get("fix_gamma", "True") in ("True", "1"))

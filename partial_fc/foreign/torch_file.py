@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from partial_fc.files import regular
+
 _ZIP = b"PK\x03\x04"
 _BOLD = re.compile(r"\x1b\[\d*m")  # in messages of torch
 
@@ -49,7 +51,7 @@ class _BoundedFile(io.BufferedReader):
     """A read takes memory for what the file still has, not for what is asked for."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(io.FileIO(path))
+        super().__init__(io.FileIO(path, opener=regular))
         self._size = path.stat().st_size
 
     def read(self, size: int | None = -1, /) -> bytes:

@@ -4,7 +4,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from partial_fc.doctor.hosts import NAME, Host
+from partial_fc.doctor.hosts import COUNT, HOST_FILE_BYTES, NAME, Host
+from partial_fc.files import read_text
 
 _EXPECTED = "expected lines `host`, `host:port` (sshd's) or `host slots=N` (workers there, at most); # begins a comment"
 
@@ -12,17 +13,18 @@ _EXPECTED = "expected lines `host`, `host:port` (sshd's) or `host slots=N` (work
 def read(path: Path) -> list[Host]:
     """Its hosts, in order; one that is there twice is given twice as much. Raises ValueError that names the line."""
     hosts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(path, HOST_FILE_BYTES).splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
         name, colon, port = words[0].partition(":")
         slots = words[1].removeprefix("slots=") if len(words) > 1 else "0"
-        right = NAME.fullmatch(name) and (not colon or port.isdecimal()) and len(words) <= 2 and slots.isdecimal()
+        right = bool(NAME.fullmatch(name) and COUNT.fullmatch(slots)) and len(words) <= 2
+        right = right and (not colon or COUNT.fullmatch(port) is not None)
         if len(words) == 2 and (not words[1].startswith("slots=") or not slots.strip("0")):
             right = False
         if not right or (colon and not 0 < int(port) < 65536):
-            raise ValueError(f"{path}, line {number}: {line.strip()!r}; {_EXPECTED}")
+            raise ValueError(f"{path}, line {number}: {line.strip()[:200]!r}; {_EXPECTED}")
         hosts.append(Host(name, int(slots), int(port) if colon else None))
     if not hosts:
         raise ValueError(f"{path}: names no host; {_EXPECTED}")

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from partial_fc.files import read_text
 from partial_fc.foreign import mxnet_ndarray
 from partial_fc.mxnet import mx
 from partial_fc.mxnet.graph import Graph
@@ -73,7 +74,7 @@ def read_network(
     """The network for square RGB images, up to the output of that name (none: its only one, or what a loss layer at its
     end is given); the width of its embedding; what a user should know. Raises ValueError for what cannot be trained."""
     try:
-        text = symbol_path.read_text(encoding="utf-8")
+        text = read_text(symbol_path)
         if not text.strip():
             raise UnicodeError("the file is empty")  # of which MXNet says something about UTF-8
         symbol = mx.sym.load_json(text)

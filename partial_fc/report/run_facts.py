@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.checkpoint.folders import MANIFEST, complete
+from partial_fc.files import MANIFEST_BYTES, read_text
 from partial_fc.train.record.history import History, read_history, read_losses
 
 _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) rank (\d+) ([A-Z]) (.*)")
@@ -24,6 +25,7 @@ _TROUBLE = {
     "far above the median": "loss spikes",
     "the disk is slower than --checkpoint-every": "steps that waited for a checkpoint",
 }
+_OBJECTS = ("configuration", "differs", "scores", "versions")
 _MOST_LINES = 40
 # Pictures with a place of their own in the report.
 _TITLES = {
@@ -116,11 +118,16 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        value = json.loads(read_text(path, MANIFEST_BYTES))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: no JSON ({error}); move it away and report again") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path}: {type(value).__name__}; expected a JSON object")
+    for name in _OBJECTS:
+        if not isinstance(value.get(name) or {}, dict):
+            raise ValueError(f"{path}: {name} is {type(value[name]).__name__}; expected a JSON object")
+    if type(value.get("steps", 0)) is not int:
+        raise ValueError(f"{path}: steps is {type(value['steps']).__name__}; expected a whole number")
     return value
 
 

@@ -10,14 +10,17 @@ recipe `face`. As in arcface_torch, a `base.py` in the same folder is read first
 """
 
 import ast
+import io
 import math
 import operator
 import tokenize
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
+from reprlib import Repr
 from typing import Any
 
+from partial_fc.files import read_bytes
 from partial_fc.flags import near
 
 ALLOWED = (
@@ -27,6 +30,10 @@ ALLOWED = (
 )
 
 _MAX_INT = 2**63  # a few powers of powers fill any memory
+_MOST_BYTES = 1 << 16  # configurations have one or two thousand; a parsed text takes a hundred times its size
+_short = Repr()  # lists may hold one list often
+_short.maxlevel, _short.maxstring = 2, 200
+_shown = _short.repr
 
 _ARITHMETIC: dict[type[ast.operator | ast.unaryop], Callable[..., Any]] = {
     ast.UAdd: operator.pos,
@@ -72,8 +79,10 @@ class _Reader:
     def __init__(self, path: Path):
         self.path = path
         try:
-            with tokenize.open(path) as file:
-                self.source = file.read()
+            content = io.BytesIO(read_bytes(path, _MOST_BYTES))
+            encoding, _ = tokenize.detect_encoding(content.readline)
+            content.seek(0)
+            self.source = io.TextIOWrapper(content, encoding).read()
             self.statements = ast.parse(self.source, filename=str(path)).body
         except (SyntaxError, ValueError, LookupError) as error:  # LookupError: a coding that is none of text
             line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
@@ -225,14 +234,14 @@ def translate(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
             raise ValueError(f"config.{key} is not a setting of arcface_torch that is known here{hint}")
         neutral, words = (_REFUSED | _WITHOUT_MEANING).get(key, (value, ""))
         if value != neutral and key in _REFUSED:
-            raise ValueError(f"config.{key} = {value!r}: {words}")
+            raise ValueError(f"config.{key} = {_shown(value)}: {words}")
         if value != neutral:
             notes.append(f"config.{key} has no effect: {words}")
         if key in _TYPES:
             types = _TYPES[key]
             # A bool passes for an int in Python; nobody means that here.
             if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-                raise ValueError(f"config.{key} = {value!r}; expected {' or '.join(t.__name__ for t in types)}")
+                raise ValueError(f"config.{key} = {_shown(value)}; expected {' or '.join(t.__name__ for t in types)}")
             flags |= _flags(key, float(value) if types == _NUMBER else value, notes)
     return flags, notes
 
@@ -260,6 +269,8 @@ def _flags(key: str, value: Any, notes: list[str]) -> dict[str, Any]:
             value = "auto" if value else "never"
         case "output" if value is None:
             return {}
+        case "output":
+            notes.append(f"config.output = {_shown(value)}: this is where the run writes (--models-root names another)")
         case "fp16":
             if value:
                 notes.append(
@@ -271,7 +282,7 @@ def _flags(key: str, value: Any, notes: list[str]) -> dict[str, Any]:
             value = max(0, value)  # some published configs say -1 where they mean none
         case "val_targets":
             if not all(isinstance(name, str) for name in value):
-                raise ValueError(f"config.{key} = {value!r}; expected names of verification sets")
+                raise ValueError(f"config.{key} = {_shown(value)}; expected names of verification sets")
             value = tuple(value)
     return {_RENAMED.get(key, key): value}
 
@@ -279,7 +290,7 @@ def _flags(key: str, value: Any, notes: list[str]) -> dict[str, Any]:
 def _margins(margins: list[Any] | tuple[Any, ...], notes: list[str]) -> dict[str, Any]:
     """(m1, m2, m3) of cos(m1 * angle + m2) - m3 -> the loss by name where it has one."""
     if len(margins) != 3 or not all(isinstance(margin, int | float) for margin in margins):
-        raise ValueError(f"config.margin_list = {margins!r}; expected three numbers (m1, m2, m3)")
+        raise ValueError(f"config.margin_list = {_shown(margins)}; expected three numbers (m1, m2, m3)")
     m1, m2, m3 = (float(margin) for margin in margins)
     if (m1, m3) == (1.0, 0.0) and m2 > 0:
         notes.append(

@@ -15,7 +15,7 @@ from partial_fc.data.record_source import RecordSource
 from partial_fc.data.recordio import MAGIC, RecordWriter, pack, write_index
 from partial_fc.data.sample import BadRecord, Source
 from partial_fc.data.tools.draw_pairs import _read_pair_list
-from tests.faults.mutations import PICKLE_WORDS, in_gzip, in_pickle, in_png
+from tests.faults.mutations import PICKLE_WORDS, in_gzip, in_pickle, in_png, in_scans
 from tests.faults.reader import Files, Reader, written
 
 # ---- RecordIO ----
@@ -132,6 +132,8 @@ def image_files() -> list[Files]:
     files = [cv2.imencode(suffix, pixels)[1].tobytes() for suffix in suffixes]
     files.append(cv2.imencode(".png", pixels[:, :, 0])[1].tobytes())
     files += [cv2.imencode(suffix, pixels)[1].tobytes() for suffix in (".gif", ".tiff")]
+    files.append(cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes())
+    files.append(cv2.imencode(".webp", pixels, [cv2.IMWRITE_WEBP_QUALITY, 101])[1].tobytes())
     return [{"image": content} for content in files]
 
 
@@ -154,6 +156,15 @@ _IMAGES, _LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 _NAMED = {"a.png": b"1", "b c.png": b"2"}
 _LIST = {"list": b"a.png 0\nb c.png 1\n\na.png\t2\n", **_NAMED}
 _LST = {"list.lst": b"0\t0\ta.png\n1\t1.0\t0.5\tb c.png\n", **_NAMED}
+_SEGMENTS = (
+    b"\xff\xc2",
+    b"\xff\xc0",
+    b"\xff\xda",
+    b"\xff\xd9",
+    b"\xff\xfe\x00\x04ab",
+    b"\xff\xff",
+    *(size.to_bytes(2, "big") for size in (2000, 4000, 65500)),
+)
 _PAIRS = {"pairs.txt": b"a.png b.png 1\nc\td e\t0\n"}
 
 
@@ -184,5 +195,5 @@ READERS = (
     Reader("list", "list", lambda: [_LIST], read_list, _LISTED),
     Reader("lst", "list.lst", lambda: [_LST], read_list, _LISTED),
     Reader("pair-list", "pairs.txt", lambda: [_PAIRS], read_pair_list, _LISTED),
-    Reader("image", "image", image_files, read_image, inside=(in_png,), more_bytes=768 << 20),
+    Reader("image", "image", image_files, read_image, _SEGMENTS, inside=(in_png, in_scans)),
 )

@@ -1,7 +1,8 @@
 """Fuzzing, guided by coverage: `python -m tests.faults.fuzz bin --inputs 100000`.
 
 Inputs are valid files, changed by `mutate` and by libFuzzer itself; those that reach code that no other has reached are
-kept and changed further. A fault does not end the run: each is told once, and the input that showed it kept under
+kept and changed further, and so are those that cost most of what a file of their size may cost (watching.py), of time
+or memory. A fault does not end the run: each is told once, and the input that showed it kept under
 FOLDER/READER/found. The exit status is 1 where there was any. A crash or a hang ends the process; libFuzzer keeps the
 input. Needs atheris (pip install atheris).
 """
@@ -18,14 +19,25 @@ import atheris
 
 # What is imported in here counts which of its lines are reached.
 with atheris.instrument_imports(
-    include=["partial_fc.data", "partial_fc.checkpoint", "partial_fc.models", "partial_fc.foreign", "recipes"]
+    include=[
+        *("partial_fc.data", "partial_fc.checkpoint", "partial_fc.models", "partial_fc.foreign", "recipes"),
+        *(
+            "partial_fc.doctor",
+            "partial_fc.launcher",
+            "partial_fc.evaluate",
+            "partial_fc.report",
+            "partial_fc.embedding",
+        ),
+    ]
 ):
     from tests.faults.readers import READERS
     from tests.faults.trial import Trial
 
 from tests.faults.mutations import mutate
 from tests.faults.reader import Reader
-from tests.faults.watching import Fault
+from tests.faults.watching import Fault, Watched
+
+_COSTLY, _WORTH_A_LOOK = 24, 0.02
 
 
 class Session:
@@ -43,11 +55,14 @@ class Session:
         self.count = 0
         self.outcomes: dict[str, int] = {}
         self.faults: dict[str, str] = {}
+        self.costly: list[tuple[float, bytes]] = []  # the share of its budget that an input took; the costliest first
 
     def one(self, data: bytes) -> None:
         self.count += 1
         try:
-            outcome = self.trial.read(data)
+            watched = self.trial.read(data)
+            outcome = watched.outcome
+            self._keep_costly(data, watched)
         except Fault as fault:
             outcome = "fault"
             kind = f"{str(fault).partition(':')[0]} {fault.where}"
@@ -59,12 +74,21 @@ class Session:
         if self.count == self.num_inputs:
             self.end()
 
+    def _keep_costly(self, data: bytes, watched: Watched) -> None:
+        cost = watched.cost(len(data))
+        if len(self.costly) == _COSTLY and cost <= self.costly[-1][0]:
+            return
+        if cost > _WORTH_A_LOOK:  # other programs and the collector of garbage cost, too: what it costs again counts
+            cost = min(cost, self.trial.read(data).cost(len(data)))
+        self.costly = sorted([*self.costly, (cost, data)], key=lambda entry: -entry[0])[:_COSTLY]
+
     def end(self) -> None:
         outcomes = ", ".join(f"{n} {kind}" for kind, n in sorted(self.outcomes.items()))
         took = time.monotonic() - self.start
         print(
             f"{self.reader.name}: {self.count} inputs in {took:.0f} s: {outcomes}; {len(self.faults)} fault(s); "
-            f"{len(list(self.corpus.iterdir()))} inputs that reach different code kept",
+            f"{len(list(self.corpus.iterdir()))} inputs that reach different code kept; the costliest took "
+            f"{self.costly[0][0] if self.costly else 0:.0%} of its budget",
             flush=True,
         )
         os._exit(1 if self.faults else 0)
@@ -76,6 +100,8 @@ class Session:
             return atheris.Mutate(data, max_size)
         if generator.random() < 0.05:
             data = generator.choice(self.trial.seeds)[self.reader.changed]
+        elif self.costly and generator.random() < 0.3:
+            _, data = generator.choice(self.costly)
         return mutate(data, generator, self.reader.words, self.reader.inside)[:max_size]
 
 

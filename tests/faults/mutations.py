@@ -146,6 +146,21 @@ def in_png(data: bytes, random: Random) -> bytes:
     return data[:begin] + chunk + data[end:]
 
 
+def in_scans(data: bytes, random: Random) -> bytes:
+    """A scan of a JPEG many times more, and perhaps many more pixels: each scan passes over all of them."""
+    starts = [i for i in range(len(data) - 1) if data[i : i + 2] == b"\xff\xda"]
+    frame = max(data.find(b"\xff\xc0"), data.find(b"\xff\xc2"))
+    if not data.startswith(b"\xff\xd8") or not starts or frame < 0:
+        return data
+    at = random.choice(starts)
+    end = next((i for i in starts if i > at), data.rfind(b"\xff\xd9"))
+    data = data[:end] + data[at:end] * random.choice((1, 10, 60, 1000)) + data[end:]
+    if random.random() < 0.5:
+        sides = struct.pack(">HH", *(random.choice((16, 500, 2000, 4000, 9000)) for _ in range(2)))
+        data = data[: frame + 5] + sides + data[frame + 9 :]
+    return data
+
+
 def in_json(data: bytes, random: Random) -> bytes:
     """Another value, or none, in place of one of a JSON text."""
     try:

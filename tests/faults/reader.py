@@ -16,8 +16,9 @@ class Reader:
     """Of its files one is changed; the others stay valid, as they may have to be read first.
 
     changed: the name of that one. seeds: several sets of small valid files. read: of a folder that holds one; it must
-    touch all that a user of the reader would. words, inside: see `mutate`. more_bytes: of memory, beside four times the
-    file's size; None where the library behind it asks for what a file announces.
+    touch all that a user of the reader would. words, inside: see `mutate`. more_bytes: of memory, beside what any file
+    may take (watching.py); None where the library behind it asks for what a file announces. completed: the files with
+    what must fit to the changed one, such as its checksum. may_fail: some changes are errors.
     """
 
     name: str
@@ -26,7 +27,9 @@ class Reader:
     read: Callable[[Path], Any]
     words: tuple[bytes, ...] = ()
     inside: tuple[Mutation, ...] = ()
-    more_bytes: int | None = 256 << 20
+    more_bytes: int | None = 0
+    may_fail: bool = True
+    completed: Callable[[Files], Files] = lambda files: files
 
 
 def written(write: Callable[[Path], Any]) -> Files:

@@ -7,22 +7,28 @@ runs.
 
 import ast
 import os
+import re
 import resource
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from partial_fc.checkpoint.read import Damaged
 from partial_fc.data.sample import BadRecord
 
 # Exactly these: JSONDecodeError, UnicodeDecodeError are ValueErrors without a file's name.
 OURS = (ValueError, BadRecord, Damaged)
-SECONDS = 5.0  # of processor time; valid files take milliseconds
+# What any file may cost, beside a microsecond and four bytes for each of its own: of processor time, and of memory.
+SECONDS = 1.0
+MEMORY = 64 << 20
+_ROOM = 64 << 20  # of addresses without memory behind them, as threads' heaps are
+SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")
 _RUNS_CODE = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "subprocess.Popen"}
 _RUNS_CODE |= {
     "pty.spawn",
@@ -46,30 +52,68 @@ class Fault(AssertionError):
         self.where = where
 
 
-def read_watched(read: Callable[[Path], Any], folder: Path, more_bytes: int | None) -> str:
-    """Calls read(folder), which may take more_bytes of memory (None: any). Returns "value" or the kind of the error;
-    raises Fault."""
+class Watched(NamedTuple):
+    """outcome: "value" or the kind of the error. seconds: of processor time. num_bytes: of memory."""
+
+    outcome: str
+    seconds: float
+    num_bytes: int
+
+    def cost(self, size: int) -> float:
+        """The share of what a file of that size may cost."""
+        return max(self.seconds / (SECONDS + 1e-6 * size), self.num_bytes / (MEMORY + 4 * size))
+
+
+def read_watched(read: Callable[[Path], Any], folder: Path, size: int = 0, more_bytes: int | None = 0) -> Watched:
+    """Calls read(folder), which may cost what `size` bytes are worth; more_bytes: of memory beside that, for libraries
+    that ask for more (None: any). Raises Fault."""
+    # A sanitizer takes several times the time, and keeps what was freed.
+    may_take = None if more_bytes is None or SANITIZED else MEMORY + 4 * size + more_bytes
+    most_seconds = (SECONDS + 1e-6 * size) * (10 if SANITIZED else 1)
+    before, start = _reset_peak(), time.process_time()
+    outcome = _without_warnings(read, folder, may_take, most_seconds)
+    seconds, num_bytes = time.process_time() - start, _peak() - before
+    if seconds > most_seconds:
+        raise Fault(f"{seconds:.2f} s for {size} bytes ({outcome})", "all of it")
+    if may_take is not None and num_bytes > may_take:
+        raise Fault(f"{num_bytes >> 20} MiB of memory for {size} bytes ({outcome})", "all of it")
+    return Watched(outcome, seconds, num_bytes)
+
+
+def _reset_peak() -> int:
+    """This process' memory now, in bytes; `_peak` counts from here."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _peak() -> int:
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) << 10
+
+
+def _without_warnings(read: Callable[[Path], Any], folder: Path, may_take: int | None, seconds: float) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=SyntaxWarning)
         warnings.filterwarnings("ignore", message="Detected pickle protocol")
-        outcome = _outcome(read, folder, more_bytes)
+        outcome = _outcome(read, folder, may_take, seconds)
     if _forbidden:
         raise Fault(f"{_forbidden.pop()} (it runs code or touches other files)", "an audit event")
     return outcome
 
 
-def _outcome(read: Callable[[Path], Any], folder: Path, more_bytes: int | None) -> str:
+def _outcome(read: Callable[[Path], Any], folder: Path, may_take: int | None, seconds: float) -> str:
     try:
-        with _time_limit(), _memory_limit(more_bytes), _no_code(folder):
+        with _time_limit(seconds), _memory_limit(may_take), _no_code(folder):
             read(folder)
     except OURS as error:
         if type(error) not in OURS:
             raise Fault(_told(error), _line(error)) from error
         if str(folder) not in str(error):
             raise Fault(f"{_told(error)}: names no file", _line(error)) from error
-        if more_bytes is not None and _asked_for_memory(error):
+        if may_take is not None and _asked_for_memory(error):
             raise Fault(f"memory: {_told(error)}", _line(error)) from error
         return type(error).__name__
     except OSError as error:
@@ -114,14 +158,14 @@ class _TooLong(Exception):
 
 
 @contextmanager
-def _time_limit() -> Iterator[None]:
-    """Ends a reader after SECONDS of processor time, so that other programs do not count."""
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Ends a reader after so much processor time, so that other programs do not count."""
 
     def stop(*_: object) -> None:
-        raise _TooLong(f"still reading after {SECONDS} s")
+        raise _TooLong(f"still reading after {seconds:.1f} s")
 
     before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
     finally:
@@ -130,14 +174,14 @@ def _time_limit() -> Iterator[None]:
 
 
 @contextmanager
-def _memory_limit(more_bytes: int | None) -> Iterator[None]:
-    """This process may map more_bytes more than now: what asks for more fails at once instead of taking it."""
-    if more_bytes is None:
+def _memory_limit(may_take: int | None) -> Iterator[None]:
+    """This process may map so many bytes more than now: what asks for more fails at once instead of taking it."""
+    if may_take is None:
         yield
         return
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (now + more_bytes, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (now + may_take + _ROOM, hard))
     try:
         yield
     finally:
@@ -172,6 +216,8 @@ def _is_forbidden(event: str, args: tuple[Any, ...]) -> bool:
     match event:
         case "exec" | "marshal.loads":
             return not _importing()
+        case "code.__new__":  # what Cython makes for the trace of an exception
+            return not str(args[1]).startswith("av/")
         case "import":  # neither Python's own, as codecs are, nor of a library that is in use
             return args[0].partition(".")[0] not in {*sys.modules, *sys.stdlib_module_names}
         case "open" if not (isinstance(args[2], int) and args[2] & _WRITES):

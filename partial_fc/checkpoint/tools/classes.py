@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from partial_fc import printable
 from partial_fc.checkpoint.class_names import names_of, read_names
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.checkpoint.tools import imprint, remap_classes
@@ -34,7 +35,7 @@ def list_classes(options: ListOptions) -> None:
         if "touched" in rows.columns:
             step_L[class_M - start] = rows.read(class_M, ["touched"])["touched"].flatten(1).amax(dim=1).long()
         for number, step in enumerate(step_L.tolist(), start):
-            print(f"{number}\t{names[number]}\t{step or '-'}")
+            print(f"{number}\t{printable.name(names[number])}\t{step or '-'}")
 
 
 def add(options: AddOptions) -> None:

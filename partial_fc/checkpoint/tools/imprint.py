@@ -19,6 +19,7 @@ from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.data import ImageFolder, Source
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.image_folder import image_names
+from partial_fc.data.npy import read_npy
 from partial_fc.data.sample import BadRecord, naming, still
 from partial_fc.embedding.definition import unit_embeddings
 from partial_fc.embedding.load import from_checkpoint
@@ -92,9 +93,9 @@ def from_file(path: Path, width: int) -> Tensor:
     """The mean direction of embeddings in a .npy file, (D,) or (N, D) of any floating type. Raises ValueError for
     anything else."""
     try:
-        feat_ND = np.atleast_2d(np.load(path, allow_pickle=False))
-    except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{path}: no .npy file of numbers: {error}") from error
+        feat_ND = np.atleast_2d(read_npy(path))
+    except OSError as error:
+        raise ValueError(f"{path}: no .npy file of numbers: {error.strerror}") from error
     if feat_ND.ndim != 2 or feat_ND.shape[1] != width or not len(feat_ND) or feat_ND.dtype.kind != "f":
         raise ValueError(f"{path} holds {feat_ND.dtype} {feat_ND.shape}; expected floating (N, {width})")
     feat_D = normalize(torch.from_numpy(feat_ND.astype(np.float64))).sum(dim=0)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from partial_fc import printable
 from partial_fc.checkpoint.output import new_checkpoint, print_notes
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows import StoredRows, class_numbers
@@ -118,6 +119,6 @@ def _map(plan: Plan, before: Sequence[str]) -> list[str]:
     """Old number, new number, name, a line for each class of either; - where there is none."""
     now: Mapping[int, int] = {old: number for number, old in enumerate(plan.old) if old >= 0} | plan.joined
     lines = ["old\tnew\tname"]
-    lines += [f"{old}\t{now.get(old, '-')}\t{name}" for old, name in enumerate(before)]
-    lines += [f"-\t{number}\t{plan.names[number]}" for number, old in enumerate(plan.old) if old < 0]
+    lines += [f"{old}\t{now.get(old, '-')}\t{printable.name(name)}" for old, name in enumerate(before)]
+    lines += [f"-\t{number}\t{printable.name(plan.names[number])}" for number, old in enumerate(plan.old) if old < 0]
     return lines

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from partial_fc.files import read_bytes
+
 _BLOCK, _HEADER = 32768, 7
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 # Tags of an edit.
 _COMPARATOR, _LOG, _NEXT_FILE, _LAST_SEQUENCE, _COMPACT_POINTER, _DELETED, _NEW, _PREVIOUS_LOG = 1, 2, 3, 4, 5, 6, 7, 9
+_CURRENT_BYTES, _MOST_BYTES = 4096, 1 << 30  # of the files CURRENT and MANIFEST
 _SEQUENCE_BYTES = 8  # at the end of a key in a table
 
 
@@ -51,7 +54,7 @@ class Manifest:
 
 def read_manifest(folder: Path) -> Manifest:
     """Raises ValueError where a file is missing, cut short, or not LevelDB's."""
-    name = (folder / "CURRENT").read_bytes()
+    name = read_bytes(folder / "CURRENT", _CURRENT_BYTES)
     path = folder / name.strip().decode("utf-8", "replace")
     if not name.startswith(b"MANIFEST-") or not path.is_file():
         raise ValueError(
@@ -59,7 +62,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
     live: dict[int, tuple[int, bytes, bytes]] = {}
     log, previous_log = 0, 0
-    for edit in _edits(path.read_bytes()):
+    for edit in _edits(read_bytes(path, _MOST_BYTES)):
         reader = _Reader(edit, path)
         while not reader.at_end:
             tag = reader.number()

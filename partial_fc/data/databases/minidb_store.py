@@ -5,6 +5,7 @@ import weakref
 from pathlib import Path
 
 from partial_fc.data.sample import BadRecord
+from partial_fc.files import regular
 from partial_fc.foreign import minidb
 
 
@@ -16,7 +17,7 @@ class MinidbStore:
     def __init__(self, path: Path):
         self.path = path
         self._edges = minidb.offsets(path)
-        self._file = os.open(path, os.O_RDONLY)
+        self._file = regular(path, os.O_RDONLY)
         self.close = weakref.finalize(self, os.close, self._file)
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 
 from partial_fc.data.databases.source import DatabaseSource, Store
 from partial_fc.data.image_folder import image_names
+from partial_fc.files import regular
 
 if TYPE_CHECKING:
     from partial_fc.comm import World
@@ -61,7 +62,7 @@ def _kind(path: Path) -> Kind:
     if (path / "CURRENT").is_file():
         return "leveldb"
     if path.is_file():
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             head = file.read(_LMDB_MAGIC_AT + 4)
         if path.suffix == ".rec":
             raise ValueError(f"{path} holds MXNet's records; {expected}: `partial-fc data lmdb {path} OUT` makes one")

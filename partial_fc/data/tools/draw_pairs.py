@@ -14,7 +14,8 @@ from tqdm import tqdm
 from partial_fc.data import open_source
 from partial_fc.data.decode import encode_square
 from partial_fc.data.pairs import write_pairs
-from partial_fc.data.sample import BadRecord, still
+from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord, still
+from partial_fc.files import read_bytes, read_text
 from partial_fc.findings import counted
 from partial_fc.flags.numbers import PIXELS, check_numbers
 
@@ -127,7 +128,7 @@ def _two_classes(images: list[list[int]], count: int, rng: random.Random) -> lis
 def _read_pair_list(path: Path) -> tuple[list[str], NDArray[np.bool_]]:
     names: list[str] = []
     same = []
-    text = path.read_text(encoding="utf-8", errors="surrogateescape")  # as in lists of images
+    text = read_text(path, errors="surrogateescape")  # as in lists of images
     for number, line in enumerate(text.splitlines(), start=1):
         fields = line.split("\t") if "\t" in line else line.split()
         if not fields:
@@ -144,7 +145,7 @@ def _read_pair_list(path: Path) -> tuple[list[str], NDArray[np.bool_]]:
 def _read_file(path: Path, options: PairsOptions) -> bytes:
     if not path.exists():
         raise ValueError(f"{path} not found; --root says what the paths of a list are relative to")
-    return _encoded(path.read_bytes(), str(path), options)
+    return _encoded(read_bytes(path, MAX_FILE_BYTES), str(path), options)
 
 
 def _encoded(image: bytes | NDArray[np.uint8], where: str, options: PairsOptions) -> bytes:

@@ -20,6 +20,7 @@ from partial_fc.data.tools.image_databases import open_any
 from partial_fc.data.transform import ShortSideCrop, SquareImage, mirror
 from partial_fc.data.video import ClipList, ClipTransform, Window
 from partial_fc.demo.augment import glyph
+from partial_fc.files import regular
 from partial_fc.findings import counted
 from partial_fc.flags.numbers import PIXELS, check_numbers
 
@@ -101,7 +102,7 @@ def show(options: ShowOptions) -> None:
 def _open(options: ShowOptions) -> Source:
     if options.data_dir is None:
         return open_any(options.source, options.root, options.split)
-    with options.source.open(encoding="utf-8", errors="surrogateescape") as file:
+    with open(options.source, encoding="utf-8", errors="surrogateescape", opener=regular) as file:
         first = next((line.split()[0] for line in file if line.strip()), "")
     return ClipList(options.source, options.data_dir, _ANY_LABEL, videos=not (options.data_dir / first).is_dir())
 

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from partial_fc.data.sample import BadRecord
 from partial_fc.data.video.frames import VideoFile
 from partial_fc.data.video.lists import write_list
+from partial_fc.files import read_text
 from partial_fc.findings import counted
 from partial_fc.flags.numbers import THREADS, check_numbers
 
@@ -84,7 +85,7 @@ def _classes(options: ListOptions) -> list[str]:
         raise ValueError(f"{options.folder}: no sub-folders; expected one for each class")
     if options.classes is None:
         return here
-    names = options.classes.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    names = read_text(options.classes, errors="surrogateescape").splitlines()
     if unknown := sorted(set(here) - set(names)):
         raise ValueError(f"{options.folder}: class {unknown[0]!r} is not in {options.classes}")
     return names

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from partial_fc.data.sample import Sample
 from partial_fc.data.video.frames import FrameFolder, VideoFile
+from partial_fc.files import regular
 
 _COLUMNS = "path num_frames label"
 
@@ -26,7 +27,7 @@ class ClipList:
         self.num_classes = num_classes
         self.names: list[str] = []
         numbers = []
-        with open(list_file, encoding="utf-8", errors="surrogateescape") as file:
+        with open(list_file, encoding="utf-8", errors="surrogateescape", opener=regular) as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     name, *values = self._parse(number, line)

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.decode import decode
-from partial_fc.data.sample import BadRecord
+from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord
+from partial_fc.files import read_bytes, regular
 
 try:
     import av
@@ -25,6 +26,11 @@ except ModuleNotFoundError as error:
 Choose = Callable[[int], Sequence[int]]
 Pixels = NDArray[np.uint8]
 _IMAGE = "img_{:05d}.jpg"
+_HEADERS = 1 << 16  # that a demuxer may put before packets
+_FRAME_PIXELS = 1 << 24
+# Of all frames that are decoded for one clip: ten seconds of 1080p in a file without bytes, and 256 for each.
+# A frame that repeats the one before takes ten bytes and as long as any.
+_PIXELS, _PIXELS_OF_A_BYTE = 1 << 29, 256
 _MOST_KEPT = 64 << 20  # bytes of a file whose packets are kept in memory between the two looks at them
 
 
@@ -39,7 +45,7 @@ class FrameFolder:
         for number in sorted(set(choose(self.num_frames))):
             name = _IMAGE.format(number + 1)
             try:
-                content = (self.path / name).read_bytes()
+                content = read_bytes(self.path / name, MAX_FILE_BYTES)
             except OSError as error:
                 what = "not found" if isinstance(error, FileNotFoundError) else error.strerror
                 raise BadRecord(f"{name}: {what}; the list says {self.num_frames} frames") from None
@@ -93,12 +99,17 @@ class VideoFile:
             raise BadRecord("not found") from None
         except (FFmpegError, OSError) as error:
             raise BadRecord(f"no video that FFmpeg can read: {error.strerror or error}") from None
+        except UnicodeDecodeError as error:  # a title, or another text in it
+            raise BadRecord(f"no video that PyAV can read: {error}") from None
 
     def _read(self, container: InputContainer, stream: VideoStream, choose: Choose) -> Iterator[tuple[int, Pixels]]:
         keep = container.size <= _MOST_KEPT
-        packets, seen = [], []
+        packets, seen, num_bytes = [], [], 0
         for packet in container.demux(stream):
             if packet.size:
+                num_bytes += packet.size
+                if num_bytes > 2 * container.size + _HEADERS:
+                    raise BadRecord(f"its packets lie on one another: {num_bytes:,} bytes of {container.size:,}")
                 seen.append((packet.pts, packet.is_keyframe, packet.is_discard))
                 if packet.is_corrupt:
                     raise BadRecord(f"packet {len(seen)} is damaged or cut short")
@@ -122,8 +133,14 @@ class VideoFile:
     ) -> Iterator[tuple[int, Pixels]]:
         left = iter(wanted)
         looking_for = next(left)
+        budget = _PIXELS + _PIXELS_OF_A_BYTE * self.path.stat().st_size
+        _check_pixels(stream.codec_context.width, stream.codec_context.height)
         for counted, frame in enumerate(_frames(stream.codec_context, packets)):
             self.num_decoded += 1
+            _check_pixels(frame.width, frame.height)
+            budget -= frame.width * frame.height
+            if budget < 0:
+                raise BadRecord(f"{counted + 1} frames of {frame.width} x {frame.height} pixels in too few bytes")
             number = counted
             if index.number_of is not None:
                 number = -1 if frame.pts is None else index.number_of.get(frame.pts, -1)
@@ -138,10 +155,17 @@ class VideoFile:
         raise BadRecord(f"frame {looking_for} (from 0) cannot be decoded")
 
 
+def _check_pixels(width: int, height: int) -> None:
+    if width * height > _FRAME_PIXELS:
+        raise BadRecord(f"frames of {width} x {height} pixels; expected at most {_FRAME_PIXELS:,} in all")
+
+
 def _video_stream(container: InputContainer) -> VideoStream:
     if not container.streams.video:
         raise BadRecord("no video stream in it")
     stream = container.streams.video[0]
+    if stream.codec_context is None:
+        raise BadRecord("a video stream of a kind that FFmpeg cannot decode")
     stream.codec_context.thread_count = 1
     return stream
 
@@ -165,7 +189,7 @@ def _index(seen: list[tuple[int | None, bool, bool]]) -> _Index:
 def _check_length(path: Path) -> None:
     """Raises BadRecord for an MP4 or MOV whose last box is longer than the file: FFmpeg would read what there is."""
     size = path.stat().st_size
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         at = 0
         while at + 8 <= size:
             file.seek(at)

@@ -44,7 +44,7 @@ class RowFiles:
         self.tables: dict[str, Tensor] = {}
         self._files: dict[str, int] = {}
         for name, (width, dtype) in columns.items():
-            self._files[name] = os.open(folder / f"{name}.bin", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            self._files[name] = os.open(folder / f"{name}.bin", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             os.ftruncate(self._files[name], num_rows * width * dtype.itemsize)
             pages = mmap.mmap(self._files[name], 0)
             self.tables[name] = torch.frombuffer(pages, dtype=dtype).view(num_rows, width)

@@ -69,7 +69,10 @@ def read_losses(models_root: Path) -> NDArray[np.float64]:
     whole = [row for row in rows if row.count(b",") == 2 and not row.endswith(b",") and b"\0" not in row]
     if not whole:
         return np.zeros((0, 3))
-    return np.loadtxt(whole, delimiter=",", ndmin=2)
+    try:
+        return np.loadtxt(whole, delimiter=",", ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; expected a step, a loss and a learning rate a line") from None
 
 
 def thinned(row_N3: NDArray[np.float64], num_points: int = 300) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from tqdm import tqdm
 
+from partial_fc import printable
 from partial_fc.comm import World
 
 _log = logging.getLogger("partial_fc")
@@ -39,15 +40,15 @@ def open_files(models_root: Path, world: World, bare: bool = False, hist: Second
         with contextlib.suppress(OSError):  # what a full disk did not take
             old.close()
     line = f"%(asctime)s rank {world.rank} %(levelname).1s %(message)s"
-    formatter = logging.Formatter(line, "%Y-%m-%d %H:%M:%S")
-    on_terminal = logging.Formatter("%(message)s") if bare else formatter
+    formatter = Formatter(line, "%Y-%m-%d %H:%M:%S")
+    on_terminal = Formatter("%(message)s") if bare else formatter
     to_file = logging.FileHandler(folder / f"rank-{world.rank:04d}.log")
     speaks = (world.local_rank if bare else world.rank) == 0
     to_terminal = _AboveBar(logging.INFO if speaks else logging.WARNING)
     to_file.setFormatter(formatter)
     if hist and (hist.every_rank or world.rank == 0):
         to_hist = logging.FileHandler(models_root / hist.name.format(rank=world.rank))
-        as_theirs = logging.Formatter(hist.format.format(rank=world.rank))
+        as_theirs = Formatter(hist.format.format(rank=world.rank))
         to_hist.setFormatter(as_theirs)
         _log.addHandler(to_hist)
         on_terminal = as_theirs if hist.on_terminal else on_terminal
@@ -55,6 +56,13 @@ def open_files(models_root: Path, world: World, bare: bool = False, hist: Second
     _log.addHandler(to_file)
     _log.addHandler(to_terminal)
     return _log
+
+
+class Formatter(logging.Formatter):
+    """Shows what others called a thing without moving the terminal's cursor."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable.lines(super().format(record))
 
 
 class _AboveBar(logging.Handler):

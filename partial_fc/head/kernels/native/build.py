@@ -19,6 +19,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-math-errno"]
 FLAGS += ["-Wall", "-Wextra", "-Wno-psabi"]
+# More of the compiler's, such as -fsanitize=address,undefined; a library of other flags has another name.
+FLAGS += os.environ.get("PARTIAL_FC_KERNEL_FLAGS", "").split()
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"]
 # The emulated ones are for tests: what amx computes, on processors without it. They are never chosen.
 VARIANTS: dict[str, list[str]] = {"portable": [], "amx_emulated": ["-DEMULATE_TILES"]}

@@ -1,0 +1,39 @@
+"""What others called a thing, made fit to be shown: names of classes, files and hosts may hold what moves a terminal's
+cursor, sets its title, or turns a line of a log or table into two."""
+
+from typing import TextIO
+
+# C0 and C1, DEL, line and paragraph separators, and what makes a text run backwards; halves of surrogate pairs, by
+# which Python has the bytes of a file's name that are not UTF-8.
+_CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
+_ESCAPED = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _CONTROLS}
+_ESCAPED |= {ord("\t"): "\\t", ord("\n"): "\\n", ord("\r"): "\\r"}
+_LINES = {code: text for code, text in _ESCAPED.items() if chr(code) not in "\t\n"}
+
+
+def name(text: object) -> str:
+    """A name as one word of a line or one field of a table: what is not to be shown as backslash escapes."""
+    return str(text).translate(_ESCAPED).encode("utf-8", "backslashreplace").decode()
+
+
+def lines(text: object) -> str:
+    """The same for a message or a page, which keeps its ends of lines and tabs."""
+    return str(text).translate(_LINES).encode("utf-8", "backslashreplace").decode()
+
+
+class Lines:
+    """A stream of text, for people, to which everything goes through `lines`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(lines(text))
+        return len(text)
+
+    def writelines(self, texts: list[str]) -> None:
+        for text in texts:
+            self.write(text)
+
+    def __getattr__(self, attribute: str) -> object:
+        return getattr(self._stream, attribute)
