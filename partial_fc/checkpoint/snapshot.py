@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from partial_fc.checkpoint import rows
+from partial_fc.checkpoint import crc32, rows
 from partial_fc.checkpoint.checksums import checksums_name, write_checksums
 from partial_fc.checkpoint.files import save_tensors, write_json, write_lines
 from partial_fc.checkpoint.folders import MANIFEST
@@ -37,6 +37,23 @@ class Snapshot:
     hard_negatives: dict[str, Tensor] = field(default_factory=dict)
     class_names: list[str] | None = None
     is_copy: bool = True
+    # CRC-32 of the tensors of `own` and `replicated`, where they were asked for.
+    crcs: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def own(self) -> dict[str, Tensor]:
+        """What only this rank has, by a name to be told by."""
+        parts = {_in_words(part, name): t for part in self.parts for name, t in part.tensors.items()}
+        return parts | _below("local/", self.local) | _below("hard_negatives/", self.hard_negatives)
+
+    @property
+    def replicated(self) -> dict[str, Tensor]:
+        """What is equal on all ranks, by a name to be told by."""
+        return _below("backbone/", self.backbone) | _below("optimizer/", self.optimizer)
+
+    def damaged(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Which of these, of `own` or `replicated`, are not what they were when their CRCs were made."""
+        return [name for name, t in tensors.items() if crc32.crc32(t) != self.crcs[name]]
 
     @property
     def num_bytes(self) -> int:
@@ -100,17 +117,19 @@ def capture(
     world: World,
     class_names: list[str] | None = None,
     copy: bool = True,
+    checksums: bool = False,
 ) -> Snapshot:
     """The state as it is. backbone, optimizer, local: as in a Snapshot, `copied` already. facts: what else is to be
     found again, as JSON (position, best scores, configuration). copy: also the head's rows into memory of their own, so
-    that training may go on; else to be written before it does. A head without rows has no part of it."""
+    that training may go on; else to be written before it does. checksums: also the copies' CRCs. A head without rows
+    has no part of it."""
     parts: Iterable[Part] = ()
     hard_negatives = None
     if head.rows is not None:
         assert isinstance(head, PartialFC)
-        parts = cut(head.rows, head.rows.start, head.rows.stop, copy=copy)
+        parts = cut(head.rows, head.rows.start, head.rows.stop, copy=copy, checksums=checksums)
         hard_negatives = head.hard_negatives
-    return Snapshot(
+    taken = Snapshot(
         world.rank,
         world.size,
         step,
@@ -123,6 +142,11 @@ def capture(
         class_names,
         copy,
     )
+    if checksums:
+        made = {_in_words(part, name): crc for part in taken.parts for name, crc in part.crcs.items()}
+        rest = {name: t for name, t in (taken.own | taken.replicated).items() if name not in made}
+        taken.crcs = made | {name: crc32.crc32(t) for name, t in rest.items()}
+    return taken
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -133,6 +157,14 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def local_name(rank: int, world_size: int) -> str:
     """The file of what only this rank has."""
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+def _in_words(part: Part, name: str) -> str:
+    return f"{name} of classes {part.start} to {part.stop - 1}"
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": t for name, t in tensors.items()}
 
 
 def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

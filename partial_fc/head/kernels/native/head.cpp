@@ -13,6 +13,7 @@
 #include "logits.h"
 #include "passes.h"
 #include "optimizers.h"
+#include "crc.h"
 
 #include <cerrno>
 #include <string>
@@ -126,3 +127,8 @@ EXPORT const char* head_best() {
 #endif
     return "portable";
 }
+// CRC-32 of n bytes that follow those of `crc`; width: 512, 128 or 8, at most head_crc32_width().
+EXPORT uint32_t head_crc32(uint32_t crc, const void* data, int64_t n, int32_t width) {
+    return crc::update(crc, (const uint8_t*)data, n, width);
+}
+EXPORT int32_t head_crc32_width() { return crc::best_width(); }
