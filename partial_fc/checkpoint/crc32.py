@@ -1,5 +1,5 @@
-"""CRC-32 of tensors in memory, the numbers that zlib makes: by the C++ of the head's kernel, faster than memory is read;
-where that is not compiled and cannot be, by zlib."""
+"""CRC-32 of tensors in memory, the numbers that zlib makes: by the C++ of the head's kernel, in the time of the copy
+beside it; where that is not compiled and cannot be, by zlib."""
 
 import ctypes
 import functools

@@ -15,6 +15,7 @@ from partial_fc.checkpoint.head_state import Head, facts_of, hard_negatives_name
 from partial_fc.checkpoint.rows import Part, cut
 from partial_fc.comm import World
 from partial_fc.head import PartialFC
+from partial_fc.head.class_rows import CopiedRows
 
 FORMAT = 4
 
@@ -37,6 +38,8 @@ class Snapshot:
     hard_negatives: dict[str, Tensor] = field(default_factory=dict)
     class_names: list[str] | None = None
     is_copy: bool = True
+    # The parts, where they are still to be copied.
+    copying: CopiedRows | None = None
     # CRC-32 of the tensors of `own` and `replicated`, where they were asked for.
     crcs: dict[str, int] = field(default_factory=dict)
 
@@ -64,7 +67,9 @@ class Snapshot:
 
     def write(self, folder: Path, leads: bool) -> int:
         """Writes this rank's files, the checksums last; returns their bytes. leads: also what is equal on all ranks.
-        Raises OSError, having removed what was written."""
+        Raises OSError, having removed what was written, and MemoryError."""
+        if self.copying is not None:
+            self.copying.finish()
         folder.mkdir(parents=True, exist_ok=True)
         self.remove(folder, leads)  # of an earlier try at this step, which may have cut other ranges
         try:
@@ -117,17 +122,23 @@ def capture(
     world: World,
     class_names: list[str] | None = None,
     copy: bool = True,
+    behind: bool = False,
     checksums: bool = False,
 ) -> Snapshot:
     """The state as it is. backbone, optimizer, local: as in a Snapshot, `copied` already. facts: what else is to be
     found again, as JSON (position, best scores, configuration). copy: also the head's rows into memory of their own, so
-    that training may go on; else to be written before it does. checksums: also the copies' CRCs. A head without rows
-    has no part of it."""
+    that training may go on; else to be written before it does. behind: where they can be, rows are copied when the
+    snapshot is written, whatever training has made of them. checksums: also the copies' CRCs. A head without rows has
+    no part of it. Raises MemoryError."""
     parts: Iterable[Part] = ()
-    hard_negatives = None
+    hard_negatives = copying = None
     if head.rows is not None:
         assert isinstance(head, PartialFC)
-        parts = cut(head.rows, head.rows.start, head.rows.stop, copy=copy, checksums=checksums)
+        copying = head.rows.begin_copy() if copy and behind else None
+        if copying is not None:
+            parts = cut(copying, copying.start, copying.stop)
+        else:
+            parts = cut(head.rows, head.rows.start, head.rows.stop, copy=copy, checksums=checksums)
         hard_negatives = head.hard_negatives
     taken = Snapshot(
         world.rank,
@@ -141,6 +152,7 @@ def capture(
         copied(hard_negatives.state()) if hard_negatives else {},
         class_names,
         copy,
+        copying,
     )
     if checksums:
         made = {_in_words(part, name): crc for part in taken.parts for name, crc in part.crcs.items()}

@@ -20,7 +20,6 @@ import torch
 
 from partial_fc.checkpoint.peer.commits import Commit, Memory, PeerCopies
 from partial_fc.checkpoint.peer.recover import recover
-from partial_fc.checkpoint.snapshot import Snapshot
 from tests.unit.test_peer_commits import EVERY, commit, head_of, one_step, same, snapshot_of
 from tests.unit.thread_world import ThreadWorld, in_world
 
@@ -112,7 +111,7 @@ def kept(memories: list[Memory], flips: int, draw: random.Random) -> int:
             marks.add((rank, number, part))
         with Told() as told:
             result = go_on([copy_of(memories[rank]) for rank in left])
-        for name, data, at, bit in turned:
+        for _, data, at, bit in turned:
             data[at] ^= bit
         count += len(turned)
         whole = [number for number in range(2) if is_whole(left, number, marks)]

@@ -11,7 +11,7 @@ After the loss of a host the others have every class range among them: their own
 checkpoint on disk is what is left. With one host the peer is the next rank, and the copy survives the loss of a
 process, not the host's.
 
-    bytes kept by a rank     at most twice its own snapshot (backbone, optimizer, its share), twice the shares kept for others
+    bytes kept by a rank     twice its own snapshot (backbone, optimizer, its share), twice the shares kept for others
     bytes sent by a rank     its share, once a commit, at most PIECE_BYTES a step
 """
 

@@ -131,4 +131,9 @@ EXPORT const char* head_best() {
 EXPORT uint32_t head_crc32(uint32_t crc, const void* data, int64_t n, int32_t width) {
     return crc::update(crc, (const uint8_t*)data, n, width);
 }
+// n rows of a table to places in another one.
+EXPORT void head_copy_rows(void* to, const void* from, int64_t row_bytes, const int64_t* to_row, const int64_t* from_row, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        std::memcpy((char*)to + to_row[i] * row_bytes, (const char*)from + from_row[i] * row_bytes, row_bytes);
+}
 EXPORT int32_t head_crc32_width() { return crc::best_width(); }
