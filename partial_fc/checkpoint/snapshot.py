@@ -1,5 +1,6 @@
 """A rank's share of the state after an update: taken at once, written or kept while training goes on."""
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from partial_fc.head import PartialFC
 from partial_fc.head.class_rows import CopiedRows
 
 FORMAT = 4
+_log = logging.getLogger("partial_fc")
 
 
 @dataclass
@@ -128,13 +130,19 @@ def capture(
     """The state as it is. backbone, optimizer, local: as in a Snapshot, `copied` already. facts: what else is to be
     found again, as JSON (position, best scores, configuration). copy: also the head's rows into memory of their own, so
     that training may go on; else to be written before it does. behind: where they can be, rows are copied when the
-    snapshot is written, whatever training has made of them. checksums: also the copies' CRCs. A head without rows has
-    no part of it. Raises MemoryError."""
+    snapshot is written, whatever training has made of them; without memory for that, the snapshot is no copy.
+    checksums: also the copies' CRCs. A head without rows has no part of it."""
     parts: Iterable[Part] = ()
     hard_negatives = copying = None
     if head.rows is not None:
         assert isinstance(head, PartialFC)
-        copying = head.rows.begin_copy() if copy and behind else None
+        try:
+            copying = head.rows.begin_copy() if copy and behind else None
+        except MemoryError as error:
+            copy = False
+            _log.warning(
+                f"step {step}: written while training stands still: no memory for a copy of the centres: {error}"
+            )
         if copying is not None:
             parts = cut(copying, copying.start, copying.stop)
         else:

@@ -1,12 +1,14 @@
 """A checkpoint whose rows are copied while training goes on has the bits of one that was copied at once, and training
 those of a run without it."""
 
+import logging
 import threading
 
 import pytest
 import torch
 
 from partial_fc import checkpoint
+from partial_fc.checkpoint import folders
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, Storage, copying
 from tests.unit.thread_world import in_world
@@ -104,18 +106,36 @@ def test_a_snapshot_within_a_step_and_rows_that_are_loaded_meanwhile():
     assert same_rows(rows_of(behind), expected)
 
 
-def test_a_copy_without_memory_is_given_up_and_training_goes_on(monkeypatch, tmp_path):
+def test_a_copy_without_memory_is_given_up_and_training_goes_on(monkeypatch, tmp_path, caplog):
+    """... where the second chunk is refused; where the first allocation is, the checkpoint is written at once."""
+    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
     (world,) = in_world(1, lambda world: world)
     head, undisturbed = head_of(world, sample_rate=1.0), head_of(world, sample_rate=1.0)
-    one_step(head, world)
-    one_step(undisturbed, world)
-    behind = taken(head, world, behind=True)
+    saver = checkpoint.Saver(tmp_path, world, keep=2)
+    copy, calls = copying.RowCopy._copy, []
 
     def refused(self, row_K):
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp:129] DefaultCPUAllocator: can't allocate memory")
+        calls.append(row_K)
+        if len(calls) == 2:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:129] DefaultCPUAllocator: can't allocate memory")
+        copy(self, row_K)
 
-    monkeypatch.setattr(copying.RowCopy, "_copy", refused)
-    assert one_step(head, world) == one_step(undisturbed, world)
-    assert one_step(head, world) == one_step(undisturbed, world)
-    with pytest.raises(MemoryError, match="copy of the centres"):
-        behind.write(tmp_path, leads=True)
+    for problem in ("a chunk", "all", None):
+        one_step(head, world)
+        one_step(undisturbed, world)
+        with monkeypatch.context() as patch:
+            patch.setattr(copying, "_CHUNK_BYTES", 500)
+            if problem == "a chunk":
+                patch.setattr(copying.RowCopy, "_copy", refused)
+            elif problem == "all":
+                patch.setattr(torch.Tensor, "new_empty", lambda *_: (_ for _ in ()).throw(RuntimeError("no memory")))
+            snapshot = taken(head, world, behind=True)
+            patch.undo() if problem == "all" else None
+            assert snapshot.is_copy == (problem != "all")
+            saver.begin(snapshot)
+            assert one_step(head, world) == one_step(undisturbed, world)
+            saver.finish()
+        assert saver.last_failed == (problem == "a chunk")
+    saver.close()
+    assert len(folders.complete(tmp_path)) == 2
+    assert "no memory for a copy of the centres" in caplog.text

@@ -23,14 +23,16 @@ class RowCopy:
     """The rows that exist now, of all tables; groups of which some exist are there as a whole."""
 
     def __init__(self, tables: dict[str, Tensor], exists_L: Tensor, group: int):
-        """tables: (L, width), on the CPU. Raises MemoryError (or torch's
-        RuntimeError for it)."""
+        """tables: (L, width), on the CPU. Raises MemoryError."""
         self._tables, self._group = tables, group
         self.created_C = exists_L.view(-1, group).any(dim=1)
         # Where the rows of a created group begin in `copies`, in groups.
         self.place_C = self.created_C.cumsum(0) - 1
         num_rows = int(self.created_C.sum()) * group
-        self.copies = {name: t.new_empty(num_rows, t.shape[1]) for name, t in tables.items()}
+        try:
+            self.copies = {name: t.new_empty(num_rows, t.shape[1]) for name, t in tables.items()}
+        except RuntimeError as error:  # so says torch's allocator that there is no memory
+            raise MemoryError(str(error)) from error
         self._copy_rows = rows_copier()
         row_bytes = sum(t.shape[1] * t.element_size() for t in tables.values())
         self._chunk = max(1, _CHUNK_BYTES // row_bytes)
