@@ -60,9 +60,10 @@ def measure(options: Options, root: Path) -> dict[str, float]:
         times.setdefault(kind, []).append(time.perf_counter() - began)
         return times[kind][-1]
 
-    def save(kind: str, **how: bool) -> None:
+    def save(kind: str, copy: bool = True, behind: bool = False) -> None:
         began = time.perf_counter()
-        saver.begin(checkpoint.capture(head.num_steps, {}, {}, {}, head, {}, world=head.world, **how), began)
+        taken = checkpoint.capture(head.num_steps, {}, {}, {}, head, {}, world=head.world, copy=copy, behind=behind)
+        saver.begin(taken, began)
         times.setdefault(f"pause_{kind}_s", []).append(time.perf_counter() - began)
         beside = []
         while saver.busy:

@@ -47,7 +47,9 @@ def measure(options: Options, classes: int) -> dict[str, float]:
     source = crc32.as_bytes(head.centres)
     target = torch.zeros_like(source)
     num_bytes = sum(t.nbytes for t in head.row_state().values())
-    steps, plain, checked = [], [], []
+    steps: list[float] = []
+    plain: list[float] = []
+    checked: list[float] = []
     for number in range(options.rounds + 1):
         feat = torch.randn(options.batch, options.dim).requires_grad_()
         label = torch.randint(classes, (options.batch,))
