@@ -3,8 +3,10 @@
     python -m benchmarks.checkpoint_pause --classes 500000 --dir DIR
 
 One process with a head whose rows were all made, SGD with momentum, no backbone. In turn: steps alone; a checkpoint as
-training takes it (a copy, written in the background) and the steps beside it until it is on the disk; a checkpoint that
-is written before the next step. Printed: medians over the rounds, one JSON line.
+training takes it (behind: copied and written in the background) and the steps beside it until it is on the disk; one
+that is copied at once and written in the background; one that is written before the next step. Printed: medians over
+the rounds, one JSON line. first_step: the one after the checkpoint; extra: what all steps beside it took more than as
+many alone.
 """
 
 import json
@@ -49,21 +51,26 @@ def measure(options: Options, root: Path) -> dict[str, float]:
     generator = torch.Generator().manual_seed(0)
     times: dict[str, list[float]] = {}
 
-    def step(kind: str) -> None:
+    def step(kind: str) -> float:
         feat = torch.randn(options.batch, options.dim, generator=generator).requires_grad_()
         label = torch.randint(options.classes, (options.batch,), generator=generator)
         began = time.perf_counter()
         head(feat, label).backward()
         head.step(0.1)
         times.setdefault(kind, []).append(time.perf_counter() - began)
+        return times[kind][-1]
 
-    def save(kind: str, copy: bool) -> None:
+    def save(kind: str, copy: bool = True, behind: bool = False) -> None:
         began = time.perf_counter()
-        taken = checkpoint.capture(head.num_steps, {}, {}, {}, head, {}, world=head.world, copy=copy)
+        taken = checkpoint.capture(head.num_steps, {}, {}, {}, head, {}, world=head.world, copy=copy, behind=behind)
         saver.begin(taken, began)
         times.setdefault(f"pause_{kind}_s", []).append(time.perf_counter() - began)
+        beside = []
         while saver.busy:
-            step("step_beside_s")
+            beside.append(step(f"step_beside_{kind}_s"))
+        if beside:
+            times.setdefault(f"first_step_{kind}_s", []).append(beside[0])
+            times.setdefault(f"extra_{kind}_s", []).append(sum(beside) - len(beside) * median(times["step_s"]))
         times.setdefault(f"written_{kind}_s", []).append(time.perf_counter() - began)
         saver.finish()
 
@@ -71,7 +78,9 @@ def measure(options: Options, root: Path) -> dict[str, float]:
     for kind in ("warm-up", *["step_s"] * 5 * options.rounds):
         step(kind)
     for _ in range(options.rounds):
-        save("background", copy=True)
+        save("behind", behind=True)
+        step("step_s")
+        save("at_once")
         step("step_s")
         save("foreground", copy=False)
         step("step_s")

@@ -45,6 +45,7 @@ if [ $# = 0 ]; then
     trap 'rm -rf "$folder"' EXIT
     check "kills" timeout 7200 python -m tests.faults.kills "$folder/kills" --rounds "$rounds" --seed "$seed"
     check "damage" timeout 3600 python -m tests.faults.damage "$folder/damage" --rounds "$((20 * rounds))" --seed "$seed"
+    check "bits" timeout 1200 python -m tests.faults.bit_flips --flips 1000 --seed "$seed"
     check "disks" timeout 600 python -m tests.faults.disks "$folder/disks"
     check "network" timeout 600 python -m pytest tests/faults/test_network.py
     check "sanitizers" sanitized "$folder/kernels"

@@ -12,7 +12,7 @@ M classes asked for, N classes of a part that are created.
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from partial_fc.checkpoint import crc32
 from partial_fc.head.class_rows import Column
 
 PART_BYTES = 256 << 20
@@ -55,11 +56,13 @@ class Rows(Protocol):
 @dataclass
 class Part:
     """The rows of classes [start, stop) as a file holds them. tensors: the columns, and "class", the numbers of the
-    created classes, ascending, where some of the range were never created."""
+    created classes, ascending, where some of the range were never created. crcs: of the tensors, where they were asked
+    for when these were copied."""
 
     start: int
     stop: int
     tensors: dict[str, Tensor]
+    crcs: dict[str, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> dict[str, Tensor]:
@@ -127,9 +130,12 @@ def class_bytes(rows: Rows) -> int:
     return sum(column.num_bytes for column in rows.columns.values())
 
 
-def cut(rows: Rows, start: int, stop: int, most_bytes: int | None = None, copy: bool = False) -> Iterator[Part]:
+def cut(
+    rows: Rows, start: int, stop: int, most_bytes: int | None = None, copy: bool = False, checksums: bool = False
+) -> Iterator[Part]:
     """The created classes of [start, stop) in consecutive parts of at most most_bytes (None: PART_BYTES), on the CPU.
-    copy: in memory of their own; else a part may be a view, and is to be done with before the rows change."""
+    copy: in memory of their own; else a part may be a view, and is to be done with before the rows change. checksums:
+    the copies', too, made with them."""
     if start == stop:
         return
     most = max(1, (most_bytes or PART_BYTES) // max(1, class_bytes(rows)))
@@ -142,16 +148,20 @@ def cut(rows: Rows, start: int, stop: int, most_bytes: int | None = None, copy: 
             class_M = torch.cat(held)
             # A range goes on to the next created class that has no place in it.
             end = int(class_M[most])
-            yield _part(rows, begin, end, class_M[:most], copy)
+            yield _part(rows, begin, end, class_M[:most], copy, checksums)
             begin, held, num_held = end, [class_M[most:]], num_held - most
-    yield _part(rows, begin, stop, torch.cat(held), copy)
+    yield _part(rows, begin, stop, torch.cat(held), copy, checksums)
 
 
-def _part(rows: Rows, start: int, stop: int, class_M: Tensor, copy: bool) -> Part:
-    if len(class_M) == stop - start:
-        views = rows.read(range(start, stop))
+def _part(rows: Rows, start: int, stop: int, class_M: Tensor, copy: bool, checksums: bool) -> Part:
+    if len(class_M) < stop - start:
+        tensors = {name: t.cpu() for name, t in rows.read(class_M).items()} | {_CLASS: class_M}
+        return Part(start, stop, tensors, {name: crc32.crc32(t) for name, t in tensors.items()} if checksums else {})
+    views = rows.read(range(start, stop))
+    if not checksums:
         return Part(start, stop, {name: copied(t) if copy else t.cpu() for name, t in views.items()})
-    return Part(start, stop, {name: t.cpu() for name, t in rows.read(class_M).items()} | {_CLASS: class_M})
+    made = {name: crc32.copied(t) for name, t in views.items()}
+    return Part(start, stop, {name: t for name, (t, _) in made.items()}, {name: crc for name, (_, crc) in made.items()})
 
 
 def copied(t: Tensor) -> Tensor:

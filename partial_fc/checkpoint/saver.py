@@ -188,16 +188,19 @@ class Saver:
 
     def _give_up(self, error: BaseException | None) -> None:
         self._job, self.last_failed = None, True
-        if error is not None and not isinstance(error, OSError):
+        if error is not None and not isinstance(error, OSError | MemoryError):
             raise error
         # Without the marker it does not count; what other ranks have written there is of no use.
         unmarking = self._unmark()
         error = error or unmarking
+        remedy = "Make room (`df -h`, `df -i`), or stop and give another --checkpoint-dir"
+        if isinstance(error, MemoryError):
+            remedy = "More processes or hosts have less each; --centre-place disk needs none"
         why = _describe(error, self._folder) if error else "another rank could not write"
         log = _log.error if error or self._world.rank == 0 else _log.info
         log(
             f"the checkpoint of step {self._step} was not written on rank {self._world.rank}: {why}. Training goes on; "
-            f"{self._what_stands()}. Make room (`df -h`, `df -i`), or stop and give another --checkpoint-dir"
+            f"{self._what_stands()}. {remedy}"
         )
 
     def _what_stands(self) -> str:
@@ -207,7 +210,9 @@ class Saver:
             return f"which checkpoint stands cannot be told ({_describe(error, self.root)})"
 
 
-def _describe(error: OSError, where: Path) -> str:
+def _describe(error: BaseException, where: Path) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
     return f"{error.strerror}: {error.filename or where}"
 
 

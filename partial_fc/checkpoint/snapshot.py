@@ -1,5 +1,6 @@
 """A rank's share of the state after an update: taken at once, written or kept while training goes on."""
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from partial_fc.checkpoint import rows
+from partial_fc.checkpoint import crc32, rows
 from partial_fc.checkpoint.checksums import checksums_name, write_checksums
 from partial_fc.checkpoint.files import save_tensors, write_json, write_lines
 from partial_fc.checkpoint.folders import MANIFEST
@@ -15,8 +16,10 @@ from partial_fc.checkpoint.head_state import Head, facts_of, hard_negatives_name
 from partial_fc.checkpoint.rows import Part, cut
 from partial_fc.comm import World
 from partial_fc.head import PartialFC
+from partial_fc.head.class_rows import CopiedRows
 
 FORMAT = 4
+_log = logging.getLogger("partial_fc")
 
 
 @dataclass
@@ -37,6 +40,25 @@ class Snapshot:
     hard_negatives: dict[str, Tensor] = field(default_factory=dict)
     class_names: list[str] | None = None
     is_copy: bool = True
+    # The parts, where they are still to be copied.
+    copying: CopiedRows | None = None
+    # CRC-32 of the tensors of `own` and `replicated`, where they were asked for.
+    crcs: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def own(self) -> dict[str, Tensor]:
+        """What only this rank has, by a name to be told by."""
+        parts = {_in_words(part, name): t for part in self.parts for name, t in part.tensors.items()}
+        return parts | _below("local/", self.local) | _below("hard_negatives/", self.hard_negatives)
+
+    @property
+    def replicated(self) -> dict[str, Tensor]:
+        """What is equal on all ranks, by a name to be told by."""
+        return _below("backbone/", self.backbone) | _below("optimizer/", self.optimizer)
+
+    def damaged(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Which of these, of `own` or `replicated`, are not what they were when their CRCs were made."""
+        return [name for name, t in tensors.items() if crc32.crc32(t) != self.crcs[name]]
 
     @property
     def num_bytes(self) -> int:
@@ -47,7 +69,9 @@ class Snapshot:
 
     def write(self, folder: Path, leads: bool) -> int:
         """Writes this rank's files, the checksums last; returns their bytes. leads: also what is equal on all ranks.
-        Raises OSError, having removed what was written."""
+        Raises OSError, having removed what was written, and MemoryError."""
+        if self.copying is not None:
+            self.copying.finish()
         folder.mkdir(parents=True, exist_ok=True)
         self.remove(folder, leads)  # of an earlier try at this step, which may have cut other ranges
         try:
@@ -100,17 +124,31 @@ def capture(
     world: World,
     class_names: list[str] | None = None,
     copy: bool = True,
+    behind: bool = False,
+    checksums: bool = False,
 ) -> Snapshot:
     """The state as it is. backbone, optimizer, local: as in a Snapshot, `copied` already. facts: what else is to be
     found again, as JSON (position, best scores, configuration). copy: also the head's rows into memory of their own, so
-    that training may go on; else to be written before it does. A head without rows has no part of it."""
+    that training may go on; else to be written before it does. behind: where they can be, rows are copied when the
+    snapshot is written, whatever training has made of them; without memory for that, the snapshot is no copy.
+    checksums: also the copies' CRCs. A head without rows has no part of it."""
     parts: Iterable[Part] = ()
-    hard_negatives = None
+    hard_negatives = copying = None
     if head.rows is not None:
         assert isinstance(head, PartialFC)
-        parts = cut(head.rows, head.rows.start, head.rows.stop, copy=copy)
+        try:
+            copying = head.rows.begin_copy() if copy and behind else None
+        except MemoryError as error:
+            copy = False
+            _log.warning(
+                f"step {step}: written while training stands still: no memory for a copy of the centres: {error}"
+            )
+        if copying is not None:
+            parts = cut(copying, copying.start, copying.stop)
+        else:
+            parts = cut(head.rows, head.rows.start, head.rows.stop, copy=copy, checksums=checksums)
         hard_negatives = head.hard_negatives
-    return Snapshot(
+    taken = Snapshot(
         world.rank,
         world.size,
         step,
@@ -122,7 +160,13 @@ def capture(
         copied(hard_negatives.state()) if hard_negatives else {},
         class_names,
         copy,
+        copying,
     )
+    if checksums:
+        made = {_in_words(part, name): crc for part in taken.parts for name, crc in part.crcs.items()}
+        rest = {name: t for name, t in (taken.own | taken.replicated).items() if name not in made}
+        taken.crcs = made | {name: crc32.crc32(t) for name, t in rest.items()}
+    return taken
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -133,6 +177,14 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def local_name(rank: int, world_size: int) -> str:
     """The file of what only this rank has."""
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+def _in_words(part: Part, name: str) -> str:
+    return f"{name} of classes {part.start} to {part.stop - 1}"
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": t for name, t in tensors.items()}
 
 
 def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

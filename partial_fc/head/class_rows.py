@@ -11,6 +11,7 @@ from torch import Tensor
 from partial_fc.head.shard import Shard
 
 if TYPE_CHECKING:
+    from partial_fc.head.rows.copying import RowCopy
     from partial_fc.head.rows.table import RowTable
 
 
@@ -62,6 +63,12 @@ class ClassRows:
             return {name: t[classes.start - self.start : classes.stop - self.start] for name, t in tables.items()}
         return {name: t.index_select(0, (classes - self.start).to(t.device)) for name, t in tables.items()}
 
+    def begin_copy(self) -> "CopiedRows | None":
+        """The rows as they are now, which `CopiedRows.finish` copies while training goes on; None where they lie in
+        files or on a device."""
+        copy = self._store.begin_copy(self._sub_centres)
+        return None if copy is None else CopiedRows(copy, self.start, self.stop, self.columns)
+
     def write(self, start: int, stop: int, class_M: Tensor, rows: dict[str, Tensor]) -> None:
         """Classes [start, stop) become: class_M of them (ascending) what `read` gave for those, in any dtype (converted
         to nearest), the others what they are before they are created. The head's `load_facts` comes first."""
@@ -69,3 +76,25 @@ class ClassRows:
         row_K = ((class_M - self.start)[:, None] * subs + torch.arange(subs, device=class_M.device)).flatten()
         table = {name: t.reshape(len(row_K), t.shape[-1]) for name, t in rows.items()}
         self._store.load_rows((start - self.start) * subs, (stop - self.start) * subs, row_K, table)
+
+
+class CopiedRows:
+    """The rows of classes [start, stop) at one moment. What `read` gives is theirs when `finish` has returned."""
+
+    def __init__(self, copy: "RowCopy", start: int, stop: int, columns: dict[str, Column]):
+        self.start, self.stop, self.columns = start, stop, columns
+        self._copy = copy
+
+    def created(self, start: int, stop: int) -> Tensor:
+        return self._copy.created_C[start - self.start : stop - self.start]
+
+    def read(self, classes: Tensor | range) -> dict[str, Tensor]:
+        """Of created classes without one between them: views."""
+        at = int(self._copy.place_C[int(classes[0]) - self.start]) if len(classes) else 0
+        return {
+            name: t.view(-1, *self.columns[name].shape)[at : at + len(classes)] for name, t in self._copy.copies.items()
+        }
+
+    def finish(self) -> None:
+        """Copies what is left of them, in any thread. Raises MemoryError."""
+        self._copy.finish()

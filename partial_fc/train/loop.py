@@ -51,7 +51,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve,
     evaluated = saved = at.step if at.step == total_steps else -1
     loss, stopped = math.nan, 0
     backbone.train()
-    job.commits.begin(at.step, job.head, lambda: snapshot(job))
+    job.commits.begin(at.step, job.head, lambda: snapshot(job, checksums=True))
 
     while at.step < total_steps and not stopped:
         # Whatever draws random numbers in a step (dropout) draws them by (seed, step, rank): resuming is exact.
@@ -205,11 +205,11 @@ def save(job: Job, score: float | None = None) -> None:
             f"step {job.at.step}: waited {time.perf_counter() - began:.2f} s for the checkpoint before to be written; "
             "the disk is slower than --checkpoint-every asks for"
         )
-    job.saver.begin(snapshot(job, score, job.saver.can_copy(job.head)), began)
+    job.saver.begin(snapshot(job, score, copy=job.saver.can_copy(job.head), behind=True), began)
 
 
-def snapshot(job: Job, score: float | None = None, copy: bool = True) -> checkpoint.Snapshot:
-    """Everything that the next step depends on. A collective."""
+def snapshot(job: Job, score: float | None = None, **how: bool) -> checkpoint.Snapshot:
+    """Everything that the next step depends on. how: as `checkpoint.capture` has it. A collective."""
     at, scaler = job.at, job.backbone.scaler
     facts = {
         "position": at.position,
@@ -225,5 +225,5 @@ def snapshot(job: Job, score: float | None = None, copy: bool = True) -> checkpo
     local = job.backbone.local_state()  # before the ranks' statistics are joined
     weights, optimizer = job.backbone.state()
     return checkpoint.capture(
-        at.step, weights, optimizer, local, job.head, facts, world=job.world, class_names=job.class_names, copy=copy
+        at.step, weights, optimizer, local, job.head, facts, world=job.world, class_names=job.class_names, **how
     )

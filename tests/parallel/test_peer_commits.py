@@ -29,9 +29,8 @@ def test_a_rank_that_has_forgotten_all_gets_it_from_the_others(world, tmp_path):
     head, memory = head_of(world, seed=0), Memory()
     step(head, world)
     local = {"exchange/residual/w": torch.full((3,), 0.1 + world.rank), "buffer/n": torch.tensor(world.rank)}
-    taken = checkpoint.capture(
-        1, {"w": torch.arange(4.0)}, {"m/w": torch.ones(4).bfloat16()}, local, head, {"position": 8}, world=world
-    )
+    tables = {"w": torch.arange(4.0)}, {"m/w": torch.ones(4).bfloat16()}, local
+    taken = checkpoint.capture(1, *tables, head, {"position": 8}, world=world, checksums=True)
     copies = PeerCopies(memory, world, every=6)
     assert not copies.too_little_memory(head)
     copies.begin(taken)

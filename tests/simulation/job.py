@@ -148,6 +148,9 @@ class Rows:
         self.row_L[class_M - self.start] = rows["centres"]
         self.there_L[class_M - self.start] = True
 
+    def begin_copy(self) -> None:
+        """They are copied at once."""
+
     def move(self, number: int, step: int) -> None:
         for i, c in enumerate(range(self.start, self.stop)):
             if step > c % 4:

@@ -91,7 +91,7 @@ NO_ROWS = SimpleNamespace(rows=None)
 
 def taken(world, step: int) -> checkpoint.Snapshot:
     return checkpoint.capture(
-        step, {"w": torch.ones(3) * step}, {}, {"buffer/n": torch.ones(1)}, NO_ROWS, {}, world=world
+        step, {"w": torch.ones(3) * step}, {}, {"buffer/n": torch.ones(1)}, NO_ROWS, {}, world=world, checksums=True
     )
 
 

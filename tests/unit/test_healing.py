@@ -158,7 +158,7 @@ def test_a_commit_in_memory_counts_more_than_a_damaged_checkpoint(root, owner, m
         weights = {name: torch.full_like(t, 25.0) for name, t in backbone.weights.state_dict().items()}
         facts = {"position": 25, "best": {}, "configuration": {}}
         copies = PeerCopies(run.memory, world, every=5)
-        copies.begin(checkpoint.capture(25, weights, {}, {}, head, facts, world=world))
+        copies.begin(checkpoint.capture(25, weights, {}, {}, head, facts, world=world, checksums=True))
         copies.finish()
         return run.resume(backbone, head).step, backbone.module.weight[0, 0].item()
 

@@ -59,6 +59,7 @@ def snapshot_of(head, world) -> checkpoint.Snapshot:
         head,
         {"position": step * G, "best": {"lfw": 0.1 + 0.2}},
         world=world,
+        checksums=True,
     )
 
 
@@ -190,7 +191,7 @@ def test_hosts_go_and_come_and_go(tmp_path):
 
 def test_the_newest_commit_that_is_whole_somewhere_counts():
     def held(step, age, size, *ranks):
-        return {"step": step, "age": age, "world_size": size, "ranks": list(ranks)}
+        return {"step": step, "age": age, "world_size": size, "ranks": list(ranks), "leads": True}
 
     first = held(100, 0, 3, 0, 2), held(100, 0, 3, 1, 0)
     assert choose([[first[0]], [first[1]]]).holder_W == [0, 1, 0]

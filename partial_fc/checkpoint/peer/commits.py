@@ -3,7 +3,8 @@
 At a commit each rank takes a snapshot and keeps it. What only this rank has (its rows of the head and their state, its
 running statistics, residuals of gradient compression) also goes to its peer, a rank of the next host: a piece in each
 step, by an all-to-all that is started where the step begins and waited for where it ends, so that it travels while the
-step is computed. A commit is whole when all ranks have all of it; the one before is kept until then.
+step is computed. A commit is whole when all ranks have all of it and every tensor's CRC-32, made with the sender's
+copy, is that of what came; the one before is kept until the next one begins.
 
 After the loss of a host the others have every class range among them: their own, and those that they keep for others
 (recover.py). Two neighbouring hosts lost at once, or the second one before the next commit is whole: then the newest
@@ -25,19 +26,14 @@ from pathlib import Path
 
 import torch
 
+from partial_fc.checkpoint.files import as_json
 from partial_fc.checkpoint.head_state import Head
 from partial_fc.checkpoint.owner import Owner
-from partial_fc.checkpoint.peer.transfer import (
-    PIECE_BYTES,
-    ByteStream,
-    all_gather_json,
-    empty_share,
-    local_tensors,
-    outline,
-)
+from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, ByteStream, all_gather_json, empty_share, outline
 from partial_fc.checkpoint.rows import class_bytes
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import Work, World
+from partial_fc.comm.watch.report import ranks_in_words
 from partial_fc.memory import available_memory_bytes
 
 _SMALL_BYTES = 1 << 20  # less in a step is not worth a message
@@ -55,13 +51,18 @@ class Commit:
     local: Snapshot
     # By rank: its own share, and those that it keeps for others, as far as they have come.
     shares: dict[int, Snapshot]
+    # That of `local` as JSON, and its CRC-32.
+    manifest: bytes = b""
+    manifest_crc: int = 0
+    # Whether what is equal on all ranks is here, undamaged as far as is known.
+    can_lead: bool = True
 
 
 @dataclass
 class Memory:
     """What a process keeps from one world to the next. A new process has none of it."""
 
-    # By rising step: the last whole one, and newer ones.
+    # By rising step: the last whole ones, two at most, and one under way.
     commits: list[Commit] = field(default_factory=list)
     # How many worlds the run has had before.
     age: int = 0
@@ -69,6 +70,12 @@ class Memory:
     run: str = ""
     # By folder: the records that this process keeps.
     owners: dict[Path, Owner] = field(default_factory=dict)
+
+
+def damage(step: int, rank: int, names: Sequence[str], where: str) -> str:
+    """Says which tensors of a rank's share are not what was copied."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"the commit of step {step}: {names[0]}{more} of rank {rank} is damaged {where}: its CRC-32 is another"
 
 
 def peers(host_W: Sequence[int]) -> list[int]:
@@ -105,8 +112,10 @@ class PeerCopies:
         # The commit under way, and for how long its snapshot and its pieces held training up.
         self._commit: Commit | None = None
         self._paused_s = self._waited_s = 0.0
+        # Shares for this rank that arrived damaged.
+        self._num_damaged = 0
         self._num_steps = self._num_begun = 0
-        self._outgoing = ByteStream([])
+        self._outgoing = ByteStream({})
         self._incoming: dict[int, tuple[Snapshot, ByteStream]] = {}
         # Bytes that each rank has still to send, and sends in a step.
         self._left_W: list[int] = []
@@ -148,25 +157,28 @@ class PeerCopies:
         )
 
     def begin(self, snapshot: Snapshot, took_s: float = 0.0) -> None:
-        """Starts to send; snapshot is a copy, which took so long to make. A collective."""
+        """Starts to send; snapshot is a copy with its CRCs, which took so long to make. A collective."""
         began = time.perf_counter()
         assert snapshot.is_copy
         assert not self.under_way
         rank = self._world.rank
-        self._commit = Commit(snapshot.step, self._memory.age, snapshot, {rank: snapshot})
-        self._memory.commits.append(self._commit)
+        manifest = as_json(snapshot.manifest).encode()
+        self._commit = Commit(
+            snapshot.step, self._memory.age, snapshot, {rank: snapshot}, manifest, zlib.crc32(manifest)
+        )
+        self._memory.commits = [*self._memory.commits[-1:], self._commit]
         outline_W = all_gather_json(outline(snapshot), self._world, "peer/outline")
-        self._outgoing = ByteStream(local_tensors(snapshot) if self._peer_W[rank] != rank else [])
+        self._outgoing = ByteStream(snapshot.own if self._peer_W[rank] != rank else {})
         for other in self._keeps:
             share = empty_share(outline_W[other])
-            self._incoming[other] = share, ByteStream(local_tensors(share))
+            self._incoming[other] = share, ByteStream(share.own)
         size_W = self._world.all_gather(torch.tensor([self._outgoing.num_bytes]), name="peer/size").tolist()
         # Done after half of the steps to the next commit, but for what is very large or not worth a message.
         num_pieces = max(1, min(max(1, self._every // 2), math.ceil(max(size_W) / _SMALL_BYTES)))
         self._left_W = size_W
         self._piece_W = [min(PIECE_BYTES, math.ceil(size / num_pieces)) for size in size_W]
         self._paused_s, self._waited_s = took_s + time.perf_counter() - began, 0.0
-        self._num_steps = 0
+        self._num_steps = self._num_damaged = 0
         self._num_begun += 1
         if self._num_begun == 1:
             self._log_what_is_kept()
@@ -197,8 +209,13 @@ class PeerCopies:
         for other, (_, stream) in self._incoming.items():
             stream.write(pieces[other])
         if not any(self._left_W):
-            for other, (share, _) in self._incoming.items():
-                self._commit.shares[other] = share
+            for other, (share, stream) in self._incoming.items():
+                damaged = [name for name, crc in stream.crcs.items() if crc != share.crcs[name]]
+                if damaged:
+                    _log.error(damage(self._commit.step, other, damaged, f"as it arrived on rank {self._world.rank}"))
+                    self._num_damaged += 1
+                else:
+                    self._commit.shares[other] = share
         self._waited_s += time.perf_counter() - began
         self._num_steps += 1
 
@@ -219,7 +236,19 @@ class PeerCopies:
         self.begin(snapshot)
 
     def _complete(self, commit: Commit) -> None:
-        if self._num_begun <= 3:  # the first one of a world, and the first ones of its usual size
+        """A collective."""
+        damaged_W = self._world.all_gather(torch.tensor([self._num_damaged]), name="peer/damaged").tolist()
+        self._commit = None
+        if any(damaged_W):
+            self._memory.commits = [each for each in self._memory.commits if each is not commit]
+            steps = [each.step for each in self._memory.commits]
+            ranks = [rank for rank, count in enumerate(damaged_W) if count]
+            _log.error(
+                f"the commit of step {commit.step} is given up on all ranks: a copy arrived damaged on "
+                f"{ranks_in_words(ranks)}. {f'That of step {steps[-1]} stands' if steps else 'There is no other one'}; "
+                "memory or network of a host is faulty where that comes again"
+            )
+        elif self._num_begun <= 3:  # the first one of a world, and the first ones of its usual size
             kept = sum(stream.num_bytes for _, stream in self._incoming.values())
             _log.info(
                 f"the commit of step {commit.step} is whole: {commit.local.num_bytes / 1e6:.1f} MB here, of which "
@@ -227,9 +256,7 @@ class PeerCopies:
                 f"others. Its snapshot paused training for {self._paused_s:.3f} s, its copies, on their way in "
                 f"{self._num_steps} steps, for {self._waited_s:.3f} s"
             )
-        self._memory.commits = [commit]
-        self._commit = None
-        self._incoming, self._outgoing = {}, ByteStream([])
+        self._incoming, self._outgoing = {}, ByteStream({})
 
     def _log_what_is_kept(self) -> None:
         survives = "the loss of a process, not of the host" if self._one_host else "the loss of a host"

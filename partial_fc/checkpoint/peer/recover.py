@@ -2,21 +2,27 @@
 
 import json
 import logging
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from partial_fc.checkpoint import head_state, rows
-from partial_fc.checkpoint.files import as_json
+from partial_fc.checkpoint import crc32, head_state, rows
 from partial_fc.checkpoint.folders import newest, step_of
 from partial_fc.checkpoint.head_state import Head
-from partial_fc.checkpoint.peer.commits import Commit, Memory
-from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, all_gather_json, broadcast_tensors
+from partial_fc.checkpoint.peer.commits import Commit, Memory, damage
+from partial_fc.checkpoint.peer.transfer import (
+    PIECE_BYTES,
+    ArrivedDamaged,
+    all_gather_json,
+    broadcast_tensors,
+    check_arrived,
+)
 from partial_fc.checkpoint.rows import Part
 from partial_fc.checkpoint.snapshot import Snapshot, below
 from partial_fc.comm import World
@@ -25,7 +31,10 @@ from partial_fc.head.shard import Shard
 from partial_fc.optim.compression import merge_residuals
 
 _Tensors = dict[str, Tensor]
+_T = TypeVar("_T")
 _RANGE = "range"  # in a packed part: its [start, stop)
+_CRC_BYTES = 4
+_TRIES = 3  # to receive something undamaged
 _log = logging.getLogger("partial_fc")
 
 
@@ -38,30 +47,70 @@ class CommitLocation:
     age: int
     # The rank that has the share of each rank of that world.
     holder_W: list[int]
-    # The first rank that has taken part in it.
+    # The first rank that has what is equal on all.
     root: int
 
 
 def recover(memory: Memory, world: World, root: Path) -> "PeerCheckpoint | None":
-    """The newest commit that this world's ranks have all of; None where there is none, or where a newer checkpoint
-    below `root` is seen by all. A collective."""
-    held = [
-        {"step": c.step, "age": c.age, "world_size": c.local.world_size, "ranks": sorted(c.shares)}
-        for c in memory.commits
-    ]
+    """The newest commit that this world's ranks have all of, undamaged; None where there is none, or where a newer
+    checkpoint below `root` is seen by all. A collective."""
     on_disk = newest(root)
-    answer = {"age": memory.age, "held": held, "disk": step_of(on_disk) if on_disk else -1}
-    answer_W = all_gather_json(answer, world, "recover/held")
-    location = choose([answer["held"] for answer in answer_W])
+    damaged = True
+    while damaged:
+        held = [
+            {
+                "step": c.step,
+                "age": c.age,
+                "world_size": c.local.world_size,
+                "ranks": sorted(c.shares),
+                "leads": c.can_lead,
+            }
+            for c in memory.commits
+        ]
+        answer = {"age": memory.age, "held": held, "disk": step_of(on_disk) if on_disk else -1}
+        answer_W = all_gather_json(answer, world, "recover/held")
+        location = choose([answer["held"] for answer in answer_W])
+        disk = min(answer["disk"] for answer in answer_W)
+        if location is None or disk > location.step:
+            break
+        # What is damaged counts no more; another rank may have the same.
+        here = _leave_out_damaged(_commit_at(location, memory), location, world.rank)
+        damaged = bool(world.all_gather(torch.tensor([here]), name="recover/damaged").any())
     memory.age = max(answer["age"] for answer in answer_W) + 1
-    disk = min(answer["disk"] for answer in answer_W)
     if location is None or disk > location.step:
         if any(answer["held"] for answer in answer_W):
             instead = f"going on from the checkpoint of step {disk}" if disk >= 0 else "training starts anew"
             _log.warning(f"the ranks that are left do not have all of any newer commit: {instead}")
         return None
-    memory.commits = [c for c in memory.commits if (c.step, c.age) == (location.step, location.age)]
-    return PeerCheckpoint(location, memory.commits[0] if memory.commits else None, world)
+    commit = _commit_at(location, memory)
+    memory.commits = [commit] if commit else []
+    return PeerCheckpoint(location, commit, world)
+
+
+def _commit_at(location: CommitLocation, memory: Memory) -> Commit | None:
+    """What this rank has of it, if anything."""
+    return next((c for c in memory.commits if (c.step, c.age) == (location.step, location.age)), None)
+
+
+def _leave_out_damaged(commit: Commit | None, location: CommitLocation, rank: int) -> bool:
+    """Looks at what this rank is to give of a commit, and forgets what is damaged. Returns whether anything was."""
+    found = False
+    for old, holder in enumerate(location.holder_W):
+        if commit is None or holder != rank:
+            continue
+        names = commit.shares[old].damaged(commit.shares[old].own)
+        if names:
+            _log.error(damage(commit.step, old, names, f"in the memory of rank {rank}"))
+            del commit.shares[old]
+            found = True
+    if commit is not None and location.root == rank:
+        names = commit.local.damaged(commit.local.replicated)
+        names += ["the manifest"] if zlib.crc32(commit.manifest) != commit.manifest_crc else []
+        if names:
+            _log.error(damage(commit.step, commit.local.rank, names, f"in the memory of rank {rank}"))
+            commit.can_lead = False
+            found = True
+    return found
 
 
 def choose(held_W: list[list[dict[str, Any]]]) -> CommitLocation | None:
@@ -73,11 +122,16 @@ def choose(held_W: list[list[dict[str, Any]]]) -> CommitLocation | None:
             next((held["ranks"] for held in rank_held if (held["step"], held["age"]) == (step, age)), [])
             for rank_held in held_W
         ]
+        leading = [
+            new
+            for new, rank_held in enumerate(held_W)
+            if any(held["leads"] and (held["step"], held["age"]) == (step, age) for held in rank_held)
+        ]
         holders = [[new for new, ranks in enumerate(ranks_W) if old in ranks] for old in range(world_size)]
-        if all(holders):
+        if all(holders) and leading:
             # Whoever keeps the fewest shares has its own at least, and is the less busy one.
             best = [min(these, key=lambda new: (len(ranks_W[new]), new)) for these in holders]
-            return CommitLocation(step, age, best, next(new for new, ranks in enumerate(ranks_W) if ranks))
+            return CommitLocation(step, age, best, leading[0])
     return None
 
 
@@ -88,7 +142,7 @@ class PeerCheckpoint:
     def __init__(self, location: CommitLocation, commit: Commit | None, world: World):
         """commit: what this rank has of it, if anything. A collective."""
         self._location, self._commit, self._world = location, commit, world
-        given = json.loads(as_json(commit.local.manifest)) if commit and world.rank == location.root else None
+        given = json.loads(commit.manifest) if commit and world.rank == location.root else None
         self.manifest: dict[str, Any] = all_gather_json(given, world, "recover/manifest")[location.root]
         self.step = location.step
         self.folder = f"the commit of step {location.step}"  # where a checkpoint's folder is named
@@ -117,18 +171,35 @@ class PeerCheckpoint:
             return []
         assert isinstance(head, PartialFC)
         head.load_facts(self.manifest["head"])
-        for part in self._parts(head.shard.num_classes):
-            head.rows.write(part.start, part.stop, part.class_N, part.rows)
+        self._received(lambda: self._load_rows(head))
 
         def lists() -> _Tensors:
             return self._of_this_rank(lambda share: share.hard_negatives)
 
         return head_state.load_hard_negatives(self.manifest, lists, head, self.folder)
 
+    def _received(self, receive: Callable[[], _T]) -> _T:
+        """What `receive` returns; again, on all ranks, where something arrived damaged."""
+        for left in reversed(range(_TRIES)):
+            try:
+                return receive()
+            except ArrivedDamaged as error:
+                _log.error(f"{self.folder}: {error}" + (", once more" if left else ""))
+                if not left:
+                    raise
+        raise AssertionError
+
     # ---- rows
 
-    def _parts(self, num_classes: int) -> Iterator[Part]:
-        """The rows of this rank's classes, wherever they are."""
+    def _load_rows(self, head: PartialFC) -> None:
+        damaged: list[str] = []
+        for part in self._parts(head.shard.num_classes, damaged):
+            head.rows.write(part.start, part.stop, part.class_N, part.rows)
+        check_arrived(damaged, self._world, "recover/rows")
+
+    def _parts(self, num_classes: int, damaged: list[str]) -> Iterator[Part]:
+        """The rows of this rank's classes, wherever they are. damaged: gets what did not arrive as it was sent, and is
+        left out."""
         world = self._world
         yield from self._kept(Shard.of(num_classes, world.rank, world.size))
         # Each begins with the rank after it, so that not all send to one.
@@ -143,7 +214,11 @@ class PeerCheckpoint:
                 return
             come_W = size_WW[:, world.rank].tolist()
             come = world.start_all_to_all(data, go_W, come_W, name="recover/rows").wait()
-            yield from (_unpacked(data) for data in come.split(come_W) if len(data))
+            for rank, data in enumerate(come.split(come_W)):
+                if len(data) and _crc_is_right(data):
+                    yield _unpacked(data)
+                elif len(data):
+                    damaged.append(f"a part of the classes from rank {rank}")
 
     def _kept(self, shard: Shard) -> Iterator[Part]:
         """The rows of these classes in the shares that this rank is to give, at most PIECE_BYTES at a time."""
@@ -168,7 +243,7 @@ class PeerCheckpoint:
         return self._broadcast(take(share) if share else None, holder)
 
     def _broadcast(self, tensors: _Tensors | None, root: int) -> _Tensors:
-        return broadcast_tensors(tensors, root, self._world, "recover/broadcast")
+        return self._received(lambda: broadcast_tensors(tensors, root, self._world, "recover/broadcast"))
 
 
 def _residuals(share: Snapshot) -> _Tensors:
@@ -176,14 +251,18 @@ def _residuals(share: Snapshot) -> _Tensors:
 
 
 def _packed(part: Part) -> Tensor:
-    """A part as bytes."""
+    """A part as bytes, and their CRC-32 in four more."""
     tensors = {name: t.contiguous() for name, t in part.tensors.items()}
-    return torch.frombuffer(
-        bytearray(save(tensors | {_RANGE: torch.tensor((part.start, part.stop))})), dtype=torch.uint8
-    )
+    data = bytearray(save(tensors | {_RANGE: torch.tensor((part.start, part.stop))}))
+    data += crc32.crc32(torch.frombuffer(data, dtype=torch.uint8)).to_bytes(_CRC_BYTES, "little")
+    return torch.frombuffer(data, dtype=torch.uint8)
+
+
+def _crc_is_right(data_N: Tensor) -> bool:
+    return crc32.crc32(data_N[:-_CRC_BYTES]).to_bytes(_CRC_BYTES, "little") == bytes(data_N[-_CRC_BYTES:].tolist())
 
 
 def _unpacked(data_N: Tensor) -> Part:
-    tensors = load(bytes(data_N.numpy().data))
+    tensors = load(bytes(data_N[:-_CRC_BYTES].numpy().data))
     start, stop = tensors.pop(_RANGE).tolist()
     return Part(start, stop, tensors)

@@ -1,12 +1,13 @@
 """How what only one rank has goes to others: as a run of bytes, sent in pieces and put together there."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from partial_fc.checkpoint import crc32
 from partial_fc.checkpoint.rows import Part
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import World
@@ -15,44 +16,46 @@ from partial_fc.comm import World
 PIECE_BYTES = 16 << 20
 
 
+class ArrivedDamaged(ValueError):
+    """What a rank received is not what was sent to it."""
+
+
 class ByteStream:
     """The bytes of tensors (contiguous, on the CPU), one after the other, from front to back."""
 
-    def __init__(self, tensors: Iterable[Tensor]):
-        self._flat = [t.reshape(-1).view(torch.uint8) for t in tensors if t.numel()]
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        self._flat = [(name, crc32.as_bytes(t)) for name, t in tensors.items() if t.numel()]
         self._tensor = self._offset = 0  # in which of them, and where in it
-        self.num_bytes = sum(map(len, self._flat))
+        self.num_bytes = sum(len(data) for _, data in self._flat)
+        # Of what was written to each of them so far.
+        self.crcs = dict.fromkeys(tensors, 0)
 
     def read(self, num_bytes: int) -> Tensor:
         """The next bytes: uint8 (num_bytes,)."""
-        return torch.cat([torch.empty(0, dtype=torch.uint8), *self._advance(num_bytes)])
+        return torch.cat([torch.empty(0, dtype=torch.uint8), *(view for _, view in self._advance(num_bytes))])
 
     def write(self, data_N: Tensor) -> None:
         """Writes over the next bytes."""
         begin = 0
-        for view in self._advance(len(data_N)):
-            view.copy_(data_N[begin : begin + len(view)])
+        for name, view in self._advance(len(data_N)):
+            self.crcs[name] = crc32.copy(data_N[begin : begin + len(view)], view, self.crcs[name])
             begin += len(view)
 
-    def _advance(self, num_bytes: int) -> Iterable[Tensor]:
+    def _advance(self, num_bytes: int) -> Iterable[tuple[str, Tensor]]:
         while num_bytes:
-            view = self._flat[self._tensor][self._offset : self._offset + num_bytes]
+            name, data = self._flat[self._tensor]
+            view = data[self._offset : self._offset + num_bytes]
             num_bytes -= len(view)
             self._offset += len(view)
-            if self._offset == len(self._flat[self._tensor]):
+            if self._offset == len(data):
                 self._tensor, self._offset = self._tensor + 1, 0
-            yield view
-
-
-def local_tensors(share: Snapshot) -> list[Tensor]:
-    """What only this rank has, in the order in which `empty_share` makes room for it."""
-    parts = [t for part in share.parts for t in part.tensors.values()]
-    return [*parts, *share.local.values(), *share.hard_negatives.values()]
+            yield name, view
 
 
 def outline(share: Snapshot) -> dict[str, Any]:
-    """Names, dtypes and shapes, as JSON: what `empty_share` needs."""
+    """Names, dtypes, shapes and CRCs, as JSON: what `empty_share` needs."""
     return {
+        "crcs": {name: share.crcs[name] for name in share.own},
         "rank": share.rank,
         "world_size": share.world_size,
         "step": share.step,
@@ -74,6 +77,7 @@ def empty_share(outlined: Mapping[str, Any]) -> Snapshot:
         empty(outlined["local"]),
         [Part(start, stop, empty(tensors)) for start, stop, tensors in outlined["parts"]],
         empty(outlined["hard_negatives"]),
+        crcs=outlined["crcs"],
     )
 
 
@@ -96,11 +100,13 @@ def all_gather_json(value: Any, world: World, name: str) -> list[Any]:
 
 
 def broadcast_tensors(tensors: Mapping[str, Tensor] | None, root: int, world: World, name: str) -> dict[str, Tensor]:
-    """What rank `root` has, on all ranks; the others give None. A collective, of PIECE_BYTES at a time."""
+    """What rank `root` has, on all ranks; the others give None. A collective, of PIECE_BYTES at a time. Raises
+    ArrivedDamaged, on all ranks, where one of them got something else."""
     given = tensors if world.rank == root and tensors is not None else {}
-    shaped = all_gather_json(shapes(given), world, f"{name}/names")[root]
+    crcs = {key: crc32.crc32(t) for key, t in given.items()}
+    shaped, crcs = all_gather_json([shapes(given), crcs], world, f"{name}/names")[root]
     result = {key: t.contiguous() for key, t in given.items()} if world.rank == root else empty(shaped)
-    stream = ByteStream(result[key] for key in shaped)
+    stream = ByteStream({key: result[key] for key in shaped})
     left = stream.num_bytes
     while left:
         size = min(PIECE_BYTES, left)
@@ -109,4 +115,13 @@ def broadcast_tensors(tensors: Mapping[str, Tensor] | None, root: int, world: Wo
         if world.rank != root:
             stream.write(piece)
         left -= size
+    damaged = [key for key in crcs if world.rank != root and stream.crcs[key] != crcs[key]]
+    check_arrived([f"{key} of rank {root}" for key in damaged], world, name)
     return result
+
+
+def check_arrived(damaged: Sequence[str], world: World, name: str) -> None:
+    """Raises ArrivedDamaged, on all ranks, where one names something. A collective."""
+    for rank, names in enumerate(all_gather_json(list(damaged), world, f"{name}/damaged")):
+        if names:
+            raise ArrivedDamaged(f"{names[0]} arrived damaged on rank {rank} (its CRC-32 is another)")

@@ -9,12 +9,14 @@ is class number * sub_centres + its number within the class; local numbers count
 """
 
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from partial_fc import counter_rng
 from partial_fc.head.rows import catch_up as catching_up
+from partial_fc.head.rows.copying import RowCopy
 from partial_fc.head.rows.files import RowFiles
 from partial_fc.head.rows.optimizers import RowAdamW, RowOptimizer
 from partial_fc.head.rows.staging import Staging
@@ -78,6 +80,9 @@ class RowTable:
         self._num_missing = num_rows
         self._staging = Staging(self._tables, self.device) if indexes_copies(storage, self.device) else None
         self._fetched = -1  # the step of the last fetch
+        # Copies that may not be made yet, and whether rows were fetched that are still to be updated.
+        self._row_copies: WeakSet[RowCopy] = WeakSet()
+        self._is_fetched = False
 
     @property
     def centre_LD(self) -> Tensor:
@@ -93,6 +98,11 @@ class RowTable:
     def fetch(self, row_S: Tensor | None, step: int) -> tuple[Tensor, Tensor | None]:
         """Readies the rows row_S (local numbers, ascending, each once; None: all) for a step: creates the missing ones,
         catches up. Returns a table, and the rows' positions in it (None: the table is those rows, in order)."""
+        self._is_fetched = True
+        for copy in self._row_copies:
+            copy.want(row_S)
+        if self._catch_up is not None:
+            self._settle()
         self._create_missing(row_S)
         if self._staging is None:
             self._bring_up(self._tables, row_S, row_S, step)
@@ -123,6 +133,7 @@ class RowTable:
     def update(self, row_K: Tensor | None, begin: int, end: int, grad_KD: Tensor, lr: float, step: int) -> None:
         """One step of the optimizer for rows [begin, end) of those fetched. row_K: that part of row_S, None where
         row_S was None. grad_KD: their gradient, floating; it is overwritten."""
+        self._settle()
         self._record(lr, step)
         tables = self._tables if self._staging is None else self._staging.copies.tables
         for low in range(begin, end, self._chunk):
@@ -140,8 +151,27 @@ class RowTable:
         where `fetch` gave centre_LD. Each row r that it writes gets touched = step + 1 and is rounded, in bfloat16
         tables, with counter_rng.rounding_noise(first_row + r, D, key). Returns these keys by table."""
         assert self._staging is None
+        self._settle()
         self._record(lr, step)
         return {name: counter_rng.rounding_key(self.seed, i, step) for i, name in enumerate(self._columns)}
+
+    def begin_copy(self, group: int) -> RowCopy | None:
+        """A copy of the rows as they are now, still to be made, by another thread while steps go on; None where they
+        lie in files or on a device. group: rows that belong together."""
+        if self._files is not None or self.exists_L.device.type != "cpu" or self._staging is not None:
+            return None
+        copy = RowCopy(self._tables, self.exists_L, group)
+        if self._is_fetched:  # which rows are to be updated next is not known any more
+            copy.finish()
+        else:
+            self._row_copies.add(copy)
+        return copy
+
+    def _settle(self) -> None:
+        """Before rows that were fetched are changed."""
+        self._is_fetched = False
+        for copy in self._row_copies:
+            copy.settle()
 
     def row_state(self) -> dict[str, Tensor]:
         """All that belongs to the rows, as stored and one row for each: "centres", the optimizer's state by name, and
@@ -180,6 +210,9 @@ class RowTable:
         self._check_names(rows)
         if self._staging is not None:
             self._staging.forget()
+        for copy in self._row_copies:
+            copy.want(None)
+        self._settle()
         size = 16 * self._chunk
         # Only rows that are there are written, here or in what is loaded: the others keep taking no memory.
         for row_K in (self.exists_L[begin:end].nonzero().squeeze(1) + begin).split(size):

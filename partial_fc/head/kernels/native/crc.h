@@ -1,0 +1,121 @@
+// CRC-32 as zlib has it (polynomial 0x04C11DB7, bits from the lowest), at the speed of the cache: many bytes are folded
+// into 16 by products without carries, which x86 processors have, and those go through a table. (The idea: V. Gopal et
+// al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009.)
+#pragma once
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace crc {
+
+// Polynomials over two elements of degree below 32: bit i stands for x^(31 - i).
+constexpr uint32_t POLYNOMIAL = 0xEDB88320;  // the polynomial without x^32
+
+constexpr uint32_t times_x(uint32_t p) { return p >> 1 ^ (p & 1 ? POLYNOMIAL : 0); }
+
+// x^n modulo the polynomial
+constexpr uint32_t power(int n) {
+    uint32_t p = 0x80000000;
+    for (int i = 0; i < n; i++) p = times_x(p);
+    return p;
+}
+
+constexpr std::array<uint32_t, 256> table_of_bytes() {
+    std::array<uint32_t, 256> table{};
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        uint32_t p = byte;
+        for (int i = 0; i < 8; i++) p = times_x(p);
+        table[byte] = p;
+    }
+    return table;
+}
+
+// state: the register, which begins as all ones and whose complement is the result
+inline uint32_t bytewise(uint32_t state, const uint8_t* data, int64_t n) {
+    static constexpr auto table = table_of_bytes();
+    for (; n > 0; n--) state = state >> 8 ^ table[(state ^ *data++) & 255];
+    return state;
+}
+
+#if defined(__x86_64__)
+#define FOLDS128 __attribute__((target("pclmul,sse2"), always_inline)) inline
+#define FOLDS512 __attribute__((target("vpclmulqdq,avx512f,pclmul"), always_inline)) inline
+
+// 16 bytes V stand for V(x), the first bit for x^127. What they add to the bytes `bits` further on is V(x) * x^bits: their
+// first half times x^(bits + 64), their second one times x^bits, both modulo the polynomial. A product of two halves as
+// the processor forms it comes out times x, hence the - 1.
+constexpr uint64_t first_factor(int bits) { return (uint64_t)power(bits + 63) << 32; }
+constexpr uint64_t second_factor(int bits) { return (uint64_t)power(bits - 1) << 32; }
+
+template <int bits> FOLDS128 __m128i folded(__m128i v, __m128i onto) {
+    constexpr uint64_t first = first_factor(bits), second = second_factor(bits);
+    const __m128i k = _mm_set_epi64x(second, first);
+    return _mm_xor_si128(onto, _mm_xor_si128(_mm_clmulepi64_si128(v, k, 0x00), _mm_clmulepi64_si128(v, k, 0x11)));
+}
+FOLDS128 __m128i load128(const uint8_t* p) { return _mm_loadu_si128((const __m128i*)p); }
+
+FOLDS128 uint32_t finish(__m128i v, const uint8_t* rest, int64_t n) {
+    for (; n >= 16; n -= 16, rest += 16) v = folded<128>(v, load128(rest));
+    uint8_t last[16];
+    std::memcpy(last, &v, 16);
+    return bytewise(bytewise(0, last, 16), rest, n);
+}
+
+// n >= 128
+__attribute__((target("pclmul,sse2"))) inline uint32_t by_128_bits(uint32_t state, const uint8_t* p, int64_t n) {
+    __m128i v[8];
+    for (int i = 0; i < 8; i++) v[i] = load128(p + 16 * i);
+    v[0] = _mm_xor_si128(v[0], _mm_cvtsi32_si128((int)state));
+    for (p += 128, n -= 128; n >= 128; p += 128, n -= 128)
+        for (int i = 0; i < 8; i++) v[i] = folded<1024>(v[i], load128(p + 16 * i));
+    for (int i = 1; i < 8; i++) v[i] = folded<128>(v[i - 1], v[i]);
+    return finish(v[7], p, n);
+}
+
+template <int bits> FOLDS512 __m512i folded512(__m512i v, __m512i onto) {
+    constexpr uint64_t first = first_factor(bits), second = second_factor(bits);
+    const __m512i k = _mm512_set_epi64(second, first, second, first, second, first, second, first);
+    __m512i low = _mm512_clmulepi64_epi128(v, k, 0x00), high = _mm512_clmulepi64_epi128(v, k, 0x11);
+    return _mm512_ternarylogic_epi64(onto, low, high, 0x96);  // xor of the three
+}
+
+// n >= 256
+__attribute__((target("vpclmulqdq,avx512f,pclmul"))) inline uint32_t by_512_bits(uint32_t state, const uint8_t* p, int64_t n) {
+    __m512i v[4];
+    for (int i = 0; i < 4; i++) v[i] = _mm512_loadu_si512(p + 64 * i);
+    v[0] = _mm512_xor_si512(v[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)state)));
+    for (p += 256, n -= 256; n >= 256; p += 256, n -= 256)
+        for (int i = 0; i < 4; i++) v[i] = folded512<2048>(v[i], _mm512_loadu_si512(p + 64 * i));
+    for (int i = 1; i < 4; i++) v[i] = folded512<512>(v[i - 1], v[i]);
+    __m128i lane[4];
+    std::memcpy(lane, &v[3], 64);
+    for (int i = 1; i < 4; i++) lane[i] = folded<128>(lane[i - 1], lane[i]);
+    return finish(lane[3], p, n);
+}
+#endif
+
+// The bits that are folded at a time here: 512, 128, or 8 where there is nothing better than the table.
+inline int best_width() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("avx512f")) return 512;
+    if (__builtin_cpu_supports("pclmul")) return 128;
+#endif
+    return 8;
+}
+
+// crc: of the bytes before; 0: there are none
+inline uint32_t update(uint32_t crc, const uint8_t* data, int64_t n, int width) {
+    uint32_t state = ~crc;
+#if defined(__x86_64__)
+    if (width == 512 && n >= 256) return ~by_512_bits(state, data, n);
+    if (width >= 128 && n >= 128) return ~by_128_bits(state, data, n);
+#endif
+    return ~bytewise(state, data, n);
+}
+
+}  // namespace crc

@@ -1,0 +1,37 @@
+"""CRC-32 by the C++ kernel's library is zlib's, with every instruction set that this processor has."""
+
+import random
+import zlib
+
+import pytest
+import torch
+
+from partial_fc.checkpoint import crc32
+from partial_fc.head.kernels.cpu import load
+
+
+@pytest.mark.parametrize("width", [8, 128, 512])
+def test_every_width_makes_the_numbers_of_zlib(width):
+    compiled = load("portable")
+    if width > compiled.head_crc32_width():
+        pytest.skip("this processor folds fewer bits at a time")
+    draw = random.Random(width)
+    data = torch.frombuffer(bytearray(draw.randbytes(3000)), dtype=torch.uint8)
+    update = crc32.by_width(compiled, width)
+    for num_bytes in [*range(1, 300), *(draw.randrange(300, 2900) for _ in range(100))]:
+        begin, before = draw.randrange(100), draw.randrange(1 << 32)
+        part = data[begin : begin + num_bytes]
+        assert update(before, part.data_ptr(), num_bytes) == zlib.crc32(bytes(part.tolist()), before)
+
+
+@pytest.mark.parametrize("compiler", [True, False])
+def test_a_copy_comes_with_its_checksum(monkeypatch, compiler):
+    if not compiler:
+        monkeypatch.setattr(crc32, "_update", lambda: crc32._by_zlib)
+    monkeypatch.setattr(crc32, "_BLOCK", 1000)
+    for t in (torch.randn(321, 7).bfloat16(), torch.randn(6, 5).T, torch.tensor(3), torch.empty(0, 4)):
+        own, crc = crc32.copied(t)
+        assert torch.equal(own, t)
+        assert t.numel() == 0 or own.data_ptr() != t.data_ptr()
+        as_bytes = bytes(t.contiguous().reshape(-1).view(torch.uint8).tolist())
+        assert crc == crc32.crc32(t) == zlib.crc32(as_bytes)
