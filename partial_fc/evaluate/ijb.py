@@ -198,7 +198,7 @@ def values_1_n(
 def _read_points(path: Path) -> tuple[list[str], NDArray[np.float64], NDArray[np.float32]]:
     names, numbers = [], []
     for number, line in enumerate(read_text(path, errors="surrogateescape").splitlines(), start=1):
-        name, *rest = line.split()
+        name, *rest = line.split() or [""]
         try:
             values = [float(field) for field in rest]
         except ValueError:

@@ -13,6 +13,7 @@ from partial_fc.data.video.frames import FrameFolder, VideoFile
 from partial_fc.files import regular
 
 _COLUMNS = "path num_frames label"
+_MOST_DIGITS = 12
 
 
 class ClipList:
@@ -46,7 +47,8 @@ class ClipList:
                 "number of frames will do"
             )
         name, num_frames, label = words[0], words[1], words[2]
-        if not (num_frames.isdecimal() and label.isdecimal()) or (not self.videos and int(num_frames) < 1):
+        are_counts = all(word.isdecimal() and len(word) <= _MOST_DIGITS for word in (num_frames, label))
+        if not are_counts or (not self.videos and int(num_frames) < 1):
             raise ValueError(
                 f"{where}: {line.strip()[:200]!r}; expected `{_COLUMNS}`, two whole numbers after the path"
             )
