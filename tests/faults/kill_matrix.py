@@ -30,6 +30,7 @@ SIGNALS = ("STOP", "KILL", "TERM", "USR1", "HUP", "INT")  # STOP, which should e
 STOPPED_S = 30.0
 GONE_S = 10.0  # after a signal nothing may be left, unless the run goes on
 NUM_STEPS = 600
+_END_S = 900.0  # of all steps, on a machine that has much else to do
 _FLAGS = ["--checkpoint-every", str(EVERY), "--max-steps", str(NUM_STEPS)]
 _PACE_S = 0.2
 _PACE_STOPPED_S = 1.0  # others than a stopped one train on
@@ -57,7 +58,7 @@ class Chain:
                 return cells
             set_pace(folder, 0)
             if job.now.process.poll() is None:
-                assert job.now.process.wait(300) == 0, job.now.printed[-3000:]
+                assert job.now.process.wait(_END_S) == 0, job.now.printed[-3000:]
             else:
                 job.trains(to_the_end=True)
         check_equal(whole, folder / "run")
@@ -77,7 +78,7 @@ class _Job:
             newest = complete(self.now.root)[-1]
             self.now = self.start()
             if to_the_end:
-                assert self.now.process.wait(300) == 0, self.now.printed[-3000:]
+                assert self.now.process.wait(_END_S) == 0, self.now.printed[-3000:]
             else:
                 self.now.wait_until_it_trains()
             log = (self.now.root / "training.log").read_text()
@@ -163,7 +164,7 @@ def undisturbed(folder: Path, flags: list[str]) -> Path:
     """models_root of a run that nobody has disturbed."""
     whole = Started("own launch", folder, flags)
     try:
-        assert whole.process.wait(300) == 0, whole.printed[-3000:]
+        assert whole.process.wait(_END_S) == 0, whole.printed[-3000:]
     finally:
         whole.kill()
     return whole.root
