@@ -1,5 +1,6 @@
 """The launchers as users type them, each with a small job, and which of their processes is what."""
 
+import ctypes
 import os
 import shlex
 import signal
@@ -25,6 +26,7 @@ EVERY = 20  # steps between checkpoints
 _RECIPE = "tests/faults/kill_job.py"
 _TRAIN = [sys.executable, "train.py", _RECIPE]
 _TAG = "FAULT_TAG"
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 PATIENCE_S = 200.0  # until a job trains, on a machine that has much else to do
 
 
@@ -93,8 +95,7 @@ class Started:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                # Of a shell's background job, or under nohup, they would stay ignored.
-                preexec_fn=_signals_as_in_a_terminal,
+                preexec_fn=_begin,
             )
 
     @property
@@ -160,7 +161,10 @@ def set_pace(folder: Path, seconds: float) -> None:
     (folder / "pace.new").replace(folder / "pace")  # whole: it is read at any moment
 
 
-def _signals_as_in_a_terminal() -> None:
+def _begin() -> None:
+    """In the new process: it does not outlive this one, and signals mean what they mean in a terminal (of a shell's
+    background job, or under nohup, they would stay ignored)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
