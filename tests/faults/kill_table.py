@@ -65,17 +65,25 @@ class Results:
 RESULTS = Results(_HERE / "kill_matrix.json")
 
 
-def promised(path: Path = _HERE / "kill_promises.txt") -> dict[tuple[str, str, str], tuple[str, ...]]:
-    """(launch, target, signal) -> what may become of the run; of several things timing decides."""
+def _promises() -> dict[tuple[str, str, str], str]:
     found = {}
-    for line in path.read_text().splitlines():
+    for line in (_HERE / "kill_promises.txt").read_text().splitlines():
         if not line or line.startswith("#"):
             continue
         launch, targets, *cells = (word.strip() for word in line.split("|"))
         for target in targets.split(" and "):
-            for name, words in zip(COLUMNS, cells, strict=True):
-                found[launch, target, name] = tuple(words.split(" or "))
+            found |= {(launch, target, name): words for name, words in zip(COLUMNS, cells, strict=True)}
     return found
+
+
+def promised() -> dict[tuple[str, str, str], tuple[str, ...]]:
+    """(launch, target, signal) -> what may become of the run; of several things timing decides."""
+    return {key: tuple(words.removesuffix(" ?").split(" or ")) for key, words in _promises().items()}
+
+
+def never_played() -> set[tuple[str, str, str]]:
+    """Those that end with a question mark."""
+    return {key for key, words in _promises().items() if words.endswith(" ?")}
 
 
 def differences(cells: Iterable[Cell]) -> list[str]:
@@ -94,7 +102,7 @@ def table(cells: Sequence[Cell]) -> str:
     rows: dict[tuple[str, ...], list[str]] = {}
     seen = {cell.key: cell for cell in cells}
     for launch, target in dict.fromkeys((cell.launch, cell.target) for cell in cells):
-        fates = tuple(str(seen[launch, target, name]) for name in COLUMNS)
+        fates = tuple(str(seen.get((launch, target, name), "?")) for name in COLUMNS)
         rows.setdefault((launch, *fates), []).append(target)
     lines = [f"| | to | {' | '.join(_HEADS)} |", f"|{' --- |' * (len(_HEADS) + 2)}"]
     for (launch, *fates), targets in rows.items():
