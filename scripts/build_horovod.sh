@@ -337,8 +337,8 @@ replace $file 'codec.loads_base64(sys.argv[4])' 'codec.loads_base64(sys.stdin.re
 
 # Asked to end (SIGTERM, Ctrl-C), horovodrun gave its processes 5 s, and so they had when it was killed itself: a larger
 # checkpoint was lost. Now they have ten minutes; a second signal, more than a second later, ends them at once. Where
-# another process has failed it is 5 s as before. The shell between horovodrun and a process becomes that process (exec):
-# where the shell alone was killed, the process trained on.
+# another process has failed it is 5 s as before. The shell between horovodrun and a process becomes that process (exec),
+# so that this knows when what led it is gone.
 file=$runner/common/util/safe_shell_exec.py
 replace $file 'GRACEFUL_TERMINATION_TIME_S = 5' "$(cat <<'END'
 GRACEFUL_TERMINATION_TIME_S = 5
@@ -430,6 +430,49 @@ replace $file '    event = threading.Event()
 END
 )"$'\n'
 replace $file "shell='env'," "shell='exec env',"
+
+# Over MPI horovodrun becomes a shell that waits for mpirun: whoever ended it left mpirun and the training running. Now it
+# is as with run.sh: the shell tells mpirun (Open MPI's), by SIGUSR1, which that passes on; after SIGTERM it would kill its
+# processes a second later. Where the shell is killed, the kernel tells it.
+replace $runner/mpi_run.py "        os.execve('/bin/sh', ['/bin/sh', '-c', mpirun_command], env)" "$(cat <<'END'
+        mpirun_command = 'exec ' + mpirun_command if impi_or_mpich else _LED.replace('MPIRUN', mpirun_command)
+        os.execve('/bin/sh', ['/bin/sh', '-c', mpirun_command], env)
+END
+)"
+replace $runner/mpi_run.py 'def mpi_run(settings, nics, env, command, stdout=None, stderr=None):' "$(cat <<'END'
+# What comes within a second, as from timeout(1), which sends two, is one signal. mpirun has a session of its own: Ctrl-C
+# in a terminal reaches the shell alone.
+_LED = """
+asked= interrupted=
+ask() {
+    now=$(date +%s)
+    if [ -z "$asked" ]; then
+        asked=$now
+        kill -USR1 "$job"
+    elif [ "$now" -gt $((asked + 1)) ]; then
+        kill -"$1" "$job"
+    fi
+}
+trap 'ask TERM' TERM
+trap 'ask USR1' USR1 HUP
+trap 'interrupted=1; ask INT' INT
+lead=
+if command -v setsid >/dev/null && command -v setpriv >/dev/null; then lead='setsid setpriv --pdeathsig USR1'; fi
+$lead MPIRUN &
+job=$!
+while :; do
+    wait "$job"
+    status=$?
+    kill -0 "$job" 2>/dev/null || break
+done
+[ -z "$interrupted" ] || exit 130
+exit "$status"
+"""
+
+
+def mpi_run(settings, nics, env, command, stdout=None, stderr=None):
+END
+)"
 
 # horovodrun's elastic driver tells rank 0 of hosts that come and go, and forms no new world meanwhile. Its connect had no
 # limit: with that host's cable cut, the others stood still for 82 s (docs/log.md, 2026-11-22).

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# What tests/faults does in a minute or two, for an hour: 100,000 inputs for every reader of files, guided by coverage,
-# then 50 kills of a training, 1,000 folders of damaged checkpoints, full disks, lost packets, and native code under
-# sanitizers. Names of readers as arguments: only those are fuzzed, and nothing else is done. INPUTS, ROUNDS and SEED in
-# the environment say how much, and which. What is found lies in build/fuzz/READER/found.
+# What tests/faults does in a minute or two, for two hours: 100,000 inputs for every reader of files, guided by coverage,
+# then 50 kills of a training, every signal to every process of every launcher, 200 double starts, 1,000 folders of damaged
+# checkpoints, full disks, lost packets, and native code under sanitizers. Names of readers as arguments: only those are
+# fuzzed, and nothing else is done. INPUTS, ROUNDS and SEED in the environment say how much, and which. What is found lies
+# in build/fuzz/READER/found.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
@@ -46,6 +47,8 @@ if [ $# = 0 ]; then
     check "kills" timeout 7200 python -m tests.faults.kills "$folder/kills" --rounds "$rounds" --seed "$seed"
     check "damage" timeout 3600 python -m tests.faults.damage "$folder/damage" --rounds "$((20 * rounds))" --seed "$seed"
     check "bits" timeout 1200 python -m tests.faults.bit_flips --flips 1000 --seed "$seed"
+    check "signals" timeout 7200 python -m tests.faults.kill_matrix "$folder/signals"
+    check "double starts" timeout 14400 python -m tests.faults.double_starts "$folder/starts" --rounds "$((4 * rounds))" --seed "$seed"
     check "disks" timeout 600 python -m tests.faults.disks "$folder/disks"
     check "network" timeout 600 python -m pytest tests/faults/test_network.py
     check "sanitizers" sanitized "$folder/kernels"

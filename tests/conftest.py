@@ -40,6 +40,7 @@ _DEAR = (
     "recipes/test_kv_launch.py",
     "cluster/test_kv_launch.py",
     "cluster/test_kinetics.py",
+    "faults/test_kill_matrix.py",
     "faults/test_network.py",
     "cluster/test_rendezvous.py",
     "recipes/test_spawn.py",

@@ -222,8 +222,8 @@ def test_ranks_that_were_pre_empted_end_in_peace(capfd, once_all_listen, last, s
 
 def test_a_signal_that_comes_twice_at_once_is_one(once_all_listen):
     """timeout(1) sends one to the command, and one to its process group."""
-    leave = "trap 'sleep 0.4; exit 75' TERM; listens; sleep 300 & wait"
-    send = "(once '0 1' kill -TERM $PARTIAL_FC_PARENT; sleep 0.2; kill -TERM $PARTIAL_FC_PARENT) &"
+    leave = "trap 'sleep 0.4; exit 75' TERM USR1; listens; sleep 300 & wait"
+    send = "(once '0 1' kill -TERM $PARTIAL_FC_PARENT; kill -USR1 $PARTIAL_FC_PARENT) &"
     assert shell(f"{once_all_listen} [ $RANK = 0 ] && {send} {leave}") == 75
 
 

@@ -1,0 +1,57 @@
+"""Recipe face, at the pace that a file says, and with a word in a folder of who is which rank; for real launchers:
+
+    FAULT_FOLDER=DIR python train.py tests/faults/kill_job.py --gpus 2 FLAGS
+
+DIR/rank-R: process number and host of rank R. DIR/pace: seconds between two steps; none where the file is not there.
+DIR/looked-R, DIR/held-R: when this rank looked whose the run's folder is, and when that was known to be its own, in
+seconds of this machine's monotonic clock.
+"""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from partial_fc import comm
+
+
+def main(arguments: list[str]) -> int:
+    here, launch = Path(os.environ["FAULT_FOLDER"]), comm.detect()
+    if launch.backend != "single":
+        _write(here / f"rank-{launch.rank}", f"{os.getpid()} {socket.gethostname()}")
+        sys.path.insert(0, str(Path(__file__).parents[2]))
+        from partial_fc.data.loader import Loader
+        from partial_fc.train.begin import run_folder
+
+        next_batch, hold = Loader.__next__, run_folder.hold
+        Loader.__next__ = _at_pace(next_batch, here / "pace")  # type: ignore[method-assign]
+
+        def timed(*words: Any) -> list[str]:
+            _write(here / f"looked-{launch.rank}", str(time.monotonic()))
+            notes = hold(*words)
+            _write(here / f"held-{launch.rank}", str(time.monotonic()))
+            return notes
+
+        run_folder.hold = timed
+    from recipes import face
+
+    return face.main(arguments)
+
+
+def _at_pace(next_batch: Callable[[Any], Any], pace: Path) -> Callable[[Any], Any]:
+    def paced(loader: Any) -> Any:
+        if pace.exists():
+            time.sleep(float(pace.read_text()))
+        return next_batch(loader)
+
+    return paced
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole, or not at all."""
+    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
+    unfinished.write_text(text)
+    unfinished.rename(path)
