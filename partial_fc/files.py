@@ -1,5 +1,7 @@
-"""Files that take the place of older ones at once, or not at all; those of others, which may be no files; modes."""
+"""Files that take the place of older ones at once, or not at all; those of others, which may be no files; names that
+are on the disk; modes."""
 
+import contextlib
 import errno
 import os
 import stat
@@ -50,7 +52,7 @@ def _check_regular(status: os.stat_result, path: str | os.PathLike[str]) -> None
 
 def read_bytes(path: str | os.PathLike[str], most_bytes: int) -> bytes:
     """All of a regular file. Raises OSError, as open does, for anything else, and for one that is larger."""
-    with open(path, "rb", opener=regular) as file:
+    with about(path), open(path, "rb", opener=regular) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:
             raise OSError(errno.EFBIG, f"has {size:,} bytes; at most {most_bytes:,} are read", str(path))
@@ -82,8 +84,9 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
             _sync(partial, os.O_RDONLY)
         os.replace(partial, path)
     except BaseException as error:
-        # What a full disk needs most is room.
-        partial.unlink(missing_ok=True)
+        # What a full disk needs most is room. Where that fails, too, what failed first is told.
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(partial)):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
@@ -94,9 +97,33 @@ def sync_folder(path: Path) -> None:
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def _sync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
+def make_folders(path: Path) -> None:
+    """Makes a folder, and those above it that are missing. All these names are on the disk when this returns, as far up
+    as its file system goes and folders may be read: one that was ended in here may have made some of them."""
+    path.mkdir(parents=True, exist_ok=True)
+    path = path.resolve()
+    device = path.stat().st_dev
+    for folder in path.parents:
+        if folder.stat().st_dev != device or not os.access(folder, os.R_OK):
+            return
+        sync_folder(folder)
+
+
+@contextmanager
+def about(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors of the system that do not say of which file they are, as those of reading and syncing, say this one."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        yield
+    except OSError as error:
+        if error.errno and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def _sync(path: Path, flags: int) -> None:
+    with about(path):
+        descriptor = os.open(path, flags)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

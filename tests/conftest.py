@@ -24,6 +24,7 @@ _DEAR = (
     "cluster/test_elastic.py",
     "recipes/test_imagenet.py",
     "recipes/test_preemption.py",
+    "faults/test_enumeration.py",
     "cluster/test_two_hosts.py",
     "recipes/test_face_head.py",
     "faults/test_runs.py",

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partial_fc.files import regular, replacing
+from partial_fc.files import about, regular, replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,7 +83,7 @@ def as_json(value: Any) -> str:
 
 def sha256(path: Path) -> str:
     """The SHA-256 of a file's contents, in hex."""
-    with open(path, "rb", opener=regular) as file:
+    with about(path), open(path, "rb", opener=regular) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

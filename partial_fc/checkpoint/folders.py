@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
@@ -107,9 +106,10 @@ def mark(folder: Path, step: int, ranks: Iterable[int]) -> None:
 
 
 def unmark(folder: Path) -> None:
-    """Lets the folder count no more."""
-    if (folder / MARKER).exists():
-        (folder / MARKER).unlink()
+    """Lets the folder count no more. Where the marker is gone already, that need not be on the disk yet: the sync may
+    be what failed."""
+    if folder.exists():
+        (folder / MARKER).unlink(missing_ok=True)
         sync_folder(folder)
 
 
@@ -149,6 +149,16 @@ def _looks_whole(folder: Path) -> bool:
     return said == {step_of(folder)}
 
 
+def _remove(folder: Path) -> None:
+    """Errors say the whole path, as those of shutil.rmtree do not."""
+    for path in list(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            _remove(path)
+        else:
+            path.unlink(missing_ok=True)
+    folder.rmdir()
+
+
 def prune(
     root: Path, keep: int, keep_best: bool, check: Callable[[], None] = lambda: None, last: int | None = None
 ) -> None:
@@ -164,8 +174,8 @@ def prune(
         if step_of(folder) < oldest and folder != highest:
             check()
             unmark(folder)  # first, so that half a folder never looks whole
-            shutil.rmtree(folder)
+            _remove(folder)
     for folder in filter(_is_ours, root.glob("step-*")):
         if kept and step_of(folder) < step_of(kept[-1]) and not (folder / MARKER).exists():
             check()
-            shutil.rmtree(folder)
+            _remove(folder)

@@ -1,7 +1,7 @@
 """A new checkpoint, written by one process for as many ranks as one likes."""
 
+import contextlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ from tqdm import tqdm
 
 from partial_fc.checkpoint.checksums import checksums_name, write_checksums
 from partial_fc.checkpoint.files import save_tensors, write_json, write_lines
-from partial_fc.checkpoint.folders import MANIFEST, mark
+from partial_fc.checkpoint.folders import MANIFEST, mark, unmark
 from partial_fc.checkpoint.rows import Rows, cut, file_name
 from partial_fc.checkpoint.snapshot import FORMAT
+from partial_fc.files import make_folders
 from partial_fc.head.shard import Shard
 
 
@@ -46,7 +47,7 @@ class Output:
                     bar.update(part.stop - part.start)
 
 
-@contextmanager
+@contextlib.contextmanager
 def new_checkpoint(
     folder: Path, manifest: dict[str, Any], class_names: list[str] | None, made_by: str
 ) -> Iterator[Output]:
@@ -59,8 +60,8 @@ def new_checkpoint(
     manifest = {**manifest, "format": FORMAT, "history": [*manifest.get("history", ()), made_by]}
     size = manifest["world_size"]
     output = Output(folder, manifest, [{} for _ in range(size)])
-    folder.mkdir(parents=True, exist_ok=True)
     try:
+        make_folders(folder)
         yield output
         if class_names is not None:
             output.text("class-names.txt", class_names)
@@ -69,10 +70,12 @@ def new_checkpoint(
             write_checksums(checksums, folder / checksums_name(rank, size))
         mark(folder, manifest["step"], range(size))
     except BaseException:
-        for path in folder.iterdir():
-            path.unlink()
-        if not existed:
-            folder.rmdir()
+        with contextlib.suppress(OSError):  # what failed first is told; what is left does not count, or is whole
+            unmark(folder)  # first, so that half a folder never looks whole
+            for path in folder.iterdir():
+                path.unlink()
+            if not existed:
+                folder.rmdir()
         raise
 
 

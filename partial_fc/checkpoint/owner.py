@@ -11,6 +11,7 @@ checkpoint.
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import socket
@@ -19,6 +20,10 @@ import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from partial_fc.errors import describe
+from partial_fc.files import about
+
+_log = logging.getLogger("partial_fc")
 _BEAT_S = 2.0
 _STALE_S = 10.0
 _POLL_S = 0.2
@@ -84,9 +89,11 @@ class Owner:
     def release(self) -> None:
         """The folder is free. A record that is not this process's stays."""
         self.stop()
-        with contextlib.suppress(OSError):
+        try:
             if _read(self._path) == self._record:
                 self._path.unlink()
+        except OSError as error:
+            _log.warning(f"{self._path} cannot be removed: {describe(error)}. A run on another host will wait for 10 s")
 
     def _beat(self) -> None:
         while not self._ended.wait(_BEAT_S):
@@ -195,22 +202,27 @@ def _create(root: Path, record: Record) -> Path | None:
     except FileExistsError:
         return None
     try:
-        os.pwrite(descriptor, _text(record, 0), 0)
+        _put(path, descriptor, record, 0)
     except OSError:
-        path.unlink(missing_ok=True)  # a full disk
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)  # a full disk
         raise
-    finally:
-        os.close(descriptor)
     return path
 
 
 def _rewrite(path: Path, record: Record, count: int) -> None:
     """In place: where the file is gone it is not made again."""
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        os.pwrite(descriptor, _text(record, count), 0)
-    finally:
-        os.close(descriptor)
+    _put(path, os.open(path, os.O_WRONLY), record, count)
+
+
+def _put(path: Path, descriptor: int, record: Record, count: int) -> None:
+    text, done = _text(record, count), 0
+    with about(path):
+        try:
+            while done < len(text):
+                done += os.pwrite(descriptor, text[done:], done)
+        finally:
+            os.close(descriptor)
 
 
 def _text(record: Record, count: int) -> bytes:
@@ -221,7 +233,7 @@ def _text(record: Record, count: int) -> bytes:
 def _content(path: Path) -> bytes | None:
     """None: the file is gone."""
     try:
-        with path.open("rb") as file:
+        with about(path), path.open("rb") as file:
             return file.read(2 * _WIDTH)
     except FileNotFoundError:
         return None

@@ -65,7 +65,7 @@ class Checkpoint:
     def _open(self, folder: Path) -> dict[str, Any]:
         """Reads marker, lists of checksums and manifest of a folder; returns the manifest."""
         try:
-            marker = (folder / MARKER).read_text(errors="replace")
+            marker = read_text(folder / MARKER, MANIFEST_BYTES, errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             raise ValueError(f"{folder} is no complete checkpoint: it has no file {MARKER}") from None
         # Path.glob finds nothing where a folder may not be looked into.
@@ -154,7 +154,7 @@ class Checkpoint:
             raise ValueError(f"{self.where} has no {name}")
         try:
             return load_file(path)
-        except SafetensorError as error:
+        except (SafetensorError, RuntimeError) as error:  # RuntimeError: torch's, where the disk fails
             raise ValueError(f"{path} is no safetensors file, or cut short: {error}") from error
 
     # ---- what is in them

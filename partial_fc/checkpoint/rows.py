@@ -190,7 +190,7 @@ class PartFile:
         damaged, or its shapes and class numbers do not fit together."""
         try:
             tensors = load_file(self.path)
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: torch's, where the disk fails
             raise ValueError(f"{self.path} is no safetensors file, or cut short: {error}") from error
         if "centres" not in tensors:
             raise ValueError(f"{self.path} holds {sorted(tensors)}; expected the centres, and their state by name")

@@ -12,6 +12,7 @@ instead of a shared one, a checkpoint is either whole in all of them or older on
 
 import contextlib
 import logging
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from partial_fc.checkpoint.rows import class_bytes
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import World
 from partial_fc.errors import describe
+from partial_fc.files import make_folders
 from partial_fc.memory import available_memory_bytes
 
 _log = logging.getLogger("partial_fc")
@@ -229,19 +231,33 @@ def ranks_beside(root: Path, world: World) -> list[int]:
     token = torch.tensor([secrets.randbits(62) if world.rank == 0 else 0])
     word = f".seen-by-{int(world.broadcast(token, name='checkpoint/token').item()):016x}"
     mine = root / f"{word}-{world.rank}"
-    problem = None
+    problem: OSError | None = None
+    seen: list[int] = []
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        make_folders(root)
         mine.write_text("")
     except OSError as error:
         problem = error
-    bad = world.all_gather(torch.tensor([int(problem is not None)]), name="checkpoint/writable").nonzero()
+    bad = _who(problem, world, "checkpoint/writable")
+    if not bad:
+        try:
+            seen = sorted(int(name.rpartition("-")[2]) for name in os.listdir(root) if name.startswith(f"{word}-"))
+        except OSError as error:
+            problem = error
+        # Also a barrier: no name goes before all have looked.
+        bad = _who(problem, world, "checkpoint/seen")
+    try:
+        mine.unlink(missing_ok=True)
+    except OSError as error:
+        _log.warning(f"{mine}, which is empty and of no more use, cannot be removed: {describe(error)}")
     if problem:
         raise ValueError(f"rank {world.rank} cannot write to {root}: {describe(problem)}") from problem
-    if len(bad):
-        mine.unlink()
-        raise ValueError(f"rank {int(bad[0])} cannot write to {root}: its output says why")
-    seen = sorted(int(path.name.rpartition("-")[2]) for path in root.glob(f"{word}-*"))
-    world.barrier(name="checkpoint/seen")
-    mine.unlink()
+    if bad:
+        raise ValueError(f"rank {bad[0]} cannot write to {root}: its output says why")
     return seen
+
+
+def _who(problem: OSError | None, world: World, name: str) -> list[int]:
+    """The ranks that have one. A collective."""
+    has_W = world.all_gather(torch.tensor([int(problem is not None)]), name=name)
+    return [int(rank) for rank in has_W.nonzero()]

@@ -1,5 +1,6 @@
 """A rank's share of the state after an update: taken at once, written or kept while training goes on."""
 
+import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -78,7 +79,8 @@ class Snapshot:
             checksums = dict(self._write_files(folder, leads))
             write_checksums(checksums, folder / checksums_name(self.rank, self.world_size))
         except BaseException:
-            self.remove(folder, leads)
+            with contextlib.suppress(OSError):  # what failed first is told
+                self.remove(folder, leads)
             raise
         return sum((folder / name).stat().st_size for name in checksums)
 

@@ -6,6 +6,7 @@
 the last class: those are start values there, and so they are here.)
 """
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from partial_fc.checkpoint.output import print_notes
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.checkpoint.rows import StoredRows, cut
+from partial_fc.files import make_folders, sync_folder
 from partial_fc.foreign import mxnet_ndarray
 from partial_fc.foreign.options import ExportOptions
 from partial_fc.head.rows.table import initial_centres
@@ -31,12 +33,25 @@ def export_centres(options: ExportOptions) -> None:
     for path in (path for of_rank in paths for path in of_rank):
         if path.exists():
             raise ValueError(f"{path} is there already; remove it, or choose another folder")
-    options.out.mkdir(parents=True, exist_ok=True)
-    for rank, of_rank in enumerate(paths):
-        for path, column in zip(of_rank, columns.values(), strict=True):
-            # There: m' = momentum m - lr d, w' = w + m'. Here: m' = momentum m + d, w' = w - lr m'.
-            unit = 1.0 if column == "centres" or lr is None else -lr
-            mxnet_ndarray.write(path, [_rows_of_rank(stored, rows, column, unit, rank * num_local, num_local)])
+    make_folders(options.out)
+    try:
+        # The centres of rank 0 last: without them `import`, and InsightFace, take the others for nothing.
+        for rank, of_rank in reversed([*enumerate(paths)]):
+            for path, column in reversed([*zip(of_rank, columns.values(), strict=True)]):
+                # There: m' = momentum m - lr d, w' = w + m'. Here: m' = momentum m + d, w' = w - lr m'.
+                unit = 1.0 if column == "centres" or lr is None else -lr
+                array = _rows_of_rank(stored, rows, column, unit, rank * num_local, num_local)
+                if path == paths[0][0]:
+                    sync_folder(options.out)
+                mxnet_ndarray.write(path, [array], durable=True)
+        sync_folder(options.out)
+    except BaseException:
+        with contextlib.suppress(OSError):  # what failed first is told
+            paths[0][0].unlink(missing_ok=True)
+            sync_folder(options.out)
+            for path in (path for of_rank in paths for path in of_rank):
+                path.unlink(missing_ok=True)
+        raise
     print_notes(_notes(stored, rows, num_local * size, lr))
     print(
         f"{options.out}: {rows.stop} classes of {stored.manifest['embedding_size']} features, {num_local} rows for "

@@ -46,12 +46,12 @@ def read_one(content: bytes, what: object) -> Tensor:
     return _Reader(what, bytearray(content)).only_array()
 
 
-def write(path: Path, arrays: Mapping[str, Tensor] | Sequence[Tensor]) -> None:
-    """Writes arrays by name (as MXNet's .params), or without names, byte for byte as mxnet.nd.save does. Raises
-    ValueError for a tensor that MXNet has no dtype for, or of no dimension."""
+def write(path: Path, arrays: Mapping[str, Tensor] | Sequence[Tensor], durable: bool = False) -> None:
+    """Writes arrays by name (as MXNet's .params), or without names, byte for byte as mxnet.nd.save does.
+    durable: see `replacing`. Raises ValueError for a tensor that MXNet has no dtype for, or of no dimension."""
     names = list(arrays) if isinstance(arrays, Mapping) else []
     tensors = list(arrays.values()) if isinstance(arrays, Mapping) else list(arrays)
-    with replacing(path) as partial, partial.open("wb") as file:
+    with replacing(path, durable) as partial, partial.open("wb") as file:
         file.write(struct.pack("<QQQ", _LIST, 0, len(tensors)))
         for number, t in enumerate(tensors):
             file.writelines(_array_bytes(t, names[number] if names else f"array {number}"))

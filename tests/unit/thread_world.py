@@ -17,9 +17,10 @@ T = TypeVar("T")
 class Meeting:
     """Where the threads of one world meet."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, seconds: float = 60, met: Callable[[], None] | None = None):
+        """seconds: who waits longer waits for ever. met: is called whenever all are there."""
         self.size = size
-        self.barrier = threading.Barrier(size, timeout=60)
+        self.barrier = threading.Barrier(size, met, seconds)
         self.brought: list[Any] = [None] * size
 
 
@@ -66,9 +67,9 @@ class ThreadWorld(World):
         pass
 
 
-def in_world(size: int, act: Callable[[ThreadWorld], T]) -> list[T]:
+def in_world(size: int, act: Callable[[ThreadWorld], T], meeting: Meeting | None = None) -> list[T]:
     """act(world) in every rank of a world of `size`; what each returned, by rank. Raises what the first one raised."""
-    meeting = Meeting(size)
+    meeting = meeting or Meeting(size)
 
     def of_rank(rank: int) -> T:
         try:

@@ -15,6 +15,7 @@ from partial_fc.checkpoint.head_state import has_head
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows import Part, gaps, mismatch, part_files
 from partial_fc.checkpoint.tools.options import VerifyOptions
+from partial_fc.files import TEXT_BYTES, read_bytes
 from partial_fc.head.shard import Shard
 
 
@@ -93,7 +94,7 @@ def _check_head(checkpoint: Checkpoint, ranks: set[int]) -> Iterator[tuple[str, 
             yield "bad", f"rank {rank} in {checkpoint.where}: {gap}"
     names = checkpoint.folder / "class-names.txt"
     if names.exists():
-        num_names = names.read_bytes().count(b"\n")
+        num_names = read_bytes(names, TEXT_BYTES).count(b"\n")
         if num_names != num_classes:
             yield "bad", f"{names} has {num_names} names for {num_classes} classes"
     first: tuple[Part, str] | None = None
@@ -132,7 +133,7 @@ def _check_finite(folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
     for path in tqdm(paths, desc="finite", unit="file", leave=False, disable=None):
         try:
             tensors = load_file(path)
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, RuntimeError) as error:
             yield "bad", f"{path} is no safetensors file, or cut short: {error}"
             continue
         for name, t in tensors.items():
