@@ -2,7 +2,6 @@
 
 python -m tests.cluster.stranger put ADDRESS PORT FILE     asks the store there to create FILE; prints the HTTP status
 python -m tests.cluster.stranger look                      prints what a user of this host can see of an elastic job
-python -m tests.cluster.stranger sockets                   prints who listens on this host: [process, address, port]
 python -m tests.cluster.stranger throw SECONDS MESSAGES CONNECTIONS ADDRESS:PORT...    each so many, all at once, for so
                                                            long; prints what came of it
 """
@@ -16,6 +15,7 @@ import os
 import pickle
 import random
 import resource
+import socket
 import struct
 import sys
 import time
@@ -90,16 +90,33 @@ def look() -> dict[str, Any]:
     }
 
 
-def sockets() -> list[tuple[str, str, int]]:
-    """Who listens on this host, but for its sshd: what the process is, address, port."""
-    found = []
+def listeners(host: int, of: str) -> set[tuple[str, str, int]]:
+    """Who of a job listens on a host: what the process is, address, port. host: a process that is there, seen from
+    outside of it, as root; of: a word in the command line of the job's processes."""
+    network = os.readlink(f"/proc/{host}/ns/net")
+    found = set()
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            words, environ = process.cmdline(), process.environ()
-            for connection in process.net_connections("tcp"):
-                if connection.status == psutil.CONN_LISTEN and "sshd" not in words[0]:
-                    found.append((_what(words, environ), *connection.laddr))
-    return sorted(found)
+        with contextlib.suppress(psutil.Error, OSError):
+            words = process.cmdline()
+            if os.readlink(f"/proc/{process.pid}/ns/net") == network and (of in " ".join(words) or "orted" in words[0]):
+                found |= {(_what(words, process.environ()), *at) for at in _listening(process.pid)}
+    return found
+
+
+def _listening(pid: int) -> set[tuple[str, int]]:
+    """Addresses and ports of a process, in its own network (psutil takes its reader's); see proc_net_tcp(5)."""
+    numbers = os.listdir(f"/proc/{pid}/fd")
+    own = {os.readlink(f"/proc/{pid}/fd/{number}") for number in numbers if os.path.exists(f"/proc/{pid}/fd/{number}")}
+    found = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in own:
+                address, _, port = local.partition(":")
+                # Words of 32 bits, each in this machine's own order.
+                words = [int(address[i : i + 8], 16) for i in range(0, len(address), 8)]
+                found.add((socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words)), int(port, 16)))
+    return found
 
 
 def _what(words: list[str], environ: dict[str, str]) -> str:
@@ -108,9 +125,9 @@ def _what(words: list[str], environ: dict[str, str]) -> str:
         if launcher in programs:
             return launcher
     for name in ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK"):
-        if name in environ and "redis" not in words[0]:
+        if name in environ:
             return "rank 0" if environ[name] == "0" else "other ranks"
-    return environ.get("DMLC_ROLE") or " ".join(words)[:80]
+    return " ".join(words)[:80]
 
 
 async def _throw(seconds: float, num_messages: int, num_connections: int, targets: list[tuple[str, int]]) -> Counter:
@@ -185,8 +202,6 @@ def throw(seconds: float, num_messages: int, num_connections: int, targets: list
 if __name__ == "__main__":
     if sys.argv[1] == "look":
         print(json.dumps(look()))
-    elif sys.argv[1] == "sockets":
-        print(json.dumps(sockets()))
     elif sys.argv[1] == "throw":
         at = [(address, int(port)) for address, _, port in (word.rpartition(":") for word in sys.argv[5:])]
         print(json.dumps(throw(float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), at)))
