@@ -25,6 +25,8 @@ _DEAR = (
     "recipes/test_imagenet.py",
     "recipes/test_preemption.py",
     "cluster/test_two_hosts.py",
+    "cluster/test_sockets.py",
+    "cluster/test_strangers.py",
     "recipes/test_face_head.py",
     "faults/test_runs.py",
     "recipes/test_flag_pairs.py",

@@ -132,22 +132,17 @@ def _host(launch: Launch, timeout_s: float, secret: str) -> dist.Store:
         listening = socket.socket(fileno=int(given)) if given else _listen(launch)
         own = listening.getsockname()[0]
         listening_store = _server(own, 0)
-        store = dist.TCPStore(
-            "127.0.0.1" if own in ("0.0.0.0", "::") else own,
-            listening_store.getsockname()[1],
-            None,
-            True,
-            timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-            master_listen_fd=os.dup(listening_store.fileno()),
-        )
-    except (OSError, dist.DistError) as error:
+    except OSError as error:
         raise StartError(
             f"{launch}: cannot listen at port {launch.master_port} ({_first_line(error)}). Does another job or "
             "program use it? Choose another one (--master-port or MASTER_PORT), the same on all nodes"
         ) from None
+    port, descriptor = listening_store.getsockname()[1], os.dup(listening_store.fileno())
+    # Before the store: from then on it answers nobody who was not let in.
     _gates.append(Gate(listening, listening_store, secret, launch.size))
-    return store
+    address = "127.0.0.1" if own in ("0.0.0.0", "::") else own
+    left = timedelta(seconds=timeout_s)
+    return dist.TCPStore(address, port, None, True, left, wait_for_workers=False, master_listen_fd=descriptor)
 
 
 def _listen(launch: Launch) -> socket.socket:

@@ -145,7 +145,7 @@ def attack(
         outcome.thrown = json.loads(thrower.communicate()[0].splitlines()[-1])
         outcome.steps_after = steps_done(job.root)
         lines = job.lines(printed_before)
-        outcome.lines = [line for line in lines if not re.search(r" rank 0 I Speed .* \| step \d+/", line)]
+        outcome.lines = [line for line in lines if not re.match(r"\d{4}-\d\d-\d\d \S+ rank \d+ I ", line)]
         job.end()
     undisturbed = Training(hosts, env, launcher, folder / "undisturbed", steps_done(job.root))
     undisturbed.wait()

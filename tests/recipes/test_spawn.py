@@ -346,10 +346,11 @@ def test_two_nodes_with_one_number_are_told_so():
     assert all("rank 1 is there twice" in text for text in heard)
 
 
-def test_a_job_that_runs_is_left_alone_by_a_second_one_on_its_port():
+def test_a_job_that_runs_is_left_alone_by_a_second_one_on_its_port(monkeypatch):
     """Once its ranks are there nobody is let in any more: the port is free."""
     port = free_port()
     running = rendezvous.meet(launch(0, 1, port), 20)
+    monkeypatch.setattr(rendezvous, "_stores", {})
     with pytest.raises(StartError, match="nobody listens"):
         rendezvous.meet(launch(1, 2, port), 0.5)
     assert outcomes([launch(0, 1, port)], 20) == [""]
