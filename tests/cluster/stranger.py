@@ -169,15 +169,15 @@ async def _throw(seconds: float, num_messages: int, num_connections: int, target
 
     async def say(target: tuple[str, int], messages: list[bytes]) -> None:
         while messages and time.monotonic() < until:
+            message = messages.pop()
             connection = await connected(target)
             if connection is None:
-                messages.pop()  # it was thrown, and did not arrive
                 seen["messages that nobody took"] += 1
                 continue
             _, writer = connection
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(5):
-                    writer.write(messages.pop())
+                    writer.write(message)
                     seen["messages"] += 1
                     await writer.drain()
             writer.close()

@@ -19,16 +19,16 @@ from tests.recipes.conftest import ROOT
 RECIPE = str(ROOT / "tests/recipes/rendezvous_job.py")
 TRAIN = [sys.executable, "train.py", RECIPE]
 LOCAL = "-np 2 -H localhost:2"
-REMOTE = f"-np 2 -H {HOSTS} --network-interfaces eth0 --disable-cache"
+NETWORK = "--network-interfaces eth0 --disable-cache"
+REMOTE = f"-np 2 -H {HOSTS} {NETWORK}"
 ELASTIC = "--min-np 2 --max-np 2 --host-discovery-script"
 TORCHRUN = f"torchrun --nnodes=2 --nproc_per_node=1 --master_addr={ADDRESSES[0]} --master_port=8887"
 
 
 def commands(folder: Path) -> dict[tuple[str, int], list[list[str]]]:
     """(launcher, hosts) -> what is typed on the first host, or on each; the job's own words follow."""
-    for name, host_names in (("one", ["localhost:2"]), ("two", [f"{address}:1" for address in ADDRESSES])):
-        (folder / name).write_text(f"#!/bin/sh\necho {' '.join(host_names)} | tr ' ' '\\n'\n")
-        (folder / name).chmod(0o755)
+    (folder / "discover").write_text("#!/bin/sh\n" + "".join(f"echo {address}:1\n" for address in ADDRESSES))
+    (folder / "discover").chmod(0o755)
     (folder / "hosts").write_text("".join(f"{address} slots=1\n" for address in ADDRESSES))
     own = [*TRAIN, "--nodes", "2", "--master-addr", ADDRESSES[0], "--master-port", "8888"]
     train = shlex.join(["train.py", RECIPE])
@@ -39,10 +39,7 @@ def commands(folder: Path) -> dict[tuple[str, int], list[list[str]]]:
         ("torchrun", 2): [f"{TORCHRUN} --node_rank={host} {train}" for host in (0, 1)],
         ("horovodrun --gloo", 1): [f"horovodrun --gloo {LOCAL} bash config.sh"],
         ("horovodrun --gloo", 2): [f"horovodrun --gloo {REMOTE} bash config.sh"],
-        ("horovodrun, elastic", 1): [f"horovodrun -np 2 {ELASTIC} {folder}/one bash config.sh"],
-        ("horovodrun, elastic", 2): [
-            f"horovodrun -np 2 {ELASTIC} {folder}/two --network-interfaces eth0 --disable-cache bash config.sh"
-        ],
+        ("horovodrun, elastic", 2): [f"horovodrun -np 2 {ELASTIC} {folder}/discover {NETWORK} bash config.sh"],
         ("run.sh", 1): ["bash run.sh"],
         ("run.sh", 2): [f"bash run.sh {folder}/hosts"],
     }
@@ -53,8 +50,8 @@ def table() -> dict[tuple[str, int], set[tuple[str, str]]]:
     """SECURITY.md's: (launcher, hosts) -> who listens, and where."""
     found: dict[tuple[str, int], set[tuple[str, str]]] = {}
     rows = re.findall(r"^\| (.*) \|$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
-    for row in rows:
-        launcher, who, _, *places, _ = (cell.strip(" `") for cell in row.split(" | "))
+    cells = [[cell.strip(" `") for cell in row.split(" | ")] for row in rows]
+    for launcher, who, _, *places, _ in (row for row in cells if len(row) == 6):
         for hosts, cell in enumerate(places, 1):
             entries = found.setdefault((launcher, hosts), set())
             entries |= {(who, place) for place in cell.split(", ") if place != "none"}

@@ -204,18 +204,20 @@ async def join(
 
 def local_addresses(network_interface: str | None = None) -> list[str]:
     """The addresses by which other hosts may reach this one, the likely ones first. network_interface: the only one to
-    be used; so is that which the launcher or the user has named in the environment."""
+    be used; so is that which the launcher or the user has named in the environment, or where all have found rank 0."""
     if network_interface:
         return [interface.address_of(network_interface)]
     address = interface.addresses()
     named = ",".join(os.environ.get(variable, "") for variable in interface.VARIABLES).split(",")
-    chosen = [address.get(name.removeprefix("=")) for name in named]
-    found = [a for a in dict.fromkeys(chosen) if a and not a.startswith("127.")]
-    if len(found) == 1:
+    chosen = dict.fromkeys(address.get(name.removeprefix("=")) for name in named)
+    found = [a for a in chosen if a and not a.startswith("127.")]
+    if not found:
+        with contextlib.suppress(OSError):
+            found = [socket.gethostbyname(os.environ.get("MASTER_ADDR", ""))]
+    if len(found) == 1 and found[0] in address.values() and not found[0].startswith("127."):
         return found
-    master = os.environ.get("MASTER_ADDR")  # torchrun's rank 0
-    found += [a for a in dict.fromkeys([master, *address.values(), socket.gethostname()]) if a and a not in found]
-    return [a for a in found if not a.startswith("127.") and a != "localhost"] or ["127.0.0.1"]
+    found += [a for a in (*address.values(), socket.gethostname()) if a and a not in found]
+    return [a for a in found if not a.startswith(("127.", "0.")) and a != "localhost"] or ["127.0.0.1"]
 
 
 def _allow_open_files(num: int) -> None:
