@@ -66,16 +66,17 @@ def opened_since(before: dict[int, int]) -> list[int]:
 def admit_only(descriptors: Iterable[int], addresses: Iterable[str]) -> bool:
     """From now on these listening sockets answer the hosts of these addresses, and this host over its loopback.
 
-    False, and a warning, where the kernel has no such filters or there are too many hosts; False where ADMIT says
-    "any". Raises ValueError for another value of that."""
-    if not _wanted():
+    False, and a warning, where the kernel has no such filters or there are too many hosts; False where there are no
+    such sockets, or ADMIT says "any". Raises ValueError for another value of that."""
+    found = list(descriptors)
+    if not found or not _wanted():
         return False
     known = sorted({ipaddress.ip_address(address) for address in addresses}, key=lambda a: (a.version, a))
     if len(known) > _MOST_ADDRESSES:
         _log.warning(f"the run's hosts have {len(known)} addresses: its sockets answer any host (SECURITY.md)")
         return False
     try:
-        for descriptor in descriptors:
+        for descriptor in found:
             _attach(descriptor, _program(known))
     except OSError as error:
         _log.warning(f"this system has no filters for sockets ({error}): they answer any host (SECURITY.md)")
