@@ -51,6 +51,9 @@ for name in $(compgen -e); do
     esac
 done
 interface=()
+# On one host through shared memory alone: MPI's ranks would otherwise listen for other hosts on all addresses.
+transports=^openib
+case ${places#* } in *,*) ;; *) transports=self,vader ;; esac
 if [ -n "${NETWORK_INTERFACE:-}" ]; then
     interface=(-mca btl_tcp_if_include "$NETWORK_INTERFACE" -mca oob_tcp_if_include "$NETWORK_INTERFACE")
 fi
@@ -83,7 +86,7 @@ run() {
     # library finds: NCCL carries what is large, and MPI's other transports differ between hosts.
     set -m # a process group of its own: Ctrl-C in a terminal reaches us alone, and mpirun from us, once
     "${with_us[@]}" mpirun -np "$processes" --host "${places#* }" --allow-run-as-root -bind-to none -map-by slot \
-        -mca pml ob1 -mca btl ^openib "${interface[@]}" "${pass[@]}" \
+        -mca pml ob1 -mca btl "$transports" "${interface[@]}" "${pass[@]}" \
         bash "$here/config.sh" "$@" </dev/null &
     job=$!
     set +m

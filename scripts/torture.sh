@@ -52,6 +52,8 @@ if [ $# = 0 ]; then
     check "disks" timeout 600 python -m tests.faults.disks "$folder/disks"
     check "network" timeout 600 python -m pytest tests/faults/test_network.py
     check "sanitizers" sanitized "$folder/kernels"
+    # Somebody on a third host, for a minute.
+    check "strangers" timeout 600 python -m tests.cluster.strangers_job "$folder/strangers"
     # A host that dies and one that comes: the scenarios of elastic runs.
     check "hosts" timeout 1200 python -m pytest tests/cluster/test_elastic.py
 fi

@@ -26,6 +26,8 @@ _DEAR = (
     "recipes/test_preemption.py",
     "faults/test_enumeration.py",
     "cluster/test_two_hosts.py",
+    "cluster/test_sockets.py",
+    "cluster/test_strangers.py",
     "recipes/test_face_head.py",
     "faults/test_runs.py",
     "recipes/test_flag_pairs.py",

@@ -9,11 +9,13 @@
 """
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partial_fc.comm.launch import interface
-from partial_fc.comm.launch.detect import Launch, StartError, detect, started_here
+from partial_fc.comm.launch.detect import Launch, StartError, detect, has_agent, started_here
 from partial_fc.comm.single import SingleWorld
+from partial_fc.comm.strangers.gate import read_secret
 from partial_fc.comm.watch.watchdog import report_failure
 from partial_fc.comm.world import CollectiveError, Work, World
 
@@ -29,6 +31,7 @@ __all__ = [
     "World",
     "detect",
     "from_process_group",
+    "has_agent",
     "init",
     "report_failure",
     "started_here",
@@ -41,6 +44,7 @@ def init(
     comm_timeout_s: float = 600.0,
     start_timeout_s: float = 120.0,
     network_interface: str | None = None,
+    secret_file: Path | None = None,
 ) -> World:
     """Join the other processes of this launch.
 
@@ -50,9 +54,10 @@ def init(
     start_timeout_s: seconds in which all ranks must have come together, over torch.distributed and where horovodrun
     lets them come and go. (Else horovodrun has its own --start-timeout.)
     network_interface: where hosts have several networks, the name of the one to use.
+    secret_file: where torch.distributed's ranks meet, of which each host has a copy; a rank without it is not let in.
 
-    Raises ValueError for a launch that is only half set up, StartError where the ranks do not find each other or were
-    given different devices.
+    Raises ValueError for a launch that is only half set up, or a file that others may read; StartError where the ranks
+    do not find each other or were given different devices.
     """
     if not (comm_timeout_s >= 0 and math.isfinite(comm_timeout_s)):
         raise ValueError(f"comm_timeout_s is {comm_timeout_s}; expected seconds, or 0 for ever")
@@ -69,7 +74,8 @@ def init(
     elif launch.backend == "torch":
         from partial_fc.comm.torch_dist import TorchWorld
 
-        world = TorchWorld(launch, device, comm_timeout_s, start_timeout_s)
+        secret = read_secret(secret_file) if secret_file else None
+        world = TorchWorld(launch, device, comm_timeout_s, start_timeout_s, secret)
     else:
         world = SingleWorld()
     world.watch(comm_timeout_s, network_interface)

@@ -1,23 +1,31 @@
 """The start of a launch over torch.distributed: the ranks meet at the store of rank 0, or each says why they did not.
 
-Steps, all through keys of that store:
-1. every rank connects to the store, hosted by rank 0 (under torchrun by its agent), at the launch's master address
+Steps, from the second on through keys of that store:
+1. every rank knocks at the launch's master address, where rank 0 tells who knows the run's secret where its store is
+   (strangers/gate.py), and connects to that; under torchrun the store is its agent's, and at the master address itself
 2. every rank writes the size of its launch and claims its number: two jobs that meet by mistake differ in the one or
-   claim the other twice; and the kind of device that it computes on
+   claim the other twice; the kind of device that it computes on, and its host's addresses
 3. rank 0 sees all ranks there, with one kind of device, and writes the verdict "all here"; or some rank writes what is
-   wrong; the first verdict holds for all
+   wrong; the first verdict holds for all. Rank 0 does not answer knocks any more
 """
 
+import ipaddress
+import json
 import os
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import TypeVar
 
 import torch.distributed as dist
 
-from partial_fc.comm.launch.detect import LISTENING_SOCKET, Launch, StartError, devices_differ
+from partial_fc.comm.launch import printable
+from partial_fc.comm.launch.detect import LISTENING_SOCKET, Launch, StartError, devices_differ, has_agent
+from partial_fc.comm.strangers.admission import own_addresses
+from partial_fc.comm.strangers.gate import SECRET, Gate, NoAnswer, NotRank0, knock
 
 _ALL_HERE = "all here"
 _POLL_S = 0.05
@@ -26,11 +34,14 @@ _LINGER_S = 1.0  # rank 0 stays after a failure, for the others to read the verd
 _LATER_S = 10.0  # the others wait so much longer: rank 0 knows best who is missing
 
 _stores: dict[tuple[str, int], dist.Store] = {}
+_gates: list[Gate] = []  # of rank 0, while the ranks meet
 _num_meetings = 0
+T = TypeVar("T")
 
 
-def meet(launch: Launch, timeout_s: float, device: str = "cpu") -> dist.Store:
-    """The store of this launch, once all its ranks are there. device: "cpu" or "cuda", equal on all of them.
+def meet(launch: Launch, timeout_s: float, device: str = "cpu", secret: str | None = None) -> dist.Store:
+    """The store of this launch, once all its ranks are there. device: "cpu" or "cuda", equal on all of them; so is the
+    secret, None: that of the environment, if any.
 
     Raises StartError after timeout_s seconds at the latest (ranks other than 0: up to 10 more, so that rank 0 can say
     who is missing); at once where ranks contradict each other.
@@ -39,7 +50,7 @@ def meet(launch: Launch, timeout_s: float, device: str = "cpu") -> dist.Store:
     deadline = time.monotonic() + timeout_s
     address = (launch.master_addr, launch.master_port)
     if address not in _stores:
-        _stores[address] = _open(launch, timeout_s, deadline)
+        _stores[address] = _open(launch, timeout_s, deadline, os.environ.get(SECRET, "") if secret is None else secret)
     _num_meetings += 1
     # torchrun's agent keeps its store when it starts failed processes again: they must not read what the first wrote.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -50,6 +61,8 @@ def meet(launch: Launch, timeout_s: float, device: str = "cpu") -> dist.Store:
             _write_verdict(store, problem)
         # Where a job runs already, its verdict is "all here": the newcomer alone fails, by its own finding.
         verdict = problem or _verdict(store, launch, timeout_s, deadline)
+        while _gates:
+            _gates.pop().close(addresses(store, launch) if verdict == _ALL_HERE else ())
     except dist.DistError as error:
         raise StartError(
             f"{launch}: the store at {_where(launch)} went away while the ranks gathered: has rank 0 ended? Its "
@@ -58,21 +71,39 @@ def meet(launch: Launch, timeout_s: float, device: str = "cpu") -> dist.Store:
     if verdict != _ALL_HERE:
         if launch.rank == 0:
             time.sleep(_LINGER_S)
-        raise StartError(f"{launch}: {verdict}")
+        raise StartError(f"{launch}: {printable(verdict)}")
     return store
 
 
-def _open(launch: Launch, timeout_s: float, deadline: float) -> dist.Store:
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if launch.rank == 0 and not agent:
-        return _host(launch, timeout_s)
-    _reach(launch, timeout_s, deadline)
+def addresses(store: dist.Store, launch: Launch) -> list[str]:
+    """Those of all hosts of a launch whose ranks have met."""
+    told = store.multi_get([f"addresses of rank {rank}" for rank in range(launch.size)])
+    try:
+        return sorted({str(ipaddress.ip_address(address)) for each in told for address in json.loads(each)})
+    except (ValueError, TypeError, RecursionError):
+        raise StartError(f"{launch}: the store at {_where(launch)} holds addresses that no rank has written") from None
+
+
+def _open(launch: Launch, timeout_s: float, deadline: float, secret: str) -> dist.Store:
+    if has_agent():
+        _patiently(launch, timeout_s, deadline, lambda left: _connects(launch, left))
+        return _connect(launch, launch.master_port, timeout_s, deadline)
+    if launch.rank == 0:
+        return _host(launch, timeout_s, secret)
+
+    def at_the_gate(left: float) -> int:
+        return knock(launch.master_addr, launch.master_port, secret, left)
+
+    return _connect(launch, _patiently(launch, timeout_s, deadline, at_the_gate), timeout_s, deadline)
+
+
+def _connect(launch: Launch, port: int, timeout_s: float, deadline: float) -> dist.Store:
     left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
     results: list[dist.Store | Exception] = []
 
     def connect() -> None:
         try:
-            results.append(dist.TCPStore(launch.master_addr, launch.master_port, None, False, left))
+            results.append(dist.TCPStore(launch.master_addr, port, None, False, left))
         except Exception as error:  # for the thread that waits
             results.append(error)
 
@@ -83,43 +114,76 @@ def _open(launch: Launch, timeout_s: float, deadline: float) -> dist.Store:
     result = results[0] if results else "no answer"
     if isinstance(result, dist.Store):
         return result
-    raise StartError(
-        f"{launch}: something listens at {_where(launch)}, but it is not the store of a rank 0 "
-        f"({_first_line(result)}; waited {timeout_s:g} s). Is the port that of another program? Choose another one, "
-        "the same on all nodes"
+    raise _not_rank_0(launch, timeout_s, _first_line(result))
+
+
+def _not_rank_0(launch: Launch, timeout_s: float, why: str) -> StartError:
+    return StartError(
+        f"{launch}: something listens at {_where(launch)}, but it is not the store of a rank 0 of this run ({why}; "
+        f"waited {timeout_s:g} s at most). Is the port that of another program? Choose another one, the same on all "
+        "nodes"
     )
 
 
-def _host(launch: Launch, timeout_s: float) -> dist.Store:
-    """The store of rank 0. It connects to itself over the loopback: that its master address is another host's shows
-    only later, and is then reported together with who is missing. A socket that listens already does so at the master
-    address alone."""
-    listening = os.environ.pop(LISTENING_SOCKET, None)
+def _host(launch: Launch, timeout_s: float, secret: str) -> dist.Store:
+    """The store of rank 0, at a port of its own, and the gate to it, at the master's."""
+    given = os.environ.pop(LISTENING_SOCKET, None)
     try:
-        return dist.TCPStore(
-            launch.master_addr if listening else "127.0.0.1",
-            launch.master_port,
-            None,
-            True,
-            timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-            master_listen_fd=int(listening) if listening else None,
-        )
-    except dist.DistError as error:
+        listening = socket.socket(fileno=int(given)) if given else _listen(launch)
+        own = listening.getsockname()[0]
+        listening_store = _server(own, 0)
+    except OSError as error:
         raise StartError(
             f"{launch}: cannot listen at port {launch.master_port} ({_first_line(error)}). Does another job or "
             "program use it? Choose another one (--master-port or MASTER_PORT), the same on all nodes"
         ) from None
+    port, descriptor = listening_store.getsockname()[1], os.dup(listening_store.fileno())
+    # Before the store: from then on it answers nobody who was not let in.
+    _gates.append(Gate(listening, listening_store, secret, launch.size))
+    address = "127.0.0.1" if own in ("0.0.0.0", "::") else own
+    left = timedelta(seconds=timeout_s)
+    return dist.TCPStore(address, port, None, True, left, wait_for_workers=False, master_listen_fd=descriptor)
 
 
-def _reach(launch: Launch, timeout_s: float, deadline: float) -> None:
-    """Waits until somebody listens at the master's address. (TCPStore would wait, too, but fills the terminal with its
-    own stack for every attempt and does not say what went wrong.)"""
-    problem = "no answer"
+def _listen(launch: Launch) -> socket.socket:
+    """At the master address alone; at all where that is none of this host (behind address translation, or by mistake,
+    which shows later), or its name means the loopback here and this host elsewhere, as Debian writes it."""
+    name = launch.master_addr
+    try:
+        resolved = {entry[4][0] for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        resolved = set()
+    loops = any(str(address).startswith("127.") or address == "::1" for address in resolved)
+    if resolved and not (loops and name not in (*resolved, "localhost")):
+        address = str(min(resolved, key=lambda a: ":" in str(a)))  # IPv4, where it has both
+        if _is_local_address(address):
+            return _server(address, launch.master_port)
+    return _server("", launch.master_port)
+
+
+def _server(address: str, port: int) -> socket.socket:
+    if address in ("", "::") and socket.has_dualstack_ipv6():
+        return socket.create_server(("::", port), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=128)
+
+
+def _connects(launch: Launch, timeout_s: float) -> None:
+    socket.create_connection((launch.master_addr, launch.master_port), timeout=min(timeout_s, 10.0)).close()
+
+
+def _patiently(launch: Launch, timeout_s: float, deadline: float, attempt: Callable[[float], T]) -> T:
+    """What attempt(seconds left) returns, once somebody answers at the master's address. (TCPStore would wait, too, but
+    fills the terminal with its own stack for every attempt and does not say what went wrong.)"""
+    problem, silent = "no answer", False
     while (left := deadline - time.monotonic()) > 0:
+        silent = False
         try:
-            socket.create_connection((launch.master_addr, launch.master_port), timeout=min(left, 10.0)).close()
-            return
+            return attempt(left)
+        except NotRank0 as error:
+            raise _not_rank_0(launch, timeout_s, str(error)) from None
+        except NoAnswer as error:
+            problem, silent = str(error), True
         except TimeoutError:
             problem = "no answer: is a firewall between the hosts, or the address wrong?"
         except socket.gaierror as error:
@@ -127,6 +191,8 @@ def _reach(launch: Launch, timeout_s: float, deadline: float) -> None:
         except OSError as error:
             problem = error.strerror or str(error)
         time.sleep(max(0.0, min(0.2, deadline - time.monotonic())))
+    if silent:
+        raise _not_rank_0(launch, timeout_s, problem)
     here = " That address is this host itself." if _is_local_address(launch.master_addr) else ""
     raise StartError(
         f"{launch}: nobody listens at {_where(launch)} after {timeout_s:g} s: {problem}.{here} The master "
@@ -146,6 +212,7 @@ def _claim_rank(store: dist.Store, launch: Launch, device: str) -> str:
             "and --gpus, and every job a port of its own"
         )
     store.set(f"device of rank {launch.rank}", device)
+    store.set(f"addresses of rank {launch.rank}", json.dumps(own_addresses()))
     holder = store.compare_set(f"rank {launch.rank}", "", process).decode()
     if holder != process:
         return (

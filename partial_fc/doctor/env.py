@@ -72,7 +72,7 @@ def doctor_env(options: EnvOptions) -> int:
             report(finding)
     for finding in common_findings(answers):
         report(finding)
-    links = _links([host for host, _ in answers], report) if options.transfer and len(answers) > 1 else []
+    links = _links(answers, report) if options.transfer and len(answers) > 1 else []
     faults, warnings = (sum(finding.status == status for finding in findings) for status in ("fault", "warning"))
     print(f"\n{faults} fault(s), {warnings} warning(s) on {len(hosts)} host(s)")
     if options.report:
@@ -123,16 +123,17 @@ def _ask_all(hosts: list[Host], options: EnvOptions, report: Callable[[HostFindi
     return answers
 
 
-def _links(hosts: list[Host], report: Callable[[HostFinding], None]) -> list[dict[str, Any]]:
+def _links(answers: Answers, report: Callable[[HostFinding], None]) -> list[dict[str, Any]]:
     """Each host and the next, the last and the first: every host's network then sends and receives. What probe.connect
     measured; reports what it means."""
     links = []
-    pairs = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
-    for one, other in pairs[:1] if len(hosts) == 2 else pairs:
+    pairs = list(zip(answers, [*answers[1:], answers[0]], strict=True))
+    for (one, facts), (other, _) in pairs[:1] if len(answers) == 2 else pairs:
         subject, link = f"network to {other.name}", {}
         try:
-            with other.serving(_TRANSFER_S) as door:
-                link = one.ask("connect", {"address": other.name, **door}, _TRANSFER_S)
+            address = facts["routes"][other.name].get("address", other.name)
+            with other.serving(_TRANSFER_S, address) as door:
+                link = one.ask("connect", {"address": address, **door}, _TRANSFER_S)
         except HostError as error:
             remedy = (
                 "the processes talk over ports that the system chooses: open all of them between the hosts; is the "

@@ -71,14 +71,15 @@ class Host:
         return answer
 
     @contextmanager
-    def serving(self, seconds: float) -> Iterator[dict[str, Any]]:
-        """port and token with which the probe there answers one `connect`, within the block. Raises HostError."""
+    def serving(self, seconds: float, address: str = "127.0.0.1") -> Iterator[dict[str, Any]]:
+        """port and token with which the probe there answers one `connect` at the address, within the block. Raises
+        HostError."""
         command, pipe = self.command(_probe("serve"), seconds), subprocess.PIPE
         with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             try:
-                process.stdin.write(json.dumps({"seconds": seconds}))
+                process.stdin.write(json.dumps({"seconds": seconds, "address": address}))
                 process.stdin.close()
                 answer = _marked(process.stdout)
                 if answer is None:

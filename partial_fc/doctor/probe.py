@@ -11,6 +11,7 @@ import json
 import math
 import os
 import platform
+import queue
 import resource
 import secrets
 import shutil
@@ -19,8 +20,11 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata, util
 from io import BufferedReader
 from pathlib import Path
@@ -36,7 +40,7 @@ MARK = "partial-fc doctor: "
 _PACKAGES = ("torch", "numpy", "horovod", "mxnet", "opencv-python-headless", "safetensors")
 _PINGS = 50
 _FIRST_BYTES, _MOST_BYTES, _ENOUGH_S = 1 << 20, 1 << 30, 0.3
-_TOKEN_BYTES, _TOKEN_S = 16, 2.0
+_TOKEN_BYTES, _TOKEN_S, _MOST_WAITING = 16, 2.0, 64
 _BLOCK = bytes(1 << 18)
 _ORDER, _TIME = struct.Struct("!cQ"), struct.Struct("!d")
 
@@ -179,27 +183,59 @@ def _route(peer: str, interfaces: dict[str, dict[str, Any]]) -> dict[str, str]:
 # ---- how fast two hosts talk: after the token, a letter and a number of bytes one of them sends those
 
 
-def serve(seconds: float) -> None:
-    """Answers one `connect` that knows the token, and ends after so many seconds, whatever happens."""
+def serve(seconds: float, address: str) -> None:
+    """Answers one `connect` that knows the token, and ends after so many seconds, whatever happens. address: of this
+    host, the only one to listen at; where it is not one (behind address translation), all."""
     signal.alarm(math.ceil(seconds))
     token = secrets.token_bytes(_TOKEN_BYTES)
-    with socket.create_server(("", 0)) as listening:
+    arrived: queue.Queue[socket.socket] = queue.Queue()
+    with _listen(address) as listening:
         _print({"port": listening.getsockname()[1], "token": token.hex()})
-        while True:
-            connection, _ = listening.accept()
-            with connection, connection.makefile("rb") as received:
-                if _knows(token, connection, received):
-                    connection.settimeout(seconds)
-                    _answer(connection, received)
-                    return
+        threading.Thread(target=_let_in, args=(listening, token, arrived), daemon=True).start()
+        with arrived.get() as connection, connection.makefile("rb") as received:
+            connection.settimeout(seconds)
+            _answer(connection, received)
 
 
-def _knows(token: bytes, connection: socket.socket, received: BufferedReader) -> bool:
-    connection.settimeout(_TOKEN_S)
+def _listen(address: str) -> socket.socket:
     try:
-        return hmac.compare_digest(received.read(len(token)), token)
+        return socket.create_server((address, 0))
+    except OSError:
+        return socket.create_server(("", 0))
+
+
+def _let_in(listening: socket.socket, token: bytes, arrived: "queue.Queue[socket.socket]") -> None:
+    """Hears all that come side by side, each for two seconds: none keeps the one away who knows the token. Where they
+    are too many, the one who has been there for longest goes."""
+    waiting: deque[socket.socket] = deque()
+
+    def hear(connection: socket.socket) -> None:
+        if _knows(token, connection):
+            arrived.put(connection)
+        else:
+            connection.close()
+
+    while True:
+        connection, _ = listening.accept()
+        if len(waiting) == _MOST_WAITING:
+            with suppress(OSError):  # closed, or who knew the token: there is only one
+                waiting.popleft().shutdown(socket.SHUT_RDWR)
+        waiting.append(connection)
+        threading.Thread(target=hear, args=(connection,), daemon=True).start()
+
+
+def _knows(token: bytes, connection: socket.socket) -> bool:
+    until, received = time.monotonic() + _TOKEN_S, b""
+    try:
+        while len(received) < len(token):
+            connection.settimeout(max(0.001, until - time.monotonic()))
+            part = connection.recv(len(token) - len(received))
+            if not part:
+                return False
+            received += part
     except OSError:  # silent, or gone
         return False
+    return hmac.compare_digest(received, token)
 
 
 def _answer(connection: socket.socket, received: BufferedReader) -> None:
@@ -209,7 +245,7 @@ def _answer(connection: socket.socket, received: BufferedReader) -> None:
         if kind == b"P":
             connection.sendall(_TIME.pack(time.time()))
         elif kind == b"U":
-            _skip(received, num_bytes)
+            _skip(received, min(num_bytes, _MOST_BYTES))
             connection.sendall(b"!")
         else:
             _send(connection, min(num_bytes, _MOST_BYTES))

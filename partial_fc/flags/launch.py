@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
@@ -31,6 +32,10 @@ class LaunchFlags:
     network_interface: str | None = None
     """Where hosts have several networks, the one between them, for example eth0 (`ip addr` lists them). none: what
     the launcher or the environment says, else that of the host's own address."""
+    secret_file: Path | None = None
+    """A file that only you may read (mode 600), with the same 16 or more characters on all hosts: who does not know
+    them does not get in where the processes meet (--nodes, srun; SECURITY.md). On one host, and with --num-shards and
+    `partial-fc launch`, they have a secret without it."""
     comm_timeout: float = 600.0
     """Seconds that an exchange between the processes may take before it is reported as hung and the run ends; 0: for
     ever."""
@@ -101,6 +106,7 @@ class LaunchFlags:
             comm_timeout_s=self.comm_timeout,
             start_timeout_s=self.start_timeout,
             network_interface=self.network_interface,
+            secret_file=self.secret_file,
         )
         if world.rank == 0:
             self._tell(world)
@@ -111,11 +117,15 @@ class LaunchFlags:
 
         if world.backend == "torch" and world.size > 1 and not torch.cuda.is_available():
             print(f"no GPU here: {world.size} processes on the CPU, over gloo", flush=True)
+        names = ("network_interface", "comm_timeout", "start_timeout", "secret_file")
         vain = {
-            "single": ("network_interface", "comm_timeout", "start_timeout"),
-            "horovod": () if elastic.active() else ("start_timeout",),
+            "single": dict.fromkeys(names, "one process"),
+            "horovod": {
+                "start_timeout": "" if elastic.active() else "Horovod's launcher has its own --start-timeout",
+                "secret_file": "horovodrun makes a token of its own, mpirun asks for none",
+            },
+            "torch": {"secret_file": "torchrun keeps the store, and lets anybody in" if comm.has_agent() else ""},
         }
-        for name in vain.get(world.backend, ()):
-            if is_given(self, name):
-                why = "one process" if world.backend == "single" else "Horovod's launcher has its own --start-timeout"
+        for name, why in vain[world.backend].items():
+            if why and is_given(self, name):
                 print(f"note: {flag(name)} without effect: {why}", file=sys.stderr, flush=True)

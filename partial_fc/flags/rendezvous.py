@@ -15,6 +15,7 @@ import psutil
 
 from partial_fc import comm
 from partial_fc.comm.launch import spawn
+from partial_fc.comm.strangers.gate import SECRET
 from partial_fc.comm.watch.board import local_addresses
 from partial_fc.flags.launch import LaunchFlags
 from partial_fc.flags.numbers import PORT, PROCESSES, check_numbers, flag
@@ -181,7 +182,7 @@ def _listen(address: str, port: int | None) -> socket.socket:
 def _environment(met: "Met", network_interface: str | None) -> dict[str, str]:
     """That of the processes. Gloo is to listen where this host and shard 0 have just reached each other: it would
     otherwise take the address of the host's own name, which on Debian is 127.0.1.1."""
-    environ = dict(os.environ)
+    environ = {**os.environ, SECRET: met.secret}
     if network_interface is None and "GLOO_SOCKET_IFNAME" not in environ:
         for name, entries in psutil.net_if_addrs().items():
             if any(entry.address == met.own_addr for entry in entries):

@@ -4,6 +4,7 @@ import fnmatch
 import functools
 import os
 import random
+import secrets
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,13 @@ from partial_fc.doctor.hosts import Host
 from partial_fc.launcher import host_file, shell
 from partial_fc.launcher.options import OURS, LaunchOptions
 
+SECRET = "PARTIAL_FC_SECRET"  # of the ranks that meet (comm/strangers/gate.py)
 LAUNCHER = "PARTIAL_FC_LAUNCHER"  # tells a torch rank what has started it, for messages (comm/launch/detect.py)
 
 # What other hosts get of the environment here; they have their own HOME, LANG and the like.
 _FORWARDED = (
     *("DMLC_*", "PS_*", "MXNET_*", "OMP_*", "MKL_*", "KMP_*", "NCCL_*", "GLOO_*", "TORCH_*", "PYTORCH_*"),
-    *("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "PARTIAL_FC_TRACE"),
+    *("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "PARTIAL_FC_ADMIT", "PARTIAL_FC_TRACE"),
 )
 # launch.py forwards them too, for data on S3. They are on no command line.
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -133,6 +135,7 @@ def _ranks(
     master = common.get("MASTER_ADDR", addresses[used[0]])
     port = common.get("MASTER_PORT") or str(_free_port(master) if _here(used[0]) else random.choice(_PORTS))
     common = {**common, "MASTER_ADDR": master, "MASTER_PORT": port, LAUNCHER: "partial-fc launch"}
+    common[SECRET] = secrets.token_hex(32)
     if interface:
         common = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}", **common}
     elif master.startswith("127."):

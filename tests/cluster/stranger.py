@@ -2,18 +2,49 @@
 
 python -m tests.cluster.stranger put ADDRESS PORT FILE     asks the store there to create FILE; prints the HTTP status
 python -m tests.cluster.stranger look                      prints what a user of this host can see of an elastic job
+python -m tests.cluster.stranger throw SECONDS MESSAGES CONNECTIONS ADDRESS:PORT...    each so many, all at once, for so
+                                                           long; prints what came of it
 """
 
+import asyncio
 import base64
+import contextlib
 import http.client
 import json
 import os
 import pickle
+import random
+import resource
+import socket
+import struct
 import sys
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+# What is said to sockets of every kind; each is closed at once, or held.
+HOSTILE = (
+    b"",
+    b"\n",
+    b"[" * 100_000 + b"\n",
+    b'{"hello": "0", "state": {"rank": 0}}\n',
+    b'{"hello": ["0"], "state": 1}\n',
+    b'{"nonce": "\\u001b[31m", "proof": "\xff"}\n',
+    b'"\\ud800"\n',
+    b"1e999999\n",
+    b"NaN\n",
+    b"\x1b[31mred\x1b]0;title\x07\n",
+    b"PUT /worker_addresses/x:0 HTTP/1.1\r\nContent-Length: 999999999999\r\n\r\n" + bytes(4096),
+    b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
+    b"\x00" * 8192,  # Gloo's sequence numbers; torch's store: keys of no length
+    struct.pack("<Q", 1 << 62) * 512,
+    b"\x02\x00\x00\x00" + struct.pack("<Q", 1 << 40),
+    struct.pack("=32si", bytes(32), 2**31 - 1) + bytes(8192),  # a message of Horovod's services, of 2 GB
+    random.Random(0).randbytes(8192),
+)
 
 
 class CreatesFile:
@@ -59,8 +90,120 @@ def look() -> dict[str, Any]:
     }
 
 
+def listeners(host: int, of: str) -> set[tuple[str, str, int]]:
+    """Who of a job listens on a host: what the process is, address, port. host: a process that is there, seen from
+    outside of it, as root; of: a word in the command line of the job's processes."""
+    network = os.readlink(f"/proc/{host}/ns/net")
+    found = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            words = process.cmdline()
+            if os.readlink(f"/proc/{process.pid}/ns/net") == network and (of in " ".join(words) or "orted" in words[0]):
+                found |= {(_what(words, process.environ()), *at) for at in _listening(process.pid)}
+    return found
+
+
+def _listening(pid: int) -> set[tuple[str, int]]:
+    """Addresses and ports of a process, in its own network (psutil takes its reader's); see proc_net_tcp(5)."""
+    numbers = os.listdir(f"/proc/{pid}/fd")
+    own = {os.readlink(f"/proc/{pid}/fd/{number}") for number in numbers if os.path.exists(f"/proc/{pid}/fd/{number}")}
+    found = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in own:
+                address, _, port = local.partition(":")
+                # Words of 32 bits, each in this machine's own order.
+                words = [int(address[i : i + 8], 16) for i in range(0, len(address), 8)]
+                found.add((socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words)), int(port, 16)))
+    return found
+
+
+def _what(words: list[str], environ: dict[str, str]) -> str:
+    programs = [Path(word).name for word in words[:3]]
+    for launcher in ("horovodrun", "torchrun", "mpirun", "orted"):
+        if launcher in programs:
+            return launcher
+    for name in ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK"):
+        if name in environ:
+            return "rank 0" if environ[name] == "0" else "other ranks"
+    return " ".join(words)[:80]
+
+
+async def _throw(seconds: float, num_messages: int, num_connections: int, targets: list[tuple[str, int]]) -> Counter:
+    """At each target at once: connections that are held, messages, and lines without an end."""
+    seen: Counter[str] = Counter()
+    until = time.monotonic() + seconds
+
+    async def connected(target: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        try:
+            async with asyncio.timeout(max(0.1, min(1.0, until - time.monotonic()))):
+                connection = await asyncio.open_connection(*target)
+        except TimeoutError:
+            seen["no answer"] += 1
+        except OSError as error:
+            seen[error.strerror or str(error)] += 1
+            await asyncio.sleep(0.1)
+        else:
+            seen["connections"] += 1
+            return connection
+        return None
+
+    async def hold(target: tuple[str, int], number: int) -> None:
+        while time.monotonic() < until:
+            connection = await connected(target)
+            if connection is None:
+                continue
+            reader, writer = connection
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(until - time.monotonic()):
+                    if number % 100 == 0:  # a line without an end
+                        while time.monotonic() < until:
+                            writer.write(b"[" * 65536)
+                            seen["bytes of endless lines"] += 65536
+                            await writer.drain()
+                    while await reader.read(4096):
+                        pass
+            writer.close()
+            await asyncio.sleep(0.1)
+
+    async def say(target: tuple[str, int], messages: list[bytes]) -> None:
+        while messages and time.monotonic() < until:
+            message = messages.pop()
+            connection = await connected(target)
+            if connection is None:
+                seen["messages that nobody took"] += 1
+                continue
+            _, writer = connection
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(5):
+                    writer.write(message)
+                    seen["messages"] += 1
+                    await writer.drain()
+            writer.close()
+
+    throwers = []
+    for target in targets:
+        messages = [HOSTILE[i % len(HOSTILE)] for i in range(num_messages)]
+        throwers += [hold(target, number) for number in range(num_connections)]
+        throwers += [say(target, messages) for _ in range(200)]
+    async with asyncio.timeout(seconds + 30):
+        await asyncio.gather(*throwers)
+    return seen
+
+
+def throw(seconds: float, num_messages: int, num_connections: int, targets: list[tuple[str, int]]) -> Counter:
+    """What came of it, counted."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return asyncio.run(_throw(seconds, num_messages, num_connections, targets))
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "look":
         print(json.dumps(look()))
+    elif sys.argv[1] == "throw":
+        at = [(address, int(port)) for address, _, port in (word.rpartition(":") for word in sys.argv[5:])]
+        print(json.dumps(throw(float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), at)))
     else:
         print(put_exploit(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])))

@@ -90,3 +90,9 @@ def test_the_store_of_a_function_that_is_run_is_closed_too(driver, tmp_path):
 def test_the_token_is_passed_on_under_our_name_but_on_no_command_line():
     assert (secret.STORE_TOKEN, secret.STORE_HEADER) == (TOKEN, TOKEN_HEADER)
     assert not env.is_exportable(TOKEN)
+
+
+def test_ssh_checks_the_keys_of_hosts_and_asks_nobody():
+    from horovod.runner.util.remote import SSH_COMMAND_PREFIX
+
+    assert SSH_COMMAND_PREFIX == "ssh -o BatchMode=yes"

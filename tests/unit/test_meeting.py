@@ -82,7 +82,7 @@ def heard(*commands: Command) -> list[str]:
 def left_by_a_killed_one(place, **claims) -> None:
     """What the processes of a run have written that were killed."""
     store = place[0]()
-    me = Shard(1, 2, 1, "gone", 77, "2026-01-02 03:04:05", "t", [], 0)
+    me = Shard(1, 2, 1, "gone", 77, "2026-01-02 03:04:05", "t", "s", [], 0)
     for key, value in claims.items():
         store.set(key.replace("_", " "), value or json.dumps(vars(me)))
     if isinstance(store, stores.RedisStore):
@@ -126,7 +126,7 @@ def test_shard_0_is_reached_where_it_answers():
         met = meeting._reach(first)
         stop.set()
         thread.join()
-    assert met == meeting.Met("127.0.0.1", first.port, "127.0.0.1")
+    assert met == meeting.Met("127.0.0.1", first.port, "127.0.0.1", first.secret)
 
 
 def test_a_listener_that_is_not_shard_0_is_passed_over(monkeypatch):
@@ -265,7 +265,7 @@ def test_a_verdict_of_a_strangers_is_an_error(place):
 
 def test_addresses_that_are_none_are_passed_over():
     strange = ["", "." * 300, "a" * 70 + ".example", "\x00", "-1"]
-    assert meeting._reach(Shard(0, 2, 1, "h", 1, "", "t", strange, 1)) is None
+    assert meeting._reach(Shard(0, 2, 1, "h", 1, "", "t", "s", strange, 1)) is None
 
 
 def test_a_strangers_text_does_not_reach_the_terminal_as_it_is(place):

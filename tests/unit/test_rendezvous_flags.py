@@ -108,8 +108,9 @@ def test_under_a_launcher_shards_come_from_it(environ, capsys, launcher, variabl
 
 def test_gloo_listens_where_the_hosts_reach_each_other(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    met = meeting.Met("127.0.0.1", 1, "127.0.0.1")
-    assert module._environment(met, None)["GLOO_SOCKET_IFNAME"] == "lo"
+    met = meeting.Met("127.0.0.1", 1, "127.0.0.1", "secret")
+    told = module._environment(met, None)
+    assert (told["GLOO_SOCKET_IFNAME"], told["PARTIAL_FC_SECRET"]) == ("lo", "secret")
     assert "GLOO_SOCKET_IFNAME" not in module._environment(met, "eth0")  # the processes set it
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     assert module._environment(met, None)["GLOO_SOCKET_IFNAME"] == "eth7"

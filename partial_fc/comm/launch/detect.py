@@ -67,6 +67,11 @@ def started_here(environ: Mapping[str, str] = os.environ) -> bool:
     return bool(environ.get(PARENT))
 
 
+def has_agent(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun keeps torch.distributed's store, at which anybody may speak."""
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def devices_differ(devices: Sequence[str]) -> str:
     """Says what is wrong where the ranks do not all compute on the same kind of device; else nothing. devices: "cpu" or
     "cuda", by rank."""

@@ -37,6 +37,11 @@ def addresses() -> dict[str, str]:
     }
 
 
+def loopback() -> str:
+    """The interface by which this host speaks to itself alone."""
+    return next((name for name, address in addresses().items() if address.startswith("127.")), "lo")
+
+
 def address_of(interface: str) -> str:
     """Raises ValueError where this host has no such interface, or one without an IPv4 address, at which the status
     board could listen."""

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
+from partial_fc.comm.launch import printable
 from partial_fc.comm.launch.detect import StartError
 from partial_fc.comm.launch.stores import FolderStore, RedisStore
 
@@ -43,6 +44,7 @@ class Shard:
     process: int
     since: str
     token: str  # what it says to whoever connects: an address may be another host's elsewhere (a container's bridge)
+    secret: str  # shard 0's is that of the processes, which no stranger reads (strangers/gate.py)
     addresses: list[str]
     port: int
 
@@ -51,8 +53,9 @@ class Shard:
         cls, shard_id: int, num_shards: int, num_gpus: int, addresses: list[str], listening: socket.socket | None
     ) -> "Shard":
         port = listening.getsockname()[1] if listening else 0
-        since, token = time.strftime("%Y-%m-%d %H:%M:%S"), secrets.token_hex(16)
-        return cls(shard_id, num_shards, num_gpus, socket.gethostname(), os.getpid(), since, token, addresses, port)
+        who = (socket.gethostname(), os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S"))
+        token, secret = secrets.token_hex(16), secrets.token_hex(32)
+        return cls(shard_id, num_shards, num_gpus, *who, token, secret, addresses, port)
 
     @classmethod
     def parse(cls, text: bytes, where: str) -> "Shard":
@@ -71,7 +74,7 @@ class Shard:
 
 
 _TYPES = {"shard_id": int, "num_shards": int, "num_gpus": int, "host": str, "process": int, "since": str}
-_TYPES |= {"token": str, "addresses": list, "port": int}
+_TYPES |= {"token": str, "secret": str, "addresses": list, "port": int}
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class Met:
     master_addr: str
     master_port: int
     own_addr: str
+    secret: str
 
 
 @contextmanager
@@ -110,7 +114,7 @@ def _told(store: Store, me: Shard) -> Iterator[None]:
     try:
         yield
     except StartError as error:
-        raise StartError(f"{who}: {_printable(str(error))}") from None
+        raise StartError(f"{who}: {printable(str(error))}") from None
     except store.errors as error:
         raise StartError(f"{who}: {store.name} failed while the hosts gathered: {error}") from None
     except BaseException:  # Ctrl-C, a scheduler's signal
@@ -171,7 +175,7 @@ def _wait(store: Store, me: Shard, listening: socket.socket | None, timeout_s: f
         raise StartError(verdict.decode(errors="replace"))
     if listening:
         address = store.get("reached 1").decode()  # one that others can use
-        return Met(address, me.port, address)
+        return Met(address, me.port, address, me.secret)
     if met is None:
         raise StartError(
             f"{store.name} says that all are here, but this host has not found shard 0: another one's verdict"
@@ -190,7 +194,7 @@ def _reach(first: Shard) -> Met | None:
     for address in first.addresses:
         with suppress(OSError, UnicodeError), socket.create_connection((address, first.port), _PROBE_S) as connection:
             if connection.recv(len(first.token), socket.MSG_WAITALL) == first.token.encode():
-                return Met(address, first.port, connection.getsockname()[0])
+                return Met(address, first.port, connection.getsockname()[0], first.secret)
     return None
 
 
@@ -264,8 +268,3 @@ def _keys(kind: str, num: int) -> list[str]:
 def _listed(items: list[str], most: int = 16) -> str:
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(items[:most]) + more
-
-
-def _printable(text: str) -> str:
-    """Whoever reaches the store could otherwise send commands to the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text[:4000])

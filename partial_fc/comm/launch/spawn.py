@@ -6,6 +6,7 @@ on what they print and sees to it that they end together.
 
 import ctypes
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from partial_fc import supervisor
 from partial_fc.comm.launch.detect import LISTENING_SOCKET, PARENT
+from partial_fc.comm.strangers.gate import SECRET
 from partial_fc.supervisor import Command
 
 _FAILURE_GRACE_S = supervisor.FAILURE_GRACE_S
@@ -46,6 +48,8 @@ def run(
     if not master_port:
         listening = _listen(master_addr)
     port = master_port or listening.getsockname()[1]  # type: ignore[union-attr]
+    if nodes == 1:
+        environ = {**environ, SECRET: secrets.token_hex(32)}
     commands = []
     for local in range(gpus):
         rank = nr * gpus + local

@@ -22,11 +22,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from partial_fc.comm.launch import interface
+from partial_fc.comm.strangers.hello import HELLO_BYTES, HELLO_S, LINE_BYTES, Porch, read_line
 from partial_fc.comm.watch.report import Link, Observation, RankState
 
 ANSWER_S = 3.0  # a rank that has not answered by then gives no sign of life
 _log = logging.getLogger("partial_fc")
-_LINE_BYTES = 64 << 20  # of the longest line, the observations of very many ranks
 
 
 @dataclass
@@ -67,26 +67,28 @@ class Board:
         self._asking = asyncio.Lock()  # one query after the other
         self._num_asked = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._porch = Porch(size + 16)
         addresses = ["127.0.0.1"] if one_host else local_addresses(network_interface)
-        only = addresses[0] if one_host or network_interface else ""
-        self.socket = socket.create_server((only, 0), backlog=min(size, 1024))
+        # Those of a network that was named: nobody is invited to any other.
+        self.socket = socket.create_server((addresses[0] if len(addresses) == 1 else "", 0), backlog=min(size, 1024))
         self.endpoint = Endpoint(self.socket.getsockname()[1], secrets.token_hex(16), addresses)
         _allow_open_files(size + 256)
 
     async def serve(self) -> None:
-        self._server = await asyncio.start_server(self._on_connect, sock=self.socket, limit=_LINE_BYTES)
+        self._server = await asyncio.start_server(self._on_connect, sock=self.socket, limit=HELLO_BYTES)
 
     async def _on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client: _Client | None = None
         try:
-            hello = await self._admit(reader)
-            if hello is None:
+            with self._porch.waiting(writer):
+                state = await self._admit(reader)
+            if state is None:
                 return
-            client = self._clients[hello["state"]["rank"]]
+            client = self._clients[state["rank"]]
             client.writer, client.link, client.heard = writer, "open", time.monotonic()
-            client.newest = hello["state"]
+            client.newest = state
             send(writer, {"welcome": self.endpoint.token})
-            while line := await reader.readline():
+            while line := await read_line(reader, LINE_BYTES):
                 client.heard = time.monotonic()
                 self._handle(client, json.loads(line))
         except OSError:
@@ -102,13 +104,15 @@ class Board:
             writer.close()
 
     async def _admit(self, reader: asyncio.StreamReader) -> dict[str, Any] | None:
-        """The first message of a client that knows the token; None where it does not, or sends something else."""
+        """The state of a rank that knows the token; None where somebody does not, or sends something else."""
         try:
-            hello: dict[str, Any] = json.loads(await asyncio.wait_for(reader.readline(), 10.0))
-            has_token = secrets.compare_digest(str(hello["hello"]), self.endpoint.token)
-        except (OSError, ValueError, KeyError, TypeError):
+            hello = json.loads(await asyncio.wait_for(read_line(reader, HELLO_BYTES), HELLO_S))
+            has_token = secrets.compare_digest(hello["hello"].encode(), self.endpoint.token.encode())
+            state = hello["state"]
+            is_rank = type(state["rank"]) is int and 0 <= state["rank"] < len(self._clients)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
-        return hello if has_token else None
+        return state if has_token and is_rank else None
 
     def _handle(self, client: _Client, message: dict[str, Any]) -> None:
         if "answer" in message:
@@ -188,11 +192,11 @@ async def join(
         writer = None
         try:
             async with asyncio.timeout(seconds):
-                reader, writer = await asyncio.open_connection(address, endpoint.port, limit=_LINE_BYTES)
+                reader, writer = await asyncio.open_connection(address, endpoint.port, limit=HELLO_BYTES)
                 send(writer, {"hello": endpoint.token, "state": asdict(state)})
-                if json.loads(await reader.readline())["welcome"] == endpoint.token:
+                if json.loads(await read_line(reader, HELLO_BYTES))["welcome"] == endpoint.token:
                     return reader, writer
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             if writer is not None:
                 writer.close()
     return None
@@ -200,15 +204,20 @@ async def join(
 
 def local_addresses(network_interface: str | None = None) -> list[str]:
     """The addresses by which other hosts may reach this one, the likely ones first. network_interface: the only one to
-    be used."""
+    be used; so is that which the launcher or the user has named in the environment, or where all have found rank 0."""
     if network_interface:
         return [interface.address_of(network_interface)]
     address = interface.addresses()
     named = ",".join(os.environ.get(variable, "") for variable in interface.VARIABLES).split(",")
-    chosen = [address.get(name.removeprefix("=")) for name in named]
-    master = os.environ.get("MASTER_ADDR")  # torchrun's rank 0
-    addresses = dict.fromkeys([*chosen, master, *address.values(), socket.gethostname()])
-    return [a for a in addresses if a and not a.startswith("127.") and a != "localhost"] or ["127.0.0.1"]
+    chosen = dict.fromkeys(address.get(name.removeprefix("=")) for name in named)
+    found = [a for a in chosen if a and not a.startswith("127.")]
+    if not found:
+        with contextlib.suppress(OSError):
+            found = [socket.gethostbyname(os.environ.get("MASTER_ADDR", ""))]
+    if len(found) == 1 and found[0] in address.values() and not found[0].startswith("127."):
+        return found
+    found += [a for a in (*address.values(), socket.gethostname()) if a and a not in found]
+    return [a for a in found if not a.startswith(("127.", "0.")) and a != "localhost"] or ["127.0.0.1"]
 
 
 def _allow_open_files(num: int) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from partial_fc.comm.journal import Call, Journal
 from partial_fc.comm.launch.detect import StartError
+from partial_fc.comm.strangers.hello import LINE_BYTES, read_line
 from partial_fc.comm.watch.board import ANSWER_S, Board, Endpoint, join, log_fault_of, parse_observations, send
 from partial_fc.comm.watch.report import Observation, Query, RankState, failure_report, hang_report
 from partial_fc.comm.watch.stacks import code_of_main_thread, emit, stacks
@@ -156,7 +157,7 @@ class Watch:
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         try:
-            while line := await reader.readline():
+            while line := await read_line(reader, LINE_BYTES):
                 self._handle(json.loads(line))
         except OSError:
             pass  # the connection has ended in another way
