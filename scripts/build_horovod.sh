@@ -5,8 +5,8 @@
 # The release is from 2023 and asks for C++14; torch 2.13's headers need 20 and MXNet's stop at 17, so the two standards
 # are set per sub-project. It is built without debug information, Gloo leaves the size of send buffers to the kernel,
 # horovodrun waits two seconds, not minutes, for a host that does not answer, its store answers only those who know its
-# token, it leaves the command's flags alone, and a process that waits for a collective leaves its core to others, see
-# below. Nothing else in the sources changes. HOROVOD_GPU_OPERATIONS and the like pass through.
+# token, its ssh checks host keys, it leaves the command's flags alone, and a process that waits for a collective leaves
+# its core to others, see below. Nothing else in the sources changes. HOROVOD_GPU_OPERATIONS and the like pass through.
 set -euo pipefail
 python=$1 version=$2 wheels=$3
 if [[ " ${*:4} " == *" MXNet "* ]]; then mxnet=WITH; else mxnet=WITHOUT; fi
@@ -433,6 +433,10 @@ replace $file '    event = threading.Event()
 END
 )"$'\n'
 replace $file "shell='env'," "shell='exec env',"
+
+# Whoever answered at a host's address got the job's commands and environment: ssh was told to believe any host key. Now the
+# user's known_hosts and ssh's settings decide, and nothing is asked on the terminal.
+replace $runner/util/remote.py ' -o StrictHostKeyChecking=no' ' -o BatchMode=yes'
 
 # horovodrun's elastic driver tells rank 0 of hosts that come and go, and forms no new world meanwhile. Its connect had no
 # limit: with that host's cable cut, the others stood still for 82 s (docs/log.md, 2026-11-22).
