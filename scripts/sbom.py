@@ -3,7 +3,7 @@
     make sbom                 build/sbom.cdx.json
     python3 scripts/sbom.py
 
-Components are the packages of lock/*.txt with the SHA-256s of their files, and inside them the libraries that they bring
+Components are the packages of lock/*.txt with the SHA-256s of their files, and in them the libraries that they bring
 along (lock/native.json). Known advisories stand with what is said of them in lock/advisories.json. The operating
 system's packages are not in it: `dpkg-query -W` lists those. The same lock/ gives the same bytes.
 """
