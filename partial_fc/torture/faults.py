@@ -94,7 +94,7 @@ class Faults:
                 os.kill(self._launcher, signal.SIGKILL)
             self.note(f"killed the launcher, process {self._launcher}", step)
             return True
-        ranks = [(host, pid) for host in self._hosts for pid, one in self._processes(host).items() if one["rank"]]
+        ranks = [(host, pid) for host in self._hosts for pid, rank in self._processes(host).items() if rank]
         if not ranks:
             if self._mtbf_s:
                 self.note(f"no rank runs that a {kind} fault could hit", step)
@@ -102,7 +102,7 @@ class Faults:
         host, pid = ranks[int(chosen * len(ranks))]
         pids = [pid] if kind == "rank" else [one for at, one in ranks if at == host]
         killed = self._kill(host, pids)
-        self.note(f"killed {kind}: {', '.join(map(str, killed))} on {host.name}", step)
+        self.note(f"killed {kind}: {', '.join(map(str, killed)) or 'it was gone already'} on {host.name}", step)
         return bool(killed)
 
     def _run_command(self, step: int) -> bool:
@@ -114,8 +114,8 @@ class Faults:
         self._running = subprocess.Popen(["sh", "-c", self._command], stdin=subprocess.DEVNULL)
         return True
 
-    def _processes(self, host: Host) -> dict[int, dict[str, Any]]:
-        return {int(pid): one for pid, one in (self._ask(host, []) or {}).items()}
+    def _processes(self, host: Host) -> dict[int, bool]:
+        return {int(pid): rank for pid, rank in (self._ask(host, []) or {}).items()}
 
     def _kill(self, host: Host, pids: Sequence[int]) -> list[int]:
         return self._ask(host, [str(pid) for pid in pids]) or [] if pids else []

@@ -1,8 +1,8 @@
 """The processes of a run on one host, found and killed there: python -m partial_fc.torture.victims FOLDER [PID ...]
 
 A run's processes are those of this user that have its folder on their command line. Its ranks are the Python processes
-among them that have started none of the others; the rest are launchers and shells. With numbers of processes: each that
-is still one of the run's gets SIGKILL. Standard library only; the last line is JSON.
+among them to which a launcher has given a rank, or that train without one; the rest are launchers and shells. With
+numbers of processes: each that is still one of the run's gets SIGKILL. Standard library only; the last line is JSON.
 """
 
 import json
@@ -14,25 +14,34 @@ from pathlib import Path
 from typing import Any
 
 MARK = "partial-fc torture: "
+# By which launchers say who a process is (comm/launch/detect.py).
+_RANKS = tuple(
+    name.encode() for name in ("HOROVOD_RANK=", "OMPI_COMM_WORLD_RANK=", "PMI_RANK=", "SLURM_PROCID=", "RANK=")
+)
 
 
-def processes(folder: str) -> dict[int, dict[str, Any]]:
-    """Number -> {"parent", "rank"} of the run's processes here."""
-    parent_of: dict[int, int] = {}
-    program_of: dict[int, str] = {}
+def processes(folder: str) -> dict[int, bool]:
+    """Number -> whether it is a rank, of the run's processes here."""
+    found: dict[int, bool] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         with suppress(OSError):  # it has ended meanwhile, or is another user's
             words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            if entry.stat().st_uid == os.getuid() and _is_of(folder, words) and state not in "ZX":
-                parent_of[int(entry.name)], program_of[int(entry.name)] = int(parent), os.path.basename(words[0])
-    starters = set(parent_of.values())
-    return {
-        pid: {"parent": parent, "rank": pid not in starters and program_of[pid].startswith("python")}
-        for pid, parent in parent_of.items()
-    }
+            if entry.stat().st_uid == os.getuid() and _is_of(folder, words):
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if state not in "ZX":
+                    found[int(entry.name)] = _is_rank(words, (entry / "environ").read_bytes())
+    return found
+
+
+def _is_rank(words: list[str], environ: bytes) -> bool:
+    if not os.path.basename(words[0]).startswith("python"):
+        return False
+    if any(variable.startswith(_RANKS) for variable in environ.split(b"\0")):
+        return True
+    trains = os.path.basename(words[1]) in ("train.py", "partial-fc") or words[1:3] == ["-m", "partial_fc"]
+    return trains and not any(word.startswith(("--gpus", "--nodes")) for word in words)
 
 
 def _is_of(folder: str, words: list[str]) -> bool:
