@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from partial_fc.checkpoint.folders import MANIFEST, complete
+from partial_fc.checkpoint.folders import MANIFEST, newest
 from partial_fc.train.record.history import read_history, read_losses
 
 # loss.csv has nine digits: that is how near two equal losses can be seen to be there.
@@ -81,10 +81,10 @@ def _in_full(root: Path) -> dict[int, tuple[float, float]]:
 
 def _ends(undisturbed: Path, disturbed: Path) -> list[str]:
     """Where the last checkpoints say that the data stand."""
-    last = [(complete(root / "checkpoints") or [None])[-1] for root in (undisturbed, disturbed)]
-    if not all(last):
+    last = [folder for root in (undisturbed, disturbed) if (folder := newest(root / "checkpoints"))]
+    if len(last) < 2:
         return []
-    facts = [json.loads((folder / MANIFEST).read_text()) for folder in last if folder]
+    facts = [json.loads((folder / MANIFEST).read_text()) for folder in last]
     return [
         f"{name} of the last checkpoint is {facts[1].get(name)}, undisturbed {facts[0].get(name)}"
         for name in ("step", "position", "left_out")
