@@ -1,5 +1,5 @@
 # Each target is a line or two that could be typed by hand.
-.PHONY: help setup demo test first-hour test-quick torture lint bench test-gpu bench-gpu clean
+.PHONY: help setup demo test first-hour test-quick torture lint lock sbom bench test-gpu bench-gpu clean
 help:   ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:[^#]*##/\t/'
 
@@ -25,6 +25,12 @@ lint: setup  ## ruff and mypy
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+lock:  ## lock/ anew, after a change of constraints.txt or setup.cfg; needs uv (pip install uv)
+	python3 scripts/lock.py
+
+sbom:  ## what set-up installs, and what is known against it: build/sbom.cdx.json (CycloneDX)
+	@mkdir -p build && python3 scripts/sbom.py >build/sbom.cdx.json && echo build/sbom.cdx.json
 
 bench: setup  ## the tables of the head in docs/benchmarks.md, here and with AVX2 only; planned memory; all launchers: 30 minutes
 	.venv/bin/python -m benchmarks.head

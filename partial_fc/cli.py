@@ -16,7 +16,7 @@ from partial_fc.printable import Lines
 # verb -> (its function, one line of help). The function is "module:name" below partial_fc, imported when its flags are
 # asked for: the type of its `options` has them. Those of _OWN_READERS read their arguments themselves.
 _CLASSES = "checkpoint.tools.classes"
-_OWN_READERS = ("train", "launch")
+_OWN_READERS = ("train", "launch", "torture")
 VERBS: dict[str, tuple[str, str]] = {
     "train": ("train_command:run_and_exit", "a recipe, in as many processes as a launcher starts"),
     "launch": ("launcher.command:launch", "a command on several hosts, with MXNet's servers; its launch.py"),
@@ -52,6 +52,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "convert": ("foreign.convert:convert", "a backbone between MXNet's files, ours and arcface_torch's"),
     "doctor data": ("data.check.command:doctor_data", "what is wrong with a training set, before training does"),
     "doctor env": ("doctor.env:doctor_env", "what is wrong with this machine, or the hosts of a run"),
+    "torture": ("torture.command:torture", "a training, again with processes killed: can the losses tell?"),
     "bench data": ("bench.data:bench_data", "how fast a set is read and decoded, beside other loaders"),
     "bench head": ("bench.head:bench_head", "time and memory of the head, alone or beside others"),
     "plan": ("bench.plan_report:report", "memory, traffic, time of a head; whether sampling pays"),

@@ -15,8 +15,11 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+grep -q "^horovod==$version " "$root/lock/horovod.txt" ||
+    { echo "build_horovod.sh: lock/horovod.txt has no SHA-256 of horovod $version" >&2; exit 1; }
 # No build isolation anywhere: the sources must see this environment's torch and mxnet.
-"$python" -m pip download --quiet --no-deps --no-binary horovod --no-build-isolation -d "$work" "horovod==$version"
+"$python" -m pip download --quiet --require-hashes --no-deps --no-binary horovod --no-build-isolation -d "$work" \
+    -r "$root/lock/horovod.txt"
 tar -xzf "$work/horovod-$version.tar.gz" -C "$work"
 source="$work/horovod-$version"
 

@@ -9,6 +9,7 @@
 #   HOROVOD=0                    no Horovod, hence no compiler, no MPI, no ssh: torchrun and --gpus start the processes
 #   MXNET=0                      no MXNet, which the KVStore recipe and some tests use; 0 anyway but on x86-64
 #
+# Python packages are installed from lock/, each file by its SHA-256, wherever it comes from (docs/install.md).
 # HOROVOD and MXNET are remembered; the others choose what goes into a new .venv: remove it first (`make clean`).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -105,7 +106,7 @@ fi
 
 base="$("$python" -V) $python $PWD"
 choices="HOROVOD=$HOROVOD"$'\n'"MXNET=$MXNET"
-stamp="$base ${choices/$'\n'/ } $(cat constraints.txt setup.cfg setup.py pyproject.toml scripts/setup.sh scripts/build_horovod.sh | sha256sum)"
+stamp="$base ${choices/$'\n'/ } $(cat constraints.txt lock/*.txt setup.cfg setup.py pyproject.toml scripts/setup.sh scripts/build_horovod.sh | sha256sum)"
 if [ "$(cat .venv/stamp 2>/dev/null)" = "$stamp" ]; then
     say "already set up"
     exit
@@ -123,15 +124,40 @@ echo "$choices" >.venv/choices
 pip=(.venv/bin/python -m pip --disable-pip-version-check)
 version() { sed -n "s/^$1==//p" constraints.txt; }
 
-say "installing PyTorch $(version torch) (the largest download)"
-# --no-compile: of its thousands of modules Python compiles those that are imported, when they are.
-"${pip[@]}" install --quiet --no-compile -c constraints.txt ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
-"${pip[@]}" install --quiet -c constraints.txt setuptools wheel numpy cffi cloudpickle packaging psutil pyyaml # for Horovod
+# Installs all that these files of lock/ name, and nothing else: at that version, with one of those SHA-256s, built by its
+# publisher. scripts/lock.py writes them.
+locked() {
+    local name files=()
+    for name; do files+=(-r "lock/$name.txt"); done
+    "${pip[@]}" install --quiet --require-hashes --no-deps --only-binary :all: "${files[@]}"
+}
+
+# One version of PyTorch has many builds, each with files of its own: 2.13.0+cpu, 2.13.0+cu126. Sets `build` to the one that
+# pip would take.
+choose_build() {
+    local listed
+    listed=$("${pip[@]}" index versions torch ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} 2>&1) ||
+        die "pip finds no PyTorch:
+$listed"
+    build=$(sed -n 's/^Available versions: //p' <<<"$listed" | tr -d ' ' | tr , '\n' | grep -m 1 -E "^$1(\+|\$)") ||
+        die "pip finds no PyTorch $1, only:
+$listed"
+    [ -e "lock/torch-$build.txt" ] || die "no hashes of PyTorch $build in lock/, so it is not installed. If you trust where it
+comes from, let them be written (uv is needed; once, and best kept under version control):
+    python3 scripts/lock.py --torch $build --index-url ${TORCH_INDEX_URL:-URL}"
+}
+
+choose_build "$(version torch)"
+say "installing PyTorch $build (the largest download)"
+locked base
+# Without its dependencies: those of its index may have other hashes. --no-compile: of its thousands of modules Python
+# compiles those that are imported, when they are.
+"${pip[@]}" install --quiet --no-compile --require-hashes --no-deps --only-binary :all: \
+    ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} -r "lock/torch-$build.txt"
 if [ "$MXNET" = 1 ]; then
     say "installing MXNet $(version mxnet)"
-    "${pip[@]}" install --quiet -c constraints.txt graphviz requests
-    # Without its dependencies: it asks for a numpy of 2022 and runs with today's (partial_fc/mxnet/__init__.py).
-    "${pip[@]}" install --quiet --no-deps "mxnet==$(version mxnet)"
+    # It asks for a numpy of 2022 and runs with today's (partial_fc/mxnet/__init__.py).
+    locked mxnet
 fi
 
 # --- 4. Horovod: published as sources only, so built here once and kept; meanwhile the rest ----------------------------
@@ -162,7 +188,10 @@ start_building_horovod() {
 if [ "$HOROVOD" = 1 ]; then start_building_horovod; fi
 
 say "installing OpenCV and the rest"
-"${pip[@]}" install --quiet -c constraints.txt --no-build-isolation -e '.[glyphs,digits,export,redis,video,dev]'
+locked trainer
+# Ourselves, from here: what is still missing is an error, not a download.
+env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null "${pip[@]}" install --quiet --no-index --no-build-isolation \
+    -e '.[glyphs,digits,export,redis,video,dev]' || die "lock/ has not all that setup.cfg asks for: scripts/lock.py writes it anew"
 
 # The head's CPU kernels, for every instruction set.
 if have "${CXX:-g++}" >/dev/null; then

@@ -17,7 +17,7 @@ check() {
 }
 
 if ! python -c "import atheris" 2>/dev/null; then
-    python -m pip install --quiet -c constraints.txt atheris || exit 1 # the extra "torture" of setup.cfg
+    python -m pip install --quiet --require-hashes --no-deps -r lock/torture.txt || exit 1
 fi
 readers=("$@")
 if [ $# = 0 ]; then

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.checkpoint.folders import MANIFEST, complete
+from partial_fc.data.decode import decode
+from partial_fc.data.sample import BadRecord
 from partial_fc.files import MANIFEST_BYTES, read_text
 from partial_fc.train.record.history import History, read_history, read_losses
 
@@ -158,8 +160,11 @@ def _tiles(root: Path) -> list[Tile]:
     if not (picture_path.exists() and rows_path.exists()):
         return []
     rows = json.loads(rows_path.read_text(encoding="utf-8"))
-    picture = cv2.imread(str(picture_path))
-    if picture is None or not rows:
+    try:
+        picture = decode(picture_path.read_bytes())[..., ::-1]  # as OpenCV has it: BGR
+    except BadRecord:
+        return []
+    if not rows:
         return []
     across = min(8, len(rows))
     side = picture.shape[1] // across

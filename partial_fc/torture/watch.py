@@ -1,0 +1,69 @@
+"""When a run has done which step, seen from outside by its loss.csv."""
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Watch:
+    """Looks at a loss.csv that is being written; `look` often."""
+
+    path: Path
+    step: int = 0
+    """The last one that is there now."""
+    furthest: int = 0
+    backs: list[tuple[int, int]] = field(default_factory=list)
+    """(step from, step to) of each time that the run has gone back."""
+    _seen: list[tuple[float, int]] = field(default_factory=list)
+    """(time, step) when another number was seen."""
+    _interrupted: bool = True  # between the last step and the next, something else was done
+
+    def look(self) -> None:
+        step = self._last()
+        if step == self.step and not (self._interrupted and not self._seen):
+            return
+        if step < self.step:
+            self.backs.append((self.step, step))
+            self._interrupted = True
+        if step > self.step:
+            now = time.monotonic()
+            if self._interrupted:
+                # Where its first step began was not seen: only from here on are durations known.
+                self._seen.append((float("nan"), self.step))
+            self._seen.append((now, step))
+            self._interrupted = False
+        self.step = step
+        self.furthest = max(self.furthest, step)
+
+    def interrupted(self) -> None:
+        """A process was killed: what passes until the next step is not that step's time."""
+        self._interrupted = True
+
+    def effective_s(self) -> float:
+        """Time in steps that count: of each step's last time, from the end of the step before. The first step after an
+        interruption counts as long as the mean of the others."""
+        duration: dict[int, float | None] = {}
+        before_at, before = float("nan"), 0
+        for at, step in self._seen:
+            num = step - before
+            for one in range(before + 1, step + 1):
+                known = at == at and before_at == before_at and num > 0
+                duration[one] = (at - before_at) / num if known else None
+            before_at, before = at, step
+        known_s = [seconds for seconds in duration.values() if seconds is not None]
+        if not known_s:
+            return 0.0
+        return sum(known_s) + (len(duration) - len(known_s)) * sum(known_s) / len(known_s)
+
+    def _last(self) -> int:
+        """The step of the last whole row."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - 256))
+                rows = file.read().rpartition(b"\n")[0].rpartition(b"\n")[2]
+        except OSError:  # not there yet
+            return 0
+        number = rows.partition(b",")[0]
+        return int(number) if number.isdigit() else 0

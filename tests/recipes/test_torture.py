@@ -1,0 +1,68 @@
+"""`partial-fc torture` disturbs a training, which goes on from its checkpoints: can its losses tell?"""
+
+import json
+import shlex
+import shutil
+import sys
+
+import pytest
+
+from partial_fc import cli
+from partial_fc.torture.compare import compare
+from tests.recipes.conftest import ROOT, SMALL, environment, train_here
+
+JOB = [
+    *SMALL,
+    *shlex.split(
+        "--dataset synthetic --num-classes 50 --num-images 64 --image-size 16 --batch-size 4 --precision fp64"
+    ),
+    *shlex.split("--max-steps 60 --checkpoint-every 5 --frequent 1"),
+]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    root = tmp_path_factory.mktemp("undisturbed") / "run"
+    train_here(root, shlex.join(JOB[len(SMALL) :]))
+    return root
+
+
+def test_a_run_whose_process_is_killed_twice_cannot_be_told_from_one_that_was_left_alone(
+    undisturbed, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("os.environ", environment())
+    # Of this seed the moments are some 20 and 30 steps apart.
+    flags = ["--folder", str(tmp_path / "t"), "--undisturbed", str(undisturbed), "--mean-steps", "25", "--seed", "3"]
+    status = cli.run("torture", [*flags, "--", sys.executable, "train.py", "face", *JOB])
+    printed = capsys.readouterr().out
+    assert status == 0, printed + (tmp_path / "t/output.txt").read_text()[-3000:]
+    told = json.loads((tmp_path / "t/torture.json").read_text())
+    assert told["faults"]["rank"] == told["starts"] - 1 >= 1
+    assert told["comparison"] == {
+        "steps": 60, "differing": 0, "in_full": 60, "largest_difference": 0.0, "problems": [],
+    }  # fmt: skip
+    assert 0 < told["effective"] < 1
+    events = [json.loads(line)["what"] for line in (tmp_path / "t/events.jsonl").read_text().splitlines()]
+    assert len([what for what in events if what.startswith("killed rank: ")]) == told["faults"]["rank"]
+
+
+def test_it_tells_a_repeated_sample_a_lost_step_and_another_loss(undisturbed, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(undisturbed, other)
+    assert compare(undisturbed, other).equal(0.0)
+    history = (other / "history.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in history]
+    (at,) = [number for number, row in enumerate(rows) if row["step"] == 7 and "train/loss" in row]
+    changed = {**rows[at], "train/epoch": rows[at]["train/epoch"] + 1e-3}
+    (other / "history.jsonl").write_text("\n".join([*history[:at], json.dumps(changed), *history[at + 1 :]]) + "\n")
+    (problem,) = compare(undisturbed, other).problems
+    assert "samples were lost or repeated: at step 7 " in problem
+    changed = {**rows[at], "train/loss": rows[at]["train/loss"] * (1 + 3e-9)}
+    (other / "history.jsonl").write_text("\n".join([*history[:at], json.dumps(changed), *history[at + 1 :]]) + "\n")
+    found = compare(undisturbed, other)
+    assert found.largest_difference == pytest.approx(3e-9, rel=1e-3)
+    assert not found.equal(1e-9)
+    rows = (other / "loss.csv").read_text().splitlines()
+    (other / "loss.csv").write_text("\n".join([*rows[:9], *rows[10:]]) + "\n")
+    assert "59 rows for 60 steps: 1 missing" in compare(undisturbed, other).problems[0]
