@@ -72,7 +72,7 @@ else
     # The GPU's kernel, sharded, in Triton's interpreter. (One process: tests/unit/test_triton.py.)
     stage "Triton, horovodrun MPI, 3 ranks" 12 mpi 3 env TRITON_INTERPRET=1 "${ranks[@]}" tests/parallel/test_head_kinds.py -k sharded_equals_dense
     # Faults are of processes, disks and cables. -rs: why, where some are skipped.
-    stage "recipes, faults and two hosts" 285 python -m pytest tests/{recipes,faults,cluster} "${three[@]}" -m "not mxnet" -rs "$@"
+    stage "recipes, faults and two hosts" 355 python -m pytest tests/{recipes,faults,cluster} "${three[@]}" -m "not mxnet" -rs "$@"
 fi
 
 printf '\n%s%5d s of %3d  in all\n' "$table" "$SECONDS" "$budget"
