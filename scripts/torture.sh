@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What tests/faults does in a minute or two, for an hour: 100,000 inputs for every reader of files, guided by coverage,
 # then 50 kills of a training, 1,000 folders of damaged checkpoints, full disks, lost packets, and native code under
-# sanitizers. Names of readers as arguments: only those are fuzzed, and nothing else is done. INPUTS, ROUNDS and SEED in
-# the environment say how much, and which. What is found lies in build/fuzz/READER/found.
+# sanitizers. Names of readers as arguments: only those are fuzzed, and nothing else is done. INPUTS, ROUNDS, SCHEDULES
+# and SEED in the environment say how much, and which. What is found lies in build/fuzz/READER/found.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
@@ -49,6 +49,8 @@ if [ $# = 0 ]; then
     check "disks" timeout 600 python -m tests.faults.disks "$folder/disks"
     check "network" timeout 600 python -m pytest tests/faults/test_network.py
     check "sanitizers" sanitized "$folder/kernels"
+    # Schedules of the elastic protocol in simulated time: some 15 minutes of one core.
+    check "simulation" timeout 7200 python -m tests.simulation --schedules "${SCHEDULES:-10000}" --first "$((seed * 1000000))"
     # A host that dies and one that comes: the scenarios of elastic runs.
     check "hosts" timeout 1200 python -m pytest tests/cluster/test_elastic.py
 fi

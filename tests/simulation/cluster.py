@@ -48,6 +48,7 @@ class Process:
     stopped: bool = False
     held: list[Any] = field(default_factory=list)  # what happens when it goes on
     exit_code: int | None = None
+    asked: int = 0  # the status to end with, once it was asked to stop
     member: Any = None  # membership's own, of this process
     memory: Any = None  # what it keeps from world to world
     comm: "Communicator | None" = None

@@ -23,7 +23,7 @@ class Fault:
     trains: bool = False
 
 
-_KINDS = {"kill": 8, "crash": 4, "stop": 4, "cut": 4, "unlist": 3, "disk": 2, "full": 1, "driver": 1, "rumour": 2,
+_KINDS = {"kill": 8, "crash": 4, "stop": 4, "cut": 4, "unlist": 3, "disk": 2, "full": 1, "driver": 1, "ask": 1, "rumour": 2,
           "damage": 3}  # fmt: skip
 
 
@@ -73,6 +73,14 @@ def _kill(cluster: Cluster, fault: Fault) -> None:
 def _stop(cluster: Cluster, fault: Fault) -> None:
     if living := cluster.living():
         cluster.stop(living[fault.number % len(living)], fault.lasts_s)
+
+
+def _ask(cluster: Cluster, fault: Fault) -> None:
+    """SIGUSR1: all are to stop, with a checkpoint."""
+    if living := cluster.living():
+        process = living[fault.number % len(living)]
+        cluster.trace(f"{process}: is asked to stop")
+        process.asked = 75
 
 
 def _other_host(cluster: Cluster, fault: Fault) -> Host:

@@ -217,6 +217,11 @@ class Oracle:
             for rank, host in enumerate(hosts)
         ]
 
+    def stopped(self, step: int) -> None:
+        """A rank ends as it was asked to, and says that all is in a checkpoint."""
+        found = self.newest_on_disk()
+        check(found >= step or self.damaged or self.disk_was_bad, f"stopped at step {step}; the disk has step {found}")
+
     # ---- steps
 
     def begins(self, step: int) -> None:

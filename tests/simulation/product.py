@@ -90,6 +90,23 @@ class Silent:
         return lambda *_given, **_more: None
 
 
+class Asked:
+    """In place of the handlers of signals: whether this process was asked to stop."""
+
+    def __init__(self, cluster: Cluster, *_given: object):
+        self._process = cluster.here
+
+    def __enter__(self) -> "Asked":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    @property
+    def status(self) -> int:
+        return self._process.asked
+
+
 class Told(logging.Handler):
     """The product's own words, in the trace."""
 
@@ -180,6 +197,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         # Nothing draws random numbers here; to seed torch and to look for versions is half of the time.
         (loop, "torch", SimpleNamespace(manual_seed=lambda seed: None)),
         (device, "metadata", SimpleNamespace(version=lambda name: "0", PackageNotFoundError=KeyError)),
+        (loop, "StopSignals", partial(Asked, cluster)),
         (loop, "Progress", Silent),
         (loop, "LossPicture", Silent),
         (loop, "first_batch", Silent()),
