@@ -76,7 +76,7 @@ class Cluster:
         return self.clock.process
 
     def trace(self, text: str) -> None:
-        self._tell(f"{self.clock.now:8.3f} {str(self.clock.process or '-'):<12} {text}")
+        self._tell(f"{self.clock.now:8.3f} {self.clock.process or '-'!s:<12} {text}")
 
     def host(self, name: str) -> Host:
         return next(host for host in self.hosts if str(host.name) == str(name))
