@@ -119,8 +119,16 @@ class Path(PurePosixPath):
     def read_bytes(self) -> bytes:
         return bytes(self.disk.find(self).data)
 
-    def read_text(self) -> str:
-        return self.read_bytes().decode()
+    def read_text(self, errors: str = "strict") -> str:
+        return self.read_bytes().decode(errors=errors)
+
+    def rename(self, target: object) -> None:
+        """Of a folder: with all that is in it."""
+        name = self.disk.operation(self, writes=True)
+        for path in [path for path in self.disk.files if path.startswith(f"{name}/")]:
+            self.disk.files[f"{target}{path[len(name) :]}"] = self.disk.files.pop(path)
+        self.disk.folders.discard(name)
+        self.disk.folders.add(str(target))
 
     def write_text(self, text: str) -> None:
         with Raw(self, "w") as file:
@@ -189,8 +197,13 @@ def os_of(disk: Disk, getpid: Callable[[], int], kill: Callable[[int, int], None
         if name not in disk.files and name not in disk.folders:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
 
+    def lexists(path: object) -> bool:
+        name = disk.operation(path)
+        return name in disk.files or name in disk.folders
+
     return SimpleNamespace(
         open=open_,
+        path=SimpleNamespace(lexists=lexists),
         pwrite=pwrite,
         replace=replace,
         stat=stat,

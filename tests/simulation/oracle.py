@@ -124,10 +124,11 @@ class Oracle:
         disk = self.cluster.disk
         marked = [name.rpartition("/")[0] for name in disk.files if name.endswith("/" + folders.MARKER)]
         marked = [each for each in marked if disk.files[f"{each}/{folders.MARKER}"] is not self.damaged.get(each)]
+        marked = [each for each in marked if each.rpartition("step-")[2].isdecimal()]  # not those set aside
         for folder in marked:
             self._check_whole(folder)
         steps = [folder.rpartition("step-")[2] for folder in marked]
-        return max((int(step) for step in steps if step.isdecimal()), default=-1)
+        return max(map(int, steps), default=-1)
 
     def _check_whole(self, folder: str) -> None:
         """A checkpoint with a marker has the files of all ranks."""

@@ -167,7 +167,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
     made += [(module, "request", request) for module in (membership, barrier)]
     made += [
         (module, "os", as_os)
-        for module in (membership, partial_fc.comm.horovod, partial_fc.files, folders, owner, loss_csv, run)
+        for module in (membership, partial_fc.comm.horovod, partial_fc.files, folders, read, owner, loss_csv, run)
     ]
     # Some pieces a commit, and some messages a recovery.
     made += [(module, "PIECE_BYTES", 64) for module in (commits, recovery, transfer)]
