@@ -13,15 +13,15 @@ pytest.importorskip("horovod.torch")
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.simulation import Plan, simulate
 
-# Seeds whose schedule shows a mutation.
+# From which seed on schedules are tried: that one shows the mutation, until the product waits elsewhere.
 _SHOWS = {
     "a commit counts when it is begun": 50,
     "the shares of others count before they have come": 26,
     "the step is not taken back": 4,
     "images that were lost are not seen again": 1,
-    "a checkpoint goes before a newer commit": 12,
+    "a checkpoint goes before a newer commit": 26,
     "ranks leave without a commit": 12,
-    "the peer is on the same host": 26,
+    "the peer is on the same host": 38,
     "nobody waits for the others of a new world": 3,
     "a checkpoint is marked when one rank has written": 2,
     "checksums are not compared": 34,
@@ -38,7 +38,8 @@ def test_whatever_befalls_the_hosts_each_step_is_made_once_and_the_run_comes_to_
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_fault_made_by_hand_is_seen(name):
-    assert simulate(Plan.of(_SHOWS[name]), more=[MUTATIONS[name]]).problem is not None
+    seeds = range(_SHOWS[name], _SHOWS[name] + 40)
+    assert any(simulate(Plan.of(seed), more=[MUTATIONS[name]]).problem for seed in seeds)
 
 
 def test_a_seed_says_all():
@@ -51,6 +52,6 @@ def test_a_seed_says_all():
 
 def test_answers_of_the_world_before_are_not_believed():
     told: list[str] = []
-    outcome = simulate(dataclasses.replace(Plan.of(24), stale=0.5), told.append)
+    outcome = simulate(dataclasses.replace(Plan.of(1), stale=0.5), told.append)
     assert outcome.problem is None
     assert any("a stale answer" in line for line in told)
