@@ -131,8 +131,12 @@ class Path(PurePosixPath):
         self.disk.folders.add(str(target))
 
     def write_text(self, text: str) -> None:
+        self.write_bytes(text.encode())
+
+    def write_bytes(self, data: bytes) -> None:
         with Raw(self, "w") as file:
-            file.write(text.encode())
+            while data:
+                data = data[file.write(data) :]
 
 
 class Raw:

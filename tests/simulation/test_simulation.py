@@ -21,7 +21,7 @@ _SHOWS = {
     "images that were lost are not seen again": 1,
     "a checkpoint goes before a newer commit": 26,
     "ranks leave without a commit": 12,
-    "the peer is on the same host": 38,
+    "the peer is on the same host": 146,
     "nobody waits for the others of a new world": 3,
     "a checkpoint is marked when one rank has written": 2,
     "checksums are not compared": 34,
