@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
+from stat import S_IFDIR, S_IFREG
 from types import SimpleNamespace
 from typing import Any
 
@@ -196,10 +197,13 @@ def os_of(disk: Disk, getpid: Callable[[], int], kill: Callable[[int, int], None
         disk.find(old)
         disk.files[str(new)] = disk.files.pop(str(old))
 
-    def stat(path: object) -> None:
+    def stat(path: object) -> SimpleNamespace:
         name = disk.operation(path)
-        if name not in disk.files and name not in disk.folders:
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
+        if name in disk.files:
+            return SimpleNamespace(st_mode=S_IFREG | 0o644, st_size=len(disk.files[name].data))
+        if name in disk.folders:
+            return SimpleNamespace(st_mode=S_IFDIR | 0o755, st_size=0)
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
 
     def lexists(path: object) -> bool:
         name = disk.operation(path)
