@@ -20,12 +20,6 @@ def _counted_at_once(copies: Any, *given: Any) -> None:
     copies._memory.commits = [copies._commit]
 
 
-def _counted_without_the_others(copies: Any, *given: Any) -> None:
-    _begin(copies, *given)
-    for other, (share, _) in copies._incoming.items():
-        copies._commit.shares[other] = share
-
-
 def _step_stays(*given: Any, **more: Any) -> Any:
     start = _resume(*given, **more)
     return dataclasses.replace(start, step=max(start.step, membership.member().furthest_step))
@@ -64,7 +58,6 @@ _resume, _settle = resume.resume, saver.Saver.settle
 # By what they are called: where, which name, and what it means then.
 MUTATIONS: dict[str, Replacement] = {
     "a commit counts when it is begun": (_Copies, "begin", _counted_at_once),
-    "the shares of others count before they have come": (_Copies, "begin", _counted_without_the_others),
     "the step is not taken back": (resume, "resume", _step_stays),
     "images that were lost are not seen again": (resume, "resume", _position_goes_on),
     "a checkpoint goes before a newer commit": (resume, "recover", _disk_first),

@@ -16,7 +16,6 @@ from tests.simulation.simulation import Plan, simulate
 # From which seed on schedules are tried: that one shows the mutation, until the product waits elsewhere.
 _SHOWS = {
     "a commit counts when it is begun": 50,
-    "the shares of others count before they have come": 26,
     "the step is not taken back": 4,
     "images that were lost are not seen again": 1,
     "a checkpoint goes before a newer commit": 26,
