@@ -18,7 +18,7 @@ first-hour: setup  ## types what README.md says, in an empty folder with an empt
 test-quick: setup  ## two minutes, for people at work: units but the slow ones, two ranks, one recipe
 	@bash scripts/test.sh quick
 
-torture: setup  ## two hours: fuzzing of every reader, kills, signals, double starts, damaged checkpoints, full disks, lost packets, sanitizers; `scripts/torture.sh bin` one reader
+torture: setup  ## two hours: fuzzing of every reader, kills, signals, double starts, damaged checkpoints, full disks, lost packets, simulated hosts, sanitizers; `scripts/torture.sh bin` one reader
 	@bash scripts/torture.sh
 
 lint: setup  ## ruff and mypy

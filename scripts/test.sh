@@ -51,14 +51,14 @@ torch() { run torchrun --standalone --nproc_per_node="$1" --no-python "${@:2}"; 
 # One process for each core; the tests of a file stay together, with what they share. tests/conftest.py and
 # tests/unit/conftest.py have the order. Those that often wait: one process more.
 two=(-n 2 --dist loadfile --no-loadscope-reorder) three=(-n 3 --dist loadfile --no-loadscope-reorder)
-unit=(tests/unit "${two[@]}")
+unit=(tests/unit tests/simulation "${two[@]}")
 
 if [ "$mode" = quick ]; then
-    stage "unit" 80 python -m pytest "${unit[@]}" -m "not slow and not mxnet" "$@"
+    stage "unit" 82 python -m pytest "${unit[@]}" -m "not slow and not mxnet" "$@"
     stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
     stage "recipe face, one rank and two" 15 python -m pytest tests/recipes/test_face.py -k two_processes_give_the_curve_of_one "$@"
 else
-    stage "unit" 125 python -m pytest "${unit[@]}" -m "not mxnet" "$@"
+    stage "unit" 133 python -m pytest "${unit[@]}" -m "not mxnet" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
     stage "MXNet: engine, oracle and stores" 74 python -m pytest -m mxnet $(marked mxnet tests/{unit,recipes}/test_*.py) "$@"
     # The mathematics does not depend on the transport: all of it over these two, MPI on three ranks, by which the numbers of

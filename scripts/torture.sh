@@ -2,8 +2,8 @@
 # What tests/faults does in a minute or two, for two hours: 100,000 inputs for every reader of files, guided by coverage,
 # then 50 kills of a training, every signal to every process of every launcher, 200 double starts, 1,000 folders of damaged
 # checkpoints, full disks, lost packets, and native code under sanitizers. Names of readers as arguments: only those are
-# fuzzed, and nothing else is done. INPUTS, ROUNDS and SEED in the environment say how much, and which. What is found lies
-# in build/fuzz/READER/found.
+# fuzzed, and nothing else is done. INPUTS, ROUNDS, SCHEDULES and SEED in the environment say how much, and which.
+# What is found lies in build/fuzz/READER/found.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
@@ -54,6 +54,8 @@ if [ $# = 0 ]; then
     check "sanitizers" sanitized "$folder/kernels"
     # Somebody on a third host, for a minute.
     check "strangers" timeout 600 python -m tests.cluster.strangers_job "$folder/strangers"
+    # Schedules of the elastic protocol in simulated time: some 15 minutes of one core.
+    check "simulation" timeout 7200 python -m tests.simulation --schedules "${SCHEDULES:-10000}" --first "$((seed * 1000000))"
     # A host that dies and one that comes: the scenarios of elastic runs.
     check "hosts" timeout 1200 python -m pytest tests/cluster/test_elastic.py
 fi

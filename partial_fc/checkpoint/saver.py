@@ -177,7 +177,7 @@ class Saver:
     # ---- in the thread
 
     def _write(self, snapshot: Snapshot) -> tuple[int, float]:
-        num_bytes = snapshot.write(self._folder, self._leads)
+        num_bytes = snapshot.write(self._folder, self._leads, self._check)
         return num_bytes, time.perf_counter() - self._began
 
     def _mark(self) -> tuple[int, float]:

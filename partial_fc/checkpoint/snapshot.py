@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,26 +68,29 @@ class Snapshot:
         num_bytes = sum(t.nbytes for table in tables for t in table.values())
         return num_bytes + (sum(part.num_bytes for part in self.parts) if self.is_copy else 0)
 
-    def write(self, folder: Path, leads: bool) -> int:
+    def write(self, folder: Path, leads: bool, check: Callable[[], None] = lambda: None) -> int:
         """Writes this rank's files, the checksums last; returns their bytes. leads: also what is equal on all ranks.
-        Raises OSError, having removed what was written, and MemoryError."""
+        check: called before each is removed or written; a rank that was cut off may find the others' checkpoint of this
+        step there. Raises OSError, having removed what was written, MemoryError, and what check raises."""
         if self.copying is not None:
             self.copying.finish()
         folder.mkdir(parents=True, exist_ok=True)
-        self.remove(folder, leads)  # of an earlier try at this step, which may have cut other ranges
+        self.remove(folder, leads, check)  # of an earlier try at this step, which may have cut other ranges
         try:
-            checksums = dict(self._write_files(folder, leads))
+            checksums = dict(self._write_files(folder, leads, check))
+            check()
             write_checksums(checksums, folder / checksums_name(self.rank, self.world_size))
         except BaseException:
             with contextlib.suppress(OSError):  # what failed first is told
-                self.remove(folder, leads)
+                self.remove(folder, leads, check)
             raise
         return sum((folder / name).stat().st_size for name in checksums)
 
-    def _write_files(self, folder: Path, leads: bool) -> Iterator[tuple[str, str]]:
+    def _write_files(self, folder: Path, leads: bool, check: Callable[[], None]) -> Iterator[tuple[str, str]]:
         """Writes the files; yields the name and SHA-256 of each."""
         rank, size = self.rank, self.world_size
         for part in self.parts:
+            check()
             name = rows.file_name(rank, size, part.start, part.stop)
             yield name, save_tensors(part.tensors, folder / name)
         tables = {local_name(rank, size): self.local, hard_negatives_name(rank, size): self.hard_negatives}
@@ -95,23 +98,27 @@ class Snapshot:
         if leads:
             tables |= {"backbone.safetensors": self.backbone, "optimizer.safetensors": self.optimizer}
         for name, tensors in tables.items():
+            check()
             yield name, save_tensors(tensors, folder / name)
+        check()
         if leads and self.class_names is not None:
             yield "class-names.txt", write_lines(self.class_names, folder / "class-names.txt")
         if leads:
             yield MANIFEST, write_json(self.manifest, folder / MANIFEST)
 
-    def remove(self, folder: Path, leads: bool) -> None:
-        """Removes this rank's files, also those of a try that did not end."""
+    def remove(self, folder: Path, leads: bool, check: Callable[[], None] = lambda: None) -> None:
+        """Removes this rank's files, also those of a try that did not end. check: called before each."""
         mine = f"-{self.rank:05d}-of-{self.world_size:05d}"
         names = [f"head{mine}-*", f"rank{mine}.*"]
         if leads:
             names += ["backbone.safetensors*", "optimizer.safetensors*", "class-names.txt*", "manifest.json*"]
         for name in names:
             for path in folder.glob(name):
+                check()
                 path.unlink(missing_ok=True)
         for path in folder.glob("*-of-*") if leads else ():
             if f"-of-{self.world_size:05d}" not in path.name:  # of a try by another number of ranks
+                check()
                 path.unlink(missing_ok=True)
 
 

@@ -1,7 +1,7 @@
 """Runs schedules, or one of them with all that happens in it.
 
 python -m tests.simulation --seed 17                  one schedule, with its trace
-python -m tests.simulation --schedules 10000          as many, from --first on; those in which something is wrong are named
+python -m tests.simulation --schedules 10000          as many, from --first on; names those that are wrong
 """
 
 import argparse
@@ -35,7 +35,8 @@ def main() -> int:
             print(f"seed {seed}: {type(outcome.problem).__name__}: {outcome.problem}", flush=True)
     print(
         f"{given.schedules} schedules from {given.first}, {worlds} worlds, {attempts} starts, "
-        f"{time.perf_counter() - began:.1f} s ({time.process_time() - used:.1f} s of CPU); {len(wrong)} wrong: {wrong[:50]}"
+        f"{time.perf_counter() - began:.1f} s ({time.process_time() - used:.1f} s of CPU); "
+        f"{len(wrong)} wrong: {wrong[:50]}"
     )
     return int(bool(wrong))
 

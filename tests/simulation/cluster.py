@@ -48,6 +48,7 @@ class Process:
     stopped: bool = False
     held: list[Any] = field(default_factory=list)  # what happens when it goes on
     exit_code: int | None = None
+    asked: int = 0  # the status to end with, once it was asked to stop
     member: Any = None  # membership's own, of this process
     memory: Any = None  # what it keeps from world to world
     comm: "Communicator | None" = None
@@ -75,7 +76,7 @@ class Cluster:
         return self.clock.process
 
     def trace(self, text: str) -> None:
-        self._tell(f"{self.clock.now:8.3f} {str(self.clock.process or '-'):<12} {text}")
+        self._tell(f"{self.clock.now:8.3f} {self.clock.process or '-'!s:<12} {text}")
 
     def host(self, name: str) -> Host:
         return next(host for host in self.hosts if str(host.name) == str(name))

@@ -1,9 +1,9 @@
 """What stands for `horovod.torch`: collectives between simulated processes, and how they fail.
 
-As Horovod's over Gloo: matched by name, in the background; a collective that all ranks have started ends on each of them
-at a moment of its own, or, where a rank is lost then, on some only. A rank that is lost is noticed at once or after
-SILENT_S, by each of the others for itself, and whoever notices leaves, which the others notice in turn. An `init` in
-which not all come ends the process.
+As Horovod's over Gloo: matched by name, in the background; a collective that all ranks have started ends on each of
+them at a moment of its own, or, where a rank is lost then, on some only. A rank that is lost is noticed at once or
+after SILENT_S, by each of the others for itself, and whoever notices leaves, which the others notice in turn. An `init`
+in which not all come ends the process.
 """
 
 from collections import Counter

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
+from stat import S_IFDIR, S_IFREG
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,12 +120,24 @@ class Path(PurePosixPath):
     def read_bytes(self) -> bytes:
         return bytes(self.disk.find(self).data)
 
-    def read_text(self) -> str:
-        return self.read_bytes().decode()
+    def read_text(self, errors: str = "strict") -> str:
+        return self.read_bytes().decode(errors=errors)
+
+    def rename(self, target: object) -> None:
+        """Of a folder: with all that is in it."""
+        name = self.disk.operation(self, writes=True)
+        for path in [path for path in self.disk.files if path.startswith(f"{name}/")]:
+            self.disk.files[f"{target}{path[len(name) :]}"] = self.disk.files.pop(path)
+        self.disk.folders.discard(name)
+        self.disk.folders.add(str(target))
 
     def write_text(self, text: str) -> None:
+        self.write_bytes(text.encode())
+
+    def write_bytes(self, data: bytes) -> None:
         with Raw(self, "w") as file:
-            file.write(text.encode())
+            while data:
+                data = data[file.write(data) :]
 
 
 class Raw:
@@ -184,13 +197,21 @@ def os_of(disk: Disk, getpid: Callable[[], int], kill: Callable[[int, int], None
         disk.find(old)
         disk.files[str(new)] = disk.files.pop(str(old))
 
-    def stat(path: object) -> None:
+    def stat(path: object) -> SimpleNamespace:
         name = disk.operation(path)
-        if name not in disk.files and name not in disk.folders:
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
+        if name in disk.files:
+            return SimpleNamespace(st_mode=S_IFREG | 0o644, st_size=len(disk.files[name].data))
+        if name in disk.folders:
+            return SimpleNamespace(st_mode=S_IFDIR | 0o755, st_size=0)
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
+
+    def lexists(path: object) -> bool:
+        name = disk.operation(path)
+        return name in disk.files or name in disk.folders
 
     return SimpleNamespace(
         open=open_,
+        path=SimpleNamespace(lexists=lexists),
         pwrite=pwrite,
         replace=replace,
         stat=stat,

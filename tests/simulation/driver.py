@@ -1,4 +1,4 @@
-"""A simulated horovodrun: Horovod's own elastic driver, in simulated threads, with a store, ssh and a host file of ours.
+"""A simulated horovodrun: Horovod's own elastic driver, in simulated threads; store, ssh and host file are ours.
 
 What it starts are trainers on the simulated hosts. Their requests take the time that messages take, and its answers may
 be late or those of before.

@@ -12,8 +12,9 @@ from tests.simulation.driver import Notifier
 
 @dataclass(frozen=True)
 class Fault:
-    """kind: a function below; at_s: when; lasts_s: how long it is before all is as before. world: counted from when that
-    one has met, with `trains` from when it trains; 0: from the start. number: which process, host or file, of those that there are then."""
+    """kind: a function below; at_s: when; lasts_s: how long it is until all is as before. world: at_s counts from when
+    that one has met, with `trains` from when it trains; 0: from the start. number: which process, host or file, of
+    those that there are then."""
 
     kind: str
     at_s: float
@@ -23,8 +24,9 @@ class Fault:
     trains: bool = False
 
 
-_KINDS = {"kill": 8, "crash": 4, "stop": 4, "cut": 4, "unlist": 3, "disk": 2, "full": 1, "driver": 1, "rumour": 2,
-          "damage": 3}  # fmt: skip
+# By how often they are drawn.
+_KINDS = {"kill": 8, "crash": 4, "stop": 4, "cut": 4, "unlist": 3, "disk": 2, "full": 1, "driver": 1, "ask": 1}
+_KINDS |= {"rumour": 2, "damage": 3}
 
 
 def draw(chance: random.Random, length_s: float) -> list[Fault]:
@@ -73,6 +75,14 @@ def _kill(cluster: Cluster, fault: Fault) -> None:
 def _stop(cluster: Cluster, fault: Fault) -> None:
     if living := cluster.living():
         cluster.stop(living[fault.number % len(living)], fault.lasts_s)
+
+
+def _ask(cluster: Cluster, fault: Fault) -> None:
+    """SIGUSR1: all are to stop, with a checkpoint."""
+    if living := cluster.living():
+        process = living[fault.number % len(living)]
+        cluster.trace(f"{process}: is asked to stop")
+        process.asked = 75
 
 
 def _other_host(cluster: Cluster, fault: Fault) -> Host:
@@ -133,8 +143,8 @@ def _full(cluster: Cluster, fault: Fault) -> None:
 
 
 def _damage(cluster: Cluster, fault: Fault) -> None:
-    """A file of the newest checkpoint, as soon as there is one, is changed, cut short, or removed; often all begins anew
-    then, as it is seen when it is read."""
+    """A file of the newest checkpoint, as soon as there is one, is changed, cut short, or removed; often all begins
+    anew then, as it is seen when it is read."""
     step = cluster.oracle.newest_on_disk()
     files = cluster.disk.files
     folder = next((name for name in files if name.endswith(f"step-{step:08d}/{MARKER}")), "").rpartition("/")[0]

@@ -206,8 +206,12 @@ class Recipe:
                     return 0
                 line = StepLine(1000, schedule.total_steps, NUM_SAMPLES)
                 job = run.job(loader, backbone, head, schedule, [], saver, start, line)  # type: ignore[arg-type]
-                status = run.finish(job, loop.train(job), {})
-                oracle.finished = backbone.number
+                outcome = loop.train(job)
+                status = run.finish(job, outcome, {})
+                if status:
+                    oracle.stopped(job.at.step)
+                else:
+                    oracle.finished = backbone.number
                 return status
 
     def update(self, job: Any, batches: Sequence[Any], lr: float, watch: object) -> float:

@@ -5,8 +5,7 @@ from typing import Any
 
 from partial_fc.checkpoint import folders, saver
 from partial_fc.checkpoint.peer import commits
-from partial_fc.checkpoint.peer import recover as recovery
-from partial_fc.checkpoint.peer.recover import CommitLocation, recover
+from partial_fc.checkpoint.peer.recover import recover
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.comm.elastic import barrier, membership
 from partial_fc.train import resume
@@ -21,12 +20,6 @@ def _counted_at_once(copies: Any, *given: Any) -> None:
     copies._memory.commits = [copies._commit]
 
 
-def _counted_without_the_others(copies: Any, *given: Any) -> None:
-    _begin(copies, *given)
-    for other, (share, _) in copies._incoming.items():
-        copies._commit.shares[other] = share
-
-
 def _step_stays(*given: Any, **more: Any) -> Any:
     start = _resume(*given, **more)
     return dataclasses.replace(start, step=max(start.step, membership.member().furthest_step))
@@ -37,26 +30,6 @@ def _position_goes_on(*given: Any, **more: Any) -> Any:
     if membership.member().losses_without_progress:
         return dataclasses.replace(start, position=start.position + 2 * given[0].world.size)
     return start
-
-
-def _any_commit(held_W: list[list[dict[str, Any]]]) -> CommitLocation | None:
-    """The newest step that anybody has, whatever world took it."""
-    found = max((held["step"] for each in held_W for held in each), default=None)
-    if found is None:
-        return None
-    held = [[h for h in each if h["step"] == found] for each in held_W]
-    age, size = next((h["age"], h["world_size"]) for each in held for h in each)
-    holders = [next((r for r, each in enumerate(held) for h in each if old in h["ranks"]), None) for old in range(size)]
-    if None in holders:
-        return None
-    return CommitLocation(found, age, holders, next(r for r, each in enumerate(held) if each))
-
-
-def _age_stays(memory: Any, world: Any, root: Any) -> Any:
-    age = memory.age
-    found = recover(memory, world, root)
-    memory.age = max(age, 1)
-    return found
 
 
 def _disk_first(memory: Any, world: Any, root: Any) -> Any:
@@ -85,16 +58,12 @@ _resume, _settle = resume.resume, saver.Saver.settle
 # By what they are called: where, which name, and what it means then.
 MUTATIONS: dict[str, Replacement] = {
     "a commit counts when it is begun": (_Copies, "begin", _counted_at_once),
-    "the shares of others count before they have come": (_Copies, "begin", _counted_without_the_others),
     "the step is not taken back": (resume, "resume", _step_stays),
     "images that were lost are not seen again": (resume, "resume", _position_goes_on),
-    "commits of two worlds are mixed": (recovery, "choose", _any_commit),
-    "worlds are not counted": (resume, "recover", _age_stays),
     "a checkpoint goes before a newer commit": (resume, "recover", _disk_first),
     "ranks leave without a commit": (commits_of_loop.Commits, "leave", _leaves_at_once),
     "the peer is on the same host": (commits, "peers", _next_rank),
     "nobody waits for the others of a new world": (barrier.Barrier, "wait", _waits_for_nobody),
-    "who was given up believes that it was not": (barrier.Barrier, "is_replaced", lambda at: False),
     "a checkpoint is marked when one rank has written": (saver.Saver, "settle", _marked_early),
     "checksums are not compared": (Checkpoint, "check", lambda found, path: None),
 }

@@ -124,10 +124,11 @@ class Oracle:
         disk = self.cluster.disk
         marked = [name.rpartition("/")[0] for name in disk.files if name.endswith("/" + folders.MARKER)]
         marked = [each for each in marked if disk.files[f"{each}/{folders.MARKER}"] is not self.damaged.get(each)]
+        marked = [each for each in marked if each.rpartition("step-")[2].isdecimal()]  # not those set aside
         for folder in marked:
             self._check_whole(folder)
         steps = [folder.rpartition("step-")[2] for folder in marked]
-        return max((int(step) for step in steps if step.isdecimal()), default=-1)
+        return max(map(int, steps), default=-1)
 
     def _check_whole(self, folder: str) -> None:
         """A checkpoint with a marker has the files of all ranks."""
@@ -216,6 +217,11 @@ class Oracle:
             ranks[following[host]][ranks[host].index(rank) % len(ranks[following[host]])]
             for rank, host in enumerate(hosts)
         ]
+
+    def stopped(self, step: int) -> None:
+        """A rank ends as it was asked to, and says that all is in a checkpoint."""
+        found = self.newest_on_disk()
+        check(found >= step or self.damaged or self.disk_was_bad, f"stopped at step {step}; the disk has step {found}")
 
     # ---- steps
 

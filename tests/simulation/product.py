@@ -20,7 +20,8 @@ from safetensors import torch as safetensors
 
 import partial_fc.comm.horovod
 import partial_fc.files
-from partial_fc.checkpoint import folders, owner, read, rows, saver
+from partial_fc.checkpoint import checksums, folders, owner, read, rows, saver
+from partial_fc.checkpoint import files as checkpoint_files
 from partial_fc.checkpoint.peer import commits, transfer
 from partial_fc.checkpoint.peer import recover as recovery
 from partial_fc.comm.elastic import barrier, membership
@@ -90,6 +91,23 @@ class Silent:
         return lambda *_given, **_more: None
 
 
+class Asked:
+    """In place of the handlers of signals: whether this process was asked to stop."""
+
+    def __init__(self, cluster: Cluster, *_given: object):
+        self._process = cluster.here
+
+    def __enter__(self) -> "Asked":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    @property
+    def status(self) -> int:
+        return self._process.asked
+
+
 class Told(logging.Handler):
     """The product's own words, in the trace."""
 
@@ -150,7 +168,11 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
     made += [(module, "request", request) for module in (membership, barrier)]
     made += [
         (module, "os", as_os)
-        for module in (membership, partial_fc.comm.horovod, partial_fc.files, folders, owner, loss_csv, run)
+        for module in (membership, partial_fc.comm.horovod, partial_fc.files, folders, read, owner, loss_csv, run)
+    ]
+    made += [
+        (module, "read_bytes", lambda path, most_bytes: path.read_bytes())
+        for module in (partial_fc.files, checksums, read)
     ]
     # Some pieces a commit, and some messages a recovery.
     made += [(module, "PIECE_BYTES", 64) for module in (commits, recovery, transfer)]
@@ -169,6 +191,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         (owner, "_machine", lambda: str(cluster.here.host.name)),
         (loss_csv, "FileIO", Raw),
         (resume, "recover", observed),
+        (checkpoint_files, "open", lambda path, mode, opener: path.open(mode)),
         # Of Python 3.11: one for all processes.
         (rows.StoredRows.__dict__["columns"], "lock", contextlib.nullcontext()),
         (commits.PeerCopies, "_complete", _completing(cluster, commits.PeerCopies._complete)),
@@ -180,6 +203,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         # Nothing draws random numbers here; to seed torch and to look for versions is half of the time.
         (loop, "torch", SimpleNamespace(manual_seed=lambda seed: None)),
         (device, "metadata", SimpleNamespace(version=lambda name: "0", PackageNotFoundError=KeyError)),
+        (loop, "StopSignals", partial(Asked, cluster)),
         (loop, "Progress", Silent),
         (loop, "LossPicture", Silent),
         (loop, "first_batch", Silent()),
@@ -239,7 +263,7 @@ def replaced(made: Iterable[Replacement]) -> Iterator[None]:
     before = []
     try:
         for where, name, value in made:
-            before.append((where, name, getattr(where, name)))
+            before.append((where, name, getattr(where, name, open)))  # `open` is in no module of ours
             setattr(where, name, value)
         yield
     finally:

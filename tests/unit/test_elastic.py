@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
@@ -197,6 +198,22 @@ def test_a_process_that_was_given_up_does_not_ask_for_the_place_of_its_successor
     member(driver, "a", 0, 1, 0, 1, 0, 1).rendezvous(5)
     with pytest.raises(Evicted, match="gone on without this process"):
         old.rendezvous(5)
+
+
+def test_an_answer_of_the_world_before_is_not_believed(driver, monkeypatch):
+    """What rank 0 said there still is in the store: whoever believed it would go in alone."""
+    only = member(driver, "a", 0, 1, 0, 1, 0, 1)
+    only.rendezvous(5)
+    driver.places = {"a": "0,1,0,1,0,1"}
+    driver.open.set()
+
+    def before_it_asks_again(seconds: float) -> None:
+        driver.open.clear()
+        threading.Timer(0.2, lambda: driver.new_world(a="0,1,0,1,0,1")).start()
+
+    monkeypatch.setattr(membership, "time", SimpleNamespace(monotonic=time.monotonic, sleep=before_it_asks_again))
+    only.rendezvous(5)
+    assert driver.open.is_set()
 
 
 def test_a_driver_that_is_gone_is_an_error_with_what_to_do(driver):

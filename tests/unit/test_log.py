@@ -50,6 +50,18 @@ def test_rows_wait_while_the_disk_is_full(tmp_path, caplog):
     curve.close()
 
 
+def test_who_wrote_before_writes_to_another_file(tmp_path):
+    """A rank 0 that was cut off, and is back."""
+    before = LossCurve(tmp_path, SingleWorld(), 0)
+    add(before, 1, 5)
+    curve = LossCurve(tmp_path, SingleWorld(), 4)
+    add(before, 6, 6)
+    add(curve, 5, 7)
+    assert (tmp_path / "loss.csv").read_text() == whole(7)
+    before.close()
+    curve.close()
+
+
 @pytest.mark.parametrize("back_to", [0, 2, 5, 6, 9, 12])
 def test_going_back_needs_no_room(tmp_path, back_to):
     """... to steps whose rows are there, or still wait."""

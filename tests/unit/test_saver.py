@@ -142,6 +142,20 @@ def test_what_cannot_be_written_is_said_and_removed_and_the_one_before_stands(sa
     assert torch.equal(checkpoint.Checkpoint(saver.root / "step-00000003").backbone()["w"], torch.ones(1000))
 
 
+def test_who_was_cut_off_leaves_the_checkpoint_of_the_others_alone(tmp_path, head):
+    """... of the same step, by another number of ranks, in the folder that is not its run's any more."""
+    whole = {f"rank-0000{rank}-of-00002.sha256": "of the others" for rank in range(2)} | {"manifest.json": "theirs"}
+    for name, text in whole.items():
+        (tmp_path / name).write_text(text)
+
+    def check() -> None:
+        raise LostOwner("another run's")
+
+    with pytest.raises(LostOwner):
+        snapshot(head, 3).write(tmp_path, True, check)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == whole
+
+
 def test_a_later_one_succeeds(saver, head):
     with full_disk(1000):
         save(saver, head, 4)

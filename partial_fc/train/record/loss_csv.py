@@ -6,6 +6,7 @@ from io import FileIO
 from pathlib import Path
 
 from partial_fc.comm import World
+from partial_fc.files import replacing
 from partial_fc.train.record.log import warn_on_os_error
 
 _log = logging.getLogger("partial_fc")
@@ -22,6 +23,7 @@ class LossCurve:
 
     def __init__(self, models_root: Path, world: World, first_step: int):
         self._path = models_root / "loss.csv" if world.rank == 0 else Path(os.devnull)
+        self._renew()
         self._file = FileIO(self._path, "a")
         self._waiting = b""
         self._failed = False
@@ -42,6 +44,13 @@ class LossCurve:
             _log.warning(f"{self._path} lacks the last {left:,} rows")
         with warn_on_os_error(str(self._path)):
             self._file.close()
+
+    def _renew(self) -> None:
+        """A copy takes the place of the file: a rank 0 of a world before, which was cut off, may write to that one
+        yet, over a network folder also when it is back. Where there is no room the file stays."""
+        if self._path.exists() and str(self._path) != os.devnull:
+            with warn_on_os_error(str(self._path)), replacing(self._path) as copy:
+                copy.write_bytes(self._path.read_bytes())
 
     def _cut(self, step: int) -> None:
         """Drops rows after `step` without writing any: a run that is killed here, or has a full disk, loses none."""

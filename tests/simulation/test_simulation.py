@@ -1,0 +1,56 @@
+"""The elastic protocol under schedules that no test with real processes would meet, and that the simulation sees what
+is wrong.
+
+A failure names its seed: `python -m tests.simulation --seed N` shows all that happens in it.
+"""
+
+import dataclasses
+
+import pytest
+
+pytest.importorskip("horovod.torch")
+
+from tests.simulation.mutations import MUTATIONS
+from tests.simulation.simulation import Plan, simulate
+
+# From which seed on schedules are tried: that one shows the mutation, until the product waits elsewhere.
+_SHOWS = {
+    "a commit counts when it is begun": 50,
+    "the step is not taken back": 4,
+    "images that were lost are not seen again": 1,
+    "a checkpoint goes before a newer commit": 26,
+    "ranks leave without a commit": 12,
+    "the peer is on the same host": 146,
+    "nobody waits for the others of a new world": 3,
+    "a checkpoint is marked when one rank has written": 2,
+    "checksums are not compared": 34,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1, 121, 20))
+def test_whatever_befalls_the_hosts_each_step_is_made_once_and_the_run_comes_to_its_end(first):
+    for seed in range(first, first + 20):
+        problem = simulate(Plan.of(seed)).problem
+        assert problem is None, f"python -m tests.simulation --seed {seed}: {problem!r}"
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_fault_made_by_hand_is_seen(name):
+    seeds = range(_SHOWS[name], _SHOWS[name] + 40)
+    assert any(simulate(Plan.of(seed), more=[MUTATIONS[name]]).problem for seed in seeds)
+
+
+def test_a_seed_says_all():
+    traces: list[list[str]] = [[], []]
+    for trace in traces:
+        simulate(Plan.of(38), trace.append)
+    assert len(traces[0]) > 100
+    assert traces[0] == traces[1]
+
+
+def test_answers_of_the_world_before_are_not_believed():
+    told: list[str] = []
+    outcome = simulate(dataclasses.replace(Plan.of(1), stale=0.5), told.append)
+    assert outcome.problem is None
+    assert any("a stale answer" in line for line in told)
