@@ -28,6 +28,10 @@ _SIGNATURES = {b"\xff\xd8": "JPEG", _PNG: "PNG", b"BM": "BMP", b"RIFF": "WebP", 
 _SIGNATURES |= dict.fromkeys((b"II*\0", b"MM\0*"), "TIFF")
 _RARE = (b"GIF8", b"II*\0", b"MM\0*")
 
+# OpenCV's, by the part of width and height that a JPEG is decoded at.
+_FLAGS = {1: cv2.IMREAD_COLOR_RGB}
+_FLAGS |= {part: cv2.IMREAD_COLOR_RGB | flag for part, flag in ((2, 16), (4, 32), (8, 64))}
+
 # The loader has its own threads, one image each; OpenCV's own pool on top of them would fight for the same
 # cores.
 cv2.setNumThreads(0)
@@ -39,10 +43,12 @@ def decode(content: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.u
 
     out: uint8 (H, W, 3). An image of just that size may be decoded into it, and is it, then; by simplejpeg where that
     gives the same bits.
-    BadRecord: another format, damaged, of more than MAX_PIXELS pixels, or more than its file is worth (`check_cost`).
+    A JPEG that would take more memory than its file is worth is decoded at a half, quarter or eighth of its width and
+    height (`check_cost`). BadRecord: another format, damaged, of more than MAX_PIXELS pixels, or more than its file is
+    worth all the same.
     """
-    check_cost(content)
-    if out is not None and content.startswith(_PLAIN_JPEG) and _decode_into(content, out):
+    part = check_cost(content)
+    if out is not None and part == 1 and content.startswith(_PLAIN_JPEG) and _decode_into(content, out):
         return out
     if not content.startswith(tuple(_SIGNATURES)):
         raise BadRecord(
@@ -55,7 +61,7 @@ def decode(content: bytes, out: NDArray[np.uint8] | None = None) -> NDArray[np.u
     if content.startswith(_PNG):
         content = _checked_png(content)
     try:
-        image: Any = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR_RGB)
+        image: Any = cv2.imdecode(np.frombuffer(content, np.uint8), _FLAGS[part])
     except cv2.error as error:
         raise BadRecord(
             f"no image that OpenCV can read: {error.err or error}; at most {MAX_PIXELS} pixels are allowed "

@@ -33,14 +33,16 @@ class Cost(NamedTuple):
     width: int
     height: int
     num_bytes: int
+    least_bytes: int = 0  # of these what remains however small the picture is made while it is decoded (JPEG)
 
 
-def check_cost(content: bytes) -> None:
-    """Raises BadRecord for an image that costs more than its file is worth, and for one without a whole header. What
-    begins as none of the formats passes."""
+def check_cost(content: bytes) -> int:
+    """Returns 1, or 2, 4 or 8: a JPEG costs no more than its file is worth at that part of its width and height. A photo
+    of 24 megapixels so gives one of 6. Raises BadRecord for an image that costs more all the same, and for one without a
+    whole header. What begins as none of the formats passes."""
     reader = next((read for signature, read in _READERS.items() if content.startswith(signature)), None)
     if reader is None:
-        return
+        return 1
     try:
         cost = reader(content)
     except (struct.error, IndexError):
@@ -48,12 +50,15 @@ def check_cost(content: bytes) -> None:
             f"no image that OpenCV can read: {len(content)} bytes, starting {content[:8].hex(' ')}: no whole header"
         ) from None
     allowed = BASE_BYTES + 4 * len(content)
-    if cost.num_bytes > allowed:
-        raise BadRecord(
-            f"{cost.kind} of {cost.width} x {cost.height} pixels takes {cost.num_bytes >> 20:,} MiB to decode; one of "
-            f"{len(content):,} bytes may take {allowed >> 20:,}: make it smaller, or allow more ({_VARIABLE}, "
-            f"{BASE_BYTES >> 20} now)"
-        )
+    parts = (1, 2, 4, 8) if cost.kind == "JPEG" else (1,)
+    for part in parts:
+        if cost.least_bytes + (cost.num_bytes - cost.least_bytes) / part**2 <= allowed:
+            return part
+    raise BadRecord(
+        f"{cost.kind} of {cost.width} x {cost.height} pixels takes {cost.num_bytes >> 20:,} MiB to decode; one of "
+        f"{len(content):,} bytes may take {allowed >> 20:,}: make it smaller, or allow more ({_VARIABLE}, "
+        f"{BASE_BYTES >> 20} now)"
+    )
 
 
 # ---- JPEG
@@ -92,7 +97,8 @@ def _jpeg(content: bytes) -> Cost:
     factors = [(content[i] >> 4, content[i] & 15) for i in range(frame + 11, frame + 11 + 3 * components, 3)]
     most = max(1, max((h for h, _ in factors), default=1) * max((v for _, v in factors), default=1))
     coefficients = sum(h * v for h, v in factors) / most
-    return Cost("JPEG", width, height, int(width * height * (_DECODED + 2 * coefficients)))
+    least = int(width * height * 2 * coefficients)
+    return Cost("JPEG", width, height, _DECODED * width * height + least, least)
 
 
 # ---- the others

@@ -39,6 +39,20 @@ def test_an_image_costs_what_its_file_is_worth(ending):
             check_cost(_with_size(whole, ending, width, height))
 
 
+def test_a_photo_that_costs_too_much_is_decoded_smaller(monkeypatch):
+    image = np.zeros((1200, 2001, 3), np.uint8)
+    image[:, 1000:] = (200, 100, 50)
+    content = cv2.imencode(".jpg", image)[1].tobytes()
+    for allowed, part in ((6 * 1200 * 2001, 1), (6 * 1200 * 2001 - 1, 2), (6 * 1200 * 2001 // 60, 8)):
+        monkeypatch.setattr("partial_fc.data.image_cost.BASE_BYTES", allowed - 4 * len(content))
+        found = decode(content, np.empty((1200, 2001, 3), np.uint8))
+        assert found.shape == (-(-1200 // part), -(-2001 // part), 3)
+        assert abs(found[-1, -1].astype(int) - (50, 100, 200)).max() < 4
+    monkeypatch.setattr("partial_fc.data.image_cost.BASE_BYTES", 6 * 1200 * 2001 // 65 - 4 * len(content))
+    with pytest.raises(BadRecord, match="of 2001 x 1200 pixels takes"):
+        decode(content)
+
+
 def _with_size(content: bytes, ending: str, width: int, height: int) -> bytes:
     if ending == ".jpg":
         at = content.index(b"\xff\xc0") + 5
