@@ -37,9 +37,9 @@ class Cost(NamedTuple):
 
 
 def check_cost(content: bytes) -> int:
-    """Returns 1, or 2, 4 or 8: a JPEG costs no more than its file is worth at that part of its width and height. A photo
-    of 24 megapixels so gives one of 6. Raises BadRecord for an image that costs more all the same, and for one without a
-    whole header. What begins as none of the formats passes."""
+    """Returns 1, or 2, 4 or 8: a JPEG costs no more than its file is worth at that part of its width and height. A
+    photo of 24 megapixels so gives one of 6. Raises BadRecord for an image that costs more all the same, and for one
+    without a whole header. What begins as none of the formats passes."""
     reader = next((read for signature, read in _READERS.items() if content.startswith(signature)), None)
     if reader is None:
         return 1
