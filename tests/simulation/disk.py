@@ -87,8 +87,12 @@ class Path(PurePosixPath):
     def is_dir(self) -> bool:
         return self.disk.operation(self) in self.disk.folders
 
+    def resolve(self) -> "Path":  # (there are no links)
+        return self
+
     def stat(self) -> SimpleNamespace:
-        return SimpleNamespace(st_size=len(self.disk.find(self).data))
+        size = 0 if self.is_dir() else len(self.disk.find(self).data)
+        return SimpleNamespace(st_size=size, st_dev=0)
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
         name = self.disk.operation(self, writes=True)
@@ -218,13 +222,14 @@ def os_of(disk: Disk, getpid: Callable[[], int], kill: Callable[[int, int], None
         close=lambda number: disk.descriptors.pop(number, None),
         fsync=lambda number: disk.operation(disk.descriptors[number][0], writes=True),
         listdir=disk.names,
+        access=lambda path, mode: str(path) in disk.folders or str(path) in disk.files,
         getpid=getpid,
         kill=kill,
         environ=environ,
         devnull=os.devnull,
         sched_getaffinity=lambda _: {0, 1},
         strerror=os.strerror,
-        **{name: getattr(os, name) for name in ("O_RDONLY", "O_WRONLY", "O_CREAT", "O_EXCL", "O_DIRECTORY")},
+        **{name: getattr(os, name) for name in ("O_RDONLY", "O_WRONLY", "O_CREAT", "O_EXCL", "O_DIRECTORY", "R_OK")},
     )
 
 

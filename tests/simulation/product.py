@@ -168,7 +168,17 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
     made += [(module, "request", request) for module in (membership, barrier)]
     made += [
         (module, "os", as_os)
-        for module in (membership, partial_fc.comm.horovod, partial_fc.files, folders, read, owner, loss_csv, run)
+        for module in (
+            membership,
+            partial_fc.comm.horovod,
+            partial_fc.files,
+            folders,
+            read,
+            owner,
+            saver,
+            loss_csv,
+            run,
+        )
     ]
     made += [
         (module, "read_bytes", lambda path, most_bytes: path.read_bytes())
