@@ -32,7 +32,7 @@ def make_private() -> None:
 def regular(path: str | os.PathLike[str], flags: int) -> int:
     """An `opener` for open(): of regular files, and links to such. A device may never end, a FIFO may never begin, and
     to open one can have an effect. Raises OSError, as open does."""
-    _check_regular(os.stat(path), path)
+    check_regular(path)
     # Should it have become a FIFO since: not to wait for who writes to it.
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -41,6 +41,11 @@ def regular(path: str | os.PathLike[str], flags: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Before a library opens a file by its name. Raises OSError for what `regular` does not open."""
+    _check_regular(os.stat(path), path)
 
 
 def _check_regular(status: os.stat_result, path: str | os.PathLike[str]) -> None:

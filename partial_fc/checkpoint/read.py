@@ -21,7 +21,7 @@ from partial_fc.checkpoint.head_state import Head, has_head
 from partial_fc.checkpoint.rows import StoredRows, part_files
 from partial_fc.checkpoint.snapshot import FORMAT, below, local_name
 from partial_fc.comm import World
-from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, read_bytes, read_text
+from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, check_regular, read_bytes, read_text
 from partial_fc.head import PartialFC
 from partial_fc.head.shard import Shard
 from partial_fc.optim.compression import merge_residuals
@@ -152,6 +152,7 @@ class Checkpoint:
             if optional:
                 return {}
             raise ValueError(f"{self.where} has no {name}")
+        check_regular(path)
         try:
             return load_file(path)
         except (SafetensorError, RuntimeError) as error:  # RuntimeError: torch's, where the disk fails

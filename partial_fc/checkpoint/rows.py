@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from partial_fc.checkpoint import crc32
+from partial_fc.files import check_regular
 from partial_fc.head.class_rows import Column
 
 PART_BYTES = 256 << 20
@@ -189,6 +190,7 @@ class PartFile:
         """The part, mapped from the file: nothing is read before it is used. Raises ValueError where the file is
         damaged, or its shapes and class numbers do not fit together."""
         try:
+            check_regular(self.path)
             tensors = load_file(self.path)
         except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: torch's, where the disk fails
             raise ValueError(f"{self.path} is no safetensors file, or cut short: {error}") from error

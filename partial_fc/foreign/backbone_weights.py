@@ -6,6 +6,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from partial_fc.files import check_regular
 from partial_fc.foreign import torch_file
 from partial_fc.foreign.state_dicts import check_fits, is_state_dict
 
@@ -15,6 +16,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     (arcface_torch's `model.pt` or `backbone.pth`, torchvision's), or a whole checkpoint_gpu_R.pt, of which the backbone
     counts. No code of a file is run. Raises ValueError for anything else."""
     if path.suffix == ".safetensors":
+        check_regular(path)
         try:
             with safe_open(path, "pt") as file:
                 return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118

@@ -15,6 +15,7 @@ from partial_fc.checkpoint.head_state import has_head
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows import gaps, part_files
 from partial_fc.checkpoint.tools.options import InspectOptions
+from partial_fc.files import check_regular
 
 _HIGHLIGHTS = (
     *("dataset", "rec", "network", "embedding_size", "image_size", "loss", "scale", "margins", "sample_rate"),
@@ -79,6 +80,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def _tensors(path: Path) -> dict[str, Any]:
     """Counts of a file, from its header."""
+    check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             tensors = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118

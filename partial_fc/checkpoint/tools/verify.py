@@ -15,7 +15,7 @@ from partial_fc.checkpoint.head_state import has_head
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows import Part, gaps, mismatch, part_files
 from partial_fc.checkpoint.tools.options import VerifyOptions
-from partial_fc.files import TEXT_BYTES, read_bytes
+from partial_fc.files import TEXT_BYTES, check_regular, read_bytes
 from partial_fc.head.shard import Shard
 
 
@@ -132,6 +132,7 @@ def _check_finite(folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
     paths = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
     for path in tqdm(paths, desc="finite", unit="file", leave=False, disable=None):
         try:
+            check_regular(path)
             tensors = load_file(path)
         except (SafetensorError, OSError, RuntimeError) as error:
             yield "bad", f"{path} is no safetensors file, or cut short: {error}"
