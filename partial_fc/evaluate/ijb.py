@@ -32,7 +32,7 @@ from partial_fc.embedding.images import Pixels
 from partial_fc.embedding.sources import NO_CLASS, ImageFiles
 from partial_fc.evaluate.identification import Found, search
 from partial_fc.evaluate.roc import Roc
-from partial_fc.files import read_text
+from partial_fc.files import check_regular, read_text
 
 FALSE_ACCEPT_RATES = ("1e-6", "1e-5", "1e-4", "1e-3", "1e-2", "1e-1")
 RANKS = (1, 5, 10)
@@ -217,6 +217,7 @@ def _read_points(path: Path) -> tuple[list[str], NDArray[np.float64], NDArray[np
 
 def _numbers(path: Path, columns: tuple[int, ...], delimiter: str | None = None, skip: int = 0) -> NDArray[np.int64]:
     """Some columns of a table, (lines, columns); skip: lines of its head. ValueError names the row that is none."""
+    check_regular(path)
     try:
         with warnings.catch_warnings(action="error"):  # of an empty file it only warns
             return np.loadtxt(

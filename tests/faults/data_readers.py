@@ -15,6 +15,7 @@ from partial_fc.data.record_source import RecordSource
 from partial_fc.data.recordio import MAGIC, RecordWriter, pack, write_index
 from partial_fc.data.sample import BadRecord, Source
 from partial_fc.data.tools.draw_pairs import _read_pair_list
+from partial_fc.files import read_bytes
 from tests.faults.mutations import PICKLE_WORDS, in_gzip, in_pickle, in_png, in_scans
 from tests.faults.reader import Files, Reader, written
 
@@ -139,7 +140,7 @@ def image_files() -> list[Files]:
 
 def read_image(folder: Path) -> None:
     try:
-        image = decode((folder / "image").read_bytes())
+        image = decode(read_bytes(folder / "image", 1 << 30))
     except BadRecord as error:
         raise BadRecord(f"{folder}: {error}") from error  # as every source does
     assert (image.dtype, image.ndim, image.shape[2]) == (np.uint8, 3, 3)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.files import check_regular
+
 _GOES_BACK = ("start", "back")
 
 
@@ -42,6 +44,7 @@ def read_history(models_root: Path) -> History:
     path = models_root / "history.jsonl"
     if not path.exists():
         return found
+    check_regular(path)
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             row = json.loads(line)
@@ -65,7 +68,10 @@ def read_history(models_root: Path) -> History:
 def read_losses(models_root: Path) -> NDArray[np.float64]:
     """(steps, 3): step, loss, learning rate. Rows that are not whole are left out."""
     path = models_root / "loss.csv"
-    rows = path.read_bytes().splitlines()[1:] if path.exists() else []
+    if not path.exists():
+        return np.zeros((0, 3))
+    check_regular(path)
+    rows = path.read_bytes().splitlines()[1:]
     whole = [row for row in rows if row.count(b",") == 2 and not row.endswith(b",") and b"\0" not in row]
     if not whole:
         return np.zeros((0, 3))
