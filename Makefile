@@ -1,5 +1,5 @@
 # Each target is a line or two that could be typed by hand.
-.PHONY: help setup demo test first-hour test-quick torture lint lock sbom bench test-gpu bench-gpu clean
+.PHONY: help setup demo test first-hour test-long test-quick torture lint lock sbom bench test-gpu bench-gpu clean
 help:   ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:[^#]*##/\t/'
 
@@ -14,6 +14,9 @@ test: setup  ## all tests, 10 minutes on two cores: units, ranks over Gloo, MPI 
 
 first-hour: setup  ## types what README.md says, in an empty folder with an empty HOME: a minute
 	@bash tests/recipes/first_hour.sh .venv
+
+test-long: setup  ## what enumerates, attacks and kills: every failing operation of the disk, strangers at every socket, launchers killed
+	@bash scripts/test.sh long
 
 test-quick: setup  ## two minutes, for people at work: units but the slow ones, two ranks, one recipe
 	@bash scripts/test.sh quick

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# All tests, by cost; `scripts/test.sh quick`: those for people at work. Every stage runs, also after one that failed.
+# All tests, by cost; `scripts/test.sh quick`: those for people at work; `scripts/test.sh long`: what enumerates, attacks and
+# kills, which the first leaves out. Every stage runs, also after one that failed.
 # The end lists what each took beside what it may cost on two idle cores, and names those that failed.
 # More arguments go to pytest in every stage: `scripts/test.sh -k sampling`.
 set -uo pipefail
@@ -16,10 +17,7 @@ export OMPI_MCA_rmaps_base_oversubscribe=1                       # more ranks th
 export OMPI_MCA_mpi_yield_when_idle=1 # a rank that waits gives its core to the others: 9 s instead of 21 on busy cores
 
 mode=all
-if [ "${1:-}" = quick ]; then
-    mode=quick
-    shift
-fi
+case "${1:-}" in quick | long) mode=$1 && shift ;; esac
 table='' budget=0 failed=()
 # stage NAME SECONDS COMMAND...: SECONDS is what it may cost. A test that needs more displaces another one, or is `slow`.
 stage() {
@@ -57,6 +55,8 @@ if [ "$mode" = quick ]; then
     stage "unit" 82 python -m pytest "${unit[@]}" -m "not slow and not mxnet" "$@"
     stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
     stage "recipe face, one rank and two" 15 python -m pytest tests/recipes/test_face.py -k two_processes_give_the_curve_of_one "$@"
+elif [ "$mode" = long ]; then
+    stage "every failing operation, attacks, launchers killed" 240 python -m pytest -m long $(marked long tests/{recipes,faults,cluster}/test_*.py) "${two[@]}" -rs "$@"
 else
     stage "unit" 133 python -m pytest "${unit[@]}" -m "not mxnet" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
@@ -72,7 +72,7 @@ else
     # The GPU's kernel, sharded, in Triton's interpreter. (One process: tests/unit/test_triton.py.)
     stage "Triton, horovodrun MPI, 3 ranks" 12 mpi 3 env TRITON_INTERPRET=1 "${ranks[@]}" tests/parallel/test_head_kinds.py -k sharded_equals_dense
     # Faults are of processes, disks and cables. -rs: why, where some are skipped.
-    stage "recipes, faults and two hosts" 355 python -m pytest tests/{recipes,faults,cluster} "${three[@]}" -m "not mxnet" -rs "$@"
+    stage "recipes, faults and two hosts" 355 python -m pytest tests/{recipes,faults,cluster} "${three[@]}" -m "not mxnet and not long" -rs "$@"
 fi
 
 printf '\n%s%5d s of %3d  in all\n' "$table" "$SECONDS" "$budget"

@@ -64,6 +64,7 @@ def place_of(address: str) -> str:
     return "network" if address in ADDRESSES else "all"
 
 
+@pytest.mark.long
 def test_whoever_listens_stands_in_security_md(hosts, env, tmp_path):
     """All launchers side by side, each with a job that only waits."""
     env = env | {"PYTHONPATH": str(ROOT), "RECIPE": RECIPE, "NETWORK_INTERFACE": "eth0"}

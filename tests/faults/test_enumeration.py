@@ -6,6 +6,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.recipes.conftest import ROOT, environment
 
 # As many processes as cores: saves into one folder and the tools; saves into a folder of each rank.
@@ -13,6 +15,7 @@ _SHARES = ("one", "each")
 _WAYS = ("fail (EIO once)", "fail (EIO from there on", "fail (ENOSPC once)", "short", "crash")
 
 
+@pytest.mark.long
 def test_no_failing_operation_and_no_power_cut_harms_a_checkpoint(tmp_path: Path) -> None:
     """Saves by two ranks, in one folder and in two; a save again, pruning, owner records; each tool that writes."""
     running = [

@@ -3,6 +3,8 @@ torture` plays all of them."""
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from tests.faults.kill_matrix import Chain
 from tests.faults.kill_table import DOCS, RESULTS, differences, in_docs, never_played, promised, table
 
@@ -15,6 +17,7 @@ def test_the_table_in_the_docs_is_what_was_seen_and_that_is_what_is_promised():
     assert not differences(seen)
 
 
+@pytest.mark.long
 def test_a_launcher_that_is_killed_or_asked_to_end_takes_its_processes_with_it(tmp_path):
     chains = [
         Chain("own launch", "launcher", ("KILL", "HUP")),
