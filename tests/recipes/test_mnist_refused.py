@@ -78,4 +78,6 @@ def test_checkpoints_of_other_runs(digits, tmp_path, capfd):
     assert "--epochs" not in printed  # a longer run is the same one
     (tmp_path / "checkpoints/step-00000014/rank-00000-of-00001.safetensors").unlink()
     with pytest.raises(ValueError, match=r"rank-00000-of-00001.safetensors is missing"):
-        train_here(digits, tmp_path, "--epochs 3")
+        train_here(digits, tmp_path, f"--epochs 3 --resume {tmp_path / 'checkpoints/step-00000014'}")
+    train_here(digits, tmp_path, "--epochs 3")
+    assert (tmp_path / "checkpoints/step-00000014.damaged").exists()

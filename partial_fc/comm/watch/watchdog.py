@@ -110,6 +110,12 @@ class Watch:
 
     def _run(self) -> None:
         self._loop.run_forever()
+        # What still runs comes to its end here: it would complain on the terminal of a loop that is closed.
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        if left:
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._loop.close()
 
     async def _start(self) -> list[asyncio.Task[None]]:
