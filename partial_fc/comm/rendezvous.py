@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from partial_fc.comm.launch import printable
+from partial_fc import printable
 from partial_fc.comm.launch.detect import LISTENING_SOCKET, Launch, StartError, devices_differ, has_agent
 from partial_fc.comm.strangers.admission import own_addresses
 from partial_fc.comm.strangers.gate import SECRET, Gate, NoAnswer, NotRank0, knock
@@ -71,7 +71,7 @@ def meet(launch: Launch, timeout_s: float, device: str = "cpu", secret: str | No
     if verdict != _ALL_HERE:
         if launch.rank == 0:
             time.sleep(_LINGER_S)
-        raise StartError(f"{launch}: {printable(verdict)}")
+        raise StartError(f"{launch}: {printable.name(verdict[:4000])}")
     return store
 
 

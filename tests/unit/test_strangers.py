@@ -163,7 +163,7 @@ def test_what_others_write_into_the_store_reaches_no_terminal(monkeypatch):
     with pytest.raises(StartError) as error:
         rendezvous.meet(Launch("torch", 0, 2, 0, 1, "torchrun", "127.0.0.1", port), 5.0)
     assert str(error.value).isprintable()
-    assert "?[31mred?line" in str(error.value)
+    assert r"\x1b[31mred\nline" in str(error.value)
 
 
 def test_a_secret_is_of_a_file_that_is_its_owners_alone(tmp_path):

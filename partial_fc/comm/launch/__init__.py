@@ -35,9 +35,3 @@ def integer(name: str, text: str) -> int:
         return int(text)
     except ValueError:
         raise ValueError(f"{name}={text!r} is not a whole number") from None
-
-
-def printable(text: str) -> str:
-    """What somebody else has written, for the terminal and the log: whoever reaches a store could otherwise send
-    commands to the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text[:4000])

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
-from partial_fc.comm.launch import printable
+from partial_fc import printable
 from partial_fc.comm.launch.detect import StartError
 from partial_fc.comm.launch.stores import FolderStore, RedisStore
 
@@ -114,7 +114,7 @@ def _told(store: Store, me: Shard) -> Iterator[None]:
     try:
         yield
     except StartError as error:
-        raise StartError(f"{who}: {printable(str(error))}") from None
+        raise StartError(f"{who}: {printable.name(str(error)[:4000])}") from None
     except store.errors as error:
         raise StartError(f"{who}: {store.name} failed while the hosts gathered: {error}") from None
     except BaseException:  # Ctrl-C, a scheduler's signal

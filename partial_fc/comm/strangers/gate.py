@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from partial_fc.comm.strangers.admission import admit_only
-from partial_fc.comm.strangers.hello import HELLO_BYTES, HELLO_S, Porch, read_line
+from partial_fc.comm.strangers.hello import HELLO_BYTES, HELLO_S, Porch, end, read_line
 
 SECRET = "PARTIAL_FC_SECRET"  # by those of our launchers that start all ranks: for the ranks, in their environment
 _FEWEST_CHARACTERS = 16
@@ -64,11 +64,8 @@ class Gate:
         asyncio.set_event_loop(self._loop)
         self._loop.run_until_complete(asyncio.start_server(self._answer, sock=self._listening, limit=HELLO_BYTES))
         self._loop.run_forever()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._listening.close()
-        self._loop.close()
+        end(self._loop)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ours = secrets.token_hex(16)

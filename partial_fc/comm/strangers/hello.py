@@ -31,6 +31,17 @@ class Porch:
             self._here.pop(writer, None)
 
 
+def end(loop: asyncio.AbstractEventLoop) -> None:
+    """Closes a loop that runs no more. What is still under way in it comes to its end first: it would complain on the
+    terminal of a loop that is closed."""
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    loop.close()
+
+
 async def read_line(reader: asyncio.StreamReader, most_bytes: int) -> bytes:
     """The next line; nothing at the end. The reader's own limit (HELLO_BYTES) may be smaller: it says how much waits
     unread. Raises ValueError for a line that is longer than most_bytes."""

@@ -22,7 +22,7 @@ from typing import Any
 
 from partial_fc.comm.journal import Call, Journal
 from partial_fc.comm.launch.detect import StartError
-from partial_fc.comm.strangers.hello import LINE_BYTES, read_line
+from partial_fc.comm.strangers.hello import LINE_BYTES, end, read_line
 from partial_fc.comm.watch.board import ANSWER_S, Board, Endpoint, join, log_fault_of, parse_observations, send
 from partial_fc.comm.watch.report import Observation, Query, RankState, failure_report, hang_report
 from partial_fc.comm.watch.stacks import code_of_main_thread, emit, stacks
@@ -110,13 +110,7 @@ class Watch:
 
     def _run(self) -> None:
         self._loop.run_forever()
-        # What still runs comes to its end here: it would complain on the terminal of a loop that is closed.
-        left = asyncio.all_tasks(self._loop)
-        for task in left:
-            task.cancel()
-        if left:
-            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        self._loop.close()
+        end(self._loop)
 
     async def _start(self) -> list[asyncio.Task[None]]:
         if self._board:
