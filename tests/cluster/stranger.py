@@ -99,7 +99,7 @@ def listeners(host: int, of: str) -> set[tuple[str, str, int]]:
         with contextlib.suppress(psutil.Error, OSError):
             words = process.cmdline()
             # orted's own words do not name its job; those of its processes do.
-            family = process.children(recursive=True) if "orted" in words[0] else [process]
+            family = process.children(recursive=True) if "orted" in " ".join(words[:1]) else [process]
             is_ours = any(of in " ".join(one.cmdline()) for one in family)
             if is_ours and os.readlink(f"/proc/{process.pid}/ns/net") == network:
                 found |= {(_what(words, process.environ()), *at) for at in _listening(process.pid)}
