@@ -55,7 +55,7 @@ def nearest(row_ND: NDArray[np.float32], stored: Checkpoint, top: int) -> tuple[
     """
     row = torch.from_numpy(row_ND)
     cosine_NK, class_NK = row.new_empty(len(row), 0), torch.empty(len(row), 0, dtype=torch.int64)
-    for centres, class_M in _centres(stored):
+    for centres, class_M in stored_centres(stored):
         centre_MRD = centres.float().reshape(len(class_M), -1, row.shape[1])  # R of a class
         length_MR1 = centre_MRD.norm(dim=2, keepdim=True)
         # One that was never made has no direction.
@@ -70,7 +70,7 @@ def nearest(row_ND: NDArray[np.float32], stored: Checkpoint, top: int) -> tuple[
     return cosine_NK, class_NK
 
 
-def _centres(stored: Checkpoint) -> Iterator[tuple[Tensor, Tensor]]:
+def stored_centres(stored: Checkpoint) -> Iterator[tuple[Tensor, Tensor]]:
     """(centres, class numbers) of the classes that have some, a block at a time."""
     with tqdm(total=stored.manifest["num_classes"], unit="class", desc="centres", leave=False, disable=None) as bar:
         for part in stored.rows().parts():
