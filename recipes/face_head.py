@@ -119,7 +119,7 @@ class HeadFlags:
         """Raises ValueError for flags that do not go together, in the head itself or with those of other groups."""
         import torch
 
-        from partial_fc.head.partial_fc import check_options
+        from partial_fc.head.options import check_options
         from partial_fc.head.rows import RowAdagrad, RowAdamW
 
         check_options(

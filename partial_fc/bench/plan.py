@@ -93,12 +93,14 @@ def _exp_bytes(workload: PlanOptions) -> int:
 def memory(workload: PlanOptions) -> dict[str, int]:
     """Bytes of one rank where it computes, by component, without what lies elsewhere (`elsewhere_bytes`)."""
     # Negatives, their union with the batch's classes, the mask and indices that merge them.
-    sample = 0 if workload.sample_rate == 1.0 else workload.sampled * (8 + 8 + 8 + 8 + 1)
+    sample = workload.sampled * (8 + 8 + 8 + 8 + 1)
+    if workload.impl == "triton" and not workload.is_elsewhere:  # the union, and a byte for each class
+        sample = 8 * (workload.sampled + workload.batch) + workload.local_classes
     return {
         **_rows_here(workload),
         # of the global batch: two copies for the kernel, unit length, gradient, two temporaries
         "features and their gradient": 7 * workload.batch * workload.dim * 4,
-        "row numbers": sample,
+        "row numbers": 0 if workload.sample_rate == 1.0 else sample,
         "kernel's chunks": kernel_bytes(workload),
     }
 

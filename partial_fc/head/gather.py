@@ -74,15 +74,16 @@ class Gather:
             raise ValueError("the global batch is empty: no rank brought a row")
         return Arrived(feat, label_G, _numbers(origin, torch.int32).squeeze(1))
 
-    def facts(self, arrived: "Arrived") -> list[Tensor]:
-        """Numbers of no dimension, on the device, for `settle`."""
+    def expected_origin(self, arrived: "Arrived") -> Tensor:
+        """What `origin_G` is taken to be: int32 (G,). Where it is another in some rows, `settle` is told."""
         if self._last is None or len(self._last.origin_G) != len(arrived.origin_G):
             self._last = self._count(arrived)
-        changed = (arrived.origin_G != self._last.origin_G).sum()
-        return [*arrived.label_G.aminmax(), changed]
+        return self._last.origin_G
 
     def settle(self, arrived: "Arrived", lowest: int, highest: int, changed: int) -> GlobalBatch | None:
-        """Returns None where, on all ranks alike, the batch has to be gathered again. Raises ValueError, on all ranks
+        """lowest, highest: of the labels; changed: how many rows are not made up as expected.
+
+        Returns None where, on all ranks alike, the batch has to be gathered again. Raises ValueError, on all ranks
         alike, for a label outside of [0, num_classes), and where features have another dtype, or are trained with, on
         some ranks only."""
         if self._last is None or changed:

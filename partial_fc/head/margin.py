@@ -18,7 +18,7 @@ State = dict[str, float]
 
 # Where feature and centre are parallel the angle has no direction and its slope no finite value; one float32 step
 # inside, all is finite.
-_EDGE = 1.0 - torch.finfo(torch.float32).eps
+EDGE = 1.0 - torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class SphereFace(Margin):
 
 def angle(cos: Tensor) -> Tensor:
     """arccos with a finite slope everywhere: constant beyond one float32 step from -1 and 1."""
-    return torch.acos(cos.clamp(-_EDGE, _EDGE))
+    return torch.acos(cos.clamp(-EDGE, EDGE))
 
 
 def value_and_slope(margin: Margin, cos_N: Tensor, norm_N: Tensor, state: State) -> tuple[Tensor, Tensor]:

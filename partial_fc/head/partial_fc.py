@@ -13,8 +13,8 @@ collectives, kernels/ the passes.
 (An, Zhu et al., "Partial FC: Training 10 Million Identities on a Single Machine", https://arxiv.org/abs/2010.05222.)
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -23,22 +23,21 @@ from torch import Tensor
 
 from partial_fc.comm import SingleWorld, World
 from partial_fc.head import kernels
+from partial_fc.head import state as saved
 from partial_fc.head.active_rows import ActiveRows, RowSelector
-from partial_fc.head.backward import Backward, DeferredGradient, Loss, concatenate, sum_gradients
+from partial_fc.head.backward import Backward, Loss
+from partial_fc.head.batches import Batches, class_numbers
 from partial_fc.head.class_rows import ClassRows
-from partial_fc.head.gather import FEATURE_DTYPES, Gather, GlobalBatch
+from partial_fc.head.gather import FEATURE_DTYPES
 from partial_fc.head.hard_negatives import HardNegatives
 from partial_fc.head.kernels import Logits
-from partial_fc.head.kernels.plain import unit, unit_backward
-from partial_fc.head.margin import Margin, value_and_slope
+from partial_fc.head.margin import Margin
+from partial_fc.head.options import check_options
+from partial_fc.head.pending import DeferredGradient, Pending
 from partial_fc.head.rows import RowOptimizer, RowSGD, RowTable, Storage
 from partial_fc.head.sampling import Quota, Sampling
-from partial_fc.head.shard import Located, Shard
-from partial_fc.head.softmax import feature_gradient, find_targets, global_softmax, local_terms, logit_gradient
-
-# The denominators of the ranks are added as sums of exp(logit) in float64, whose range ends at exp(709): with logits
-# bounded by this, no maximum has to be agreed upon first, and no row can under- or overflow.
-_LARGEST_LOGIT = 600.0
+from partial_fc.head.shard import Shard
+from partial_fc.head.softmax import RowMath, own_arithmetic
 
 
 class PartialFC(AbstractContextManager):
@@ -90,10 +89,16 @@ class PartialFC(AbstractContextManager):
         hard_negatives: HardNegatives | None = None,
         quota: Quota = "negatives",
     ):
-        if sub_centres < 1:
-            raise ValueError(f"sub_centres is {sub_centres}; expected at least 1")
-        if not 0.0 <= label_smoothing < 1.0:
-            raise ValueError(f"label_smoothing is {label_smoothing}; expected 0 <= label_smoothing < 1")
+        check_options(
+            margin,
+            sample_rate,
+            interclass_filtering_threshold=interclass_filtering_threshold,
+            sub_centres=sub_centres,
+            label_smoothing=label_smoothing,
+            sampling_correction=sampling_correction,
+            hard_negatives=hard_negatives is not None,
+            quota=quota,
+        )
         if backbone_gradients not in ("sum", "average"):
             raise ValueError(f"backbone_gradients is {backbone_gradients!r}; expected sum or average")
         storage = storage or Storage(dtype)
@@ -114,16 +119,6 @@ class PartialFC(AbstractContextManager):
         self.sampling_correction = sampling_correction
         self.hard_negatives = hard_negatives
         self._gradient_factor = self.world.size if backbone_gradients == "average" else 1
-        check_options(
-            margin,
-            sample_rate,
-            interclass_filtering_threshold=interclass_filtering_threshold,
-            sub_centres=sub_centres,
-            label_smoothing=label_smoothing,
-            sampling_correction=sampling_correction,
-            hard_negatives=hard_negatives is not None,
-            quota=quota,
-        )
         self.kernel = kernels.choose(impl, torch.device(device), dtype, precision)
         self.store = RowTable(
             self.shard.start * sub_centres,
@@ -137,15 +132,26 @@ class PartialFC(AbstractContextManager):
         )
         self.margin_state = margin.state()
         self.last_step: dict[str, Tensor] = {}  # what telemetry looks at: of the last forward
-        self.pending: list[DeferredGradient] = []  # one for each backward since `step`
-        self._gather = Gather(num_classes, self.world)
-        self._gather_labels = Gather(num_classes, self.world, "head/labels")
+        self.pending = Pending()  # one for each backward since `step`
         self._selector = RowSelector(
             self.sampling, self.shard, sub_centres, self.store, hard_negatives, sampling_correction, dtype
         )
-        # Of this step's micro-batches: their active rows, and their labels, ascending.
-        self._prepared: tuple[ActiveRows, Tensor] | None = None
+        self._row_math = RowMath()
+        if self.kernel.name == "triton":
+            self._fuse()
+        self._batches = Batches(num_classes, self.world, self._selector)
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
+
+    def _fuse(self) -> None:
+        """What lies between the kernel's passes is done in few launches, too."""
+        from partial_fc.head.kernels.triton_choice import DeviceChoice
+        from partial_fc.head.kernels.triton_rows import FusedRowMath
+
+        self._row_math = FusedRowMath()
+        if not self.store.can_prefetch and self.sampling.quota == "negatives":
+            self._selector.on_device = DeviceChoice(
+                self.sampling, self.shard, self.store.device, self.sampling_correction
+            )
 
     def __repr__(self) -> str:
         storage = self.store.storage
@@ -173,8 +179,8 @@ class PartialFC(AbstractContextManager):
         if feat_BD.dtype not in FEATURE_DTYPES:
             raise ValueError(f"{self.world}: features are {feat_BD.dtype}; expected one of {FEATURE_DTYPES}")
         training = torch.is_grad_enabled() and feat_BD.requires_grad
-        with _own_arithmetic(self.store.device):
-            loss, backward = self._forward(feat_BD.detach(), _class_numbers(label_B), training)
+        with own_arithmetic(self.store.device):
+            loss, backward = self._forward(feat_BD.detach(), class_numbers(label_B), training)
         if backward is None:
             return loss
         with torch.enable_grad():  # a rank without rows trains where the others do, whatever its features say
@@ -183,46 +189,43 @@ class PartialFC(AbstractContextManager):
 
     def _forward(self, feat_BD: Tensor, label_B: Tensor, training: bool) -> tuple[Tensor, Backward | None]:
         """The collectives of a forward pass, and what softmax.py and the kernel do between them."""
-        margin, world = self.margin, self.world
-        batch, located, active = self._look(self._gather, feat_BD, label_B, training)
-        label_G = batch.label_G
-        unit_GD, norm_G1 = unit(batch.feat_GD.to(self.dtype))
-        targets = find_targets(located, unit_GD, self.sub_centres, active)
+        margin, world, rows = self.margin, self.world, self._row_math
+        batch, active = self._batches.look(feat_BD, label_B, training, self.num_steps)
+        targets = rows.find_targets(batch.feat_GD, batch.label_G, self.shard, self.sub_centres, active, self.dtype)
         target_cos_G = None
         if margin.needs_target_cosines:
             target_cos_G = world.all_reduce(targets.spread(targets.cos_G.double()), name="head/target")
         if batch.training:
             if self._margin_before is None:
                 self._margin_before = self.margin_state
-            self.margin_state = margin.advance(self.margin_state, norm_G1[:, 0], target_cos_G)
-        target_logit_G, target_slope_G = value_and_slope(margin, targets.cos_G, norm_G1[:, 0], self.margin_state)
+            self.margin_state = margin.advance(self.margin_state, targets.norm_G1[:, 0], target_cos_G)
+        target_logit_G, target_slope_G = rows.with_margin(margin, targets, self.margin_state)
 
         negatives = margin.negatives(target_cos_G, self.margin_state)
         if self.filter_above is not None:
             negatives = replace(negatives, filter_above=self.filter_above)
-        table, row_S, bias_S, k = active.table, active.row_S, active.bias_S, self.sub_centres
-        logits = Logits(unit_GD, table, row_S, targets.position_G, margin.scale, negatives, bias_S, k)
+        unit_GD, table, row_S = targets.unit_GD, active.table, active.row_S
+        logits = Logits(
+            unit_GD, table, row_S, targets.position_G, margin.scale, negatives, active.bias_S, self.sub_centres
+        )
         sums = self.kernel.sums(logits, batch.training, self.label_smoothing > 0)
-        terms = local_terms(targets, target_logit_G, sums, margin.scale, unit_GD, logits.num_sampled)
-        softmax = global_softmax(world.all_reduce(terms, name="head/softmax"), self.label_smoothing)
+        terms = rows.local_terms(targets, target_logit_G, sums, margin.scale, logits.num_sampled)
+        terms = world.start_all_reduce(terms, name="head/softmax", in_place=True).wait()
+        outcome = rows.finish(terms, targets, target_slope_G, sums, margin.scale, self.label_smoothing, batch.training)
         self.last_step = {
             "target_cos": targets.cos_G,
             "elsewhere": targets.elsewhere_G,
-            "denominator": softmax.denominator_G,
-            "target_logit": softmax.target_logit_G,
+            "denominator": outcome.denominator_G,
+            "target_logit": outcome.target_logit_G,
         }
-        loss = softmax.loss_G.mean().to(self.dtype)
-        if not batch.training:
+        loss = outcome.loss_G.mean().to(self.dtype)
+        if outcome.logit_grad is None or outcome.grad_feat_GD is None:
             return loss, None
-
-        logit_grad = logit_gradient(softmax, targets, target_slope_G, sums, margin.scale, unit_GD)
-        grad_unit_GD = feature_gradient(softmax, targets, sums, logit_grad, margin.scale)
-        grad_feat_GD = unit_backward(grad_unit_GD, unit_GD, norm_G1)
-        features = world.start_reduce_scatter(grad_feat_GD, batch.rows, name="head/features")
+        features = world.start_reduce_scatter(outcome.grad_feat_GD, batch.rows, name="head/features")
         if self.hard_negatives is not None:  # while they travel
             class_N = self._selector.classes(active)
-            self.hard_negatives.learn(label_G, unit_GD, table, row_S, class_N, self.num_steps)
-        deferred = DeferredGradient(logits, logit_grad, active.rows)
+            self.hard_negatives.learn(batch.label_G, unit_GD, table, row_S, class_N, self.num_steps)
+        deferred = DeferredGradient(logits, outcome.logit_grad, active.rows)
         return loss, Backward(self.pending, deferred, features, self._gradient_factor)
 
     def prepare(self, label_B: Tensor) -> None:
@@ -238,75 +241,30 @@ class PartialFC(AbstractContextManager):
                 f"{type(self.margin).__name__} keeps averages over whole batches: micro-batches would give it others; "
                 "accumulate with another margin, or without micro-batches"
             )
-        label_B = _class_numbers(label_B)
-        no_feature_B0 = torch.empty(len(label_B), 0, dtype=torch.uint8, device=label_B.device)
-        self._prepared = None
-        batch, _, active = self._look(self._gather_labels, no_feature_B0, label_B, training=False)
-        self._prepared = active, batch.label_G.sort().values
+        self._batches.prepare(class_numbers(label_B), self.num_steps)
 
     def active_rows(self, label_G: Tensor) -> ActiveRows:
         """The rows that take part in the step of this global batch."""
-        chosen = self._selector.choose(label_G, self.shard.locate(label_G), self.num_steps)
-        count = None if chosen.count is None else int(chosen.count)
-        return self._selector.fetch(chosen, count, self.num_steps)
-
-    def _look(
-        self, gather: Gather, feat_BD: Tensor, label_B: Tensor, training: bool
-    ) -> tuple[GlobalBatch, Located, ActiveRows]:
-        """Gathers and checks a batch, and finds the rows that take part in its step, or in that of all its
-        micro-batches. Here, and nowhere else in a step, the host waits for numbers of the device: for all of them at
-        once."""
-        arrived = gather(feat_BD, label_B, training)
-        label_G, selector, step = arrived.label_G, self._selector, self.num_steps
-        located = self.shard.locate(label_G)
-        numbers, missing_G, chosen = gather.facts(arrived), None, None
-        if self._prepared is not None:
-            prepared_M = self._prepared[1]
-            place_G = torch.searchsorted(prepared_M, label_G).clamp_(max=len(prepared_M) - 1)
-            missing_G = prepared_M[place_G] != label_G
-            numbers.append(missing_G.sum())
-        elif selector.fixed_shapes:
-            chosen = selector.choose(label_G, located, step)
-            if chosen.count is not None:
-                numbers.append(chosen.count)
-        lowest, highest, changed, *more = torch.stack(numbers).tolist()
-        batch = gather.settle(arrived, lowest, highest, changed)
-        if batch is None:
-            return self._look(gather, feat_BD, label_B, training)
-        if self._prepared is None:
-            chosen = chosen or selector.choose(label_G, located, step)
-            return batch, located, selector.fetch(chosen, more[0] if more else None, step)
-        if more[0]:  # equal on all ranks
-            assert missing_G is not None
-            row = int(missing_G.nonzero()[0])
-            raise ValueError(
-                f"class {int(label_G[row])}, row {row} of the global batch, is not among the labels given to prepare() "
-                "for this step: give it those of all micro-batches, and call step() or discard() after the last"
-            )
-        return batch, located, self._prepared[0]
+        return self._selector.fetch(self._selector.choose(label_G, self.num_steps), self.num_steps)
 
     def finite(self) -> Tensor:
         """Whether all numbers of the pending gradient are finite here: bool scalar. Ranks may differ."""
-        good = [torch.isfinite(x).all() for part in self.pending for x in part.tensors()]
-        return torch.stack(good).all() if good else torch.ones((), dtype=torch.bool)
+        return self.pending.finite()
 
     def discard(self) -> None:
         """The step is not made: forgets the gradients since the last one, and what margin and lists of hard negatives
         learnt from its batch. The next step has the same negatives."""
-        self.pending.clear()
-        self._prepared = None
         if self._margin_before is not None:
-            self.margin_state, self._margin_before = self._margin_before, None
+            self.margin_state = self._margin_before
+        self._forget()
         if self.hard_negatives is not None:
             self.hard_negatives.undo()
 
     def gradient_square_sum(self) -> Tensor:
         """Sum of squares of the centres' gradient over all ranks (a collective), for clipping: float64 scalar.
         The gradient is not kept anywhere: this passes over the centres once more."""
-        here = torch.zeros((), dtype=torch.float64, device=self.store.device)
-        with _own_arithmetic(here.device):
-            for _, _, _, grad_KD in self.centre_gradients():
-                here += grad_KD.double().square_().sum()
+        with own_arithmetic(self.store.device):
+            here = self.pending.square_sum(self.kernel, self.store.device)
         return self.world.all_reduce(here, name="head/gradient_norm")
 
     def scale_gradient(self, factor: float) -> None:
@@ -318,25 +276,18 @@ class PartialFC(AbstractContextManager):
         """Updates the centres that took part since the last step, while the next step's negatives come from where they
         lie."""
         self._selector.prefetch(self.num_steps + 1)
-        with _own_arithmetic(self.store.device):
-            self._update_rows(lr)
-        self.pending.clear()
-        self._prepared = self._margin_before = None
+        with own_arithmetic(self.store.device):
+            self.pending.update(self.kernel, self.store, lr, self.num_steps)
+        self._forget()
         if self.hard_negatives is not None:
             self.hard_negatives.keep()
         self.num_steps += 1
 
-    def _update_rows(self, lr: float) -> None:
-        store, step = self.store, self.num_steps
-        self.pending[:] = concatenate(self.pending)
-        if len(self.pending) == 1:
-            (deferred,) = self.pending
-            if self.kernel.update(deferred.logits, deferred.logit_grad, store, lr, step):
-                return
-        for row_S, begin, end, grad_KD in self.centre_gradients():
-            store.update(None if row_S is None else row_S[begin:end], begin, end, grad_KD, lr, step)
-        if not self.pending:  # catching up counts every step
-            store.update(None, 0, 0, store.centre_LD[:0], lr, step)
+    def _forget(self) -> None:
+        """The gradients since the last step have been used, or are not wanted."""
+        self.pending.clear()
+        self._batches.forget()
+        self._margin_before = None
 
     def row_losses(self, last_step: dict[str, Tensor], num_rows: int) -> Tensor:
         """The losses of this rank's num_rows rows, from `last_step` as a forward left it; all ranks' batches are of one
@@ -347,15 +298,10 @@ class PartialFC(AbstractContextManager):
     def non_finite_classes(self, most: int = 5) -> list[int]:
         """Up to `most` classes of this rank with a centre that is not finite, of those that the pending passes saw."""
         classes: set[int] = set()
-        for part in self.pending:
-            table, row_S = part.logits.centre_LD, part.logits.row_S
-            for place_K in torch.arange(part.logits.num_sampled, device=table.device).split(1 << 14):
-                centre_KD = table[place_K if row_S is None else row_S[place_K]]
-                bad_K = place_K[~centre_KD.isfinite().all(dim=1)]
-                local_K = bad_K if part.rows is None else part.rows[bad_K]
-                classes |= set((local_K // self.sub_centres + self.shard.start).tolist())
-                if len(classes) >= most:
-                    break
+        for bad_K in self.pending.non_finite_rows():
+            classes |= set((bad_K // self.sub_centres + self.shard.start).tolist())
+            if len(classes) >= most:
+                break
         return sorted(classes)[:most]
 
     def close(self) -> None:
@@ -374,32 +320,16 @@ class PartialFC(AbstractContextManager):
         """All that this rank's part of the head is, for torch.save: every rank saves its own. Not copies. (To load it
         with another number of ranks: partial_fc.checkpoint.)"""
         lists = {} if self.hard_negatives is None else self.hard_negatives.state()
-        return {**self._identity(), "facts": self.facts(), "rows": self.row_state(), "hard_negatives": lists}
+        return {**saved.identity(self), "facts": self.facts(), "rows": self.row_state(), "hard_negatives": lists}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what `state_dict` gave. Raises ValueError for another range of classes, or another head's."""
-        for name, expected in self._identity().items():
-            if state.get(name) != expected:
-                raise ValueError(
-                    f"{self.world}: the state has {name} {state.get(name)}, this head {expected}: each rank loads what "
-                    "it saved, with as many ranks as saved it; partial_fc.checkpoint loads with any number"
-                )
-        if (self.hard_negatives is None) != (not state["hard_negatives"]):
-            raise ValueError("the state is that of a head with hard negatives, or this head has them: not of both")
-        self.pending.clear()
-        self._prepared = self._margin_before = None
+        saved.check_fits(self, state)
+        self._forget()
         self.load_facts(state["facts"])
         self.store.load_row_state({name: t.reshape(-1, t.shape[-1]) for name, t in state["rows"].items()})
         if self.hard_negatives is not None:
             self.hard_negatives.load_state(state["hard_negatives"])
-
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "num_classes": self.num_classes,
-            "classes": [self.shard.start, self.shard.stop],
-            "embedding_size": self.embedding_size,
-            "sub_centres": self.sub_centres,
-        }
 
     def row_state(self) -> dict[str, Tensor]:
         """Everything that a class has here, by name, one entry for each local class. Not copies."""
@@ -407,84 +337,12 @@ class PartialFC(AbstractContextManager):
 
     def facts(self) -> dict[str, Any]:
         """What there is to remember besides the rows, as JSON: equal on every rank."""
-        return {
-            "num_steps": self.num_steps,
-            "row_seed": self.store.seed,
-            "margin": self.margin_state,
-            "schedule": self.store.schedule_state(),
-        }
+        return saved.facts(self)
 
     def load_facts(self, facts: dict[str, Any]) -> None:
         """Takes over what `facts` gave, of any rank. A margin of another kind starts anew."""
-        self.store.seed = facts["row_seed"]  # rows that no step has touched yet are made from it
-        self.store.load_schedule_state(facts["schedule"])
-        same = facts["margin"].keys() == self.margin_state.keys()
-        self.margin_state = dict(facts["margin"]) if same else self.margin.state()
-        self.num_steps = facts["num_steps"]
+        saved.load_facts(self, facts)
 
     def centre_gradients(self) -> Iterator[tuple[Tensor | None, int, int, Tensor]]:
         """(row_S, begin, end, gradient) of everything pending; several backwards before a step are added up."""
-        self.pending[:] = concatenate(self.pending)
-        if len(self.pending) == 1:
-            (deferred,) = self.pending
-            for begin, end, grad_KD in self.kernel.centre_gradients(deferred.logits, deferred.logit_grad):
-                yield deferred.rows, begin, end, grad_KD
-        elif self.pending:
-            rows, total = sum_gradients(self.pending, self.kernel)
-            yield rows, 0, len(total), total
-
-
-def check_options(
-    margin: Margin,
-    sample_rate: float,
-    *,
-    interclass_filtering_threshold: float | None,
-    sub_centres: int,
-    label_smoothing: float,
-    sampling_correction: bool,
-    hard_negatives: bool,
-    quota: Quota = "negatives",
-    spell: Callable[[str], str] = str,
-) -> None:
-    """Raises ValueError for options of PartialFC that do not go together. spell: what the user calls an option."""
-    if margin.scale * margin.bound > _LARGEST_LOGIT:
-        raise ValueError(
-            f"{spell('scale')} {margin.scale} allows logits up to {margin.scale * margin.bound:.0f}; "
-            f"expected at most {_LARGEST_LOGIT:.0f}: choose a smaller scale"
-        )
-    smoothing_excludes = {
-        spell("interclass_filtering_threshold"): interclass_filtering_threshold is not None,
-        spell("sub_centres"): sub_centres > 1,
-        spell("sampling_correction"): sampling_correction,
-        type(margin).__name__: margin.needs_target_cosines,
-    }
-    for name, used in smoothing_excludes.items():
-        if used and label_smoothing:
-            raise ValueError(
-                f"{spell('label_smoothing')} with {name}: which classes share the smoothed part, and with which "
-                "logits, is not defined there; leave one of the two out"
-            )
-    for name, used in {"sampling_correction": sampling_correction, "hard_negatives": hard_negatives}.items():
-        if used and sample_rate == 1.0:
-            raise ValueError(
-                f"{spell(name)} without sampling: every class is active in every step; leave it out, or give a "
-                f"{spell('sample_rate')} below 1"
-            )
-    if sampling_correction and quota == "insightface":
-        raise ValueError(
-            f"{spell('sampling_correction')} with {spell('quota')} insightface: how likely a class is to take part "
-            "depends on the batch there, and may be 0; leave one of the two out"
-        )
-
-
-@contextmanager
-def _own_arithmetic(device: torch.device) -> Iterator[None]:
-    """The head forms its gradients itself, in dtypes that it chooses, whatever mode the caller is in."""
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
-        yield
-
-
-def _class_numbers(label_B: Tensor) -> Tensor:
-    if label_B.is_floating_point() or label_B.is_complex() or label_B.dtype == torch.bool:
-        raise ValueError(f"labels are {label_B.dtype}; expected class numbers as integers, int64 for one")
-    return label_B.long()
+        return self.pending.gradients(self.kernel)

@@ -61,34 +61,26 @@ class Sampling:
             turn = self._turn(torch.tensor([full_blocks]), self.num_classes % BLOCK, step)
             parts.append(self._last(turn).to(device))
         class_S = torch.cat(parts)
+        if len(shard) == self.num_classes:
+            return class_S
         # Of a block that straddles ranks each keeps its part.
         begin, end = torch.searchsorted(class_S, torch.tensor((shard.start, shard.stop), device=device)).tolist()
         return class_S[begin:end]
 
-    def ahead(self, step: int, num_steps: int, shard: Shard, device: torch.device) -> Tensor:
-        """The same for `num_steps` steps from this one on, on a device, which waits for nothing and gets its work in
-        large pieces: (num_steps, P), int64, numbered from 0 in the shard, in no order. Each row has -2, -1 and, beyond
-        all numbers, len(shard), which stands for none."""
-        none = len(shard)
-        step_M = torch.arange(step, step + num_steps)
+    def walks(self, steps: range, shard: Shard) -> "Walks":
+        """How the blocks of a shard are walked in these steps, for who walks them elsewhere: on the CPU."""
         full_blocks = self.num_classes // BLOCK
         first, last = shard.start // BLOCK, -(-shard.stop // BLOCK)
-        parts = [send(torch.tensor((-2, -1, none)).expand(num_steps, 3), device)]
-        walks = []
-        if last > full_blocks:
-            turn = self._turn(torch.tensor([full_blocks]), self.num_classes % BLOCK, step_M)
-            walks.append((turn, *self._last_walks(turn, device)))
+        step_M, num_steps = torch.arange(steps.start, steps.stop), len(steps)
         block_N = torch.arange(first, min(last, full_blocks))
-        if len(block_N):
-            turn = self._turn(block_N.repeat(num_steps), BLOCK, step_M.repeat_interleave(len(block_N)))
-            place_parts, none_parts = zip(*self._walks(turn, device), strict=True)
-            walks.append((turn, torch.cat(place_parts), torch.cat(none_parts)))
-        for turn, place_NQ, none_NQ in walks:
-            class_NQ = place_NQ + send(turn.block_N * BLOCK - shard.start, device)[:, None]
-            # Of a block that straddles ranks each keeps its part.
-            class_NQ.masked_fill_(none_NQ | (class_NQ < 0) | (class_NQ > none), none)
-            parts.append(class_NQ.view(num_steps, -1))
-        return torch.cat(parts, dim=1)
+        turns = [self._turn(block_N.repeat(num_steps), BLOCK, step_M.repeat_interleave(len(block_N)))]
+        position_MQ = None
+        if last > full_blocks:
+            size = self.num_classes % BLOCK
+            turns.append(self._turn(torch.tensor([full_blocks]), size, step_M))
+            position_MQ = torch.stack([_position(size, key) for key in turns[-1].key_N.tolist()])
+        numbers = [torch.stack(turn.numbers()).view(5, num_steps, len(turn.key_N) // num_steps) for turn in turns]
+        return Walks(torch.cat(numbers, dim=2).transpose(0, 1).int().contiguous(), position_MQ)
 
     def _turn(self, block_N: Tensor, size: int, step: int | Tensor) -> "_Turn":
         """Returns where blocks, each of `size` classes, are along their walks in this step."""
@@ -133,9 +125,7 @@ class Sampling:
         column_Q = torch.arange(widest, dtype=torch.int32, device=device)
         for begin in range(0, len(turn.block_N), num_blocks):
             part = slice(begin, begin + num_blocks)
-            key_N = turn.key_N[part]
-            keys = [key & (BLOCK - 1) for key in (key_N, key_N >> 12, hash32(key_N + 1))]
-            numbers_5N1 = torch.stack((*keys, turn.begin_N[part], turn.count_N[part])).int().unsqueeze(2)
+            numbers_5N1 = torch.stack(turn.numbers(part)).int().unsqueeze(2)
             key_1, key_2, key_3, begin_N1, count_N1 = send(numbers_5N1, device)
             place_NQ = (column_Q + (begin_N1 + key_1)).bitwise_and_(BLOCK - 1)
             place_NQ = table_1.index_select(0, place_NQ.view(-1)).view(place_NQ.shape).bitwise_xor_(key_2)
@@ -150,14 +140,6 @@ class Sampling:
         order = _shuffled(size, int(turn.key_N))[begin : begin + int(turn.count_N)]
         return order.sort().values + turn.block_N * BLOCK
 
-    def _last_walks(self, turn: "_Turn", device: torch.device) -> tuple[Tensor, Tensor]:
-        """(places within the last block, which of them do not count), in rows of equal length."""
-        size = self.num_classes % BLOCK
-        order_NP = torch.stack([_shuffled(size, key) for key in turn.key_N.tolist()])
-        column_Q = torch.arange(max(1, int(turn.count_N.max())))
-        place_NQ = order_NP.gather(1, (turn.begin_N[:, None] + column_Q).clamp_(max=size - 1))
-        return send(place_NQ, device), send(column_Q >= turn.count_N[:, None], device)
-
 
 @dataclass(frozen=True)
 class _Turn:
@@ -169,11 +151,41 @@ class _Turn:
     begin_N: Tensor
     count_N: Tensor
 
+    def numbers(self, part: slice = slice(None)) -> tuple[Tensor, ...]:
+        """What a walk depends on: its three keys, the first position, how many."""
+        key_N = self.key_N[part]
+        keys = (key & (BLOCK - 1) for key in (key_N, key_N >> 12, hash32(key_N + 1)))
+        return *keys, self.begin_N[part], self.count_N[part]
+
+
+@dataclass(frozen=True)
+class Walks:
+    """The walks of N neighbouring blocks in M steps: int32, on the CPU.
+
+    A class is the i-th place of its block. In whole blocks its position along the walk is first the inverse of `tables`
+    2 of i - key 3, of tables 1 of that xor key 2, minus key 1, each by 12 bits; it is drawn if that is one of `count`
+    from `begin` on.
+    """
+
+    numbers_M5N: Tensor  # keys 1 to 3, begin, count
+    position_MQ: Tensor | None  # of each place of the last block, where that has fewer classes; else None
+
 
 @lru_cache(maxsize=32)
 def _shuffled(size: int, key: int) -> Tensor:
     """A keyed permutation of [0, size), formed as a whole: int64."""
     return hash32(torch.arange(size) + key).argsort()
+
+
+@lru_cache(maxsize=32)
+def _position(size: int, key: int) -> Tensor:
+    """Its inverse: int32."""
+    return _shuffled(size, key).argsort().int()
+
+
+def inverse_tables(seed: int) -> Tensor:
+    """The inverses of the permutations that all whole blocks share: int32 (2, BLOCK), on the CPU."""
+    return torch.stack([_position(BLOCK, derive_key(seed, i, *b"tables")) for i in (1, 2)])
 
 
 def send(t: Tensor, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""The softmax of the sharded head as pure functions of tensors: what lies between its collectives (partial_fc.py).
+"""The softmax of the sharded head, row by row: what lies between its collectives (partial_fc.py).
 
 Every one of the G rows of the global batch is computed here, also where another rank has its target class: shapes then
 depend on no number that a device would have to be asked for, and masks take the place of row numbers.
@@ -6,6 +6,8 @@ depend on no number that a device would have to be asked for, and masks take the
 Letters: G rows of the global batch, M sub-centres of a class, D feature width.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -13,17 +15,28 @@ from torch import Tensor
 
 from partial_fc.head.active_rows import ActiveRows
 from partial_fc.head.kernels import LogitGrad, Sums
-from partial_fc.head.kernels.plain import unit
-from partial_fc.head.shard import Located
+from partial_fc.head.kernels.plain import unit, unit_backward
+from partial_fc.head.margin import Margin, State, value_and_slope
+from partial_fc.head.shard import Shard
+
+
+@contextmanager
+def own_arithmetic(device: torch.device) -> Iterator[None]:
+    """The head forms its gradients itself, in dtypes that it chooses, whatever mode the caller is in."""
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
 
 
 @dataclass(frozen=True)
 class Targets:
-    """The nearest centre of each row's target class. Where another rank has the class, numbers mean nothing."""
+    """The features, and the nearest centre of each one's target class. Where another rank has the class, numbers mean
+    nothing."""
 
+    unit_GD: Tensor  # the features, of length 1
+    norm_G1: Tensor  # their former lengths
     elsewhere_G: Tensor  # bool: another rank has the class
     cos_G: Tensor
-    unit_GD: Tensor  # the centres, of length 1
+    centre_GD: Tensor  # the centres, of length 1
     position_G: Tensor  # int64: of the centre among the active rows; -1: another rank has the class
 
     def spread(self, value_G: Tensor) -> Tensor:
@@ -31,54 +44,94 @@ class Targets:
         return value_G.masked_fill(self.elsewhere_G, 0.0)
 
 
-def find_targets(located: Located, unit_GD: Tensor, sub_centres: int, active: ActiveRows) -> Targets:
-    """located: the labels."""
-    num_active = len(active.table) if active.row_S is None else len(active.row_S)
-    if not num_active:
-        nothing_G = torch.zeros_like(unit_GD[:, 0])
-        return Targets(located.elsewhere_N, nothing_G, torch.zeros_like(unit_GD), torch.full_like(located.local_N, -1))
-    position_G = located.local_N if sub_centres == 1 else located.local_N * sub_centres
-    if active.rows is not None:
-        position_G = torch.searchsorted(active.rows, position_G).clamp_(max=num_active - sub_centres)
-    position_GM = position_G[:, None]
-    if sub_centres > 1:
-        position_GM = position_GM + torch.arange(sub_centres, device=position_G.device)
-    in_table = position_GM.flatten()
-    if active.row_S is not None:
-        in_table = active.row_S.index_select(0, in_table)
-    centre = active.table.index_select(0, in_table).to(unit_GD.dtype)
-    unit_GMD = unit(centre)[0].unflatten(0, position_GM.shape)
-    cos_GM = (unit_GD[:, None] * unit_GMD).sum(dim=2)
-    if sub_centres == 1:
-        cos_G, unit_target_GD = cos_GM[:, 0], unit_GMD[:, 0]
-    else:
-        cos_G, nearest_G = cos_GM.max(dim=1)
-        position_G = position_G + nearest_G
-        unit_target_GD = unit_GMD[torch.arange(len(cos_G), device=cos_G.device), nearest_G]
-    return Targets(located.elsewhere_N, cos_G, unit_target_GD, position_G.masked_fill(located.elsewhere_N, -1))
+@dataclass(frozen=True)
+class Outcome:
+    """What is known of a batch once the ranks have added up their terms: float64, equal on all of them, but for the
+    gradients, which are None where nothing learns."""
+
+    loss_G: Tensor
+    denominator_G: Tensor
+    target_logit_G: Tensor
+    logit_grad: LogitGrad | None = None
+    grad_feat_GD: Tensor | None = None  # this rank's part of d(loss)/d(features), in unit_GD's dtype
 
 
-def local_terms(
-    targets: Targets, target_logit_G: Tensor, sums: Sums, scale: float, unit_GD: Tensor, num_active: int
-) -> Tensor:
-    """This rank's part of what `global_softmax` takes, to be summed over the ranks: float64 (G, 2), the sum of
-    exp(logit) and the target's logit; with label smoothing (G, 4), also the sum of a row's logits and the number of
-    rows."""
-    logit_G = target_logit_G.double()
-    columns = [logit_G.exp(), logit_G]
-    if sums.centre_sum_D is not None:
-        margin_G = logit_G - scale * targets.cos_G.double()
-        columns += [margin_G, torch.zeros_like(margin_G)]
-    terms = torch.stack(columns, dim=1).masked_fill_(targets.elsewhere_G[:, None], 0.0)
-    terms[:, 0].add_(sums.denominator_G)
-    if sums.centre_sum_D is not None:
-        terms[:, 2].add_(scale * (unit_GD @ sums.centre_sum_D).double())
-        terms[:, 3].fill_(num_active)
-    return terms
+class RowMath:
+    """The mathematics in PyTorch's operations, for any device and dtype. kernels/triton_rows.py has them in fewer."""
+
+    def find_targets(
+        self, feat_GD: Tensor, label_G: Tensor, shard: Shard, sub_centres: int, active: ActiveRows, dtype: torch.dtype
+    ) -> Targets:
+        """dtype: what is computed in."""
+        unit_GD, norm_G1 = unit(feat_GD.to(dtype))
+        local_G, elsewhere_G = shard.locate(label_G)
+        num_active = len(active.table) if active.row_S is None else len(active.row_S)
+        if not num_active:
+            nothing_G, nowhere_G = torch.zeros_like(unit_GD[:, 0]), torch.full_like(local_G, -1)
+            return Targets(unit_GD, norm_G1, elsewhere_G, nothing_G, torch.zeros_like(unit_GD), nowhere_G)
+        position_G = local_G if sub_centres == 1 else local_G * sub_centres
+        if active.rows is not None:
+            position_G = torch.searchsorted(active.rows, position_G).clamp_(max=num_active - sub_centres)
+        position_GM = position_G[:, None]
+        if sub_centres > 1:
+            position_GM = position_GM + torch.arange(sub_centres, device=position_G.device)
+        in_table = position_GM.flatten()
+        if active.row_S is not None:
+            in_table = active.row_S.index_select(0, in_table)
+        centre = active.table.index_select(0, in_table).to(unit_GD.dtype)
+        centre_GMD = unit(centre)[0].unflatten(0, position_GM.shape)
+        cos_GM = (unit_GD[:, None] * centre_GMD).sum(dim=2)
+        if sub_centres == 1:
+            cos_G, centre_GD = cos_GM[:, 0], centre_GMD[:, 0]
+        else:
+            cos_G, nearest_G = cos_GM.max(dim=1)
+            position_G = position_G + nearest_G
+            centre_GD = centre_GMD[torch.arange(len(cos_G), device=cos_G.device), nearest_G]
+        return Targets(unit_GD, norm_G1, elsewhere_G, cos_G, centre_GD, position_G.masked_fill(elsewhere_G, -1))
+
+    def with_margin(self, margin: Margin, targets: Targets, state: State) -> tuple[Tensor, Tensor]:
+        """(logits of the targets, their derivatives by the cosines)."""
+        return value_and_slope(margin, targets.cos_G, targets.norm_G1[:, 0], state)
+
+    def local_terms(
+        self, targets: Targets, target_logit_G: Tensor, sums: Sums, scale: float, num_active: int
+    ) -> Tensor:
+        """This rank's part of what `finish` takes, to be summed over the ranks: float64 (G, 2), the sum of exp(logit)
+        and the target's logit; with label smoothing (G, 4), also the sum of a row's logits and the number of rows."""
+        logit_G = target_logit_G.double()
+        columns = [logit_G.exp(), logit_G]
+        if sums.centre_sum_D is not None:
+            margin_G = logit_G - scale * targets.cos_G.double()
+            columns += [margin_G, torch.zeros_like(margin_G)]
+        terms = torch.stack(columns, dim=1).masked_fill_(targets.elsewhere_G[:, None], 0.0)
+        terms[:, 0].add_(sums.denominator_G)
+        if sums.centre_sum_D is not None:
+            terms[:, 2].add_(scale * (targets.unit_GD @ sums.centre_sum_D).double())
+            terms[:, 3].fill_(num_active)
+        return terms
+
+    def finish(
+        self,
+        terms: Tensor,
+        targets: Targets,
+        target_slope_G: Tensor,
+        sums: Sums,
+        scale: float,
+        label_smoothing: float,
+        training: bool,
+    ) -> Outcome:
+        """terms: `local_terms`, summed over the ranks. Overwrites sums.weighted_sum_GD where `training`."""
+        softmax = _global_softmax(terms, label_smoothing)
+        known = softmax.loss_G, softmax.denominator_G, softmax.target_logit_G
+        if not training:
+            return Outcome(*known)
+        logit_grad = _logit_gradient(softmax, targets, target_slope_G, sums, scale)
+        grad_GD = _feature_gradient(softmax, targets, sums, logit_grad, scale)
+        return Outcome(*known, logit_grad, unit_backward(grad_GD, targets.unit_GD, targets.norm_G1))
 
 
 @dataclass(frozen=True)
-class GlobalSoftmax:
+class _GlobalSoftmax:
     """What only all ranks together know, float64."""
 
     denominator_G: Tensor
@@ -89,24 +142,23 @@ class GlobalSoftmax:
     share: Tensor | None  # and to each of them, of no dimension; None: 0
 
 
-def global_softmax(terms: Tensor, label_smoothing: float) -> GlobalSoftmax:
-    """terms: `local_terms`, summed over the ranks."""
+def _global_softmax(terms: Tensor, label_smoothing: float) -> _GlobalSoftmax:
     denominator_G, target_logit_G, *smoothed = terms.unbind(dim=1)
     log_denominator_G = denominator_G.log()
     if not smoothed:
         loss_G = log_denominator_G - target_logit_G
-        return GlobalSoftmax(denominator_G, log_denominator_G, target_logit_G, loss_G, 0.0, None)
+        return _GlobalSoftmax(denominator_G, log_denominator_G, target_logit_G, loss_G, 0.0, None)
     logit_sum_G, count_G = smoothed
     share = label_smoothing / count_G[0]
     loss_G = log_denominator_G - (1 - label_smoothing) * target_logit_G - share * logit_sum_G
-    return GlobalSoftmax(denominator_G, log_denominator_G, target_logit_G, loss_G, label_smoothing, share)
+    return _GlobalSoftmax(denominator_G, log_denominator_G, target_logit_G, loss_G, label_smoothing, share)
 
 
-def logit_gradient(
-    softmax: GlobalSoftmax, targets: Targets, target_slope_G: Tensor, sums: Sums, scale: float, unit_GD: Tensor
+def _logit_gradient(
+    softmax: _GlobalSoftmax, targets: Targets, target_slope_G: Tensor, sums: Sums, scale: float
 ) -> LogitGrad:
     """d(loss)/d(cosine). target_slope_G: d(target's logit)/d(its cosine)."""
-    share, num_rows = softmax.share, len(softmax.loss_G)
+    share, num_rows, unit_GD = softmax.share, len(softmax.loss_G), targets.unit_GD
     factor_G = scale / (num_rows * softmax.denominator_G)
     # expm1, not exp - 1: near the end of training p is close to 1 and the difference is what is left to learn.
     missing_G = torch.expm1(softmax.target_logit_G - softmax.log_denominator_G)
@@ -121,8 +173,8 @@ def logit_gradient(
     return LogitGrad(factor_G, target_grad_G, uniform_D, sums.cache)
 
 
-def feature_gradient(
-    softmax: GlobalSoftmax, targets: Targets, sums: Sums, logit_grad: LogitGrad, scale: float
+def _feature_gradient(
+    softmax: _GlobalSoftmax, targets: Targets, sums: Sums, logit_grad: LogitGrad, scale: float
 ) -> Tensor:
     """d(loss)/d(unit features), this rank's part, (G, D). Overwrites sums.weighted_sum_GD."""
     assert sums.weighted_sum_GD is not None
@@ -130,4 +182,4 @@ def feature_gradient(
     grad_GD = sums.weighted_sum_GD.mul_(weight_G[:, None])
     if sums.centre_sum_D is not None and softmax.share is not None:
         grad_GD -= sums.centre_sum_D * (softmax.share * scale / len(softmax.loss_G))
-    return grad_GD.add_(targets.unit_GD * logit_grad.target_grad_G[:, None])
+    return grad_GD.add_(targets.centre_GD * logit_grad.target_grad_G[:, None])

@@ -33,45 +33,70 @@ def head_of(num_classes: int, rate: float) -> PartialFC:
         num_classes, D, CosFace(), rate, device=DEVICE, impl="triton", precision="bf16", storage=Storage(torch.bfloat16)
     )
     head.store.all_rows()
-    head._selector.fixed_shapes = True  # as on a GPU, also in the interpreter
     return head
 
 
-def step(head: PartialFC, number: int) -> float:
+def step(head: PartialFC, number: int, lr: float = 0.1) -> float:
     generator = torch.Generator().manual_seed(number)
     feat = torch.randn(32, D, generator=generator).to(head.store.device).requires_grad_()
     loss = head(feat, torch.randint(0, head.num_classes, (32,), generator=generator).to(head.store.device))
     loss.backward()
-    head.step(0.1)
+    head.step(lr)
     return loss.item()
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_the_host_launches_what_is_planned(chunks, monkeypatch):
+class Launches:
+    """What is launched, while no counter of operations looks inside."""
+
+    def __init__(self, monkeypatch, operations: Operations):
+        self.seen: list[tuple[str, tuple[int, ...], dict]] = []
+        kind = type(triton_kernels.weigh)
+        get = kind.__getitem__
+
+        def launcher(kernel, grid):
+            def launch(*args, **named):
+                arguments = dict(zip(kernel.arg_names, args, strict=False)) | named
+                tensors = {name: x.shape for name, x in arguments.items() if isinstance(x, torch.Tensor)}
+                self.seen.append((kernel.fn.__name__, grid, {**arguments, **tensors}))
+                with operations.pause():
+                    return get(kernel, grid)(*args, **named)
+
+            return launch
+
+        monkeypatch.setattr(kind, "__getitem__", launcher)
+
+
+# Of everything that a step launches. It was 98, 108 and 115 before what lies between the passes had kernels of its own.
+@pytest.mark.parametrize(("rate", "chunks", "most"), [(1.0, 1, 28), (1.0, 3, 38), (0.1, 1, 30)])
+def test_the_host_launches_what_is_planned(rate, chunks, most, monkeypatch):
     monkeypatch.setattr(triton_pass, "CHUNK_ROWS", 64)
-    head, operations, launches = head_of(64 * chunks, 1.0), Operations(), []
-    kind = type(triton_kernels.weigh)
-    get = kind.__getitem__
-
-    def counted(kernel, grid):
-        def launch(*args, **kwargs):
-            launches.append(kernel)
-            with operations.pause():  # what the interpreter does is no operation of the host
-                return get(kernel, grid)(*args, **kwargs)
-
-        return launch
-
-    monkeypatch.setattr(kind, "__getitem__", counted)
-    step(head, 0)
-    launches.clear()
+    head, operations = head_of(64 * chunks if rate == 1 else 200, rate), Operations()
+    launches = Launches(monkeypatch, operations)
+    step(head, 0)  # which sends the walks of 32 steps
+    launches.seen.clear()
     feat, label = torch.randn(32, D, device=DEVICE, requires_grad=True), torch.arange(32, device=DEVICE)
     with operations:
         head(feat, label).backward()
         head.step(0.1)
-    once, each_chunk = step_counts.KERNEL_OPERATIONS["triton"]
-    planned = step_counts.HOST_OPERATIONS["cuda"][False] + once + each_chunk * chunks
-    assert operations.count + len(launches) == pytest.approx(planned, rel=0.05)
+    assert operations.count + len(launches.seen) <= most, (operations.names, launches.seen)
     assert operations.waits == {"tolist": 1}
+    once, each_chunk = step_counts.KERNEL_OPERATIONS["triton"]
+    assert most == step_counts.HOST_OPERATIONS["cuda"][rate < 1] + once + each_chunk * chunks
+
+
+def test_steps_with_all_classes_differ_in_a_few_numbers(monkeypatch):
+    """What a CUDA graph of a step would have to be told: neither shapes nor grids, and these alone."""
+    head, launches = head_of(200, 1.0), Launches(monkeypatch, Operations())
+    found = []
+    for number in range(3):
+        launches.seen.clear()
+        step(head, number, lr=0.1 / (number + 1))
+        found.append(list(launches.seen))
+    differing = set()
+    for (name, grid, before), (next_name, next_grid, after) in zip(*found[1:], strict=True):
+        assert (name, grid, before.keys()) == (next_name, next_grid, after.keys())
+        differing |= {(name, key) for key in before if before[key] != after[key]}
+    assert differing == {("finish_rows", key) for key in ("lr", "touched_step", "centre_key", "first_key")}
 
 
 @on_gpu

@@ -3,6 +3,7 @@
 On a CUDA device, or, with TRITON_INTERPRET=1, in Triton's interpreter on the CPU (tests/unit/test_triton.py does that).
 """
 
+import math
 import os
 from dataclasses import dataclass, replace
 from functools import partial
@@ -348,6 +349,26 @@ def test_where_everything_is_left_out_there_is_nothing():
         assert sums.weighted_sum_GD.count_nonzero() == 0
         grad_SD = gradient_of(TritonKernel("fp32"), nothing, logit_grad)
         assert error(grad_SD, dense_gradient(nothing, logit_grad)) < 1e-5
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("multiplied", [1.0, 65_536.0])
+def test_a_feature_opposite_to_all_centres_pushes_as_hard_as_it_should(precision, multiplied):
+    """Collapsed classes: exponentials are as small as they can be, and their factor beyond what float32 holds."""
+    generator = torch.Generator().manual_seed(2)
+    direction_D = torch.nn.functional.normalize(torch.randn(16, generator=generator), dim=0)
+    centre_LD = (0.3 * (direction_D + 0.002 * torch.randn(2, 16, generator=generator))).to(DEVICE)
+    unit_GD = torch.nn.functional.normalize(-direction_D + 0.002 * torch.randn(3, 16, generator=generator))
+    target_G = torch.tensor([-1, -1, 0], device=DEVICE)
+    logits = Logits(unit_GD.to(DEVICE), centre_LD, None, target_G, 64.0, Negatives())
+    denominator_G, _ = dense_sums(logits)
+    factor_G = multiplied * 64.0 / 3 / denominator_G
+    assert (factor_G * math.exp(64.0 - triton.TOP_EXPONENT) > 2.0**120).all()  # where it was cut off once
+    logit_grad = LogitGrad(factor_G, torch.zeros(3, device=DEVICE))
+    exact_SD = dense_gradient(logits, logit_grad)
+    assert exact_SD.norm() > multiplied
+    found_SD = gradient_of(TritonKernel(precision), logits, logit_grad)
+    assert error(found_SD, exact_SD) < {"fp32": 1e-4, "bf16": 0.2}[precision]
 
 
 def test_the_only_class_is_the_rows_own():

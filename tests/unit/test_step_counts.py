@@ -41,10 +41,7 @@ def test_a_plain_step_moves_and_launches_what_is_planned(dtype, rate):
     for batch in (16, 48):
         head = PartialFC(num_classes, D, CosFace(), rate, impl="plain", storage=Storage(dtype), optimizer=RowSGD())
         head.store.all_rows()
-        head._selector.fixed_shapes = True
         feat, label = torch.randn(batch, D, requires_grad=True), torch.arange(batch)
-        head._selector.prefetch(0)
-        head._selector.prefetch(1)
         with Operations() as operations:
             head(feat, label).backward()
             head.step(0.1)
@@ -55,5 +52,4 @@ def test_a_plain_step_moves_and_launches_what_is_planned(dtype, rate):
     )  # fmt: skip
     of_rows = (3 * found[16][0] - found[48][0]) / 2
     assert of_rows == pytest.approx(plan.traffic_bytes(options), rel=0.02)
-    more = step_counts.HOST_OPERATIONS["cpu"][rate < 1] - step_counts.HOST_OPERATIONS["cuda"][rate < 1]
-    assert found[16][1] == pytest.approx(plan.operations(options) - more, rel=0.12)
+    assert found[16][1] == pytest.approx(plan.operations(options), rel=0.12)

@@ -14,11 +14,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from partial_fc.head.kernels import LogitGrad, Logits, triton_kernels, triton_update
+from partial_fc.head.active_rows import ActiveRows
+from partial_fc.head.kernels import LogitGrad, Logits, Sums, triton_choice, triton_kernels, triton_rows, triton_update
 from partial_fc.head.kernels.triton import TritonKernel
+from partial_fc.head.kernels.triton_choice import DeviceChoice
 from partial_fc.head.kernels.triton_pass import tiles_for
-from partial_fc.head.margin import Negatives
+from partial_fc.head.margin import ArcFace, Negatives
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD, RowTable, Storage
+from partial_fc.head.sampling import Sampling
+from partial_fc.head.shard import Shard
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +40,7 @@ def test_the_tests_of_the_gpu_pass_in_the_interpreter():
             "--color=no",
             "tests/gpu/test_triton.py",
             "tests/gpu/test_triton_update.py",
+            "tests/gpu/test_row_math.py",
             "tests/gpu/test_step.py",
         ],
         cwd=ROOT,
@@ -66,6 +71,7 @@ class Recorder:
         """The launch, compiled for a device of this capability, with what the launcher would know of its arguments."""
         types = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
         types |= {torch.int8: "*i8", torch.int32: "*i32", torch.int64: "*i64"}
+        types |= {torch.uint8: "*u8", torch.float64: "*fp64"}
         signature, constants, facts = {}, {}, {}
         for i, parameter in enumerate(self.kernel.params):
             value = launch[parameter.name]
@@ -99,7 +105,9 @@ def spilled_bytes(compiled, folder: Path) -> int:
 SHARED_BYTES = {10: 227 << 10, 9: 227 << 10, 8: 99 << 10}
 PRODUCT = {10: "tcgen05.mma", 9: "wgmma.mma_async", 8: "mma.sync"}
 PRODUCTS = ("weigh", "weighted_sum", "pull")
-OTHERS = ("read_centres", "sum_units", "nearest_sub_centres")
+OTHERS = ("read_centres", "read_features", "add_up", "sum_units", "nearest_sub_centres")
+ROW_MATH = ("targets", "margin_of", "terms", "finish")
+CHOICE = ("look_at_labels", "draw", "write_down")
 
 
 @pytest.fixture
@@ -107,7 +115,8 @@ def recorders(monkeypatch, tmp_path) -> dict[str, Recorder]:
     """In the place of all kernels; nothing compiled stays."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     recorders = {}
-    for module, names in ((triton_kernels, PRODUCTS + OTHERS), (triton_update, ("finish_rows",))):
+    kernels = {triton_kernels: PRODUCTS + OTHERS, triton_update: ("finish_rows",)}
+    for module, names in {**kernels, triton_rows: ROW_MATH, triton_choice: CHOICE}.items():
         for name in names:
             recorders[name] = Recorder(getattr(module, name))
             monkeypatch.setattr(module, name, recorders[name])
@@ -144,7 +153,7 @@ def test_the_compiler_takes_it_with_tensor_cores_and_registers(
     logits = Logits(torch.zeros(G, D), torch.zeros(2 * S, D), torch.arange(S), target_G, 64.0, Negatives())
     operands = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
     launch_everything(logits, TritonKernel(precision, tiles_for(generation, operands)), optimizer, Storage(stored))
-    for name in (*PRODUCTS, "read_centres", "finish_rows"):
+    for name in (*PRODUCTS, "read_centres", "read_features", "add_up", "finish_rows"):
         compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
         assert compiled.metadata.shared <= SHARED_BYTES[generation], name
         assert spilled_bytes(compiled, tmp_path) == 0, name
@@ -166,7 +175,28 @@ def test_the_compiler_takes_every_rule(generation, recorders, tmp_path):
     )
     kernel = TritonKernel("bf16", tiles_for(generation, torch.bfloat16))
     launch_everything(logits, kernel, RowAdam(), Storage())
-    for name in ("weigh", "nearest_sub_centres") if generation > 8 else recorders:
+    for name in ("weigh", "nearest_sub_centres") if generation > 8 else PRODUCTS + OTHERS:
+        compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
+        assert compiled.metadata.shared <= SHARED_BYTES[generation], name
+        assert spilled_bytes(compiled, tmp_path) == 0, name
+
+
+@pytest.mark.parametrize("generation", [8, 10])
+@pytest.mark.parametrize("sub_centres", [1, 3])
+def test_the_compiler_takes_what_lies_between_the_passes(generation, sub_centres, recorders, tmp_path):
+    G, L, D = 33, 5000, 500
+    label_G, origin_G = torch.arange(G), torch.zeros(G, dtype=torch.int32)
+    shard = Shard.of(L, 0, 1)
+    choice = DeviceChoice(Sampling(L, 0.1, 0), shard, torch.device("cpu"), correction=sub_centres > 1)
+    _, chosen = choice.choose(label_G, origin_G, origin_G, None if sub_centres > 1 else label_G, 0)
+    active = ActiveRows(chosen.class_P, None, torch.zeros(L * sub_centres, D, dtype=torch.bfloat16), chosen.class_P)
+    rows = triton_rows.FusedRowMath()
+    targets = rows.find_targets(torch.zeros(G, D).half(), label_G, shard, sub_centres, active, torch.float32)
+    sums = Sums(torch.ones(G, dtype=torch.float64), torch.ones(G, D), None)
+    rows.with_margin(ArcFace(), targets, {})
+    terms = rows.local_terms(targets, targets.cos_G, sums, 64.0, len(chosen.class_P))
+    rows.finish(terms, targets, targets.cos_G, sums, 64.0, 0.0, training=True)
+    for name in ROW_MATH + CHOICE:
         compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
         assert compiled.metadata.shared <= SHARED_BYTES[generation], name
         assert spilled_bytes(compiled, tmp_path) == 0, name

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 TOP_EXPONENT = 42.0
 LOG2_E = device_side.LOG2_E.value
 LARGEST_LOGIT_WITH_FIXED_SHIFT = 64.5
-# Of a row's factor, relative to its shift. It is larger only where all exponentials of the row are at the end of what
-# fp32 can tell from 0, every class being opposite to the feature; the gradient is then too small, instead of infinite.
-LARGEST_FACTOR = 2.0**120
 # Of the first pass' weights that the second one reads: 2 bytes for each feature and place. What does not fit is formed
 # again, to the same bits. An offset into them is an int32.
 EXP_CACHE_BYTES = 1 << 30
@@ -104,15 +101,9 @@ class TritonKernel(Kernel):
                 over.weighted_sum(chunk, weight_GK, splits)
             if totals is not None:
                 over.centre_sum(chunk, totals)
-        sum_G = by_feature.sum(dim=0, dtype=torch.float64)[: over.num_rows]
-        shift_G = shift_G[: over.num_rows]
-        weighted_sum_GD = centre_sum_D = None
-        if splits is not None:
-            weighted_sum_GD = splits.sum(dim=0)[: over.num_rows, : over.width]
-            weighted_sum_GD = weighted_sum_GD / torch.where(sum_G == 0, 1.0, sum_G).float()[:, None]
-        if totals is not None:
-            centre_sum_D = totals.sum(dim=0)[: over.width]
-        return Sums(sum_G * shift_G.double().exp2(), weighted_sum_GD, centre_sum_D, kept)
+        denominator_G, weighted_sum_GD = over.add_up(by_feature, splits, shift_G)
+        centre_sum_D = None if totals is None else totals.sum(dim=0)[: over.width]
+        return Sums(denominator_G, weighted_sum_GD, centre_sum_D, kept)
 
     def _keep(self, over: Pass, shift_G: Tensor) -> Kept:
         """Room for the weights of a pass, which takes it over from the last one."""
@@ -121,7 +112,7 @@ class TritonKernel(Kernel):
         size = over.padded_rows * (places + SPARE - places % 64)  # rows of whole cache lines
         if places and (self._room.numel() < size or self._room.device != shift_G.device):
             self._room = torch.empty(0, dtype=self.operands)  # not two at a time
-            self._room = over.x_GD.new_empty(size)
+            self._room = over.new(size, dtype=self.operands)
         weight_GS = self._room[: size if places else 0].view(over.padded_rows, -1)
         self._kept = Kept(shift_G, weight_GS, places)
         return self._kept
@@ -146,8 +137,7 @@ class TritonKernel(Kernel):
         shift_G = self._shift(over) if kept is None else kept.shift_G
         if kept is not self._kept:  # another pass has come since
             kept = None
-        factor_G = logit_grad.factor_G.double() * shift_G[: over.num_rows].double().exp2()
-        x_GD = over.operand(logits.unit_GD * factor_G.clamp(-LARGEST_FACTOR, LARGEST_FACTOR).float()[:, None])
+        x_GD = over.read_features(logit_grad.factor_G, shift_G)
         finish = Finish(logits, logit_grad, step)
         sum_KD = logits.unit_GD.new_empty(over.chunk_rows, over.width)
         for begin, end in over.chunks():
@@ -183,11 +173,11 @@ class TritonKernel(Kernel):
         if over.logits.bias_S is not None:  # asking for the largest would make the host wait for the device
             bound = torch.inf
         if bound <= LARGEST_LOGIT_WITH_FIXED_SHIFT:
-            return torch.full_like(over.zero_G, max(0.0, bound - TOP_EXPONENT) * LOG2_E)
+            return over.new(over.padded_rows).fill_(max(0.0, bound - TOP_EXPONENT) * LOG2_E)
         if not over.logits.num_sampled:
-            return over.zero_G
-        by_feature = over.new_by_feature()
+            return over.new(over.padded_rows).zero_()
+        by_feature, zero_G = over.new_by_feature(), over.new(over.padded_rows).zero_()
         for begin, end in over.chunks():
-            over.weigh(over.read(begin, end), device_side.MOST.value, over.zero_G, by_feature=by_feature)
+            over.weigh(over.read(begin, end), device_side.MOST.value, zero_G, by_feature=by_feature)
         most_G = by_feature.amax(dim=0)
         return torch.where(most_G == -torch.inf, 0.0, most_G - TOP_EXPONENT * LOG2_E)

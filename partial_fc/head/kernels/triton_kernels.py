@@ -20,6 +20,10 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 MOST = tl.constexpr(0)
 SUMS = tl.constexpr(1)
 
+# The features of the gradient's product, times their factors, are so much smaller than they should be: a factor can be
+# 2 ** 132, with weights of 2 ** -125, and a loss multiplied by 65,536 comes on top. `finish_rows` makes up for it.
+SHRUNK = tl.constexpr(2.0**-24)
+
 
 @triton.jit
 def _narrow(x, dtype: tl.constexpr):
@@ -80,6 +84,57 @@ def _products(
         centre = tl.load(operand_ptr + place_K[:, None] * stride + d[None, :])
         total = _dot(x, tl.trans(centre), total)
     return total
+
+
+@triton.jit(do_not_specialize=["G"])
+def read_features(
+    x_ptr, factor_ptr, shift_ptr, target_ptr, operand_ptr, target_class_ptr, G, G_PAD, SUB_CENTRES: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """operand (G, D), padded: the features in its dtype or, with factor, times factor * 2 ** shift * SHRUNK.
+    target_class: the number of the target's class among those that take part, -1: elsewhere."""
+    g = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
+    d = tl.arange(0, BLOCK_D)
+    there = g < G
+    x = tl.load(x_ptr + g[:, None] * D + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0)
+    if factor_ptr is not None:
+        shift = tl.load(shift_ptr + g, mask=there, other=0.0).to(tl.float64)
+        factor = tl.load(factor_ptr + g, mask=there, other=0.0) * tl.exp2(shift) * SHRUNK
+        x *= factor.to(tl.float32)[:, None]
+    padded = (g < G_PAD)[:, None] & (d < D_PAD)[None, :]
+    tl.store(operand_ptr + g[:, None] * D_PAD + d[None, :], _narrow(x, operand_ptr.dtype.element_ty), mask=padded)
+    if target_ptr is not None:
+        target = tl.load(target_ptr + g, mask=there, other=-1)
+        target_class = tl.where(target < 0, -1, target // SUB_CENTRES).to(tl.int32)
+        tl.store(target_class_ptr + g, target_class, mask=g < G_PAD)
+
+
+@triton.jit(do_not_specialize=["G", "num_tiles", "num_splits"])
+def add_up(
+    by_feature_ptr, splits_ptr, shift_ptr, denominator_ptr, weighted_sum_ptr, num_tiles, num_splits, G, G_PAD,
+    D: tl.constexpr, D_PAD: tl.constexpr, TILES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """What a pass has found, of all tiles and all splits: denominators, float64, and the weighted sums over them."""
+    g = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
+    there = g < G
+    total = tl.zeros((BLOCK_K,), tl.float64)
+    for first in range(0, num_tiles, TILES):
+        tile = first + tl.arange(0, TILES)
+        mask = (tile < num_tiles)[:, None] & there[None, :]
+        part = tl.load(by_feature_ptr + tile[:, None].to(tl.int64) * G_PAD + g[None, :], mask=mask, other=0.0)
+        total += tl.sum(part.to(tl.float64), axis=0)
+    shift = tl.load(shift_ptr + g, mask=there, other=0.0).to(tl.float64)
+    tl.store(denominator_ptr + g, total * tl.exp2(shift), mask=there)
+    if splits_ptr is not None:
+        d = tl.arange(0, BLOCK_D)
+        mask = there[:, None] & (d < D)[None, :]
+        weighted_sum = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
+        for split in range(0, num_splits):
+            at = (g + split * G_PAD)[:, None] * D_PAD + d[None, :]
+            weighted_sum += tl.load(splits_ptr + at, mask=mask, other=0.0)
+        divisor = tl.where(total == 0.0, 1.0, total).to(tl.float32)
+        weighted_sum = tl.div_rn(weighted_sum, divisor[:, None] + tl.zeros_like(weighted_sum))
+        tl.store(weighted_sum_ptr + g[:, None] * D + d[None, :], weighted_sum, mask=mask)
 
 
 @triton.jit(do_not_specialize=["K"])

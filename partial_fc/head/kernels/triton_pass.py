@@ -13,6 +13,7 @@ from torch import Tensor
 from partial_fc.head.kernels import Logits
 from partial_fc.head.kernels import triton_kernels as device_side
 from partial_fc.head.kernels.triton_kernels import LOG2_E
+from partial_fc.head.kernels.triton_update import row_blocks
 
 CHUNK_ROWS = 1 << 16
 # Of a chunk's weights, of its centres copied for the products, and of its gradient: each is at most this large, so that
@@ -20,6 +21,7 @@ CHUNK_ROWS = 1 << 16
 CHUNK_BYTES = 1 << 24
 SPREAD_PLACES = 1 << 13  # of a chunk, where tiles are made narrower; both passes have to choose the same
 ROW_BLOCK = 16  # centres at a time where nothing is multiplied
+TILES_AT_A_TIME = 128  # of which partial sums are added up
 NUM_TOTALS = 256  # partial sums of unit centres
 
 
@@ -129,13 +131,11 @@ class Pass:
         self.tiles = Tiles(logits_tile, logits_tile, sum_tile, gradient_tile)
         self.padded_rows = _whole(self.num_rows, max(logits_tile.rows, sum_tile.rows, gradient_tile.depth))
         self.padded_width = _whole(self.width, max(logits_tile.depth, sum_tile.columns, gradient_tile.columns))
-        more_D, more_G = self.padded_width - self.width, self.padded_rows - self.num_rows
-        self._operands, self._padding = operands, (0, more_D, 0, more_G)
-        self.x_GD = self.operand(logits.unit_GD)
-        self.zero_G = logits.unit_GD.new_zeros(self.padded_rows)
-        target_class_G = torch.div(logits.target_G, logits.sub_centres, rounding_mode="floor")
-        self.target_class_G = self.pad_G(target_class_G, -1)
-        self.hard_G = None if negatives.hard_G is None else self.pad_G(negatives.hard_G, torch.inf)
+        self._operands = operands
+        self.hard_G = None
+        if negatives.hard_G is not None:
+            more = self.padded_rows - self.num_rows
+            self.hard_G = F.pad(negatives.hard_G.float(), (0, more), value=torch.inf)
 
         stored = logits.centre_LD
         self.copied = logits.row_S is not None or stored.dtype != operands or self.width != self.padded_width
@@ -152,20 +152,33 @@ class Pass:
     @cached_property
     def scratch_GK(self) -> Tensor:
         """Weights of a chunk, where they are not kept."""
-        return self.x_GD.new_empty(self.padded_rows, self.padded_chunk)
+        return self.new(self.padded_rows, self.padded_chunk, dtype=self._operands)
 
-    def operand(self, x_GD: Tensor) -> Tensor:
-        """(G, D) -> padded, in the dtype of the products' operands."""
-        return F.pad(x_GD.to(self._operands), self._padding)
+    def new(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.logits.unit_GD.device)
 
-    def pad_G(self, x_G: Tensor, value: float) -> Tensor:
-        """(G,) -> padded with value; integers as int32, everything else as float32."""
-        dtype = torch.float32 if x_G.is_floating_point() else torch.int32
-        return F.pad(x_G.to(dtype), (0, self.padded_rows - len(x_G)), value=value)
+    @cached_property
+    def features(self) -> tuple[Tensor, Tensor]:
+        """The features as the products read them, and the places of their targets' classes: both padded."""
+        target_class_G = self.new(self.padded_rows, dtype=torch.int32)
+        return self.read_features(target_class_G=target_class_G), target_class_G
+
+    def read_features(
+        self, factor_G: Tensor | None = None, shift_G: Tensor | None = None, target_class_G: Tensor | None = None
+    ) -> Tensor:
+        """(G, D) as the products read them; for the gradient's, times factor * 2 ** shift, and shrunk."""
+        operand_GD = self.new(self.padded_rows, self.padded_width, dtype=self._operands)
+        blocks = row_blocks(self.padded_width)
+        device_side.read_features[(triton.cdiv(self.padded_rows, blocks["BLOCK_K"]),)](
+            self.logits.unit_GD.contiguous(), factor_G, shift_G,
+            None if target_class_G is None else self.logits.target_G, operand_GD, target_class_G,
+            self.num_rows, self.padded_rows, SUB_CENTRES=self.logits.sub_centres, **self.widths, **blocks,
+        )  # fmt: skip
+        return operand_GD
 
     @cached_property
     def _copies_KD(self) -> Tensor:
-        return self.x_GD.new_empty(self.padded_chunk, self.padded_width)
+        return self.new(self.padded_chunk, self.padded_width, dtype=self._operands)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """(begin, end), ascending: whole classes."""
@@ -183,7 +196,7 @@ class Pass:
             None if row is None else row[begin:end],
             None if bias is None else bias[begin:end],
             self._copies_KD if self.copied else here,
-            self.zero_G.new_empty(self.padded_chunk),
+            self.new(self.padded_chunk),
         )
         device_side.read_centres[(self.padded_chunk // ROW_BLOCK,)](
             *chunk.stored, self._copies_KD if self.copied else None, chunk.inverse_K, chunk.size,
@@ -205,9 +218,10 @@ class Pass:
         if by_feature is not None:
             by_feature = by_feature[self._tiles_before(chunk.begin) :]
         nearest_GK = self._nearest(chunk)
+        x_GD, target_class_G = self.features
         device_side.weigh[(num_g * num_k,)](
-            self.x_GD, *chunk.operands, chunk.inverse_K, chunk.bias, nearest_GK,
-            self.target_class_G, shift_G, self.hard_G, weight_GK, by_feature,
+            x_GD, *chunk.operands, chunk.inverse_K, chunk.bias, nearest_GK,
+            target_class_G, shift_G, self.hard_G, weight_GK, by_feature,
             chunk.size, chunk.begin, 0 if weight_GK is None else weight_GK.stride(0), self.padded_rows,
             0 if nearest_GK is None else nearest_GK.shape[1],
             float(self.logits.scale) * LOG2_E.value, float(negatives.hard_t), float(negatives.filter_above or 0.0),
@@ -220,7 +234,7 @@ class Pass:
         begins = [begin for begin, _ in self.chunks()]
         last = self.logits.num_sampled - begins[-1] if begins else 0
         tiles = self._tiles_before(begins[-1]) + triton.cdiv(last, self.tiles.logits.columns) if begins else 0
-        return self.zero_G.new_empty(tiles, self.padded_rows)
+        return self.new(tiles, self.padded_rows)
 
     def _tiles_before(self, begin: int) -> int:
         return begin // self.chunk_rows * triton.cdiv(self.chunk_rows, self.tiles.logits.columns)
@@ -231,9 +245,9 @@ class Pass:
             return None
         tile = self.tiles.logits
         classes = _whole(triton.cdiv(self.padded_chunk, self.logits.sub_centres), tile.columns)
-        nearest_GK = self.x_GD.new_empty(self.padded_rows, classes, dtype=torch.int8)
+        nearest_GK = self.new(self.padded_rows, classes, dtype=torch.int8)
         device_side.nearest_sub_centres[(self.padded_rows // tile.rows * (classes // tile.columns),)](
-            self.x_GD, *chunk.operands, chunk.inverse_K, nearest_GK, chunk.size, self.padded_rows, classes,
+            self.features[0], *chunk.operands, chunk.inverse_K, nearest_GK, chunk.size, self.padded_rows, classes,
             SUB_CENTRES=self.logits.sub_centres,
             D_PAD=self.padded_width, BLOCK_G=tile.rows, BLOCK_K=tile.columns, DEPTH=tile.depth, **tile.launch,
         )  # fmt: skip
@@ -244,7 +258,7 @@ class Pass:
         tile = self.tiles.weighted_sum
         programs = self.padded_rows // tile.rows * (self.padded_width // tile.columns)
         splits = max(1, min(self.processors // programs, self.padded_chunk // tile.depth))
-        return self.zero_G.new_zeros(splits, self.padded_rows, self.padded_width)
+        return self.new(splits, self.padded_rows, self.padded_width).zero_()
 
     def weighted_sum(self, chunk: Chunk, weight_GK: Tensor, splits: Tensor) -> None:
         """Adds weight_GK @ centres, as they are stored."""
@@ -256,8 +270,20 @@ class Pass:
             D_PAD=self.padded_width, BLOCK_G=tile.rows, BLOCK_D=tile.columns, DEPTH=tile.depth, **tile.launch,
         )  # fmt: skip
 
+    def add_up(self, by_feature: Tensor, splits: Tensor | None, shift_G: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(denominators, weighted sums over them) of all chunks."""
+        denominator_G = self.new(self.num_rows, dtype=torch.float64)
+        weighted_sum_GD = None if splits is None else self.new(self.num_rows, self.width)
+        blocks = row_blocks(self.padded_width)
+        device_side.add_up[(triton.cdiv(self.num_rows, blocks["BLOCK_K"]),)](
+            by_feature, splits, shift_G, denominator_G, weighted_sum_GD,
+            len(by_feature), 0 if splits is None else len(splits), self.num_rows, self.padded_rows,
+            **self.widths, TILES=TILES_AT_A_TIME, **blocks,
+        )  # fmt: skip
+        return denominator_G, weighted_sum_GD
+
     def new_totals(self) -> Tensor:
-        return self.zero_G.new_zeros(NUM_TOTALS, self.padded_width)
+        return self.new(NUM_TOTALS, self.padded_width).zero_()
 
     def centre_sum(self, chunk: Chunk, totals: Tensor) -> None:
         """Adds the unit centres, in NUM_TOTALS shares."""

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from partial_fc.head.kernels import LogitGrad, Logits
-from partial_fc.head.kernels.triton_kernels import INTERPRETED, SMALLEST
+from partial_fc.head.kernels.triton_kernels import INTERPRETED, SHRUNK, SMALLEST
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ def finish_rows(
     OPTIMIZER: tl.constexpr, NESTEROV: tl.constexpr, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr,
     D: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """sum (K, D): over features of weight * feature, where weight is already over the centre's length; it becomes the
-    gradient, or stays and the rows move. Targets own[k] to own[k + 1] of `order` are the features whose own centre k
-    is; each adds target_grad * feature / length, and `uniform` comes on top."""
+    """sum (K, D): over features of weight * feature, SHRUNK, where weight is already over the centre's length; it
+    becomes the gradient, or stays and the rows move. Targets own[k] to own[k + 1] of `order` are the features whose own
+    centre k is; each adds target_grad * feature / length, and `uniform` comes on top."""
     place = tl.program_id(0).to(tl.int64) * BLOCK_K + tl.arange(0, BLOCK_K)
     d = tl.arange(0, BLOCK_D)
     there = place < K
@@ -88,7 +88,7 @@ def finish_rows(
     at = row[:, None] * D + d[None, :]
     centre_at = row[:, None] * stride + d[None, :]
     centre = tl.load(centre_ptr + centre_at, mask=mask, other=0.0).to(tl.float32)
-    grad = tl.load(sum_ptr + place[:, None] * D + d[None, :], mask=mask, other=0.0)
+    grad = tl.load(sum_ptr + place[:, None] * D + d[None, :], mask=mask, other=0.0) * (1.0 / SHRUNK)
 
     square = tl.sum(centre * centre, axis=1)
     long = square >= SMALLEST

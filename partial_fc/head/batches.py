@@ -1,0 +1,92 @@
+"""From the ranks' batches to the rows of their step: gathered, checked, and what takes part found."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from partial_fc.comm import World
+from partial_fc.head.active_rows import ActiveRows, Chosen, RowSelector
+from partial_fc.head.gather import Arrived, Gather, GlobalBatch
+
+
+class Batches:
+    """Here, and nowhere else in a step, the host waits for numbers of the device: for all of them at once."""
+
+    def __init__(self, num_classes: int, world: World, selector: RowSelector):
+        self._gather = Gather(num_classes, world)
+        self._gather_labels = Gather(num_classes, world, "head/labels")
+        self._selector = selector
+        # Of this step's micro-batches: their active rows, and their labels, ascending.
+        self._prepared: tuple[ActiveRows, Tensor] | None = None
+
+    def look(self, feat_BD: Tensor, label_B: Tensor, training: bool, step: int) -> tuple[GlobalBatch, ActiveRows]:
+        """The rows are those of the batch's step, or of all its micro-batches."""
+        return self._look(self._gather, feat_BD, label_B, training, step)
+
+    def prepare(self, label_B: Tensor, step: int) -> None:
+        """label_B: of all micro-batches of the step."""
+        no_feature_B0 = torch.empty(len(label_B), 0, dtype=torch.uint8, device=label_B.device)
+        self.forget()
+        batch, active = self._look(self._gather_labels, no_feature_B0, label_B, False, step)
+        self._prepared = active, batch.label_G.sort().values
+
+    def forget(self) -> None:
+        """The micro-batches that were prepared are done, or not to be."""
+        self._prepared = None
+
+    def _look(
+        self, gather: Gather, feat_BD: Tensor, label_B: Tensor, training: bool, step: int
+    ) -> tuple[GlobalBatch, ActiveRows]:
+        arrived = gather(feat_BD, label_B, training)
+        seen = self._see(gather, arrived, step)
+        lowest, highest, changed, *more = seen.numbers.tolist()
+        batch = gather.settle(arrived, lowest, highest, changed)
+        if batch is None:
+            return self._look(gather, feat_BD, label_B, training, step)
+        if self._prepared is None:
+            chosen = seen.chosen or self._selector.choose(arrived.label_G, step)
+            return batch, self._selector.fetch(chosen, step, more[0] if more else None)
+        if more[0]:  # equal on all ranks
+            assert seen.missing_G is not None
+            row = int(seen.missing_G.nonzero()[0])
+            raise ValueError(
+                f"class {int(arrived.label_G[row])}, row {row} of the global batch, is not among the labels given to "
+                "prepare() for this step: give it those of all micro-batches, and call step() or discard() after the "
+                "last"
+            )
+        return batch, self._prepared[0]
+
+    def _see(self, gather: Gather, arrived: Arrived, step: int) -> "_Seen":
+        """Labels may be anything here."""
+        label_G, expected_G, on_device = arrived.label_G, gather.expected_origin(arrived), self._selector.on_device
+        if self._prepared is None and on_device is not None:
+            hard = self._selector.hard_negatives
+            listed = None if hard is None else hard.listed(label_G)
+            numbers, chosen = on_device.choose(label_G, arrived.origin_G, expected_G, listed, step)
+            return _Seen(numbers, chosen=chosen)
+        facts = [*label_G.aminmax(), (arrived.origin_G != expected_G).sum()]
+        if self._prepared is None:
+            return _Seen(torch.stack(facts))
+        prepared_M = self._prepared[1]
+        place_G = torch.searchsorted(prepared_M, label_G).clamp_(max=len(prepared_M) - 1)
+        missing_G = prepared_M[place_G] != label_G
+        return _Seen(torch.stack([*facts, missing_G.sum()]), missing_G)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What there is to know of a batch that arrived, on its device."""
+
+    # int64: the smallest and the largest label, how many rows are not made up as expected; and, if there is one of the
+    # two, how many are `missing_G`, or how many of `chosen` count.
+    numbers: Tensor
+    missing_G: Tensor | None = None  # whether its label was not prepared
+    chosen: Chosen | None = None
+
+
+def class_numbers(label_B: Tensor) -> Tensor:
+    """Raises ValueError for labels that are no whole numbers."""
+    if label_B.is_floating_point() or label_B.is_complex() or label_B.dtype == torch.bool:
+        raise ValueError(f"labels are {label_B.dtype}; expected class numbers as integers, int64 for one")
+    return label_B.long()

@@ -1,0 +1,57 @@
+"""The options of PartialFC, and which of them do not go together."""
+
+from collections.abc import Callable
+
+from partial_fc.head.margin import Margin
+from partial_fc.head.sampling import Quota
+
+# The denominators of the ranks are added as sums of exp(logit) in float64, whose range ends at exp(709): with logits
+# bounded by this, no maximum has to be agreed upon first, and no row can under- or overflow.
+_LARGEST_LOGIT = 600.0
+
+
+def check_options(
+    margin: Margin,
+    sample_rate: float,
+    *,
+    interclass_filtering_threshold: float | None,
+    sub_centres: int,
+    label_smoothing: float,
+    sampling_correction: bool,
+    hard_negatives: bool,
+    quota: Quota = "negatives",
+    spell: Callable[[str], str] = str,
+) -> None:
+    """Raises ValueError for options of PartialFC that do not go together. spell: what the user calls an option."""
+    if sub_centres < 1:
+        raise ValueError(f"{spell('sub_centres')} is {sub_centres}; expected at least 1")
+    if not 0.0 <= label_smoothing < 1.0:
+        raise ValueError(f"{spell('label_smoothing')} is {label_smoothing}; expected 0 <= label_smoothing < 1")
+    if margin.scale * margin.bound > _LARGEST_LOGIT:
+        raise ValueError(
+            f"{spell('scale')} {margin.scale} allows logits up to {margin.scale * margin.bound:.0f}; "
+            f"expected at most {_LARGEST_LOGIT:.0f}: choose a smaller scale"
+        )
+    smoothing_excludes = {
+        spell("interclass_filtering_threshold"): interclass_filtering_threshold is not None,
+        spell("sub_centres"): sub_centres > 1,
+        spell("sampling_correction"): sampling_correction,
+        type(margin).__name__: margin.needs_target_cosines,
+    }
+    for name, used in smoothing_excludes.items():
+        if used and label_smoothing:
+            raise ValueError(
+                f"{spell('label_smoothing')} with {name}: which classes share the smoothed part, and with which "
+                "logits, is not defined there; leave one of the two out"
+            )
+    for name, used in {"sampling_correction": sampling_correction, "hard_negatives": hard_negatives}.items():
+        if used and sample_rate == 1.0:
+            raise ValueError(
+                f"{spell(name)} without sampling: every class is active in every step; leave it out, or give a "
+                f"{spell('sample_rate')} below 1"
+            )
+    if sampling_correction and quota == "insightface":
+        raise ValueError(
+            f"{spell('sampling_correction')} with {spell('quota')} insightface: how likely a class is to take part "
+            "depends on the batch there, and may be 0; leave one of the two out"
+        )

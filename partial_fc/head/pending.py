@@ -1,0 +1,126 @@
+"""What the backward passes leave for `step`: the centres' gradient, not formed yet, in O(G * D) numbers."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from partial_fc.head.kernels import Kernel, LogitGrad, Logits
+
+if TYPE_CHECKING:
+    from partial_fc.head.rows import RowTable
+
+
+@dataclass
+class DeferredGradient:
+    """The centres' gradient of one backward, not formed yet: its forward's logits and the gradient by them."""
+
+    logits: Logits
+    logit_grad: LogitGrad
+    rows: Tensor | None  # the active local rows (Logits.row_S is about the table that was fetched); None: all
+
+    def tensors(self) -> list[Tensor]:
+        """What the gradient is made of besides the centres."""
+        grad = self.logit_grad
+        made_of = (self.logits.unit_GD, grad.factor_G, grad.target_grad_G, grad.uniform_D)
+        return [t for t in made_of if t is not None]
+
+    def scale(self, factor: float | Tensor) -> None:
+        grad = self.logit_grad
+        self.logit_grad = replace(
+            grad,
+            factor_G=grad.factor_G * factor,
+            target_grad_G=grad.target_grad_G * factor,
+            uniform_D=None if grad.uniform_D is None else grad.uniform_D * factor,
+        )
+
+
+class Pending(list[DeferredGradient]):
+    """One for each backward since the last step, and what is done to all of them."""
+
+    def finite(self) -> Tensor:
+        """Whether all numbers that the gradient is made of are finite: bool scalar."""
+        good = [torch.isfinite(x).all() for part in self for x in part.tensors()]
+        return torch.stack(good).all() if good else torch.ones((), dtype=torch.bool)
+
+    def gradients(self, kernel: Kernel) -> Iterator[tuple[Tensor | None, int, int, Tensor]]:
+        """(rows, begin, end, gradient of rows[begin:end]); several backwards before a step are added up."""
+        self[:] = concatenate(self)
+        if len(self) == 1:
+            for begin, end, grad_KD in kernel.centre_gradients(self[0].logits, self[0].logit_grad):
+                yield self[0].rows, begin, end, grad_KD
+        elif self:
+            rows, total = sum_gradients(self, kernel)
+            yield rows, 0, len(total), total
+
+    def square_sum(self, kernel: Kernel, device: torch.device) -> Tensor:
+        """Sum of squares of the gradient, float64 scalar. It is not kept anywhere: this passes over the centres."""
+        here = torch.zeros((), dtype=torch.float64, device=device)
+        for _, _, _, grad_KD in self.gradients(kernel):
+            here += grad_KD.double().square_().sum()
+        return here
+
+    def update(self, kernel: Kernel, store: "RowTable", lr: float, step: int) -> None:
+        """Moves the rows that took part."""
+        self[:] = concatenate(self)
+        if len(self) == 1 and kernel.update(self[0].logits, self[0].logit_grad, store, lr, step):
+            return
+        for row_S, begin, end, grad_KD in self.gradients(kernel):
+            store.update(None if row_S is None else row_S[begin:end], begin, end, grad_KD, lr, step)
+        if not self:  # catching up counts every step
+            store.update(None, 0, 0, store.centre_LD[:0], lr, step)
+
+    def non_finite_rows(self) -> Iterator[Tensor]:
+        """Local rows with a centre that is not finite, of those that took part, some at a time."""
+        for part in self:
+            table, row_S = part.logits.centre_LD, part.logits.row_S
+            for place_K in torch.arange(part.logits.num_sampled, device=table.device).split(1 << 14):
+                centre_KD = table[place_K if row_S is None else row_S[place_K]]
+                bad_K = place_K[~centre_KD.isfinite().all(dim=1)]
+                yield bad_K if part.rows is None else part.rows[bad_K]
+
+
+def concatenate(parts: list[DeferredGradient]) -> list[DeferredGradient]:
+    """Makes one of several backwards over the same rows, over all their features: nothing has to be formed twice, or
+    kept. Where rows or rules differ (CurricularFace's moves with every forward), the parts stay as they are."""
+    if len(parts) < 2 or not all(_same_rule(part.logits, parts[0].logits) for part in parts):
+        return parts
+    logits, grads = [part.logits for part in parts], [part.logit_grad for part in parts]
+    uniform_D = [grad.uniform_D for grad in grads if grad.uniform_D is not None]
+    joined_logits = replace(
+        logits[0],
+        unit_GD=torch.cat([part.unit_GD for part in logits]),
+        target_G=torch.cat([part.target_G for part in logits]),
+    )
+    joined_grad = LogitGrad(
+        torch.cat([grad.factor_G for grad in grads]),
+        torch.cat([grad.target_grad_G for grad in grads]),
+        torch.stack(uniform_D).sum(dim=0) if uniform_D else None,
+    )
+    return [DeferredGradient(joined_logits, joined_grad, parts[0].rows)]
+
+
+def _same_rule(a: Logits, b: Logits) -> bool:
+    """Whether the logits differ in nothing but features and targets."""
+    if a.negatives.hard_G is not None or b.negatives.hard_G is not None:  # one number for each feature
+        return False
+    same_rows = a.row_S is b.row_S and a.centre_LD is b.centre_LD and a.bias_S is b.bias_S
+    return same_rows and (a.scale, a.negatives, a.sub_centres) == (b.scale, b.negatives, b.sub_centres)
+
+
+def sum_gradients(parts: Sequence[DeferredGradient], kernel: Kernel) -> tuple[Tensor | None, Tensor]:
+    """(rows, gradient) of several backwards over overlapping rows; here the gradient does exist as a whole."""
+    unit_GD = parts[0].logits.unit_GD
+    rows = None
+    if parts[0].rows is not None:
+        rows = torch.unique(torch.cat([part.rows for part in parts if part.rows is not None]))
+    total = unit_GD.new_zeros(parts[0].logits.num_sampled if rows is None else len(rows), unit_GD.shape[1])
+    for part in parts:
+        for begin, end, grad_KD in kernel.centre_gradients(part.logits, part.logit_grad):
+            if rows is None or part.rows is None:
+                total[begin:end] += grad_KD
+            else:
+                total.index_add_(0, torch.searchsorted(rows, part.rows[begin:end]), grad_KD)
+    return rows, total

@@ -1,0 +1,165 @@
+"""What lies between the Triton kernel's passes, beside PyTorch's operations: the rows' mathematics, and the choice.
+
+On a CUDA device, or, with TRITON_INTERPRET=1, in Triton's interpreter on the CPU (tests/unit/test_triton.py does that).
+"""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from partial_fc.head import ArcFace, CombinedMargin, CosFace, HardNegatives
+from partial_fc.head.active_rows import ActiveRows, RowSelector
+from partial_fc.head.kernels import Sums
+from partial_fc.head.kernels.triton_choice import DeviceChoice
+from partial_fc.head.kernels.triton_rows import FusedRowMath
+from partial_fc.head.margin import EDGE
+from partial_fc.head.rows import RowSGD, RowTable, Storage
+from partial_fc.head.sampling import BLOCK, Sampling
+from partial_fc.head.shard import Shard
+from partial_fc.head.softmax import Outcome, RowMath, Targets
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not INTERPRETED and not torch.cuda.is_available(), reason="no CUDA device, and TRITON_INTERPRET is not 1"
+    ),
+]
+FP32 = torch.float32
+G, L, D = 70, 300, 24
+SHARD = Shard(100, 100 + L, 500)
+
+
+def problem(sub_centres: int, sampled: bool, stored: torch.dtype) -> tuple[Tensor, Tensor, ActiveRows]:
+    """Features, labels of this shard's classes and of others, centres; some are 0, and some rows near to parallel."""
+    generator = torch.Generator().manual_seed(5)
+    feat_GD = torch.randn(G, D, generator=generator)
+    label_G = torch.randint(0, 500, (G,), generator=generator)
+    table = torch.randn(L * sub_centres, D, generator=generator) * 3
+    feat_GD[3] = 0.0
+    feat_GD[4:12] = table[(label_G[4:12] - SHARD.start).clamp(0, L - 1) * sub_centres] * 1.5
+    table[::37] = 0.0
+    rows = None
+    if sampled:
+        here = label_G[(label_G >= SHARD.start) & (label_G < SHARD.stop)] - SHARD.start
+        classes = torch.unique(torch.cat((here, torch.randperm(L, generator=generator)[:40])))
+        rows = (classes[:, None] * sub_centres + torch.arange(sub_centres)).flatten().to(DEVICE)
+    return feat_GD.to(DEVICE), label_G.to(DEVICE), ActiveRows(rows, None, table.to(stored).to(DEVICE), rows)
+
+
+def go(rows: RowMath, feat_GD: Tensor, label_G: Tensor, active: ActiveRows, sub_centres: int, dtype: torch.dtype):
+    """What a step does with this mathematics, where a kernel has found some sums and the margin's slope is 50."""
+    targets = rows.find_targets(feat_GD, label_G, SHARD, sub_centres, active, dtype)
+    generator = torch.Generator().manual_seed(6)
+    denominator_G = torch.rand(G, generator=generator, dtype=torch.float64) * 1e20
+    denominator_G[7] = 0.0
+    weighted_sum_GD = torch.randn(G, D, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
+    sums = Sums(denominator_G.to(DEVICE), weighted_sum_GD, None)
+    terms = rows.local_terms(targets, 64.0 * targets.cos_G, sums, 64.0, 50)
+    terms[label_G == label_G[0], 0] += 1.0  # of another rank
+    slope_G = torch.full_like(targets.cos_G, 50.0)
+    return targets, terms.clone(), rows.finish(terms, targets, slope_G, sums, 64.0, 0.0, training=True)
+
+
+def same(ours: Targets | Outcome, exact: Targets | Outcome, **close: float) -> None:
+    for name, expected in vars(exact).items():
+        if isinstance(expected, Tensor):
+            found = getattr(ours, name).to(expected.dtype)
+            torch.testing.assert_close(found, expected, **close, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize(
+    ("sub_centres", "sampled", "narrow", "stored"),
+    [
+        (1, True, torch.float32, torch.bfloat16),
+        (1, False, torch.float16, torch.float32),
+        (3, True, *[torch.float32] * 2),
+    ],
+    ids=str,
+)
+def test_rows_are_those_of_float64(sub_centres, sampled, narrow, stored):
+    feat_GD, label_G, active = problem(sub_centres, sampled, stored)
+    feat_GD = feat_GD.to(narrow)
+    ours = go(FusedRowMath(), feat_GD, label_G, active, sub_centres, torch.float32)
+    exact = go(RowMath(), feat_GD, label_G, active, sub_centres, torch.float64)
+    same(ours[0], exact[0], rtol=2e-6, atol=2e-6)
+    # A logit is right to 64 times what a cosine is right to, and its exponential as much.
+    torch.testing.assert_close(ours[1], exact[1], rtol=2e-5, atol=2e-5)
+    # Where nothing of this rank has a part the factor is 0, and weighs as nothing either way.
+    assert ours[2].logit_grad.factor_G[7] == 0
+    exact[2].logit_grad.factor_G[7] = 0
+    same(ours[2].logit_grad, exact[2].logit_grad, rtol=2e-5, atol=2e-5)
+    same(replace(ours[2], logit_grad=None), replace(exact[2], logit_grad=None), rtol=5e-5, atol=5e-5)
+    assert ours[2].grad_feat_GD[3].count_nonzero() == 0  # of a feature of length 0
+
+
+def test_what_is_too_long_or_not_a_number_is_not_hidden():
+    feat_GD, label_G, active = problem(1, False, torch.float32)
+    label_G[:3] = torch.arange(SHARD.start, SHARD.start + 3)
+    feat_GD[0], feat_GD[1, 2] = 2e19, torch.nan
+    active.table[2, 0] = torch.inf
+    targets = FusedRowMath().find_targets(feat_GD, label_G, SHARD, 1, active, torch.float32)
+    assert targets.unit_GD.isnan().any(dim=1).nonzero().flatten().tolist() == [0, 1]
+    assert set(targets.cos_G.isnan().nonzero().flatten().tolist()) >= {0, 1, 2}
+
+
+@pytest.mark.parametrize("margin", [CosFace(30.0), ArcFace(), CombinedMargin(m2=0.3, m3=0.2, straight_through=True)])
+def test_margins_are_those_of_float64(margin):
+    """At the ends, too, where the angle has no slope, beyond them, where a cosine is by rounding, and for NaN."""
+    feat_GD, label_G, active = problem(1, False, FP32)
+    targets = FusedRowMath().find_targets(feat_GD, label_G, SHARD, 1, active, FP32)
+    edges = [1.0, EDGE, -EDGE, -1.0, 1.0 + 2**-23, -1.0 - 2**-22, 0.0, torch.nan]
+    targets.cos_G[: len(edges)] = torch.tensor(edges, device=DEVICE)
+    wide = replace(targets, cos_G=targets.cos_G.double(), norm_G1=targets.norm_G1.double())
+    ours, exact = FusedRowMath().with_margin(margin, targets, {}), RowMath().with_margin(margin, wide, {})
+    for found, expected in zip(ours, exact, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=2e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("log_probability", [-1e-14, -1e-7, -0.3, -0.7, -40.0, -800.0])
+def test_what_is_left_to_learn_is_exact(log_probability):
+    """1 - p, of which the difference of two numbers near 1 would leave nothing."""
+    feat_GD, label_G, active = problem(1, False, torch.float32)
+    rows = FusedRowMath()
+    targets = rows.find_targets(feat_GD, label_G, SHARD, 1, active, torch.float32)
+    target_logit_G = torch.full((G,), log_probability, dtype=torch.float64, device=DEVICE)
+    terms = torch.stack((torch.ones_like(target_logit_G), target_logit_G), dim=1)
+    sums = Sums(torch.ones_like(target_logit_G), torch.zeros_like(targets.unit_GD), None)
+    grad_G = rows.finish(terms, targets, torch.ones_like(targets.cos_G), sums, 64.0, 0.0, True).logit_grad.target_grad_G
+    expected = torch.expm1(target_logit_G[0]) / G
+    torch.testing.assert_close(grad_G[~targets.elsewhere_G].double().unique(), expected[None], rtol=1e-7, atol=0.0)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize(("num_classes", "rate"), [(2 * BLOCK + 50, 0.1), (2, 0.5), (3 * BLOCK, 0.37)])
+def test_the_classes_chosen_are_those_of_the_host(num_classes, rate, rank):
+    """With lists of hard negatives, and the correction; also where prepared walks begin and end."""
+    shard, sampling = Shard.of(num_classes, rank, 3), Sampling(num_classes, rate, 5)
+    generator = torch.Generator().manual_seed(1)
+    lists = HardNegatives(num_classes, k=2, device=DEVICE)
+    near = torch.randint(-1, num_classes, (num_classes, 2), generator=generator, dtype=torch.int32)
+    lists.load_state({"owner": torch.arange(num_classes, dtype=torch.int32), "near": near})
+    table = RowTable(shard.start, len(shard), 4, 0, RowSGD(), Storage(), DEVICE)
+    host = RowSelector(sampling, shard, 1, table, lists, True, torch.float32)
+    choice = DeviceChoice(sampling, shard, DEVICE, correction=True)
+    for step in (0, 1, 31, 32, 7):  # back, as after a restart
+        label_G = torch.randint(0, num_classes, (37,), generator=generator).to(DEVICE)
+        origin_G = torch.zeros(37, 2, dtype=torch.int32, device=DEVICE)
+        origin_G[5:9, 1] = 1
+        expected_G, listed_M = torch.zeros(37, dtype=torch.int32, device=DEVICE), lists.listed(label_G)
+        if step == 1:  # anything may arrive: nothing of it is taken for a class here
+            listed_M[:2] = torch.tensor([-1, num_classes])
+        numbers, chosen = choice.choose(label_G, origin_G[:, 1], expected_G, listed_M, step)
+        *facts, count = numbers.tolist()
+        assert facts == [int(label_G.min()), int(label_G.max()), 4]
+        if step == 1:
+            continue
+        ours, expected = host.fetch(chosen, step, count), host.fetch(host.choose(label_G, step), step)
+        assert torch.equal(ours.rows, expected.rows)
+        assert torch.equal(ours.bias_S, expected.bias_S)
