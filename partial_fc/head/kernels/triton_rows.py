@@ -231,7 +231,10 @@ class FusedRowMath(RowMath):
         training: bool,
     ) -> Outcome:
         if not training or sums.centre_sum_D is not None:
-            return super().finish(terms, targets, target_slope_G, sums, scale, label_smoothing, training)
+            outcome = super().finish(terms, targets, target_slope_G, sums, scale, label_smoothing, training)
+            if outcome.logit_grad is not None:  # a factor beyond float32, times nothing, would be no number
+                outcome.logit_grad.factor_G.masked_fill_(sums.denominator_G == 0.0, 0.0)
+            return outcome
         assert sums.weighted_sum_GD is not None
         grad_GD = sums.weighted_sum_GD.contiguous()
         G, D = grad_GD.shape
