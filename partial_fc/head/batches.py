@@ -11,7 +11,8 @@ from partial_fc.head.gather import Arrived, Gather, GlobalBatch
 
 
 class Batches:
-    """Here, and nowhere else in a step, the host waits for numbers of the device: for all of them at once."""
+    """Brings a step's batches together, checks them and finds their rows. Here, and nowhere else in a step, the host
+    waits for numbers of the device: for all of them at once."""
 
     def __init__(self, num_classes: int, world: World, selector: RowSelector):
         self._gather = Gather(num_classes, world)

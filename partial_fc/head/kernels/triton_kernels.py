@@ -21,7 +21,8 @@ MOST = tl.constexpr(0)
 SUMS = tl.constexpr(1)
 
 # The features of the gradient's product, times their factors, are so much smaller than they should be: a factor can be
-# 2 ** 132, with weights of 2 ** -125, and a loss multiplied by 65,536 comes on top. `finish_rows` makes up for it.
+# 2 ** 132, with weights of 2 ** -125, and a loss multiplied by 65,536 comes on top. `finish_rows` makes up for it. From
+# 2 ** 152 on the gradient is not finite, which guards see.
 SHRUNK = tl.constexpr(2.0**-24)
 
 
