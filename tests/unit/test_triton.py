@@ -181,7 +181,7 @@ def test_the_compiler_takes_every_rule(generation, recorders, tmp_path):
         assert spilled_bytes(compiled, tmp_path) == 0, name
 
 
-@pytest.mark.parametrize(("generation", "sub_centres"), [(8, 1), (9, 3), (10, 1)])
+@pytest.mark.parametrize(("generation", "sub_centres"), [(8, 1), (10, 3)])
 def test_the_compiler_takes_what_lies_between_the_passes(generation, sub_centres, recorders, tmp_path):
     G, L, D = 33, 5000, 500
     label_G, origin_G = torch.arange(G), torch.zeros(G, dtype=torch.int32)
