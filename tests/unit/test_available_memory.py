@@ -88,10 +88,10 @@ head.row_state()["momentum"].fill_(1)
 usage = int((group / "memory.usage_in_bytes").read_text())
 (group / "memory.limit_in_bytes").write_text(str(usage + (150 << 20)))
 saver = checkpoint.Saver(root, SingleWorld(), keep=1)
-copy = saver.can_copy(head)
-saver.begin(checkpoint.capture(1, {}, {}, {}, head, {}, world=SingleWorld(), copy=copy))
+taken = checkpoint.capture(1, {}, {}, {}, head, {}, world=SingleWorld(), copy=saver.can_copy)
+saver.begin(taken)
 saver.finish()
-print(copy, checkpoint.newest(root).name)
+print(taken.is_copy, checkpoint.newest(root).name)
 """
 
 
