@@ -12,16 +12,21 @@ from partial_fc.head.kernels.cpu import load
 
 @pytest.mark.parametrize("width", [8, 128, 512])
 def test_every_width_makes_the_numbers_of_zlib(width):
+    """... of what takes none of the loops, some of them, or all."""
     compiled = load("portable")
     if width > compiled.head_crc32_width():
         pytest.skip("this processor folds fewer bits at a time")
     draw = random.Random(width)
-    data = torch.frombuffer(bytearray(draw.randbytes(3000)), dtype=torch.uint8)
+    data = torch.frombuffer(bytearray(draw.randbytes(300_000)), dtype=torch.uint8)
     functions = crc32.by_width(compiled, width)
-    for num_bytes in [*range(1, 300), *(draw.randrange(300, 2900) for _ in range(100))]:
+    for num_bytes in [
+        *range(1, 600),
+        *(draw.randrange(600, 2900) for _ in range(100)),
+        *(draw.randrange(60_000, 299_000) for _ in range(30)),
+    ]:
         begin, to, before = draw.randrange(100), draw.randrange(1, 100), draw.randrange(1 << 32)
-        part, target = data[begin : begin + num_bytes], torch.zeros(3000, dtype=torch.uint8)
-        expected = zlib.crc32(bytes(part.tolist()), before)
+        part, target = data[begin : begin + num_bytes], torch.zeros(num_bytes + 200, dtype=torch.uint8)
+        expected = zlib.crc32(part.numpy().data, before)
         assert functions.update(before, part.data_ptr(), num_bytes) == expected
         assert functions.copy(before, target[to:].data_ptr(), part.data_ptr(), num_bytes) == expected
         assert torch.equal(target[to : to + num_bytes], part)

@@ -95,12 +95,15 @@ template <int bits> FOLDS512 __m512i folded512(__m512i v, __m512i onto) {
 }
 
 template <bool COPY> FOLDS512 __m512i taken512(const uint8_t* p, uint8_t* to, int64_t at) {
-    // The processor itself fetches ahead no further than to the end of a page: 9.3 instead of 8.5 GB/s.
-    _mm_prefetch((const char*)p + at + 512, _MM_HINT_T0);
     __m512i v = _mm512_loadu_si512(p + at);
     if (COPY) _mm512_stream_si512((__m512i*)(to + at), v);
     return v;
 }
+
+// Bytes of memory are taken from so many places at a time, so far from each other: a core waits for one row of pages at
+// the rate of 8.5 GB/s, for four at that of 11.7.
+constexpr int STREAMS = 4;
+constexpr int64_t STRIDE = 16384;
 
 // n >= 256. COPY: also copies; `to` is a multiple of 64.
 template <bool COPY>
@@ -109,6 +112,19 @@ __attribute__((target("vpclmulqdq,avx512f,pclmul"))) inline uint32_t by_512_bits
     for (int i = 0; i < 4; i++) v[i] = taken512<COPY>(p, to, 64 * i);
     v[0] = _mm512_xor_si512(v[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)state)));
     int64_t at = 256;
+    for (; at + STREAMS * STRIDE <= n; at += STREAMS * STRIDE) {
+        __m512i u[STREAMS][4];
+        for (int s = 0; s < STREAMS; s++)
+            for (int i = 0; i < 4; i++) u[s][i] = taken512<COPY>(p, to, at + s * STRIDE + 64 * i);
+        for (int i = 0; i < 4; i++) u[0][i] = folded512<2048>(v[i], u[0][i]);
+        for (int64_t off = 256; off < STRIDE; off += 256)
+            for (int i = 0; i < 4; i++)
+                for (int s = 0; s < STREAMS; s++)
+                    u[s][i] = folded512<2048>(u[s][i], taken512<COPY>(p, to, at + s * STRIDE + off + 64 * i));
+        for (int i = 0; i < 4; i++) v[i] = u[0][i];
+        for (int s = 1; s < STREAMS; s++)
+            for (int i = 0; i < 4; i++) v[i] = folded512<8 * STRIDE>(v[i], u[s][i]);
+    }
     for (; at + 256 <= n; at += 256)
         for (int i = 0; i < 4; i++) v[i] = folded512<2048>(v[i], taken512<COPY>(p, to, at + 64 * i));
     if (COPY) std::memcpy(to + at, p + at, n - at), _mm_sfence();
