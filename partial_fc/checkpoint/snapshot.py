@@ -147,14 +147,14 @@ def capture(
     copy that there is no memory for, too. behind: where they can be, rows are copied when the snapshot is written,
     whatever training has made of them. checksums: also the copies' CRCs; there is no snapshot then that is no copy.
     A head without rows has no part of it. Raises MemoryError."""
-    tables = dict(backbone), dict(optimizer), dict(local)
     hard_negatives: dict[str, Tensor] = {}
-    rows_bytes = 0
+    num_bytes = 0
     if head.rows is not None:
         assert isinstance(head, PartialFC)
         hard_negatives = head.hard_negatives.state() if head.hard_negatives else {}
-        rows_bytes = int(head.rows.created(head.rows.start, head.rows.stop).sum()) * class_bytes(head.rows)
-    num_bytes = rows_bytes + sum(t.nbytes for table in (*tables, hard_negatives) for t in table.values())
+        num_bytes = int(head.rows.created(head.rows.start, head.rows.stop).sum()) * class_bytes(head.rows)
+    tables = dict(backbone), dict(optimizer), dict(local), hard_negatives
+    num_bytes += sum(t.nbytes for table in tables for t in table.values())
     is_copy = copy if isinstance(copy, bool) else copy(num_bytes)
     if head.rows is not None and head.rows.on_disk and not checksums:  # they lie there as they fit into no memory
         is_copy = False
@@ -164,15 +164,17 @@ def capture(
 
     def take(is_copy: bool) -> Snapshot:
         copying = head.rows.begin_copy() if head.rows is not None and is_copy and behind else None
-        own = (copied(table) if is_copy else table for table in tables)
+        weights, state, own, lists = (copied(table) if is_copy else table for table in tables)
         return Snapshot(
             world.rank,
             world.size,
             step,
             {"format": FORMAT, "step": step, "world_size": world.size, **facts_of(head), **facts},
-            *own,
+            weights,
+            state,
+            own,
             _parts(head, copying, is_copy, checksums, world.local_size),
-            copied(hard_negatives) if is_copy else hard_negatives,
+            lists,
             class_names,
             is_copy,
             copying,

@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -222,7 +222,7 @@ def state_bytes(job: Job) -> int:
     return sum(t.nbytes for t in state.values())
 
 
-def snapshot(job: Job, score: float | None = None, **how: bool | Callable[[int], bool]) -> checkpoint.Snapshot:
+def snapshot(job: Job, score: float | None = None, **how: Any) -> checkpoint.Snapshot:
     """Everything that the next step depends on. how: as `checkpoint.capture` has it. Raises MemoryError, on this rank
     alone, after all that is collective in it. A collective."""
     at, scaler = job.at, job.backbone.scaler
