@@ -2,7 +2,8 @@
 
     python -m benchmarks.checkpoint_pause --classes 500000 --dir DIR
 
-One process with a head whose rows were all made, SGD with momentum, no backbone. In turn: steps alone; a checkpoint as
+One process with a head whose rows were all made, SGD with momentum, no backbone, which keeps the memory that it frees
+as training does. In turn: steps alone; a checkpoint as
 training takes it (behind: copied and written in the background) and the steps beside it until it is on the disk; one
 that is copied at once and written in the background; one that is written before the next step. Printed: medians over
 the rounds, one JSON line. first_step: the one after the checkpoint; extra: what all steps beside it took more than as
@@ -23,6 +24,7 @@ import tyro
 from partial_fc import checkpoint
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC
+from partial_fc.memory import keep_freed
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def measure(options: Options, root: Path) -> dict[str, float]:
             times.setdefault(f"first_step_{kind}_s", []).append(beside[0])
             times.setdefault(f"extra_{kind}_s", []).append(sum(beside) - len(beside) * median(times["step_s"]))
         times.setdefault(f"written_{kind}_s", []).append(time.perf_counter() - began)
-        saver.finish()
+        saver.come_to_rest()
 
     saver = checkpoint.Saver(root, SingleWorld(), keep=1)
     for kind in ("warm-up", *["step_s"] * 5 * options.rounds):
@@ -94,6 +96,7 @@ def measure(options: Options, root: Path) -> dict[str, float]:
 
 def main(options: Options) -> None:
     """Prints what was measured."""
+    keep_freed()
     root = Path(tempfile.mkdtemp(prefix="checkpoint-pause-", dir=options.dir))
     try:
         found = measure(options, root)

@@ -1,6 +1,7 @@
-"""How much memory a process can still take: the machine's, or what its container has left; and that it keeps what it
-has. Needs no torch."""
+"""How much memory a process can still take: the machine's, or what its container has left; that it keeps what it has,
+and how it is told that it gets no more. Needs no torch."""
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -30,6 +31,21 @@ def keep_freed() -> None:
     for number, name, value in _MALLOC:
         if name not in os.environ and not libc.mallopt(number, value):
             warnings.warn(f"glibc's mallopt refuses {name}={value}: training takes longer", stacklevel=2)
+
+
+# What torch's allocators say, in a RuntimeError: DefaultCPUAllocator: can't allocate memory; CUDA out of memory.
+_REFUSED = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Inside, memory that torch is refused is a MemoryError, as it is where Python or numpy are refused it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _REFUSED.search(str(error)):
+            raise
+        raise MemoryError(str(error).splitlines()[0]) from error
 
 
 def available_memory_bytes(proc: Path = Path("/proc/self")) -> int:

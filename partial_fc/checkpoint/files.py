@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +30,8 @@ _PIECE_BYTES = 8 << 20
 
 
 def save_tensors(tensors: Mapping[str, "Tensor"], path: Path, metadata: Mapping[str, str] | None = None) -> str:
-    """Writes a safetensors file; returns its SHA-256 in hex. Tensors on the CPU are not copied, and most of the work
-    is done without holding up other threads. Raises OSError with the path."""
+    """Writes a safetensors file; returns its SHA-256 in hex. Tensors on the CPU without gaps are not copied, the others
+    one at a time, and most of the work is done without holding up other threads. Raises OSError with the path."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     # The widest first, so that all of them are aligned.
@@ -42,7 +42,7 @@ def save_tensors(tensors: Mapping[str, "Tensor"], path: Path, metadata: Mapping[
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     pieces = (memoryview(_bytes(t)) for _, t in ordered)
-    return write(path, (memoryview(len(text).to_bytes(8, "little") + text), *pieces))
+    return write(path, chain((memoryview(len(text).to_bytes(8, "little") + text),), pieces))
 
 
 def _bytes(t: "Tensor") -> Any:

@@ -22,14 +22,12 @@ from pathlib import Path
 import torch
 
 from partial_fc.checkpoint.folders import folder_name, mark, newest, prune, unmark
-from partial_fc.checkpoint.head_state import Head
 from partial_fc.checkpoint.owner import Owner
-from partial_fc.checkpoint.rows import class_bytes
-from partial_fc.checkpoint.snapshot import Snapshot
+from partial_fc.checkpoint.snapshot import REMEDY, Snapshot
 from partial_fc.comm import World
 from partial_fc.errors import describe
 from partial_fc.files import make_folders
-from partial_fc.memory import available_memory_bytes
+from partial_fc.memory import available_memory_bytes, refusals
 
 _log = logging.getLogger("partial_fc")
 _COPY_SHARE = 0.5  # of the memory that is free now
@@ -79,22 +77,17 @@ class Saver:
         """Whether this rank's job could not be done."""
         return self._job is not None and self._job.done() and self._job.exception() is not None
 
-    def can_copy(self, head: Head) -> bool:
-        """Whether this rank's rows, if the head has any, fit into memory once more beside the training: then they can
-        be written in the background."""
-        rows = head.rows
-        if rows is None:
-            return True
-        if rows.on_disk:
-            return False
-        num_bytes = int(rows.created(rows.start, rows.stop).sum()) * class_bytes(rows)
-        fits = num_bytes * self._world.local_size < _COPY_SHARE * available_memory_bytes()
+    def can_copy(self, num_bytes: int) -> bool:
+        """Whether so many bytes of each rank fit into memory once more beside the training: then they can be written in
+        the background."""
+        available = available_memory_bytes()
+        fits = num_bytes * self._world.local_size < _COPY_SHARE * available
         if not fits and not self._warned_of_memory:
             self._warned_of_memory = True
             _log.warning(
-                f"checkpoints are written while training stands still: a copy of {num_bytes / 1e9:.1f} GB of centres "
-                f"and their state, by each of this host's {self._world.local_size} processes, would take more than "
-                f"{_COPY_SHARE:.0%} of the memory that is free"
+                f"checkpoints are written while training stands still: a copy of {num_bytes / 1e6:,.1f} MB, by each of "
+                f"this host's {self._world.local_size} processes, would take more than {_COPY_SHARE:.0%} of the "
+                f"{available / 1e6:,.1f} MB that are free. {REMEDY}"
             )
         return fits
 
@@ -102,20 +95,28 @@ class Saver:
         """Starts to write; a snapshot that is no copy is written before this returns. since: when (perf_counter)
         training was interrupted for it. Gives up at once where the disk does not let a folder of an earlier try at this
         step be unmarked. A collective."""
+        if self._begin(snapshot.step, since, None):
+            self._job = self._thread.submit(self._write, snapshot)
+            if not snapshot.is_copy:
+                self._wait()
+            self._pause_s = time.perf_counter() - self._began
+
+    def begin_without(self, step: int, error: MemoryError) -> None:
+        """As `begin`, on a rank that has no memory for a snapshot: the checkpoint is given up on all. A collective."""
+        self._begin(step, None, error)
+
+    def _begin(self, step: int, since: float | None, problem: Exception | None) -> bool:
         if self.under_way:
             raise ValueError(f"the checkpoint of step {self._step} is still under way; finish() first")
-        self._step, self._folder = snapshot.step, self.root / folder_name(snapshot.step)
+        self._step, self._folder = step, self.root / folder_name(step)
         self._marking, self.last_failed = False, False
         self._began = time.perf_counter() if since is None else since
-        problem = self._unmark()  # of an earlier try at this step
+        problem = self._unmark() or problem  # of an earlier try at this step
         # Nobody writes into a folder that still counts.
-        if self._any(problem is not None, "checkpoint/begin"):
-            self._give_up(problem)
-            return
-        self._job = self._thread.submit(self._write, snapshot)
-        if not snapshot.is_copy:
-            self._wait()
-        self._pause_s = time.perf_counter() - self._began
+        if not self._any(problem is not None, "checkpoint/begin"):
+            return True
+        self._give_up(problem)
+        return False
 
     def settle(self, any_busy: bool, any_failed: bool) -> None:
         """any_busy, any_failed: what the ranks said of `busy` and `failed`, equal on all of them. Raises LostOwner
@@ -177,7 +178,8 @@ class Saver:
     # ---- in the thread
 
     def _write(self, snapshot: Snapshot) -> tuple[int, float]:
-        num_bytes = snapshot.write(self._folder, self._leads, self._check)
+        with refusals():
+            num_bytes = snapshot.write(self._folder, self._leads, self._check)
         return num_bytes, time.perf_counter() - self._began
 
     def _mark(self) -> tuple[int, float]:
@@ -197,7 +199,7 @@ class Saver:
         error = error or unmarking
         remedy = "Make room (`df -h`, `df -i`), or stop and give another --checkpoint-dir"
         if isinstance(error, MemoryError):
-            remedy = "More processes or hosts have less each; --centre-place disk needs none"
+            remedy = REMEDY
         why = _describe(error, self._folder) if error else "another rank could not write"
         log = _log.error if error or self._world.rank == 0 else _log.info
         log(

@@ -14,12 +14,17 @@ from partial_fc.checkpoint.checksums import checksums_name, write_checksums
 from partial_fc.checkpoint.files import save_tensors, write_json, write_lines
 from partial_fc.checkpoint.folders import MANIFEST
 from partial_fc.checkpoint.head_state import Head, facts_of, hard_negatives_name
-from partial_fc.checkpoint.rows import Part, cut
+from partial_fc.checkpoint.rows import Part, class_bytes, cut
 from partial_fc.comm import World
 from partial_fc.head import PartialFC
 from partial_fc.head.class_rows import CopiedRows
+from partial_fc.memory import available_memory_bytes, refusals
 
 FORMAT = 4
+# Of memory that is free, what a part may take that is read while training stands still (of rows that are no views), and
+# what it may take in any case.
+_PART_SHARE, _LEAST_PART_BYTES = 1 / 16, 8 << 20
+REMEDY = "More processes or hosts have less each; --centre-place disk needs no copy of the centres"
 _log = logging.getLogger("partial_fc")
 
 
@@ -36,7 +41,7 @@ class Snapshot:
     optimizer: dict[str, Tensor]
     # What only this rank has: running statistics, residuals of a compression.
     local: dict[str, Tensor]
-    # The head's rows; where they are no copy, cut as they are written.
+    # The head's rows. Where the snapshot is no copy these are cut as they are written, and the tensors above views.
     parts: Iterable[Part] = ()
     hard_negatives: dict[str, Tensor] = field(default_factory=dict)
     class_names: list[str] | None = None
@@ -126,56 +131,83 @@ def capture(
     step: int,
     backbone: Mapping[str, Tensor],
     optimizer: Mapping[str, Tensor],
-    local: dict[str, Tensor],
+    local: Mapping[str, Tensor],
     head: Head,
     facts: Mapping[str, Any],
     *,
     world: World,
     class_names: list[str] | None = None,
-    copy: bool = True,
+    copy: bool | Callable[[int], bool] = True,
     behind: bool = False,
     checksums: bool = False,
 ) -> Snapshot:
-    """The state as it is. backbone, optimizer, local: as in a Snapshot, `copied` already. facts: what else is to be
-    found again, as JSON (position, best scores, configuration). copy: also the head's rows into memory of their own, so
-    that training may go on; else to be written before it does. behind: where they can be, rows are copied when the
-    snapshot is written, whatever training has made of them; without memory for that, the snapshot is no copy.
-    checksums: also the copies' CRCs. A head without rows has no part of it."""
-    parts: Iterable[Part] = ()
-    hard_negatives = copying = None
+    """The state as it is. backbone, optimizer, local: as in a Snapshot, no copies. facts: what else is to be
+    found again, as JSON (position, best scores, configuration). copy: into memory of its own, so that training may go
+    on, or what says of so many bytes whether they are; else to be written before it does, which is what becomes of a
+    copy that there is no memory for, too. behind: where they can be, rows are copied when the snapshot is written,
+    whatever training has made of them. checksums: also the copies' CRCs; there is no snapshot then that is no copy.
+    A head without rows has no part of it. Raises MemoryError."""
+    hard_negatives: dict[str, Tensor] = {}
+    num_bytes = 0
     if head.rows is not None:
         assert isinstance(head, PartialFC)
-        try:
-            copying = head.rows.begin_copy() if copy and behind else None
-        except MemoryError as error:
-            copy = False
-            _log.warning(
-                f"step {step}: written while training stands still: no memory for a copy of the centres: {error}"
-            )
-        if copying is not None:
-            parts = cut(copying, copying.start, copying.stop)
-        else:
-            parts = cut(head.rows, head.rows.start, head.rows.stop, copy=copy, checksums=checksums)
-        hard_negatives = head.hard_negatives
-    taken = Snapshot(
-        world.rank,
-        world.size,
-        step,
-        {"format": FORMAT, "step": step, "world_size": world.size, **facts_of(head), **facts},
-        dict(backbone),
-        dict(optimizer),
-        local,
-        list(parts) if copy else parts,
-        copied(hard_negatives.state()) if hard_negatives else {},
-        class_names,
-        copy,
-        copying,
-    )
+        hard_negatives = head.hard_negatives.state() if head.hard_negatives else {}
+        num_bytes = int(head.rows.created(head.rows.start, head.rows.stop).sum()) * class_bytes(head.rows)
+    tables = dict(backbone), dict(optimizer), dict(local), hard_negatives
+    num_bytes += sum(t.nbytes for table in tables for t in table.values())
+    is_copy = copy if isinstance(copy, bool) else copy(num_bytes)
+    if head.rows is not None and head.rows.on_disk and not checksums:  # they lie there as they fit into no memory
+        is_copy = False
+    if checksums and not is_copy:
+        free = available_memory_bytes()
+        raise MemoryError(f"{num_bytes / 1e6:,.1f} MB are needed for this rank's copy; {free / 1e6:,.1f} MB are free")
+
+    def take(is_copy: bool) -> Snapshot:
+        copying = head.rows.begin_copy() if head.rows is not None and is_copy and behind else None
+        weights, state, own, lists = (copied(table) if is_copy else table for table in tables)
+        return Snapshot(
+            world.rank,
+            world.size,
+            step,
+            {"format": FORMAT, "step": step, "world_size": world.size, **facts_of(head), **facts},
+            weights,
+            state,
+            own,
+            _parts(head, copying, is_copy, checksums, world.local_size),
+            lists,
+            class_names,
+            is_copy,
+            copying,
+        )
+
+    problem = None
+    try:
+        with refusals():
+            taken = take(is_copy)
+    except MemoryError as error:
+        problem = f"no memory for a copy of this rank's {num_bytes / 1e6:,.1f} MB: {error}"
+    # (What was copied until then is free again.)
+    if problem is not None:
+        if checksums or not is_copy:
+            raise MemoryError(problem)
+        _log.warning(f"the checkpoint of step {step} is written while training stands still: {problem}. {REMEDY}")
+        taken = take(False)
     if checksums:
         made = {_in_words(part, name): crc for part in taken.parts for name, crc in part.crcs.items()}
         rest = {name: t for name, t in (taken.own | taken.replicated).items() if name not in made}
         taken.crcs = made | {name: crc32.crc32(t) for name, t in rest.items()}
     return taken
+
+
+def _parts(head: Head, copying: CopiedRows | None, copy: bool, checksums: bool, local_size: int) -> Iterable[Part]:
+    if head.rows is None:
+        return ()
+    if copying is not None:
+        return list(cut(copying, copying.start, copying.stop))
+    if copy:
+        return list(cut(head.rows, head.rows.start, head.rows.stop, copy=True, checksums=checksums))
+    most_bytes = max(_LEAST_PART_BYTES, int(_PART_SHARE * available_memory_bytes()) // local_size)
+    return cut(head.rows, head.rows.start, head.rows.stop, min(rows.PART_BYTES, most_bytes))
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -169,17 +169,17 @@ class TorchBackbone:
     # ---- state
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """(weights and running statistics of all ranks together, the optimizer's state by name), copies on the CPU,
-        equal on all ranks. A collective."""
+        """(weights and running statistics of all ranks together, the optimizer's state by name), equal on all ranks;
+        no copies, but for the statistics. A collective."""
         with joined_statistics(self.module, self.world):
-            return checkpoint.copied(self.weights.state_dict()), checkpoint.copied(
-                named_state(self.optimizer, self.weights)
-            )
+            joined = checkpoint.copied(dict(self.module.named_buffers()))
+        weights = {name: joined.get(name, t) for name, t in self.weights.state_dict().items()}
+        return weights, named_state(self.optimizer, self.weights)
 
     def local_state(self) -> dict[str, Tensor]:
-        """What only this rank has, copies: its running statistics, the residuals of its gradient compression."""
+        """What only this rank has, no copies: its running statistics, the residuals of its gradient compression."""
         state = {f"buffer/{name}": t for name, t in self.module.named_buffers()}
-        return checkpoint.copied(state | {f"exchange/{name}": t for name, t in self.sync.state().items()})
+        return state | {f"exchange/{name}": t for name, t in self.sync.state().items()}
 
     def replicated(self) -> dict[str, Tensor]:
         """By name, all that must be the same bits on every rank."""

@@ -4,6 +4,7 @@ import math
 import time
 from contextlib import closing
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -51,7 +52,9 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve,
     evaluated = saved = at.step if at.step == total_steps else -1
     loss, stopped = math.nan, 0
     backbone.train()
-    job.commits.begin(at.step, job.head, lambda: snapshot(job, checksums=True))
+    job.commits.begin(
+        at.step, job.head, lambda can_copy: snapshot(job, copy=can_copy, checksums=True), state_bytes(job)
+    )
 
     while at.step < total_steps and not stopped:
         # Whatever draws random numbers in a step (dropout) draws them by (seed, step, rank): resuming is exact.
@@ -205,11 +208,23 @@ def save(job: Job, score: float | None = None) -> None:
             f"step {job.at.step}: waited {time.perf_counter() - began:.2f} s for the checkpoint before to be written; "
             "the disk is slower than --checkpoint-every asks for"
         )
-    job.saver.begin(snapshot(job, score, copy=job.saver.can_copy(job.head), behind=True), began)
+    try:
+        taken = snapshot(job, score, copy=job.saver.can_copy, behind=True)
+    except MemoryError as error:
+        job.saver.begin_without(job.at.step, error)
+    else:
+        job.saver.begin(taken, began)
 
 
-def snapshot(job: Job, score: float | None = None, **how: bool) -> checkpoint.Snapshot:
-    """Everything that the next step depends on. how: as `checkpoint.capture` has it. A collective."""
+def state_bytes(job: Job) -> int:
+    """The bytes of a snapshot besides the head's."""
+    state = job.backbone.replicated() | job.backbone.local_state()
+    return sum(t.nbytes for t in state.values())
+
+
+def snapshot(job: Job, score: float | None = None, **how: Any) -> checkpoint.Snapshot:
+    """Everything that the next step depends on. how: as `checkpoint.capture` has it. Raises MemoryError, on this rank
+    alone, after all that is collective in it. A collective."""
     at, scaler = job.at, job.backbone.scaler
     facts = {
         "position": at.position,
@@ -222,8 +237,5 @@ def snapshot(job: Job, score: float | None = None, **how: bool) -> checkpoint.Sn
     }
     if scaler:
         facts["loss_scaler"] = scaler.state()
-    local = job.backbone.local_state()  # before the ranks' statistics are joined
-    weights, optimizer = job.backbone.state()
-    return checkpoint.capture(
-        at.step, weights, optimizer, local, job.head, facts, world=job.world, class_names=job.class_names, **how
-    )
+    tables = *job.backbone.state(), job.backbone.local_state()
+    return checkpoint.capture(at.step, *tables, job.head, facts, world=job.world, class_names=job.class_names, **how)

@@ -321,6 +321,7 @@ class Run(RunContext):
             self.logger.info(f"stopped at step {job.at.step}, as asked; {self._where_to_go_on(job)}")
         else:
             weights, _ = job.backbone.state()  # as evaluated: with the statistics of all ranks together
+            weights = {name: t.detach().cpu() for name, t in weights.items()}
             if self.world.rank == 0:
                 if self.keeps and deliver:
                     deliver(weights, self.root / "model")

@@ -138,4 +138,4 @@ def test_a_copy_without_memory_is_given_up_and_training_goes_on(monkeypatch, tmp
         assert saver.last_failed == (problem == "a chunk")
     saver.close()
     assert len(folders.complete(tmp_path)) == 2
-    assert "no memory for a copy of the centres" in caplog.text
+    assert "no memory for a copy of this rank's 0.1 MB: no memory. More processes" in caplog.text

@@ -249,18 +249,19 @@ def test_a_damaged_file_is_named(saver, head):
         checkpoint.Checkpoint(path.parent)
 
 
-def test_centres_in_files_are_not_copied(saver, tmp_path):
+def test_centres_in_files_are_not_copied(tmp_path):
     on_disk = PartialFC(11, 6, CosFace(), storage=Storage(place="disk", path=tmp_path / "rows"))
-    assert not saver.can_copy(on_disk)
+    assert not snapshot(on_disk, 3).is_copy
     on_disk.close()
 
 
 def test_a_copy_that_does_not_fit_is_not_made_and_that_is_said_once(saver, head, monkeypatch, caplog):
     monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
-    assert saver.can_copy(head)
-    monkeypatch.setattr("partial_fc.checkpoint.saver.available_memory_bytes", lambda: 100)
-    assert not saver.can_copy(head)
-    assert not saver.can_copy(head)
+    monkeypatch.setattr("partial_fc.checkpoint.saver.available_memory_bytes", lambda: 10_000)
+    assert snapshot(head, 3, copy=saver.can_copy).is_copy
+    monkeypatch.setattr("partial_fc.checkpoint.saver.available_memory_bytes", lambda: 8_500)  # the backbone has 4,000
+    assert not saver.can_copy(6_000)
+    assert not snapshot(head, 3, copy=saver.can_copy).is_copy
     assert caplog.text.count("written while training stands still") == 1
 
 

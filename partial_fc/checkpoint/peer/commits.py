@@ -34,7 +34,7 @@ from partial_fc.checkpoint.rows import class_bytes
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import Work, World
 from partial_fc.comm.watch.report import ranks_in_words
-from partial_fc.memory import available_memory_bytes
+from partial_fc.memory import available_memory_bytes, refusals
 
 _SMALL_BYTES = 1 << 20  # less in a step is not worth a message
 _MEMORY_SHARE = 0.5  # of what is free when the first commit is taken
@@ -98,7 +98,8 @@ class PeerCopies:
     copies.start_step()               # where a step begins
     copies.end_step()                 # where it ends, after a collective that all ranks started in this step
     if copies.due(step):
-        copies.begin(snapshot)
+        copies.make_room()
+        copies.begin(snapshot)        # or why there is none
     """
 
     def __init__(self, memory: Memory, world: World, every: int):
@@ -112,6 +113,8 @@ class PeerCopies:
         # The commit under way, and for how long its snapshot and its pieces held training up.
         self._commit: Commit | None = None
         self._paused_s = self._waited_s = 0.0
+        # Of what this rank kept for others at the last commit; of the commit that went to make room for the next one.
+        self._kept_bytes = self._freed_bytes = 0
         # Shares for this rank that arrived damaged.
         self._num_damaged = 0
         self._num_steps = self._num_begun = 0
@@ -132,15 +135,15 @@ class PeerCopies:
         before have what there is. A single rank has nobody to send to, and commits only before it leaves."""
         return self._world.size > 1 and not self.under_way and (not self._num_begun or step % self._every == 0)
 
-    def too_little_memory(self, head: Head) -> str:
+    def too_little_memory(self, head: Head, more_bytes: int = 0) -> str:
         """Which rank has too little memory for two commits; "": none. Alike on all ranks, but for the numbers of the
-        local one. A collective."""
+        local one. more_bytes: of a snapshot besides the head's. A collective."""
         # A single rank commits only before it leaves, and keeps nobody else's share.
         if self._world.size == 1 or head.rows is None:
             return ""
         num_bytes = class_bytes(head.rows) * (head.rows.stop - head.rows.start)  # once all classes have been met
         bytes_W = self._world.all_gather(torch.tensor([num_bytes]), name="peer/bytes").tolist()
-        commit = (num_bytes + sum(bytes_W[rank] for rank in self._keeps)) * self._world.local_size
+        commit = (num_bytes + more_bytes + sum(bytes_W[rank] for rank in self._keeps)) * self._world.local_size
         # What is held from the world before goes when the first commit is whole.
         shares = [share for before in self._memory.commits for share in before.shares.values()]
         held = sum(part.num_bytes for share in shares for part in share.parts) * self._world.local_size
@@ -156,32 +159,62 @@ class PeerCopies:
             "GB are free, of which half may be used)"
         )
 
-    def begin(self, snapshot: Snapshot, took_s: float = 0.0) -> None:
-        """Starts to send; snapshot is a copy with its CRCs, which took so long to make. A collective."""
+    def make_room(self) -> None:
+        """Before a snapshot is taken: of two whole commits the older one goes."""
+        freed, self._memory.commits = self._memory.commits[:-1], self._memory.commits[-1:]
+        shares = [share for each in freed for share in each.shares.values() if share is not each.local]
+        self._freed_bytes = sum(share.num_bytes for share in [*shares, *(each.local for each in freed)])
+
+    def can_copy(self, num_bytes: int) -> bool:
+        """Whether there is room for a snapshot of so many bytes, and for what comes from others. (What was freed for
+        it the C library has kept: see memory.keep_freed.)"""
+        need = (num_bytes + self._kept_bytes - self._freed_bytes) * self._world.local_size
+        return need <= _MEMORY_SHARE * available_memory_bytes()
+
+    def begin(self, snapshot: Snapshot | MemoryError, took_s: float = 0.0) -> None:
+        """Starts to send; snapshot is a copy with its CRCs, which took so long to make, or says why there is none. The
+        commit is given up on all ranks where one has no snapshot, or no room for those of others. A collective."""
         began = time.perf_counter()
-        assert snapshot.is_copy
         assert not self.under_way
-        rank = self._world.rank
-        manifest = as_json(snapshot.manifest).encode()
-        self._commit = Commit(
-            snapshot.step, self._memory.age, snapshot, {rank: snapshot}, manifest, zlib.crc32(manifest)
-        )
+        rank, self._num_begun = self._world.rank, self._num_begun + 1
+        problem, taken = (snapshot, None) if isinstance(snapshot, MemoryError) else (None, snapshot)
+        outline_W = all_gather_json(outline(taken) if taken else None, self._world, "peer/outline")
+        try:
+            with refusals():
+                shares = {other: empty_share(outline_W[other]) for other in self._keeps if outline_W[other]}
+        except MemoryError as error:
+            problem = problem or MemoryError(f"no room for the shares of others: {error}")
+        outgoing = ByteStream(taken.own if taken and self._peer_W[rank] != rank else {})
+        size = torch.tensor([-1 if problem else outgoing.num_bytes])
+        size_W = self._world.all_gather(size, name="peer/size").tolist()
+        if min(size_W) < 0 or taken is None:
+            self._say_not_begun(problem, [of for of, size in enumerate(size_W) if size < 0])
+            return
+        assert taken.is_copy
+        manifest = as_json(taken.manifest).encode()
+        self._commit = Commit(taken.step, self._memory.age, taken, {rank: taken}, manifest, zlib.crc32(manifest))
         self._memory.commits = [*self._memory.commits[-1:], self._commit]
-        outline_W = all_gather_json(outline(snapshot), self._world, "peer/outline")
-        self._outgoing = ByteStream(snapshot.own if self._peer_W[rank] != rank else {})
-        for other in self._keeps:
-            share = empty_share(outline_W[other])
-            self._incoming[other] = share, ByteStream(share.own)
-        size_W = self._world.all_gather(torch.tensor([self._outgoing.num_bytes]), name="peer/size").tolist()
+        self._outgoing = outgoing
+        self._incoming = {other: (share, ByteStream(share.own)) for other, share in shares.items()}
+        self._kept_bytes = sum(stream.num_bytes for _, stream in self._incoming.values())
         # Done after half of the steps to the next commit, but for what is very large or not worth a message.
         num_pieces = max(1, min(max(1, self._every // 2), math.ceil(max(size_W) / _SMALL_BYTES)))
         self._left_W = size_W
         self._piece_W = [min(PIECE_BYTES, math.ceil(size / num_pieces)) for size in size_W]
         self._paused_s, self._waited_s = took_s + time.perf_counter() - began, 0.0
         self._num_steps = self._num_damaged = 0
-        self._num_begun += 1
         if self._num_begun == 1:
             self._log_what_is_kept()
+
+    def _say_not_begun(self, problem: MemoryError | None, rank_K: Sequence[int]) -> None:
+        steps = [each.step for each in self._memory.commits]
+        log = _log.error if problem or self._world.rank == 0 else _log.info
+        log(
+            f"a commit is given up on all ranks: there is no memory for it on {ranks_in_words(rank_K)}"
+            f"{f' (here: {problem})' if problem else ''}. Training goes on; "
+            f"{f'that of step {steps[-1]} stands' if steps else 'there is no other one'}, and the next one is tried "
+            f"after {self._every} steps. --commit-every 0 goes without them; more hosts or processes have less each"
+        )
 
     def start_step(self) -> None:
         """Sends a piece, if there is any left."""
@@ -226,14 +259,13 @@ class PeerCopies:
             self._world.barrier(name="peer/finish")
             self.end_step()
 
-    def go_back(self, snapshot: Snapshot) -> None:
-        """Inside a step: forgets all commits, and starts one of where the run stands now. A collective."""
+    def go_back(self) -> None:
+        """Inside a step: forgets all commits, as the run stands elsewhere now."""
         if self._pending is not None:
             self._pending.wait()
         self._pending = self._commit = None
         self._incoming, self._left_W = {}, []
         self._memory.commits = []
-        self.begin(snapshot)
 
     def _complete(self, commit: Commit) -> None:
         """A collective."""

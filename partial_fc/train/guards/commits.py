@@ -31,10 +31,11 @@ class Commits:
     def are_kept(self) -> bool:
         return self._copies is not None
 
-    def begin(self, step: int, head: Head, take: Callable[[], Snapshot]) -> None:
+    def begin(self, step: int, head: Head, take: Callable[[Callable[[int], bool]], Snapshot], more_bytes: int) -> None:
         """Before the first step of a world: fewer ranks than before have what there is. Where one has too little
         memory, the first world of a run raises ValueError, on all ranks, and later ones go on without commits. take:
-        makes a snapshot of everything, a copy; a collective."""
+        makes a snapshot of everything, a copy, if it may be of so many bytes; else, and where there is no memory for
+        it, MemoryError; a collective, also then. more_bytes: of a snapshot besides the head's."""
         self._take = take
         summary = self._member.recovery_summary() if self._member else ""
         if summary:
@@ -44,7 +45,7 @@ class Commits:
                 f"rank 0 is on {socket.gethostname()}: what it writes (log, loss.csv, TensorBoard, results) goes "
                 "on below its --models-root"
             )
-        short = self._copies.too_little_memory(head) if self._copies else ""
+        short = self._copies.too_little_memory(head, more_bytes) if self._copies else ""
         if short and self._memory.age <= 1:
             raise ValueError(
                 f"{short}: --commit-every 0 goes without them, and a lost host then costs the steps since the last "
@@ -73,7 +74,8 @@ class Commits:
     def go_back(self) -> None:
         """Inside a step: the run has gone back to a checkpoint; commits after that are of no use. A collective."""
         if self._copies:
-            self._copies.go_back(self._take())
+            self._copies.go_back()
+            self._commit(self._copies)
 
     def leave(self, step: int) -> None:
         """Raises elastic.HostsChanged, with nothing lost: where no commits are kept there is a checkpoint of this step.
@@ -90,5 +92,9 @@ class Commits:
 
     def _commit(self, copies: PeerCopies) -> None:
         began = time.perf_counter()
-        snapshot = self._take()
+        copies.make_room()
+        try:
+            snapshot: Snapshot | MemoryError = self._take(copies.can_copy)
+        except MemoryError as error:
+            snapshot = error
         copies.begin(snapshot, time.perf_counter() - began)
