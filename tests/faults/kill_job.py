@@ -4,12 +4,13 @@
 
 DIR/rank-R: process number and host of rank R. DIR/pace: seconds between two steps; none where the file is not there.
 DIR/looked-R, DIR/held-R: when this rank looked whose the run's folder is, and when that was known to be its own, in
-seconds of this machine's monotonic clock.
+seconds of this machine's monotonic clock (of several folders, of the last one).
 """
 
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,6 @@ def _at_pace(next_batch: Callable[[Any], Any], pace: Path) -> Callable[[Any], An
 
 def _write(path: Path, text: str) -> None:
     """Whole, or not at all."""
-    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
+    unfinished = path.with_name(f".{path.name}-{threading.get_native_id()}")
     unfinished.write_text(text)
     unfinished.rename(path)
