@@ -140,7 +140,9 @@ async def _throw(seconds: float, num_messages: int, num_connections: int, target
 
     async def connected(target: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         try:
-            async with asyncio.timeout(max(0.1, min(1.0, until - time.monotonic()))):
+            # Long enough for this loop, which has thousands of others to look after: what it does not see in time would
+            # be counted as no answer.
+            async with asyncio.timeout(max(0.1, min(5.0, until - time.monotonic()))):
                 connection = await asyncio.open_connection(*target)
         except TimeoutError:
             seen["no answer"] += 1
@@ -189,7 +191,7 @@ async def _throw(seconds: float, num_messages: int, num_connections: int, target
     for target in targets:
         messages = [HOSTILE[i % len(HOSTILE)] for i in range(num_messages)]
         throwers += [hold(target, number) for number in range(num_connections)]
-        throwers += [say(target, messages) for _ in range(200)]
+        throwers += [say(target, messages) for _ in range(1000)]
     async with asyncio.timeout(seconds + 30):
         await asyncio.gather(*throwers)
     return seen
