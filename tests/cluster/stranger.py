@@ -142,7 +142,7 @@ async def _throw(seconds: float, num_messages: int, num_connections: int, target
         try:
             # Long enough for this loop, which has thousands of others to look after: what it does not see in time would
             # be counted as no answer.
-            async with asyncio.timeout(max(0.1, min(5.0, until - time.monotonic()))):
+            async with asyncio.timeout(max(0.1, min(3.0, until - time.monotonic()))):
                 connection = await asyncio.open_connection(*target)
         except TimeoutError:
             seen["no answer"] += 1
@@ -191,7 +191,7 @@ async def _throw(seconds: float, num_messages: int, num_connections: int, target
     for target in targets:
         messages = [HOSTILE[i % len(HOSTILE)] for i in range(num_messages)]
         throwers += [hold(target, number) for number in range(num_connections)]
-        throwers += [say(target, messages) for _ in range(1000)]
+        throwers += [say(target, messages) for _ in range(500)]
     async with asyncio.timeout(seconds + 30):
         await asyncio.gather(*throwers)
     return seen
