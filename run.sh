@@ -58,6 +58,13 @@ if [ -n "${NETWORK_INTERFACE:-}" ]; then
     interface=(-mca btl_tcp_if_include "$NETWORK_INTERFACE" -mca oob_tcp_if_include "$NETWORK_INTERFACE")
 fi
 
+# Open MPI keeps a run's files in /tmp/ompi.HOST.USER, and every mpirun removes that folder where it finds it empty, also
+# when another one has just made it and is about to use it: that one ends. So each run has a folder with a name of its
+# own, on all hosts, unless somebody has said where such files go.
+sessions=()
+own_sessions=yes
+[ -z "${TMPDIR:-}${OMPI_MCA_orte_tmpdir_base:-}${OMPI_MCA_orte_top_session_dir:-}" ] || own_sessions=
+
 # ---- signals: mpirun passes SIGUSR1 on to every process, but kills them a second after SIGTERM or Ctrl-C. Where this
 # script is killed itself, mpirun gets a SIGUSR1, too: nobody is left who could end it.
 with_us=()
@@ -84,9 +91,10 @@ trap interrupt INT
 run() {
     # No binding: each process needs the cores of its threads, not one core. TCP (pml ob1) rather than whatever else the
     # library finds: NCCL carries what is large, and MPI's other transports differ between hosts.
+    [ -z "$own_sessions" ] || sessions=(-mca orte_top_session_dir "$(mktemp -u /tmp/ompi.run.XXXXXXXX)")
     set -m # a process group of its own: Ctrl-C in a terminal reaches us alone, and mpirun from us, once
     "${with_us[@]}" mpirun -np "$processes" --host "${places#* }" --allow-run-as-root -bind-to none -map-by slot \
-        -mca pml ob1 -mca btl "$transports" "${interface[@]}" "${pass[@]}" \
+        -mca pml ob1 -mca btl "$transports" "${interface[@]}" "${sessions[@]}" "${pass[@]}" \
         bash "$here/config.sh" "$@" </dev/null &
     job=$!
     set +m

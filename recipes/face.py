@@ -30,6 +30,7 @@ from partial_fc.flags import (
     check_numbers,
 )
 from partial_fc.flags.numbers import CLASSES, PIXELS, THREADS
+from partial_fc.train.begin.start import launch
 
 from . import face_presets as presets
 from .compat import arcface_torch
@@ -136,6 +137,9 @@ class Config:
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
     config, notes = parse(arguments)
+    status = launch(config, _called(config))
+    if status is not None:
+        return status
     from partial_fc.train.record.log_style import STYLES
     from partial_fc.train.run import run_in_worlds
 

@@ -30,6 +30,7 @@ from partial_fc.flags import (
     RunFlags,
     ScheduleFlags,
 )
+from partial_fc.train.begin.start import launch
 
 from .compat import caffe2
 from .face_head import HeadFlags
@@ -103,12 +104,13 @@ class Config:
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
     config, notes = parse(arguments)
-    status = config.rendezvous.start(config.launch)
+    called = config.data.train_data, config.model.network
+    status = launch(config, called)
     if status is not None:
         return status
     from partial_fc.train.run import run_in_worlds
 
-    return run_in_worlds("imagenet", config, notes, train_here, called=(config.data.train_data, config.model.network))
+    return run_in_worlds("imagenet", config, notes, train_here, called=called)
 
 
 def train_here(run: Run) -> int:

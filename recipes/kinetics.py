@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from partial_fc import flags
 from partial_fc.data.video import ClipList
 from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
+from partial_fc.train.begin.start import launch
 
 from .compat import gluoncv
 from .kinetics_flags import DataFlags, ModelFlags
@@ -94,12 +95,12 @@ class Config:
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
     config, notes = parse(arguments)
-    status = config.launch.start()
+    called = config.data.dataset, config.model.model
+    status = launch(config, called)
     if status is not None:
         return status
     from partial_fc.train.run import run_in_worlds
 
-    called = config.data.dataset, config.model.model
     return run_in_worlds("kinetics", config, notes, train_here, bare=True, called=called)
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 from partial_fc import flags
 from partial_fc.data.idx import IdxSource, Split
 from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
+from partial_fc.train.begin.start import launch
 
 from . import mnist_kvstore
 from .compat import fit_py
@@ -99,9 +100,13 @@ def main(arguments: list[str]) -> int:
     if fit_py.asked_for(arguments):
         return mnist_kvstore.start(arguments)
     config = parse(arguments)
+    called = config.mnist.data_dir, "convnet"
+    status = launch(config, called)
+    if status is not None:
+        return status
     from partial_fc.train.run import run_in_worlds
 
-    return run_in_worlds("mnist", config, [], train_here, bare=True, called=(config.mnist.data_dir, "convnet"))
+    return run_in_worlds("mnist", config, [], train_here, bare=True, called=called)
 
 
 def train_here(run: Run) -> int:

@@ -462,6 +462,10 @@ trap 'ask USR1' USR1 HUP
 trap 'interrupted=1; ask INT' INT
 lead=
 if command -v setsid >/dev/null && command -v setpriv >/dev/null; then lead='setsid setpriv --pdeathsig USR1'; fi
+# Else two that start at once remove each other's /tmp/ompi.HOST.USER, which they find empty; the environment reaches all hosts.
+if [ -z "$TMPDIR$OMPI_MCA_orte_tmpdir_base$OMPI_MCA_orte_top_session_dir" ]; then
+    export OMPI_MCA_orte_top_session_dir="$(mktemp -u /tmp/ompi.run.XXXXXXXX)"
+fi
 $lead MPIRUN &
 job=$!
 while :; do

@@ -1,12 +1,12 @@
 """Whose a folder is: a record in it says which run writes there, and that this run lives.
 
-    owner-1.json    run, host, process, since when, a counter that its process moves on every two seconds
+    owner-1.json    run, host, process, since when, a counter that its process moves on every second
 
 Without locks, which network folders may not have: of several processes that make a file, one succeeds, and that is all
 that is needed. A record is stale where its process is gone (seen on its own host) or its counter has stood still for
 ten seconds (seen from elsewhere: no two clocks are compared). Who takes over makes the record with the next number, and
-then removes the stale one; a process that was only stopped finds its own gone before it marks or removes a
-checkpoint.
+then removes the stale one. One rank keeps the record; every rank reads it before it marks, writes or removes anything
+of a checkpoint: one that was stopped or cut off finds that of another run there, or of a later world of its own.
 """
 
 import contextlib
@@ -17,15 +17,18 @@ import secrets
 import socket
 import threading
 import time
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from partial_fc.errors import describe
-from partial_fc.files import about
+from partial_fc.files import about, regular
 
 _log = logging.getLogger("partial_fc")
-_BEAT_S = 2.0
+_BEAT_S = 1.0
 _STALE_S = 10.0
+_LOOK_S = 2.0  # a beat, and what a busy host takes for it
 _POLL_S = 0.2
 _WIDTH = 1024  # of a record: rewritten in place, it is never longer or shorter than it was
 
@@ -48,6 +51,7 @@ class Record:
     start: int  # of the process, in clock ticks since its host was: numbers of processes come again
     machine: str  # the boot of the kernel, and the space in which it numbers processes
     since: str
+    world: int = 0  # where ranks come and go: how often this run has taken the record before
 
     @classmethod
     def here(cls, run: str) -> "Record":
@@ -59,18 +63,27 @@ class Record:
         return f"process {self.process} on {self.host}, since {self.since}"
 
 
-class Owner:
-    """This process's record in a folder, kept alive by a thread until `release`."""
+class Fence:
+    """The record of a folder as the ranks of one world know it: who is cut off finds another one there."""
+
+    in_doubt = False
 
     def __init__(self, path: Path, record: Record):
         self._path, self._record = path, record
-        self._ended = threading.Event()
-        self._count = 0
-        self.in_doubt = False  # the record was not this process's when it was last looked at: `check` knows more
-        threading.Thread(target=self._beat, name="owner", daemon=True).start()
+
+    @property
+    def facts(self) -> list[Any]:
+        """As JSON, for the ranks that do not keep the record: see `of_facts`."""
+        return [self._path.name, asdict(self._record)]
+
+    @classmethod
+    def of_facts(cls, root: Path, facts: list[Any]) -> "Fence":
+        """Of the same folder, as another rank sees it."""
+        name, record = facts
+        return cls(root / name, Record(**record))
 
     def check(self) -> None:
-        """Raises LostOwner where the record is not this process's any more, OSError where the folder cannot be read."""
+        """Raises LostOwner where the record is not this world's any more, OSError where the folder cannot be read."""
         if _read(self._path) == self._record:
             return
         os.stat(self._path.parent)  # a folder that is away, with its whole disk, is not lost
@@ -81,6 +94,17 @@ class Owner:
             "for more than 10 seconds? Nothing is marked or removed there; start again with another --models-root, or "
             "when the other run has ended"
         )
+
+
+class Owner(Fence):
+    """This process's record in a folder, kept alive by a thread until `release`."""
+
+    def __init__(self, path: Path, record: Record):
+        super().__init__(path, record)
+        self._ended = threading.Event()
+        self._count = 0
+        self.in_doubt = False  # the record was not this process's when it was last looked at: `check` knows more
+        threading.Thread(target=self._beat, name="owner", daemon=True).start()
 
     def stop(self) -> None:
         """The record stays; another process of this run keeps it from now on."""
@@ -114,10 +138,11 @@ def take(root: Path, run: str) -> tuple[Owner, str]:
         for path in _records(root):
             found = _read(path)
             if found and found.run == run:
+                mine = replace(mine, world=found.world + 1)
                 _rewrite(path, mine, 0)
                 return Owner(path, mine), ""
             if path not in stale:
-                stale[path] = _when_stale(path)
+                stale[path] = _when_stale(path, time.monotonic() + _STALE_S)
         made = _create(root, mine)
         # A number comes again where all were removed: what was judged has to be what stands there still.
         others = [other for other in _records(root) if other != made]
@@ -135,10 +160,21 @@ def take(root: Path, run: str) -> tuple[Owner, str]:
     return Owner(made, mine), f"{root} was that of {', '.join(left)}, which is gone: taken over" if left else ""
 
 
-def _when_stale(path: Path) -> Record | None:
-    """Waits until a record is known to be stale, or gone, and returns what it said. Raises InUse where it lives."""
-    deadline, first, found = time.monotonic() + _STALE_S, _content(path), None
-    while (now := _content(path)) is not None and time.monotonic() < deadline:
+def look(roots: Iterable[Path]) -> None:
+    """Raises InUse where another run is seen to live in one of these folders: at once on its own host, else within
+    _LOOK_S. One that is not seen may yet be there: `take` knows. For the time before a run's ranks have met, when no
+    record can be its own."""
+    deadline = time.monotonic() + _LOOK_S
+    for root in roots:
+        for path in _records(root):
+            _when_stale(path, deadline)
+
+
+def _when_stale(path: Path, deadline: float) -> Record | None:
+    """Waits until a record is known to be stale, or gone, or it is so late, and returns what it said. Raises InUse
+    where it lives."""
+    first, found = _content(path), None
+    while (now := _content(path)) is not None:
         found = _parsed(now)
         here = found is not None and found.machine == _machine()
         if found and here and _is_gone(found):
@@ -149,6 +185,8 @@ def _when_stale(path: Path) -> Record | None:
                 f"{found.process}`: it writes a checkpoint first), or give this run a folder of its own: --models-root "
                 "NEW"
             )
+        if time.monotonic() >= deadline:
+            break
         time.sleep(_POLL_S)
     return found
 
@@ -233,7 +271,7 @@ def _text(record: Record, count: int) -> bytes:
 def _content(path: Path) -> bytes | None:
     """None: the file is gone."""
     try:
-        with about(path), path.open("rb") as file:
+        with about(path), open(path, "rb", opener=regular) as file:
             return file.read(2 * _WIDTH)
     except FileNotFoundError:
         return None
@@ -247,9 +285,9 @@ def _parsed(content: bytes) -> Record | None:
     """None: it is no record, or one that is just being made."""
     try:
         values = json.loads(content)
-        found = Record(**{field.name: values[field.name] for field in fields(Record)})
+        found = Record(**{field.name: values[field.name] for field in fields(Record) if field.name in values})
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    texts, numbers = (found.run, found.host, found.machine, found.since), (found.process, found.start)
+    texts, numbers = (found.run, found.host, found.machine, found.since), (found.process, found.start, found.world)
     right = all(isinstance(text, str) and text.isprintable() for text in texts)
     return found if right and all(type(n) is int and 0 <= n < 1 << 62 for n in numbers) else None

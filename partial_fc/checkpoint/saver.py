@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from partial_fc.checkpoint.folders import folder_name, mark, newest, prune, unmark
-from partial_fc.checkpoint.owner import Owner
+from partial_fc.checkpoint.owner import Fence
 from partial_fc.checkpoint.snapshot import REMEDY, Snapshot
 from partial_fc.comm import World
 from partial_fc.errors import describe
@@ -44,8 +44,8 @@ class Saver:
     those before it stand.
     """
 
-    def __init__(self, root: Path, world: World, keep: int, keep_best: bool = True, owner: Owner | None = None):
-        """owner: this process's record in root, read again before anything there is marked or removed. Raises
+    def __init__(self, root: Path, world: World, keep: int, keep_best: bool = True, owner: Fence | None = None):
+        """owner: the run's record in root, read again before anything there is marked, written or removed. Raises
         ValueError, on all ranks, where one of them cannot write below root. A collective."""
         self.root = root
         self._owner, self._check = owner, owner.check if owner else lambda: None

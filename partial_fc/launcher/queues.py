@@ -1,6 +1,7 @@
 """mpirun, qsub and YARN: what starts a job's processes where we do not start each of them ourselves."""
 
 import os
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from partial_fc.launcher import shell
 from partial_fc.launcher.job import Plan, Task, own_interface
 
 _OPEN_MPI_SSH = "OMPI_MCA_plm_rsh_args"
+_SESSIONS = "OMPI_MCA_orte_top_session_dir"
 # Each process of mpirun's runs this, with its role as $1, and says itself how it has ended: mpirun knows only a number.
 # It ends when what has started it is gone: a killed mpirun leaves the processes of its own host.
 _UNDER_MPI = """
@@ -88,7 +90,7 @@ def mpirun(
         words = ["mpirun", "-np", str(len(tasks)), "-hosts", ",".join(slots), "-envlist", ",".join(names)]
     prepare = "\n".join(own_interface(variables, list(plan.addresses.values())))
     within = ["sh", "-c", _UNDER_MPI.format(prepare=prepare).strip(), "sh", role]
-    return variables | _mpi_ssh(kind, places), [*words, "-wdir", folder, *within, *command]
+    return variables | _mpi_ssh(kind, places) | _mpi_sessions(kind), [*words, "-wdir", folder, *within, *command]
 
 
 def _mpi_ssh(kind: str, places: Sequence[Host]) -> dict[str, str]:
@@ -103,6 +105,14 @@ def _mpi_ssh(kind: str, places: Sequence[Host]) -> dict[str, str]:
         return {}
     options = os.environ.get(_OPEN_MPI_SSH) or shlex.join(shell.SSH_OPTIONS)
     return {_OPEN_MPI_SSH: options + (f" -p {port}" if port else "")}
+
+
+def _mpi_sessions(kind: str) -> dict[str, str]:
+    """Where Open MPI keeps its files: two mpirun that start at once, as those of a job's servers and workers do, remove
+    each other's /tmp/ompi.HOST.USER, which they find empty."""
+    if kind != "Open MPI" or any(os.environ.get(name) for name in ("TMPDIR", "OMPI_MCA_orte_tmpdir_base", _SESSIONS)):
+        return {}
+    return {_SESSIONS: f"/tmp/ompi.run.{secrets.token_hex(4)}"}
 
 
 def qsub(tasks: Sequence[Task], command: Sequence[str], file: str) -> tuple[dict[str, str], list[str], str]:

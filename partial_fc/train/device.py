@@ -20,11 +20,16 @@ _PACKAGES = ("torch", "horovod", "numpy", "opencv-python-headless", "safetensors
 
 
 def join(launch: LaunchFlags) -> tuple[World, torch.device]:
-    """Starts the processes of this host where the flags ask for them, and ends with their exit status. In one that
-    trains: its world, and its device, with the host's cores shared. All ranks call this."""
+    """Starts the processes of this host where the flags ask for them, and ends with their exit status; in one of those
+    that compute, `meet`."""
     status = launch.start()
     if status is not None:
         raise SystemExit(status)
+    return meet(launch)
+
+
+def meet(launch: LaunchFlags) -> tuple[World, torch.device]:
+    """This process's world, and its device, with the host's cores shared. All ranks call this."""
     if launch.deterministic:
         if elastic.active():
             raise ValueError(

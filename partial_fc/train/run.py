@@ -2,6 +2,9 @@
 
     def main(arguments):
         config, notes = parse(arguments)
+        status = launch(config, called=("faces", "r50"))    # begin/start.py, before torch is imported
+        if status is not None:
+            return status
         return run_in_worlds("face", config, notes, train_here, called=("faces", "r50"))
 
     def train_here(run):
@@ -20,7 +23,6 @@ train_here is called anew in each world.
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
@@ -45,8 +47,9 @@ from partial_fc.train import resume
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.batch_norm import convert
 from partial_fc.train.begin import run_folder
+from partial_fc.train.begin.start import is_asked_for, named
 from partial_fc.train.context import RunContext
-from partial_fc.train.device import join
+from partial_fc.train.device import meet
 from partial_fc.train.guards.commits import Commits
 from partial_fc.train.job import Guards, Head, Job, Outcome, RunState, Settings
 from partial_fc.train.precision import Mode, Precision, choose
@@ -72,16 +75,13 @@ def run_in_worlds(
     hist: of the log, see `open_files`; only a recipe with such lines has --log-style. called: data set and network, for
     a --models-root that nobody has given. Where hosts come and go, anew in each world, with what the processes have
     kept."""
-    memory, asked = Memory(), run_folder.is_asked_for(config)
-    config = run_folder.named(config, *called) if called else config
-    if "PARTIAL_FC_WHERE" in os.environ:  # run.sh asks
-        print(config.run.checkpoints)
-        return 0
+    memory, asked = Memory(), is_asked_for(config)
+    config = named(config, called)
     if config.run.log_style != "own" and hist is None:
         raise ValueError(f"--log-style {config.run.log_style} is for recipe face; recipe {recipe} has lines of its own")
 
     def in_this_world() -> int:
-        world, its_device = join(config.launch)
+        world, its_device = meet(config.launch)
         held = run_folder.hold(config, world, memory)
         logger = open_files(config.run.models_root, world, bare, hist)
         run = Run(recipe, config, world, its_device, logger, memory, keeps_made_up=asked)
@@ -134,7 +134,7 @@ class Run(RunContext):
     def saver(self, kind: type[V]) -> AbstractContextManager[V]:
         """What writes the checkpoints, below --checkpoint-dir; kind: checkpoint.Saver, or one of the recipe's own."""
         run = self.config.run
-        owner = self.memory.owners.get(run.checkpoints)
+        owner = self.memory.fences.get(run.checkpoints)
         return closing(kind(run.checkpoints, self.world, run.keep_checkpoints, run.save_best, owner))
 
     def backbone(

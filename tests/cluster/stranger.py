@@ -138,9 +138,11 @@ async def _throw(seconds: float, num_messages: int, num_connections: int, target
     seen: Counter[str] = Counter()
     until = time.monotonic() + seconds
 
-    async def connected(target: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    async def connected(
+        target: tuple[str, int], patience_s: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         try:
-            async with asyncio.timeout(max(0.1, min(1.0, until - time.monotonic()))):
+            async with asyncio.timeout(max(0.1, min(patience_s, until - time.monotonic()))):
                 connection = await asyncio.open_connection(*target)
         except TimeoutError:
             seen["no answer"] += 1
@@ -154,7 +156,9 @@ async def _throw(seconds: float, num_messages: int, num_connections: int, target
 
     async def hold(target: tuple[str, int], number: int) -> None:
         while time.monotonic() < until:
-            connection = await connected(target)
+            # Long enough for this loop, which has thousands to look after, all at first: an answer that it does not see
+            # in time would be counted as none.
+            connection = await connected(target, 20.0)
             if connection is None:
                 continue
             reader, writer = connection
@@ -173,7 +177,7 @@ async def _throw(seconds: float, num_messages: int, num_connections: int, target
     async def say(target: tuple[str, int], messages: list[bytes]) -> None:
         while messages and time.monotonic() < until:
             message = messages.pop()
-            connection = await connected(target)
+            connection = await connected(target, 3.0)
             if connection is None:
                 seen["messages that nobody took"] += 1
                 continue
@@ -189,7 +193,7 @@ async def _throw(seconds: float, num_messages: int, num_connections: int, target
     for target in targets:
         messages = [HOSTILE[i % len(HOSTILE)] for i in range(num_messages)]
         throwers += [hold(target, number) for number in range(num_connections)]
-        throwers += [say(target, messages) for _ in range(200)]
+        throwers += [say(target, messages) for _ in range(500)]
     async with asyncio.timeout(seconds + 30):
         await asyncio.gather(*throwers)
     return seen

@@ -6,29 +6,32 @@ import shlex
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from benchmarks.two_hosts import ADDRESSES
+from benchmarks.two_hosts import ADDRESSES, TwoHosts
 from tests.cluster.stranger import listeners
 from tests.cluster.test_two_hosts import HOSTS
 from tests.recipes.conftest import ROOT
 
 RECIPE = str(ROOT / "tests/recipes/rendezvous_job.py")
 TRAIN = [sys.executable, "train.py", RECIPE]
-LOCAL = "-np 2 -H localhost:2"
+PATIENT = ["--start-timeout", "300"]
+LOCAL = "--start-timeout 300 -np 2 -H localhost:2"
 NETWORK = "--network-interfaces eth0 --disable-cache"
-REMOTE = f"-np 2 -H {HOSTS} {NETWORK}"
+REMOTE = f"--start-timeout 300 -np 2 -H {HOSTS} {NETWORK}"
 ELASTIC = "--min-np 2 --max-np 2 --host-discovery-script"
 TORCHRUN = f"torchrun --nnodes=2 --nproc_per_node=1 --master_addr={ADDRESSES[0]} --master_port=8887"
 
 
 def commands(folder: Path) -> dict[tuple[str, int], list[list[str]]]:
     """(launcher, hosts) -> what is typed on the first host, or on each; the job's own words follow."""
-    (folder / "discover").write_text("#!/bin/sh\n" + "".join(f"echo {address}:1\n" for address in ADDRESSES))
-    (folder / "discover").chmod(0o755)
+    for number, found in enumerate((["localhost:2"], [f"{address}:1" for address in ADDRESSES]), 1):
+        (folder / f"discover-{number}").write_text("#!/bin/sh\n" + "".join(f"echo {one}\n" for one in found))
+        (folder / f"discover-{number}").chmod(0o755)
     (folder / "hosts").write_text("".join(f"{address} slots=1\n" for address in ADDRESSES))
     own = [*TRAIN, "--nodes", "2", "--master-addr", ADDRESSES[0], "--master-port", "8888"]
     train = shlex.join(["train.py", RECIPE])
@@ -39,7 +42,10 @@ def commands(folder: Path) -> dict[tuple[str, int], list[list[str]]]:
         ("torchrun", 2): [f"{TORCHRUN} --node_rank={host} {train}" for host in (0, 1)],
         ("horovodrun --gloo", 1): [f"horovodrun --gloo {LOCAL} bash config.sh"],
         ("horovodrun --gloo", 2): [f"horovodrun --gloo {REMOTE} bash config.sh"],
-        ("horovodrun, elastic", 2): [f"horovodrun -np 2 {ELASTIC} {folder}/discover {NETWORK} bash config.sh"],
+        ("horovodrun, elastic", 1): [
+            f"horovodrun -np 2 {ELASTIC} {folder}/discover-1 --network-interfaces lo bash config.sh"
+        ],
+        ("horovodrun, elastic", 2): [f"horovodrun -np 2 {ELASTIC} {folder}/discover-2 {NETWORK} bash config.sh"],
         ("run.sh", 1): ["bash run.sh"],
         ("run.sh", 2): [f"bash run.sh {folder}/hosts"],
     }
@@ -66,32 +72,37 @@ def place_of(address: str) -> str:
 
 @pytest.mark.long
 def test_whoever_listens_stands_in_security_md(hosts, env, tmp_path):
-    """All launchers side by side, each with a job that only waits."""
+    """Of each launcher a job that only waits, some of them at a time."""
     env = env | {"PYTHONPATH": str(ROOT), "RECIPE": RECIPE, "NETWORK_INTERFACE": "eth0"}
-    expected, found = table(), {}
+    typed = commands(tmp_path)
+
+    def seen(key: tuple[str, int]) -> set[tuple[str, str]]:
+        return who_listens(hosts, env, tmp_path / re.sub(r"\W+", "-", f"{key[0]}-{key[1]}"), typed[key])
+
+    with ThreadPoolExecutor(3) as pool:
+        found = dict(zip(typed, pool.map(seen, typed), strict=True))
+    assert found == {key: places for key, places in table().items() if key in found}
+
+
+def who_listens(hosts: TwoHosts, env: dict[str, str], folder: Path, typed: list[list[str]]) -> set[tuple[str, str]]:
+    """Who of a job, and where, when its ranks have met; the job has ended then. AssertionError: it does not run."""
+    folder.mkdir()
     with ExitStack() as stack:
-        started = {}
-        for key, typed in commands(tmp_path).items():
-            marker = tmp_path / re.sub(r"\W+", "-", f"{key[0]}-{key[1]}")
-            more = ["--until", str(marker / "end"), "--start-timeout", "150"]
-            marker.mkdir()
-            processes = []
-            for host, words in enumerate(typed):
-                log = stack.enter_context((marker / f"log.{host}").open("w"))
-                pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-                processes.append(hosts.start(host, ["timeout", "200", *words, *more], env=env, **pipes))
-            started[key] = (marker, processes)
-        for key, (marker, processes) in started.items():
-            while len(re.findall("rank . of 2, . of . here: 3", said(marker))) < 2:
-                assert all(process.poll() is None for process in processes), f"{key}: {said(marker)[-3000:]}"
-                time.sleep(0.1)
-            seen = {one for pid in hosts.pids for one in listeners(pid, str(marker))}
-            found[key] = {(who, place_of(address)) for who, address, _ in seen}
-            (marker / "end").touch()
-        for key, (marker, processes) in started.items():
-            for process in processes:
-                assert process.wait() == 0, f"{key}: {said(marker)[-3000:]}"
-    assert found == {key: places for key, places in expected.items() if key in found}
+        processes = []
+        for host, words in enumerate(typed):
+            log = stack.enter_context((folder / f"log.{host}").open("w"))
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+            limited = ["timeout", "--kill-after=5", "400", *words, "--until", str(folder / "end"), *PATIENT]
+            processes.append(hosts.start(host, limited, env=env, **pipes))
+            stack.callback(processes[-1].terminate)
+        while len(re.findall("rank . of 2, . of . here: 3", said(folder))) < 2:
+            assert all(process.poll() is None for process in processes), said(folder)[-3000:]
+            time.sleep(0.1)
+        found = {one for pid in hosts.pids for one in listeners(pid, str(folder))}
+        (folder / "end").touch()
+        for process in processes:
+            assert process.wait() == 0, said(folder)[-3000:]
+    return {(who, place_of(address)) for who, address, _ in found}
 
 
 def said(marker: Path) -> str:

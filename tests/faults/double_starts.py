@@ -32,16 +32,20 @@ _PACE_S = 3.0  # until the other one has ended
 
 def play(folder: Path, whole: Path, launcher: str, hosts: TwoHosts | None, random: Random) -> dict[str, Any]:
     """One round; whole: models_root of a run that was alone. Returns what was seen; AssertionError: more than one
-    trained, or none."""
+    trained, or none. refused_s: from when the command of the one that was refused was typed, and the other one had the
+    folder, to the end of the last process; typed_s: from when it was typed."""
     root, offset_s = folder / "run", random.choice((0.3, 4.0)) * random.random()
     kills = random.random() < 0.1
     for name in ("first", "second"):
         set_pace(folder / name, _PACE_S)
     started: list[Started] = []
+    typed: dict[Started, float] = {}
 
     def start(name: str, host: int) -> Started:
         on = partial(hosts.start, host) if hosts else None
+        begun = time.monotonic()
         started.append(Started(launcher, folder / name, _FLAGS, root, *([on] if on else [])))
+        typed[started[-1]] = begun
         return started[-1]
 
     seen: dict[str, Any] = {"launcher": launcher, "hosts": 2 if hosts else 1, "offset_s": round(offset_s, 2)}
@@ -60,7 +64,9 @@ def play(folder: Path, whole: Path, launcher: str, hosts: TwoHosts | None, rando
             second = start("second", 1)
             loser = _ended_first(first, second)
             winner = second if loser is first else first
-            seen["refused_s"] = round(time.monotonic() - _when(loser, "looked"), 2)
+            ended = time.monotonic()
+            seen["refused_s"] = round(ended - max(typed[loser], _when(winner, "held")), 2)
+            seen["typed_s"] = round(ended - typed[loser], 2)
             seen["first_won"] = winner is first
             named = re.search(r"is in use by another run: process (\d+ on \S+), since", loser.printed)
             assert loser.process.returncode == 1, loser.printed[-3000:]
@@ -138,7 +144,7 @@ def main() -> int:
 def _figures(seen: list[dict[str, Any]]) -> dict[str, Any]:
     figures: dict[str, Any] = {"rounds": len(seen), "on_two_hosts": sum(one["hosts"] == 2 for one in seen)}
     figures["second_won"] = sum(one.get("first_won") is False for one in seen)
-    for what in ("refused_s", "taken_over_s"):
+    for what in ("refused_s", "typed_s", "taken_over_s"):
         seconds = sorted(one[what] for one in seen if what in one)
         if seconds:
             figures[what] = {"rounds": len(seconds), "median": seconds[len(seconds) // 2], "most": seconds[-1]}

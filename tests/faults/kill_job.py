@@ -4,12 +4,13 @@
 
 DIR/rank-R: process number and host of rank R. DIR/pace: seconds between two steps; none where the file is not there.
 DIR/looked-R, DIR/held-R: when this rank looked whose the run's folder is, and when that was known to be its own, in
-seconds of this machine's monotonic clock.
+seconds of this machine's monotonic clock (of several folders, of the last one).
 """
 
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,24 +21,27 @@ from partial_fc import comm
 
 def main(arguments: list[str]) -> int:
     here, launch = Path(os.environ["FAULT_FOLDER"]), comm.detect()
-    if launch.backend != "single":
-        _write(here / f"rank-{launch.rank}", f"{os.getpid()} {socket.gethostname()}")
-        sys.path.insert(0, str(Path(__file__).parents[2]))
-        from partial_fc.data.loader import Loader
-        from partial_fc.train.begin import run_folder
-
-        next_batch, hold = Loader.__next__, run_folder.hold
-        Loader.__next__ = _at_pace(next_batch, here / "pace")  # type: ignore[method-assign]
-
-        def timed(*words: Any) -> list[str]:
-            _write(here / f"looked-{launch.rank}", str(time.monotonic()))
-            notes = hold(*words)
-            _write(here / f"held-{launch.rank}", str(time.monotonic()))
-            return notes
-
-        run_folder.hold = timed
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from partial_fc.checkpoint import owner
     from recipes import face
 
+    if launch.backend != "single":
+        _write(here / f"rank-{launch.rank}", f"{os.getpid()} {socket.gethostname()}")
+        take, train_here = owner.take, face.train_here
+
+        def timed(*words: Any) -> tuple[owner.Owner, str]:
+            _write(here / f"looked-{launch.rank}", str(time.monotonic()))
+            taken = take(*words)
+            _write(here / f"held-{launch.rank}", str(time.monotonic()))
+            return taken
+
+        def paced(run: Any) -> int:
+            from partial_fc.data.loader import Loader
+
+            Loader.__next__ = _at_pace(Loader.__next__, here / "pace")  # type: ignore[method-assign]
+            return train_here(run)
+
+        owner.take, face.train_here = timed, paced
     return face.main(arguments)
 
 
@@ -52,6 +56,6 @@ def _at_pace(next_batch: Callable[[Any], Any], pace: Path) -> Callable[[Any], An
 
 def _write(path: Path, text: str) -> None:
     """Whole, or not at all."""
-    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
+    unfinished = path.with_name(f".{path.name}-{threading.get_native_id()}")
     unfinished.write_text(text)
     unfinished.rename(path)

@@ -27,7 +27,7 @@ _RECIPE = "tests/faults/kill_job.py"
 _TRAIN = [sys.executable, "train.py", _RECIPE]
 _TAG = "FAULT_TAG"
 _PR_SET_PDEATHSIG = 1  # prctl(2)
-PATIENCE_S = 200.0  # until a job trains, on a machine that has much else to do
+PATIENCE_S = 600.0  # until a job trains, on a machine that has much else to do
 
 
 @dataclass(frozen=True)

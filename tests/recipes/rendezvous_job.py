@@ -60,6 +60,7 @@ def become_shard(words: list[str], output: str) -> None:
 
 def train(arguments: list[str]) -> int:
     # Imported here: what only adds up starts sooner without.
+    from partial_fc.train.begin.start import launch
     from partial_fc.train.run import run_in_worlds
     from recipes import mnist
 
@@ -68,7 +69,7 @@ def train(arguments: list[str]) -> int:
         rendezvous: Flags[RendezvousFlags] = RendezvousFlags()
 
     config = tyro.cli(Config, args=arguments)
-    status = config.rendezvous.start(config.launch)
+    status = launch(config)
     return run_in_worlds("mnist", config, [], mnist.train_here, bare=True) if status is None else status
 
 

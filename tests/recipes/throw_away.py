@@ -18,6 +18,7 @@ from partial_fc.evaluate import Classification
 from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
 from partial_fc.head import CrossEntropy
 from partial_fc.models.inputs import FACE
+from partial_fc.train.begin.start import launch
 from partial_fc.train.loop import train
 from partial_fc.train.record.log import StepLine
 from partial_fc.train.run import Run, run_in_worlds
@@ -57,7 +58,9 @@ def train_here(run: Run) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    return run_in_worlds("throw-away", tyro.cli(Config, args=arguments), [], train_here)
+    config = tyro.cli(Config, args=arguments)
+    status = launch(config)
+    return run_in_worlds("throw-away", config, [], train_here) if status is None else status
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
     def request(driver: tuple[str, int], method: str, path: str, body: bytes | None = None, remind: Any = None) -> Any:
         return cluster.drivers[driver[1] - 1000].ask(method, path, body, remind)
 
-    def join(launch: Any) -> tuple[Any, torch.device]:
+    def meet(launch: Any) -> tuple[Any, torch.device]:
         of = membership.member().launch
         world = partial_fc.comm.horovod.HorovodWorld(of, "cpu", 0.0, launch.start_timeout)
         return world, torch.device("cpu")
@@ -168,17 +168,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
     made += [(module, "request", request) for module in (membership, barrier)]
     made += [
         (module, "os", as_os)
-        for module in (
-            membership,
-            partial_fc.comm.horovod,
-            partial_fc.files,
-            folders,
-            read,
-            owner,
-            saver,
-            loss_csv,
-            run,
-        )
+        for module in (membership, partial_fc.comm.horovod, partial_fc.files, folders, read, owner, saver, loss_csv)
     ]
     made += [
         (module, "read_bytes", lambda path, most_bytes: path.read_bytes())
@@ -198,6 +188,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         (elastic_driver, "WorkerNotificationClient", partial(_notifier, cluster)),
         (folders, "shutil", SimpleNamespace(rmtree=rmtree)),
         (owner, "_start_of", lambda number: _start_of(cluster, number)),
+        (owner, "open", lambda path, mode, opener: path.open(mode)),
         (owner, "_machine", lambda: str(cluster.here.host.name)),
         (loss_csv, "FileIO", Raw),
         (resume, "recover", observed),
@@ -206,7 +197,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         (rows.StoredRows.__dict__["columns"], "lock", contextlib.nullcontext()),
         (commits.PeerCopies, "_complete", _completing(cluster, commits.PeerCopies._complete)),
         (commits_of_loop.Commits, "leave", _leaving(cluster, commits_of_loop.Commits.leave)),
-        (run, "join", join),
+        (run, "meet", meet),
         (run, "open_files", lambda *_: _log),
         (run, "header", Silent()),
         (run, "write_results", write_results),

@@ -6,11 +6,13 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from itertools import count
 
 import pytest
 
 from partial_fc.checkpoint import owner
-from partial_fc.checkpoint.owner import InUse, LostOwner, Record, take
+from partial_fc.checkpoint.owner import InUse, LostOwner, Record, look, take
 from partial_fc.checkpoint.saver import Saver
 from partial_fc.comm import SingleWorld
 
@@ -98,6 +100,32 @@ def test_what_is_no_record_keeps_nobody_out_for_long(tmp_path, content):
     (tmp_path / "owner-7.json").write_bytes(content)
     take(tmp_path, "new")[0].check()
     assert records(tmp_path) == ["owner-8.json"]
+
+
+def test_what_is_no_file_is_an_error(tmp_path):
+    """A FIFO would not be opened before somebody writes to it."""
+    os.mkfifo(tmp_path / "owner-3.json")
+    with pytest.raises(OSError, match="no regular file") as refused:
+        take(tmp_path, "new")
+    assert refused.value.filename == str(tmp_path / "owner-3.json")
+
+
+@pytest.mark.parametrize("alive", [False, True])
+def test_who_looks_before_it_starts_waits_for_a_sign_of_life_and_makes_nothing(tmp_path, monkeypatch, alive):
+    monkeypatch.setattr(owner, "_LOOK_S", 0.1)
+    look([tmp_path / "none", tmp_path])
+    record = write(tmp_path, host="far", machine="another boot")
+    read, counts = owner._content, count(1)
+
+    def read_and_live(path):
+        if alive:
+            owner._rewrite(path, record, next(counts))
+        return read(path)
+
+    monkeypatch.setattr(owner, "_content", read_and_live)
+    with pytest.raises(InUse, match="on far") if alive else nullcontext():
+        look([tmp_path / "none", tmp_path])
+    assert records(tmp_path) == ["owner-1.json"]
 
 
 def test_a_process_that_was_stopped_finds_out_that_it_has_lost_its_folder(tmp_path):

@@ -1,14 +1,18 @@
 """What a run's folder is called where nobody says so, and that all ranks are told whose it is."""
 
+import os
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from partial_fc.checkpoint.owner import take
+from partial_fc.checkpoint.owner import InUse, LostOwner, take
 from partial_fc.checkpoint.peer.commits import Memory
-from partial_fc.train.begin.run_folder import hold, is_asked_for, let_go, named
+from partial_fc.train.begin.run_folder import hold, let_go
+from partial_fc.train.begin.start import is_asked_for, launch, named
 from recipes import face, imagenet, kinetics, mnist
 from tests.unit.thread_world import in_world
 
@@ -26,7 +30,7 @@ from tests.unit.thread_world import in_world
 )
 def test_two_experiments_do_not_meet(words, expected):
     config = face.parse(shlex.split(words))[0]
-    assert named(config, *face._called(config)).run.models_root == Path(expected)
+    assert named(config, face._called(config)).run.models_root == Path(expected)
 
 
 def test_a_configuration_file_gives_its_name(tmp_path):
@@ -35,16 +39,16 @@ def test_a_configuration_file_gives_its_name(tmp_path):
         "from easydict import EasyDict as edict\nconfig = edict()\nconfig.network = 'r100'\nconfig.rec = '/data/x'\n"
     )
     config = face.parse(["--config", str(path)])[0]
-    assert named(config, *face._called(config)).run.models_root == Path("runs/face-ms1mv3_r50-r100")
+    assert named(config, face._called(config)).run.models_root == Path("runs/face-ms1mv3_r50-r100")
     path.write_text(path.read_text() + "config.output = 'work'\n")
     config = face.parse(["--config", str(path)])[0]
-    assert named(config, *face._called(config)).run.models_root == Path("work")
+    assert named(config, face._called(config)).run.models_root == Path("work")
 
 
 def test_a_folder_that_has_no_name_is_called_by_its_own(tmp_path, monkeypatch):
     (tmp_path / "people").mkdir()
     monkeypatch.chdir(tmp_path / "people")
-    assert named(face.parse(["--rec", "."])[0], ".", "r50").run.models_root == Path("runs/face-people-r50")
+    assert named(face.parse(["--rec", "."])[0], (".", "r50")).run.models_root == Path("runs/face-people-r50")
 
 
 def test_images_that_are_made_up_are_trained_on_for_nothing_unless_somebody_asks():
@@ -82,6 +86,22 @@ def test_all_ranks_are_told_whose_the_folder_is(tmp_path):
     holder.release()
 
 
+def test_a_run_that_is_there_is_seen_before_torch_is_imported(tmp_path):
+    """By the process that would start the others, too."""
+    holder, _ = take(tmp_path, "another")
+    with pytest.raises(InUse, match=f"process {os.getpid()} on"):
+        launch(mnist.parse(["--models-root", str(tmp_path), "--gpus", "2"]))
+    holder.release()
+    asked = f"""
+import sys
+from partial_fc.train.begin.start import launch
+from recipes import imagenet, kinetics, mnist
+assert launch(mnist.parse(["--models-root", {str(tmp_path)!r}])) is None
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", asked], check=True)
+
+
 def test_in_a_later_world_the_folder_is_the_run_s_own(tmp_path):
     """With a rank that was there before, which is another one now, and one that has only come."""
     config = config_of(tmp_path)
@@ -89,10 +109,16 @@ def test_in_a_later_world_the_folder_is_the_run_s_own(tmp_path):
     in_world(2, lambda world: hold(config, world, (first, second)[world.rank]))
     assert first.run == second.run
     assert first.owners
+    assert not second.owners
+    cut_off = second.fences[tmp_path]
+    cut_off.check()
     first.owners[tmp_path].stop()  # its host is gone
     assert in_world(2, lambda world: hold(config, world, (new, second)[world.rank])) == [[], []]
     assert new.run == second.run
-    new.owners[tmp_path].check()
+    for memory in (new, second):
+        memory.fences[tmp_path].check()
+    with pytest.raises(LostOwner):
+        cut_off.check()
     let_go(new)
     assert [path.name for path in tmp_path.rglob("owner-*")] == []
 
@@ -100,4 +126,4 @@ def test_in_a_later_world_the_folder_is_the_run_s_own(tmp_path):
 def test_kinetics_writes_below_gluoncv_s_folder():
     words = "--model slowfast_4x16_resnet50_kinetics400 --train-list x --train-only"
     config = kinetics.parse(shlex.split(words))[0]
-    assert named(config, config.data.dataset, config.model.model).run.models_root.parent == Path("params")
+    assert named(config, (config.data.dataset, config.model.model)).run.models_root.parent == Path("params")

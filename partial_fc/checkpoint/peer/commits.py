@@ -28,7 +28,7 @@ import torch
 
 from partial_fc.checkpoint.files import as_json
 from partial_fc.checkpoint.head_state import Head
-from partial_fc.checkpoint.owner import Owner
+from partial_fc.checkpoint.owner import Fence, Owner
 from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, ByteStream, all_gather_json, empty_share, outline
 from partial_fc.checkpoint.rows import class_bytes
 from partial_fc.checkpoint.snapshot import Snapshot
@@ -68,8 +68,9 @@ class Memory:
     age: int = 0
     # What the run is called in the records that say whose a folder is; "": it has not begun.
     run: str = ""
-    # By folder: the records that this process keeps.
+    # By folder: the records that this process keeps; and the records, whoever keeps them.
     owners: dict[Path, Owner] = field(default_factory=dict)
+    fences: dict[Path, Fence] = field(default_factory=dict)
 
 
 def damage(step: int, rank: int, names: Sequence[str], where: str) -> str:
