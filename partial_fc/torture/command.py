@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -87,6 +88,8 @@ class Result:
     starts: int = 0
     times_back: int = 0
     steps_repeated: int = 0
+    until_first_step_s: float = 0.0
+    recoveries_s: list[float] = field(default_factory=list)
     wall_s: float = 0.0
     effective_s: float = 0.0
     effective: float = 0.0
@@ -165,7 +168,8 @@ def _disturbed(command: list[str], root: Path, output: Any, faults: Faults, resu
                 time.sleep(_POLL_S)
                 watch.look()
                 if faults.strike(watch.step):
-                    watch.interrupted()
+                    watch.look()  # over ssh it took some time, in which there were steps
+                    watch.struck()
         watch.look()
         if process.returncode == 0:
             break
@@ -183,8 +187,10 @@ def _disturbed(command: list[str], root: Path, output: Any, faults: Faults, resu
     result.effective_s = watch.effective_s()
     result.effective = result.effective_s / result.wall_s
     result.faults = faults.counts
+    result.until_first_step_s = watch.first_step_at - began
     result.times_back = len(watch.backs)
     result.steps_repeated = sum(start - end for start, end in watch.backs)
+    result.recoveries_s = [round(seconds, 3) for seconds in watch.recoveries_s]
 
 
 @contextmanager
@@ -216,5 +222,9 @@ def _print(result: Result, tolerance: float, folder: Path) -> None:
         print(f"problem: {problem}")
     if not found.problems:
         print("samples: none lost or repeated" if found.in_full else "samples: position at the end as undisturbed")
-    print(f"time: {result.effective:.1%}: {result.effective_s:.1f} s in steps that counted, of {result.wall_s:.1f} s")
+    print(f"time: {result.effective:.1%}: {result.effective_s:.1f} s in steps that counted, of {result.wall_s:.1f} s; "
+          f"{result.until_first_step_s:.1f} s until the first one")  # fmt: skip
+    if result.recoveries_s:
+        print(f"from a fault to the second step beyond it: median {median(result.recoveries_s):.1f} s, longest "
+              f"{max(result.recoveries_s):.1f} s")  # fmt: skip
     print(f"{'EQUAL' if result.equal else 'NOT EQUAL'}; every event is in {folder / 'events.jsonl'}", flush=True)

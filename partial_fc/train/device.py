@@ -23,6 +23,8 @@ def join(launch: LaunchFlags) -> tuple[World, torch.device]:
     """Starts the processes of this host where the flags ask for them, and ends with their exit status. In one that
     trains: its world, and its device, with the host's cores shared. All ranks call this."""
     status = launch.start()
+    if status is None:
+        status = launch.keep()
     if status is not None:
         raise SystemExit(status)
     if launch.deterministic:

@@ -47,6 +47,26 @@ def test_a_run_whose_process_is_killed_twice_cannot_be_told_from_one_that_was_le
     assert len([what for what in events if what.startswith("killed rank: ")]) == told["faults"]["rank"]
 
 
+def test_ranks_whose_keepers_start_them_again_cannot_be_told_from_one_that_was_left_alone(
+    undisturbed, tmp_path, monkeypatch, capsys
+):
+    """The command itself is started once."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("os.environ", environment())
+    flags = ["--folder", str(tmp_path / "t"), "--undisturbed", str(undisturbed), "--mean-steps", "25", "--seed", "3"]
+    two = shlex.split("--gpus 2 --batch-size 2 --sync-bn --restarts 9")
+    status = cli.run("torture", [*flags, "--", sys.executable, "train.py", "face", *JOB, *two])
+    printed = capsys.readouterr().out
+    output = (tmp_path / "t/output.txt").read_text()
+    assert status == 0, printed + output[-3000:]
+    told = json.loads((tmp_path / "t/torture.json").read_text())
+    assert (told["starts"], told["comparison"]["problems"]) == (1, [])
+    assert told["faults"]["rank"] == len(told["recoveries_s"]) >= 1
+    assert "rank 0: ended with " in output
+    assert "rank 1: ended with " in output
+    assert "; restart 1 of at most 9 now; furthest step " in output
+
+
 def test_it_tells_a_repeated_sample_a_lost_step_and_another_loss(undisturbed, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(undisturbed, other)
