@@ -36,14 +36,16 @@ class TortureOptions:
     and says whether the losses can tell: the same steps, each once, the same samples, losses equal to --tolerance; how
     much of the time went into steps that counted; what happened when. Status 0: nothing can tell. 1: something can.
 
-    partial-fc torture --folder runs/torture --mtbf 15 -- python train.py face --gpus 2 --rec DIR --max-steps 1000
+    partial-fc torture --folder runs/torture --mtbf 15 -- python train.py face --gpus 2 --restarts 99 --rec DIR
     partial-fc torture --folder /shared/torture --mtbf 60 -H hosts/h --kinds rank host -- bash run.sh hosts/h --rec DIR
+    with --max-steps 1000 --checkpoint-every 10 --frequent 1 --precision fp64
 
     COMMAND is any that takes --models-root as its last flag; FOLDER/undisturbed, then FOLDER/disturbed is given to it.
     It has to go on from its own checkpoints (--checkpoint-every), and to repeat bit by bit: compare with as many
     processes, or in --precision fp64 with --sync-bn. With --frequent 1 every step is compared in all digits, and where
     the data stood; otherwise in loss.csv's nine. When COMMAND itself ends otherwise than with 0, it is started again.
-    Killed are only processes of yours that have FOLDER/disturbed on their command line."""
+    Killed are only processes of yours that have FOLDER/disturbed on their command line. A rank is what trains; who keeps
+    it and starts it again (--restarts) is not."""
 
     folder: Path
     """Where both runs, output.txt, events.jsonl and torture.json are written; all hosts of COMMAND must see it. An

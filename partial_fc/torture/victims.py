@@ -18,6 +18,7 @@ MARK = "partial-fc torture: "
 _RANKS = tuple(
     name.encode() for name in ("HOROVOD_RANK=", "OMPI_COMM_WORLD_RANK=", "PMI_RANK=", "SLURM_PROCID=", "RANK=")
 )
+_TRAIN = ("partial-fc", "train")
 # What the keeper of a rank that --restarts has is called (comm/launch/keeper.py): a launcher, it does not train.
 _KEEPER = "partial-fc keep"
 
@@ -43,7 +44,8 @@ def _is_rank(words: list[str], environ: bytes) -> bool:
         return False
     if any(variable.startswith(_RANKS) for variable in environ.split(b"\0")):
         return True
-    trains = os.path.basename(words[1]) in ("train.py", "partial-fc") or words[1:3] == ["-m", "partial_fc"]
+    program = os.path.basename(words[1])
+    trains = program == "train.py" or words[1:4] == ["-m", "partial_fc", "train"] or (program, words[2]) == _TRAIN
     return trains and not any(word.startswith(("--gpus", "--nodes")) for word in words)
 
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from partial_fc import cli
+from partial_fc.torture import victims
 from partial_fc.torture.compare import compare
 from tests.recipes.conftest import ROOT, SMALL, environment, train_here
 
@@ -65,6 +66,24 @@ def test_ranks_whose_keepers_start_them_again_cannot_be_told_from_one_that_was_l
     assert "rank 0: ended with " in output
     assert "rank 1: ended with " in output
     assert "; restart 1 of at most 9 now; furthest step " in output
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "expected"),
+    [
+        ("python train.py face --rec d", "", True),
+        ("/usr/bin/python3 /x/bin/partial-fc train face --rec d", "", True),
+        ("python -m partial_fc train face --rec d", "", True),
+        ("python train.py face --rec d --gpus 2", "", False),
+        ("python train.py face --rec d --gpus 2", "RANK=1", True),
+        ("python -m partial_fc launch -n 2 python train.py face", "", False),
+        ("python /x/bin/partial-fc launch -n 2 python train.py face", "", False),
+        ("bash config.sh face", "HOROVOD_RANK=0", False),
+        ("python", "", False),
+    ],
+)
+def test_who_is_a_rank(words, environ, expected):
+    assert victims._is_rank([*words.split(), ""], environ.encode()) == expected
 
 
 def test_it_tells_a_repeated_sample_a_lost_step_and_another_loss(undisturbed, tmp_path):
