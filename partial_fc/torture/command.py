@@ -44,8 +44,8 @@ class TortureOptions:
     It has to go on from its own checkpoints (--checkpoint-every), and to repeat bit by bit: compare with as many
     processes, or in --precision fp64 with --sync-bn. With --frequent 1 every step is compared in all digits, and where
     the data stood; otherwise in loss.csv's nine. When COMMAND itself ends otherwise than with 0, it is started again.
-    Killed are only processes of yours that have FOLDER/disturbed on their command line. A rank is what trains; who keeps
-    it and starts it again (--restarts) is not."""
+    Killed are only processes of yours that have FOLDER/disturbed on their command line. A rank is what trains; what
+    keeps it and starts it again (--restarts) is not."""
 
     folder: Path
     """Where both runs, output.txt, events.jsonl and torture.json are written; all hosts of COMMAND must see it. An
