@@ -18,7 +18,6 @@ MARK = "partial-fc torture: "
 _RANKS = tuple(
     name.encode() for name in ("HOROVOD_RANK=", "OMPI_COMM_WORLD_RANK=", "PMI_RANK=", "SLURM_PROCID=", "RANK=")
 )
-_TRAIN = ("partial-fc", "train")
 # What the keeper of a rank that --restarts has is called (comm/launch/keeper.py): a launcher, it does not train.
 _KEEPER = "partial-fc keep"
 
@@ -44,8 +43,8 @@ def _is_rank(words: list[str], environ: bytes) -> bool:
         return False
     if any(variable.startswith(_RANKS) for variable in environ.split(b"\0")):
         return True
-    program = os.path.basename(words[1])
-    trains = program == "train.py" or words[1:4] == ["-m", "partial_fc", "train"] or (program, words[2]) == _TRAIN
+    began = [os.path.basename(words[1]), *words[2:4]]
+    trains = began[0] == "train.py" or began[:2] == ["partial-fc", "train"] or began == ["-m", "partial_fc", "train"]
     return trains and not any(word.startswith(("--gpus", "--nodes")) for word in words)
 
 
