@@ -2,8 +2,8 @@
 # Trains through mpirun over the hosts of a file:  bash run.sh [--restarts N] [HOSTFILE] [--flag value ...]
 #
 #   --restarts N        where the run fails (a host or a process dies, an exchange hangs), it is started again from the
-#                       newest checkpoint, at most N times; not where it got no further than the time before. This host
-#                       must see the checkpoints
+#                       newest checkpoint, at most N times: at once, after RESTART_PAUSE_S (10) seconds where it got no
+#                       further than the time before, and not after two such tries. This host must see the checkpoints
 #   HOSTFILE            or HOSTS in the environment; hosts/localhost_2 without either. Lines "HOST slots=N", or
 #                       "HOST" for one process there (horovodrun --hostfile needs slots=N in each line, and stumbles
 #                       over comments and empty lines).
@@ -64,6 +64,10 @@ fi
 sessions=()
 own_sessions=yes
 [ -z "${TMPDIR:-}${OMPI_MCA_orte_tmpdir_base:-}${OMPI_MCA_orte_top_session_dir:-}" ] || own_sessions=
+# Where a rank has failed mpirun ends the others: it asks, waits a second, twice, whatever they do, and kills. Here nothing
+# waits for it where all are to be started again.
+ending=()
+[ "$restarts" = 0 ] || ending=(-mca odls_base_sigkill_timeout 0)
 
 # ---- signals: mpirun passes SIGUSR1 on to every process, but kills them a second after SIGTERM or Ctrl-C. Where this
 # script is killed itself, mpirun gets a SIGUSR1, too: nobody is left who could end it.
@@ -94,7 +98,7 @@ run() {
     [ -z "$own_sessions" ] || sessions=(-mca orte_top_session_dir "$(mktemp -u /tmp/ompi.run.XXXXXXXX)")
     set -m # a process group of its own: Ctrl-C in a terminal reaches us alone, and mpirun from us, once
     "${with_us[@]}" mpirun -np "$processes" --host "${places#* }" --allow-run-as-root -bind-to none -map-by slot \
-        -mca pml ob1 -mca btl "$transports" "${interface[@]}" "${sessions[@]}" "${pass[@]}" \
+        -mca pml ob1 -mca btl "$transports" "${interface[@]}" "${sessions[@]}" "${ending[@]}" "${pass[@]}" \
         bash "$here/config.sh" "$@" </dev/null &
     job=$!
     set +m
@@ -148,7 +152,9 @@ for ((try = 0; ; try++)); do
         exit "$status"
     fi
     [ -z "$after" ] || flags=("$@" --resume auto) # also where the run began from another checkpoint, or from none
-    pause=${RESTART_PAUSE_S:-10}
+    # A host that is gone may come back; where there was progress nothing is waited for.
+    pause=0
+    [ "$after" != "$before" ] || pause=${RESTART_PAUSE_S:-10}
     say "status $status; restart $((try + 1)) of at most $restarts in $pause s, from ${after:-the beginning}"
     for ((i = 0; i < 5 * pause; i++)); do
         [ -z "$interrupted$asked" ] || break

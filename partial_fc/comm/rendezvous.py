@@ -175,7 +175,7 @@ def _connects(launch: Launch, timeout_s: float) -> None:
 def _patiently(launch: Launch, timeout_s: float, deadline: float, attempt: Callable[[float], T]) -> T:
     """What attempt(seconds left) returns, once somebody answers at the master's address. (TCPStore would wait, too, but
     fills the terminal with its own stack for every attempt and does not say what went wrong.)"""
-    problem, silent = "no answer", False
+    problem, silent, pause_s = "no answer", False, _POLL_S / 2
     while (left := deadline - time.monotonic()) > 0:
         silent = False
         try:
@@ -190,7 +190,9 @@ def _patiently(launch: Launch, timeout_s: float, deadline: float, attempt: Calla
             problem = f"this host does not know the name ({error.strerror})"
         except OSError as error:
             problem = error.strerror or str(error)
-        time.sleep(max(0.0, min(0.2, deadline - time.monotonic())))
+        # Rank 0 may be there in a moment: one that was started again, at the same time.
+        pause_s = min(0.2, 1.3 * pause_s)
+        time.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
     if silent:
         raise _not_rank_0(launch, timeout_s, problem)
     here = " That address is this host itself." if _is_local_address(launch.master_addr) else ""

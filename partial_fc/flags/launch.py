@@ -1,5 +1,6 @@
 """The flags that say how a run is started, and on what; every recipe has them."""
 
+import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ import tyro
 
 from partial_fc import comm
 from partial_fc.comm import World, elastic
-from partial_fc.comm.launch import spawn
+from partial_fc.comm.launch import keeper, spawn
 from partial_fc.flags.numbers import PORT, PROCESSES, THREADS, check_numbers, flag
 from partial_fc.flags.training import is_given
 
@@ -42,6 +43,11 @@ class LaunchFlags:
     start_timeout: float = 120.0
     """Seconds in which all processes must have found each other. (horovodrun has a --start-timeout of its own; where
     hosts come and go this is the one.)"""
+    restarts: int = 0
+    """So many times at most, where a process fails or is killed, all go on from the newest checkpoint: each is started
+    again at once, in place, with its libraries loaded. Not where five tries bring no step beyond the furthest, nor what
+    fails before its first step. With --gpus, --nodes, `partial-fc launch`, srun, and horovodrun where hosts come and go
+    (there from a commit in memory); mpirun has `run.sh --restarts`, torchrun --max-restarts."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: one GPU for each process where there is one."""
     deterministic: bool = False
@@ -49,6 +55,7 @@ class LaunchFlags:
 
     def __post_init__(self) -> None:
         check_numbers(self, nodes=PROCESSES, gpus=THREADS, master_port=PORT, start_timeout="(0, inf)")
+        check_numbers(self, restarts="[0, 1000000]")
         if not 0 <= self.nr < self.nodes:
             raise ValueError(
                 f"--nr is {self.nr}, of --nodes {self.nodes}; nodes are numbered from 0 to {self.nodes - 1}"
@@ -67,10 +74,17 @@ class LaunchFlags:
         where another launcher has started it already.
         """
         if comm.started_here():
-            spawn.stay_with_parent()
+            if not self.restarts:
+                spawn.stay_with_parent()
             return None
         launch = comm.detect()
-        if launch.launcher in spawn.LEAVES_BEHIND:
+        static = launch.backend == "horovod" and not elastic.active()
+        if self.restarts and (static or launch.launcher == "torchrun"):
+            instead = "torchrun --max-restarts" if launch.backend == "torch" else "bash run.sh --restarts"
+            raise ValueError(
+                f"--restarts {self.restarts} under {launch.launcher}, which starts processes itself: use `{instead} N`"
+            )
+        if launch.launcher in spawn.LEAVES_BEHIND and not self.restarts:
             spawn.stay_with_parent()
         given = [name for name in ("nodes", "gpus", "nr", "master_addr", "master_port") if is_given(self, name)]
         flags = ", ".join(f"{flag(name)} {getattr(self, name)}" for name in given)
@@ -98,6 +112,16 @@ class LaunchFlags:
             master_addr=master_addr,
             master_port=master_port,
         )
+
+    def keep(self) -> int | None:
+        """With --restarts, in a process that is to train: makes it the keeper of those that do. Returns None in these,
+        and in the keeper the exit status to end with. To be called when all is imported."""
+        if not self.restarts:
+            return None
+        launch = comm.detect()
+        if launch.backend == "horovod":
+            importlib.import_module("partial_fc.comm.horovod")
+        return keeper.keep(self.restarts, launch.rank, comm.started_here() or launch.launcher in spawn.LEAVES_BEHIND)
 
     def join(self, device_type: str) -> World:
         """The processes of this launch, met. device_type: "cpu" or "cuda"."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -35,14 +36,16 @@ class TortureOptions:
     and says whether the losses can tell: the same steps, each once, the same samples, losses equal to --tolerance; how
     much of the time went into steps that counted; what happened when. Status 0: nothing can tell. 1: something can.
 
-    partial-fc torture --folder runs/torture --mtbf 15 -- python train.py face --gpus 2 --rec DIR --max-steps 1000
+    partial-fc torture --folder runs/torture --mtbf 15 -- python train.py face --gpus 2 --restarts 99 --rec DIR
     partial-fc torture --folder /shared/torture --mtbf 60 -H hosts/h --kinds rank host -- bash run.sh hosts/h --rec DIR
+    with --max-steps 1000 --checkpoint-every 10 --frequent 1 --precision fp64
 
     COMMAND is any that takes --models-root as its last flag; FOLDER/undisturbed, then FOLDER/disturbed is given to it.
     It has to go on from its own checkpoints (--checkpoint-every), and to repeat bit by bit: compare with as many
     processes, or in --precision fp64 with --sync-bn. With --frequent 1 every step is compared in all digits, and where
     the data stood; otherwise in loss.csv's nine. When COMMAND itself ends otherwise than with 0, it is started again.
-    Killed are only processes of yours that have FOLDER/disturbed on their command line."""
+    Killed are only processes of yours that have FOLDER/disturbed on their command line. A rank is what trains; what
+    keeps it and starts it again (--restarts) is not."""
 
     folder: Path
     """Where both runs, output.txt, events.jsonl and torture.json are written; all hosts of COMMAND must see it. An
@@ -87,6 +90,8 @@ class Result:
     starts: int = 0
     times_back: int = 0
     steps_repeated: int = 0
+    until_first_step_s: float = 0.0
+    recoveries_s: list[float] = field(default_factory=list)
     wall_s: float = 0.0
     effective_s: float = 0.0
     effective: float = 0.0
@@ -165,7 +170,8 @@ def _disturbed(command: list[str], root: Path, output: Any, faults: Faults, resu
                 time.sleep(_POLL_S)
                 watch.look()
                 if faults.strike(watch.step):
-                    watch.interrupted()
+                    watch.look()  # over ssh it took some time, in which there were steps
+                    watch.struck()
         watch.look()
         if process.returncode == 0:
             break
@@ -183,8 +189,10 @@ def _disturbed(command: list[str], root: Path, output: Any, faults: Faults, resu
     result.effective_s = watch.effective_s()
     result.effective = result.effective_s / result.wall_s
     result.faults = faults.counts
+    result.until_first_step_s = watch.first_step_at - began
     result.times_back = len(watch.backs)
     result.steps_repeated = sum(start - end for start, end in watch.backs)
+    result.recoveries_s = [round(seconds, 3) for seconds in watch.recoveries_s]
 
 
 @contextmanager
@@ -216,5 +224,9 @@ def _print(result: Result, tolerance: float, folder: Path) -> None:
         print(f"problem: {problem}")
     if not found.problems:
         print("samples: none lost or repeated" if found.in_full else "samples: position at the end as undisturbed")
-    print(f"time: {result.effective:.1%}: {result.effective_s:.1f} s in steps that counted, of {result.wall_s:.1f} s")
+    print(f"time: {result.effective:.1%}: {result.effective_s:.1f} s in steps that counted, of {result.wall_s:.1f} s; "
+          f"{result.until_first_step_s:.1f} s until the first one")  # fmt: skip
+    if result.recoveries_s:
+        print(f"from a fault to the second step beyond it: median {median(result.recoveries_s):.1f} s, longest "
+              f"{max(result.recoveries_s):.1f} s")  # fmt: skip
     print(f"{'EQUAL' if result.equal else 'NOT EQUAL'}; every event is in {folder / 'events.jsonl'}", flush=True)

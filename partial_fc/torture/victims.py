@@ -18,6 +18,8 @@ MARK = "partial-fc torture: "
 _RANKS = tuple(
     name.encode() for name in ("HOROVOD_RANK=", "OMPI_COMM_WORLD_RANK=", "PMI_RANK=", "SLURM_PROCID=", "RANK=")
 )
+# What the keeper of a rank that --restarts has is called (comm/launch/keeper.py): a launcher, it does not train.
+_KEEPER = "partial-fc keep"
 
 
 def processes(folder: str) -> dict[int, bool]:
@@ -31,7 +33,8 @@ def processes(folder: str) -> dict[int, bool]:
             if entry.stat().st_uid == os.getuid() and _is_of(folder, words):
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                 if state not in "ZX":
-                    found[int(entry.name)] = _is_rank(words, (entry / "environ").read_bytes())
+                    is_keeper = (entry / "comm").read_text().strip() == _KEEPER
+                    found[int(entry.name)] = not is_keeper and _is_rank(words, (entry / "environ").read_bytes())
     return found
 
 
@@ -40,7 +43,8 @@ def _is_rank(words: list[str], environ: bytes) -> bool:
         return False
     if any(variable.startswith(_RANKS) for variable in environ.split(b"\0")):
         return True
-    trains = os.path.basename(words[1]) in ("train.py", "partial-fc") or words[1:3] == ["-m", "partial_fc"]
+    began = [os.path.basename(words[1]), *words[2:4]]
+    trains = began[0] == "train.py" or began[:2] == ["partial-fc", "train"] or began == ["-m", "partial_fc", "train"]
     return trains and not any(word.startswith(("--gpus", "--nodes")) for word in words)
 
 

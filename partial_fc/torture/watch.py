@@ -16,6 +16,11 @@ class Watch:
     furthest: int = 0
     backs: list[tuple[int, int]] = field(default_factory=list)
     """(step from, step to) of each time that the run has gone back."""
+    first_step_at: float = float("nan")
+    recoveries_s: list[float] = field(default_factory=list)
+    """From each fault to the second step beyond those of before: the first one may have been as good as done."""
+    _awaited: list[tuple[float, int]] = field(default_factory=list)
+    """(time of a fault, step from which on it is made good)."""
     _seen: list[tuple[float, int]] = field(default_factory=list)
     """(time, step) when another number was seen."""
     _interrupted: bool = True  # between the last step and the next, something else was done
@@ -35,11 +40,21 @@ class Watch:
             self._seen.append((now, step))
             self._interrupted = False
         self.step = step
-        self.furthest = max(self.furthest, step)
+        if step > self.furthest:
+            now = time.monotonic()
+            self.first_step_at = now if not self.furthest else self.first_step_at
+            self.furthest = step
+            self.recoveries_s += [now - at for at, goal in self._awaited if goal <= step]
+            self._awaited = [(at, goal) for at, goal in self._awaited if goal > step]
 
     def interrupted(self) -> None:
-        """A process was killed: what passes until the next step is not that step's time."""
+        """Something has failed: what passes until the next step is not that step's time."""
         self._interrupted = True
+
+    def struck(self) -> None:
+        """A fault was made now."""
+        self.interrupted()
+        self._awaited.append((time.monotonic(), self.furthest + 2))
 
     def effective_s(self) -> float:
         """Time in steps that count: of each step's last time, from the end of the step before. The first step after an

@@ -23,6 +23,8 @@ def join(launch: LaunchFlags) -> tuple[World, torch.device]:
     """Starts the processes of this host where the flags ask for them, and ends with their exit status; in one of those
     that compute, `meet`."""
     status = launch.start()
+    if status is None:
+        status = launch.keep()
     if status is not None:
         raise SystemExit(status)
     return meet(launch)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from partial_fc import checkpoint, counter_rng
+from partial_fc.comm.launch import keeper
 from partial_fc.head import PartialFC, telemetry
 from partial_fc.train.guards import loss_spikes
 from partial_fc.train.guards.policy import NonFinite, roll_back
@@ -85,6 +86,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve,
         at.step += 1
         at.position = batches[-1].position
         verdict = vote.result()
+        keeper.step_done(at.step)
         job.saver.settle(verdict.busy, verdict.failed)
         stopped = verdict.stop
         curve.add(at.step, loss, lr)

@@ -19,6 +19,7 @@ from partial_fc.checkpoint.owner import Owner
 from partial_fc.checkpoint.peer.recover import recover
 from partial_fc.checkpoint.peer.transfer import all_gather_json
 from partial_fc.comm import elastic
+from partial_fc.comm.launch.keeper import furthest_step
 from partial_fc.data import Source
 from partial_fc.head import PartialFC
 from partial_fc.train.backbone import Stored, TorchBackbone
@@ -102,8 +103,8 @@ def _checkpoint(
     where it is known. A collective."""
     asked, root, world, owner = run.config.run.resume, run.config.run.checkpoints, run.world, _owner(run)
     given = _given(run)
-    # A later world of the run: what that has written since it began counts more than what it began from.
-    healing = asked == "auto" or run.memory.age > 1
+    # A later world of the run, or a restart: what it has written since it began counts more than what it began from.
+    healing = asked == "auto" or run.memory.age > 1 or any(all_gather_json(furthest_step(), world, "resume/restart"))
     if found is not None and found.step <= _step_in(given):
         found = None
     if found is None and healing:

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from partial_fc import cli
+from partial_fc.torture import victims
 from partial_fc.torture.compare import compare
 from tests.recipes.conftest import ROOT, SMALL, environment, train_here
 
@@ -45,6 +46,45 @@ def test_a_run_whose_process_is_killed_twice_cannot_be_told_from_one_that_was_le
     assert 0 < told["effective"] < 1
     events = [json.loads(line)["what"] for line in (tmp_path / "t/events.jsonl").read_text().splitlines()]
     assert len([what for what in events if what.startswith("killed rank: ")]) == told["faults"]["rank"]
+
+
+def test_ranks_whose_keepers_start_them_again_cannot_be_told_from_those_that_were_left_alone(
+    tmp_path, monkeypatch, capsys
+):
+    """The command itself is started once."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("os.environ", environment())
+    flags = ["--folder", str(tmp_path / "t"), "--mean-steps", "25", "--seed", "3"]
+    status = cli.run("torture", [*flags, "--", sys.executable, "train.py", "face", *JOB, "--gpus=2", "--restarts=9"])
+    output = (tmp_path / "t/output.txt").read_text()
+    assert status == 0, capsys.readouterr().out + output[-3000:]
+    told = json.loads((tmp_path / "t/torture.json").read_text())
+    assert told["starts"] == 1
+    assert told["comparison"] == {
+        "steps": 60, "differing": 0, "in_full": 60, "largest_difference": 0.0, "problems": [],
+    }  # fmt: skip
+    assert told["faults"]["rank"] == len(told["recoveries_s"]) >= 1
+    for rank in (0, 1):
+        assert f"rank {rank}: ended with " in output
+    assert "; restart 1 of at most 9 now; furthest step " in output
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "expected"),
+    [
+        ("python train.py face --rec d", "", True),
+        ("/usr/bin/python3 /x/bin/partial-fc train face --rec d", "", True),
+        ("python -m partial_fc train face --rec d", "", True),
+        ("python train.py face --rec d --gpus 2", "", False),
+        ("python train.py face --rec d --gpus 2", "RANK=1", True),
+        ("python -m partial_fc launch -n 2 python train.py face", "", False),
+        ("python /x/bin/partial-fc launch -n 2 python train.py face", "", False),
+        ("bash config.sh face", "HOROVOD_RANK=0", False),
+        ("python", "", False),
+    ],
+)
+def test_who_is_a_rank(words, environ, expected):
+    assert victims._is_rank([*words.split(), ""], environ.encode()) == expected
 
 
 def test_it_tells_a_repeated_sample_a_lost_step_and_another_loss(undisturbed, tmp_path):

@@ -2,6 +2,7 @@
 
 import http.client
 import logging
+import mmap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 from partial_fc.comm import CollectiveError, elastic
 from partial_fc.comm.elastic import Evicted, HostsChanged, Member, membership, store
 from partial_fc.comm.elastic.store import TOKEN, TOKEN_HEADER, Store, request
+from partial_fc.comm.launch import keeper
 from partial_fc.comm.launch.detect import StartError
 
 
@@ -198,6 +200,22 @@ def test_a_process_that_was_given_up_does_not_ask_for_the_place_of_its_successor
     member(driver, "a", 0, 1, 0, 1, 0, 1).rendezvous(5)
     with pytest.raises(Evicted, match="gone on without this process"):
         old.rendezvous(5)
+
+
+@pytest.mark.parametrize("met", [True, False])
+def test_who_is_started_in_the_place_of_a_killed_one_goes_on_for_it(driver, monkeypatch, met):
+    """The driver does not know that another process speaks for the second host."""
+    monkeypatch.setattr(keeper, "_page", mmap.mmap(-1, mmap.PAGESIZE))
+    first, second = member(driver, "a", 0, 2, 0, 1, 0, 2), member(driver, "b", 1, 2, 0, 1, 1, 2)
+    if met:
+        meet_all(first, second)
+        threading.Timer(0.2, lambda: driver.new_world(a="1,2,0,1,1,2", b="0,2,0,1,0,2")).start()
+    second._leave_note(met)
+    successor = member(driver, "b", 9, 9, 0, 1, 9, 9)  # as its environment says
+    successor.take_place(keeper.note())
+    meet_all(first, successor)
+    assert [m.launch.rank for m in (first, successor)] == ([1, 0] if met else [0, 1])
+    assert (successor.name == second.name, successor.is_restart, driver.open.is_set()) == (met, False, met)
 
 
 def test_an_answer_of_the_world_before_is_not_believed(driver, monkeypatch):

@@ -91,8 +91,9 @@ def test_an_error_that_comes_again_before_a_checkpoint_is_not_tried_for_ever(sta
 
 def test_restarts_end(start, tmp_path):
     plan = "".join(f"{n:08d} exit {n}\n" for n in range(3, 9))
-    status, printed, calls = outcome(start(plan, "--restarts", "2"), tmp_path)
+    status, printed, calls = outcome(start(plan, "--restarts", "2", pause_s="1000"), tmp_path)
     assert (status, len(calls)) == (5, 3)
+    assert "restart 1 of at most 2 in 0 s" in printed, "there was progress"
     assert "status 5 after 2 restart(s), as many as --restarts allows" in printed
 
 
@@ -207,7 +208,7 @@ def test_a_closed_terminal_which_may_tell_it_twice_leaves_time_for_a_checkpoint(
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_in_the_pause_ends_it_with_nothing_running(start, tmp_path, number, expected):
-    process = start("00000001 exit 1\n00000002 exit 0\n", "--restarts", "3", pause_s="100")
+    process = start("0 exit 1\n00000002 exit 0\n", "--restarts", "3", pause_s="100")
     assert "restart 1 of at most 3 in 100 s" in process.stderr.readline()
     process.send_signal(number)
     status, _, calls = outcome(process, tmp_path)

@@ -15,6 +15,7 @@ on. Last, where _CRASHES are set, the second hvd.init of a process crashes; they
 
 import gc
 import http.client
+import json
 import logging
 import os
 import secrets
@@ -26,6 +27,7 @@ from typing import TypeVar
 
 from partial_fc.comm.elastic.barrier import Barrier
 from partial_fc.comm.elastic.store import ASK, Store, request
+from partial_fc.comm.launch import keeper
 from partial_fc.comm.launch.detect import Launch, StartError
 from partial_fc.comm.world import CollectiveError, World
 
@@ -79,6 +81,7 @@ class Member:
     store: Store  # passes on what it does not know to the driver's own
     name: bytes = field(default_factory=lambda: secrets.token_hex(8).encode())  # at the barrier
     has_assignment: bool = True  # that nobody has used yet: the first one comes with the environment
+    is_restart: bool = False  # its keeper has started it in the place of one that was in a world, and has not asked yet
     world: World | None = None
     recovery: Recovery | None = None  # until all is restored
     last_step: float = field(default_factory=time.monotonic)  # when it was done
@@ -126,6 +129,7 @@ class Member:
                 "cannot be reached from here. The others go on if it can be from theirs; else start the job again, it "
                 "goes on from its newest checkpoint"
             ) from error
+        self._leave_note(met=True)
         self.store.assignment = ",".join(map(str, self.assignment)).encode()
         for name, value in zip(_RANK_VARIABLES, self.assignment, strict=True):
             os.environ[name] = str(value)
@@ -139,7 +143,7 @@ class Member:
                 # That this process's name is gone says that the driver takes it for dead (its host could not be reached
                 # for a while) and has started another one instead, or is about to: asking would mix the two up.
                 before = self._barrier
-                if before.is_replaced():
+                if before.is_replaced() and not self.is_restart:
                     raise Evicted(
                         f"{self.host}, process {self.local_rank}: the others have gone on without this process, which "
                         "could not be reached"
@@ -152,7 +156,8 @@ class Member:
                     _log.warning("horovodrun has answered with the rank of the world before; asking again")
                     time.sleep(_ASK_AGAIN_S)
                     continue
-                self.assignment = answer
+                self.assignment, self.is_restart = answer, False
+            self._leave_note(met=False)
             self.has_assignment = False
             if self.assignment[0] < 0:
                 raise Evicted(f"{self.host}, process {self.local_rank}: not part of the job any more")
@@ -187,6 +192,18 @@ class Member:
         _, answer = request(self.store.driver, "GET", path, remind=remind)
         return tuple(int(number) for number in answer.split(b","))
 
+    def _leave_note(self, met: bool) -> None:
+        """For the one that its keeper starts where this process is killed. met: the ranks have met."""
+        keeper.leave_note(json.dumps([self.name.decode(), self.assignment, met]).encode())
+
+    def take_place(self, note: bytes) -> None:
+        """Goes on for a process that its keeper saw end. Horovod's driver does not know of that: where the ranks had
+        met, this one asks it for a rank as the others do; where not, they wait for it at the barrier."""
+        name, assignment, met = json.loads(note)
+        self.assignment, self.has_assignment, self.is_restart = tuple(assignment), not met, met
+        if met:  # the name that stands in this world's store
+            self.name = name.encode()
+
     @property
     def _barrier(self) -> Barrier:
         rank, size = self.assignment[:2]
@@ -207,6 +224,8 @@ def member() -> Member:
         assignment = tuple(int(e[name]) for name in _RANK_VARIABLES)
         driver = e[_ADDRESS], int(e[_PORT])
         _member = Member(e["HOROVOD_HOSTNAME"], assignment[2], assignment, Store(driver))
+        if note := keeper.note():
+            _member.take_place(note)
         e[_ADDRESS], e[_PORT] = "127.0.0.1", str(_member.store.server_port)
         left_out = [f"{name}={e.pop(name)}" for name in _CRASHES if name in e]
         if left_out and assignment[0] == 0:

@@ -83,17 +83,23 @@ def _listen(address: str) -> socket.socket:
         ) from None
 
 
-def stay_with_parent() -> None:
+def stay_with_parent(parent: int = 0) -> None:
     """Has this process end when the one that started it, and would end it, is gone, in whatever way: as if it had got
     SIGTERM, with a checkpoint where it trains, and without where that takes too long.
 
-    What another launcher than `run` has started is treated alike; whether that was gone before is not known then.
+    parent: its number, 0: what the environment says. What another launcher than `run` has started is treated alike;
+    whether that was gone before is not known then.
     """
-    parent = int(os.environ.get(PARENT) or os.getppid())
+    parent = parent or int(os.environ.get(PARENT) or os.getppid())
+    end_with(parent)
+    threading.Thread(target=_outlive, args=(parent,), name="parent", daemon=True).start()
+
+
+def end_with(parent: int) -> None:
+    """This process gets SIGTERM when its parent, which has this number, is gone."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # gone before we asked
         os._exit(1)
-    threading.Thread(target=_outlive, args=(parent,), name="parent", daemon=True).start()
 
 
 def _outlive(parent: int) -> None:

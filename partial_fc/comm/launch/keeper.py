@@ -1,0 +1,159 @@
+"""The keeper of a rank (`--restarts N`): a process that has loaded what training needs, has a copy of itself train, and
+where that copy fails, the next one, at once: without a shell, ssh, or an import.
+
+Each rank has one, and none knows of another. Where a rank is gone, its connections are closed: the collectives of all
+others fail, each ends, and its keeper starts the next; they meet as at the start, and go on from the newest checkpoint.
+(Where horovodrun lets ranks come and go the others stay: the driver does not learn of it, the copy meets them as one
+who was lost for a moment, and gets the state from their memory.)
+What a copy gets is environment, flags and modules of the start. A keeper itself has no thread, GPU or folder, and no
+socket (the one that rank 0 was started with is its first copy's alone).
+"""
+
+import ctypes
+import itertools
+import mmap
+import os
+import signal
+import struct
+import sys
+import time
+from contextlib import suppress
+from types import FrameType
+
+from partial_fc.comm.launch import spawn
+from partial_fc.comm.launch.detect import LISTENING_SOCKET
+
+NAME = "partial-fc keep"  # in ps; torture/victims.py knows it
+# Failures in a row without a step beyond the furthest one, after which it would fail again.
+MAX_WITHOUT_PROGRESS = 5
+_FINAL = {0, 2, 75, 130}  # done, a command line that is not understood, stopped as asked with a checkpoint, by Ctrl-C
+_PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
+_PR_SET_NAME = 15  # prctl(2)
+_PAUSE_S = 1.0  # after the second failure in a row without a new step; then twice as long each time
+_POLL_S = 0.1
+_ORPHAN_GRACE_S = 600  # for the last checkpoint, where the launcher was killed
+
+# What a keeper and its copies have in common: the furthest step that one of them has done, and a note of so many bytes.
+_page: mmap.mmap | None = None
+_HEAD = struct.Struct("qq")
+
+
+def step_done(step: int) -> None:
+    """Tells the keeper, if there is one, that there is progress."""
+    if _page is not None and step > furthest_step():
+        struct.pack_into("q", _page, 0, step)
+
+
+def furthest_step() -> int:
+    """That the copies of this rank's keeper have done; 0: none, or there is no keeper."""
+    return _HEAD.unpack_from(_page)[0] if _page is not None else 0
+
+
+def leave_note(text: bytes) -> None:
+    """For the copy that follows, if this one has a keeper: up to a kilobyte."""
+    if _page is not None:
+        _page[_HEAD.size : _HEAD.size + len(text)] = text
+        struct.pack_into("q", _page, 8, len(text))
+
+
+def note() -> bytes:
+    """What the copy before this one, or one before that, has left."""
+    if _page is None:
+        return b""
+    return _page[_HEAD.size : _HEAD.size + _HEAD.unpack_from(_page)[1]]
+
+
+def keep(restarts: int, rank: int, with_launcher: bool) -> int | None:
+    """Makes this process a keeper. Returns None in each copy, which is to train, and in the keeper, when all is over,
+    the exit status to end with. In a copy nothing is done.
+
+    restarts: so many at most. with_launcher: it ends with the process that has started this one. To be called when all
+    is imported, and nothing is open."""
+    global _page
+    if _page is not None:
+        return None
+    _page = mmap.mmap(-1, mmap.PAGESIZE)
+    return _Keeper(restarts, rank, with_launcher).run()
+
+
+class _Keeper:
+    def __init__(self, restarts: int, rank: int, with_launcher: bool):
+        self._restarts = restarts
+        self._rank = rank
+        self._launcher = os.getppid()
+        self._copy = 0
+        self._asked = 0  # the first signal that came
+        self._fruitless = 0  # failures in a row
+        if with_launcher:
+            spawn.end_with(self._launcher)
+
+    def run(self) -> int | None:
+        keeper, name, handlers = os.getpid(), _name(), {number: signal.getsignal(number) for number in _PASSED_ON}
+        _set_name(NAME)
+        for number, handler in handlers.items():
+            if handler is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._pass_on)
+        for restart in itertools.count():
+            before = furthest_step()
+            # One that comes in between is for the copy, too.
+            signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+            self._copy = os.fork()
+            if not self._copy:
+                _set_name(name)
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+                spawn.stay_with_parent(keeper)
+                return None
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+            if listening := os.environ.pop(LISTENING_SOCKET, None):
+                os.close(int(listening))
+            code = os.waitstatus_to_exitcode(os.waitpid(self._copy, 0)[1])
+            self._copy = 0
+            if not self._goes_on(code, restart, before):
+                return code if code >= 0 else 128 - code
+        raise AssertionError("count() has no end")
+
+    def _goes_on(self, code: int, restart: int, before: int) -> bool:
+        """Whether another copy follows, and when it is time for it. before: the furthest step when this one began."""
+        if code in _FINAL or self._asked:
+            return False
+        furthest = furthest_step()
+        self._fruitless = 0 if furthest > before else self._fruitless + 1
+        if furthest == 0 and code > 0:
+            return False  # a wrong flag, no data: its message has said so
+        if self._fruitless > MAX_WITHOUT_PROGRESS:
+            self._say(code, f"no step beyond {furthest} in {self._fruitless} tries: it would fail again, no restart")
+            return False
+        if restart == self._restarts:
+            self._say(code, f"after {restart} restart(s), as many as --restarts allows")
+            return False
+        pause_s = _PAUSE_S * 2 ** (self._fruitless - 2) if self._fruitless > 1 else 0.0
+        when = f"in {pause_s:g} s" if pause_s else "now"
+        self._say(code, f"restart {restart + 1} of at most {self._restarts} {when}; furthest step {furthest}")
+        until = time.monotonic() + pause_s
+        while time.monotonic() < until and not self._asked:
+            time.sleep(_POLL_S)
+        return not self._asked
+
+    def _say(self, code: int, words: str) -> None:
+        how = f"status {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
+        with suppress(OSError):  # a terminal that is gone
+            print(f"rank {self._rank}: ended with {how}; {words}", file=sys.stderr, flush=True)
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        self._asked = self._asked or number
+        if self._copy:
+            with suppress(ProcessLookupError):
+                os.kill(self._copy, number)
+        if os.getppid() != self._launcher:
+            signal.alarm(_ORPHAN_GRACE_S)  # ends the keeper, and so its copy: what hangs does not hear SIGTERM
+
+
+def _name() -> str:
+    with open("/proc/self/comm", encoding="utf-8") as file:
+        return file.read().strip()
+
+
+def _set_name(name: str) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
