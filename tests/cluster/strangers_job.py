@@ -33,6 +33,8 @@ COMMANDS = {
 }
 # Of the training's log, after what horovodrun puts before each.
 _LINE = re.compile(r"(\[[\d,]+\]<std(out|err)>:)?\d{4}-\d\d-\d\d \S+ rank \d+ I ")
+# What Open MPI's daemons, who answer anybody, say of each message that is not theirs (SECURITY.md).
+_DAEMON = re.compile(r"\[\S+:\d+\] tcp_peer_recv_connect_ack: invalid header type: \d+")
 _GATE = f"{ADDRESSES[0]}:8888"  # of own_launch
 _BEFORE = 20  # steps, after which memory is what it stays
 _STARTS_S = 300.0  # on a machine that has much else to do
@@ -49,6 +51,7 @@ class Outcome:
     sockets: list[str] = field(default_factory=list)
     thrown: dict[str, int] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)  # printed meanwhile that are not of the training's log
+    lines_of_daemons: int = 0
     losses_are_equal: bool = False
 
     def check(self) -> None:
@@ -152,7 +155,8 @@ def attack(
         outcome.thrown = json.loads(thrower.communicate()[0].splitlines()[-1])
         outcome.steps_after = steps_done(job.root)
         lines = job.lines(printed_before)
-        outcome.lines = [line for line in lines if not _LINE.match(line)]
+        outcome.lines = [line for line in lines if not (_LINE.match(line) or _DAEMON.fullmatch(line))]
+        outcome.lines_of_daemons = sum(_DAEMON.fullmatch(line) is not None for line in lines)
         job.end()
     undisturbed = Training(hosts, env, launcher, folder / "undisturbed", steps_done(job.root))
     undisturbed.wait()
