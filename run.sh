@@ -95,7 +95,7 @@ trap interrupt INT
 run() {
     # No binding: each process needs the cores of its threads, not one core. TCP (pml ob1) rather than whatever else the
     # library finds: NCCL carries what is large, and MPI's other transports differ between hosts.
-    [ -z "$own_sessions" ] || sessions=(-mca orte_top_session_dir "$(mktemp -u /tmp/ompi.run.XXXXXXXX)")
+    [ -z "$own_sessions" ] || sessions=(-mca orte_top_session_dir "/tmp/ompi.run.${SRANDOM:-$RANDOM$RANDOM}")
     set -m # a process group of its own: Ctrl-C in a terminal reaches us alone, and mpirun from us, once
     "${with_us[@]}" mpirun -np "$processes" --host "${places#* }" --allow-run-as-root -bind-to none -map-by slot \
         -mca pml ob1 -mca btl "$transports" "${interface[@]}" "${sessions[@]}" "${ending[@]}" "${pass[@]}" \

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from partial_fc import checkpoint
 from partial_fc.comm import SingleWorld
 from partial_fc.models import resnet
 from partial_fc.models.inputs import FACE
@@ -182,7 +183,7 @@ def test_the_loops_backbone_skips_clips_stores_and_goes_on(mode):
         gradients(first, seed)
         first.scale(0.5 / first.precision.loss_scale)
         first.step(lr)
-    weights, state = first.state()
+    weights, state = map(checkpoint.copied, first.state())
     assert {name.rpartition("/")[2] for name in state} == {"momentum"}
     assert len(state) == len(list(first.module.parameters()))
 
