@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from partial_fc.checkpoint import folders
 from partial_fc.checkpoint.checksums import checksums_name
-from partial_fc.checkpoint.peer.commits import Memory
+from partial_fc.checkpoint.peer.commits import Commit, Memory
 from tests.simulation.disk import File, Path
 
 if TYPE_CHECKING:
@@ -187,15 +189,27 @@ class Oracle:
                     "each share's keepers are there",
                 )
 
-    def whole(self, step: int) -> None:
+    def whole(self, commit: Commit) -> None:
         """A rank takes a commit for whole."""
         comm = self.cluster.here.comm
         assert comm is not None
         members = comm.members
         peers = self._expected_peers([p.host.name for p in members])
         keepers = tuple((p, members[peer]) for p, peer in zip(members, peers, strict=True))
-        self._whole.append(Whole(step, keepers, comm.number))
+        self._whole.append(Whole(commit.step, keepers, comm.number))
         del self._whole[:-50]
+        for rank, (sender, keeper) in enumerate(keepers):
+            if keeper is self.cluster.here is not sender:
+                self._check_same(commit, rank, sender.memory)
+
+    def _check_same(self, commit: Commit, rank: int, of_sender: Memory) -> None:
+        """What is kept for a rank is what that took."""
+        what = f"the commit of step {commit.step} counts as whole"
+        check(rank in commit.shares, f"{what}; that of rank {rank} is not there")
+        taken, kept = of_sender.commits[-1].local, commit.shares[rank].own
+        if taken.step == commit.step:  # else the sender has begun the next one
+            same = taken.own.keys() == kept.keys() and all(torch.equal(t, kept[name]) for name, t in taken.own.items())
+            check(same, f"{what}; rank {rank} has taken another share than is kept for it")
 
     def left(self, step: int, commits_are_kept: bool) -> None:
         """A rank leaves because hosts come or go, with nothing lost."""

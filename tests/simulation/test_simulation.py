@@ -38,7 +38,7 @@ def test_whatever_befalls_the_hosts_each_step_is_made_once_and_the_run_comes_to_
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_fault_made_by_hand_is_seen(name):
     seeds = range(_SHOWS[name], _SHOWS[name] + 40)
-    assert any(simulate(Plan.of(seed), more=[MUTATIONS[name]]).problem for seed in seeds)
+    assert any(simulate(Plan.of(seed), more=MUTATIONS[name]).problem for seed in seeds)
 
 
 def test_a_seed_says_all():
