@@ -4,14 +4,12 @@ import dataclasses
 from typing import Any
 
 from partial_fc.checkpoint import folders, saver
-from partial_fc.checkpoint.owner import Owner
 from partial_fc.checkpoint.peer import commits
 from partial_fc.checkpoint.peer import recover as recovery
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.comm.elastic import barrier, membership
 from partial_fc.train import resume
 from partial_fc.train.guards import commits as commits_of_loop
-from partial_fc.train.record.loss_csv import LossCurve
 from tests.simulation.product import Replacement
 
 _Copies, _begin = commits.PeerCopies, commits.PeerCopies.begin
@@ -85,6 +83,4 @@ MUTATIONS: dict[str, list[Replacement]] = {
     "nobody waits for the others of a new world": [(barrier.Barrier, "wait", _waits_for_nobody)],
     "a checkpoint is marked when one rank has written": [(saver.Saver, "settle", _marked_early)],
     "checksums are not compared": [(Checkpoint, "check", lambda found, path: None)],
-    "nobody looks whose the folder is": [(Owner, "check", lambda owner: None)],
-    "loss.csv is no copy": [(LossCurve, "_renew", lambda curve: None)],
 }
