@@ -206,7 +206,7 @@ FOUND: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "clips: 10^20 frames": ("clips", lambda: b"a.mp4 100000000000000000000 0\n", "line 1: .*two whole numbers"),
     "ijb: an empty line": ("ijb-points", lambda: b"\n", "line 1: expected an image"),
     "ijb: a score beyond float32": ("ijb-points", lambda: b"1.png" + b" 1" * 10 + b" 1e300\n", "line 1: expected"),
-    # Torch's own search of its message: 13 s.
+    # Torch searches its own message: 0.9 s for a name of 12 KB, by the square.
     "weights: a name of 64 KiB": ("weights-old", lambda: b"\x80\x02c" + b"[" * 65_536 + b"\nx\n.", "cannot be read as"),
     "apex: a tensor of one number": ("apex", lambda: apex_with(model=UNFOLDED), "repeats few stored numbers"),
     "apex: groups without parameters": ("apex", lambda: apex_with(optimizer=NO_PARAMS), "no torch state dict"),
