@@ -490,6 +490,15 @@ network=horovod/runner/common/util/network.py
 sed -i '/def _send_one/,/return resp/ s/^\( *\)sock\.connect(addr)$/\1sock.settimeout(2)\n&\n\1sock.settimeout(None)/' "$source/$network"
 expect $network 'sock.settimeout(2)'
 
+# A process that ended while the driver waited in vain for hosts was told of after the driver's end: that waited at a
+# barrier for the others, who had left it, and horovodrun for ever.
+replace horovod/runner/elastic/registration.py '        self._action_event.wait()' "$(cat <<'END'
+        self._action_event.wait()
+        if self._driver.finished():
+            return self._rendezvous_id
+END
+)"
+
 # Horovod and Gloo leave out headers that older standard libraries included by themselves (before GCC 13 and 14).
 # Make's own MAKEFLAGS, where make called this, would set the number of jobs to one; so would nproc under OMP_NUM_THREADS.
 env HOROVOD_WITH_PYTORCH=1 HOROVOD_${mxnet}_MXNET=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \

@@ -2,32 +2,42 @@
 # What tests/faults does in a minute or two, for two hours: 100,000 inputs for every reader of files, guided by coverage,
 # then 50 kills of a training, every signal to every process of every launcher, 200 double starts, 1,000 folders of damaged
 # checkpoints, full disks, lost packets, and native code under sanitizers. Names of readers as arguments: only those are
-# fuzzed, and nothing else is done. INPUTS, ROUNDS, SCHEDULES and SEED in the environment say how much, and which.
-# What is found lies in build/fuzz/READER/found.
+# fuzzed; names of what is checked below (kills, "double starts" ...): only that is done. INPUTS, ROUNDS, SCHEDULES and SEED
+# in the environment say how much, and which. What is found lies in build/fuzz/READER/found.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 inputs=${INPUTS:-100000} rounds=${ROUNDS:-50} seed=${SEED:-1}
 
-failed=()
+failed=() parts=(fuzzing)
+# among NAME NAMES...
+among() { printf '%s\n' "${@:2}" | grep -qxF -e "$1"; }
+only=("$@")
 check() {
     local name=$1
     shift
-    "$@" || failed+=("$name: status $?")
+    parts+=("$name")
+    if [ ${#only[@]} = 0 ] || among "$name" "${only[@]}"; then
+        "$@" || failed+=("$name: status $?")
+    fi
 }
 
-if ! python -c "import atheris" 2>/dev/null; then
-    python -m pip install --quiet --require-hashes --no-deps -r lock/torture.txt || exit 1
-fi
-readers=("$@")
-if [ $# = 0 ]; then
-    mapfile -t readers < <(python -c "from tests.faults.readers import READERS; print(*READERS, sep='\n')")
-fi
+mapfile -t all_readers < <(python -c "from tests.faults.readers import READERS; print(*READERS, sep='\n')")
+readers=()
+for name in "${all_readers[@]}"; do
+    if [ $# = 0 ] || among fuzzing "$@" || among "$name" "$@"; then readers+=("$name"); fi
+done
 # As many at a time as there are cores.
 fuzz() { timeout 14400 python -m tests.faults.fuzz "$1" --inputs "$inputs" --seed "$seed" || { echo "fuzz $1: status $?"; false; }; }
 export -f fuzz
 export inputs seed
-check "fuzzing" xargs -P "$(env -u OMP_NUM_THREADS nproc)" -I{} bash -c 'fuzz {}' <<<"$(printf '%s\n' "${readers[@]}")"
+if [ ${#readers[@]} -gt 0 ]; then
+    if ! python -c "import atheris" 2>/dev/null; then
+        python -m pip install --quiet --require-hashes --no-deps -r lock/torture.txt || exit 1
+    fi
+    printf '%s\n' "${readers[@]}" | xargs -P "$(env -u OMP_NUM_THREADS nproc)" -I{} bash -c 'fuzz {}' ||
+        failed+=("fuzzing: status $?")
+fi
 # The C++ kernels, compiled with AddressSanitizer and UndefinedBehaviorSanitizer: their own tests; and the readers behind
 # which other native code is (OpenCV, libjpeg, FFmpeg, torch, safetensors), which is not compiled so, but whose calls of
 # malloc, memcpy and the like are watched.
@@ -41,24 +51,25 @@ sanitized() ( # FOLDER: where the libraries go; a shell of its own, whose enviro
         LD_PRELOAD=$preload timeout 1800 python -m pytest tests/unit/test_cpu_kernel.py &&
         LD_PRELOAD=$preload timeout 1800 python -m pytest tests/faults/test_readers.py -k "changed_files and ($native)"
 )
-if [ $# = 0 ]; then
-    folder=$(mktemp -d)
-    trap 'rm -rf "$folder"' EXIT
-    check "kills" timeout 7200 python -m tests.faults.kills "$folder/kills" --rounds "$rounds" --seed "$seed"
-    check "damage" timeout 3600 python -m tests.faults.damage "$folder/damage" --rounds "$((20 * rounds))" --seed "$seed"
-    check "bits" timeout 1200 python -m tests.faults.bit_flips --flips 1000 --seed "$seed"
-    check "signals" timeout 7200 python -m tests.faults.kill_matrix "$folder/signals"
-    check "double starts" timeout 14400 python -m tests.faults.double_starts "$folder/starts" --rounds "$((4 * rounds))" --seed "$seed"
-    check "disks" timeout 600 python -m tests.faults.disks "$folder/disks"
-    check "network" timeout 600 python -m pytest tests/faults/test_network.py
-    check "sanitizers" sanitized "$folder/kernels"
-    # Somebody on a third host, for a minute.
-    check "strangers" timeout 600 python -m tests.cluster.strangers_job "$folder/strangers"
-    # Schedules of the elastic protocol in simulated time: some 15 minutes of one core.
-    check "simulation" timeout 7200 python -m tests.simulation --schedules "${SCHEDULES:-10000}" --first "$((seed * 1000000))"
-    # A host that dies and one that comes: the scenarios of elastic runs.
-    check "hosts" timeout 1200 python -m pytest tests/cluster/test_elastic.py
-fi
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+check "kills" timeout 7200 python -m tests.faults.kills "$folder/kills" --rounds "$rounds" --seed "$seed"
+check "damage" timeout 3600 python -m tests.faults.damage "$folder/damage" --rounds "$((20 * rounds))" --seed "$seed"
+check "bits" timeout 1200 python -m tests.faults.bit_flips --flips 1000 --seed "$seed"
+check "signals" timeout 7200 python -m tests.faults.kill_matrix "$folder/signals"
+check "double starts" timeout 14400 python -m tests.faults.double_starts "$folder/starts" --rounds "$((4 * rounds))" --seed "$seed"
+check "disks" timeout 600 python -m tests.faults.disks "$folder/disks"
+check "network" timeout 600 python -m pytest tests/faults/test_network.py
+check "sanitizers" sanitized "$folder/kernels"
+# Somebody on a third host, for a minute.
+check "strangers" timeout 600 python -m tests.cluster.strangers_job "$folder/strangers"
+# Schedules of the elastic protocol in simulated time: some 15 minutes of one core.
+check "simulation" timeout 7200 python -m tests.simulation --schedules "${SCHEDULES:-10000}" --first "$((seed * 1000000))"
+# A host that dies and one that comes: the scenarios of elastic runs.
+check "elastic" timeout 1200 python -m pytest tests/cluster/test_elastic.py
+for name; do
+    among "$name" "${parts[@]}" "${all_readers[@]}" || failed+=("$name is none of ${parts[*]}, and no reader")
+done
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'FAILED: %s\n' "${failed[@]}"
     exit 1

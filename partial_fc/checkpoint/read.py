@@ -27,6 +27,7 @@ from partial_fc.head.shard import Shard
 from partial_fc.optim.compression import merge_residuals
 
 _READABLE = (OLD_FORMAT, FORMAT)
+_MOST_RANKS = 1 << 16
 _UNNAMED = 1 << 19  # classes; more only where the files have a byte for each
 _SAME = ("step", "world_size", "num_classes", "head", "position")  # in the folders of all hosts
 _OLDER = "; go on from another checkpoint (--resume DIR)"
@@ -289,8 +290,9 @@ def _manifest(folder: Path, lists: Iterable[dict[str, str]]) -> dict[str, Any]:
         raise Damaged(f"{path} is damaged: {error!r}", _OLDER) from error
     if form not in _READABLE:
         raise ValueError(f"{folder} has format {form!r}; this version reads {' and '.join(map(str, _READABLE))}")
-    if not all(type(fact) is int and fact >= 0 for fact in facts):
-        raise Damaged(f"{path} is damaged: step and world_size are {facts}, expected whole numbers", _OLDER)
+    if not all(type(fact) is int and fact >= 0 for fact in facts) or facts[1] > _MOST_RANKS:
+        expected = f"expected whole numbers, of ranks at most {_MOST_RANKS:,}"
+        raise Damaged(f"{path} is damaged: step and world_size are {facts}, {expected}", _OLDER)
     return manifest
 
 

@@ -44,7 +44,8 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
             parts = archive.infolist()
             if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
                 raise ValueError(f"{path} is compressed; expected what numpy.savez and `partial-fc embed` write")
-            if sum(part.file_size for part in parts) > size:
+            # (What is not compressed has two sizes, too: one counts, the other is read.)
+            if sum(max(part.file_size, part.compress_size) for part in parts) > size:
                 raise ValueError(f"{path}: its parts are larger than the file")
             return {
                 part.filename.removesuffix(".npy"): _array(f"{path}, {part.filename}", archive.read(part))

@@ -40,6 +40,7 @@ _GALLERIES = {"IJBB": ("S1", "S2"), "IJBC": ("G1", "G2")}
 # Where eyes, nose and corners of the mouth lie in an image of 112 x 112 pixels, as in the training sets of InsightFace.
 _POINTS = np.array([(38.2946, 51.6963), (73.5318, 51.5014), (56.0252, 71.7366), (41.5493, 92.3655), (70.7299, 92.2041)])
 _PAIRS_AT_ONCE = 16384
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class Aligned(ImageFiles):
@@ -96,7 +97,7 @@ class Ijb:
 
     def _read_templates(self, path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         template_N, media_N = _numbers(path, (1, 2)).T
-        names = np.loadtxt(path, dtype=str, usecols=0, comments=None, ndmin=1).tolist()
+        names = [line.split()[0] for line in read_text(path, errors="surrogateescape").splitlines() if line.strip()]
         if len(names) != len(self.names):
             raise ValueError(
                 f"{path} has {len(names)} lines; expected one for each of the {len(self.names)} images of "
@@ -203,7 +204,7 @@ def _read_points(path: Path) -> tuple[list[str], NDArray[np.float64], NDArray[np
             values = [float(field) for field in rest]
         except ValueError:
             values = []
-        if len(values) != 11 or not np.isfinite(values).all():
+        if len(values) != 11 or not all(abs(value) <= _LARGEST for value in values):
             raise ValueError(
                 f"{path}, line {number}: expected an image, ten coordinates and a score, got {line.strip()[:200]!r}"
             )

@@ -20,6 +20,23 @@ from partial_fc.files import regular
 
 _ZIP = b"PK\x03\x04"
 _BOLD = re.compile(r"\x1b\[\d*m")  # in messages of torch
+_MOST_SEARCHED = 2000  # characters
+
+
+class _Searching:
+    """The module `re` as torch.serialization sees it: looks at the beginning of a text.
+
+    torch.load searches its messages for what they mean, in a time that grows with the square of the longest word, which
+    can be a name in the file: hours for a megabyte."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(re, name)
+
+    def search(self, pattern: str, text: str) -> re.Match[str] | None:
+        return re.search(pattern, text[:_MOST_SEARCHED])
+
+
+setattr(torch.serialization, "re", _Searching())  # noqa: B010  # mypy knows no such name there
 
 
 def load(path: str | Path) -> Any:

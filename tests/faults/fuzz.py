@@ -117,7 +117,8 @@ def main() -> None:
     session = Session(READERS[options.reader], folder, options.inputs)
     for number, files in enumerate(session.trial.seeds):
         (session.corpus / f"seed-{number}").write_bytes(files[session.reader.changed])
-    libfuzzer = [f"-seed={options.seed}", "-max_len=65536", "-len_control=0", "-timeout=60", "-rss_limit_mb=8192"]
+    # Processor time is watched (watching.py); this is for what waits for ever, on a machine however busy.
+    libfuzzer = [f"-seed={options.seed}", "-max_len=65536", "-len_control=0", "-timeout=600", "-rss_limit_mb=8192"]
     libfuzzer += ["-verbosity=0", "-close_fd_mask=2", f"-artifact_prefix={session.found}/", str(session.corpus)]
     atheris.Setup([sys.argv[0], *libfuzzer], session.one, custom_mutator=session.change)
     atheris.Fuzz()

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from partial_fc.checkpoint.read import Damaged
-from partial_fc.data.sample import BadRecord
+from partial_fc.data.sample import BadRecord, LabelOutOfRange
 
 # Exactly these: JSONDecodeError, UnicodeDecodeError are ValueErrors without a file's name.
-OURS = (ValueError, BadRecord, Damaged)
+OURS = (ValueError, BadRecord, LabelOutOfRange, Damaged)
 # What any file may cost, beside a microsecond and four bytes for each of its own: of processor time, and of memory.
 SECONDS = 1.0
 MEMORY = 64 << 20

@@ -29,9 +29,9 @@ _KINDS = {"kill": 8, "crash": 4, "stop": 4, "cut": 4, "unlist": 3, "disk": 2, "f
 _KINDS |= {"rumour": 2, "damage": 3}
 
 
-def draw(chance: random.Random, length_s: float) -> list[Fault]:
-    """length_s: about how long the training takes."""
-    kinds = list(_KINDS)
+def draw(chance: random.Random, step_s: float) -> list[Fault]:
+    """step_s: how long a step takes, or a little more."""
+    kinds, length_s = list(_KINDS), 25 * step_s
     faults = []
     for _ in range(chance.choice((0, 1, 2, 3, 4, 6, 8))):
         kind = chance.choices(kinds, [_KINDS[kind] for kind in kinds])[0]
@@ -50,7 +50,21 @@ def draw(chance: random.Random, length_s: float) -> list[Fault]:
             at_s = round(chance.choice((0.1, 1.0, 0.5 * length_s, length_s)) * chance.random(), 3)
             world, trains = chance.choice((1, 1, 1, 2, 2, 2, 3, 4)), chance.random() < 0.75
             faults[i] = replace(fault, at_s=at_s, world=world, trains=trains)
+    if chance.random() < 0.3:
+        faults += _in_first_steps(chance, step_s)
     return sorted(faults, key=lambda fault: (fault.world, fault.at_s))
+
+
+def _in_first_steps(chance: random.Random, step_s: float) -> list[Fault]:
+    """World after world, while its first commit is under way or has just become whole: a rank or host is lost, or one
+    that has just come."""
+    made = []
+    for world in range(chance.choice((1, 2)), chance.choice((3, 4, 6))):
+        kind = chance.choice(("newest", "newest", "newest", "kill", "crash", "cut"))
+        at_s = chance.choice((1.5, 3.0, 8.0)) * step_s * chance.random()
+        lasts_s = chance.choice((0.3, 2.0, 9.0)) * chance.uniform(0.5, 1.5)
+        made.append(Fault(kind, round(at_s, 3), round(lasts_s, 3), chance.randrange(1000), world, trains=True))
+    return made
 
 
 def befall(cluster: Cluster, fault: Fault) -> None:
@@ -70,6 +84,15 @@ def befall(cluster: Cluster, fault: Fault) -> None:
 def _kill(cluster: Cluster, fault: Fault) -> None:
     if living := cluster.living():
         cluster.kill(living[fault.number % len(living)])
+
+
+def _newest(cluster: Cluster, fault: Fault) -> None:
+    """Of those in a world, who was started last; where one is alone, in the next world."""
+    there = [process for process in cluster.living() if process.comm]
+    if len(there) > 1:
+        cluster.kill(there[-1])
+    else:
+        befall(cluster, replace(fault, world=cluster.oracle.num_worlds + 1))
 
 
 def _stop(cluster: Cluster, fault: Fault) -> None:

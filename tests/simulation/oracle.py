@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from partial_fc.checkpoint import folders
 from partial_fc.checkpoint.checksums import checksums_name
-from partial_fc.checkpoint.peer.commits import Memory
+from partial_fc.checkpoint.peer.commits import Commit, Memory
 from tests.simulation.disk import File, Path
 
 if TYPE_CHECKING:
@@ -50,10 +52,12 @@ class Made:
 
 @dataclass(frozen=True)
 class Whole:
-    """A commit that all ranks of a world have: who keeps the share of each rank, itself and its peer."""
+    """A commit that all ranks of a world have: who keeps the share of each rank, itself and its peer, as long as they
+    have no newer one."""
 
     step: int
-    keepers: tuple[tuple["Process", "Process"], ...]
+    age: int
+    keepers: tuple[set["Process"], ...]
     world: int
 
 
@@ -164,6 +168,7 @@ class Oracle:
         if own is not None:
             check(own == mix(state, rank), f"step {step}: rank {rank} has what another rank or state had for its own")
         self._check_not_older(comm, step)
+        self._keeps_no_more(me, step)
         self.cluster.trace(f"goes on from step {step}, position {position}, state {state % 10**6}")
 
     def _check_not_older(self, comm: "Communicator", step: int) -> None:
@@ -180,22 +185,44 @@ class Oracle:
                         step >= number, f"goes on from step {step}; its ranks have all of the commit of step {number}"
                     )
         for whole in self._whole:
-            if all(any(p in comm.members for p in keepers) for keepers in whole.keepers):
+            if all(keepers.intersection(comm.members) for keepers in whole.keepers):
                 check(
                     step >= whole.step,
                     f"goes on from step {step}; the commit of step {whole.step} of world {whole.world} was whole, and "
                     "each share's keepers are there",
                 )
 
-    def whole(self, step: int) -> None:
+    def whole(self, commit: Commit) -> None:
         """A rank takes a commit for whole."""
         comm = self.cluster.here.comm
         assert comm is not None
         members = comm.members
         peers = self._expected_peers([p.host.name for p in members])
-        keepers = tuple((p, members[peer]) for p, peer in zip(members, peers, strict=True))
-        self._whole.append(Whole(step, keepers, comm.number))
+        keepers = [(p, members[peer]) for p, peer in zip(members, peers, strict=True)]
+        self._keeps_no_more(self.cluster.here, commit.step, comm.number)
+        self._whole.append(Whole(commit.step, commit.age, tuple(map(set, keepers)), comm.number))
         del self._whole[:-50]
+        for rank, (sender, keeper) in enumerate(keepers):
+            if keeper is self.cluster.here is not sender:
+                self._check_same(commit, rank, sender.memory)
+
+    def _keeps_no_more(self, process: "Process", step: int, world: int = 0) -> None:
+        """What is older than this step, or of this one in earlier worlds, may be forgotten, and so what it goes on from
+        when there is more than one commit of that step: a second loss before the next one is whole can cost all."""
+        held = {(commit.step, commit.age) for commit in process.memory.commits}
+        for whole in self._whole:
+            if (whole.step, whole.world) < (step, world) or (whole.step == step and (step, whole.age) not in held):
+                for keepers in whole.keepers:
+                    keepers.discard(process)
+
+    def _check_same(self, commit: Commit, rank: int, of_sender: Memory) -> None:
+        """What is kept for a rank is what that took."""
+        what = f"the commit of step {commit.step} counts as whole"
+        check(rank in commit.shares, f"{what}; that of rank {rank} is not there")
+        taken, kept = of_sender.commits[-1].local, commit.shares[rank].own
+        if taken.step == commit.step:  # else the sender has begun the next one
+            same = taken.own.keys() == kept.keys() and all(torch.equal(t, kept[name]) for name, t in taken.own.items())
+            check(same, f"{what}; rank {rank} has taken another share than is kept for it")
 
     def left(self, step: int, commits_are_kept: bool) -> None:
         """A rank leaves because hosts come or go, with nothing lost."""
@@ -204,7 +231,8 @@ class Oracle:
         gone = self._in_world.setdefault(("left", comm.number, step), set())
         gone.add(self.cluster.here)
         if len(gone) == len(comm.members) and commits_are_kept:
-            self._whole.append(Whole(step, tuple((p, p) for p in comm.members), comm.number))
+            age = self.cluster.here.memory.commits[-1].age
+            self._whole.append(Whole(step, age, tuple({p} for p in comm.members), comm.number))
 
     def _expected_peers(self, hosts: Sequence[str]) -> list[int]:
         """A rank of the next host; which, is found out from what the ranks say."""

@@ -232,7 +232,7 @@ def _recover(cluster: Cluster, recover: Any, memory: Any, world: Any, root: Path
 def _completing(cluster: Cluster, complete: Any) -> Any:
     def observed(copies: Any, commit: Any) -> None:
         complete(copies, commit)
-        cluster.oracle.whole(commit.step)
+        cluster.oracle.whole(commit)
 
     return observed
 

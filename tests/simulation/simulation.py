@@ -15,7 +15,6 @@ from tests.simulation.job import NUM_SAMPLES, ROOT, Config, Recipe, config_of
 from tests.simulation.oracle import Oracle, check
 
 _BEFORE_S, _PAUSE_S = 60.0, 10.0
-_ATTEMPTS = 12
 
 
 @dataclass
@@ -59,7 +58,7 @@ class Plan:
             stale=chance.choice((0.0, 0.0, 0.1)),
             disk_waits=chance.random() < 0.5,
             disk_s=chance.choice((0.004, 0.004, 0.3)),
-            faults=draw(chance, 25 * step_s),
+            faults=draw(chance, step_s),
         )
 
 

@@ -15,15 +15,17 @@ from tests.simulation.simulation import Plan, simulate
 
 # From which seed on schedules are tried: that one shows the mutation, until the product waits elsewhere.
 _SHOWS = {
-    "a commit counts when it is begun": 50,
-    "the step is not taken back": 4,
+    "each world counts as the first": 41,
+    "a commit counts when it is begun": 26,
+    "what is kept for others counts before it came": 26,
+    "the step is not taken back": 10,
     "images that were lost are not seen again": 1,
-    "a checkpoint goes before a newer commit": 26,
-    "ranks leave without a commit": 12,
-    "the peer is on the same host": 146,
+    "a checkpoint goes before a newer commit": 22,
+    "ranks leave without a commit": 11,
+    "the peer is on the same host": 11,
     "nobody waits for the others of a new world": 3,
     "a checkpoint is marked when one rank has written": 2,
-    "checksums are not compared": 34,
+    "checksums are not compared": 13,
 }
 
 
@@ -37,8 +39,14 @@ def test_whatever_befalls_the_hosts_each_step_is_made_once_and_the_run_comes_to_
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_fault_made_by_hand_is_seen(name):
-    seeds = range(_SHOWS[name], _SHOWS[name] + 40)
-    assert any(simulate(Plan.of(seed), more=[MUTATIONS[name]]).problem for seed in seeds)
+    seeds = range(_SHOWS[name], _SHOWS[name] + 100)
+    assert any(simulate(Plan.of(seed), more=MUTATIONS[name]).problem for seed in seeds)
+
+
+def test_a_schedule_that_was_found():
+    """All hosts of the world before were gone, and a process ended while horovodrun's driver waited for them: it waited
+    for ever (scripts/build_horovod.sh; tests/unit/test_horovodrun.py)."""
+    assert simulate(Plan.of(5336)).problem is None
 
 
 def test_a_seed_says_all():

@@ -1,10 +1,12 @@
-"""horovodrun as scripts/build_horovod.sh builds it: the words of the command are the command's."""
+"""horovodrun as scripts/build_horovod.sh builds it: the words of the command are the command's, and it ends."""
 
 import sys
+import threading
 
 import pytest
 
 launch = pytest.importorskip("horovod.runner.launch")
+from horovod.runner.elastic.registration import WorkerStateRegistry
 
 
 def parsed(words: str, monkeypatch):
@@ -24,3 +26,40 @@ def test_horovodruns_own_flags_are_not_shortened(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parsed("-np 2 --hos localhost:2 --verb bash config.sh", monkeypatch)
     assert "--hos" in capsys.readouterr().err
+
+
+class NoHosts:
+    """Stands for the elastic driver and its list of hosts: none are left."""
+
+    def __init__(self):
+        self.waits, self.gives_up, self._stopped = threading.Event(), threading.Event(), threading.Event()
+
+    def finished(self):
+        return self._stopped.is_set()
+
+    def resume(self):
+        self.waits.set()
+        self.gives_up.wait()
+        raise RuntimeError("no hosts from the previous set remain")
+
+    def stop(self):
+        self._stopped.set()
+
+    def is_blacklisted(self, host):
+        return False
+
+
+def test_a_process_that_ends_while_the_driver_waits_in_vain_does_not_hold_it_up():
+    driver = NoHosts()
+    registry = WorkerStateRegistry(driver, driver)
+    registry.reset(2)
+    told = [threading.Thread(target=registry.record_ready, args=(host, 0), daemon=True) for host in "ab"]
+    told.append(threading.Thread(target=registry.record_failure, args=("b", 0), daemon=True))
+    for thread in told[:2]:
+        thread.start()
+    assert driver.waits.wait(60)
+    told[2].start()
+    driver.gives_up.set()
+    for thread in told:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in told)

@@ -2,7 +2,9 @@
 
 import ast
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from datetime import date
@@ -125,3 +127,18 @@ def test_the_image_runs_as_a_user_checks_host_keys_and_names_its_base_by_digest(
     assert not re.search(r"StrictHostKeyChecking no|UserKnownHostsFile /dev/null", "\n".join(lines))
     assert [line for line in lines if re.fullmatch(r"ARG BASE=\S+@sha256:[0-9a-f]{64}", line)]
     assert "COPY lock lock" in lines
+
+
+def test_what_the_image_copies_before_the_set_up_is_enough_to_import_mxnet(tmp_path):
+    """Horovod's build does, and the other sources come after it."""
+    lines = (ROOT / "Dockerfile").read_text().partition("RUN ")[0].splitlines()
+    copied = [word for line in lines if line.startswith("COPY partial_fc/") for word in line.split()[1:-1]]
+    for name in copied:
+        source, target = ROOT / name, tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+    # MXNet itself, and torch, would be seconds.
+    imported = "import sys; sys.modules['mxnet'] = sys; import partial_fc.mxnet; print(partial_fc.__file__)"
+    environ = os.environ | {"PYTHONPATH": str(tmp_path), "DMLC_ROLE": "server"}
+    found = subprocess.run([sys.executable, "-P", "-c", imported], env=environ, capture_output=True, text=True)
+    assert found.stdout.startswith(str(tmp_path)), found.stderr

@@ -49,7 +49,7 @@ def read_history(models_root: Path) -> History:
         try:
             row = json.loads(line)
             step, event = int(row["step"]), row.get("event")
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             continue
         if event in _GOES_BACK:
             found.scalars = [one for one in found.scalars if one["step"] <= step]
