@@ -169,6 +169,7 @@ async def _throw(seconds: float, num_messages: int, num_connections: int, target
                             writer.write(b"[" * 65536)
                             seen["bytes of endless lines"] += 65536
                             await writer.drain()
+                            await asyncio.sleep(0)  # to drain what is taken at once lets nobody else work
                     while await reader.read(4096):
                         pass
             writer.close()
@@ -194,7 +195,7 @@ async def _throw(seconds: float, num_messages: int, num_connections: int, target
         messages = [HOSTILE[i % len(HOSTILE)] for i in range(num_messages)]
         throwers += [hold(target, number) for number in range(num_connections)]
         throwers += [say(target, messages) for _ in range(500)]
-    async with asyncio.timeout(seconds + 30):
+    async with asyncio.timeout(seconds + 120):
         await asyncio.gather(*throwers)
     return seen
 
