@@ -33,6 +33,13 @@ def keep_freed() -> None:
             warnings.warn(f"glibc's mallopt refuses {name}={value}: training takes longer", stacklevel=2)
 
 
+def give_back_freed() -> None:
+    """The system gets what the C library has kept of freed memory (`keep_freed`): between two steps, what the
+    activations took. The next step takes it anew."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 # What torch's allocators say, in a RuntimeError: DefaultCPUAllocator: can't allocate memory; CUDA out of memory.
 _REFUSED = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
 

@@ -18,7 +18,7 @@ from partial_fc.checkpoint.rows import Part, class_bytes, cut
 from partial_fc.comm import World
 from partial_fc.head import PartialFC
 from partial_fc.head.class_rows import CopiedRows
-from partial_fc.memory import available_memory_bytes, refusals
+from partial_fc.memory import available_memory_bytes, give_back_freed, refusals
 
 FORMAT = 4
 # Of memory that is free, what a part may take that is read while training stands still (of rows that are no views), and
@@ -163,6 +163,8 @@ def capture(
         raise MemoryError(f"{num_bytes / 1e6:,.1f} MB are needed for this rank's copy; {free / 1e6:,.1f} MB are free")
 
     def take(is_copy: bool) -> Snapshot:
+        if not is_copy:  # memory may be short; what is written also passes through the page cache
+            give_back_freed()
         copying = head.rows.begin_copy() if head.rows is not None and is_copy and behind else None
         weights, state, own, lists = (copied(table) if is_copy else table for table in tables)
         return Snapshot(

@@ -3,7 +3,8 @@
     python -m tests.faults.memory_limits FOLDER
 
 One process in a memory cgroup of its own, below the one that this is run in (v1 or v2; as root). First without a limit
-and without checkpoints, which gives the peak; then with limits of 1.02 to 2 times that and a checkpoint every few
+and without checkpoints, which gives the peak (the largest of three runs, since where the C library puts what changes
+it by a few percent); then with limits of 1.02 to 2 times that and a checkpoint every few
 steps. None may be killed, and each must leave a checkpoint that is whole. AssertionError: it is not so.
 """
 
@@ -82,8 +83,11 @@ def train(folder: Path, flags: list[str], limit: int | None) -> tuple[int, int, 
 def sweep(folder: Path, job: str) -> Iterator[dict[str, Any]]:
     """Figures of each limit."""
     flags = shlex.split(JOBS[job])
-    status, peak, output = train(folder / "peak", [*flags, "--max-steps", str(STEPS)], None)
-    assert status == 0, output
+    peak = 0
+    for number in range(3):
+        status, used, output = train(folder / f"peak-{number}", [*flags, "--max-steps", str(STEPS)], None)
+        assert status == 0, output
+        peak = max(peak, used)
     for factor in FACTORS:
         root = folder / f"{factor}"
         more = ["--max-steps", str(STEPS), "--checkpoint-every", "4", "--models-root", str(root / "run")]
