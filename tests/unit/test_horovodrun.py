@@ -6,7 +6,7 @@ import threading
 import pytest
 
 launch = pytest.importorskip("horovod.runner.launch")
-from horovod.runner.elastic.registration import WorkerStateRegistry
+from horovod.runner.elastic.registration import WorkerStateRegistry  # noqa: E402
 
 
 def parsed(words: str, monkeypatch):
