@@ -248,7 +248,7 @@ def test_it_has_its_words(tmp_path, name):
         # Lines that are none are left out.
         ("run-history", b'{"step": 1e999}\n{"step": 2, "images_per_s": 3.5}\n'),
         ("run-history", b"[" * 5000 + b"\n"),
-        ("ijb-templates", b"1.png 7 70\n2.png 8 71\n" + b"\n" * 50 + b"3.png 0 71\n"),
+        ("ijb-templates", b"1.png 7 70\n2.png 8 71\n" + b"\n" * 50 + b"3.png 9 71\n"),
     ],
 )
 def test_it_is_read(tmp_path, reader_name, content):
