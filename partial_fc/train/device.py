@@ -23,15 +23,17 @@ def join(launch: LaunchFlags) -> tuple[World, torch.device]:
     """Starts the processes of this host where the flags ask for them, and ends with their exit status; in one of those
     that compute, `meet`."""
     status = launch.start()
-    if status is None:
-        status = launch.keep()
     if status is not None:
         raise SystemExit(status)
     return meet(launch)
 
 
 def meet(launch: LaunchFlags) -> tuple[World, torch.device]:
-    """This process's world, and its device, with the host's cores shared. All ranks call this."""
+    """This process's world, and its device, with the host's cores shared; with --restarts in a copy of it that trains,
+    and this process ends with the status of the last copy. All ranks call this."""
+    status = launch.keep()
+    if status is not None:
+        raise SystemExit(status)
     if launch.deterministic:
         if elastic.active():
             raise ValueError(
