@@ -12,8 +12,9 @@ A model of a file system, fed with logged operations (operations.py). It promise
 import errno
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from tests.faults import operations as op
 from tests.faults.operations import Operation
@@ -245,21 +246,35 @@ def _written(content: bytes, writes: Sequence[_Write], how: Mapping[_Write, str]
     return content
 
 
-def cuts(log: Sequence[Operation]) -> Iterator[list[Operation]]:
-    """The operations that were made when it happened: as they were logged, up to each of them; and each rank as far as
-    that while the others had not moved since all of them met, or had come to their next meeting."""
+Cut = Callable[[], list[Operation]]
+"""The operations that were made when it happened, in order: put together only where they are wanted."""
+
+
+def cuts(log: Sequence[Operation]) -> Iterator[Cut]:
+    """As they were logged, up to each of them; and each rank as far as that while the others had not moved since all of
+    them met, or had come to their next meeting."""
     counts = [operation.changes or operation.kind == op.SYNC for operation in log]
-    for end in range(len(log)):
-        if counts[end]:
-            yield list(log[:end])
-    yield list(log)
+    for end in (*(i for i in range(len(log)) if counts[i]), len(log)):
+        yield partial(_as_logged, log, end)
     begin = 0
     for end in (*(i for i, operation in enumerate(log) if operation.kind == op.MEETING), len(log)):
         for at in range(begin, end):
             rank = log[at].rank
             if counts[at] and any(operation.rank != rank for operation in log[begin:end]):
-                mine = [operation for operation in log[begin:at] if operation.rank == rank]
-                theirs = [o for i, o in enumerate(log[begin:end], begin) if o.rank != rank or i < at]
-                yield [*log[:begin], *mine]
-                yield [*log[:begin], *theirs]
+                yield partial(_alone, log, begin, at)
+                yield partial(_without, log, at, end)
         begin = end + 1
+
+
+def _as_logged(log: Sequence[Operation], end: int) -> list[Operation]:
+    return list(log[:end])
+
+
+def _alone(log: Sequence[Operation], begin: int, at: int) -> list[Operation]:
+    """From `begin` on only those of the rank of `at`, up to it."""
+    return [*log[:begin], *(operation for operation in log[begin:at] if operation.rank == log[at].rank)]
+
+
+def _without(log: Sequence[Operation], at: int, end: int) -> list[Operation]:
+    """Up to `end`, but of the rank of `at` only up to it."""
+    return [*log[:at], *(operation for operation in log[at:end] if operation.rank != log[at].rank)]

@@ -2,14 +2,19 @@
 
     python -m tests.faults.enumeration FOLDER [WORD]        WORD: of the names of sweeps; none: all
 
-Prints how many of each there were, as JSON, a line for each sweep. Exit status 1: some broke a promise; it names them.
+Prints how many of each there were, as JSON, a line for each sweep; as many sweeps run at once as there are cores. Exit
+status 1: some broke a promise; it names them. FOLDER: nothing of it is ever synced, so best one in memory (/dev/shm).
 """
 
+import gc
 import json
 import logging
+import multiprocessing
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,40 +27,48 @@ if TYPE_CHECKING:
 _SHOWN = 10
 
 
-def sweeps(disk: Disk, word: str) -> "Iterator[Sweep]":
-    """One after the other, as each prepares the same folder."""
+def sweeps() -> "dict[str, Callable[[Disk], Sweep]]":
+    """By name, those first that take longest: of the processes that share them none is left alone with one."""
     from tests.faults.owner_sweep import OwnerSweep
     from tests.faults.save_scenarios import LAYOUTS, SAVES
     from tests.faults.save_sweep import SaveSweep
     from tests.faults.tool_sweep import TOOLS, ToolSweep
 
-    makers: dict[str, Callable[[], Sweep]] = {"owner, one folder": lambda: OwnerSweep(disk)}
-    makers |= {f"{tool.name}, one output": partial(ToolSweep, disk, tool) for tool in TOOLS}
-    for layout, roots in LAYOUTS.items():
-        makers |= {f"{what.name}, {layout}": partial(SaveSweep, disk, layout, roots, what) for what in SAVES}
-    chosen = [make for name, make in makers.items() if word in name]
-    if not chosen:
-        raise SystemExit(f"no sweep is called {word!r}; there are {', '.join(makers)}")
-    yield from (make() for make in chosen)
+    found: dict[str, Callable[[Disk], Sweep]] = {
+        f"{what.name}, {layout}": partial(SaveSweep, layout=layout, roots=roots, what=what)
+        for what in reversed(SAVES)
+        for layout, roots in reversed(LAYOUTS.items())
+    }
+    return found | {tool.name: partial(ToolSweep, tool=tool) for tool in TOOLS} | {"owner": OwnerSweep}
+
+
+def _run(folder: Path, name: str) -> tuple[dict[str, object], list[str]]:
+    """(how many there were of each, what was wrong). In a process that does nothing else meanwhile."""
+    start, logger = time.process_time(), logging.getLogger("partial_fc")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    sweep = sweeps()[name](Disk(folder / name.replace(" ", "-")))
+    sweep.run()
+    return {"sweep": name, **sweep.counts, "cpu_s": round(time.process_time() - start, 1)}, sweep.wrong
 
 
 def main() -> int:
-    folder = Path(sys.argv[1])
+    folder, word = Path(sys.argv[1]), " ".join(sys.argv[2:])
     folder.mkdir(parents=True, exist_ok=True)
     under_the_shim(folder)
-    logging.getLogger("partial_fc").setLevel(logging.INFO)
-    logging.getLogger("partial_fc").propagate = False
+    names = [name for name in sweeps() if word in name]
+    if not names:
+        raise SystemExit(f"no sweep is called {word!r}; there are {', '.join(sweeps())}")
+    gc.freeze()  # what is loaded now is shared by all processes
     num_wrong = 0
-    for sweep in sweeps(Disk(folder / "disk"), " ".join(sys.argv[2:])):
-        start = time.process_time()
-        sweep.run()
-        counts = {"sweep": sweep.name, **sweep.counts, "cpu_s": round(time.process_time() - start, 1)}
-        print(json.dumps(counts), flush=True)
-        num_wrong += len(sweep.wrong)
-        for wrong in sweep.wrong[:_SHOWN]:
-            print(f"WRONG {wrong}", flush=True)
-        if len(sweep.wrong) > _SHOWN:
-            print(f"... and {len(sweep.wrong) - _SHOWN} more", flush=True)
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("fork")) as pool:
+        for counts, wrong in pool.map(partial(_run, folder), names):
+            print(json.dumps(counts), flush=True)
+            num_wrong += len(wrong)
+            for line in wrong[:_SHOWN]:
+                print(f"WRONG {line}", flush=True)
+            if len(wrong) > _SHOWN:
+                print(f"... and {len(wrong) - _SHOWN} more", flush=True)
     return int(num_wrong > 0)
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.faults import operations as op
-from tests.faults.crash_states import Model, Tree, cuts
+from tests.faults.crash_states import Cut, Model, Tree, cuts
 from tests.faults.ground import Ground
 from tests.faults.operations import CRASHED, Disk, Fault, Operation
 
@@ -137,7 +137,8 @@ class Sweep:
         self.counts[str(fault).partition(" at ")[0]] += 1
         self.check_fault(self.disk.below / struck, said, tree)
         if fault.error == errno.EIO and fault.how_long == "once":
-            self._states(f"{fault}, ", log, [log, self._chance.choice(list(cuts(log)))], _RANDOM_STATES_OF_A_FAULT)
+            some = [lambda: log, self._chance.choice(list(cuts(log)))]
+            self._states(f"{fault}, ", log, some, _RANDOM_STATES_OF_A_FAULT)
 
     def _crash(self) -> None:
         _, status = self.forked(self.act)
@@ -173,9 +174,9 @@ class Sweep:
     def _is_promised(log: Sequence[Operation]) -> bool:
         return any(operation.kind == op.PROMISE for operation in log)
 
-    def _states(self, when: str, log: Sequence[Operation], some: Sequence[list[Operation]], count: int) -> None:
+    def _states(self, when: str, log: Sequence[Operation], some: Sequence[Cut], count: int) -> None:
         """Those in which the disk may be left where it was done so far. some: cuts of the log; count: see the model."""
-        for cut in some:
+        for cut in (take() for take in some):
             model = Model(self.start)
             try:
                 for operation in cut:
