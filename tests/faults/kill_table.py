@@ -78,12 +78,7 @@ def _promises() -> dict[tuple[str, str, str], str]:
 
 def promised() -> dict[tuple[str, str, str], tuple[str, ...]]:
     """(launch, target, signal) -> what may become of the run; of several things timing decides."""
-    return {key: tuple(words.removesuffix(" ?").split(" or ")) for key, words in _promises().items()}
-
-
-def never_played() -> set[tuple[str, str, str]]:
-    """Those that end with a question mark."""
-    return {key for key, words in _promises().items() if words.endswith(" ?")}
+    return {key: tuple(words.split(" or ")) for key, words in _promises().items()}
 
 
 def differences(cells: Iterable[Cell]) -> list[str]:
@@ -102,7 +97,7 @@ def table(cells: Sequence[Cell]) -> str:
     rows: dict[tuple[str, ...], list[str]] = {}
     seen = {cell.key: cell for cell in cells}
     for launch, target in dict.fromkeys((cell.launch, cell.target) for cell in cells):
-        fates = tuple(str(seen.get((launch, target, name), "?")) for name in COLUMNS)
+        fates = tuple(str(seen[launch, target, name]) for name in COLUMNS)
         rows.setdefault((launch, *fates), []).append(target)
     lines = [f"| | to | {' | '.join(_HEADS)} |", f"|{' --- |' * (len(_HEADS) + 2)}"]
     for (launch, *fates), targets in rows.items():
