@@ -9,7 +9,8 @@ import torch
 
 from partial_fc.checkpoint import Saver, Snapshot, capture
 from partial_fc.checkpoint.folders import folder_name, mark, prune, unmark
-from partial_fc.checkpoint.owner import Owner, take
+from partial_fc.checkpoint.owner import Fence, Owner, take
+from partial_fc.checkpoint.peer.transfer import all_gather_json
 from partial_fc.checkpoint.saver import ranks_beside
 from partial_fc.comm import World
 from partial_fc.errors import describe
@@ -130,17 +131,18 @@ class Ranks:
 
     def _start(self, world: World, what: Saves) -> tuple[Owner | None, Saver]:
         root = self.roots[world.rank]
+        keeper = ranks_beside(root, world)[0]
         owner, problem = None, ""
-        if ranks_beside(root, world)[0] == world.rank:
+        if keeper == world.rank:
             try:
                 owner, _ = take(root, f"run{world.rank}")
             except OSError as error:
                 problem = describe(error)
-        failed = world.all_gather(torch.tensor([int(bool(problem))]), name="t/owner").any()
+        said_W = all_gather_json([problem, owner.facts if owner else []], world, "t/owner")
         try:
-            if failed:
+            if any(said for said, _ in said_W):
                 raise ValueError(problem or "another rank")
-            return owner, Saver(root, world, what.keep, owner=owner)
+            return owner, Saver(root, world, what.keep, owner=owner or Fence.of_facts(root, said_W[keeper][1]))
         except ValueError:
             if owner:
                 owner.release()
