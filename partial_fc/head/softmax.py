@@ -178,8 +178,8 @@ def _feature_gradient(
 ) -> Tensor:
     """d(loss)/d(unit features), this rank's part, (G, D). Overwrites sums.weighted_sum_GD."""
     assert sums.weighted_sum_GD is not None
-    weight_G = logit_grad.factor_G * sums.denominator_G
+    weight_G = (logit_grad.factor_G * sums.denominator_G).to(sums.weighted_sum_GD.dtype)
     grad_GD = sums.weighted_sum_GD.mul_(weight_G[:, None])
     if sums.centre_sum_D is not None and softmax.share is not None:
         grad_GD -= sums.centre_sum_D * (softmax.share * scale / len(softmax.loss_G))
-    return grad_GD.add_(targets.centre_GD * logit_grad.target_grad_G[:, None])
+    return grad_GD.addcmul_(targets.centre_GD, logit_grad.target_grad_G[:, None])

@@ -171,7 +171,8 @@ class CpuKernel(Kernel):
         if logits.num_sampled and bool((denominator_G < _SMALLEST_DENOMINATOR).any()):
             return PlainKernel().sums(logits, with_weighted_sum, with_centre_sum)
         if weighted_sum_GD is not None:
-            weighted_sum_GD.div_(denominator_G.masked_fill(denominator_G == 0, 1.0)[:, None])
+            # (By float32: with float64 it is computed by way of a copy in float64, in five times the time.)
+            weighted_sum_GD.div_(denominator_G.masked_fill(denominator_G == 0, 1.0).float()[:, None])
         return Sums(denominator_G * math.exp(shift), weighted_sum_GD, centre_sum_D, self._cache_owner)
 
     def centre_gradients(self, logits: Logits, logit_grad: LogitGrad) -> Iterator[tuple[int, int, Tensor]]:

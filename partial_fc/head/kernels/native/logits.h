@@ -5,13 +5,15 @@ namespace {
 
 // Centres whose gradients are formed, and which move, at once.
 constexpr int64_t BLOCK = TILES ? 64 : 48;
-// Centres whose weights are summed up to the features' gradient at once: that gradient passes through the cache once a
-// chunk, and a chunk's centres and the next one's share the second cache.
+// Centres whose weights are summed up to the features' gradient at once: a chunk's centres and the next one's share the second
+// cache with those features and their gradient.
 template <bool BF> constexpr int64_t CHUNK = BF ? 288 : LANES == 16 ? 144 : 96;
-// Where the gradient is larger than the caches, more centres a passage: so many times CHUNK.
-template <bool BF> int64_t chunks_at_once(int64_t Gp) { return !BF && Gp > 1024 ? 3 : 1; }
 // Features that the products take at once, so that their operands stay in the caches whatever G is.
 constexpr int64_t TILE = 256;
+// Features that meet all of a thread's centres before the next ones do: they and their gradient stay in the second cache, and the
+// centres, which are fewer bytes, pass through it. With bfloat16 all of them, since to prepare a centre takes as long there
+// as its products with a few.
+template <bool BF> int64_t features_at_once(int64_t Gp) { return BF ? Gp : TILE; }
 // Rows that lie a power of two apart would share a few lines of the first cache.
 constexpr int64_t GAP = 16;
 
@@ -30,7 +32,7 @@ inline int64_t whole_classes(const Job& job, int64_t size) {
 template <bool BF> class Logits {
   public:
     Logits(const Job& job, const Features<BF>& features)
-        : job(job), f(features), chunk(whole_classes(job, CHUNK<BF> * chunks_at_once<BF>(f.Gp))),
+        : job(job), f(features), chunk(whole_classes(job, CHUNK<BF>)),
           block(whole_classes(job, f.Gp > TILE ? CHUNK<BF> : BLOCK)),
           rows(round_up(std::max(chunk, block), Padding<BF>::rows)), row_of_logits(std::min(f.Gp, TILE) + GAP), row_of_cache(cache_row<BF>(f.G)),
           inverse(rows), logit(rows * row_of_logits), row(f.Dp), operand(rows * row_of_operand()), mask(rows * row_of_logits),
@@ -51,6 +53,10 @@ template <bool BF> class Logits {
         if constexpr (BF) store(to, to_bf16(e));
         else store(to, e);
     }
+    static void keep_weight(Cached* to, vf e) {
+        if constexpr (BF) stream(to, to_bf16(e));
+        else stream(to, e);
+    }
 
     const Job& job;
     const Features<BF>& f;
@@ -68,7 +74,7 @@ template <bool BF> class Logits {
     // logit = the products of n centres from place `at` on with the features from g on; the centres after them, up to
     // place `end`, are sent for.
     void form_logits(int64_t at, int64_t n, int64_t g, int64_t width, const float* centre, int64_t end) {
-        const int64_t coming = g ? 0 : std::max<int64_t>(0, end - at - n);
+        const int64_t coming = std::max<int64_t>(0, end - at - n);
         auto ahead = spread(coming, pauses<BF>(n, width, f.Kd), [&](int64_t c) {
             prefetch_row(job.centre, job.centre_dtype, row_of(at + n + c), f.D);
         });

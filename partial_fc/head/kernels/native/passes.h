@@ -11,7 +11,7 @@ template <bool BF> class Pass : public Logits<BF> {
     using Base = Logits<BF>;
     using Base::a_word, Base::job, Base::f, Base::chunk, Base::block, Base::rows, Base::row_of_logits, Base::row_of_cache;
     using Base::inverse, Base::logit, Base::row;
-    using Base::fetch, Base::form_logits, Base::weigh, Base::store_weight, Base::floats_of, Base::word_row, Base::row_of_operand;
+    using Base::fetch, Base::form_logits, Base::weigh, Base::store_weight, Base::keep_weight, Base::floats_of, Base::word_row, Base::row_of_operand;
     using Base::inverse_of, Base::targets_between;
     using typename Base::Cached;
 
@@ -25,26 +25,26 @@ template <bool BF> class Pass : public Logits<BF> {
     // Adds the places [begin, end) to denominator (Gp), weighted_sum (Gp, Dp; may be null) and centre_sum (Dp; may be null).
     void sums(int64_t begin, int64_t end, double* denominator, float* weighted_sum, float* centre_sum) {
         Tiles tiles;
-        const int64_t words = round_up(chunk / a_word, Padding<BF>::words);
+        const int64_t words = round_up(chunk / a_word, Padding<BF>::words), at_once = features_at_once<BF>(f.Gp);
         Buffer sum(f.Gp), pairs(BF && weighted_sum ? words * f.Dp : 0), weight(BF ? words * row_of_logits : 0);
         Buffer across(Padding<BF>::tiles && weighted_sum ? round_up(TILE, 32) * (words + GAP) : 0);
-        for (int64_t at = begin; at < end; at += chunk) {
+        auto meet = [&](int64_t at, int64_t first, int64_t last) {  // some centres and some features
             const int64_t n = std::min(chunk, end - at), used = (n + a_word - 1) / a_word;
             const float* centre = fetch(at, n);
             Operand right{centre, row_of_operand(), Padding<BF>::panel};
             if (BF && weighted_sum) right = interleave_centres(centre, n, words, pairs);
-            if (centre_sum)
+            if (centre_sum && !first)
                 for (int64_t c = 0; c < n; c++) add_unit(row_of(at + c), inverse[c], centre_sum);
-            std::memset(sum, 0, f.Gp * 4);
-            for (int64_t g = 0; g < f.Gp; g += TILE) {
-                const int64_t width = std::min(TILE, f.Gp - g);
-                form_logits(at, n, g, width, centre, std::min(at + 2 * chunk, end));
+            std::memset(sum + first, 0, (last - first) * 4);
+            for (int64_t g = first; g < last; g += TILE) {
+                const int64_t width = std::min(TILE, last - g);
+                form_logits(at, n, g, width, centre, g > first ? at + n : std::min(at + 2 * chunk, end));
                 for (int64_t c = 0; c < n; c++) {
                     float* product = logit + c * row_of_logits;
-                    Cached* cached = job.cache && at + c < job.cached_rows ? (Cached*)job.cache + (at + c) * row_of_cache + g : nullptr;
+                    Cached* kept = job.cache && at + c < job.cached_rows ? (Cached*)job.cache + (at + c) * row_of_cache + g : nullptr;
                     weigh(at, c, g, width, sum, [&](int64_t i, vf e) {
                         store(product + i, e * inverse[c]);
-                        if (cached) store_weight(cached + i, e);
+                        if (kept) keep_weight(kept + i, e);
                     });
                 }
                 if (!weighted_sum) continue;
@@ -63,8 +63,11 @@ template <bool BF> class Pass : public Logits<BF> {
                     gemm<BF>(width, f.Dp, used, weight, 1, row_of_logits, right, to, f.Dp, true);
                 }
             }
-            for (int64_t g = 0; g < f.G; g++) denominator[g] += sum[g];
-        }
+            for (int64_t g = first; g < std::min(last, f.G); g++) denominator[g] += sum[g];
+        };
+        for (int64_t first = 0; first < f.Gp; first += at_once)
+            for (int64_t at = begin; at < end; at += chunk) meet(at, first, std::min(first + at_once, f.Gp));
+        settle_streams();
     }
 
     // For each place of [begin, end): take(place, centre (Dp), gradient by the unit centre (Dp), projection): the
@@ -94,7 +97,7 @@ template <bool BF> class Pass : public Logits<BF> {
                     weight = (const float*)((Cached*)job.cache + at * row_of_cache + g);
                     weight_row = row_of_cache / a_word;
                 }
-                gemm<BF>(n, f.Dp, words, weight, weight_row, 1, f.for_gradients(g), grad, f.Dp, g > 0);
+                gemm<BF>(n, f.Dp, words, weight, weight_row, 1, f.for_gradients(g), grad, f.Dp, g > 0, kept_after(at, n, g, end));
             }
             for (auto [place, g] : targets_between(at, at + n)) {
                 float* to = grad + (place - at) * f.Dp;
@@ -104,7 +107,7 @@ template <bool BF> class Pass : public Logits<BF> {
                 if (at + block + c < end) {  // while this row moves, the one a block later comes
                     prefetch_row(job.centre, job.centre_dtype, row_of(at + block + c), f.D);
                     soon(at + block + c);
-                    if (at + block + c < job.cached_rows)
+                    if (f.Gp <= TILE && at + block + c < job.cached_rows)
                         prefetch_row(job.cache, BF ? kBfloat16 : kFloat32, at + block + c, row_of_cache);
                 }
                 const float* from = floats_of(row_of(at + c));
@@ -114,6 +117,18 @@ template <bool BF> class Pass : public Logits<BF> {
     }
 
   private:
+    // Sends for the kept exponentials that the product after the one of n centres from `at` on with the features from g on will
+    // read, while that one is formed. (Where one product takes all features there is time for it between blocks.)
+    auto kept_after(int64_t at, int64_t n, int64_t g, int64_t end) const {
+        const bool same_centres = g + TILE < f.Gp;
+        const int64_t next = same_centres ? at : at + block, from = same_centres ? g + TILE : 0, width = std::min(TILE, f.Gp - from);
+        const int64_t kept = f.Gp <= TILE || !job.cache ? 0 : std::min({n, end - next, job.cached_rows - next});
+        return Base::spread(std::max<int64_t>(0, kept), pauses<BF>(n, f.Dp, std::min(TILE, f.Gp - g) / a_word), [=](int64_t c) {
+            const char* row = (const char*)((Cached*)job.cache + (next + c) * row_of_cache + from);
+            for (int64_t byte = 0; byte < width * (int64_t)sizeof(Cached); byte += 64) __builtin_prefetch(row + byte, 0, 2);
+        });
+    }
+
     void add_unit(int64_t from, float inv, float* centre_sum) {
         read_row(job.centre, job.centre_dtype, from, f.D, row);
         for (int64_t d = 0; d < f.Dp; d += LANES) store(centre_sum + d, load<vf>(centre_sum + d) + load<vf>(row + d) * inv);

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -25,6 +25,23 @@ typedef uint16_t vhh __attribute__((vector_size(4 * LANES)));
 
 template <class V> inline V load(const void* p) { V v; std::memcpy(&v, p, sizeof v); return v; }
 template <class V> inline void store(void* p, V v) { std::memcpy(p, &v, sizeof v); }
+// Past the caches, where the instruction set can: what is read much later would only push out what is needed now. The place is
+// aligned to the vector. Others see it after settle_streams().
+template <class V> inline void stream(void* p, V v) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof v == 64) return _mm512_stream_si512((__m512i*)p, (__m512i)v);
+#endif
+#if defined(__AVX2__)
+    if constexpr (sizeof v == 32) return _mm256_stream_si256((__m256i*)p, (__m256i)v);
+    if constexpr (sizeof v == 16) return _mm_stream_si128((__m128i*)p, (__m128i)v);
+#endif
+    store(p, v);
+}
+inline void settle_streams() {
+#if defined(__AVX2__)
+    _mm_sfence();
+#endif
+}
 inline vf splat(float x) { return x - vf{}; }
 inline vu splat(uint32_t x) { return x - vu{}; }
 inline float add_up(vf v) { float s = 0; for (int i = 0; i < LANES; i++) s += v[i]; return s; }
