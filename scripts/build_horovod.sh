@@ -499,6 +499,27 @@ replace horovod/runner/elastic/registration.py '        self._action_event.wait(
 END
 )"
 
+# A host that is taken off the list (a process of it has failed) has its others ended. Where it was back after its cooldown,
+# and no world had been formed without it, the driver took them for running, started none, and waited for ever.
+file=horovod/runner/elastic/driver.py
+replace $file '        active_slots = set([(host, slot_info.local_rank)
+                            for host, slots in self._host_assignments.items()' "$(cat <<'END'
+        running = {host: slots for host, slots in self._host_assignments.items()
+                   if not self._host_manager.has_been_ended(host)}
+        active_slots = set([(host, slot_info.local_rank)
+                            for host, slots in running.items()
+END
+)"
+replace $file 'prev_hosts = self._host_assignments.keys()' 'prev_hosts = running.keys()'
+replace horovod/runner/elastic/discovery.py '    def get_host_event(self, host):' "$(cat <<'END'
+    def has_been_ended(self, host):
+        # Since processes were started on it: those get an event of their own.
+        return self._hosts_state[host]._event.is_set()
+
+    def get_host_event(self, host):
+END
+)"
+
 # Horovod and Gloo leave out headers that older standard libraries included by themselves (before GCC 13 and 14).
 # Make's own MAKEFLAGS, where make called this, would set the number of jobs to one; so would nproc under OMP_NUM_THREADS.
 env HOROVOD_WITH_PYTORCH=1 HOROVOD_${mxnet}_MXNET=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \

@@ -2,8 +2,8 @@
 # What tests/faults does in a minute or two, for two hours: 100,000 inputs for every reader of files, guided by coverage,
 # then 50 kills of a training, every signal to every process of every launcher, 200 double starts, 1,000 folders of damaged
 # checkpoints, full disks, lost packets, and native code under sanitizers. Names of readers as arguments: only those are
-# fuzzed; names of what is checked below (kills, "double starts" ...): only that is done. INPUTS, ROUNDS, SCHEDULES and SEED
-# in the environment say how much, and which. What is found lies in build/fuzz/READER/found.
+# fuzzed; names of what is checked below (kills, "double starts" ...): only that is done. INPUTS, ROUNDS, SCHEDULES, SIGNALS
+# ("TERM KILL"; all six) and SEED in the environment say how much, and which. What is found lies in build/fuzz/READER/found.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
@@ -18,7 +18,9 @@ check() {
     shift
     parts+=("$name")
     if [ ${#only[@]} = 0 ] || among "$name" "${only[@]}"; then
+        SECONDS=0
         "$@" || failed+=("$name: status $?")
+        echo "$name: $SECONDS s"
     fi
 }
 
@@ -35,8 +37,10 @@ if [ ${#readers[@]} -gt 0 ]; then
     if ! python -c "import atheris" 2>/dev/null; then
         python -m pip install --quiet --require-hashes --no-deps -r lock/torture.txt || exit 1
     fi
+    SECONDS=0
     printf '%s\n' "${readers[@]}" | xargs -P "$(env -u OMP_NUM_THREADS nproc)" -I{} bash -c 'fuzz {}' ||
         failed+=("fuzzing: status $?")
+    echo "fuzzing: $SECONDS s"
 fi
 # The C++ kernels, compiled with AddressSanitizer and UndefinedBehaviorSanitizer: their own tests; and the readers behind
 # which other native code is (OpenCV, libjpeg, FFmpeg, torch, safetensors), which is not compiled so, but whose calls of
@@ -56,7 +60,8 @@ trap 'rm -rf "$folder"' EXIT
 check "kills" timeout 7200 python -m tests.faults.kills "$folder/kills" --rounds "$rounds" --seed "$seed"
 check "damage" timeout 3600 python -m tests.faults.damage "$folder/damage" --rounds "$((20 * rounds))" --seed "$seed"
 check "bits" timeout 1200 python -m tests.faults.bit_flips --flips 1000 --seed "$seed"
-check "signals" timeout 7200 python -m tests.faults.kill_matrix "$folder/signals"
+# shellcheck disable=SC2086  # signals are words
+check "signals" timeout 7200 python -m tests.faults.kill_matrix "$folder/signals" ${SIGNALS:+--signals $SIGNALS}
 check "double starts" timeout 14400 python -m tests.faults.double_starts "$folder/starts" --rounds "$((4 * rounds))" --seed "$seed"
 check "disks" timeout 600 python -m tests.faults.disks "$folder/disks"
 check "network" timeout 600 python -m pytest tests/faults/test_network.py

@@ -43,10 +43,16 @@ def test_a_fault_made_by_hand_is_seen(name):
     assert any(simulate(Plan.of(seed), more=MUTATIONS[name]).problem for seed in seeds)
 
 
-def test_a_schedule_that_was_found():
-    """All hosts of the world before were gone, and a process ended while horovodrun's driver waited for them: it waited
-    for ever (scripts/build_horovod.sh; tests/unit/test_horovodrun.py)."""
-    assert simulate(Plan.of(5336)).problem is None
+# Faults of horovodrun's driver, which waited for ever (scripts/build_horovod.sh; tests/unit/test_horovodrun.py).
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(5336, id="a process ends while the driver waits in vain for hosts"),
+        pytest.param(20134, id="no other host is left when one whose process failed is back"),
+    ],
+)
+def test_schedules_that_were_found(seed):
+    assert simulate(Plan.of(seed)).problem is None
 
 
 def test_a_seed_says_all():

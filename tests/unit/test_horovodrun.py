@@ -6,6 +6,7 @@ import threading
 import pytest
 
 launch = pytest.importorskip("horovod.runner.launch")
+from horovod.runner.elastic.driver import ElasticDriver  # noqa: E402
 from horovod.runner.elastic.registration import WorkerStateRegistry  # noqa: E402
 
 
@@ -63,3 +64,43 @@ def test_a_process_that_ends_while_the_driver_waits_in_vain_does_not_hold_it_up(
     for thread in told:
         thread.join(30)
     assert not any(thread.is_alive() for thread in told)
+
+
+class TwoHosts:
+    """Stands for the host file, and for the store."""
+
+    def find_available_hosts_and_slots(self):
+        return {"a": 1, "b": 1}
+
+    def init(self, plan):
+        pass
+
+    def stop(self):
+        pass
+
+
+def test_a_host_whose_process_failed_gets_a_new_one_where_no_world_is_formed_without_it():
+    """As many processes are wanted as there are: the driver waits for the host to be listed again."""
+    hosts = TwoHosts()
+    driver = ElasticDriver(hosts, hosts, 2, 2, timeout=60, cooldown_range=(1, 2))
+    started, ends = [], threading.Event()
+
+    def worker(slot, events):
+        started.append(slot.hostname)
+        ends.wait(60)
+        return 0, 0.0
+
+    try:
+        driver.start(2, worker)
+        told = [
+            threading.Thread(target=driver.record_ready, args=("b", 0), daemon=True),
+            threading.Thread(target=driver._worker_registry.record_failure, args=("a", 0), daemon=True),
+        ]
+        for thread in told:
+            thread.start()
+        for thread in told:
+            thread.join(30)
+        assert sorted(started) == ["a", "a", "b"]
+    finally:
+        ends.set()
+        driver.stop()
