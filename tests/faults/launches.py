@@ -39,16 +39,21 @@ class Launch:
 
 
 _GLOO = ["horovodrun", "--gloo", "-np", "2", "-H", "localhost:2"]
-_ELASTIC = ["horovodrun", "-np", "2", "--min-np", "1", "--max-np", "2", "--host-discovery-script", "hosts/discover.sh"]
+_ELASTIC = shlex.split(
+    "horovodrun -np 2 --min-np 1 --max-np 2 --host-discovery-script hosts/discover.sh --network-interfaces lo"
+)
+_RESTARTS = ["--restarts", "99"]
 LAUNCHES = {
     "own launch": Launch([*_TRAIN, "--gpus", "2"]),
+    "own launch, --restarts": Launch([*_TRAIN, "--gpus", "2", *_RESTARTS], ("launcher", "keeper")),
     "horovodrun --gloo": Launch([*_GLOO, *_TRAIN], ("launcher", "helper")),
     "horovodrun --mpi": Launch(
         ["horovodrun", "--mpi", "-np", "2", "-H", "localhost:2", *_TRAIN], ("launcher", "helper")
     ),
-    "horovodrun, elastic": Launch([*_ELASTIC, "--network-interfaces", "lo", *_TRAIN], ("launcher", "helper")),
+    "horovodrun, elastic": Launch([*_ELASTIC, *_TRAIN], ("launcher", "helper")),
+    "horovodrun, elastic, --restarts": Launch([*_ELASTIC, *_TRAIN, *_RESTARTS], ("launcher", "helper", "keeper")),
     "run.sh": Launch(["bash", "run.sh"], ("supervisor", "launcher")),
-    "run.sh --restarts": Launch(["bash", "run.sh", "--restarts", "99"], ("supervisor", "launcher")),
+    "run.sh --restarts": Launch(["bash", "run.sh", *_RESTARTS], ("supervisor", "launcher")),
     "torchrun": Launch(["torchrun", "--standalone", "--nproc_per_node=2", "--no-python", *_TRAIN]),
 }
 
