@@ -26,7 +26,6 @@ def main(arguments: list[str]) -> int:
     from recipes import face
 
     if launch.backend != "single":
-        _write(here / f"rank-{launch.rank}", f"{os.getpid()} {socket.gethostname()}")
         take, train_here = owner.take, face.train_here
 
         def timed(*words: Any) -> tuple[owner.Owner, str]:
@@ -38,8 +37,14 @@ def main(arguments: list[str]) -> int:
         def paced(run: Any) -> int:
             from partial_fc.data.loader import Loader
 
-            Loader.__next__ = _at_pace(Loader.__next__, here / "pace")  # type: ignore[method-assign]
-            return train_here(run)
+            # Here, since what was started may be the keeper of what trains, and with it the rank may change.
+            _write(here / f"rank-{run.world.rank}", f"{os.getpid()} {socket.gethostname()}")
+            unpaced = Loader.__next__
+            Loader.__next__ = _at_pace(unpaced, here / "pace")  # type: ignore[method-assign]
+            try:
+                return train_here(run)
+            finally:
+                Loader.__next__ = unpaced  # type: ignore[method-assign]
 
         owner.take, face.train_here = timed, paced
     return face.main(arguments)
