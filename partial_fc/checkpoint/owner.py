@@ -17,7 +17,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -129,11 +129,19 @@ class Owner(Fence):
                     _rewrite(self._path, self._record, self._count)
 
 
-def take(root: Path, run: str) -> tuple[Owner, str]:
-    """(this process's record in root, what to tell the user). A record of the same run becomes this process's. Raises
-    InUse where another run lives there, OSError where the folder cannot be written to."""
+def gone(root: Path, run: str) -> dict[Path, Record | None]:
+    """The records in root of runs that are gone, and what they say. Waits until that is known. Raises InUse where
+    another run lives there."""
+    found = {path: _read(path) for path in _records(root)}
+    others = [path for path, record in found.items() if record is None or record.run != run]
+    return {path: _when_stale(path, time.monotonic() + _STALE_S) for path in others}
+
+
+def take(root: Path, run: str, known: Mapping[Path, Record | None] | None = None) -> tuple[Owner, str]:
+    """(this process's record in root, what to tell the user). A record of the same run becomes this process's. known:
+    what `gone` has found. Raises InUse where another run lives there, OSError where the folder cannot be written to."""
     mine = Record.here(run)
-    stale: dict[Path, Record | None] = {}
+    stale = dict(known or {})
     while True:
         for path in _records(root):
             found = _read(path)

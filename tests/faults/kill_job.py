@@ -26,10 +26,13 @@ def main(arguments: list[str]) -> int:
     from recipes import face
 
     if launch.backend != "single":
-        take, train_here = owner.take, face.train_here
+        gone, take, train_here = owner.gone, owner.take, face.train_here
 
-        def timed(*words: Any) -> tuple[owner.Owner, str]:
+        def looked(*words: Any) -> Any:
             _write(here / f"looked-{launch.rank}", str(time.monotonic()))
+            return gone(*words)
+
+        def held(*words: Any) -> tuple[owner.Owner, str]:
             taken = take(*words)
             _write(here / f"held-{launch.rank}", str(time.monotonic()))
             return taken
@@ -46,7 +49,7 @@ def main(arguments: list[str]) -> int:
             finally:
                 Loader.__next__ = unpaced  # type: ignore[method-assign]
 
-        owner.take, face.train_here = timed, paced
+        owner.gone, owner.take, face.train_here = looked, held, paced
     return face.main(arguments)
 
 

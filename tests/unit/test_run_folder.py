@@ -4,13 +4,16 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from partial_fc.checkpoint.owner import InUse, LostOwner, take
+from partial_fc.checkpoint.owner import InUse, LostOwner, gone, take
 from partial_fc.checkpoint.peer.commits import Memory
+from partial_fc.train.begin import run_folder
 from partial_fc.train.begin.run_folder import hold, let_go
 from partial_fc.train.begin.start import is_asked_for, launch, named
 from recipes import face, imagenet, kinetics, mnist
@@ -121,6 +124,47 @@ def test_in_a_later_world_the_folder_is_the_run_s_own(tmp_path):
         cut_off.check()
     let_go(new)
     assert [path.name for path in tmp_path.rglob("owner-*")] == []
+
+
+def test_of_two_that_begin_at_once_one_gets_both_folders(tmp_path, monkeypatch):
+    """Also where what one has for its checkpoints is the other one's for all else. Both find nobody there, and each asks
+    for its first folder before anybody asks for a second one."""
+    meeting, begun = threading.Barrier(2, timeout=20), set()
+    looking = threading.Barrier(4, timeout=20)  # each looks into two folders
+
+    def see(root, run):
+        found = gone(root, run)
+        looking.wait()
+        return found
+
+    def meet(root, run, *known):
+        try:
+            return take(root, run, *known)
+        finally:
+            if run not in begun:
+                begun.add(run)
+                meeting.wait()
+
+    monkeypatch.setattr(run_folder, "gone", see)
+    monkeypatch.setattr(run_folder, "take", meet)
+
+    def begin(config) -> str:
+        memory = Memory()
+        try:
+            in_world(1, lambda world: hold(config, world, memory))
+            said = "trains"
+        except ValueError as refused:
+            said = str(refused)
+        meeting.wait()
+        let_go(memory)
+        return said
+
+    a, b = tmp_path / "a", tmp_path / "b"
+    configs = [config_of(one, checkpoint_dir=other) for one, other in ((a, b), (b, a))]
+    with ThreadPoolExecutor(2) as pool:
+        said = sorted(pool.map(begin, configs))
+    assert f"{a} is in use" in said[0]
+    assert said[1] == "trains"
 
 
 def test_kinetics_writes_below_gluoncv_s_folder():
