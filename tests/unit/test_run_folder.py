@@ -127,8 +127,8 @@ def test_in_a_later_world_the_folder_is_the_run_s_own(tmp_path):
 
 
 def test_of_two_that_begin_at_once_one_gets_both_folders(tmp_path, monkeypatch):
-    """Also where what one has for its checkpoints is the other one's for all else. Both find nobody there, and each asks
-    for its first folder before anybody asks for a second one."""
+    """Also where what one has for its checkpoints is the other one's for all else. Both find nobody there, and each
+    asks for its first folder before anybody asks for a second one."""
     meeting, begun = threading.Barrier(2, timeout=20), set()
     looking = threading.Barrier(4, timeout=20)  # each looks into two folders
 
