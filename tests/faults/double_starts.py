@@ -71,9 +71,9 @@ def play(folder: Path, whole: Path, launcher: str, hosts: TwoHosts | None, rando
             named = re.search(r"is in use by another run: process (\d+ on \S+), since", loser.printed)
             assert loser.process.returncode == 1, loser.printed[-3000:]
             assert named, loser.printed[-3000:]
-            assert named[1] == (winner.folder / "rank-0").read_text().replace(" ", " on ")
             set_pace(winner.folder, 0)
             assert winner.process.wait(PATIENCE_S) == 0, winner.printed[-3000:]
+            assert named[1] == (winner.folder / "rank-0").read_text().replace(" ", " on ")
     finally:
         for job in started:
             job.kill()
