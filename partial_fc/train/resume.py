@@ -16,7 +16,7 @@ from partial_fc.checkpoint.folders import step_of
 from partial_fc.checkpoint.healing import go_back_to, newest_whole
 from partial_fc.checkpoint.initial_centres import check_whole, load_centres, open_centres
 from partial_fc.checkpoint.owner import Owner
-from partial_fc.checkpoint.peer.recover import recover
+from partial_fc.checkpoint.peer.recover import PeerCheckpoint, recover
 from partial_fc.checkpoint.peer.transfer import all_gather_json
 from partial_fc.comm import elastic
 from partial_fc.comm.launch.keeper import furthest_step
@@ -50,6 +50,8 @@ def resume(
     if found is None:
         return RunState()
     _load(run, found, backbone, head)
+    if isinstance(found, PeerCheckpoint):
+        found.keep_alone(run.memory)
     run.logger.info(f"resumed from {found.folder}")
     manifest = found.manifest
     # Recipe mnist of version 0.1 had these among its position.

@@ -43,12 +43,14 @@ def test_a_fault_made_by_hand_is_seen(name):
     assert any(simulate(Plan.of(seed), more=MUTATIONS[name]).problem for seed in seeds)
 
 
-# Faults of horovodrun's driver, which waited for ever (scripts/build_horovod.sh; tests/unit/test_horovodrun.py).
+# The first two are faults of horovodrun's driver, which waited for ever (scripts/build_horovod.sh,
+# tests/unit/test_horovodrun.py).
 @pytest.mark.parametrize(
     "seed",
     [
         pytest.param(5336, id="a process ends while the driver waits in vain for hosts"),
         pytest.param(20134, id="no other host is left when one whose process failed is back"),
+        pytest.param(50130, id="a rank is lost while a commit of two is loaded, and only the other one is left"),
     ],
 )
 def test_schedules_that_were_found(seed):

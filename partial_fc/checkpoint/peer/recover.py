@@ -82,9 +82,7 @@ def recover(memory: Memory, world: World, root: Path) -> "PeerCheckpoint | None"
             instead = f"going on from the checkpoint of step {disk}" if disk >= 0 else "training starts anew"
             _log.warning(f"the ranks that are left do not have all of any newer commit: {instead}")
         return None
-    commit = _commit_at(location, memory)
-    memory.commits = [commit] if commit else []
-    return PeerCheckpoint(location, commit, world)
+    return PeerCheckpoint(location, _commit_at(location, memory), world)
 
 
 def _commit_at(location: CommitLocation, memory: Memory) -> Commit | None:
@@ -137,7 +135,7 @@ def choose(held_W: list[list[dict[str, Any]]]) -> CommitLocation | None:
 
 class PeerCheckpoint:
     """A commit, read as a checkpoint.Checkpoint is. All ranks call the same methods in the same order; each is a
-    collective."""
+    collective, but for `keep_alone`."""
 
     def __init__(self, location: CommitLocation, commit: Commit | None, world: World):
         """commit: what this rank has of it, if anything. A collective."""
@@ -146,6 +144,10 @@ class PeerCheckpoint:
         self.manifest: dict[str, Any] = all_gather_json(given, world, "recover/manifest")[location.root]
         self.step = location.step
         self.folder = f"the commit of step {location.step}"  # where a checkpoint's folder is named
+
+    def keep_alone(self, memory: Memory) -> None:
+        """When everything has been loaded: where a rank is lost before, another commit may be what is left."""
+        memory.commits = [self._commit] if self._commit else []
 
     def backbone(self) -> dict[str, Tensor]:
         return self._broadcast(self._commit.local.backbone if self._commit else None, self._location.root)
