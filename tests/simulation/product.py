@@ -3,8 +3,10 @@ them, for as long as a simulation runs. Nothing else of the product is replaced,
 (progress, pictures) and the arithmetic of a step."""
 
 import contextlib
+import dataclasses
 import logging
 import random
+import time
 from collections.abc import Iterable, Iterator, MutableMapping
 from functools import partial
 from types import SimpleNamespace
@@ -126,6 +128,14 @@ def switch(before: Any, following: Any) -> None:
     membership._member = following.member if following is not None else None
 
 
+def _refuse_bound_clocks(simulated: set[Any]) -> None:
+    """A default of a dataclass that is the clock itself was bound at import, and would go on showing real time."""
+    for module in simulated:
+        for kind in filter(dataclasses.is_dataclass, vars(module).values()):
+            for value in dataclasses.fields(kind):
+                assert value.default_factory not in (time.monotonic, time.perf_counter, time.time), (kind, value.name)
+
+
 def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
     clock = cluster.clock
     as_threading, as_time = waiting.modules(clock)
@@ -174,6 +184,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         (module, "read_bytes", lambda path, most_bytes: path.read_bytes())
         for module in (partial_fc.files, checksums, read)
     ]
+    _refuse_bound_clocks({module for module, name, _ in made if name == "time"})
     # Some pieces a commit, and some messages a recovery.
     made += [(module, "PIECE_BYTES", 64) for module in (commits, recovery, transfer)]
     made += [

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import sys
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -91,13 +92,13 @@ def linear_prelu() -> IResNet:
     return IResNet((1, 1), 16, 24, widths=(8, 16), strides=(2, 2, 2), activation=activation)
 
 
-def losses(net: nn.Module, lr: float) -> list[float]:
-    """Of 20 updates with images of noise."""
+def losses(net: nn.Module, lr: float) -> Iterator[float]:
+    """Of 20 updates with images of noise, one by one."""
     optimizer = partial(torch_optim.build, "sgd", momentum=0.9, weight_decay=5e-4)
     precision, world = Precision("fp32", torch.device("cpu")), SingleWorld()
     backbone = TorchBackbone(net, world, precision, optimizer, build_compressor("none"), FACE, {})
     head = PartialFC(50, net.fc.out_features, CosFace(scale=4.0), 0.5, world=world)
-    random, found = torch.Generator().manual_seed(0), []
+    random = torch.Generator().manual_seed(0)
     for _ in range(20):
         image_B = torch.randint(256, (16, 3, 24, 24), generator=random).to(torch.uint8)
         backbone.zero(16)
@@ -108,18 +109,31 @@ def losses(net: nn.Module, lr: float) -> list[float]:
         backbone.wait()
         head.step(lr)
         backbone.step(lr)
-        found.append(loss.item())
-    return found
+        yield loss.item()
+
+
+def assert_close(ours: list[float], theirs: list[float]):
+    assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 1e-5
+    assert max(ours) - min(ours) > 0.01
 
 
 @pytest.mark.mxnet
-@pytest.mark.parametrize(("name", "lr"), [("tiny", 0.001), ("prelu", 0.01)])
-def test_twenty_updates_have_the_losses_of_torch(mx, name, lr):
+def test_twenty_updates_have_the_losses_of_torch(mx):
     torch.manual_seed(0)
-    nets = both(models.build("tiny", 16, 24) if name == "tiny" else linear_prelu())
-    ours, theirs = (losses(net, lr) for net in nets)
-    assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 1e-5
-    assert max(ours) - min(ours) > 0.01
+    ours, theirs = (list(losses(net, 0.01)) for net in both(linear_prelu()))
+    assert_close(ours, theirs)
+
+
+@pytest.mark.mxnet
+def test_twenty_updates_each_from_the_weights_of_torch_have_its_losses(mx):
+    """PReLU bends here, so that 20 updates in a row part: those of torch with 1 and 2 threads by up to 7e-3."""
+    torch.manual_seed(0)
+    net, its_net = both(models.build("tiny", 16, 24))
+    found = []
+    for pair in zip(losses(net, 0.01), losses(its_net, 0.01), strict=True):
+        found.append(pair)
+        its_net.load_state_dict(net.state_dict())
+    assert_close(*map(list, zip(*found, strict=True)))
 
 
 # ---- flags

@@ -84,7 +84,7 @@ class Member:
     is_restart: bool = False  # its keeper has started it in the place of one that was in a world, and has not asked yet
     world: World | None = None
     recovery: Recovery | None = None  # until all is restored
-    last_step: float = field(default_factory=time.monotonic)  # when it was done
+    last_step: float = field(default_factory=lambda: time.monotonic())  # when it was done
     losses_without_progress: int = 0
     furthest_step: int = 0
     hosts_changed: threading.Event = field(default_factory=threading.Event)
