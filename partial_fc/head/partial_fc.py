@@ -191,11 +191,13 @@ class PartialFC(AbstractContextManager):
         """The collectives of a forward pass, and what softmax.py and the kernel do between them."""
         margin, world, rows = self.margin, self.world, self._row_math
         batch, active = self._batches.look(feat_BD, label_B, training, self.num_steps)
-        targets = rows.find_targets(batch.feat_GD, batch.label_G, self.shard, self.sub_centres, active, self.dtype)
+        label_G, rows_W, training = batch.label_G, batch.rows, batch.training
+        targets = rows.find_targets(batch.feat_GD, label_G, self.shard, self.sub_centres, active, self.dtype)
+        del batch  # the features as they came are done with
         target_cos_G = None
         if margin.needs_target_cosines:
             target_cos_G = world.all_reduce(targets.spread(targets.cos_G.double()), name="head/target")
-        if batch.training:
+        if training:
             if self._margin_before is None:
                 self._margin_before = self.margin_state
             self.margin_state = margin.advance(self.margin_state, targets.norm_G1[:, 0], target_cos_G)
@@ -208,10 +210,10 @@ class PartialFC(AbstractContextManager):
         logits = Logits(
             unit_GD, table, row_S, targets.position_G, margin.scale, negatives, active.bias_S, self.sub_centres
         )
-        sums = self.kernel.sums(logits, batch.training, self.label_smoothing > 0)
+        sums = self.kernel.sums(logits, training, self.label_smoothing > 0)
         terms = rows.local_terms(targets, target_logit_G, sums, margin.scale, logits.num_sampled)
         terms = world.start_all_reduce(terms, name="head/softmax", in_place=True).wait()
-        outcome = rows.finish(terms, targets, target_slope_G, sums, margin.scale, self.label_smoothing, batch.training)
+        outcome = rows.finish(terms, targets, target_slope_G, sums, margin.scale, self.label_smoothing, training)
         self.last_step = {
             "target_cos": targets.cos_G,
             "elsewhere": targets.elsewhere_G,
@@ -221,10 +223,10 @@ class PartialFC(AbstractContextManager):
         loss = outcome.loss_G.mean().to(self.dtype)
         if outcome.logit_grad is None or outcome.grad_feat_GD is None:
             return loss, None
-        features = world.start_reduce_scatter(outcome.grad_feat_GD, batch.rows, name="head/features")
+        features = world.start_reduce_scatter(outcome.grad_feat_GD, rows_W, name="head/features")
         if self.hard_negatives is not None:  # while they travel
             class_N = self._selector.classes(active)
-            self.hard_negatives.learn(batch.label_G, unit_GD, table, row_S, class_N, self.num_steps)
+            self.hard_negatives.learn(label_G, unit_GD, table, row_S, class_N, self.num_steps)
         deferred = DeferredGradient(logits, outcome.logit_grad, active.rows)
         return loss, Backward(self.pending, deferred, features, self._gradient_factor)
 

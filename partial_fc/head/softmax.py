@@ -15,7 +15,7 @@ from torch import Tensor
 
 from partial_fc.head.active_rows import ActiveRows
 from partial_fc.head.kernels import LogitGrad, Sums
-from partial_fc.head.kernels.plain import unit, unit_backward
+from partial_fc.head.kernels.plain import row_dots, unit, unit_backward
 from partial_fc.head.margin import Margin, State, value_and_slope
 from partial_fc.head.shard import Shard
 
@@ -79,8 +79,8 @@ class RowMath:
         if active.row_S is not None:
             in_table = active.row_S.index_select(0, in_table)
         centre = active.table.index_select(0, in_table).to(unit_GD.dtype)
-        centre_GMD = unit(centre)[0].unflatten(0, position_GM.shape)
-        cos_GM = (unit_GD[:, None] * centre_GMD).sum(dim=2)
+        centre_GMD = unit(centre, out=centre)[0].unflatten(0, position_GM.shape)
+        cos_GM = row_dots(unit_GD[:, None], centre_GMD)
         if sub_centres == 1:
             cos_G, centre_GD = cos_GM[:, 0], centre_GMD[:, 0]
         else:

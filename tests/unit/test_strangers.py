@@ -18,7 +18,7 @@ import pytest
 from partial_fc.comm import StartError, rendezvous
 from partial_fc.comm.launch import Launch
 from partial_fc.comm.strangers import admission, gate
-from partial_fc.comm.strangers.hello import HELLO_BYTES, HELLO_S
+from partial_fc.comm.strangers.hello import HELLO_BYTES, HELLO_S, end
 from partial_fc.comm.watch.board import Board
 from tests.cluster.stranger import HOSTILE
 from tests.recipes.hang import free_port
@@ -200,7 +200,7 @@ def board(monkeypatch, caplog):
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     made.socket.close()
-    loop.close()
+    end(loop)
     assert caplog.text == ""
 
 

@@ -17,17 +17,25 @@ CHUNK_LOGITS = 1 << 20
 CHUNK_ROWS = 2048
 
 
-def unit(x: Tensor) -> tuple[Tensor, Tensor]:
+def unit(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Rows (N, D) -> (rows of length 1, their former lengths (N, 1)). A row of length 0 stays 0; one whose length is
-    beyond the dtype's range becomes NaN: as zeros it would hide from whoever looks for what is not finite."""
+    beyond the dtype's range becomes NaN: as zeros it would hide from whoever looks for what is not finite. out: where
+    the rows go; x, for example."""
     norm = x.norm(dim=1, keepdim=True)
-    return x / torch.threshold(norm, 0.0, 1.0).nan_to_num_(nan=torch.nan, posinf=torch.nan), norm
+    divisor = torch.threshold(norm, 0.0, 1.0).nan_to_num_(nan=torch.nan, posinf=torch.nan)
+    return torch.div(x, divisor, out=out), norm
+
+
+def row_dots(x: Tensor, y: Tensor) -> Tensor:
+    """Row by row the sum of the products (..., D) -> (...), which are never there for more than CHUNK_ROWS rows."""
+    parts = zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True)
+    return torch.cat([(a * b).sum(dim=-1) for a, b in parts])
 
 
 def unit_backward(grad_unit: Tensor, unit_rows: Tensor, norm: Tensor) -> Tensor:
     """The gradient of `unit`'s input: the part of grad_unit across the row, over its length; 0 for a row of length 0.
     Overwrites grad_unit."""
-    along = (grad_unit * unit_rows).sum(dim=1, keepdim=True)
+    along = row_dots(grad_unit, unit_rows)[:, None]
     grad_unit.addcmul_(unit_rows, along, value=-1.0)
     return grad_unit.div_(torch.threshold(norm, 0.0, torch.inf))
 

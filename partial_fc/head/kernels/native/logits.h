@@ -3,8 +3,9 @@
 
 namespace {
 
-// Centres whose gradients are formed, and which move, at once.
-constexpr int64_t BLOCK = TILES ? 64 : 48;
+// Centres whose gradients are formed, and which move, at once: with few features so many that they stay in the first cache, else
+// more, since all features pass by for each block, and they come from beyond the second cache.
+constexpr int64_t BLOCK = TILES ? 64 : 48, LARGE_BLOCK = 288;
 // Centres whose weights are summed up to the features' gradient at once: a chunk's centres and the next one's share the second
 // cache with those features and their gradient.
 template <bool BF> constexpr int64_t CHUNK = BF ? 288 : LANES == 16 ? 144 : 96;
@@ -33,7 +34,7 @@ template <bool BF> class Logits {
   public:
     Logits(const Job& job, const Features<BF>& features)
         : job(job), f(features), chunk(whole_classes(job, CHUNK<BF>)),
-          block(whole_classes(job, f.Gp > TILE ? CHUNK<BF> : BLOCK)),
+          block(whole_classes(job, f.Gp > TILE ? LARGE_BLOCK : BLOCK)),
           rows(round_up(std::max(chunk, block), Padding<BF>::rows)), row_of_logits(std::min(f.Gp, TILE) + GAP), row_of_cache(cache_row<BF>(f.G)),
           inverse(rows), logit(rows * row_of_logits), row(f.Dp), operand(rows * row_of_operand()), mask(rows * row_of_logits),
           masked(rows), hard(f.Gp) {
