@@ -166,21 +166,20 @@ def _full(cluster: Cluster, fault: Fault) -> None:
 
 
 def _damage(cluster: Cluster, fault: Fault) -> None:
-    """A file of the newest checkpoint, as soon as there is one, is changed, cut short, or removed; often all begins
-    anew then, as it is seen when it is read."""
+    """A file of the newest checkpoint, as soon as there is one, is changed (while nobody relies on it), cut short, or
+    removed; often all begins anew then, as it is seen when it is read."""
     step = cluster.oracle.newest_on_disk()
     files = cluster.disk.files
     folder = next((name for name in files if name.endswith(f"step-{step:08d}/{MARKER}")), "").rpartition("/")[0]
     inside = sorted(name for name in files if folder and name.startswith(f"{folder}/"))
     inside = [name for name in inside if not name.endswith((MARKER, ".sha256"))]
-    if not inside:
+    how, name = fault.number % 3, inside[fault.number % len(inside)] if inside else ""
+    if not name or (how == 0 and cluster.oracle.is_relied_on(name)):
         if cluster.oracle.finished is None:
             cluster.clock.call(0.5, lambda: _damage(cluster, fault))
         return
-    name, chance = inside[fault.number % len(inside)], cluster.clock.random
     cluster.oracle.damaged[folder] = files[f"{folder}/{MARKER}"]
-    data = files[name].data
-    how = fault.number % 3
+    data, chance = files[name].data, cluster.clock.random
     cluster.trace(f"damage: {name}, {len(data)} bytes, {('a bit', 'cut short', 'removed')[how]}")
     if how == 2:
         del files[name]

@@ -78,6 +78,7 @@ class Oracle:
         self._newest_on_disk: dict[int, int] = {}
         # Folders of checkpoints that are not whole any more, with the marker that they had then.
         self.damaged: dict[str, File] = {}
+        self._compared: dict[str, set[Process]] = {}
         self._disturbed: list[float] = []
         # What happens when a world has met, or trains.
         self.afterwards: dict[tuple[int, bool], list[Callable[[], None]]] = {}
@@ -142,6 +143,15 @@ class Oracle:
         lists = {name for name in inside if name.endswith(".sha256")}
         check(lists == {checksums_name(rank, size) for rank in range(size)}, f"{folder} is marked and has only {lists}")
 
+    def compares(self, name: str) -> None:
+        """A rank looks whether a checkpoint's file is whole."""
+        self._compared.setdefault(name, set()).add(self.cluster.here)
+
+    def is_relied_on(self, name: str) -> bool:
+        """Whether a rank has found this file whole, and may not have read it yet: what changes between is not noticed
+        (docs/reliability.md)."""
+        return any(not each.dead and each.exit_code is None for each in self._compared.get(name, ()))
+
     def refused(self, error: Exception) -> None:
         """A trainer has ended with it: what it says is damaged is taken away, as it advises."""
         for folder in [folder for folder in self.damaged if folder in str(error)]:
@@ -155,6 +165,8 @@ class Oracle:
         me = self.cluster.here
         comm = me.comm
         assert comm is not None
+        for compared in self._compared.values():
+            compared.discard(me)
         self.agree("the state that it goes on from", -1, (step, position, state))
         made = self.made.get(state)
         if state == START:

@@ -203,6 +203,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         (owner, "_machine", lambda: str(cluster.here.host.name)),
         (loss_csv, "FileIO", Raw),
         (resume, "recover", observed),
+        (read, "sha256", partial(_compared, cluster, read.sha256)),
         (checkpoint_files, "open", lambda path, mode, opener: path.open(mode)),
         # Of Python 3.11: one for all processes.
         (rows.StoredRows.__dict__["columns"], "lock", contextlib.nullcontext()),
@@ -238,6 +239,11 @@ def _notifier(cluster: Cluster, address: Any, key: object, verbose: int) -> Noti
 def _recover(cluster: Cluster, recover: Any, memory: Any, world: Any, root: Path) -> Any:
     cluster.oracle.recovering(memory)
     return recover(memory, world, root)
+
+
+def _compared(cluster: Cluster, sha256: Any, path: Path) -> str:
+    cluster.oracle.compares(str(path))
+    return sha256(path)
 
 
 def _completing(cluster: Cluster, complete: Any) -> Any:
