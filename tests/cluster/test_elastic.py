@@ -86,7 +86,7 @@ def test_a_host_whose_cable_breaks_is_given_up(hosts, env, glyphs, tmp_path):
         with hosts.cut():
             hosts.run(1, ["mount", "-t", "tmpfs", "tmpfs", str(glyphs)], timeout_s=10)
             step, seconds = job.recovered()
-            assert step >= 10
+            assert step >= 10, job.printed[:20000]
             assert seconds < LIMIT_S
             job.wait_for(rf"step {step + 20 - step % 4}/")
         job.wait_for("who go on alone: rank 1 cannot open it")

@@ -170,7 +170,7 @@ def read_ijb(folder: Path) -> None:
     """Its lists are in a folder below."""
     meta = folder / "meta"
     if not meta.exists():
-        meta.symlink_to(".")
+        meta.symlink_to(folder.resolve())  # (absolute: what it leads to is inside of the folder that is watched)
     assert Ijb(folder, "IJBC", 112).galleries
 
 

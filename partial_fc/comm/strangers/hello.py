@@ -4,6 +4,7 @@ said who he is."""
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 HELLO_BYTES, HELLO_S = 4096, 2.0
 LINE_BYTES = 64 << 20  # of the longest line between those who know each other, the observations of very many ranks
@@ -34,12 +35,19 @@ class Porch:
 def end(loop: asyncio.AbstractEventLoop) -> None:
     """Closes a loop that runs no more. What is still under way in it comes to its end first: it would complain on the
     terminal of a loop that is closed."""
+    loop.set_exception_handler(_but_for_cancellation)
     left = asyncio.all_tasks(loop)
     for task in left:
         task.cancel()
     if left:
         loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
     loop.close()
+
+
+def _but_for_cancellation(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Python 3.11 asks a server's task that was cancelled for its exception, and complains of the answer."""
+    if not isinstance(context.get("exception"), asyncio.CancelledError):
+        loop.default_exception_handler(context)
 
 
 async def read_line(reader: asyncio.StreamReader, most_bytes: int) -> bytes:

@@ -28,6 +28,8 @@ def unit(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
 
 def row_dots(x: Tensor, y: Tensor) -> Tensor:
     """Row by row the sum of the products (..., D) -> (...), which are never there for more than CHUNK_ROWS rows."""
+    if len(x) <= CHUNK_ROWS:
+        return (x * y).sum(dim=-1)
     parts = zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True)
     return torch.cat([(a * b).sum(dim=-1) for a, b in parts])
 
