@@ -82,16 +82,18 @@ def test_a_host_whose_cable_breaks_is_given_up(hosts, env, glyphs, tmp_path):
     come without the data: its disk is not mounted yet. The others go on, and do not look at theirs again."""
     flags = shlex.split(f"--checkpoint-every 0 --dataset glyphs --rec {glyphs} --num-classes 80 --val-targets")
     with running(hosts, env, tmp_path, flags, rank_0=1) as job:
-        job.wait_for("step 24/")
+        job.wait_for("the commit of step 20 is whole")
+        # (A host that is late on a busy machine may have cost a world already.)
+        recoveries, worlds = (job.printed.count(words) for words in ("recovered in", "global batch 2 x 8"))
         with hosts.cut():
             hosts.run(1, ["mount", "-t", "tmpfs", "tmpfs", str(glyphs)], timeout_s=10)
-            step, seconds = job.recovered()
-            assert step >= 10, job.printed[:20000]
+            step, seconds = job.recovered(recoveries + 1)
+            assert step >= 20, job.printed[:20000]
             assert seconds < LIMIT_S
             job.wait_for(rf"step {step + 20 - step % 4}/")
         job.wait_for("who go on alone: rank 1 cannot open it")
         hosts.run(1, ["umount", str(glyphs)], timeout_s=10)
-        job.wait_for("global batch 2 x 8", 2)
+        job.wait_for("global batch 2 x 8", worlds + 1)
         assert job.printed.count("--check-data quick: ") == 1
         assert job.process.poll() is None
         assert trainers(hosts, 1, tmp_path) == 1
