@@ -102,6 +102,12 @@ def test_what_is_wrong_with_a_host_is_said(name):
     assert words in findings[0][2]
 
 
+def test_a_host_with_an_older_checkout_is_no_traceback():
+    facts = with_values()
+    del facts["socket_filters_error"]
+    assert lines(facts) == []
+
+
 def test_one_host_needs_no_network():
     assert lines(with_values(own_address="127.0.1.1", routes={}), num_hosts=1) == []
 

@@ -45,7 +45,7 @@ class _Client:
     rank: int
     link: Link = "never"
     writer: asyncio.StreamWriter | None = None
-    heard: float = field(default_factory=lambda: time.monotonic())  # when it sent something, or its connection ended
+    heard: float = field(default_factory=time.monotonic)  # when it sent something, or its connection ended
     newest: dict[str, Any] | None = None  # its state
     answer: dict[str, Any] | None = None  # its state with the answer to the query that is being asked
     farewell: str = ""
