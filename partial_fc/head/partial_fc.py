@@ -137,13 +137,18 @@ class PartialFC(AbstractContextManager):
             self.sampling, self.shard, sub_centres, self.store, hard_negatives, sampling_correction, dtype
         )
         self._row_math = RowMath()
-        if self.kernel.name == "triton":
-            self._fuse()
+        self._fuse()
         self._batches = Batches(num_classes, self.world, self._selector)
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
 
     def _fuse(self) -> None:
-        """What lies between the kernel's passes is done in few launches, too."""
+        """What lies between the kernel's passes is done in few calls, too, where it has them."""
+        if self.kernel.name == "cpu":
+            from partial_fc.head.kernels.cpu_rows import CpuRowMath
+
+            self._row_math = CpuRowMath(self.kernel)
+        if self.kernel.name != "triton":
+            return
         from partial_fc.head.kernels.triton_choice import DeviceChoice
         from partial_fc.head.kernels.triton_rows import FusedRowMath
 

@@ -36,7 +36,7 @@ class Targets:
     norm_G1: Tensor  # their former lengths
     elsewhere_G: Tensor  # bool: another rank has the class
     cos_G: Tensor
-    centre_GD: Tensor  # the centres, of length 1
+    centre_GD: Tensor | None  # the centres, of length 1; None: the row math reads them where they lie
     position_G: Tensor  # int64: of the centre among the active rows; -1: another rank has the class
 
     def spread(self, value_G: Tensor) -> Tensor:
@@ -126,8 +126,30 @@ class RowMath:
         if not training:
             return Outcome(*known)
         logit_grad = _logit_gradient(softmax, targets, target_slope_G, sums, scale)
-        grad_GD = _feature_gradient(softmax, targets, sums, logit_grad, scale)
-        return Outcome(*known, logit_grad, unit_backward(grad_GD, targets.unit_GD, targets.norm_G1))
+        assert sums.weighted_sum_GD is not None
+        weight_G = (logit_grad.factor_G * sums.denominator_G).to(sums.weighted_sum_GD.dtype)
+        uniform_D = None
+        if sums.centre_sum_D is not None and softmax.share is not None:
+            uniform_D = sums.centre_sum_D * (softmax.share * scale / len(softmax.loss_G))
+        grad_GD = self.feature_gradient(sums.weighted_sum_GD, weight_G, logit_grad.target_grad_G, uniform_D, targets)
+        return Outcome(*known, logit_grad, grad_GD)
+
+    def feature_gradient(
+        self,
+        weighted_sum_GD: Tensor,
+        weight_G: Tensor,
+        target_grad_G: Tensor,
+        uniform_D: Tensor | None,
+        targets: Targets,
+    ) -> Tensor:
+        """d(loss)/d(features), this rank's part, (G, D): that of the negatives is weight_G times weighted_sum_GD, less
+        uniform_D. Overwrites weighted_sum_GD."""
+        assert targets.centre_GD is not None
+        grad_GD = weighted_sum_GD.mul_(weight_G[:, None])
+        if uniform_D is not None:
+            grad_GD -= uniform_D
+        grad_GD.addcmul_(targets.centre_GD, target_grad_G[:, None])
+        return unit_backward(grad_GD, targets.unit_GD, targets.norm_G1)
 
 
 @dataclass(frozen=True)
@@ -171,15 +193,3 @@ def _logit_gradient(
         uniform_D = unit_GD.sum(dim=0).mul_(-share * scale / num_rows)
     target_grad_G = slope_G.div_(num_rows).to(unit_GD.dtype).masked_fill_(targets.elsewhere_G, 0.0)
     return LogitGrad(factor_G, target_grad_G, uniform_D, sums.cache)
-
-
-def _feature_gradient(
-    softmax: _GlobalSoftmax, targets: Targets, sums: Sums, logit_grad: LogitGrad, scale: float
-) -> Tensor:
-    """d(loss)/d(unit features), this rank's part, (G, D). Overwrites sums.weighted_sum_GD."""
-    assert sums.weighted_sum_GD is not None
-    weight_G = (logit_grad.factor_G * sums.denominator_G).to(sums.weighted_sum_GD.dtype)
-    grad_GD = sums.weighted_sum_GD.mul_(weight_G[:, None])
-    if sums.centre_sum_D is not None and softmax.share is not None:
-        grad_GD -= sums.centre_sum_D * (softmax.share * scale / len(softmax.loss_G))
-    return grad_GD.addcmul_(targets.centre_GD, logit_grad.target_grad_G[:, None])

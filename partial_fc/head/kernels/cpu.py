@@ -27,7 +27,7 @@ from partial_fc.memory import available_memory_bytes
 if TYPE_CHECKING:
     from partial_fc.head.rows.table import RowTable
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # float32 ends at exp(88): the shift leaves room for the sum of 10^9 exponentials, and for logits far below it.
 _HIGHEST_EXPONENT = 64.0
 # Below this the exponentials that add up to a denominator have lost digits, or are 0: scales beyond 64 can have such
@@ -75,8 +75,8 @@ def load(variant: str | None = None) -> ctypes.CDLL:
         variant = variant_here()
     build([variant])
     compiled = ctypes.CDLL(str(library(variant)))
-    for name in ("head_best", "head_prepare", "head_sums", "head_gradients", "head_update"):
-        getattr(compiled, name).restype = ctypes.c_char_p
+    for name in ("best", "prepare", "sums", "gradients", "update", "row_targets", "row_gradients"):
+        getattr(compiled, f"head_{name}").restype = ctypes.c_char_p
     compiled.head_cache_row.restype = ctypes.c_int64
     compiled.head_cache_row.argtypes = [ctypes.c_int64, ctypes.c_int32]
     refusal = compiled.head_prepare()
@@ -236,7 +236,7 @@ class CpuKernel(Kernel):
             "filter_above": math.inf if negatives.filter_above is None else negatives.filter_above,
             "hard_t": negatives.hard_t,
             "sub_centres": logits.sub_centres,
-            "centre_dtype": _DTYPES[logits.centre_LD.dtype],
+            "centre_dtype": DTYPES[logits.centre_LD.dtype],
             "low_precision": self.low_precision,
             "threads": torch.get_num_threads(),
         }
@@ -315,7 +315,7 @@ def _optimizer_fields(store: "RowTable", lr: float, step: int) -> dict[str, Any]
         "lr": lr,
         "weight_decay": optimizer.weight_decay,
         "wide": tuple(tables[name].data_ptr() for name in wide),
-        "wide_dtype": _DTYPES[dtype],
+        "wide_dtype": DTYPES[dtype],
         "wide_key": tuple(keys[name] for name in wide),
         "scalar": tuple(tables[name].data_ptr() for name in scalar),
         "centre_key": keys["centres"],

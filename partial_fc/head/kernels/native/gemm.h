@@ -57,7 +57,7 @@ inline void panel(int64_t M, int64_t K, const float* A, int64_t am, int64_t ak, 
                   int64_t cm, bool add, Between& between) {
     constexpr int most = ROWS<BF>;
     int64_t m = 0;
-    for (; m + most <= M; m += most) {
+    for (; m + most <= M && !(most == 6 && M - m == 8); m += most) {  // (8 rows as 4 and 4, not as 6, 1 and 1)
         tile<BF, most, NV>(K, A + m * am, am, ak, B, bk, C + m * cm, cm, add);
         between();
     }

@@ -13,30 +13,34 @@
 #include "logits.h"
 #include "passes.h"
 #include "optimizers.h"
+#include "rows.h"
 #include "crc.h"
 
+#include <cerrno>
 #include <cerrno>
 #include <string>
 
 namespace {
 
 template <bool BF> void sums(const Job& job) {
-    const Features<BF> f(job, false);
+    const Features<BF> f(job, true, false);
     struct Part { std::vector<double> denominator; Buffer weighted_sum, centre_sum; };
     std::vector<Part> parts(job.threads);
+    const bool direct = f.Gp == job.G && f.Dp == job.D;  // without padding, the first thread adds to the result itself
     share(0, job.S, job.threads, whole_classes(job, BLOCK), [&](int t, int64_t begin, int64_t end) {
         Part& part = parts[t];
         part.denominator.resize(f.Gp);
-        if (job.weighted_sum) part.weighted_sum = Buffer(f.Gp * f.Dp);
+        const bool own = job.weighted_sum && !(direct && t == 0);
+        if (own) part.weighted_sum = Buffer(f.Gp * f.Dp);
         if (job.centre_sum) part.centre_sum = Buffer(f.Dp);
-        Pass<BF>(job, f).sums(begin, end, part.denominator.data(), part.weighted_sum, part.centre_sum);
+        Pass<BF>(job, f).sums(begin, end, part.denominator.data(), own ? part.weighted_sum : job.weighted_sum, part.centre_sum);
     });
     share(0, job.G, job.threads, 1, [&](int, int64_t begin, int64_t end) {
         for (const Part& part : parts) {  // in their order, so that the result repeats bit by bit
             if (part.denominator.empty()) continue;
             for (int64_t g = begin; g < end; g++) {
                 job.denominator[g] += part.denominator[g];
-                if (!job.weighted_sum) continue;
+                if (!part.weighted_sum) continue;
                 float* to = job.weighted_sum + g * job.D;
                 for (int64_t d = 0; d < job.D; d++) to[d] += part.weighted_sum[g * f.Dp + d];
             }
@@ -48,7 +52,7 @@ template <bool BF> void sums(const Job& job) {
 }
 
 template <bool BF> void gradients(const Job& job) {
-    const Features<BF> f(job, true);
+    const Features<BF> f(job, true, true);
     share(job.begin, job.end, job.threads, whole_classes(job, BLOCK), [&](int, int64_t begin, int64_t end) {
         auto nothing = [](int64_t) {};
         Pass<BF>(job, f).gradients(begin, end, nothing, [&](int64_t place, const float* centre, float* grad, Projection projection) {
@@ -61,7 +65,7 @@ template <bool BF> void gradients(const Job& job) {
 
 // Every row moves while it and its gradient are in the cache.
 template <bool BF> void update(const Job& job) {
-    const Features<BF> f(job, true);
+    const Features<BF> f(job, !job.cache || job.cached_rows < job.S, true);
     share(0, job.S, job.threads, whole_classes(job, BLOCK), [&](int, int64_t begin, int64_t end) {
         Pass<BF> pass(job, f);
         RowStep step(job, f.Dp);
@@ -96,6 +100,12 @@ EXPORT const char* head_gradients(const Job* j) {
 }
 EXPORT const char* head_update(const Job* j) {
     return guarded([&] { j->low_precision ? update<true>(*j) : update<false>(*j); });
+}
+EXPORT const char* head_row_targets(const RowJob* j) {
+    return guarded([&] { share(0, j->G, j->threads, 1, [&](int, int64_t begin, int64_t end) { RowMath(*j).targets(begin, end); }); });
+}
+EXPORT const char* head_row_gradients(const RowJob* j) {
+    return guarded([&] { share(0, j->G, j->threads, 1, [&](int, int64_t begin, int64_t end) { RowMath(*j).gradients(begin, end); }); });
 }
 // The length of a row of Job.cache.
 EXPORT int64_t head_cache_row(int64_t G, int32_t low_precision) {

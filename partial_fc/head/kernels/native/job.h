@@ -56,3 +56,30 @@ struct Job {
 };
 
 enum Optimizer : int32_t { kSGD = 0, kAdamW = 1, kRowAdam = 2, kRowAdagrad = 3 };
+
+// For the functions of rows.h (cpu_rows.py mirrors it).
+struct RowJob {
+    int64_t G, D, S;
+    const int64_t* label;    // (G): class numbers of all ranks
+    int64_t start, num_local;  // the classes of this rank
+    const int64_t* active;   // (S): the active local rows, ascending; null: all
+    const int64_t* row;      // (S): where they are in the table; null: in this order
+    const void* table;       // centres, (L, D) of table_dtype
+    const char* feat;        // (G, D) of feat_dtype, a row feat_stride bytes after the other
+    int64_t feat_stride;
+    int32_t table_dtype, feat_dtype, sub_centres, threads;
+
+    // targets writes, gradients reads:
+    float* unit;             // (G, D): features of length 1
+    float* norm;             // (G): their former lengths
+    int64_t* position;       // (G): of the nearest target centre among the S, or -1
+    // targets writes:
+    float* cos;              // (G): with that centre; 0 where there is none
+    bool* elsewhere;         // (G): another rank has the class
+
+    // gradients: sum (G, D) becomes d(loss)/d(features)
+    float* sum;
+    const float* weight;     // (G): times sum it is what the negatives give
+    const float* target_grad;  // (G)
+    const float* uniform;    // (D) or null: is subtracted from each row
+};

@@ -1,4 +1,5 @@
 // A block of logits: the products of some centres with some features, and the exponentials that are made of them.
+#include <numeric>
 #include <vector>
 
 namespace {
@@ -6,15 +7,17 @@ namespace {
 // Centres whose gradients are formed, and which move, at once: with few features so many that they stay in the first cache, else
 // more, since all features pass by for each block, and they come from beyond the second cache.
 constexpr int64_t BLOCK = TILES ? 64 : 48, LARGE_BLOCK = 288;
-// Centres whose weights are summed up to the features' gradient at once: a chunk's centres and the next one's share the second
-// cache with those features and their gradient.
+// Centres whose weights are summed up to the features' gradient at once.
 template <bool BF> constexpr int64_t CHUNK = BF ? 288 : LANES == 16 ? 144 : 96;
+// Features that meet a chunk at once: they and their gradient stay in the second cache.
+template <bool BF> constexpr int64_t MEET = BF ? 256 : LANES == 16 ? 128 : 96;
+// Where there are more features than a TILE, so many chunks are prepared, and all features meet them, before the next ones are:
+// the centres, which are fewer bytes, pass through the second cache.
+constexpr int64_t CHUNKS = 8;
+// Centres whose logits become weights while they are in the first cache: fills the rows of the products and, turned over, their words.
+template <bool BF> constexpr int64_t STRIP = Padding<BF>::tiles ? 32 : BF ? 96 : LANES == 16 ? 48 : 24;
 // Features that the products take at once, so that their operands stay in the caches whatever G is.
 constexpr int64_t TILE = 256;
-// Features that meet all of a thread's centres before the next ones do: they and their gradient stay in the second cache, and the
-// centres, which are fewer bytes, pass through it. With bfloat16 all of them, since to prepare a centre takes as long there
-// as its products with a few.
-template <bool BF> int64_t features_at_once(int64_t Gp) { return BF ? Gp : TILE; }
 // Rows that lie a power of two apart would share a few lines of the first cache.
 constexpr int64_t GAP = 16;
 
@@ -33,11 +36,12 @@ inline int64_t whole_classes(const Job& job, int64_t size) {
 template <bool BF> class Logits {
   public:
     Logits(const Job& job, const Features<BF>& features)
-        : job(job), f(features), chunk(whole_classes(job, CHUNK<BF>)),
-          block(whole_classes(job, f.Gp > TILE ? LARGE_BLOCK : BLOCK)),
-          rows(round_up(std::max(chunk, block), Padding<BF>::rows)), row_of_logits(std::min(f.Gp, TILE) + GAP), row_of_cache(cache_row<BF>(f.G)),
-          inverse(rows), logit(rows * row_of_logits), row(f.Dp), operand(rows * row_of_operand()), mask(rows * row_of_logits),
-          masked(rows), hard(f.Gp) {
+        : job(job), f(features), chunk(whole_classes(job, CHUNK<BF>)), strip(strip_of(job, chunk)),
+          several(f.Gp > TILE), at_once(several ? CHUNKS * chunk : chunk), block(whole_classes(job, f.Gp > TILE ? LARGE_BLOCK : BLOCK)),
+          rows(round_up(std::max(chunk, block), 32)), row_of_logits(std::min(f.Gp, TILE) + GAP),
+          row_of_cache(cache_row<BF>(f.G)), logit(rows * row_of_logits), row(f.Dp),
+          inverse(std::max(rows, at_once)), operand(round_up(std::max(rows, at_once), 32) * row_of_operand()),
+          mask(rows * row_of_logits), masked(rows), hard(f.Gp) {
         for (int64_t g = 0; g < f.G; g++)
             if (job.target[g] >= 0) owner.emplace_back(job.target[g], g);
         std::sort(owner.begin(), owner.end());
@@ -61,8 +65,10 @@ template <bool BF> class Logits {
 
     const Job& job;
     const Features<BF>& f;
-    const int64_t chunk, block, rows, row_of_logits, row_of_cache;  // (rows: those that the products fill)
-    Buffer inverse, logit, row;  // of each centre: 1 / its length, and its logits; and a row of the table as floats
+    const int64_t chunk, strip;
+    const bool several;  // chunks are prepared at once
+    const int64_t at_once, block, rows, row_of_logits, row_of_cache;  // (rows: those that the products fill)
+    Buffer logit, row;  // some centres' logits, and a row of the table as floats
 
     // send(0), ..., send(n - 1), spread over the pauses of a product: what comes from memory meanwhile is asked for
     // little by little, since many requests at once would hold the processor up.
@@ -72,14 +78,10 @@ template <bool BF> class Logits {
         };
     }
 
-    // logit = the products of n centres from place `at` on with the features from g on; the centres after them, up to
-    // place `end`, are sent for.
-    void form_logits(int64_t at, int64_t n, int64_t g, int64_t width, const float* centre, int64_t end) {
-        const int64_t coming = std::max<int64_t>(0, end - at - n);
-        auto ahead = spread(coming, pauses<BF>(n, width, f.Kd), [&](int64_t c) {
-            prefetch_row(job.centre, job.centre_dtype, row_of(at + n + c), f.D);
-        });
-        gemm<BF>(n, width, f.Kd, centre, row_of_operand(), 1, f.for_logits(g), logit, row_of_logits, false, ahead);
+    // logit = the products of n prepared centres from place `at` on with the features from g on. ahead(): see gemm.
+    template <class Ahead = Nothing> void form_logits(int64_t at, int64_t n, int64_t g, int64_t width, Ahead ahead = {}) {
+        gemm<BF>(n, width, f.Kd, operand_of(at), row_of_operand(), 1, f.for_logits(g), logit, row_of_logits,
+                 false, ahead);
         if (BF && job.filter_above < 2.f) settle(at, n, g, width);
         find_left_out(at, n, g, width);
     }
@@ -91,7 +93,7 @@ template <bool BF> class Logits {
         for (int64_t c = 0; c < n; c++) {
             float* product = logit + c * row_of_logits;
             auto in_doubt = [&](int64_t i) {
-                vf distance = load<vf>(product + i) * inverse[c] - job.filter_above;
+                vf distance = load<vf>(product + i) * inverse_at(at + c) - job.filter_above;
                 return (distance > -DOUBT) & (distance < DOUBT);
             };
             vi any{};
@@ -119,23 +121,30 @@ template <bool BF> class Logits {
     // Words of a centre.
     int64_t word_row() const { return f.Dp / a_word; }
 
-    // (Of bfloat16 the second product has an operand of its own: Pass::interleave_centres.)
-    int64_t row_of_operand() const { return BF ? word_row() : f.Dp + GAP; }
+    int64_t row_of_operand() const { return word_row() + (in_place ? 0 : GAP); }
 
-    // The operand of n centres from place `at` on; of bfloat16 the table itself where its rows are like that. Also finds their
-    // `inverse` lengths.
-    const float* fetch(int64_t at, int64_t n) {
+    // Copies n centres from place `at` on to rows of the products' operand, where they do not lie in the table like that, and finds
+    // their lengths.
+    void prepare(int64_t at, int64_t n) {
         const bool as_stored = job.centre_dtype == (BF ? kBfloat16 : kFloat32) && f.D == f.Dp;
-        const bool in_place = BF && as_stored && !job.row && at + round_up(n, Padding<BF>::rows) <= job.S;
+        prepared = at;
+        in_place = BF && !several && as_stored && !job.row && at + round_up(n, Padding<BF>::rows) <= job.S;
         for (int64_t c = 0; c < n; c++) {
+            if (several && c + SOON < n) prefetch_row(job.centre, job.centre_dtype, row_of(at + c + SOON), f.D);
             const char* from = (const char*)job.centre + row_of(at + c) * f.D * size_of(job.centre_dtype);
             float* to = operand + c * row_of_operand();
             if (!as_stored) inverse[c] = inverse_of(fetch_row(row_of(at + c), to));
             else if (in_place) inverse[c] = inverse_of(square_of<false>(from, nullptr));
             else inverse[c] = inverse_of(square_of<true>(from, to));
         }
-        return in_place ? (const float*)job.centre + at * word_row() : operand;
     }
+    static constexpr int64_t SOON = 4;
+
+    const float* operand_of(int64_t place) const {
+        return (in_place ? (const float*)job.centre + prepared * word_row() : operand) + (place - prepared) * row_of_operand();
+    }
+    // 1 / the length of a prepared centre.
+    float inverse_at(int64_t place) const { return inverse[place - prepared]; }
 
     // The square of the length of a row of words, which is copied on the way.
     template <bool COPY> float square_of(const char* from, float* to) const {
@@ -204,7 +213,7 @@ template <bool BF> class Logits {
                 for (int64_t g = 0; g < width; g++) {
                     int64_t best = first;
                     for (int64_t c = first + 1; c < first + k; c++)
-                        if (logit[c * ld + g] * inverse[c] > logit[best * ld + g] * inverse[best]) best = c;
+                        if (logit[c * ld + g] * inverse_at(at + c) > logit[best * ld + g] * inverse_at(at + best)) best = c;
                     for (int64_t c = first; c < first + k; c++) mask[c * ld + g] = c == best;
                 }
             }
@@ -225,11 +234,11 @@ template <bool BF> class Logits {
         const float bias = (job.bias ? job.bias[at + c] : 0.f) - job.shift;
         const float* keep = masked[c] != 0 ? mask + c * row_of_logits : nullptr;
         const bool plain = !job.hard && job.filter_above >= 2.f;
-        const float scale = plain ? job.scale * inverse[c] : inverse[c];
+        const float scale = plain ? job.scale * inverse_at(at + c) : inverse_at(at + c);
         if (plain && !keep) {  // nearly always
             for (int64_t i = 0; i < width; i += LANES) {
                 vf e = exp(load<vf>(product + i) * scale + bias);
-                if (sum) store(sum + first_g + i, load<vf>(sum + first_g + i) + e);
+                if (sum) store(sum + i, load<vf>(sum + i) + e);
                 out(i, e);
             }
             return;
@@ -247,14 +256,22 @@ template <bool BF> class Logits {
             }
             vf e = exp(x + bias);
             if (keep) e *= load<vf>(keep + i);
-            if (sum) store(sum + first_g + i, load<vf>(sum + first_g + i) + e);
+            if (sum) store(sum + i, load<vf>(sum + i) + e);
             out(i, plain ? e : e * gain);
         }
     }
 
   private:
+    // Whole classes, and whole words of LANES centres; where few classes do not fill those, all of the chunk.
+    static int64_t strip_of(const Job& job, int64_t chunk) {
+        const int64_t size = std::lcm(STRIP<BF>, (int64_t)job.sub_centres);
+        return size < chunk ? size : chunk;
+    }
+
     std::vector<std::pair<int64_t, int64_t>> owner;  // (place, g), ascending
-    Buffer operand, mask, masked, hard;
+    int64_t prepared = 0;  // the first place of those that are prepared
+    bool in_place = false;
+    Buffer inverse, operand, mask, masked, hard;
 };
 
 }  // namespace

@@ -5,17 +5,19 @@ template <bool BF> struct Features {
     static constexpr int64_t panel = Padding<BF>::panel, a_word = BF ? 2 : 1;
     const int64_t G, Gp, D, Dp, Kd;  // Gp, Dp: padded; Kd: words along D
 
-    Features(const Job& job, bool for_gradients)
+    // What a pass needs: both operands, if it forms logits and then gradients, or one of them.
+    Features(const Job& job, bool to_form_logits, bool to_form_gradients)
         : G(job.G), Gp(round_up(job.G, Padding<BF>::columns)), D(job.D), Dp(round_up(job.D, panel)),
           Kd(round_up((job.D + a_word - 1) / a_word, Padding<BF>::words)), rows(round_up(Kd, LANES)),
-          along_d(round_up(Gp, panel) * rows), along_g(for_gradients ? Gp / a_word * Dp : 0) {
+          along_d(to_form_logits ? round_up(Gp, panel) * rows : 0, Fill::nothing),
+          along_g(to_form_gradients ? Gp / a_word * Dp : 0, Fill::nothing) {
         share(0, Gp, job.threads, 2 * LANES, [&](int, int64_t begin, int64_t end) {
-            pack_for_logits(job, begin, end);
-            if (for_gradients) pack_for_gradients(job, begin, end);
+            if (to_form_logits) pack_for_logits(job, begin, end);
+            if (to_form_gradients) pack_for_gradients(job, begin, end);
         });
     }
 
-    // From feature g on, a multiple of TILE: words along D by features, the operand of the logits, ...
+    // From feature g on, a multiple of MEET or TILE: words along D by features, the operand of the logits, ...
     Operand for_logits(int64_t g) const { return {along_d + g * rows, panel, rows * panel}; }
     // ... and words along the features, with the factor in them, by columns: that of the centres' gradients.
     Operand for_gradients(int64_t g) const { return {along_g + g / a_word * panel, panel, Gp / a_word * panel}; }

@@ -9,10 +9,10 @@ struct Projection {
 
 template <bool BF> class Pass : public Logits<BF> {
     using Base = Logits<BF>;
-    using Base::a_word, Base::job, Base::f, Base::chunk, Base::block, Base::rows, Base::row_of_logits, Base::row_of_cache;
-    using Base::inverse, Base::logit, Base::row;
-    using Base::fetch, Base::form_logits, Base::weigh, Base::store_weight, Base::keep_weight, Base::floats_of, Base::word_row, Base::row_of_operand;
-    using Base::inverse_of, Base::targets_between;
+    using Base::a_word, Base::job, Base::f, Base::chunk, Base::strip, Base::several, Base::at_once, Base::block, Base::rows;
+    using Base::row_of_logits, Base::row_of_cache, Base::logit, Base::row;
+    using Base::prepare, Base::operand_of, Base::row_of_operand, Base::inverse_at, Base::form_logits, Base::weigh;
+    using Base::store_weight, Base::keep_weight, Base::floats_of, Base::inverse_of, Base::targets_between;
     using typename Base::Cached;
 
   public:
@@ -25,48 +25,38 @@ template <bool BF> class Pass : public Logits<BF> {
     // Adds the places [begin, end) to denominator (Gp), weighted_sum (Gp, Dp; may be null) and centre_sum (Dp; may be null).
     void sums(int64_t begin, int64_t end, double* denominator, float* weighted_sum, float* centre_sum) {
         Tiles tiles;
-        const int64_t words = round_up(chunk / a_word, Padding<BF>::words), at_once = features_at_once<BF>(f.Gp);
-        Buffer sum(f.Gp), pairs(BF && weighted_sum ? words * f.Dp : 0), weight(BF ? words * row_of_logits : 0);
-        Buffer across(Padding<BF>::tiles && weighted_sum ? round_up(TILE, 32) * (words + GAP) : 0);
-        auto meet = [&](int64_t at, int64_t first, int64_t last) {  // some centres and some features
-            const int64_t n = std::min(chunk, end - at), used = (n + a_word - 1) / a_word;
-            const float* centre = fetch(at, n);
-            Operand right{centre, row_of_operand(), Padding<BF>::panel};
-            if (BF && weighted_sum) right = interleave_centres(centre, n, words, pairs);
-            if (centre_sum && !first)
-                for (int64_t c = 0; c < n; c++) add_unit(row_of(at + c), inverse[c], centre_sum);
-            std::memset(sum + first, 0, (last - first) * 4);
-            for (int64_t g = first; g < last; g += TILE) {
-                const int64_t width = std::min(TILE, last - g);
-                form_logits(at, n, g, width, centre, g > first ? at + n : std::min(at + 2 * chunk, end));
-                for (int64_t c = 0; c < n; c++) {
-                    float* product = logit + c * row_of_logits;
-                    Cached* kept = job.cache && at + c < job.cached_rows ? (Cached*)job.cache + (at + c) * row_of_cache + g : nullptr;
-                    weigh(at, c, g, width, sum, [&](int64_t i, vf e) {
-                        store(product + i, e * inverse[c]);
-                        if (kept) keep_weight(kept + i, e);
-                    });
+        const bool packed = weighted_sum && (BF || several);
+        const int64_t words_of_centre = f.Dp / a_word;
+        Buffer sum(MEET<BF>), packed_centre(packed ? at_once / chunk * words() * f.Dp : 0);
+        Buffer weight(weighted_sum ? MEET<BF> * row_of_weights() : 0);
+        for (int64_t from = begin; from < end; from += at_once) {
+            const int64_t last = std::min(from + at_once, end);
+            auto packed_of = [&](int64_t at) { return packed_centre + (at - from) / chunk * words() * f.Dp; };
+            prepare(from, last - from);
+            for (int64_t at = from; packed && at < last; at += chunk) pack_centres(at, std::min(chunk, last - at), packed_of(at));
+            for (int64_t at = from; centre_sum && at < last; at++) add_unit(at, centre_sum);
+            for (int64_t g = 0; g < f.Gp; g += MEET<BF>)
+                for (int64_t at = from; at < last; at += chunk) {
+                    const int64_t n = std::min(chunk, last - at), width = std::min(MEET<BF>, f.Gp - g);
+                    const float* next = operand_of(at + chunk < last ? at + chunk : from);
+                    auto send = [&](int64_t c) {  // for what will be read next, a part for each of the n centres
+                        if (several) {
+                            if (packed) prefetch_words(packed_of(at) + c * words_of_centre, words_of_centre);
+                            prefetch_words(next + c * row_of_operand(), row_of_operand());
+                        } else if (!g && at + chunk + c < end) {
+                            prefetch_row(job.centre, job.centre_dtype, row_of(at + chunk + c), f.D);
+                        }
+                    };
+                    std::memset(sum, 0, width * 4);
+                    form_weights(at, n, g, width, sum, weighted_sum ? (float*)weight : nullptr, send);
+                    for (int64_t i = 0; i < std::min(width, f.G - g); i++) denominator[g + i] += sum[i];
+                    if (!weighted_sum) continue;
+                    Operand right{operand_of(at), row_of_operand(), Padding<BF>::panel};
+                    if (packed) right = {packed_of(at), Padding<BF>::panel, words() * Padding<BF>::panel};
+                    const int64_t used = round_up((n + a_word - 1) / a_word, Padding<BF>::words);
+                    gemm<BF>(width, f.Dp, used, weight, row_of_weights(), 1, right, weighted_sum + g * f.Dp, f.Dp, true);
                 }
-                if (!weighted_sum) continue;
-                float* to = weighted_sum + g * f.Dp;
-                if constexpr (!BF) {
-                    gemm<BF>(width, f.Dp, n, logit, 1, row_of_logits, right, to, f.Dp, true);
-                    continue;
-                }
-                interleave_weights(n, width, weight);
-                if constexpr (Padding<BF>::tiles) {
-                    const int64_t padded = round_up(used, Padding<BF>::words);
-                    for (int64_t c = used; c < padded; c++) std::memset(weight + c * row_of_logits, 0, width * 4);
-                    transpose(weight, padded, width, row_of_logits, across, words + GAP);
-                    gemm<BF>(width, f.Dp, padded, across, words + GAP, 1, right, to, f.Dp, true);
-                } else {
-                    gemm<BF>(width, f.Dp, used, weight, 1, row_of_logits, right, to, f.Dp, true);
-                }
-            }
-            for (int64_t g = first; g < std::min(last, f.G); g++) denominator[g] += sum[g];
-        };
-        for (int64_t first = 0; first < f.Gp; first += at_once)
-            for (int64_t at = begin; at < end; at += chunk) meet(at, first, std::min(first + at_once, f.Gp));
+        }
         settle_streams();
     }
 
@@ -79,13 +69,13 @@ template <bool BF> class Pass : public Logits<BF> {
         for (int64_t at = begin; at < end; at += block) {
             const int64_t n = std::min(block, end - at);
             const bool cached = job.cache && at + n <= job.cached_rows;
-            const float* centre = cached ? nullptr : fetch(at, n);
+            if (!cached) prepare(at, n);
             for (int64_t g = 0; g < f.Gp; g += TILE) {
                 const int64_t width = std::min(TILE, f.Gp - g), words = width / a_word;
                 const float* weight = BF ? half : logit;
                 int64_t weight_row = row_of_logits / a_word;
                 if (!cached) {
-                    form_logits(at, n, g, width, centre, at + n);
+                    form_logits(at, n, g, width);
                     for (int64_t c = 0; c < n; c++) {
                         Cached* to = (Cached*)(float*)(BF ? half : logit) + c * row_of_logits;
                         weigh(at, c, g, width, nullptr, [&](int64_t i, vf e) { store_weight(to + i, e); });
@@ -117,6 +107,49 @@ template <bool BF> class Pass : public Logits<BF> {
     }
 
   private:
+    // A row of the weights of all centres of a chunk with a feature, the left operand of the features' gradient.
+    static constexpr int64_t WORDS = std::max<int64_t>(LANES, Padding<BF>::words);
+    int64_t words() const { return round_up(chunk / a_word, WORDS); }
+    int64_t row_of_weights() const { return words() + GAP; }
+
+    // The weights of n prepared centres with the features from g on, strip by strip: to weight (width, row_of_weights), may be
+    // null, and kept; sum (width) gets what they add up to. send(0), ..., send(n - 1) are called within the products.
+    template <class Send> void form_weights(int64_t at, int64_t n, int64_t g, int64_t width, float* sum, float* weight, Send send) {
+        for (int64_t c = 0; c < n; c += strip) {
+            const int64_t here = at + c, m = std::min(strip, n - c);
+            form_logits(here, m, g, width, Base::spread(m, pauses<BF>(m, width, f.Kd), [=](int64_t i) { send(c + i); }));
+            for (int64_t i = 0; i < m; i++) {
+                float* product = logit + i * row_of_logits;
+                const float inverse = inverse_at(here + i);
+                Cached* kept = job.cache && here + i < job.cached_rows ? (Cached*)job.cache + (here + i) * row_of_cache + g : nullptr;
+                weigh(here, i, g, width, sum, [&](int64_t j, vf e) {
+                    store(product + j, e * inverse);
+                    if (kept) keep_weight(kept + j, e);
+                });
+            }
+            if (weight) turn_over(m, width, weight + c / a_word);
+        }
+    }
+
+    // m rows of weights in `logit`, one for each centre, -> rows for each feature, of words along the centres.
+    void turn_over(int64_t m, int64_t width, float* to) {
+        const int64_t ld = row_of_logits;
+        for (int64_t c = m; c < round_up(m, WORDS * a_word); c++) std::memset(logit + c * ld, 0, width * 4);
+        for (int64_t c = 0; c < round_up(m, WORDS * a_word); c += LANES * a_word)
+            for (int64_t g = 0; g < width; g += LANES) {
+                vu square[LANES];
+#pragma GCC unroll 16
+                for (int i = 0; i < LANES; i++) {
+                    const float* from = logit + (c + i * a_word) * ld + g;
+                    if constexpr (BF) square[i] = pair(to_bf16(load<vf>(from)), to_bf16(load<vf>(from + ld)));
+                    else square[i] = load<vu>(from);
+                }
+                transpose(square);
+#pragma GCC unroll 16
+                for (int i = 0; i < LANES; i++) store(to + (g + i) * row_of_weights() + c / a_word, square[i]);
+            }
+    }
+
     // Sends for the kept exponentials that the product after the one of n centres from `at` on with the features from g on will
     // read, while that one is formed. (Where one product takes all features there is time for it between blocks.)
     auto kept_after(int64_t at, int64_t n, int64_t g, int64_t end) const {
@@ -129,8 +162,9 @@ template <bool BF> class Pass : public Logits<BF> {
         });
     }
 
-    void add_unit(int64_t from, float inv, float* centre_sum) {
-        read_row(job.centre, job.centre_dtype, from, f.D, row);
+    void add_unit(int64_t place, float* centre_sum) {
+        const float inv = inverse_at(place);
+        read_row(job.centre, job.centre_dtype, row_of(place), f.D, row);
         for (int64_t d = 0; d < f.Dp; d += LANES) store(centre_sum + d, load<vf>(centre_sum + d) + load<vf>(row + d) * inv);
     }
 
@@ -152,27 +186,21 @@ template <bool BF> class Pass : public Logits<BF> {
         return {add_up(along[0] + along[1]) * inv * inv, inv};
     }
 
-    // n rows of bfloat16 centres -> the operand of the features' gradient, whose words run along the centres.
-    Operand interleave_centres(const float* centre, int64_t n, int64_t words, float* to) const {
+    // n prepared centres -> the right operand of the features' gradient, whose words run along the centres, in panels.
+    void pack_centres(int64_t at, int64_t n, float* to) const {
         constexpr int64_t panel = Padding<BF>::panel;
-        for (int64_t c = 0; c < n; c += 2) {
-            const uint16_t *even = (const uint16_t*)(centre + c * word_row()), *odd = even + f.Dp;
+        for (int64_t c = 0; c < n; c += a_word) {
+            const float* from = operand_of(at + c);
             for (int64_t d = 0; d < f.Dp; d += LANES) {
-                vh high = c + 1 < n ? load<vh>(odd + d) : vh{};
-                store(to + d / panel * panel * words + c / 2 * panel + d % panel, pair(load<vh>(even + d), high));
+                float* word = to + d / panel * panel * words() + c / a_word * panel + d % panel;
+                if constexpr (!BF) {
+                    store(word, load<vu>(from + d));
+                    continue;
+                }
+                const uint16_t *even = (const uint16_t*)from, *odd = (const uint16_t*)(from + row_of_operand());
+                store(word, pair(load<vh>(even + d), c + 1 < n ? load<vh>(odd + d) : vh{}));
             }
         }
-        return {to, panel, words * panel};
-    }
-
-    // n rows of weights, now in `logit` -> pairs of bfloat16.
-    void interleave_weights(int64_t n, int64_t width, float* to) {
-        if (n % 2) std::memset(logit + n * row_of_logits, 0, width * 4);
-        for (int64_t c = 0; c < n; c += 2, to += row_of_logits)
-            for (int64_t i = 0; i < width; i += LANES) {
-                const float* from = logit + c * row_of_logits + i;
-                store(to + i, pair(to_bf16(load<vf>(from)), to_bf16(load<vf>(from + row_of_logits))));
-            }
     }
 
     Buffer uniform;

@@ -12,17 +12,18 @@ namespace {
 constexpr int64_t HUGE_PAGE = 2 << 20;
 
 struct Free { void operator()(void* p) const { std::free(p); } };
-struct Buffer {  // zeroed floats, aligned to a cache line; large ones in pages of 2 MiB where the system has them
+enum class Fill { zeros, nothing };
+struct Buffer {  // floats, aligned to a cache line; large ones in pages of 2 MiB where the system has them
     std::unique_ptr<float, Free> p;
     Buffer() = default;
-    explicit Buffer(int64_t n) {
+    explicit Buffer(int64_t n, Fill fill = Fill::zeros) {
         const int64_t page = n * 4 >= HUGE_PAGE ? HUGE_PAGE : 64, bytes = round_up(std::max<int64_t>(n, 16) * 4, page);
         p.reset((float*)std::aligned_alloc(page, bytes));
         if (!p) throw std::bad_alloc();
 #if defined(MADV_HUGEPAGE)
         if (page == HUGE_PAGE) madvise(p.get(), bytes, MADV_HUGEPAGE);  // (it may refuse: then the pages are small)
 #endif
-        std::memset(p.get(), 0, round_up(n * 4, 64));
+        if (fill == Fill::zeros) std::memset(p.get(), 0, round_up(n * 4, 64));
     }
     operator float*() const { return p.get(); }
 };
@@ -44,6 +45,10 @@ inline void read_row(const void* table, int32_t dtype, int64_t row, int64_t D, f
     } else {
         for (; d < D; d++) out[d] = from_fp16(load<uint16_t>(p + 2 * d));
     }
+}
+
+inline void prefetch_words(const float* p, int64_t n) {
+    for (int64_t at = 0; at < n; at += 16) __builtin_prefetch(p + at, 0, 2);
 }
 
 inline void prefetch_row(const void* table, int32_t dtype, int64_t row, int64_t D) {

@@ -1,0 +1,99 @@
+"""softmax.py's mathematics of a row's features in two C++ functions (native/rows.h): one pass over the rows before the
+kernel's, and one after it. Centres of targets are read where they lie, twice, instead of being kept beside the
+features.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partial_fc.head.active_rows import ActiveRows
+from partial_fc.head.kernels import Kernel
+from partial_fc.head.kernels.cpu import DTYPES, CpuKernel
+from partial_fc.head.shard import Shard
+from partial_fc.head.softmax import RowMath, Targets
+
+
+class _RowJob(ctypes.Structure):
+    """The arguments of a call: native/job.h, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("G", "D", "S")),
+        ("label", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("start", "num_local")),
+        *((name, ctypes.c_void_p) for name in ("active", "row", "table", "feat")),
+        ("feat_stride", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("table_dtype", "feat_dtype", "sub_centres", "threads")),
+        *((name, ctypes.c_void_p) for name in ("unit", "norm", "position", "cos", "elsewhere")),
+        *((name, ctypes.c_void_p) for name in ("sum", "weight", "target_grad", "uniform")),
+    ]
+
+
+@dataclass(frozen=True)
+class TableTargets(Targets):
+    """Targets whose centres stay in their table."""
+
+    job: dict[str, Any]  # what both calls have in common
+
+
+class CpuRowMath(RowMath):
+    """See `RowMath`; float32."""
+
+    def __init__(self, kernel: Kernel):
+        assert isinstance(kernel, CpuKernel)
+        self.compiled = kernel.compiled
+
+    def find_targets(
+        self, feat_GD: Tensor, label_G: Tensor, shard: Shard, sub_centres: int, active: ActiveRows, dtype: torch.dtype
+    ) -> Targets:
+        if feat_GD.dtype not in DTYPES or feat_GD.stride(1) != 1:
+            feat_GD = feat_GD.to(dtype).contiguous()
+        G, D = feat_GD.shape
+        unit_GD, norm_G1, cos_G = (torch.empty(size, dtype=torch.float32) for size in ((G, D), (G, 1), (G,)))
+        elsewhere_G, position_G = torch.empty(G, dtype=torch.bool), torch.empty_like(label_G)
+        job = {
+            "G": G,
+            "D": D,
+            "S": len(active.table) if active.row_S is None else len(active.row_S),
+            "label": label_G,
+            "start": shard.start,
+            "num_local": len(shard),
+            "active": active.rows,
+            "row": active.row_S,
+            "table": active.table,
+            "table_dtype": DTYPES[active.table.dtype],
+            "sub_centres": sub_centres,
+            "threads": torch.get_num_threads(),
+            "unit": unit_GD,
+            "norm": norm_G1,
+            "position": position_G,
+        }
+        feat = {
+            "feat": feat_GD,
+            "feat_dtype": DTYPES[feat_GD.dtype],
+            "feat_stride": feat_GD.stride(0) * feat_GD.itemsize,
+        }
+        self._call("head_row_targets", job, **feat, cos=cos_G, elsewhere=elsewhere_G)
+        return TableTargets(unit_GD, norm_G1, elsewhere_G, cos_G, None, position_G, job)
+
+    def feature_gradient(
+        self,
+        weighted_sum_GD: Tensor,
+        weight_G: Tensor,
+        target_grad_G: Tensor,
+        uniform_D: Tensor | None,
+        targets: Targets,
+    ) -> Tensor:
+        assert isinstance(targets, TableTargets)
+        numbers = {"weight": weight_G, "target_grad": target_grad_G, "uniform": uniform_D}
+        self._call("head_row_gradients", targets.job, sum=weighted_sum_GD, **numbers)
+        return weighted_sum_GD
+
+    def _call(self, name: str, job: dict[str, Any], **more: Any) -> None:
+        fields = {k: v.data_ptr() if isinstance(v, Tensor) else v for k, v in (job | more).items()}
+        failure = getattr(self.compiled, name)(ctypes.byref(_RowJob(**fields)))
+        if failure:
+            raise RuntimeError(f"{name}: {failure.decode()}")
