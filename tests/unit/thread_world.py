@@ -81,8 +81,8 @@ def in_world(size: int, act: Callable[[ThreadWorld], T], meeting: Meeting | None
     with ThreadPoolExecutor(size) as pool:
         futures = [pool.submit(of_rank, rank) for rank in range(size)]
     errors = [future.exception() for future in futures]
-    first = [e for e in errors if e is not None and not isinstance(e, threading.BrokenBarrierError)]
-    for error in first or errors:
-        if error is not None:
-            raise error
+    raised = [e for e in errors if e is not None]
+    first = [e for e in raised if not any(isinstance(x, threading.BrokenBarrierError) for x in (e, e.__cause__))]
+    for error in first or raised:
+        raise error
     return [future.result() for future in futures]
