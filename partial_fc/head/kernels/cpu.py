@@ -245,7 +245,7 @@ class CpuKernel(Kernel):
 
     def _call(self, name: str, job: dict[str, Any], **more: Any) -> None:
         arguments = job | more
-        _check_tensors(arguments)
+        check_tensors(arguments)
         fields = {k: v.data_ptr() if isinstance(v, Tensor) else v for k, v in arguments.items()}
         failure = getattr(self.compiled, name)(ctypes.byref(_Job(**fields)))
         if failure:
@@ -257,7 +257,7 @@ def exp_cache_bytes(centre_bytes: int) -> int:
     return max(EXP_CACHE_BYTES, int(EXP_CACHE_SHARE * centre_bytes))
 
 
-# Of the tensors whose memory C++ reads: dtype, and the sizes in _Job that its shape is made of.
+# Of the tensors whose memory C++ reads: dtype, and the sizes in its job that its shape is made of.
 _READ = {
     "row": (torch.int64, "S"),
     "target": (torch.int64, "G"),
@@ -267,10 +267,15 @@ _READ = {
     "factor": (torch.float32, "G"),
     "target_grad": (torch.float32, "G"),
     "uniform": (torch.float32, "D"),
+    # (of cpu_rows.py)
+    "label": (torch.int64, "G"),
+    "active": (torch.int64, "S"),
+    "sum": (torch.float32, "GD"),
+    "weight": (torch.float32, "G"),
 }
 
 
-def _check_tensors(arguments: dict[str, Any]) -> None:
+def check_tensors(arguments: dict[str, Any]) -> None:
     """Raises ValueError for a tensor that is shorter or of another dtype than what C++ would read."""
     for name, (dtype, letters) in _READ.items():
         tensor = arguments.get(name)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from partial_fc.head.active_rows import ActiveRows
 from partial_fc.head.kernels import Kernel
-from partial_fc.head.kernels.cpu import DTYPES, CpuKernel
+from partial_fc.head.kernels.cpu import DTYPES, CpuKernel, check_tensors
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import RowMath, Targets
 
@@ -93,7 +93,9 @@ class CpuRowMath(RowMath):
         return weighted_sum_GD
 
     def _call(self, name: str, job: dict[str, Any], **more: Any) -> None:
-        fields = {k: v.data_ptr() if isinstance(v, Tensor) else v for k, v in (job | more).items()}
+        arguments = job | more
+        check_tensors(arguments)
+        fields = {k: v.data_ptr() if isinstance(v, Tensor) else v for k, v in arguments.items()}
         failure = getattr(self.compiled, name)(ctypes.byref(_RowJob(**fields)))
         if failure:
             raise RuntimeError(f"{name}: {failure.decode()}")

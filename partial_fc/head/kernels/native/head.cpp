@@ -17,7 +17,6 @@
 #include "crc.h"
 
 #include <cerrno>
-#include <cerrno>
 #include <string>
 
 namespace {
