@@ -154,7 +154,7 @@ def detach() -> None:
                 encoding=stream.encoding,
                 errors="backslashreplace",
                 line_buffering=True,
-                write_through=True,  # type: ignore[arg-type, type-var]
+                write_through=True,  # type: ignore[type-var]
             )
             setattr(sys, name, made)
 
