@@ -39,6 +39,7 @@ from partial_fc.data import Loader, Source, Synthetic, open_on_all
 from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
 from partial_fc.evaluate import Evaluation
+from partial_fc.files import make_folders
 from partial_fc.models.inputs import InputContract
 from partial_fc.optim import backbone as torch_optim
 from partial_fc.optim.gradient_sync import broadcast_module
@@ -323,6 +324,7 @@ class Run(RunContext):
             weights, _ = job.backbone.state()  # as evaluated: with the statistics of all ranks together
             weights = {name: t.detach().cpu() for name, t in weights.items()}
             if self.world.rank == 0:
+                make_folders(self.root)  # somebody may have removed it
                 if self.keeps and deliver:
                     deliver(weights, self.root / "model")
                 write_results(self, job, outcome, weights, more)
