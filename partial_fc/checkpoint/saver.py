@@ -89,6 +89,10 @@ class Saver:
                 self._lost = error
         return self._lost
 
+    def any_lost(self) -> bool:
+        """Whether any rank has found so. A collective."""
+        return self._any(self.lost is not None, "checkpoint/lost")
+
     def elsewhere(self, root: Path) -> "Saver":
         """One that writes to another root, for the state of a run that has lost its folder. A collective."""
         return Saver(root, self._world, keep=1)

@@ -141,7 +141,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve,
         if saved != total_steps:
             save(job, rate(job, evaluations)[0])
     job.saver.finish()
-    if world.all_reduce(torch.tensor([float(job.saver.lost is not None)]), "max", name="train/lost").item():
+    if job.saver.any_lost():
         raise save_beside(job)
     spikes.sum_up(job)
     progress.end(at.step, bool(stopped))
