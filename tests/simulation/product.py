@@ -22,7 +22,7 @@ from safetensors import torch as safetensors
 
 import partial_fc.comm.horovod
 import partial_fc.files
-from partial_fc.checkpoint import checksums, folders, owner, read, rows, saver
+from partial_fc.checkpoint import checksums, folders, healing, owner, read, rows, saver
 from partial_fc.checkpoint import files as checkpoint_files
 from partial_fc.checkpoint.peer import commits, transfer
 from partial_fc.checkpoint.peer import recover as recovery
@@ -200,6 +200,8 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         (folders, "shutil", SimpleNamespace(rmtree=rmtree)),
         (owner, "_start_of", lambda number: _start_of(cluster, number)),
         (owner, "open", lambda path, mode, opener: path.open(mode)),
+        (folders, "open", lambda path, mode, opener: path.open(mode)),
+        (healing, "time", as_time),
         (owner, "_machine", lambda: str(cluster.here.host.name)),
         (commits, "identity", lambda: cluster.here.host.name.encode().hex().ljust(15, "0")),
         (loss_csv, "FileIO", Raw),
