@@ -46,6 +46,9 @@ def newest_whole(
         if kind == _WHOLE:
             found = checkpoint
             break
+        if kind == _REFUSED:
+            older = max((folder for other, folder in folders.items() if other < step), default=None, key=step_of)
+            raise ValueError(said + (f". To go back to an older one: --resume {older}" if older else ""))
         if kind != _DAMAGED:
             raise ValueError(said)
         damaged[step] = said

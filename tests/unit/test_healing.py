@@ -1,6 +1,8 @@
 """Which checkpoint a run goes on from where some are damaged, and what becomes of those."""
 
 import errno
+import hashlib
+import json
 import logging
 import os
 from dataclasses import replace
@@ -132,6 +134,44 @@ def test_a_folder_that_is_not_there_for_this_host_is_no_damage(root, owner, monk
     unreadable(monkeypatch, file(root, 30, "head-*"), number=number)
     assert "That is no damage" in go_on(root, owner)[0]
     assert names(root) == ["10", "20", "30"]
+
+
+def test_a_checkpoint_of_a_later_version_names_the_way_back(root, owner):
+    """Its writer may come back: it is left as it is, and the run ends."""
+    folder = root / "step-00000030"
+    rewrite(folder, format=5)
+    (said, _) = go_on(root, owner)
+    assert "format 5; this version reads 3 and 4" in said
+    assert f"--resume {root}/step-00000020" in said
+    assert names(root) == ["10", "20", "30"]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"position": -5}, {"position": "x"}, {"position": 1 << 70}, {"contract": "x"}, {"contract": {"network": 5}},
+        {"left_out": [[1]]}, {"num_overflows": "x"}, {"best": [1]}, {"best_score": "x"}, {"configuration": [1]},
+        {"loss_scaler": {"scale": "x"}}, {"recipe": 5}, {"configuration": {"epochs": "x"}}, {"world_size": -1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_somebody_wrote_into_a_manifest_is_an_error_that_names_file_and_key(root, facts):
+    """With the right checksum."""
+    folder = root / "step-00000030"
+    rewrite(folder, **facts)
+    with pytest.raises(ValueError, match=rf"{folder}/manifest.json is damaged: {next(iter(facts))} is ") as raised:
+        checkpoint.Checkpoint(folder)
+    assert "expected" in str(raised.value)
+
+
+def rewrite(folder: Path, **facts: object) -> None:
+    """Other facts in a manifest, and their checksum."""
+    path = folder / "manifest.json"
+    before = path.read_bytes()
+    path.write_text(json.dumps({**json.loads(before), **facts}))
+    for listed in folder.glob("rank-*.sha256"):
+        one, other = (hashlib.sha256(content).hexdigest() for content in (before, path.read_bytes()))
+        listed.write_text(listed.read_text().replace(one, other))
 
 
 def test_an_error_of_the_disk_is_no_damage(root, owner, monkeypatch):
