@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from partial_fc.flags import LaunchFlags, OptimFlags, ScheduleFlags, check_numbers, flag, is_given
+from partial_fc.flags import NO_CHECKPOINT, LaunchFlags, OptimFlags, ScheduleFlags, check_numbers, flag, is_given
 from partial_fc.flags.numbers import ANY
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class HeadFlags:
                 f"--head-impl {self.head_impl} with --device {launch.device}: it does not run there; leave one of the "
                 "two out"
             )
-        if self.head_centres is not None and resume not in ("auto", "never"):
+        if self.head_centres is not None and resume not in NO_CHECKPOINT:
             raise ValueError(
                 f"--head-centres with --resume {resume}: that checkpoint brings its own centres; leave one of the two "
                 "out"

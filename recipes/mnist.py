@@ -89,7 +89,7 @@ class Config:
         load, save = self.mnist.load_amp, self.mnist.save_amp
         if save is not None and self.optim.precision == "fp64":
             raise ValueError("--save-amp with --precision fp64: Apex's files hold fp32 weights")
-        if load is not None and self.run.resume not in ("auto", "never"):
+        if load is not None and self.run.resume not in flags.NO_CHECKPOINT:
             raise ValueError(
                 f"--load-amp {load} and --resume {self.run.resume} both say where to start; give one of them"
             )

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from partial_fc.checkpoint.files import write_json
-from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, read_text, sync_folder
+from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, about, read_text, regular, sync_folder
 
 MARKER = "COMPLETE"
 MANIFEST = "manifest.json"
@@ -80,6 +80,19 @@ def step_of(folder: Path) -> int:
 
 def _is_ours(folder: Path) -> bool:
     return folder.name.removeprefix("step-").isdecimal()
+
+
+def only_one_is_unreadable(folder: Path, bad: Path) -> bool:
+    """Whether bad, which the disk does not read, is one file of a checkpoint whose other files can be read: their first
+    bytes tell, since a disk that is away, or broken as a whole, gives none of any."""
+    try:
+        beside = [folder / name for name in os.listdir(folder) if name != bad.name]
+        for path in beside:
+            with about(path), open(path, "rb", opener=regular) as file:
+                file.read(4096)
+    except OSError:
+        return False
+    return bad.parent == folder and folder / MARKER in beside
 
 
 def is_set_aside(folder: Path) -> bool:

@@ -7,12 +7,15 @@ killed while it renames, the next one finds the rest damaged again.
 """
 
 import contextlib
+import errno
 import logging
+import os
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from partial_fc.checkpoint.consistency import common
-from partial_fc.checkpoint.folders import DAMAGED, LEFT, all_steps, complete, set_aside, step_of
+from partial_fc.checkpoint.folders import DAMAGED, LEFT, all_steps, complete, only_one_is_unreadable, set_aside, step_of
 from partial_fc.checkpoint.owner import LostOwner, Owner
 from partial_fc.checkpoint.peer.transfer import all_gather_json
 from partial_fc.checkpoint.read import Checkpoint, Damaged
@@ -20,6 +23,7 @@ from partial_fc.comm import World
 from partial_fc.errors import describe
 
 _log = logging.getLogger("partial_fc")
+_RETRIES_S = (1.0, 3.0, 6.0)  # before a file that the disk does not read (EIO) counts as damaged
 _WHOLE, _DAMAGED, _REFUSED, _UNREADABLE = "whole", "damaged", "refused", "unreadable"
 
 
@@ -42,6 +46,9 @@ def newest_whole(
         if kind == _WHOLE:
             found = checkpoint
             break
+        if kind == _REFUSED:
+            older = max((folder for other, folder in folders.items() if other < step), default=None, key=step_of)
+            raise ValueError(said + (f". To go back to an older one: --resume {older}" if older else ""))
         if kind != _DAMAGED:
             raise ValueError(said)
         damaged[step] = said
@@ -78,19 +85,34 @@ def go_back_to(found: Checkpoint, root: Path, world: World, owner: Owner | None)
 
 
 def _look(folder: Path, world: World) -> tuple[Checkpoint | None, tuple[str, str]]:
-    """(The checkpoint, what this rank finds)."""
+    """(The checkpoint, what this rank finds). A file that the disk does not read, also when it is asked again, is
+    damaged where it is the only one of its folder."""
+    for pause_s in (*_RETRIES_S, None):
+        checkpoint, (kind, said), unread = _look_once(folder, world)
+        if unread is None or pause_s is None:
+            break
+        _log.warning(f"{said}: trying again in {pause_s:g} s")
+        time.sleep(pause_s)
+    if unread and only_one_is_unreadable(folder, unread):
+        return None, (_DAMAGED, f"{unread} cannot be read ({os.strerror(errno.EIO)}), all beside it can")
+    return checkpoint, (kind, said)
+
+
+def _look_once(folder: Path, world: World) -> tuple[Checkpoint | None, tuple[str, str], Path | None]:
+    """As `_look`, and which file the disk does not read (EIO)."""
     try:
         checkpoint = Checkpoint(folder)
         if checkpoint.step != step_of(folder):
             raise Damaged(f"{folder} holds the checkpoint of step {checkpoint.step}")
         checkpoint.check_share(world.rank, world.size)
     except Damaged as error:
-        return None, (_DAMAGED, error.what)
+        return None, (_DAMAGED, error.what), None
     except ValueError as error:
-        return None, (_REFUSED, str(error))
+        return None, (_REFUSED, str(error)), None
     except OSError as error:
-        return None, (_UNREADABLE, describe(error))
-    return checkpoint, (_WHOLE, "")
+        unread = Path(error.filename or folder) if error.errno == errno.EIO else None
+        return None, (_UNREADABLE, describe(error)), unread
+    return checkpoint, (_WHOLE, ""), None
 
 
 def _worst(verdict_W: Iterable[tuple[str, str]]) -> tuple[str, str]:

@@ -7,9 +7,11 @@ that is needed. A record is stale where its process is gone (seen on its own hos
 ten seconds (seen from elsewhere: no two clocks are compared). Who takes over makes the record with the next number, and
 then removes the stale one. One rank keeps the record; every rank reads it before it marks, writes or removes anything
 of a checkpoint: one that was stopped or cut off finds that of another run there, or of a later world of its own.
+A record that somebody has removed, and no run has replaced, is made anew: `rm -r` that makes room ends no run.
 """
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -24,6 +26,7 @@ from typing import Any
 
 from partial_fc.errors import describe
 from partial_fc.files import about, regular
+from partial_fc.this_host import identity
 
 _log = logging.getLogger("partial_fc")
 _BEAT_S = 1.0
@@ -38,7 +41,7 @@ class InUse(ValueError):
 
 
 class LostOwner(ValueError):
-    """The folder is another run's now, or nobody's: nothing in it may be marked or removed any more."""
+    """The folder is another run's now: nothing in it may be marked or removed any more."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Record:
     host: str
     process: int
     start: int  # of the process, in clock ticks since its host was: numbers of processes come again
-    machine: str  # the boot of the kernel, and the space in which it numbers processes
+    machine: str  # the host, and the space in which it numbers processes
     since: str
     world: int = 0  # where ranks come and go: how often this run has taken the record before
 
@@ -83,13 +86,27 @@ class Fence:
         return cls(root / name, Record(**record))
 
     def check(self) -> None:
-        """Raises LostOwner where the record is not this world's any more, OSError where the folder cannot be read."""
+        """Raises LostOwner where the folder has another record than this world's; OSError where it has none, or cannot
+        be read."""
         if _read(self._path) == self._record:
             return
-        os.stat(self._path.parent)  # a folder that is away, with its whole disk, is not lost
-        others = [str(found) for path in _records(self._path.parent) if (found := _read(path))]
-        now = f"it is that of {others[-1]}" if others else "its record is gone: another run had it, or it was emptied"
-        raise LostOwner(
+        root = self._path.parent
+        os.stat(root)  # a folder that is away, with its whole disk, is not lost
+        found = {path: record for path in _records(root) if (record := _read(path))}
+        for path, record in found.items():
+            if record == self._record:  # made anew
+                self._path = path
+                return
+        if found:
+            raise self._lost(f"it is that of {list(found.values())[-1]}")
+        self._missing()
+
+    def _missing(self) -> None:
+        """There is no record. Who does not keep it writes nothing until it is there again."""
+        raise FileNotFoundError(errno.ENOENT, "the record of this run was removed", str(self._path))
+
+    def _lost(self, now: str) -> LostOwner:
+        return LostOwner(
             f"{self._path.parent} is not this run's any more: {now}. Was this process stopped, or its host cut off, "
             "for more than 10 seconds? Nothing is marked or removed there; start again with another --models-root, or "
             "when the other run has ended"
@@ -102,6 +119,8 @@ class Owner(Fence):
     def __init__(self, path: Path, record: Record):
         super().__init__(path, record)
         self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._looked = time.monotonic()  # since then no other run can have had the folder unseen
         self._count = 0
         self.in_doubt = False  # the record was not this process's when it was last looked at: `check` knows more
         threading.Thread(target=self._beat, name="owner", daemon=True).start()
@@ -114,19 +133,50 @@ class Owner(Fence):
         """The folder is free. A record that is not this process's stays."""
         self.stop()
         try:
-            if _read(self._path) == self._record:
-                self._path.unlink()
+            with self._lock:
+                if _read(self._path) == self._record:
+                    self._path.unlink()
         except OSError as error:
             _log.warning(f"{self._path} cannot be removed: {describe(error)}. A run on another host will wait for 10 s")
 
     def _beat(self) -> None:
         while not self._ended.wait(_BEAT_S):
             # Where the folder is away, or the record another's, `check` says so before anything comes of it.
-            with contextlib.suppress(OSError):
-                self.in_doubt = _read(self._path) != self._record
-                if not self.in_doubt and not self._ended.is_set():
-                    self._count += 1
-                    _rewrite(self._path, self._record, self._count)
+            try:
+                with contextlib.suppress(LostOwner):
+                    self.in_doubt = True
+                    self.check()
+                    self.in_doubt = False
+                    if not self._ended.is_set():
+                        self._count += 1
+                        _rewrite(self._path, self._record, self._count)
+                    self._looked = time.monotonic()
+            except FileNotFoundError:  # the whole folder is away: for others, too
+                if self._is_recent():
+                    self._looked = time.monotonic()
+            except OSError:
+                pass
+
+    def _is_recent(self) -> bool:
+        return time.monotonic() < self._looked + _STALE_S
+
+    def _missing(self) -> None:
+        """Makes the record anew, unless another run may have come and gone since this process has looked."""
+        with self._lock:
+            root = self._path.parent
+            if self._ended.is_set() or _records(root):
+                super()._missing()
+            if not self._is_recent():
+                raise self._lost("its record is gone, and another run may have had it in the meantime")
+            made = _create(root, self._record)
+            if made and _records(root) != [made]:  # another run begins there: it removes its own, too, or stays
+                made.unlink(missing_ok=True)
+                made = None
+            if made is None:
+                super()._missing()
+            else:
+                self._path = made
+                _log.warning(f"{made} was removed, and is made anew: {root} is still this run's, which goes on")
 
 
 def gone(root: Path, run: str) -> dict[Path, Record | None]:
@@ -223,8 +273,7 @@ def _start_of(process: int) -> int | None:
 
 
 def _machine() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return f"{identity()} {os.readlink('/proc/self/ns/pid')}"
 
 
 # ---- files

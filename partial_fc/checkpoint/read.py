@@ -18,6 +18,7 @@ from partial_fc.checkpoint.checksums import checksums_name, read_checksums
 from partial_fc.checkpoint.files import sha256
 from partial_fc.checkpoint.folders import MANIFEST, MARKER, OLD_FORMAT, step_folder
 from partial_fc.checkpoint.head_state import Head, has_head
+from partial_fc.checkpoint.manifest import problem
 from partial_fc.checkpoint.rows import StoredRows, part_files
 from partial_fc.checkpoint.snapshot import FORMAT, below, local_name
 from partial_fc.comm import World
@@ -27,7 +28,6 @@ from partial_fc.head.shard import Shard
 from partial_fc.optim.compression import merge_residuals
 
 _READABLE = (OLD_FORMAT, FORMAT)
-_MOST_RANKS = 1 << 16
 _UNNAMED = 1 << 19  # classes; more only where the files have a byte for each
 _SAME = ("step", "world_size", "num_classes", "head", "position")  # in the folders of all hosts
 _OLDER = "; go on from another checkpoint (--resume DIR)"
@@ -285,14 +285,13 @@ def _manifest(folder: Path, lists: Iterable[dict[str, str]]) -> dict[str, Any]:
             _compare(path, hashlib.sha256(content).hexdigest(), listed[MANIFEST])
     try:
         manifest = json.loads(content)
-        form, facts = manifest["format"], (manifest["step"], manifest["world_size"])
+        form, _, _ = manifest["format"], manifest["step"], manifest["world_size"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Damaged(f"{path} is damaged: {error!r}", _OLDER) from error
     if form not in _READABLE:
         raise ValueError(f"{folder} has format {form!r}; this version reads {' and '.join(map(str, _READABLE))}")
-    if not all(type(fact) is int and fact >= 0 for fact in facts) or facts[1] > _MOST_RANKS:
-        expected = f"expected whole numbers, of ranks at most {_MOST_RANKS:,}"
-        raise Damaged(f"{path} is damaged: step and world_size are {facts}, {expected}", _OLDER)
+    if wrong := problem(manifest):
+        raise Damaged(f"{path} is damaged: {wrong}", _OLDER)
     return manifest
 
 

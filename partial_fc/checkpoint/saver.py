@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from partial_fc.checkpoint.folders import folder_name, mark, newest, prune, unmark
-from partial_fc.checkpoint.owner import Fence
+from partial_fc.checkpoint.owner import Fence, LostOwner
 from partial_fc.checkpoint.snapshot import REMEDY, Snapshot
 from partial_fc.comm import World
 from partial_fc.errors import describe
@@ -61,6 +61,7 @@ class Saver:
         self._began = self._pause_s = 0.0
         self._warned_of_memory = False
         self.last_failed = False  # whether the last one that was begun could not be written, on any rank
+        self._lost: LostOwner | None = None
 
     @property
     def under_way(self) -> bool:
@@ -76,6 +77,25 @@ class Saver:
     def failed(self) -> bool:
         """Whether this rank's job could not be done."""
         return self._job is not None and self._job.done() and self._job.exception() is not None
+
+    @property
+    def lost(self) -> LostOwner | None:
+        """Why this rank may not write below root any more, if it has found that another run has it."""
+        if self._owner and self._owner.in_doubt and not self._lost:
+            try:
+                with contextlib.suppress(OSError):  # a disk that is away ends no training
+                    self._check()
+            except LostOwner as error:
+                self._lost = error
+        return self._lost
+
+    def any_lost(self) -> bool:
+        """Whether any rank has found so. A collective."""
+        return self._any(self.lost is not None, "checkpoint/lost")
+
+    def elsewhere(self, root: Path) -> "Saver":
+        """One that writes to another root, for the state of a run that has lost its folder. A collective."""
+        return Saver(root, self._world, keep=1)
 
     def can_copy(self, num_bytes: int) -> bool:
         """Whether so many bytes of each rank fit into memory once more beside the training: then they can be written in
@@ -111,7 +131,7 @@ class Saver:
         self._step, self._folder = step, self.root / folder_name(step)
         self._marking, self.last_failed = False, False
         self._began = time.perf_counter() if since is None else since
-        problem = self._unmark() or problem  # of an earlier try at this step
+        problem = self._make_root() or self._unmark() or problem
         # Nobody writes into a folder that still counts.
         if not self._any(problem is not None, "checkpoint/begin"):
             return True
@@ -119,11 +139,7 @@ class Saver:
         return False
 
     def settle(self, any_busy: bool, any_failed: bool) -> None:
-        """any_busy, any_failed: what the ranks said of `busy` and `failed`, equal on all of them. Raises LostOwner
-        where the folder is another run's now."""
-        if self._owner and self._owner.in_doubt:
-            with contextlib.suppress(OSError):  # a disk that is away ends no training
-                self._check()
+        """any_busy, any_failed: what the ranks said of `busy` and `failed`, equal on all of them."""
         if self._job is None or any_busy:
             return
         error = self._job.exception()
@@ -165,12 +181,22 @@ class Saver:
         """Whether any rank says True. A collective."""
         return bool(self._world.all_reduce(torch.tensor([float(here)]), "max", name=name).item())
 
-    def _unmark(self) -> OSError | None:
-        """Lets the folder count no more. Returns the error of a disk that refuses: it ends no training."""
+    def _unmark(self) -> OSError | LostOwner | None:
+        """Lets the folder, of an earlier try at this step, count no more. Returns the error of a disk that refuses: it
+        ends no training."""
         try:
             if self._leads:
                 self._check()
                 unmark(self._folder)
+        except (OSError, LostOwner) as error:
+            return error
+        return None
+
+    def _make_root(self) -> OSError | None:
+        """Somebody may have removed it to make room."""
+        try:
+            if not self.root.exists():
+                make_folders(self.root)
         except OSError as error:
             return error
         return None
@@ -192,11 +218,14 @@ class Saver:
 
     def _give_up(self, error: BaseException | None) -> None:
         self._job, self.last_failed = None, True
-        if error is not None and not isinstance(error, OSError | MemoryError):
+        if error is not None and not isinstance(error, OSError | MemoryError | LostOwner):
             raise error
         # Without the marker it does not count; what other ranks have written there is of no use.
         unmarking = self._unmark()
         error = error or unmarking
+        if isinstance(error, LostOwner):
+            self._lost = error
+            return
         remedy = "Make room (`df -h`, `df -i`), or stop and give another --checkpoint-dir"
         if isinstance(error, MemoryError):
             remedy = REMEDY

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.files import regular
+from partial_fc.files import check_regular, regular
 
 _CHUNK_BYTES = 2**26
 _CACHED_FROM_BYTES = 2**24  # a million records, which take a quarter of a second to parse
@@ -40,7 +40,7 @@ def read_index(path: str | os.PathLike[str]) -> tuple[Keys, NDArray[np.int64]]:
     stat = os.stat(path)
     stamp = (stat.st_size, stat.st_mtime_ns)
     cache = path.with_name(f"{path.name}.cache")
-    if stat.st_size >= _CACHED_FROM_BYTES and (cached := _read_cache(cache, stamp)):
+    if stat.st_size >= _CACHED_FROM_BYTES and (cached := _read_cache(cache, stamp, _rec_bytes(path))):
         return cached
     keys, offset_R = _parse(path)
     if stat.st_size >= _CACHED_FROM_BYTES:
@@ -98,9 +98,18 @@ def _parse_chunk(path: Path, text: bytes) -> NDArray[np.int64]:
     return table.reshape(-1, 2)
 
 
-def _read_cache(cache: Path, stamp: tuple[int, int]) -> tuple[Keys, NDArray[np.int64]] | None:
-    """None: there is none of this index, or not a whole one."""
+def _rec_bytes(path: Path) -> int:
+    """The size of the records' file beside an index."""
     try:
+        return os.stat(path.with_suffix(".rec")).st_size
+    except OSError:  # who opens it says what is wrong
+        return 1 << 62
+
+
+def _read_cache(cache: Path, stamp: tuple[int, int], rec_bytes: int) -> tuple[Keys, NDArray[np.int64]] | None:
+    """None: there is none of this index, or what is there is no copy of one: the folder may be of others."""
+    try:
+        check_regular(cache)
         content = np.memmap(cache, np.uint8, "r")
     except (OSError, ValueError):  # not there; empty
         return None
@@ -110,8 +119,12 @@ def _read_cache(cache: Path, stamp: tuple[int, int]) -> tuple[Keys, NDArray[np.i
     body = content[_HEAD.size :]
     if magic != _MAGIC or tuple(made_of) != stamp or len(body) != num_bytes or zlib.crc32(body.data) != crc:
         return None
-    table = body.view("<i8").reshape(-1, num_records)
-    return (table[1] if len(table) == 2 else range(num_records)), table[0]
+    if not num_records or num_bytes not in (8 * num_records, 16 * num_records):
+        return None
+    offset_R, *keys = body.view("<i8").reshape(-1, num_records)
+    if offset_R.min() < 0 or offset_R.max() >= rec_bytes or any((key_R[1:] <= key_R[:-1]).any() for key_R in keys):
+        return None
+    return (keys[0] if keys else range(num_records)), offset_R
 
 
 def _write_cache(cache: Path, stamp: tuple[int, int], keys: Keys, offset_R: NDArray[np.int64]) -> None:

@@ -5,9 +5,10 @@ from tyro.conf import OmitArgPrefixes as Flags
 
 from partial_fc.flags.command_line import near, parse, told_as_usage
 from partial_fc.flags.launch import LaunchFlags
-from partial_fc.flags.numbers import check_numbers, flag
+from partial_fc.flags.numbers import check_numbers, flag, switch
 from partial_fc.flags.rendezvous import RendezvousFlags
 from partial_fc.flags.training import (
+    NO_CHECKPOINT,
     ExchangeFlags,
     GuardFlags,
     OptimFlags,
@@ -20,6 +21,7 @@ from partial_fc.flags.training import (
 )
 
 __all__ = [
+    "NO_CHECKPOINT",
     "ExchangeFlags",
     "Flags",
     "GuardFlags",
@@ -35,6 +37,7 @@ __all__ = [
     "near",
     "notes",
     "parse",
+    "switch",
     "told_as_usage",
     "with_defaults",
 ]

@@ -53,3 +53,8 @@ def _check(name: str, number: float, interval: str) -> None:
 def flag(name: str) -> str:
     """A field's name as its flag is typed."""
     return f"--{name.replace('_', '-')}"
+
+
+def switch(name: str, value: bool) -> str:
+    """A field that is on or off, as it is typed."""
+    return flag(name if value else f"no_{name}")

@@ -21,6 +21,9 @@ from partial_fc.flags.numbers import BATCH, check_numbers, flag
 if TYPE_CHECKING:
     from partial_fc.optim import compression
 
+NO_CHECKPOINT = ("auto", "same", "never")
+"""What --resume may be, besides the folder of a checkpoint."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunFlags:
@@ -32,8 +35,9 @@ class RunFlags:
     that of the network: runs/face-faces-r50."""
     resume: str = "auto"
     """auto: go on from the newest checkpoint of --checkpoint-dir that is whole, if there are any; damaged ones are set
-    aside. never; or the DIR of a checkpoint: of an older one of this run, the newer ones are set aside. Flags that are
-    others than then are named in the log, or refused."""
+    aside. same: as auto, but only where it was trained with the same flags. never; or the DIR of a checkpoint: of an
+    older one of this run, the newer ones are set aside. Flags that are others than then are named in the log, or
+    refused."""
     frequent: int = 20
     """Steps between two lines of the log. (The first ones come after 1, 2, 5 and 10 steps.)"""
     log_style: Literal["own", "insightface-mxnet"] = "own"

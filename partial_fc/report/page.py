@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from html import escape
 from typing import Any
 
+from partial_fc.findings import counted
 from partial_fc.flags import flag
 from partial_fc.report.charts import line_chart, share_bar
 from partial_fc.report.run_facts import RunFacts
@@ -61,12 +62,17 @@ def _headline(run: RunFacts) -> str:
     return _text(f"{', '.join(what)}: {state}, {steps}. Written {when}.")
 
 
+def _last_tenth(run: RunFacts) -> int:
+    """Rows of the loss, one at least."""
+    return max(1, len(run.loss_N3) // 10)
+
+
 def _result(run: RunFacts) -> Iterator[str]:
     cards = {name: f"{100 * marks[-1][1]:.2f} %" for name, marks in run.history.scores().items()}
     if not cards:
         cards = {name: f"{100 * score:.2f} %" for name, score in run.result.get("best", {}).items()}
     if len(run.loss_N3):
-        cards["loss"] = f"{run.loss_N3[-100:, 1].mean():.4g}"
+        cards["loss"] = f"{run.loss_N3[-_last_tenth(run) :, 1].mean():.4g}"
     speed = run.result.get("images_per_s") or _last(run.history.series("speed/images_per_s"))
     if speed:
         cards["images/s"] = f"{speed:,.0f}"
@@ -81,7 +87,8 @@ def _result(run: RunFacts) -> Iterator[str]:
         yield f"<div><b>{_text(value)}</b><span>{_text(name)}</span></div>"
     yield "</div>"
     if len(run.loss_N3):
-        yield '<p class="small">Scores: of the last evaluation. Loss: mean of the last 100 steps.</p>'
+        yield '<p class="small">Scores: of the last evaluation. Loss: mean of the last '
+        yield f"{counted(_last_tenth(run), 'step')}, a tenth of the run.</p>"
 
 
 def _curves(run: RunFacts) -> Iterator[str]:

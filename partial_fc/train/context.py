@@ -31,6 +31,8 @@ class RunContext:
     keeps_made_up: bool = True
     # What is another one than in the run that this one goes on with, by flag.
     differences: list[str] = field(default_factory=list)
+    # What --epochs and --max-steps were in that run.
+    length_before: dict[str, Any] = field(default_factory=dict)
     began: float = field(default_factory=time.perf_counter)
 
     @property

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from partial_fc import checkpoint, counter_rng
+from partial_fc.checkpoint.folders import folder_name
+from partial_fc.checkpoint.owner import LostOwner
 from partial_fc.comm.launch import keeper
 from partial_fc.head import PartialFC, telemetry
 from partial_fc.train.guards import loss_spikes
@@ -88,6 +90,8 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve,
         verdict = vote.result()
         keeper.step_done(at.step)
         job.saver.settle(verdict.busy, verdict.failed)
+        if verdict.lost:
+            raise save_beside(job)
         stopped = verdict.stop
         curve.add(at.step, loss, lr)
         progress.advance(loss)
@@ -137,6 +141,8 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve,
         if saved != total_steps:
             save(job, rate(job, evaluations)[0])
     job.saver.finish()
+    if job.saver.any_lost():
+        raise save_beside(job)
     spikes.sum_up(job)
     progress.end(at.step, bool(stopped))
     if not stopped:  # who has asked does not wait: launchers end a rank that others have left, too
@@ -216,6 +222,28 @@ def save(job: Job, score: float | None = None) -> None:
         job.saver.begin_without(job.at.step, error)
     else:
         job.saver.begin(taken, began)
+
+
+def save_beside(job: Job) -> LostOwner:
+    """Another run has the folder: writes the state to one beside it, and returns the error to end with. A
+    collective."""
+    job.saver.finish()
+    why = job.saver.lost or LostOwner(f"{job.saver.root} is not this run's any more, another rank has found")
+    if not job.settings.keep:
+        return why
+    root = job.models_root.with_name(f"{job.models_root.name}.lost-{job.commits.run}")
+    try:
+        with closing(job.saver.elsewhere(root / "checkpoints")) as saver:
+            saver.begin(snapshot(job, copy=False))
+            saver.finish()
+    except ValueError as error:
+        return LostOwner(f"{why}. The state of step {job.at.step} could not be saved elsewhere: {error}")
+    if saver.last_failed:
+        return LostOwner(f"{why}. The state of step {job.at.step} could not be saved in {root} either, see above")
+    return LostOwner(
+        f"{why}. The state of step {job.at.step} is in {root}: go on from it with --models-root NEW --resume "
+        f"{saver.root / folder_name(job.at.step)}"
+    )
 
 
 def state_bytes(job: Job) -> int:

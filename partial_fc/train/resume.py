@@ -7,7 +7,6 @@
 """
 
 from pathlib import Path
-from typing import Any
 
 from partial_fc import checkpoint, flags
 from partial_fc.checkpoint.class_names import check_class_names
@@ -53,15 +52,22 @@ def resume(
     if isinstance(found, PeerCheckpoint):
         found.keep_alone(run.memory)
     run.logger.info(f"resumed from {found.folder}")
+    return state_of(found, source)
+
+
+def state_of(found: Stored, source: Source | None = None) -> RunState:
+    """Where the run stood, as the manifest says. source: needed for checkpoints of recipe mnist of version 0.1."""
     manifest = found.manifest
     # Recipe mnist of version 0.1 had these among its position.
+    position = _position(found, source)
     old = {} if isinstance(manifest["position"], int) else manifest["position"]
+    best = manifest.get("best") or ({"test": old["best"]} if old else {})
     return RunState(
         step=found.step,
-        position=_position(manifest, source),
+        position=position,
         num_overflows=manifest.get("num_overflows", old.get("skipped", 0)),
         left_out=[(begin, end) for begin, end in manifest.get("left_out", [])],
-        best=manifest.get("best") or ({"test": old["best"]} if old else {}),
+        best={name: score for name, score in best.items() if score is not None},
         best_score=manifest.get("best_score") or 0.0,
     )
 
@@ -78,7 +84,7 @@ def restore(
     if found is None:
         return None
     _load(run, found, backbone, head)
-    return found.step, _position(found.manifest, source)
+    return found.step, _position(found, source)
 
 
 def _newer_than_commits(run: RunContext) -> checkpoint.Checkpoint | None:
@@ -106,7 +112,11 @@ def _checkpoint(
     asked, root, world, owner = run.config.run.resume, run.config.run.checkpoints, run.world, _owner(run)
     given = _given(run)
     # A later world of the run, or a restart: what it has written since it began counts more than what it began from.
-    healing = asked == "auto" or run.memory.age > 1 or any(all_gather_json(furthest_step(), world, "resume/restart"))
+    healing = (
+        asked in ("auto", "same")
+        or run.memory.age > 1
+        or any(all_gather_json(furthest_step(), world, "resume/restart"))
+    )
     if found is not None and found.step <= _step_in(given):
         found = None
     if found is None and healing:
@@ -129,6 +139,11 @@ def _checkpoint(
             run.note(note)
     if found is not None:
         _compare(run, found, backbone, head, may_change)
+        if asked == "same" and run.differences:
+            raise ValueError(
+                f"{found.folder} is of another run (--resume same): it was trained with "
+                f"{'; with '.join(run.differences)}. Use another --models-root, or go on from it with --resume auto"
+            )
         check_whole(found)
         if goes_back:
             go_back_to(found, root, world, owner)
@@ -142,7 +157,7 @@ def _checkpoint(
 def _given(run: RunContext) -> Path | None:
     """The checkpoint that the user has named."""
     asked = run.config.run.resume
-    return None if asked in ("auto", "never") else Path(asked)
+    return None if asked in flags.NO_CHECKPOINT else Path(asked)
 
 
 def _step_in(folder: Path | None) -> int:
@@ -162,6 +177,8 @@ def _compare(run: RunContext, found: Stored, backbone: TorchBackbone, head: Head
     differences = compare(found.manifest, run.recipe, backbone.contract, values, may_change, num_classes)
     differences.check(found.folder)
     run.differences = differences.allowed
+    then = found.manifest.get("configuration", {})
+    run.length_before = {name: then[name] for name in ("epochs", "max_steps") if name in then and "epochs" in then}
     for change in differences.allowed:
         run.note(f"{found.folder} was trained with {change}: allowed, but not the same run")
 
@@ -174,13 +191,18 @@ def _load(run: RunContext, found: Stored, backbone: TorchBackbone, head: Head) -
         run.note(note)
 
 
-def _position(manifest: dict[str, Any], source: Source | None) -> int:
+def _position(found: Stored, source: Source | None) -> int:
     """Samples consumed by all ranks."""
+    manifest = found.manifest
+    if "position" not in manifest:
+        raise ValueError(f"{found.folder}: manifest.json has no position in the data")
     position = manifest["position"]
     if isinstance(position, int):
         return position
     # Recipe mnist of version 0.1 counted epochs and updates.
     assert source is not None
-    configuration = manifest["configuration"]
+    configuration = manifest.get("configuration", {})
+    if not all(type(configuration.get(name)) is int for name in ("batch_size", "accumulate")):
+        raise ValueError(f"{found.folder}: manifest.json says neither batch_size nor accumulate as whole numbers")
     update_size = configuration["batch_size"] * configuration["accumulate"] * manifest["world_size"]
     return position["epoch"] * len(source) + min(position["update"] * update_size, len(source))

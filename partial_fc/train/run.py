@@ -39,6 +39,7 @@ from partial_fc.data import Loader, Source, Synthetic, open_on_all
 from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
 from partial_fc.evaluate import Evaluation
+from partial_fc.files import make_folders
 from partial_fc.models.inputs import InputContract
 from partial_fc.optim import backbone as torch_optim
 from partial_fc.optim.gradient_sync import broadcast_module
@@ -175,6 +176,30 @@ class Run(RunContext):
         """The course of the learning rate from the start of the run to its end. Raises ValueError where the run starts
         beyond that."""
         course = self._course(order)
+        schedule = self._from(start, order, course)
+        if start.step < schedule.total_steps:
+            self._note_other_length(course, schedule, start.step, order)
+        return schedule
+
+    def _note_other_length(self, course: Schedule, schedule: Schedule | Continued, step: int, order: Order) -> None:
+        """The rate of a step may depend on where the run ends."""
+        given = vars(self.config.schedule)
+        changed = {name: value for name, value in self.length_before.items() if value != given[name]}
+        if not changed:
+            return
+        words = "; with ".join(
+            f"{flags.flag(name)} {value}, this run has {given[name]}" for name, value in changed.items()
+        )
+        rate = f"the learning rate of the next step is {schedule.lr(step):g}"
+        total = self._total_steps(order, **self.length_before)
+        if total > course.warmup_steps:  # else it warmed up otherwise, too: that is another flag's note
+            was = dataclasses.replace(course, total_steps=total)
+            like = step + (schedule.shift if isinstance(schedule, Continued) else 0)
+            rate += f", and was to be {was.lr(min(like, total)):g}"
+        self.note(f"the checkpoint was trained with {words}: allowed, but {rate}")
+
+    def _from(self, start: RunState, order: Order, course: Schedule) -> Schedule | Continued:
+        """The part of a course that remains."""
         seen = start.position - sum(end - begin for begin, end in start.left_out)
         shift = order.updates_at(seen, self.global_batch) - start.step
         if self.config.schedule.max_steps or not shift:
@@ -197,7 +222,7 @@ class Run(RunContext):
     def _course(self, order: Order) -> Schedule:
         given = self.config.schedule
         steps_per_epoch = order.num_samples / self.global_batch
-        total_steps = given.max_steps or order.updates_to(0, given.epochs * order.num_samples, self.global_batch)
+        total_steps = self._total_steps(order, given.epochs, given.max_steps)
         micro_batches = f" x {self.config.optim.accumulate}" if self.config.optim.accumulate > 1 else ""
         self.logger.info(
             f"{order.num_samples:,} images; global batch {self.world.size} x {self.config.optim.batch_size}"
@@ -225,6 +250,9 @@ class Run(RunContext):
             factor=given.lr_factor,
             power=given.lr_power,
         )
+
+    def _total_steps(self, order: Order, epochs: float, max_steps: int | None = None) -> int:
+        return max_steps or order.updates_to(0, epochs * order.num_samples, self.global_batch)
 
     def is_finished(self, start: RunState, schedule: Schedule | Continued) -> bool:
         """Whether there is nothing to train any more, and rank 0, which writes it, finds a result: each host may have a
@@ -323,6 +351,7 @@ class Run(RunContext):
             weights, _ = job.backbone.state()  # as evaluated: with the statistics of all ranks together
             weights = {name: t.detach().cpu() for name, t in weights.items()}
             if self.world.rank == 0:
+                make_folders(self.root)  # somebody may have removed it
                 if self.keeps and deliver:
                     deliver(weights, self.root / "model")
                 write_results(self, job, outcome, weights, more)
@@ -341,5 +370,9 @@ class Run(RunContext):
     def _where_to_go_on(self, job: Job) -> str:
         if not self.keeps:
             return "of images that are made up nothing is kept"
-        newest = checkpoint.newest(job.saver.root)
-        return f"the same command goes on from {newest}" if newest else "there is no checkpoint to go on from"
+        newest, asked = checkpoint.newest(job.saver.root), self.config.run.resume
+        if not newest:
+            return "there is no checkpoint to go on from"
+        if asked in ("auto", "same"):
+            return f"the same command goes on from {newest}"
+        return f"the same command with --resume auto, in place of --resume {asked}, goes on from {newest}"

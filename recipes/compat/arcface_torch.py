@@ -266,7 +266,7 @@ def _flags(key: str, value: Any, notes: list[str]) -> dict[str, Any]:
         case "rec" if value == "synthetic":
             return {"dataset": value}
         case "resume":
-            value = "auto" if value else "never"
+            value = "auto" if value else "same"  # theirs loads no other run; what is this one's goes on
         case "output" if value is None:
             return {}
         case "output":

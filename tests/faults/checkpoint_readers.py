@@ -12,9 +12,27 @@ from partial_fc.checkpoint.folders import mark
 from partial_fc.checkpoint.tools.inspect import summary
 from partial_fc.checkpoint.tools.verify import findings
 from partial_fc.comm import SingleWorld
+from partial_fc.data.order import Keyed, PerEpoch
+from partial_fc.embedding.load import facts_of
 from partial_fc.head import CosFace, PartialFC
+from partial_fc.train.begin.differences import compare
+from partial_fc.train.precision import LossScaler
+from partial_fc.train.resume import state_of
 from tests.faults.mutations import in_json, in_safetensors_header
 from tests.faults.reader import Files, Reader, written
+
+_FACTS = {
+    "recipe": "face",
+    "position": 21,
+    "left_out": [[7, 9]],
+    "num_overflows": 1,
+    "best": {"lfw": 0.5},
+    "best_score": 0.5,
+    "score": 0.5,
+    "loss_scaler": {"scale": 8.0, "clean_steps": 2},
+    "contract": {"network": "tiny"},
+    "configuration": {"network": "tiny", "epochs": 2.0, "max_steps": None, "batch_size": 7, "accumulate": 1},
+}
 
 
 @cache
@@ -26,7 +44,7 @@ def checkpoint_files() -> list[Files]:
         assert len(head.centres) == 5
         backbone, momentum = {"w": torch.ones(2)}, {"w/momentum_buffer": torch.ones(2)}
         names = ["a", "b", "c", "d", "é"]
-        checkpoint.capture(3, backbone, momentum, {}, head, {"score": 0.5}, world=head.world, class_names=names).write(
+        checkpoint.capture(3, backbone, momentum, {}, head, _FACTS, world=head.world, class_names=names).write(
             folder, leads=True
         )
         mark(folder, 3, [0])
@@ -61,8 +79,19 @@ def read_checkpoint(folder: Path) -> None:
     assert found.class_names is None or len(found.class_names) == 5 or bad
     found.buffers(SingleWorld())
     found.load_head(_head())
+    use_manifest(found)
     if bad:
         raise ValueError(bad[0])
+
+
+def use_manifest(found: checkpoint.Checkpoint) -> None:
+    """What a run makes of it that goes on from there."""
+    start = state_of(found, [0] * 7)
+    Keyed(7, seed=1).select(start.position, 2, 0, 1)
+    PerEpoch(7, seed=1).select(start.position, 2, 0, 1)
+    compare(found.manifest, "face", {"network": "tiny"}, {"epochs": 1.0, "network": "tiny"}, num_classes=5)
+    LossScaler().load_state(found.manifest.get("loss_scaler", {"scale": 1.0, "clean_steps": 0}))
+    facts_of(found.manifest)
 
 
 _HEAD = "head-00000-of-00001-classes-000000000000-000000000005.safetensors"

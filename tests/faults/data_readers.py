@@ -1,12 +1,17 @@
 """Training and verification sets: RecordIO, MNIST's idx, .bin, lists, images."""
 
 import gzip
+import os
 import pickle
+import zlib
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import mock
 
 import numpy as np
 
+from partial_fc.data import record_index
 from partial_fc.data.decode import cv2, decode
 from partial_fc.data.idx import read_idx, read_set, write_idx
 from partial_fc.data.image_folder import ImageFolder
@@ -75,6 +80,39 @@ def _read_all(source: Source) -> None:
             errors.append(error)
     for error in errors:
         raise error
+
+
+_TIME_NS = 10**18
+
+
+def cached_files() -> list[Files]:
+    """With the binary copy of the index."""
+
+    def write(files: Files) -> Files:
+        with TemporaryDirectory() as folder:
+            for name, content in files.items():
+                (Path(folder) / name).write_bytes(content)
+            read_cached(Path(folder))
+            return files | {"train.idx.cache": (Path(folder) / "train.idx.cache").read_bytes()}
+
+    return [write(files) for files in record_files()]
+
+
+def read_cached(folder: Path) -> None:
+    os.utime(folder / "train.idx", ns=(_TIME_NS, _TIME_NS))
+    with mock.patch.object(record_index, "_CACHED_FROM_BYTES", 1):
+        read_records(folder)
+
+
+def signed_cache(files: Files) -> Files:
+    """With the head that its contents need to be believed."""
+    content = files["train.idx.cache"]
+    body = content[record_index._HEAD.size :]
+    num_records = int.from_bytes(content[24:32], "little")  # as it is, or was changed to
+    head = record_index._HEAD.pack(
+        b"PFCIDX01", len(files["train.idx"]), _TIME_NS, num_records, zlib.crc32(body), len(body)
+    )
+    return files | {"train.idx.cache": head + body}
 
 
 def unindexed_files() -> list[Files]:
@@ -188,6 +226,7 @@ def read_pair_list(folder: Path) -> None:
 READERS = (
     Reader("rec", "train.rec", record_files, read_records, (_MAGIC, *_FRAMES)),
     Reader("rec-idx", "train.idx", record_files, read_records, (b"\t", b"0\t", b"1 2 3\n", *_LISTED)),
+    Reader("rec-cache", "train.idx.cache", cached_files, read_cached, may_fail=False, completed=signed_cache),
     Reader("rec-property", "property", lambda: record_files()[1:2], read_records, _LISTED),
     Reader("rec-unindexed", "train.rec", unindexed_files, read_without_index, (_MAGIC, *_FRAMES)),
     Reader("idx-images", _IMAGES, mnist_files, read_mnist, inside=(in_gzip,)),

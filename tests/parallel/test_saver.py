@@ -121,9 +121,9 @@ def test_what_one_rank_says_all_know(world):
     last = world.rank == world.size - 1
 
     class Says:
-        busy, failed = last, world.rank == 0
+        busy, failed, lost = last, world.rank == 0, None
 
     vote.start(False, Says)
     assert vote.result() == StepVerdict(stop=False, busy=True, failed=True)
-    vote.start(last, type("Says", (), {"busy": False, "failed": False}))
+    vote.start(last, type("Says", (), {"busy": False, "failed": False, "lost": None}))
     assert vote.result() == StepVerdict(stop=True, busy=False, failed=False)

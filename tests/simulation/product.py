@@ -22,7 +22,7 @@ from safetensors import torch as safetensors
 
 import partial_fc.comm.horovod
 import partial_fc.files
-from partial_fc.checkpoint import checksums, folders, owner, read, rows, saver
+from partial_fc.checkpoint import checksums, folders, healing, owner, read, rows, saver
 from partial_fc.checkpoint import files as checkpoint_files
 from partial_fc.checkpoint.peer import commits, transfer
 from partial_fc.checkpoint.peer import recover as recovery
@@ -171,7 +171,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
     made += [(module, "threading", as_threading) for module in (owner, elastic_driver, registration, discovery)]
     made += [(module, "logging", _as_logging(cluster)) for module in (elastic_driver, registration, discovery)]
     made += [(module, "secrets", as_secrets) for module in (membership, saver, owner, run_folder)]
-    made += [(module, "socket", as_socket) for module in (owner, commits, commits_of_loop)]
+    made += [(module, "socket", as_socket) for module in (owner, commits_of_loop)]
     made += [(module, "ThreadPoolExecutor", executor) for module in (saver, run_folder)]
     made += [(module, "available_memory_bytes", lambda: _MANY_BYTES) for module in (saver, commits)]
     made += [(module, "load_file", load_file) for module in (read, rows)]
@@ -200,7 +200,10 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         (folders, "shutil", SimpleNamespace(rmtree=rmtree)),
         (owner, "_start_of", lambda number: _start_of(cluster, number)),
         (owner, "open", lambda path, mode, opener: path.open(mode)),
+        (folders, "open", lambda path, mode, opener: path.open(mode)),
+        (healing, "time", as_time),
         (owner, "_machine", lambda: str(cluster.here.host.name)),
+        (commits, "identity", lambda: cluster.here.host.name.encode().hex().ljust(15, "0")),
         (loss_csv, "FileIO", Raw),
         (resume, "recover", observed),
         (read, "sha256", partial(_compared, cluster, read.sha256)),

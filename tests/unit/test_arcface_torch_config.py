@@ -82,7 +82,7 @@ def test_server_config(tmp_path):
         "loss": "arcface",
         "scale": 64.0,
         "network": "r50",
-        "resume": "never",
+        "resume": "same",
         "embedding_size": 512,
         "sample_rate": 1.0,
         "precision": "fp32",

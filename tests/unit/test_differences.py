@@ -88,8 +88,10 @@ def test_every_flag_is_refused_with_both_values_or_named_or_free(recipe):
     for name, value in values.items():
         now = another(kinds[name], value)
         found = told(recipe, values, values | {name: now})
-        change = f"{flags.flag(name)} {list(value) if isinstance(value, tuple) else value}, this run has "
-        change += str(list(now) if isinstance(now, tuple) else now)
+        change = f"{flags.switch(name, value)}, this run has {flags.switch(name, not value)}"
+        if type(value) is not bool or type(now) is not bool:
+            change = f"{flags.flag(name)} {list(value) if isinstance(value, tuple) else value}, this run has "
+            change += str(list(now) if isinstance(now, tuple) else now)
         if name in refused:
             assert [text.startswith(change) for text in found.refused] == [True], name
             assert not found.allowed
@@ -99,6 +101,11 @@ def test_every_flag_is_refused_with_both_values_or_named_or_free(recipe):
         else:
             assert not found.refused, name
             assert found.allowed == ([] if name in free else [change]), name
+
+
+def test_a_switch_is_named_as_it_is_typed():
+    values = flags.flat(parsed(face))
+    assert told(face, values, values | {"mirror": False}).allowed == ["--mirror, this run has --no-mirror"]
 
 
 def test_all_that_is_refused_is_told_at_once():

@@ -1,18 +1,21 @@
 """Which checkpoint a run goes on from where some are damaged, and what becomes of those."""
 
 import errno
+import hashlib
+import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from partial_fc import checkpoint
+from partial_fc import checkpoint, files
 from partial_fc.checkpoint import folders
 from partial_fc.checkpoint.folders import DAMAGED, prune, set_aside
 from partial_fc.checkpoint.healing import newest_whole
-from partial_fc.checkpoint.owner import LostOwner, Owner, take
+from partial_fc.checkpoint.owner import LostOwner, Owner, _text, take
 from partial_fc.checkpoint.peer.commits import PeerCopies
 from partial_fc.checkpoint.tools.inspect import InspectOptions, inspect
 from partial_fc.checkpoint.tools.verify import VerifyOptions, verify
@@ -94,9 +97,87 @@ def test_where_nothing_is_whole_all_stays_and_all_ranks_are_told_what_to_do(root
     assert names(root) == ["10", "20", "30.damaged"]
 
 
+def unreadable(monkeypatch, *paths: Path, number: int = errno.EIO, times: int = 1_000_000) -> None:
+    """The disk does not read these, so many times."""
+    left = dict.fromkeys(map(str, paths), times)
+    regular = files.regular
+
+    def fail(path: Path, flags: int) -> int:
+        if left.get(str(path), 0):
+            left[str(path)] -= 1
+            raise OSError(number, os.strerror(number), str(path))
+        return regular(path, flags)
+
+    monkeypatch.setattr("partial_fc.checkpoint.healing._RETRIES_S", (0.0, 0.0, 0.0))
+    for module in ("partial_fc.files", "partial_fc.checkpoint.files", "partial_fc.checkpoint.folders"):
+        monkeypatch.setattr(f"{module}.regular", fail)
+
+
+@pytest.mark.parametrize("name", ["head-*", "backbone.*", "manifest.json", "rank-00000-*.sha256"])
+def test_a_file_that_the_disk_does_not_read_is_damage(root, owner, monkeypatch, caplog, name):
+    """A bad sector: the checkpoint before it is gone on from, as with any other damage."""
+    bad = file(root, 30, name)
+    unreadable(monkeypatch, bad)
+    assert go_on(root, owner) == [20, 20]
+    assert names(root) == ["10", "20", "30.damaged"]
+    assert f"{bad} cannot be read (Input/output error), all beside it can" in caplog.text
+    assert caplog.text.count("trying again") >= 3
+
+
+def test_a_disk_that_reads_when_asked_again_has_no_damage(root, owner, monkeypatch):
+    unreadable(monkeypatch, file(root, 30, "head-*"), times=2)
+    assert go_on(root, owner) == [30, 30]
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EACCES, errno.ENOTCONN])
+def test_a_folder_that_is_not_there_for_this_host_is_no_damage(root, owner, monkeypatch, number):
+    unreadable(monkeypatch, file(root, 30, "head-*"), number=number)
+    assert "That is no damage" in go_on(root, owner)[0]
+    assert names(root) == ["10", "20", "30"]
+
+
+def test_a_checkpoint_of_a_later_version_names_the_way_back(root, owner):
+    """Its writer may come back: it is left as it is, and the run ends."""
+    folder = root / "step-00000030"
+    rewrite(folder, format=5)
+    (said, _) = go_on(root, owner)
+    assert "format 5; this version reads 3 and 4" in said
+    assert f"--resume {root}/step-00000020" in said
+    assert names(root) == ["10", "20", "30"]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"position": -5}, {"position": "x"}, {"position": 1 << 70}, {"contract": "x"}, {"contract": {"network": 5}},
+        {"left_out": [[1]]}, {"num_overflows": "x"}, {"best": [1]}, {"best_score": "x"}, {"configuration": [1]},
+        {"loss_scaler": {"scale": "x"}}, {"recipe": 5}, {"configuration": {"epochs": "x"}}, {"world_size": -1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_somebody_wrote_into_a_manifest_is_an_error_that_names_file_and_key(root, facts):
+    """With the right checksum."""
+    folder = root / "step-00000030"
+    rewrite(folder, **facts)
+    with pytest.raises(ValueError, match=rf"{folder}/manifest.json is damaged: {next(iter(facts))} is ") as raised:
+        checkpoint.Checkpoint(folder)
+    assert "expected" in str(raised.value)
+
+
+def rewrite(folder: Path, **facts: object) -> None:
+    """Other facts in a manifest, and their checksum."""
+    path = folder / "manifest.json"
+    before = path.read_bytes()
+    path.write_text(json.dumps({**json.loads(before), **facts}))
+    for listed in folder.glob("rank-*.sha256"):
+        one, other = (hashlib.sha256(content).hexdigest() for content in (before, path.read_bytes()))
+        listed.write_text(listed.read_text().replace(one, other))
+
+
 def test_an_error_of_the_disk_is_no_damage(root, owner, monkeypatch):
     """Of one rank of two: both end, and nothing is renamed, whatever else is damaged."""
     flip(file(root, 30, "head-*"))
+    unreadable(monkeypatch, *(root / "step-00000030").iterdir())
 
     def sha256(path: Path) -> str:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
@@ -133,7 +214,8 @@ def test_what_cannot_be_renamed_is_passed_over(root, owner, monkeypatch, caplog)
 
 def test_nothing_is_renamed_where_the_folder_is_not_this_run_s(root, owner):
     flip(file(root, 30, "backbone.*"))
-    (root / "owner-1.json").unlink()
+    owner.stop()
+    (root / "owner-1.json").write_bytes(_text(replace(owner._record, run="second"), 0))
     with pytest.raises(LostOwner):
         owner.check()
     one, two = go_on(root, owner)

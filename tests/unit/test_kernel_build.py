@@ -45,6 +45,26 @@ def test_ranks_that_start_at_once_compile_it_once(compiled, empty_cache, tmp_pat
     cpu.load.__wrapped__("portable")
 
 
+@pytest.mark.parametrize("left", [0, 40, 5000, -1])
+def test_what_a_power_cut_has_left_of_it_is_compiled_again(compiled, empty_cache, tmp_path, monkeypatch, left):
+    content = compiled.read_bytes()
+    empty_cache.mkdir(parents=True)
+    (empty_cache / compiled.name).write_bytes(content[:left])
+    monkeypatch.setenv("CXX", str(compiler(tmp_path / "g++", f'for last; do :; done; cp "{compiled}" "$last"')))
+    cpu.load.__wrapped__("portable")
+    assert (empty_cache / compiled.name).read_bytes() == content
+
+
+def test_what_cannot_be_loaded_is_compiled_again_once(compiled, empty_cache, tmp_path, monkeypatch):
+    content = bytearray(compiled.read_bytes())
+    empty_cache.mkdir(parents=True)
+    (empty_cache / compiled.name).write_bytes(content[:5] + b"\xff" + content[6:])  # of another byte order
+    good = compiler(tmp_path / "g++", f'for last; do :; done; cp "{compiled}" "$last"')
+    monkeypatch.setenv("CXX", str(good))
+    cpu.load.__wrapped__("portable")
+    assert Path(f"{good}.log").read_text() == "called\n"
+
+
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(empty_cache, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", str(compiler(tmp_path / "bad-g++", "echo head.cpp:1: no such thing >&2; exit 3")))
     with pytest.raises(RuntimeError, match="no such thing"):

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import count
@@ -131,7 +132,7 @@ def test_who_looks_before_it_starts_waits_for_a_sign_of_life_and_makes_nothing(t
 def test_a_process_that_was_stopped_finds_out_that_it_has_lost_its_folder(tmp_path):
     stopped, _ = take(tmp_path, "stopped")
     saver = Saver(tmp_path, SingleWorld(), keep=1, owner=stopped)
-    saver.settle(False, False)
+    assert saver.lost is None
     stopped.stop()
     text = (tmp_path / "owner-1.json").read_text().replace('"machine": "', '"machine": "elsewhere ')
     (tmp_path / "owner-1.json").write_text(text)
@@ -139,13 +140,56 @@ def test_a_process_that_was_stopped_finds_out_that_it_has_lost_its_folder(tmp_pa
     with pytest.raises(LostOwner, match=f"is that of process {os.getpid()}"):
         stopped.check()
     stopped.in_doubt = True  # as its thread sees
-    with pytest.raises(LostOwner):
-        saver.settle(False, False)
+    assert isinstance(saver.lost, LostOwner)
     stopped.release()
     holder.check()
     holder.release()
-    with pytest.raises(LostOwner, match="its record is gone"):
+
+
+def test_a_record_that_was_removed_is_made_anew(tmp_path, caplog):
+    """`rm -r` in the folder, to make room: by who looks next, and for all ranks of the run."""
+    holder, _ = take(tmp_path, "run")
+    other_rank = owner.Fence.of_facts(tmp_path, holder.facts)
+    (tmp_path / "owner-1.json").unlink()
+    holder.check()
+    other_rank.check()
+    assert "is made anew" in caplog.text
+    (tmp_path / "owner-1.json").unlink()
+    deadline = time.monotonic() + 10
+    while not records(tmp_path) and time.monotonic() < deadline:  # its thread does it, too
+        time.sleep(0.01)
+    with pytest.raises(InUse):
+        take(tmp_path, "second")
+    holder.release()
+    assert records(tmp_path) == []
+
+
+def test_a_record_that_was_removed_and_replaced_is_lost(tmp_path):
+    holder, _ = take(tmp_path, "run")
+    holder.stop()
+    (tmp_path / "owner-1.json").unlink()
+    second = write(tmp_path, run="second")
+    with pytest.raises(LostOwner, match=f"is that of {second}"):
         holder.check()
+
+
+def test_who_was_stopped_while_the_record_went_does_not_make_it_anew(tmp_path, monkeypatch):
+    """Another run may have come and gone meanwhile."""
+    holder, _ = take(tmp_path, "run")
+    monkeypatch.setattr(owner, "_STALE_S", -1.0)  # no look is recent
+    (tmp_path / "owner-1.json").unlink()
+    with pytest.raises(LostOwner, match="may have had it"):
+        holder.check()
+    assert records(tmp_path) == []
+
+
+def test_a_rank_that_does_not_keep_the_record_waits_for_it(tmp_path):
+    holder, _ = take(tmp_path, "run")
+    other_rank = owner.Fence.of_facts(tmp_path, holder.facts)
+    holder.stop()
+    (tmp_path / "owner-1.json").unlink()
+    with pytest.raises(FileNotFoundError, match="record of this run was removed"):
+        other_rank.check()
 
 
 def test_a_disk_that_is_away_is_no_lost_folder(tmp_path):

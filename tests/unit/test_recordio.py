@@ -2,6 +2,7 @@
 
 import os
 import struct
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -212,6 +213,20 @@ def test_the_copy_of_a_large_index(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             cache.write_bytes(damaged)
             assert record_index.read_index(index)[1].tolist() == [0, 40, 88]
             assert cache.read_bytes() == whole
+    for offsets, num_records in (
+        ([-5, 40, 88], 3),
+        ([0, 40, 1 << 40], 3),
+        ([0, 40, 88], 1 << 61),
+        ([], 0),
+        ([1] * 7, 3),
+    ):
+        body = np.array(offsets, "<i8").tobytes()
+        (tmp_path / "a.rec").write_bytes(bytes(100))
+        stat = index.stat()
+        head = (b"PFCIDX01", stat.st_size, stat.st_mtime_ns, num_records, zlib.crc32(body), len(body))
+        cache.write_bytes(record_index._HEAD.pack(*head) + body)
+        assert record_index.read_index(index)[1].tolist() == [0, 40, 88], (offsets, num_records)
+    (tmp_path / "a.rec").unlink()
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(PermissionError("read-only")))
     cache.unlink()
     assert record_index.read_index(index)[1].tolist() == [0, 40, 88]

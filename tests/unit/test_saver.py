@@ -6,6 +6,7 @@ import logging
 import shutil
 import subprocess
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from partial_fc import checkpoint
 from partial_fc.checkpoint.files import save_tensors, sha256
 from partial_fc.checkpoint.folders import prune
-from partial_fc.checkpoint.owner import LostOwner, take
+from partial_fc.checkpoint.owner import LostOwner, _text, take
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Storage
 from tests.unit.full_disk import full_disk
@@ -270,9 +271,11 @@ def test_in_a_folder_that_is_another_run_s_nothing_is_marked_or_removed(tmp_path
     owner, _ = take(tmp_path, "first")
     with closing(checkpoint.Saver(tmp_path, SingleWorld(), keep=1, owner=owner)) as saver:
         save(saver, head, 1)
-        (tmp_path / "owner-1.json").unlink()
+        other = replace(owner._record, run="second")
+        (tmp_path / "owner-1.json").write_bytes(_text(other, 0))
         for step in (1, 2):
-            with pytest.raises(LostOwner):
-                save(saver, head, step)
+            save(saver, head, step)
+            assert saver.last_failed
+            assert isinstance(saver.lost, LostOwner)
     assert [folder.name for folder in checkpoint.complete(tmp_path)] == ["step-00000001"]
     owner.stop()

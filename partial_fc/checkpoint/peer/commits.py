@@ -17,7 +17,6 @@ process, not the host's.
 
 import logging
 import math
-import socket
 import time
 import zlib
 from collections.abc import Sequence
@@ -35,6 +34,7 @@ from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import Work, World
 from partial_fc.comm.watch.report import ranks_in_words
 from partial_fc.memory import available_memory_bytes, refusals
+from partial_fc.this_host import identity
 
 _SMALL_BYTES = 1 << 20  # less in a step is not worth a message
 _MEMORY_SHARE = 0.5  # of what is free when the first commit is taken
@@ -106,7 +106,7 @@ class PeerCopies:
     def __init__(self, memory: Memory, world: World, every: int):
         """every: steps from one commit to the next. A collective."""
         self._memory, self._world, self._every = memory, world, every
-        host = zlib.crc32(socket.gethostname().encode())
+        host = int(identity()[:15], 16)
         host_W = world.all_gather(torch.tensor([host]), name="peer/hosts").tolist()
         self._peer_W = peers(host_W)
         self._keeps = [r for r, p in enumerate(self._peer_W) if p == world.rank and r != world.rank]

@@ -12,6 +12,7 @@ import numpy as np
 from partial_fc.data.databases.source import DatabaseSource, Store
 from partial_fc.data.image_folder import image_names
 from partial_fc.files import regular
+from partial_fc.this_host import identity
 
 if TYPE_CHECKING:
     from partial_fc.comm import World
@@ -105,7 +106,7 @@ def _open_in_world(path: Path, db_type: Kind | None, shadow_place: Path | None, 
             address = reader.address
     except (ValueError, OSError) as error:
         problem = error
-    host = f"{socket.gethostname()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+    host = identity()
     addresses = _gather({"host": host, "local_rank": world.local_rank, "address": address}, world)
 
     def opened() -> Store:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Precision, Sums
-from partial_fc.head.kernels.native.build import VARIANTS, build, library
+from partial_fc.head.kernels.native.build import VARIANTS, load_library
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.margin import Negatives
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
@@ -73,8 +73,7 @@ def load(variant: str | None = None) -> ctypes.CDLL:
     CompilerNotFoundError where that cannot be, RuntimeError where the operating system does not let us use it."""
     if variant is None:
         variant = variant_here()
-    build([variant])
-    compiled = ctypes.CDLL(str(library(variant)))
+    compiled = load_library(variant)
     for name in ("best", "prepare", "sums", "gradients", "update", "row_targets", "row_gradients"):
         getattr(compiled, f"head_{name}").restype = ctypes.c_char_p
     compiled.head_cache_row.restype = ctypes.c_int64

@@ -84,6 +84,8 @@ def compare(
         if name in free or str(before) == str(now):
             continue
         change = f"{flags.flag(name)} {before}, this run has {now}"
+        if type(before) is bool and type(now) is bool:  # as they are typed
+            change = f"{flags.switch(name, before)}, this run has {flags.switch(name, now)}"
         why = _FIXED.get(name) if None not in (before, now) else None
         if name == "head_optimizer" and _moved_by(then) != _moved_by(values):
             why = _FIXED["optimizer"]

@@ -23,6 +23,11 @@ class Commits:
         self._copies = PeerCopies(memory, world, every) if every else None
 
     @property
+    def run(self) -> str:
+        """What the run is called in the records of its folders."""
+        return self._memory.run
+
+    @property
     def hosts_changed(self) -> bool:
         """Whether this rank was told of hosts that have come, or are to go."""
         return self._member is not None and self._member.hosts_changed.is_set()

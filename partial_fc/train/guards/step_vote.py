@@ -11,11 +11,12 @@ from partial_fc.comm import Work, World
 @dataclass(frozen=True)
 class StepVerdict:
     """Equal on all ranks. stop: the exit status where any of them wants to stop, else 0; whether any is busy with a
-    checkpoint, could not write it, was told of hosts that come or go."""
+    checkpoint, could not write it, found its folder to be another run's, was told of hosts that come or go."""
 
     stop: int
     busy: bool
     failed: bool
+    lost: bool = False
     hosts_changed: bool = False
 
 
@@ -28,7 +29,7 @@ class StepVote:
         self._pending: Work | None = None
 
     def start(self, stop: int, saver: Saver, hosts_changed: bool = False) -> None:
-        said = torch.tensor([stop, saver.busy, saver.failed, hosts_changed], dtype=torch.int32)
+        said = torch.tensor([stop, saver.busy, saver.failed, saver.lost is not None, hosts_changed], dtype=torch.int32)
         self._pending = self._world.start_all_reduce(said, "max", name="train/vote")
 
     def result(self) -> StepVerdict:

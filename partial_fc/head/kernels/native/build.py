@@ -5,11 +5,14 @@ Each variant is a library of its own, since a function that the linker shares be
 of them, and perhaps from one that this processor cannot run.
 """
 
+import ctypes
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -17,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
+_log = logging.getLogger("partial_fc")
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-math-errno"]
 FLAGS += ["-Wall", "-Wextra", "-Wno-psabi"]
 # More of the compiler's, such as -fsanitize=address,undefined; a library of other flags has another name.
@@ -55,15 +59,29 @@ def library(variant: str) -> Path:
 def build(variants: Iterable[str] = tuple(VARIANTS)) -> None:
     """Compiles those of the variants that are not there yet. CompilerNotFoundError without g++, RuntimeError with the
     compiler's words, OSError where the folder cannot be written."""
-    if all(library(variant).exists() for variant in variants):
+    if all(_is_whole(library(variant)) for variant in variants):
         return
     folder().mkdir(parents=True, exist_ok=True)
     with open(folder() / "lock", "w") as lock:
         # All ranks of a host come here at once: the first compiles, the others wait and find that it is done.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        missing = [variant for variant in variants if not library(variant).exists()]
+        missing = [variant for variant in variants if not _is_whole(library(variant))]
         with ThreadPoolExecutor() as pool:
             list(pool.map(_compile, missing))
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a library is there, and ends behind its section headers, its last part: to load one that a power cut has
+    shortened may end the process (SIGBUS)."""
+    try:
+        with path.open("rb") as file:
+            header, size = file.read(64), os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return False
+    if len(header) < 64 or not header.startswith(b"\x7fELF"):
+        return False
+    (begin,), (entry_bytes, entries) = struct.unpack_from("<Q", header, 40), struct.unpack_from("<HH", header, 58)
+    return size >= begin + entry_bytes * entries
 
 
 def _compile(variant: str) -> None:
@@ -82,7 +100,22 @@ def _compile(variant: str) -> None:
     if done.returncode:
         partial.unlink(missing_ok=True)
         raise RuntimeError(f"the head's C++ kernel cannot be compiled: {' '.join(command)} said\n{done.stderr}")
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())  # else a power cut may leave its name to a file without contents
     partial.replace(path)
+
+
+def load_library(variant: str) -> ctypes.CDLL:
+    """The library of a variant, compiled where it is missing, and once more where what is there cannot be loaded.
+    Raises as `build`, and OSError where the new one cannot be loaded either."""
+    build([variant])
+    path = library(variant)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        _log.warning(f"{path} cannot be loaded ({error}): it is compiled again")
+    _compile(variant)
+    return ctypes.CDLL(str(path))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,75 @@
+"""What a manifest may say of a run, besides its head's facts: checked before any of it is used. Its checksum tells what
+was damaged, not what somebody has written there."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+MOST_RANKS = 1 << 16
+_MOST = 1 << 53  # samples or steps: more than any run, less than where arithmetic on them ends
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _MOST
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300
+
+
+def _facts(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _position(value: Any) -> bool:
+    """Samples; recipe mnist of version 0.1 had more in it."""
+    old = _facts(value) and "best" in value and all(_whole(value.get(key)) for key in ("epoch", "update"))
+    return _whole(value) or old
+
+
+def _left_out(value: Any) -> bool:
+    pairs = value if isinstance(value, list) else [None]
+    return all(isinstance(pair, list) and len(pair) == 2 and all(map(_whole, pair)) for pair in pairs)
+
+
+def _configuration(value: Any) -> bool:
+    lengths = (value.get(name) for name in ("epochs", "max_steps")) if _facts(value) else (True,)
+    return all(length is None or _number(length) for length in lengths)
+
+
+def _scaler(value: Any) -> bool:
+    return _facts(value) and _number(value.get("scale")) and value["scale"] > 0 and _whole(value.get("clean_steps"))
+
+
+def _scores(value: Any) -> bool:
+    return _facts(value) and all(score is None or _number(score) for score in value.values())
+
+
+def _texts(value: Any) -> bool:
+    return _facts(value) and all(isinstance(text, str) for text in value.values())
+
+
+_WHOLE = f"a whole number from 0 to {_MOST:,}"
+# Key -> what it may be, and in words. None is what JSON has for a number that is not finite, and for none.
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "step": (_whole, _WHOLE),
+    "world_size": (lambda value: type(value) is int and 0 <= value <= MOST_RANKS, f"at most {MOST_RANKS:,} ranks"),
+    "position": (_position, f"{_WHOLE}, or epoch, update and best"),
+    "num_overflows": (_whole, _WHOLE),
+    "left_out": (_left_out, "a list of [begin, end]"),
+    "best": (lambda value: value is None or _number(value) or _scores(value), "scores by name"),
+    "best_score": (lambda value: value is None or _number(value), "a number"),
+    "score": (lambda value: value is None or _number(value), "a number"),
+    "loss_scaler": (_scaler, "scale, above 0, and clean_steps"),
+    "scaler": (_scaler, "scale, above 0, and clean_steps"),
+    "recipe": (lambda value: isinstance(value, str), "a name"),
+    "contract": (_texts, "texts by name"),
+    "configuration": (_configuration, "values by flag, epochs and max_steps numbers"),
+}
+
+
+def problem(manifest: Mapping[str, Any]) -> str:
+    """The first key that is not what it may be, and what was expected; "": none. Keys may be missing."""
+    for key, (is_right, expected) in _RULES.items():
+        if key in manifest and not is_right(manifest[key]):
+            return f"{key} is {str(manifest[key])[:80]!r}; expected {expected}"
+    return ""
