@@ -1,70 +1,82 @@
 #!/usr/bin/env bash
-# Types what README.md says under "From a folder of photos to embeddings", in its order, in an empty folder with an empty
-# HOME, and what it says beside that: Ctrl-C and the same line again, another network, the Python lines.
-#   bash tests/recipes/first_hour.sh              installs into an environment of its own first: pip, some minutes
-#   bash tests/recipes/first_hour.sh VENV         with what is installed there
+# Types every line of README.md's ```bash blocks, in order, in an empty folder with an empty HOME, then its Python lines.
+# URL stands for this checkout. A line is left out only where `reason_to_skip` says why. Beside that: Ctrl-C in the training.
+#   bash tests/recipes/first_hour.sh              README's pip way, into a new environment: some minutes, up to 5 GB
+#   bash tests/recipes/first_hour.sh VENV         README's `make setup` way, with what it made: VENV
 set -euo pipefail
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-venv=${1:-}
+venv=${1:+$(cd "$1" && pwd)}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 mkdir home
-export HOME=$PWD/home
+export HOME=$folder/home
+unset XDG_CACHE_HOME PYTHONPATH VIRTUAL_ENV
 say() { printf '[first hour %4ds] %s\n' "$SECONDS" "$*"; }
+die() { say "$*"; exit 1; }
 
-if [ -z "$venv" ]; then
-    say "pip install"
-    python3 -m venv venv
-    venv=$PWD/venv
-    "$venv/bin/pip" install -q -c "$repository/constraints.txt" "$repository[export]" scikit-image
-else
-    venv=$(cd "$repository" && cd "$venv" && pwd)
-fi
-export PATH="$venv/bin:$PATH"
-expect() { [ -s "$1" ] || { say "README.md promises $1, which is not there"; exit 1; }; }
-
-# The indented lines of that section, and its Python.
-section=$(awk '/^## /{on = /From a folder of photos/} on' "$repository/README.md")
-mapfile -t commands < <(sed -n 's/^    \(partial-fc [^#]*[^# ]\) *\(#.*\)\?$/\1/p' <<<"$section")
-[ ${#commands[@]} -ge 8 ] || { say "README.md has ${#commands[@]} commands there, expected 8 or more"; exit 1; }
-
-python "$repository/tests/recipes/own_photos.py" own
-mv own/photos own/unseen .
-for command in "${commands[@]}"; do
-    say "$command"
-    read -ra words <<<"$command"
-    if [ "${words[1]}" = train ]; then
-        # Ctrl-C reaches the whole group of a terminal's job; here the command that the others listen to.
-        python -c 'import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); os.execvp(sys.argv[1], sys.argv[1:])' \
-            "${words[@]}" >interrupted.log 2>&1 &
-        job=$!
-        until grep -q "Global Step: 10 " interrupted.log; do
-            kill -0 $job || { cat interrupted.log; exit 1; }
-            sleep 0.1
-        done
-        kill -INT $job
-        status=0
-        wait $job || status=$?
-        [ $status = 130 ] || { cat interrupted.log; say "Ctrl-C gave status $status, expected 130"; exit 1; }
-        say "Ctrl-C: $(grep -o 'checkpoints/step-[0-9]*' interrupted.log | tail -1); the same line again"
-        "${words[@]}" >again.log 2>&1 || { cat again.log; exit 1; }
-        grep -q "Training is over" again.log
-        ! grep -q "Global Step: 1 " again.log || { say "the second start began anew"; exit 1; }
-        other=("${words[@]/tiny/mbf}")
-        "${other[@]}" --max-steps 1 --val-targets >other.log 2>&1 || { cat other.log; exit 1; }
-    else
-        "${words[@]}" >out.log 2>&1 || { cat out.log; exit 1; }
+# "BLOCK LINE" of each command: the blocks are numbered, because README offers two ways to install.
+blocks=$(awk '/^```bash$/ {on = 1; block++; next} /^```$/ {on = 0} on && NF {print block, $0}' "$repository/README.md")
+block_of() { grep -m 1 -F "$1" <<<"$blocks" | cut -d' ' -f1; }
+make_way=$(block_of "make setup") pip_way=$(block_of "pip install")
+reason_to_skip() { # BLOCK LINE
+    if [ "$2" = "make setup" ] && [ -n "$venv" ]; then
+        echo "done: $venv"
+    elif [ "$1" = "${venv:+$pip_way}" ] || [ "$1" = "$([ -n "$venv" ] || echo "$make_way")" ]; then
+        echo "the other way to install"
     fi
-done
+}
+
+# The training's line: Ctrl-C after ten steps, then the same line again.
+train() {
+    local job status=0 log=runs/face-faces-tiny/training.log
+    # A terminal's Ctrl-C reaches the whole group of its job; here it reaches the command that the others listen to.
+    # Without job control bash starts background jobs with SIGINT ignored: Python takes it again.
+    (exec python -c 'import os, shlex, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+command = shlex.split(sys.argv[1])
+os.execvp(command[0], command)' "$1") >interrupted.log 2>&1 &
+    job=$!
+    until grep -qs "Global Step: 10 " $log; do
+        kill -0 $job || { cat interrupted.log; die "the training ended before its tenth step"; }
+        sleep 0.1
+    done
+    kill -INT $job
+    wait $job || status=$?
+    [ $status = 130 ] || { cat interrupted.log; die "Ctrl-C gave status $status, expected 130"; }
+    compgen -G "runs/face-faces-tiny/checkpoints/step-*/COMPLETE" >/dev/null || die "Ctrl-C left no checkpoint"
+    say "Ctrl-C left $(basename runs/face-faces-tiny/checkpoints/step-*); the same line again"
+    eval "$1"
+    [ "$(grep -c "Global Step: 1 " $log)" = 1 ] || die "the second start began anew"
+}
+
+# One shell for all lines, as a person has: `cd` and `. activate` hold for those that follow.
+exec 3>&1
+while read -r block line <&4; do
+    reason=$(reason_to_skip "$block" "$line")
+    if [ -n "$reason" ]; then
+        say "left out ($reason): $line"
+        continue
+    fi
+    say "$line"
+    case $line in
+        "git clone URL"*) line=${line/URL/"'$repository'"} ;;
+        "partial-fc train"*) line="train '$line'" ;;
+    esac
+    eval "$line" >"$folder/out.log" 2>&1 3>&3 || { cat "$folder/out.log"; die "failed"; }
+    # `make setup` leaves .venv in the checkout; the clone gets the one that was given.
+    if [ -n "$venv" ] && [[ $line == cd* ]]; then ln -s "$venv" .venv; fi
+done 4<<<"$blocks"
+
 run=runs/face-faces-tiny
-for file in "$run/model.safetensors" "$run/loss.png" "$run/training.log" "$run/evaluation/evaluation.json" "$run/evaluation/roc.png" \
-    "$run/search/neighbours.png" "$run/report.html" photos.npz faces.onnx runs/face-faces-mbf/model.safetensors; do
-    expect "$file"
+for file in faces/train.rec $run/model.safetensors $run/loss.png $run/training.log $run/evaluation/evaluation.json \
+    $run/evaluation/roc.png $run/search/neighbours.png $run/report.html photos.npz faces.onnx; do
+    [ -s $file ] || die "README.md promises $file, which is not there"
 done
-sed -n '/^```python$/,/^```$/{/^```/!p}' <<<"$section" >read_me.py
-say "python: $(python read_me.py)"
+sed -n '/^```python$/,/^```$/{/^```/!p}' "$repository/README.md" >"$folder/read_me.py"
+say "python: $(PYTHONPATH=. python "$folder/read_me.py")"
 python -c 'import json, sys
 accuracy = json.load(open(sys.argv[1]))["evaluations"]["unseen/accuracy"]
-assert accuracy > 0.7, accuracy' "$run/result.json"
+assert accuracy > 0.7, accuracy' $run/result.json
+[ -z "$(git status --porcelain)" ] || { git status --porcelain; die "README's lines leave files that git would add"; }
 say "all that README.md promises is there"

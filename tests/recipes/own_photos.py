@@ -1,7 +1,7 @@
 """Photos for who has none at hand: folders of class folders, cut out of the sample pictures that scikit-image and
 matplotlib are installed with. Nothing is downloaded; equal arguments give equal files.
 
-    python tests/recipes/own_photos.py own          own/photos: 12 classes of 20 photos; own/unseen: 20 other classes
+    python tests/recipes/own_photos.py             ./photos: 12 classes of 20 photos; ./unseen: 20 other classes
 
 A class is a quarter of a picture; its photos differ in what is cut out, in how they are turned, and in light, sharpness
 and noise.
@@ -26,9 +26,9 @@ Pixels = NDArray[np.uint8]
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="a folder to make")
-    parser.add_argument("--classes", type=int, default=len(PICTURES), help="of own/photos")
-    parser.add_argument("--unseen", type=int, default=20, help="classes of own/unseen")
+    parser.add_argument("out", type=Path, nargs="?", default=Path(), help="where photos/ and unseen/ are made; default: here")
+    parser.add_argument("--classes", type=int, default=len(PICTURES), help="classes in photos/")
+    parser.add_argument("--unseen", type=int, default=20, help="classes in unseen/")
     parser.add_argument("--images", type=int, default=20, help="of each class")
     parser.add_argument("--size", type=int, default=160, help="pixels of a side")
     parser.add_argument("--seed", type=int, default=0)
@@ -36,8 +36,9 @@ def main(arguments: list[str]) -> None:
     most = len(PICTURES) * len(_QUARTERS)
     if min(options.classes, options.images, options.size) < 1 or not 0 <= options.unseen <= most - options.classes:
         parser.error(f"expected numbers of 1 or more, and at most {most} classes in both")
-    if options.out.exists():
-        parser.error(f"{options.out} exists; give another folder")
+    for folder in (options.out / "photos", options.out / "unseen"):
+        if folder.exists():
+            parser.error(f"{folder} exists; remove it, or give another folder")
     parts = quarters()
     sets = {"photos": parts[: options.classes], "unseen": parts[options.classes :][: options.unseen]}
     for folder, classes in sets.items():
@@ -68,7 +69,8 @@ def _place(file: str) -> Path:
     package, below = ("matplotlib", "mpl-data/sample_data") if file == "grace_hopper.jpg" else ("skimage", "data")
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        sys.exit("own_photos.py: scikit-image and matplotlib are missing: pip install scikit-image matplotlib")
+        pip_name = {"skimage": "scikit-image"}.get(package, package)
+        sys.exit(f"own_photos.py: {pip_name} is missing: pip install {pip_name}")
     path = Path(spec.origin).parent / below / file
     if not path.exists():
         sys.exit(f"own_photos.py: {path} not found: a {package} without its sample pictures; take one from PyPI")
