@@ -24,11 +24,11 @@ ARG HOROVOD_GPU_OPERATIONS=
 
 WORKDIR /opt/partial-fc
 # The set-up sees only the files that decide it, so that a change of the other sources does not build Horovod again. The
-# two packages are what the editable installation points to; Horovod's build imports MXNet by way of ours.
+# two packages are what the editable installation points to; Horovod imports these modules of ours.
 COPY constraints.txt setup.cfg setup.py pyproject.toml README.md ./
 COPY lock lock
 COPY scripts/setup.sh scripts/build_horovod.sh scripts/
-COPY partial_fc/__init__.py partial_fc/on_demand.py partial_fc/
+COPY partial_fc/__init__.py partial_fc/on_demand.py partial_fc/files.py partial_fc/signature.py partial_fc/
 COPY partial_fc/mxnet partial_fc/mxnet
 COPY partial_fc/head/kernels/native partial_fc/head/kernels/native
 RUN mkdir recipes && touch recipes/__init__.py && bash scripts/setup.sh \

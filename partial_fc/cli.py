@@ -11,7 +11,7 @@ from typing import Any, TextIO, cast, get_type_hints
 
 from partial_fc import __version__, errors
 from partial_fc.files import make_private
-from partial_fc.printable import Lines
+from partial_fc.printable import Lines, clean_stderr
 
 # verb -> (its function, one line of help). The function is "module:name" below partial_fc, imported when its flags are
 # asked for: the type of its `options` has them. Those of _OWN_READERS read their arguments themselves.
@@ -130,6 +130,7 @@ def flags_of(name: str) -> type:
 
 
 def main() -> None:
+    clean_stderr()
     name, rest = find(sys.argv[1:])
     if name not in (*_OWN_READERS, "doctor env"):  # there a connection that breaks is an error to be told, not the end
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `partial-fc ... | head` ends quietly, as other tools do

@@ -5,6 +5,8 @@ import contextlib
 import errno
 import os
 import stat
+import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,37 @@ def make_private() -> None:
     if not (text.isdecimal() and len(text) <= 4 and set(text) <= set("01234567") and int(text, 8) <= 0o777):
         raise ValueError(f"PARTIAL_FC_UMASK is {text!r}; expected a umask such as 077, 027 or 022")
     os.umask(int(text, 8))
+
+
+def in_cache(kind: str, name: str) -> Path:
+    """The path of a file in this user's cache, whether it exists or is still to be written: its folder exists.
+
+    That is $XDG_CACHE_HOME/partial-fc/KIND, or ~/.cache/partial-fc/KIND. Where that cannot be written and does not have
+    the file, it is a folder of mode 700 in the temporary directory, and a RuntimeWarning says so.
+    Raises OSError where that folder is another user's."""
+    try:
+        path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "partial-fc" / kind / name
+        if path.exists():
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if os.access(path.parent, os.W_OK | os.X_OK):
+            return path
+        reason = f"{path.parent} cannot be written"
+    except (OSError, RuntimeError) as error:  # RuntimeError: HOME is not set, and the user has no entry in passwd
+        reason = str(error).rstrip(".")
+    folder = Path(tempfile.gettempdir()) / f"partial-fc-{os.geteuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & PRIVATE:
+        raise PermissionError(errno.EPERM, f"{reason}, and others can write here: set XDG_CACHE_HOME", str(folder))
+    warnings.warn(
+        f"the cache cannot be used ({reason}); its files are kept in {folder}. XDG_CACHE_HOME names another folder",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    (folder / kind).mkdir(exist_ok=True)
+    return folder / kind / name
 
 
 def regular(path: str | os.PathLike[str], flags: int) -> int:

@@ -1,6 +1,10 @@
 """What others called a thing, made fit to be shown: names of classes, files and hosts may hold what moves a terminal's
 cursor, sets its title, or turns a line of a log or table into two."""
 
+import logging
+import sys
+import traceback
+import warnings
 from typing import TextIO
 
 # C0 and C1, DEL, line and paragraph separators, and what makes a text run backwards; halves of surrogate pairs, by
@@ -19,6 +23,25 @@ def name(text: object) -> str:
 def lines(text: object) -> str:
     """The same for a message or a page, which keeps its ends of lines and tabs."""
     return str(text).translate(_LINES).encode("utf-8", "backslashreplace").decode()
+
+
+class Formatter(logging.Formatter):
+    """A log record's text through `lines`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return lines(super().format(record))
+
+
+_format_warning = warnings.formatwarning
+
+
+def clean_stderr() -> None:
+    """From now on what Python itself prints on stderr goes through `lines`: warnings, log records without a handler,
+    and the trace of an uncaught error."""
+    warnings.formatwarning = lambda *args, **options: lines(_format_warning(*args, **options))
+    if logging.lastResort:
+        logging.lastResort.setFormatter(Formatter())
+    sys.excepthook = lambda *error: print(lines("".join(traceback.format_exception(*error))), end="", file=sys.stderr)
 
 
 class Lines:

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from partial_fc import __version__, errors, output
 from partial_fc.files import make_private
+from partial_fc.printable import clean_stderr
 
 _PACKAGE = Path(__file__).parent
 _CONFIG_BYTES = 1 << 16  # that are looked at
@@ -54,6 +55,7 @@ def main(arguments: list[str], program: str = "partial-fc train") -> int:
 
     program: how the user started it, for messages.
     """
+    clean_stderr()
     if not arguments or arguments[0] in ("-h", "--help", "--help-all"):
         print(usage())
         return 0

@@ -303,7 +303,10 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
         defaults |= from_file
     for name in {"rec", "models_root"} & defaults.keys():
         defaults[name] = Path(defaults[name])
-    default = flags.with_defaults(Config, defaults)
+    try:
+        default = flags.with_defaults(Config, defaults)
+    except ValueError as error:
+        raise ValueError(f"{known.config}: {error}") from error
     config = flags.parse(Config, arguments, "train.py face", default=default, matter=_MATTER, elsewhere=ELSEWHERE)
     given = {name for name in presets.OF_THE_DATA if getattr(known, name) is not None}
     data, more_notes = presets.give_way(config.data, given | from_file.keys())

@@ -4,7 +4,7 @@
 #
 # The release is from 2023 and asks for C++14; torch 2.13's headers need 20 and MXNet's stop at 17, so the two standards
 # are set per sub-project. It is built without debug information, Gloo leaves the size of send buffers to the kernel,
-# horovodrun waits two seconds, not minutes, for a host that does not answer, its store answers only those who know its
+# horovodrun waits two seconds, not minutes, for a host that does not answer, its store answers only who signs with its
 # token, ssh checks the keys of hosts, it leaves the command's flags alone, and a process that waits for a collective
 # leaves its core to others, see below. Nothing else in the sources changes. HOROVOD_GPU_OPERATIONS and the like pass
 # through.
@@ -236,42 +236,31 @@ replace horovod/runner/launch.py "$parser)" "$parser, allow_abbrev=False)"
 # One shortened flag is what everybody types first: `horovodrun --check`.
 replace horovod/runner/launch.py "'-cb', '--check-build'," "'-cb', '--check-build', '--check',"
 
+# It kept the results of its checks in ~/.horovod, and ended where that cannot be written; without a home it made a folder
+# whose name is a tilde. There it checks anew.
+replace horovod/runner/launch.py '    if not args.disable_cache:' \
+    '    if not args.disable_cache and os.access(os.path.expanduser("~"), os.R_OK | os.W_OK | os.X_OK):'
+
 # CVE-2024-10190: horovodrun's store listens on all addresses and unpickles what anybody puts there. Here it listens on the
-# address that the processes are told, and refuses (403), before it reads on, whoever does not send the token that
-# horovodrun makes. The processes of this host inherit that, those of other hosts read it from ssh's standard input: words
-# of a command line are for all users to see in /proc. (Horovod on Ray and on Spark, which pass nothing on, is left out.)
+# address that the processes are told, and refuses (403), before it reads on, whoever does not sign with the token that
+# horovodrun makes (partial_fc/signature.py). The processes of this host inherit that, those of other hosts
+# read it from ssh's standard input: words of a command line are for all users to see in /proc. (Horovod on Ray and on
+# Spark, which pass nothing on, is left out.)
 runner=horovod/runner
-replace $runner/common/util/secret.py "HOROVOD_SECRET_KEY = '_HOROVOD_SECRET_KEY'" "$(cat <<'END'
-HOROVOD_SECRET_KEY = '_HOROVOD_SECRET_KEY'
-STORE_TOKEN = '_HOROVOD_STORE_TOKEN'
-STORE_HEADER = 'Horovod-Store-Token'
-
-
-def make_store_token():
-    if not os.environ.get(STORE_TOKEN):
-        os.environ[STORE_TOKEN] = make_secret_key().hex()
-
-
-def store_headers():
-    return {STORE_HEADER: os.environ.get(STORE_TOKEN, '')}
-
-
-def has_store_token(headers):
-    token = os.environ[STORE_TOKEN]
-    return hmac.compare_digest(headers.get(STORE_HEADER, '').encode(), token.encode())
-END
-)"
-replace $runner/common/util/env.py 'secret.HOROVOD_SECRET_KEY}' 'secret.HOROVOD_SECRET_KEY, secret.STORE_TOKEN}'
+signature='from partial_fc import signature'
+replace $runner/common/util/env.py 'secret.HOROVOD_SECRET_KEY}' 'secret.HOROVOD_SECRET_KEY, signature.TOKEN}'
+replace $runner/common/util/env.py 'from horovod.runner.common.util import secret' \
+    'from horovod.runner.common.util import secret'$'\n'"$signature"
 
 file=$runner/http/http_server.py
 old='from horovod.runner.util.network import find_port'
-replace $file "$old" "from horovod.runner.common.util import secret"$'\n'"$old"
+replace $file "$old" "$signature"$'\n'"$old"
 replace $file '    # Override GET handler' "$(cat <<'END'
     # Of every request, whatever its method is.
     def parse_request(self):
         if not super().parse_request():
             return False
-        if secret.has_store_token(self.headers):
+        if signature.is_right(self):
             return True
         self.send_status_code(403)
         return False
@@ -279,7 +268,14 @@ replace $file '    # Override GET handler' "$(cat <<'END'
     # Override GET handler
 END
 )"
-made='        secret.make_store_token()'
+replace $file '        self._put_value(scope, key, value)' "$(cat <<'END'
+        if not signature.is_right_body(self, value):
+            self.send_status_code(403)
+            return
+        self._put_value(scope, key, value)
+END
+)"
+made='        signature.make_token()'
 replace $file 'def start(self, handler_cls=RendezvousHandler):' \
     "def start(self, handler_cls=RendezvousHandler, address=''):"$'\n'"$made"
 replace $file 'addr, handler_cls, self._verbose))' 'addr, handler_cls, self._verbose), address)'
@@ -289,9 +285,27 @@ replace $runner/util/network.py 'def find_port(server_factory):' "def find_port(
 replace $runner/util/network.py "addr = ('', port)" 'addr = (address, port)'
 
 file=$runner/http/http_client.py
-replace $file 'import codec' 'import codec, secret'
-replace $file 'Request(url)' 'Request(url, headers=secret.store_headers())'
-replace $file 'Request(url, data=' 'Request(url, headers=secret.store_headers(), data='
+replace $file 'import codec' "import codec"$'\n'"$signature"
+replace $file 'Request(url)' 'Request(url, headers=signature.headers("GET", url, None))'
+replace $file 'scope, key, value):' 'scope, key, value, encode=lambda value: codec.dumps_base64(value, to_ascii=False)):'
+replace $file 'req = Request(url, data=codec.dumps_base64(value, to_ascii=False))' \
+    'body = encode(value)
+        req = Request(url, headers=signature.headers("PUT", url, body), data=body)'
+
+# Elastic processes tell it, as JSON, where they listen for news of hosts. The key of these notices is not sent any more.
+file=$runner/elastic/worker.py
+replace $file 'import os' $'import json\nimport os'
+replace $file 'from horovod.runner.common.util import network, secret' \
+    'from horovod.runner.common.util import network'$'\n'"$signature"
+replace $file 'secret.make_secret_key()' 'signature.derived_key("notices")'
+replace $file 'value = (self._service.addresses(), secret_key)' 'value = self._service.addresses()'
+replace $file '                                  value)' '                                  value, lambda value: json.dumps(value).encode())'
+file=$runner/elastic/rendezvous.py
+replace $file 'import logging' $'import json\nimport logging'
+replace $file 'from horovod.runner.common.util import codec' "$signature"
+replace $file 'addresses, secret_key = codec.loads_base64(value)' \
+    'addresses = {nic: [tuple(at) for at in listed] for nic, listed in json.loads(value).items()}
+                secret_key = signature.derived_key("notices")'
 
 # The elastic store is opened later than before: when it is known on which address.
 file=$runner/gloo_run.py
@@ -303,29 +317,130 @@ replace $file "$address" "$address"$'\n'"${start}handler, server_ip)"
 replace $file 'run_func_server.start_server()' 'run_func_server.start_server(server_ip)'
 replace $runner/launch.py 'run_func_server.start_server()' 'run_func_server.start_server(driver_ip)'
 
+# An elastic job without --network-interfaces waited for a second host without a word.
+replace $file '        min_hosts = _get_min_start_hosts(settings)' "$(cat <<'END'
+        min_hosts = _get_min_start_hosts(settings)
+        if len(driver.wait_for_available_slots(settings.num_proc).available_hosts) < min_hosts:
+            print('horovodrun waits for a second host, to find the network that both have (--elastic-timeout). To start '
+                  'without: --network-interfaces NAME, that of the hosts\' network; lo for a job on this host alone.',
+                  file=sys.stderr, flush=True)
+END
+)"
+
 # What goes to other hosts: printf is the shell's own command, so the token is on no command line here, either.
-replace $file 'import env as env_util, safe_shell_exec' 'import env as env_util, safe_shell_exec, secret'
+replace $file 'import env as env_util, safe_shell_exec' \
+    'import env as env_util, safe_shell_exec'$'\n'"$signature"
 replace $file "quote('cd {pwd} > /dev/null 2>&1 ; {command}'" \
     "quote('exec sh -c ' + quote('read -r {token}; export {token}; cd {pwd} > /dev/null 2>&1 ; {command}'"
 replace $file '.format(pwd=os.getcwd(), command=command))' \
-    '.format(token=secret.STORE_TOKEN, pwd=os.getcwd(), command=command)))'
+    '.format(token=signature.TOKEN, pwd=os.getcwd(), command=command)))'
 old='identity_file=settings.ssh_identity_file)'
-send='            command = f'\''printf "%s\\n" "${secret.STORE_TOKEN}" | {command}'\'
+send='            command = f'\''printf "%s\\n" "${signature.TOKEN}" | {command}'\'
 replace $file "$old" "$old"$'\n'"$send"
 # horovod.run(function) over MPI: mpirun is given the name alone.
 file=$runner/mpi_run.py
-replace $file 'import env as env_util, hosts, safe_shell_exec' 'import env as env_util, hosts, safe_shell_exec, secret'
-replace $file 'env_util.is_exportable(key))' 'env_util.is_exportable(key) or key == secret.STORE_TOKEN)'
+replace $file 'safe_shell_exec, tiny_shell_exec' 'safe_shell_exec, tiny_shell_exec'$'\n'"$signature"
+replace $file 'env_util.is_exportable(key))' 'env_util.is_exportable(key) or key == signature.TOKEN)'
 
-# The same for the C++ in the processes, which asks the store who is where.
-file=horovod/common/gloo/http_store.cc
-replace $file '#include <cstring>' '#include <cstdlib>'$'\n''#include <cstring>'
-replace $file 'http::Response response = request.send(method, body);' "$(cat <<'END'
-const char* token = std::getenv("_HOROVOD_STORE_TOKEN");
-      http::Response response = request.send(
-          method, body, {std::string("Horovod-Store-Token: ") + (token ? token : "")});
+# The same for the C++ in the processes, which asks the store who is where. SHA-256: FIPS 180-4.
+cat >"$source/horovod/common/gloo/signature.h" <<'END'
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <random>
+#include <string>
+
+namespace signature {
+
+// 32 bytes.
+inline std::string Sha256(std::string text) {
+  static const uint32_t k[64] = {
+      0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+      0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+      0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+      0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+      0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+      0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+      0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+      0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+  uint32_t h[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  auto turned = [](uint32_t x, int n) { return x >> n | x << (32 - n); };
+  const uint64_t num_bits = text.size() * 8;
+  text += '\x80';
+  text.resize((text.size() + 71) / 64 * 64 - 8);
+  for (int shift = 56; shift >= 0; shift -= 8) text += char(num_bits >> shift);
+  for (size_t block = 0; block < text.size(); block += 64) {
+    uint32_t w[64], v[8];
+    for (int i = 0; i < 64; ++i) {
+      if (i < 16) {
+        w[i] = 0;
+        for (int j = 0; j < 4; ++j) w[i] = w[i] << 8 | uint8_t(text[block + 4 * i + j]);
+      } else {
+        w[i] = w[i - 16] + w[i - 7] + (turned(w[i - 15], 7) ^ turned(w[i - 15], 18) ^ w[i - 15] >> 3) +
+               (turned(w[i - 2], 17) ^ turned(w[i - 2], 19) ^ w[i - 2] >> 10);
+      }
+    }
+    for (int i = 0; i < 8; ++i) v[i] = h[i];
+    for (int i = 0; i < 64; ++i) {
+      const uint32_t a = v[0], e = v[4];
+      const uint32_t first = v[7] + (turned(e, 6) ^ turned(e, 11) ^ turned(e, 25)) + ((e & v[5]) ^ (~e & v[6])) + k[i] + w[i];
+      const uint32_t second = (turned(a, 2) ^ turned(a, 13) ^ turned(a, 22)) + ((a & v[1]) ^ (a & v[2]) ^ (v[1] & v[2]));
+      for (int j = 7; j > 0; --j) v[j] = v[j - 1];
+      v[4] += first;
+      v[0] = first + second;
+    }
+    for (int i = 0; i < 8; ++i) h[i] += v[i];
+  }
+  std::string digest;
+  for (uint32_t word : h) {
+    for (int shift = 24; shift >= 0; shift -= 8) digest += char(word >> shift);
+  }
+  return digest;
+}
+
+inline std::string Hex(const std::string& bytes) {
+  std::string text;
+  for (uint8_t byte : bytes) {
+    text += "0123456789abcdef"[byte >> 4];
+    text += "0123456789abcdef"[byte & 15];
+  }
+  return text;
+}
+
+inline std::string Hmac(std::string key, const std::string& message) {
+  if (key.size() > 64) key = Sha256(key);
+  key.resize(64);
+  std::string inner = key, outer = key;
+  for (char& byte : inner) byte ^= 0x36;
+  for (char& byte : outer) byte ^= 0x5c;
+  return Sha256(outer + Sha256(inner + message));
+}
+
+// partial_fc/signature.py says what it means.
+inline std::string Header(const std::string& method, const std::string& url, const std::string& body) {
+  static std::atomic<uint64_t> number{0};
+  static const std::string sender = [] {
+    std::random_device random;
+    std::string bytes;
+    for (int i = 0; i < 16; ++i) bytes += char(random());
+    return Hex(bytes);
+  }();
+  const char* token = std::getenv("_HOROVOD_STORE_TOKEN");
+  const std::string text = sender + " " + std::to_string(++number) + " " + Hex(Sha256(body));
+  return "Horovod-Store-Signature: " + text + " " + Hex(Hmac(token ? token : "", text + " " + method + " " + url));
+}
+
+} // namespace signature
 END
-)"
+file=horovod/common/gloo/http_store
+replace $file.h 'PerformHTTP(http::Request& request,' 'PerformHTTP(const std::string& url, http::Request& request,'
+replace $file.cc 'HTTPStore::PerformHTTP(http::Request& request,' 'HTTPStore::PerformHTTP(const std::string& url, http::Request& request,'
+expect $file.cc '  PerformHTTP(request, HTTP_PUT_METHOD'
+sed -i 's/PerformHTTP(request,/PerformHTTP(url, request,/' "$source/$file.cc"
+replace $file.cc '#include "gloo_context.h"' '#include "gloo_context.h"'$'\n''#include "signature.h"'
+replace $file.cc 'request.send(method, body);' 'request.send(method, body, {signature::Header(method, url, body)});'
 
 # Where the hosts' common network is looked for (several hosts, no --network-interfaces), the key of the servers that do
 # it was on command lines. What it opens is unpickled, too.

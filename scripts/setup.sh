@@ -176,7 +176,7 @@ start_building_horovod() {
     fi
     build+="-$(.venv/bin/python -c 'import sys; print(sys.implementation.cache_tag)')-$(uname -m)"
     build+="${HOROVOD_GPU_OPERATIONS:+-$HOROVOD_GPU_OPERATIONS}-$(cksum <scripts/build_horovod.sh | cut -d' ' -f1)"
-    wheels="${XDG_CACHE_HOME:-$HOME/.cache}/partial-fc/wheels/$build"
+    wheels="${XDG_CACHE_HOME:-${HOME:?set HOME or XDG_CACHE_HOME: wheels are kept there}/.cache}/partial-fc/wheels/$build"
     if compgen -G "$wheels/*.whl" >/dev/null; then return; fi
     say "building Horovod $(version horovod) for ${parts[*]}: about 2 minutes on 2 cores; kept in $wheels"
     set -m

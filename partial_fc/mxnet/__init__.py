@@ -3,6 +3,8 @@
 MXNet 1.9.1 (2022, the last release) takes names from numpy that numpy has removed since. They are lent to it: put into
 numpy where they are missing, and taken out again once MXNet has been imported. Nothing that numpy has is replaced;
 afterwards other packages see numpy as it is, but for two names that MXNet also looks up later (_LOOKED_UP_LATER).
+Arrays cannot be lent a method, so the two functions of MXNet that call `tostring`, which numpy 2.3 removed, call
+`tobytes` here.
 
 Beside torch, MXNet takes as many threads as torch has. By itself it would set half of the cores, for itself and for
 torch, whose OpenMP it shares. torch comes first: Horovod's module for MXNet, imported before torch, shows MXNet's
@@ -90,5 +92,9 @@ except ModuleNotFoundError as error:
         "distutils": "`pip install setuptools` (since 3.12 it is not Python's own)",
     }.get(missing, f"`pip install {missing}`")
     raise ModuleNotFoundError(f"MXNet cannot be imported, for want of {missing}: {to_do}", name=error.name) from error
+
+for _function in (mx.recordio.pack, mx.recordio.pack_img):
+    _code = _function.__code__
+    _function.__code__ = _code.replace(co_names=tuple("tobytes" if n == "tostring" else n for n in _code.co_names))
 
 __all__ = ["mx"]

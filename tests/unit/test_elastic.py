@@ -11,11 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from partial_fc import signature
 from partial_fc.comm import CollectiveError, elastic
 from partial_fc.comm.elastic import Evicted, HostsChanged, Member, membership, store
-from partial_fc.comm.elastic.store import TOKEN, TOKEN_HEADER, Store, request
+from partial_fc.comm.elastic.store import Store, request
 from partial_fc.comm.launch import keeper
 from partial_fc.comm.launch.detect import StartError
+from partial_fc.signature import HEADER, TOKEN
 
 
 class Driver(ThreadingHTTPServer):
@@ -40,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Driver
 
     def parse_request(self):
-        return super().parse_request() and self.headers[TOKEN_HEADER] == "of this job"
+        return super().parse_request() and signature.is_right(self)
 
     def do_GET(self):
         _, scope, key = self.path.split("/")
@@ -124,7 +126,7 @@ def test_who_does_not_know_the_token_is_refused(driver, monkeypatch, method):
     """Another user of this host."""
     port = member(driver, "a", 0, 1, 0, 1, 0, 1).store.server_port
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    connection.request(method, "/global/1", b"x" if method == "PUT" else None, {TOKEN_HEADER: "a guess"})
+    connection.request(method, "/global/1", b"x" if method == "PUT" else None, {HEADER: "a 1 b guess"})
     assert connection.getresponse().status == 403
     assert not driver.kept
     monkeypatch.delenv(TOKEN)

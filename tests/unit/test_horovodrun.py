@@ -1,5 +1,6 @@
 """horovodrun as scripts/build_horovod.sh builds it: the words of the command are the command's, and it ends."""
 
+import subprocess
 import sys
 import threading
 
@@ -34,6 +35,33 @@ def test_the_two_words_that_everybody_types_first(monkeypatch, capsys):
         parsed("--check", monkeypatch)
     assert not ended.value.code
     assert "[X] PyTorch" in capsys.readouterr().out
+
+
+def test_an_elastic_job_on_one_host_says_what_it_waits_for(tmp_path):
+    (tmp_path / "discover").write_text("#!/bin/sh\necho localhost:2\n")
+    (tmp_path / "discover").chmod(0o755)
+    words = f"-np 2 --min-np 2 --elastic-timeout 1 --host-discovery-script {tmp_path}/discover true"
+    horovodrun = [sys.executable, "-m", "horovod.runner.launch", *words.split()]
+    done = subprocess.run(horovodrun, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("horovodrun waits for a second host")
+    assert "--network-interfaces NAME" in done.stderr
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_checks_are_kept_only_where_there_is_a_home(tmp_path, monkeypatch, kept):
+    class Reached(Exception):
+        pass
+
+    def look(_, __, ___, cache):
+        assert (cache is not None) == kept
+        raise Reached
+
+    monkeypatch.setenv("HOME", str(tmp_path if kept else tmp_path / "missing"))
+    monkeypatch.setattr(launch, "CACHE_FOLDER", f"{tmp_path}/.horovod")
+    monkeypatch.setattr(launch.driver_service, "get_common_interfaces", look)
+    with pytest.raises(Reached):
+        launch._run(parsed("-np 1 -H localhost:1 true", monkeypatch))
 
 
 class NoHosts:

@@ -19,7 +19,7 @@ from partial_fc.data.image_cost import check_cost
 from partial_fc.data.npy import read_npy, read_npz
 from partial_fc.data.sample import BadRecord
 from partial_fc.files import make_private, read_bytes
-from partial_fc.train.record.log import Formatter
+from partial_fc.train_command import main as train_main
 
 EVIL = "mallory\x1b[2J\tx\u202e\udcff"
 SHOWN = r"mallory\x1b[2J\tx\u202e\udcff"
@@ -155,7 +155,7 @@ def test_names_are_shown_escaped(capsys):
     assert printable.name(EVIL) == SHOWN
     assert printable.lines("a\tb\nc\x9b\r") == "a\tb\nc\\x9b\\r"
     record = logging.LogRecord("partial_fc", logging.INFO, "", 0, "class %s", (EVIL,), None)
-    assert Formatter("%(message)s").format(record) == r"class mallory\x1b[2J" + "\t" + r"x\u202e\udcff"
+    assert printable.Formatter("%(message)s").format(record) == r"class mallory\x1b[2J" + "\t" + r"x\u202e\udcff"
     assert _map(Plan([EVIL], [0]), [EVIL])[1] == f"0\t0\t{SHOWN}"
 
 
@@ -168,6 +168,25 @@ def test_a_command_shows_no_controls(monkeypatch, capsys, tmp_path):
         main()
     said = "".join(capsys.readouterr())
     assert r"a\x1b[31m" in said
+    assert "\x1b" not in said
+
+
+def test_a_configuration_file_shows_no_controls(tmp_path, capsys):
+    (tmp_path / "evil.py").write_text(
+        "from easydict import EasyDict\nconfig = EasyDict()\nconfig.network = '\\x1b[31mred'"
+    )
+    assert train_main(["face", "--config", str(tmp_path / "evil.py")]) == 2
+    said = "".join(capsys.readouterr())
+    assert r"evil.py: network is '\x1b[31mred'; expected one of r18, " in said
+    assert "\x1b" not in said
+
+
+@pytest.mark.parametrize("how", ["warnings.warn(evil)", "logging.getLogger('x').warning(evil)", "raise OSError(evil)"])
+def test_what_python_itself_prints_shows_no_controls(how):
+    code = "import logging, warnings; from partial_fc.printable import clean_stderr; clean_stderr(); "
+    code += f"evil = 'red\\x1b[31m'; {how}"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
+    assert r"red\x1b[31m" in said
     assert "\x1b" not in said
 
 

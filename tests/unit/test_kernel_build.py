@@ -11,7 +11,7 @@ import torch
 
 from partial_fc.head.kernels import choose, cpu
 from partial_fc.head.kernels.native import build as native
-from partial_fc.head.kernels.native.build import CompilerNotFoundError, build, folder, library
+from partial_fc.head.kernels.native.build import CompilerNotFoundError, build, library
 from partial_fc.head.kernels.plain import PlainKernel
 
 
@@ -69,7 +69,17 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(empty_cache, tmp_pat
     monkeypatch.setenv("CXX", str(compiler(tmp_path / "bad-g++", "echo head.cpp:1: no such thing >&2; exit 3")))
     with pytest.raises(RuntimeError, match="no such thing"):
         build(["portable"])
-    assert [path.name for path in folder().iterdir()] == ["lock"]
+    assert [path.name for path in empty_cache.iterdir()] == ["lock"]
+
+
+def test_compiled_libraries_are_used_from_a_cache_that_cannot_be_written(compiled, empty_cache, monkeypatch):
+    """As in a container's image, or on a read-only home."""
+    empty_cache.mkdir(parents=True)
+    os.link(compiled, empty_cache / compiled.name)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setenv("PATH", os.devnull)  # no compiler
+    build(["portable"])
+    assert library("portable") == empty_cache / compiled.name
 
 
 @pytest.fixture

@@ -124,7 +124,10 @@ def test_keys_are_listed_once(tmp_path: Path, place: Path, caplog: pytest.LogCap
 def test_a_cache_that_cannot_be_written(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    source = open_database(build(tmp_path / "db"), "leveldb", 10, shadow_place=place)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    with pytest.warns(RuntimeWarning, match="XDG_CACHE_HOME"):
+        source = open_database(build(tmp_path / "db"), "leveldb", 10, shadow_place=place)
     check(source, [3])
     source.close()
 

@@ -36,6 +36,10 @@ for _ in range(30):
         loss = criterion(net(images), labels)
     loss.backward()
     trainer.step(6)
+recordio = mx.recordio
+packed = recordio.pack_img(recordio.IRHeader(0, [7.0, 10.0], 3, 0), np.zeros((4, 4, 3), np.uint8), img_fmt=".png")
+header, image = recordio.unpack_img(packed)
+assert (header.label.tolist(), header.id, image.shape) == ([7.0, 10.0], 3, (4, 4, 3))
 print(loss.mean().asscalar())
 """
 

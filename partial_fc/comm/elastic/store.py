@@ -1,10 +1,9 @@
 """What horovodrun's elastic driver stores: asked here, and passed on to Horovod's own code in this process.
 
-Every request carries the token that scripts/build_horovod.sh has horovodrun make, and is refused without it, there and
-here: whoever may write into the driver's store executes code in it (CVE-2024-10190).
+Requests are signed with the job's token, and refused without that, there and here: who can write to the driver's store
+decides which process talks to which (partial_fc/signature.py).
 """
 
-import hmac
 import http.client
 import logging
 import os
@@ -15,10 +14,10 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from partial_fc import signature
 from partial_fc.comm.launch.detect import StartError
+from partial_fc.signature import TOKEN
 
-TOKEN = "_HOROVOD_STORE_TOKEN"  # the environment variable; Horovod puts it on no command line
-TOKEN_HEADER = "Horovod-Store-Token"
 ASK = "rank_and_size"  # the scope in which the driver answers with a process's rank
 REMIND_S = 30.0
 ANSWER_S = 10.0  # in which the driver answers where it need not wait for others
@@ -52,8 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Whether to go on with the request, of any method."""
         if not super().parse_request():
             return False
-        given = self.headers.get(TOKEN_HEADER, "")
-        if hmac.compare_digest(given.encode(), os.environ[TOKEN].encode()):
+        if signature.is_right(self):
             return True
         self._answer(403, b"")
         return False
@@ -66,6 +64,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if not signature.is_right_body(self, body):
+            self._answer(403, b"")
+            return
         try:
             status, answer = request(self.server.driver, self.command, self.path, body)
         except (OSError, http.client.HTTPException) as error:
@@ -102,7 +103,7 @@ def request(
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
                 connection.sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        connection.request(method, path, body, {TOKEN_HEADER: os.environ[TOKEN]})
+        connection.request(method, path, body, signature.headers(method, "http://{}:{}{}".format(*store, path), body))
         arrived, asked = select.poll(), time.monotonic()
         arrived.register(connection.sock, select.POLLIN)
         while remind and not arrived.poll(REMIND_S * 1000):

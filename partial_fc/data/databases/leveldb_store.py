@@ -22,6 +22,7 @@ from partial_fc.data.databases.keys import KeyList
 from partial_fc.data.databases.leveldb_manifest import Manifest
 from partial_fc.data.databases.leveldb_shadow import Shadow
 from partial_fc.data.sample import BadRecord
+from partial_fc.files import in_cache
 
 _MOST_CURSORS = 64  # more than threads that read at once
 _SEEK_STEPS = 2  # a seek costs about as much as so many steps
@@ -156,5 +157,4 @@ def _cache_file(path: Path, manifest: Manifest) -> Path:
     digest = hashlib.sha256(os.fsencode(os.path.realpath(path)) + manifest.path.read_bytes())
     state = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in (manifest.path, *manifest.logs)]
     digest.update(repr(state).encode())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "partial-fc" / "leveldb" / f"{digest.hexdigest()[:16]}.npz"
+    return in_cache("leveldb", f"{digest.hexdigest()[:16]}.npz")

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from tqdm import tqdm
 
-from partial_fc import printable
 from partial_fc.comm import World
+from partial_fc.printable import Formatter
 
 _log = logging.getLogger("partial_fc")
 
@@ -56,13 +56,6 @@ def open_files(models_root: Path, world: World, bare: bool = False, hist: Second
     _log.addHandler(to_file)
     _log.addHandler(to_terminal)
     return _log
-
-
-class Formatter(logging.Formatter):
-    """Shows what others called a thing without moving the terminal's cursor."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable.lines(super().format(record))
 
 
 class _AboveBar(logging.Handler):

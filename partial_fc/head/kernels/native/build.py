@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from partial_fc.files import in_cache
+
 HERE = Path(__file__).parent
 _log = logging.getLogger("partial_fc")
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-math-errno"]
@@ -42,30 +44,25 @@ class CompilerNotFoundError(ValueError):
     """A variant is not compiled on this machine, and nothing here can compile it."""
 
 
-def folder() -> Path:
-    """The folder of compiled libraries, in the user's cache: the package may lie where they cannot write."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "partial-fc" / "kernels"
-
-
 def library(variant: str) -> Path:
-    """Where a variant's library is, or will be: its name holds a hash of what it is made of."""
+    """Where a variant's library is, or will be, in the user's cache: they may not be able to write to the package's
+    folder. Its name has a hash of what it is made of."""
     digest = hashlib.sha256(" ".join(FLAGS + VARIANTS[variant]).encode())
     for source in sorted((*HERE.glob("*.h"), *HERE.glob("*.cpp"))):
         digest.update(source.read_bytes())
-    return folder() / f"{variant}-{digest.hexdigest()[:16]}.so"
+    return in_cache("kernels", f"{variant}-{digest.hexdigest()[:16]}.so")
 
 
 def build(variants: Iterable[str] = tuple(VARIANTS)) -> None:
     """Compiles those of the variants that are not there yet. CompilerNotFoundError without g++, RuntimeError with the
     compiler's words, OSError where the folder cannot be written."""
-    if all(_is_whole(library(variant)) for variant in variants):
+    missing = [variant for variant in variants if not _is_whole(library(variant))]
+    if not missing:
         return
-    folder().mkdir(parents=True, exist_ok=True)
-    with open(folder() / "lock", "w") as lock:
+    with open(library(missing[0]).with_name("lock"), "w") as lock:
         # All ranks of a host come here at once: the first compiles, the others wait and find that it is done.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        missing = [variant for variant in variants if not _is_whole(library(variant))]
+        missing = [variant for variant in missing if not _is_whole(library(variant))]
         with ThreadPoolExecutor() as pool:
             list(pool.map(_compile, missing))
 
