@@ -32,8 +32,10 @@ export HOROVOD_FUSION_THRESHOLD=${HOROVOD_FUSION_THRESHOLD:-67108864}
 
 # Without MODELS_ROOT the run is written to a folder of its own below runs/, in the folder where this is started.
 recipe=${RECIPE:-face}
-if [ "$recipe" = face ] && [[ " $* " != *" --config"* ]]; then # a configuration file says what it trains on
-    DATASET=${DATASET:-glyphs} REC=${REC:-$here/demo/glyphs}
+# The demo's characters and their preset, only where nobody says what to train on: photographs would be trained as if
+# they were characters.
+if [ "$recipe" = face ] && [ -z "${DATASET:-}${REC:-}" ] && [[ " $* " != *" --"@(rec|dataset|config)[=\ ]* ]]; then
+    DATASET=glyphs REC=$here/demo/glyphs
 fi
 exec "$python" "$here/train.py" "$recipe" \
     ${DATASET:+--dataset "$DATASET"} \
