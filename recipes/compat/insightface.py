@@ -15,6 +15,7 @@ ELSEWHERE = {
     "using-wandb": "curves go to TensorBoard, below --models-root",
     "local-rank": "torchrun, horovodrun and srun say it through the environment; leave it out",
     # Partial FC on MXNet: settings of its default.py. (Its four flags have the same names here.)
+    "debug": "made-up data is --dataset 100w (1000w, ... 10000w), or --dataset synthetic --num-classes N",
     "sample-ratio": "it is --sample-rate",
     "backbone-lr": "it is --lr",
     "memory-bank-lr": "it is --head-lr",
