@@ -1,6 +1,7 @@
 """Flags and settings of InsightFace's trainers, arcface_torch and Partial FC on MXNet, that have another name here."""
 
-# Theirs, with - for _ -> ours, as the message of a wrong flag says it. docs/coming-from-insightface.md has all of them.
+# Theirs, with - for _ (or a flag and its value) -> ours, as the message of a wrong one says it.
+# docs/coming-from-insightface.md has all of them.
 ELSEWHERE = {
     # arcface_torch: keys of its configuration files, which people also try as flags.
     "num-image": "it is --num-images",
@@ -24,4 +25,9 @@ ELSEWHERE = {
     "loss-m1": "it is the first of --margins, with --loss combined",
     "loss-m2": "it is the second of --margins, with --loss combined",
     "loss-m3": "it is the third of --margins, with --loss combined",
+    # Names of its --network in default.py.
+    **dict.fromkeys(
+        ("network r122", "network rx50", "network rx101"),
+        "InsightFace lists it, too, and has no code for it: it raises there",
+    ),
 }
