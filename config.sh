@@ -32,9 +32,10 @@ export HOROVOD_FUSION_THRESHOLD=${HOROVOD_FUSION_THRESHOLD:-67108864}
 
 # Without MODELS_ROOT the run is written to a folder of its own below runs/, in the folder where this is started.
 recipe=${RECIPE:-face}
-# The demo's data and preset, unless the command line says what to train on.
-if [ "$recipe" = face ] && ! printf '%s\n' "$@" | grep -qE '^--(rec|dataset|config)(=|$)'; then
-    DATASET=${DATASET:-glyphs} REC=${REC:-$here/demo/glyphs}
+# The demo's characters and their preset, only where nobody says what to train on: photographs would be trained as if
+# they were characters.
+if [ "$recipe" = face ] && [ -z "${DATASET:-}${REC:-}" ] && [[ " $* " != *" --"@(rec|dataset|config)[=\ ]* ]]; then
+    DATASET=glyphs REC=$here/demo/glyphs
 fi
 exec "$python" "$here/train.py" "$recipe" \
     ${DATASET:+--dataset "$DATASET"} \

@@ -168,6 +168,8 @@ def train_here(run: Run) -> int:
     # ---- data
     source = run.open_data(lambda: _source(data))
     num_classes = data.num_classes or source.num_classes
+    order = _order(run, source)
+    run.lengths(order)
     if run.data_is_new and not data.synthetic:
         for finding in check_data(source, num_classes, data.check_data, world, max_bad_records=data.max_bad_records,
                                seed=config.run.seed, num_threads=data.num_workers, embedding=True):  # fmt: skip
@@ -198,15 +200,10 @@ def train_here(run: Run) -> int:
         start = run.resume(backbone, head, source, head_centres=config.head.head_centres, may_change=_MAY_CHANGE)
         loader = parts.enter_context(
             run.loader(
-                source,
-                transform,
-                start,
-                _order(run, source),
-                num_workers=data.num_workers,
-                max_bad_records=data.max_bad_records,
+                source, transform, start, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records
             )
         )
-        schedule = run.schedule(start, loader.order)
+        schedule = run.schedule(start, order)
         if run.is_finished(start, schedule):
             return 0
 

@@ -97,6 +97,17 @@ class Config:
                 f"{', '.join(given)} without --head partial-fc: the last layer has no class centres; add it, or leave "
                 f"{'these' if len(given) > 1 else 'this'} out"
             )
+        if self.model.save_model_name and self.model.network in ("resnet18", "resnet34"):
+            raise ValueError(
+                f"--save_model_name with --network {self.model.network}: Caffe2's networks of 18 and 34 layers are "
+                "others, so there is no .mdl file of this one; take resnet50, 101 or 152, or leave it out (there are "
+                "checkpoints and model.safetensors anyway)"
+            )
+        if self.model.save_model_name and self.optim.optimizer != "sgd":
+            raise ValueError(
+                f"--save_model_name with --optimizer {self.optim.optimizer}: a .mdl file holds the momentum of sgd; "
+                "leave one of them out"
+            )
         if self.data.test_epoch_size is not None and self.model.recipe_version == "caffe2":
             raise ValueError("--test_epoch_size with --recipe-version caffe2: it always tests on 100 batches")
 
@@ -116,6 +127,7 @@ def main(arguments: list[str]) -> int:
 def train_here(run: Run) -> int:
     """Puts the parts together, trains, writes what came out."""
     from partial_fc.data.check.at_start import check_data
+    from partial_fc.data.databases import DatabaseSource
     from partial_fc.data.transform import ShortSideCrop
     from partial_fc.head import CrossEntropy
     from partial_fc.train.loop import train
@@ -128,11 +140,12 @@ def train_here(run: Run) -> int:
     with ExitStack() as parts:
         # ---- data
         source = _open(run, data.train_data, parts)
+        order = _order(run, source)
+        run.lengths(order)
         if run.data_is_new and data.train_data != "null":
             for finding in check_data(source, data.num_labels, data.check_data, world, seed=config.run.seed,
                                       max_bad_records=data.max_bad_records, num_threads=data.num_workers):  # fmt: skip
                 run.logger.info(finding)
-        order = _order(run, source)
         test_source = _open(run, str(data.test_data), parts) if data.test_data else None
         for note in _notes(data, source, test_source):
             run.note(note)
@@ -169,7 +182,8 @@ def train_here(run: Run) -> int:
 
         # ---- train
         line = StepLine(config.run.frequent, schedule.total_steps, order.num_samples)
-        arguments = caffe2.namespace(flags.flat(config), world.local_size)
+        kind = source.kind.lower() if isinstance(source, DatabaseSource) else "lmdb"  # their default
+        arguments = caffe2.namespace(flags.flat(config), world.local_size, kind)
         test = epoch_test(config, test_source, backbone, head) if test_source else None
         epochs = EpochEnd(run, head, test, schedule, order, start, arguments)
         job = run.job(

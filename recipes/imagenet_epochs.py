@@ -4,6 +4,7 @@ exploded. And where a run starts from such a file."""
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def epoch_test(config: Any, source: Source, backbone: TorchBackbone, head: Head)
 
 class EpochEnd:
     """The evaluation of recipe imagenet: the test, if there is one, and the row of Caffe2's log in the working
-    directory, which rank 0 writes where a whole epoch ends."""
+    directory, which one rank of every host writes where a whole epoch ends. Making one is a collective."""
 
     board = ""
 
@@ -149,7 +150,8 @@ class EpochEnd:
         self._num_done = start.position // order.num_samples  # whole epochs that have their row
         self._batch_size = config.optim.batch_size
         self._test_images = _TEST_BATCHES * config.optim.batch_size * run.world.local_size
-        if run.world.rank == 0:
+        now = _first_start(run, resumed=start.step > 0)
+        if run.world.local_rank == 0:
             network, groups = config.model.network, config.model.resnext_num_groups
             self._log = Caffe2Log(
                 Path.cwd(),
@@ -158,9 +160,10 @@ class EpochEnd:
                 config.optim.batch_size * run.world.local_size,
                 config.data.num_labels,
                 config.schedule.lr,
-                first_start(run.root / "started.txt", start.step > 0),
+                now,
                 model=network if groups == 1 else network.replace("resnet", "resnext"),
                 epoch=self._num_done,
+                shard=run.world.rank // run.world.local_size,
             )
             run.logger.info(f"one row an epoch: {self._log.path}")
         if isinstance(test, Caffe2Test):
@@ -192,11 +195,12 @@ class EpochEnd:
         return self._test.scores(values) if self._test else {}
 
     def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
-        self._row |= {"epoch": epoch, "learning_rate": self._schedule.lr(max(0, step - 1))}
-        self._row["test_accuracy"] = values.get("test/accuracy", -1)
+        row, self._row = self._row, {}
         lines = [f"Finished epoch {epoch:g}"]
-        if "loss" in self._row:
-            lines = [f"{lines[0]}; Training loss: {self._row['loss']:.4f}, accuracy: {self._row['accuracy']:.4f}"]
+        if row:
+            lines = [f"{lines[0]}; Training loss: {row['loss']:.4f}, accuracy: {row['accuracy']:.4f}"]
+            row["learning_rate"] = self._schedule.lr(max(0, step - 1))
+            self._write_row(int(epoch), row | {"test_accuracy": values.get("test/accuracy", -1)})
         if load := gpu_load(self._device):
             lines.append(load)
         return lines + (self._test.lines(step, epoch, values, best) if self._test else [])
@@ -204,12 +208,20 @@ class EpochEnd:
     def draw(self, folder: Path) -> None:
         if self._test:
             self._test.draw(folder)
-        row, self._row = self._row, {}
-        num_done = int(row.pop("epoch"))
-        if self._log and "loss" in row and num_done > self._num_done:
+
+    def _write_row(self, num_done: int, row: dict[str, float]) -> None:
+        if self._log and num_done > self._num_done:
             self._num_done = num_done
-            test = row.pop("test_accuracy")
-            self._log.add(num_done - 1, self._updates, **row, test_accuracy=test if test >= 0 else -1)
+            with warn_on_os_error(str(self._log.path)):
+                self._log.add(num_done - 1, self._updates, **row)
+
+
+def _first_start(run: Run, resumed: bool) -> datetime:
+    """When the run was first started, by rank 0's clock and file: names of the hosts' logs agree. A collective."""
+    digits = torch.zeros(1, dtype=torch.int64)
+    if run.world.rank == 0:
+        digits[0] = int(f"{first_start(run.root / 'started.txt', resumed):%Y%m%d%H%M%S}")
+    return datetime.strptime(str(run.world.broadcast(digits, name="run/first_start").item()), "%Y%m%d%H%M%S")
 
 
 class MdlSaver(checkpoint.Saver):

@@ -125,6 +125,9 @@ def train_here(run: Run) -> int:
         val_source = None if config.model.train_only else _open(run, data.val_list, val_dir)
         counts = len(train_source or ()), len(val_source or ())
         run.logger.info(f"Load {counts[0]} training samples and {counts[1]} validation samples.")
+        order = Epochs(Keyed(counts[0], config.run.seed), counts[0])
+        if train_source is not None:
+            run.lengths(order)
 
         # ---- model
         backbone = _backbone(run)
@@ -142,7 +145,6 @@ def train_here(run: Run) -> int:
                     f"--eval: no weights; give --resume-params, or the --save-dir of a run, not {run.root}"
                 )
             return measure(run, backbone, val_source)
-        order = Epochs(Keyed(len(train_source), config.run.seed), len(train_source))
         resume_epoch(run, order, start)
         loader = parts.enter_context(
             run.loader(
@@ -228,6 +230,8 @@ def _notes(config: Config) -> Iterator[str]:
         yield "--scale-ratios go with --data-aug v1 and v2"
     if config.model.eval and config.model.resume_states:
         yield "--resume-states without effect: --eval trains nothing"
+    if config.model.model.endswith("_custom") and not config.model.resume_params:
+        yield f"--model {config.model.model}: GluonCV starts it from Kinetics weights that it downloads; here it is new"
     if config.model.train_only and config.data.val_list:
         yield "--val-list without effect: --train-only"
     decays = config.model.lr_decay_period or flags.is_given(config.model, "lr_decay_epoch")

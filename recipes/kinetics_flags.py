@@ -26,7 +26,8 @@ class DataFlags:
     val_data_dir: Path | None = None
     """What those of --val-list are relative to. none: --data-dir."""
     dataset: Dataset = "ucf101"
-    """Its name stands in the names of files."""
+    """Its name stands in the names of files, and means nothing else: any of the networks trains on any of them.
+    (GluonCV's own for somethingsomethingv2, slowfast_16x8_resnet50_sthsthv2, is not here.)"""
     num_classes: int = 101
     video_loader: bool = False
     """The paths are video files (".mp4" is added where there is no dot), of any length; else folders of img_00001.jpg,
@@ -101,9 +102,9 @@ class ModelFlags:
 
     model: Literal[
         "slowfast_4x16_resnet50_kinetics400", "slowfast_8x8_resnet50_kinetics400",
-        "slowfast_4x16_resnet101_kinetics400", "slowfast_8x8_resnet101_kinetics400",
+        "slowfast_4x16_resnet101_kinetics400", "slowfast_8x8_resnet101_kinetics400", "slowfast_4x16_resnet50_custom",
     ]  # fmt: skip
-    """4x16: 4 slow frames, --slow-temporal-stride 16; 8x8: 8, with stride 8."""
+    """4x16: 4 slow frames, --slow-temporal-stride 16; 8x8: 8, with stride 8. All take any --num-classes."""
     width: int = 64
     """Channels of the slow network's first layer, a multiple of 8; 64 are the published networks."""
     fast_alone: bool = False

@@ -129,6 +129,7 @@ def train_here(run: Run) -> int:
     test = TestSet("test", _source(config, "t10k"), pixels, top=5)
     test.epochs = config.schedule.epochs
     order = PerEpoch(len(train_source), config.run.seed)
+    run.lengths(order)
     updates = math.ceil(len(train_source) / run.global_batch)
     if updates < config.run.frequent:
         run.note(f"no Step lines: an epoch has {updates} updates, fewer than --frequent {config.run.frequent}")

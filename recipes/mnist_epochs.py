@@ -11,6 +11,7 @@ from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.evaluate import Classification
 from partial_fc.foreign import apex
 from partial_fc.foreign.state_dicts import check_fits
+from partial_fc.optim.backbone import set_lr
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.precision import LossScaler
 from partial_fc.train.record.log import Interval, StepLine
@@ -73,6 +74,7 @@ def load_amp(run: Run, backbone: TorchBackbone, path: Path, resumed: bool) -> No
     found = apex.read(path)
     check_fits(found.model, backbone.weights.state_dict(), path, "ConvNet")
     backbone.weights.load_state_dict(found.model)
+    set_lr(backbone.optimizer, run.config.schedule.lr)  # with which the file's is compared
     for note in apex.load_optimizer(found, backbone.optimizer):
         run.note(note)
     scaler = backbone.scaler

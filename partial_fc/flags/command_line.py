@@ -39,7 +39,8 @@ def parse(
     """Raises UsageError for what cannot be. Ends the process, with status 0, where help is asked for.
 
     program: how the user started it. default: other values than the fields' own, whose values alone need make no sense.
-    matter: the fields that --help shows; none: all. elsewhere: flags of other programs -> what they are here. typed:
+    matter: the fields that --help shows; none: all. elsewhere: flags of other programs, and values that
+    ours had there ("network rx50") -> what they are here. typed:
     the user's own words, where `given` is a translation of them, and renamed: theirs -> ours.
     """
     arguments = ["--help" if word in ("--help-all", "--help_all") else word for word in given]
@@ -117,8 +118,10 @@ class _Reader:
                 what = re.split(r"(?<=[.;:]) ", _help(missing[0].arg.field.helptext))[0].rstrip(".;:")
                 raise UsageError(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} missing: {what}")
             case refusals.InvalidChoice(argument=argument, value=value, choices=choices):
-                known = ", ".join(choices)
-                raise UsageError(f"{self._typed(argument)} is {value}; expected one of {known}{near(value, choices)}")
+                more = near(value, choices)
+                if (theirs := f"{_name(argument).lstrip('-')} {value}") in self.elsewhere:
+                    more = f": {self.elsewhere[theirs]}"
+                raise UsageError(f"{self._typed(argument)} is {value}; expected one of {', '.join(choices)}{more}")
             case refusals.BadValue(argument=argument, reason="too_few_values"):
                 many = argument.lowered.nargs
                 raise UsageError(f"{self._typed(argument)} needs {'a value' if many == 1 else f'{many} values'}")

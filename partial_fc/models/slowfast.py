@@ -52,6 +52,7 @@ SHAPES = {
     "slowfast_8x8_resnet50_kinetics400": Shape(_DEPTHS_50, 8, 7),
     "slowfast_4x16_resnet101_kinetics400": Shape(_DEPTHS_101, 4, 5),
     "slowfast_8x8_resnet101_kinetics400": Shape(_DEPTHS_101, 8, 7),
+    "slowfast_4x16_resnet50_custom": Shape(_DEPTHS_50, 4, 5),  # GluonCV's name for other class counts
 }
 
 

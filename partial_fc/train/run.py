@@ -172,6 +172,21 @@ class Run(RunContext):
         """Gives backbone and head the state that the run starts from; see `resume.resume`."""
         return resume.resume(self, backbone, head, source, **more)
 
+    def lengths(self, order: Order) -> tuple[int, int]:
+        """(updates of the run, updates of its warm-up). Raises ValueError where the second do not fit into the first,
+        so recipes ask as soon as the data is open."""
+        given, steps_per_epoch = self.config.schedule, order.num_samples / self.global_batch
+        total = self._total_steps(order, given.epochs, given.max_steps)
+        warmup = given.warmup_steps + round(given.warmup_epochs * steps_per_epoch)
+        if 0 < total <= warmup:
+            ends = f"--max-steps {given.max_steps}" if given.max_steps else f"--epochs {given.epochs:g}"
+            raise ValueError(
+                f"the warm-up takes {warmup} updates (--warmup-steps {given.warmup_steps}, --warmup-epochs "
+                f"{given.warmup_epochs:g} of {steps_per_epoch:.1f} updates each), and the run ends after {total} "
+                f"({ends}); for a short try give --warmup-steps 0 --warmup-epochs 0, or else train for longer"
+            )
+        return total, warmup
+
     def schedule(self, start: RunState, order: Order) -> Schedule | Continued:
         """The course of the learning rate from the start of the run to its end. Raises ValueError where the run starts
         beyond that."""
@@ -222,7 +237,7 @@ class Run(RunContext):
     def _course(self, order: Order) -> Schedule:
         given = self.config.schedule
         steps_per_epoch = order.num_samples / self.global_batch
-        total_steps = self._total_steps(order, given.epochs, given.max_steps)
+        total_steps, warmup_steps = self.lengths(order)
         micro_batches = f" x {self.config.optim.accumulate}" if self.config.optim.accumulate > 1 else ""
         self.logger.info(
             f"{order.num_samples:,} images; global batch {self.world.size} x {self.config.optim.batch_size}"
@@ -241,7 +256,7 @@ class Run(RunContext):
             kind=given.lr_scheduler,
             base_lr=lr,
             total_steps=total_steps,
-            warmup_steps=given.warmup_steps + round(given.warmup_epochs * steps_per_epoch),
+            warmup_steps=warmup_steps,
             warmup_start=given.warmup_lr if given.warmup_steps or given.warmup_epochs else 0.0,
             decay_steps=given.lr_steps if given.lr_scheduler == "step" else (),
             decay_every=max(1, int(given.lr_step_epochs * steps_per_epoch))

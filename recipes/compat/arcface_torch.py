@@ -23,6 +23,8 @@ from typing import Any
 from partial_fc.files import read_bytes
 from partial_fc.flags import near
 
+from . import default_py
+
 ALLOWED = (
     "allowed are: `from easydict import EasyDict as edict`, `config = edict()` or `edict({...})`, and assignments "
     "`config.name = value`, where a value is a number, string, bool, None, list or tuple, arithmetic of numbers, or "
@@ -49,7 +51,8 @@ _ARITHMETIC: dict[type[ast.operator | ast.unaryop], Callable[..., Any]] = {
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """A file and the base.py beside it -> flags of recipe `face`, notes for the user (see `translate`)."""
+    """A file and the base.py beside it -> flags of recipe `face`, notes for the user (see `translate`). The default.py
+    of Partial FC on MXNet is told by its names."""
     path = Path(path)
     if not path.suffix and not path.exists():  # as arcface_torch's own command line has them
         path = path.with_name(f"{path.name}.py")
@@ -59,7 +62,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[str]]:
     base = path.with_name("base.py")
     values = {**read(base), **read(path)} if base.exists() and base != path else read(path)
     try:
-        return translate(values)
+        return default_py.translate(values) if default_py.is_meant(values, _known()) else translate(values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -101,6 +104,8 @@ class _Reader:
                 case ast.Assign(targets=targets, value=value):
                     for target in targets:
                         self.assign(target, value)
+                case ast.FunctionDef(name="generate_config"):
+                    raise ValueError(f"{self.path}:{statement.lineno}: generate_config: {default_py.OF_A_FUNCTION}")
                 case _:
                     raise self.error(statement, "not plain data")
         if not self.config_name:
@@ -216,6 +221,10 @@ _SILENT = (
 )
 
 
+def _known() -> list[str]:
+    return [*_TYPES, *_REFUSED, *_WITHOUT_MEANING, *_SILENT]
+
+
 def translate(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """arcface_torch's keys -> (flags of recipe `face` by name, notes that the user should see once).
 
@@ -224,7 +233,7 @@ def translate(config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     most 5; where it samples, its quota. Raises ValueError for an unknown key, naming near ones, and for a setting that
     changes what is learned and cannot be honoured.
     """
-    known = [*_TYPES, *_REFUSED, *_WITHOUT_MEANING, *_SILENT]
+    known = _known()
     flags: dict[str, Any] = {"lr_scheduler": "polynomial", "lr_scaling": "none", "clip": 5.0, "head_clip": math.inf}
     notes: list[str] = []
     for key, value in config.items():

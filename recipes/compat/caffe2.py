@@ -28,9 +28,12 @@ _WITHOUT_EFFECT = {
     "distributed_transport": "the launcher's backend chooses it",
     "model_parallel": "the last layer is shared out with --head partial-fc",
     "use_ideep": "PyTorch uses oneDNN by itself",
+    "use_caffe_datum": "each record says itself whether it is a Datum",
 }
 # One trainer has them alone, another with True or False behind.
-_SWITCHES = ("use_cpu", "float16_compute", "enable_tensor_core", "use_nccl", "model_parallel", "use_ideep")
+_SWITCHES = (
+    "use_cpu", "float16_compute", "enable_tensor_core", "use_nccl", "model_parallel", "use_ideep", "use_caffe_datum",
+)  # fmt: skip
 _OFF = ("false", "0", "no")
 _BATCH_SIZE = "32"  # of a machine, where none is given
 _LOGGED = (
@@ -122,11 +125,13 @@ def _choose_gpus(text: str, notes: list[str]) -> int:
     return len(words)
 
 
-def namespace(values: dict[str, Any], processes: int) -> argparse.Namespace:
-    """The first line of their log. values: of this run's flags, by name."""
+def namespace(values: dict[str, Any], processes: int, db_type: str) -> argparse.Namespace:
+    """The first line of their log. values: of this run's flags, by name. db_type: of the database that was opened."""
     theirs = {name: values[name] for name in _LOGGED if name in values}
+    theirs["db_type"] = db_type  # in its place
     theirs |= {"gpus": None, "num_gpus": processes, "batch_size": values["batch_size"] * processes}
-    theirs |= {"base_learning_rate": values["lr"], "num_epochs": values["epochs"]}
+    epochs = int(values["epochs"]) if values["epochs"].is_integer() else values["epochs"]
+    theirs |= {"base_learning_rate": values["lr"], "num_epochs": epochs}
     theirs["dtype"] = "float16" if str(values["precision"]).startswith("fp16") else "float"
     return argparse.Namespace(**{name: str(v) if v is not None and not isinstance(v, (int, float)) else v
                                  for name, v in theirs.items()})  # fmt: skip

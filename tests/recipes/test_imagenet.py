@@ -12,7 +12,7 @@ from partial_fc.data.sample import Sample
 from partial_fc.data.transform import ShortSideCrop
 from partial_fc.foreign import caffe2_model
 from partial_fc.models import resnet
-from recipes import imagenet_epochs
+from recipes import imagenet, imagenet_epochs
 from tests.recipes.conftest import losses, reported, result
 from tests.recipes.imagenet_job import BATCH, UPDATES, C, N, picture, train_here, train_several
 from tests.unit.databases import datum, encoded_tensors, raw_tensors, write_leveldb, write_lmdb
@@ -78,7 +78,10 @@ def test_databases_of_all_kinds_give_the_same_losses(data, one, tmp_path):
 def test_the_log_of_caffe2(one, data):
     (path,) = one.glob("*.log")
     assert re.fullmatch(rf"resnet18_gpu1_b{BATCH}_L{C}_lr0\.01_v2_\d{{8}}_\d{{6}}\.log", path.name)
-    assert path.read_text().startswith(f"# Namespace(train_data='{data}/datum', test_data='{data}/tensors', ")
+    assert path.read_text().startswith(
+        f"# Namespace(train_data='{data}/datum', test_data='{data}/tensors', db_type='lmdb', "
+    )
+    assert ", num_epochs=2, " in path.read_text()
     found = rows(one)
     assert [row["epoch"] for row in found] == ["0", "1"]
     assert [row["cumulative_batch_count"] for row in found] == [str(UPDATES - 1), str(2 * UPDATES - 1)]
@@ -208,9 +211,11 @@ def test_resnet50_at_its_own_size(data, tmp_path):
         ("--epoch_size 3", "--epoch_size 3 is less than one update, 4 images over all machines"),
         ("--num_labels 3", r"(?s)label-range \(5\): labels outside 0 to 2 .*key 00000003_3\.png"),
         ("--db_type leveldb", "is a LMDB, --db_type says leveldb"),
+        ("--max-steps 2 --warmup-epochs 1", "takes 3 updates .*ends after 2 .--max-steps 2.*--warmup-epochs 0"),
     ],
 )
-def test_what_cannot_be_trained(data, tmp_path, flags, message):
+def test_what_cannot_be_trained(data, tmp_path, monkeypatch, flags, message):
+    monkeypatch.setattr(imagenet, "_backbone", None)  # nothing is built for it
     with pytest.raises(ValueError, match=message):
         train_here(tmp_path, data / "datum", flags)
 

@@ -53,6 +53,8 @@ FLAGS = {
     "test_epoch_size 50000": ("test_epoch_size", 50000),
     "use_nccl": None,
     "use_ideep True": None,
+    "use_caffe_datum": None,
+    "use_caffe_datum True": None,
     "first_iter_timeout 1200": ("start_timeout", 1200.0),
     "timeout 60": ("comm_timeout", 60.0),
     "gpus 0,": ("gpus", 1),
@@ -163,6 +165,9 @@ def test_values_that_cannot_be(given, message):
         ("--head partial-fc --recipe-version caffe2 --test_data t", "Caffe2 has no such last layer"),
         ("--scale 30 --sample-rate 0.5", "--scale, --sample-rate without --head partial-fc"),
         ("--recipe-version caffe2 --test_epoch_size 8", "always tests on 100 batches"),
+        ("--save_model_name m --network resnet18", "there is no .mdl file of this one"),
+        ("--save_model_name m --network resnet34 --head partial-fc", "there is no .mdl file of this one"),
+        ("--save_model_name m --optimizer adamw", "holds the momentum of sgd"),
     ],
 )
 def test_flags_that_make_no_sense(given, message):
@@ -173,9 +178,11 @@ def test_flags_that_make_no_sense(given, message):
 
 def test_the_first_line_of_the_log():
     found, _ = parsed("--batch_size 64 --num_gpus 2 --base_learning_rate 0.2 --dtype float16 --test_data /t")
-    line = str(caffe2.namespace(found, 2))
-    assert line.startswith("Namespace(train_data='db', test_data='/t', db_type=None, num_channels=3, image_size=227, ")
-    for part in ("gpus=None", "num_gpus=2", "batch_size=64", "base_learning_rate=0.2", "num_epochs=1000.0",
+    line = str(caffe2.namespace(found, 2, "leveldb"))
+    assert line.startswith(
+        "Namespace(train_data='db', test_data='/t', db_type='leveldb', num_channels=3, image_size=227, "
+    )
+    for part in ("gpus=None", "num_gpus=2", "batch_size=64", "base_learning_rate=0.2", "num_epochs=1000",
                  "dtype='float16'", "run_id=None", "file_store_path='/tmp'"):  # fmt: skip
         assert f" {part}," in line.replace(")", ",")
     assert "password" not in line

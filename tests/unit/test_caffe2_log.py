@@ -1,11 +1,17 @@
 """The CSV log of Caffe2's trainers, to the letter."""
 
+import logging
 from argparse import Namespace
 from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from partial_fc.train.record.caffe2_log import Caffe2Log, first_start
+from recipes import imagenet
+from recipes.imagenet_epochs import EpochEnd
+from tests.unit.thread_world import ThreadWorld, in_world
 
 STARTED = datetime(2017, 4, 11, 14, 16, 17)
 NAME = "resnet50_gpu2_b64_L1000_lr0.10_v2_20170411_141617.log"
@@ -106,3 +112,33 @@ def test_a_resumed_run_knows_when_it_was_first_started(tmp_path):
     path.write_text("2017-04-11T14:16:17\n")
     assert first_start(path, resumed=True) == STARTED
     assert first_start(path, resumed=False) >= now
+
+
+def test_every_host_has_the_rows_of_its_first_process(tmp_path, monkeypatch):
+    """Two hosts of two processes, in one folder, by the clock of the first."""
+    monkeypatch.chdir(tmp_path)
+    config, _ = imagenet.parse(["--train_data", "db", "--num_labels", "7", "--batch_size", "2"])
+
+    def of_rank(world: ThreadWorld) -> None:
+        world.local_rank, world.local_size = world.rank % 2, 2
+        (root := tmp_path / f"root-{world.rank}").mkdir()
+        (root / "started.txt").write_text(f"2017-04-11T14:16:{17 + world.rank}\n")
+        order, start = SimpleNamespace(num_samples=24), SimpleNamespace(position=24, step=3)
+        run = SimpleNamespace(config=config, device=torch.device("cpu"), root=root, world=world, global_batch=8,
+                              logger=logging.getLogger("test"))  # fmt: skip
+        head = SimpleNamespace(
+            last_step={"correct_B": torch.tensor([1, world.rank == 0])},
+            row_losses=lambda batch, size: torch.full((size,), 2.0 + world.rank),
+        )
+        schedule = SimpleNamespace(lr=lambda step: step / 100)
+        end = EpochEnd(run, head, None, schedule, order, start, ARGUMENTS)  # type: ignore[arg-type]
+        values = dict(end.run(None, world))  # type: ignore[arg-type]
+        assert end.lines(6, 2.0, values, {})[0].startswith("Finished epoch 2; Training loss: ")
+
+    in_world(4, of_rank)
+    name = "resnet50_gpu2_b4_L7_lr0.10_v2_20170411_141617"
+    rows = {path.name: path.read_text().splitlines()[-1].split(",")[6:] for path in tmp_path.glob("*.log")}
+    assert rows == {
+        f"{name}.log": ["1.0", "1", "0.05", "2.0", "-1"],
+        f"{name}_shard1.log": ["0.5", "1", "0.05", "4.0", "-1"],
+    }

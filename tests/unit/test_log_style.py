@@ -87,6 +87,26 @@ def test_the_mean_loss_is_that_since_the_line_before(tmp_path, caplog):
     assert ends == ["[1][loss]:7.00 ", "[2][loss]:2.50 "]
 
 
+@pytest.mark.parametrize(("typed_there", "local_rank", "shown"), [(True, 0, "a\n"), (True, 1, ""), (False, 0, "")])
+def test_a_host_whose_command_was_typed_there_shows_its_lines(
+    tmp_path, monkeypatch, capsys, typed_there, local_rank, shown
+):
+    """--nodes and --num-shards: nobody brings its lines to another terminal, as horovodrun does."""
+    if typed_there:
+        monkeypatch.setenv("PARTIAL_FC_PARENT", "1")
+    world = OneOf(2, 4)
+    world.local_rank = local_rank
+    logger = open_files(tmp_path, world)
+    try:
+        logger.info("a")
+    finally:
+        for handler in logger.handlers[:]:
+            logger.removeHandler(handler)
+            handler.close()
+        logger.propagate = True
+    assert capsys.readouterr().out[-2:] == shown
+
+
 @pytest.mark.parametrize("rank", [0, 3])
 def test_every_line_of_every_rank_is_in_its_file(tmp_path, capsys, rank):
     logger = open_files(tmp_path, OneOf(rank, 4), hist=THEIRS.hist)

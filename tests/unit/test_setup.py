@@ -159,6 +159,17 @@ def test_config_runs_the_recipe_from_any_folder_and_puts_given_flags_last(echoin
     assert done.stdout.splitlines()[2:] == ["kinetics", "--save-dir", "x"]
 
 
+@pytest.mark.parametrize("given", ["--rec photos", "--rec=photos", "--dataset emore", "--dataset=emore", "--config=x"])
+def test_config_adds_the_demo_only_where_nothing_says_what_to_train_on(echoing, given):
+    def words(*flags: str, **environ: str) -> list[str]:
+        return run(echoing, "bash", echoing / "config.sh", *flags, **environ).stdout.splitlines()[2:]
+
+    demo = ["face", "--dataset", "glyphs", "--rec", str(echoing / "demo" / "glyphs")]
+    assert words("--max-steps", "2", *given.split()) == ["face", "--max-steps", "2", *given.split()]
+    assert words("--recipe-version", "x") == [*demo, "--recipe-version", "x"]
+    assert words(REC="photos") == ["face", "--rec", "photos"]
+
+
 def test_config_on_a_host_without_set_up_says_so(checkout):
     done = run(checkout, "bash", checkout / "config.sh")
     assert done.returncode == 1

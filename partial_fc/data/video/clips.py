@@ -62,8 +62,7 @@ class Window:
         return int(rng.integers(0, max(1, num_frames - self.length + 1)))
 
     def segment_start(self, num_frames: int, segment: int = 0, num_segments: int = 1) -> int:
-        """The middle one of the starts that a segment of the video has; 0 for a video that is too short for all."""
-        if num_frames <= num_segments + self.length - 1:
-            return 0
-        tick = (num_frames - self.length + 1) / num_segments
+        """The middle one of the starts that a segment of the video has; several segments of a video that has fewer
+        starts share some. 0 where the window is as long as the video, or longer."""
+        tick = max(0, num_frames - self.length + 1) / num_segments
         return int(tick / 2 + tick * segment)

@@ -46,6 +46,7 @@ class Caffe2Log:
     arguments: its str() is the first line; Caffe2's is an argparse.Namespace. num_gpus: of the command line, also where
     --gpus names others. batch_size: of this machine, all GPUs. now: when the run was first started; a resumed run must
     give the same to find its file (`first_start`). model: imagenet_trainer's is "resnext" and the number of layers.
+    shard: number of this machine; it stands in the name of all but the first, as machines may share the folder.
 
     Raises ValueError for a file of that name that is no such log.
     """
@@ -62,9 +63,11 @@ class Caffe2Log:
         *,
         model: str = "resnet50",
         epoch: int = 0,
+        shard: int = 0,
         clock: Callable[[], float] = time.time,
     ):
-        name = f"{model}_gpu{num_gpus}_b{batch_size}_L{num_labels}_lr{lr:.2f}_v2_{now:%Y%m%d_%H%M%S}.log"
+        name = f"{model}_gpu{num_gpus}_b{batch_size}_L{num_labels}_lr{lr:.2f}_v2_{now:%Y%m%d_%H%M%S}"
+        name += f"_shard{shard}.log" if shard else ".log"
         self.path = folder / name
         self._batch_size, self._clock = batch_size, clock
         self._last_time = clock()

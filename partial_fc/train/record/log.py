@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from tqdm import tqdm
 
-from partial_fc.comm import World
+from partial_fc.comm import World, started_here
 from partial_fc.printable import Formatter
 
 _log = logging.getLogger("partial_fc")
@@ -29,7 +29,8 @@ class SecondFile:
 
 
 def open_files(models_root: Path, world: World, bare: bool = False, hist: SecondFile | None = None) -> logging.Logger:
-    """Every rank logs to models_root/logs/rank-R.log, rank 0 to the terminal too; warnings of all ranks show there.
+    """Every rank logs to models_root/logs/rank-R.log, rank 0 to the terminal too, and so does one rank of every host
+    whose command was typed there (--nodes, --num-shards): that terminal has no other lines. Warnings of all ranks show.
     bare: lines on the terminal have nothing before them, and come from one rank of every host."""
     folder = models_root / "logs"
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +44,7 @@ def open_files(models_root: Path, world: World, bare: bool = False, hist: Second
     formatter = Formatter(line, "%Y-%m-%d %H:%M:%S")
     on_terminal = Formatter("%(message)s") if bare else formatter
     to_file = logging.FileHandler(folder / f"rank-{world.rank:04d}.log")
-    speaks = (world.local_rank if bare else world.rank) == 0
+    speaks = (world.local_rank if bare or started_here() else world.rank) == 0
     to_terminal = _AboveBar(logging.INFO if speaks else logging.WARNING)
     to_file.setFormatter(formatter)
     if hist and (hist.every_rank or world.rank == 0):
