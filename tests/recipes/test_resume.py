@@ -1,13 +1,21 @@
 """Runs that are continued, by as many processes and by another number."""
 
+import os
+import re
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.recipes.conftest import change_manifest, face, losses, result, train_here, train_several
-from tests.recipes.launch import several
+from partial_fc.checkpoint import owner
+from tests.recipes.conftest import SMALL, change_manifest, face, losses, result, train_here, train_several
+from tests.recipes.launch import here, several
 
 
 @pytest.mark.parametrize("launches", ["one process", "two launches"])
@@ -113,3 +121,107 @@ def test_a_run_that_goes_on_with_other_flags_is_told_which(glyphs, tmp_path):
     for change in ("--lr 0.003, this run has 0.001", "--seed 0, this run has 3"):
         assert f"step-00000001 was trained with {change}: allowed, but not the same run" in log
     assert log.count("not the same run") == 3, "one of them of the run that was refused"
+
+
+def when(happens: Callable[[], bool], act: Callable[[], object]) -> None:
+    """Acts once it is so, beside a run of this process."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 60
+        while not happens() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        act()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def has_trained(root: Path) -> bool:
+    path = root / "loss.csv"
+    return path.exists() and len(path.read_text().splitlines()) > 3
+
+
+PUBLISHED = """from easydict import EasyDict as edict
+config = edict()
+config.margin_list = (1.0, 0.5, 0.0)
+config.network = "tiny"
+config.resume = False
+config.output = None
+config.embedding_size = 32
+config.sample_rate = 1.0
+config.fp16 = False
+config.momentum = 0.9
+config.weight_decay = 5e-4
+config.batch_size = 8
+config.lr = 0.02
+config.verbose = 2000
+config.dali = False
+config.rec = "synthetic"
+config.num_classes = 50
+config.num_image = 8000
+config.num_epoch = 20
+config.warmup_epoch = 0
+config.val_targets = []
+"""
+
+
+def test_what_ctrl_c_promises_of_a_published_config_is_true(tmp_path):
+    """config.resume = False: no other run's checkpoints are loaded; the same command goes on from its own."""
+    config, root = tmp_path / "mine.py", tmp_path / "run"
+    config.write_text(PUBLISHED)
+    words = ["--config", str(config), "--models-root", str(root), "--num-workers", "1", "--image-size", "16"]
+    log = root / "logs/rank-0000.log"
+    for _ in range(2):
+        steps = len((root / "loss.csv").read_text().splitlines()) if (root / "loss.csv").exists() else 0
+        when(
+            lambda steps=steps: has_trained(root) and len((root / "loss.csv").read_text().splitlines()) > steps + 1,
+            lambda: os.kill(os.getpid(), signal.SIGINT),
+        )
+        assert here("recipes.face", words) == 130
+    promised, _ = re.findall(r"the same command goes on from (\S+)", log.read_text())
+    assert f"resumed from {promised}" in log.read_text()
+    assert "not the same run" not in log.read_text()
+    config.write_text(PUBLISHED.replace("0.02", "0.05"))
+    with pytest.raises(ValueError, match=r"is of another run \(--resume same\): .* --lr 0.02, this run has 0.05"):
+        here("recipes.face", words)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's
+@pytest.mark.parametrize("removed", ["checkpoints/*", "all"])
+def test_who_makes_room_ends_no_run(glyphs, tmp_path, removed):
+    """rm -rf checkpoints/*, or the whole folder: the run goes on, and all that is written at its end is there."""
+    root = tmp_path / "run"
+
+    def remove() -> None:
+        for path in (root / "checkpoints").iterdir() if removed != "all" else [root]:
+            shutil.rmtree(path, ignore_errors=True)
+            path.unlink(missing_ok=True) if path.is_file() else None
+
+    flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --image-size 24 --max-steps 30"
+    when(lambda: (root / "checkpoints/step-00000005/COMPLETE").exists(), remove)
+    words = ["--models-root", str(root), *SMALL, *flags.split(), "--checkpoint-every", "5"]
+    assert here("recipes.face", words) == 0
+    assert (root / "model.safetensors").exists()
+    assert (root / "checkpoints/step-00000030/COMPLETE").exists()
+    assert not (root / "checkpoints/step-00000005").exists()
+
+
+def test_who_loses_the_folder_to_another_run_keeps_its_last_state(glyphs, tmp_path, monkeypatch):
+    monkeypatch.setattr(owner, "_BEAT_S", 0.02)
+    root = tmp_path / "run"
+    record = root / "checkpoints/owner-1.json"
+
+    def replace() -> None:
+        other = owner._text(owner.Record.here("another"), 0)
+        partial = record.with_suffix(".other")
+        partial.write_bytes(other)
+        partial.replace(record)
+
+    flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --image-size 24 --max-steps"
+    when(lambda: has_trained(root), replace)
+    with pytest.raises(ValueError, match=r"is not this run's any more: .* --resume (\S+)") as raised:
+        here("recipes.face", ["--models-root", str(root), *SMALL, *flags.split(), "5000"])
+    saved = Path(str(raised.value).rpartition("--resume ")[2])
+    assert saved.parent.parent.name.startswith("run.lost-")
+    step = int(saved.name.removeprefix("step-"))
+    log = train_here(tmp_path / "new", f"{flags} {step + 1} --resume {saved}")
+    assert f"resumed from {saved}" in log

@@ -1,6 +1,7 @@
 """What a run is told that goes on with other flags than it began with: every flag of every recipe, changed in turn."""
 
 import json
+import math
 import shlex
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -106,6 +107,12 @@ def test_every_flag_is_refused_with_both_values_or_named_or_free(recipe):
 def test_a_switch_is_named_as_it_is_typed():
     values = flags.flat(parsed(face))
     assert told(face, values, values | {"mirror": False}).allowed == ["--mirror, this run has --no-mirror"]
+
+
+def test_what_json_has_no_number_for_is_no_difference():
+    """As --head-clip of an arcface_torch config."""
+    values = flags.flat(parsed(face)) | {"head_clip": math.inf}
+    assert not told(face, values | {"head_clip": None}, values).allowed
 
 
 def test_all_that_is_refused_is_told_at_once():

@@ -1,6 +1,7 @@
 """How the run that would go on from a checkpoint differs from the one that wrote it, by flag; told from the manifest,
 before any tensor is read."""
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,7 +82,8 @@ def compare(
     for name, value in values.items():
         now = list(value) if isinstance(value, tuple) else value  # as JSON has it
         before = then.get(name, _BEFORE.get(name, now) if then else now)  # older runs did not have every flag
-        if name in free or str(before) == str(now):
+        endless = isinstance(now, float) and not math.isfinite(now) and before is None  # which JSON lacks
+        if name in free or str(before) == str(now) or endless:
             continue
         change = f"{flags.flag(name)} {before}, this run has {now}"
         if type(before) is bool and type(now) is bool:  # as they are typed
