@@ -64,7 +64,8 @@ class DataFlags:
     dataset: DATASETS = "custom"
     """A preset: class count, schedule and verification sets of a known data set; `custom` fixes none of them."""
     config: Path | None = None
-    """A configuration file in the style of arcface_torch (config.network = "r50"); read as data, never executed."""
+    """A configuration file of arcface_torch (config.network = "r50"), or the settings of partial_fc/mxnet's default.py;
+    read as data, never executed."""
     rec: Path | None = None
     """Where the images are: a folder with train.rec, a folder of class folders, or a list file (docs/data.md)."""
     num_classes: int | None = None

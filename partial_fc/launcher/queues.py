@@ -30,8 +30,11 @@ kill "$guard"
 [ "$status" = 0 ] || echo "$role $number on $(hostname) ended with exit status $status" >&2
 exit "$status"
 """
-# Tasks are numbered from 1, workers first. One that fails takes the job with it: the others would wait for it for ever.
+# Tasks are numbered from 1, workers first. One that fails takes the others with it: they would wait for it for ever. It
+# does not delete itself: of a job whose tasks are all deleted qsub says that all is well. (A PATH that qsub is given
+# does not arrive; SGE_O_PATH is the one that it was started with.)
 _UNDER_SGE = """#!/bin/sh
+export PATH="${{SGE_O_PATH:+$SGE_O_PATH:}}$PATH"
 if [ "$SGE_TASK_ID" -le {num_workers} ]; then
     export DMLC_ROLE=worker DMLC_TASK_ID=$((SGE_TASK_ID - 1))
 {worker}
@@ -43,7 +46,8 @@ fi
 status=$?
 if [ "$status" != 0 ]; then
     echo "$DMLC_ROLE $DMLC_TASK_ID on $(hostname) ended with exit status $status" >&2
-    qdel "$JOB_ID"
+    [ "$SGE_TASK_ID" = 1 ] || qdel "$JOB_ID" -t "1-$((SGE_TASK_ID - 1))"
+    [ "$SGE_TASK_ID" = {num_tasks} ] || qdel "$JOB_ID" -t "$((SGE_TASK_ID + 1))-{num_tasks}"
 fi
 exit "$status"
 """
@@ -129,11 +133,15 @@ def qsub(tasks: Sequence[Task], command: Sequence[str], file: str) -> tuple[dict
         return "\n".join(f"    {line}" for line in shell.exports(different)) or "    :"
 
     script = _UNDER_SGE.format(
-        num_workers=len(workers), worker=exports(workers[0]), server=exports(servers[0]), command=shlex.join(command)
+        num_workers=len(workers),
+        num_tasks=len(tasks),
+        worker=exports(workers[0]),
+        server=exports(servers[0]),
+        command=shlex.join(command),
     )
-    array = f"1-{len(servers) + len(workers)}"
+    array = f"1-{len(tasks)}"
     words = ["qsub", "-sync", "y", "-cwd", "-t", array, "-S", "/bin/sh", "-N", "partial-fc-launch", "-j", "y"]
-    return same, [*words, "-v", ",".join([*same, "PATH"]), file], script
+    return same, [*words, "-v", ",".join(same), file], script
 
 
 def yarn(command: Sequence[str]) -> tuple[str, list[str]]:

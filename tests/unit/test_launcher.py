@@ -165,9 +165,8 @@ exit "$status"
 
 
 def test_what_sge_gets(programs, capfd):
-    """Against a stand-in that runs the tasks one after the other."""
+    """Against a stand-in that runs the tasks one after the other. (A real one: tests/cluster/test_batch_queues.py.)"""
     program(programs, "qsub", QSUB)
-    program(programs, "qdel", f'echo "$1" >{programs}/qsub.deleted')
     given = ["--launcher", "sge", "-n", "3", "-s", "1", "--env-worker", "A:b c"]
     assert launch([*given, "sh", "-c", 'echo "$DMLC_ROLE $DMLC_TASK_ID $A"']) == 0
     out = [line for line in capfd.readouterr().out.splitlines() if line.startswith("tasks: ")]
@@ -175,17 +174,18 @@ def test_what_sge_gets(programs, capfd):
     line = (programs / "qsub.line").read_text().split()
     assert line[:12] == ["-sync", "y", "-cwd", "-t", "1-4", "-S", "/bin/sh", "-N", "partial-fc-launch", "-j", "y", "-v"]
     names = set(line[12].split(","))
-    assert {"DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "PATH"} <= names
-    assert not names & {"DMLC_ROLE", "DMLC_TASK_ID", "DMLC_NODE_HOST"}
+    assert {"DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER"} <= names
+    assert not names & {"PATH", "DMLC_ROLE", "DMLC_TASK_ID", "DMLC_NODE_HOST"}
     assert not Path(line[13]).exists()
 
 
-def test_a_task_of_sge_that_fails_takes_the_job_with_it(programs, capfd):
+def test_a_task_of_sge_that_fails_takes_the_others_with_it(programs, capfd):
+    """Not itself: qsub would end with 0."""
     program(programs, "qsub", QSUB)
-    program(programs, "qdel", f'echo "$1" >{programs}/qsub.deleted')
+    program(programs, "qdel", f'echo "$*" >>{programs}/qsub.deleted')
     script = "[ $DMLC_ROLE$DMLC_TASK_ID != worker1 ] || exit 3"
     assert launch(["--launcher", "sge", "-n", "3", "-s", "1", "sh", "-c", script]) == 1
-    assert (programs / "qsub.deleted").read_text() == "7\n"
+    assert (programs / "qsub.deleted").read_text() == "7 -t 1-1\n7 -t 3-4\n"
     assert f"tasks: worker 1 on {socket.gethostname()} ended with exit status 3\n" in capfd.readouterr().err
 
 
