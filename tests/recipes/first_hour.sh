@@ -10,10 +10,12 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 mkdir home
+touch out.log
 export HOME=$folder/home
 unset XDG_CACHE_HOME PYTHONPATH VIRTUAL_ENV
-say() { printf '[first hour %4ds] %s\n' "$SECONDS" "$*"; }
-die() { say "$*"; exit 1; }
+exec 3>&1 # what this script says itself; the lines' own output goes to out.log, shown where one fails
+say() { printf '[first hour %4ds] %s\n' "$SECONDS" "$*" >&3; }
+die() { cat "$folder/out.log" >&3; say "$*"; exit 1; }
 
 # "BLOCK LINE" of each command: the blocks are numbered, because README offers two ways to install.
 blocks=$(awk '/^```bash$/ {on = 1; block++; next} /^```$/ {on = 0} on && NF {print block, $0}' "$repository/README.md")
@@ -35,23 +37,22 @@ train() {
     (exec python -c 'import os, shlex, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 command = shlex.split(sys.argv[1])
-os.execvp(command[0], command)' "$1") >interrupted.log 2>&1 &
+os.execvp(command[0], command)' "$1") &
     job=$!
     until grep -qs "Global Step: 10 " $log; do
-        kill -0 $job || { cat interrupted.log; die "the training ended before its tenth step"; }
+        kill -0 $job || die "the training ended before its tenth step"
         sleep 0.1
     done
     kill -INT $job
     wait $job || status=$?
-    [ $status = 130 ] || { cat interrupted.log; die "Ctrl-C gave status $status, expected 130"; }
+    [ $status = 130 ] || die "Ctrl-C gave status $status, expected 130"
     compgen -G "runs/face-faces-tiny/checkpoints/step-*/COMPLETE" >/dev/null || die "Ctrl-C left no checkpoint"
     say "Ctrl-C left $(basename runs/face-faces-tiny/checkpoints/step-*); the same line again"
-    eval "$1"
+    eval "$1" || die "the same line again failed"
     [ "$(grep -c "Global Step: 1 " $log)" = 1 ] || die "the second start began anew"
 }
 
 # One shell for all lines, as a person has: `cd` and `. activate` hold for those that follow.
-exec 3>&1
 while read -r block line <&4; do
     reason=$(reason_to_skip "$block" "$line")
     if [ -n "$reason" ]; then
@@ -60,10 +61,10 @@ while read -r block line <&4; do
     fi
     say "$line"
     case $line in
-        "git clone URL"*) line=${line/URL/"'$repository'"} ;;
-        "partial-fc train"*) line="train '$line'" ;;
-    esac
-    eval "$line" >"$folder/out.log" 2>&1 3>&3 || { cat "$folder/out.log"; die "failed"; }
+        "git clone URL"*) git clone "$repository" ${line#git clone URL} ;;
+        "partial-fc train"*) train "$line" ;;
+        *) eval "$line" ;;
+    esac >"$folder/out.log" 2>&1 || die "failed"
     # `make setup` leaves .venv in the checkout; the clone gets the one that was given.
     if [ -n "$venv" ] && [[ $line == cd* ]]; then ln -s "$venv" .venv; fi
 done 4<<<"$blocks"
@@ -74,7 +75,7 @@ for file in faces/train.rec $run/model.safetensors $run/loss.png $run/training.l
     [ -s $file ] || die "README.md promises $file, which is not there"
 done
 sed -n '/^```python$/,/^```$/{/^```/!p}' "$repository/README.md" >"$folder/read_me.py"
-say "python: $(PYTHONPATH=. python "$folder/read_me.py")"
+say "python: $(python - <"$folder/read_me.py")"
 python -c 'import json, sys
 accuracy = json.load(open(sys.argv[1]))["evaluations"]["unseen/accuracy"]
 assert accuracy > 0.7, accuracy' $run/result.json

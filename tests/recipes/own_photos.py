@@ -26,7 +26,7 @@ Pixels = NDArray[np.uint8]
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, nargs="?", default=Path(), help="where photos/ and unseen/ are made; default: here")
+    parser.add_argument("out", type=Path, nargs="?", default=Path(), help="the folder of both; default: here")
     parser.add_argument("--classes", type=int, default=len(PICTURES), help="classes in photos/")
     parser.add_argument("--unseen", type=int, default=20, help="classes in unseen/")
     parser.add_argument("--images", type=int, default=20, help="of each class")
