@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO, cast, get_type_hints
 
-from partial_fc import __version__, errors
+from partial_fc import __version__, errors, output
 from partial_fc.files import make_private
 from partial_fc.printable import Lines, clean_stderr
 
@@ -130,10 +130,13 @@ def flags_of(name: str) -> type:
 
 
 def main() -> None:
+    output.open_closed()
     clean_stderr()
     name, rest = find(sys.argv[1:])
     if name not in (*_OWN_READERS, "doctor env"):  # there a connection that breaks is an error to be told, not the end
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `partial-fc ... | head` ends quietly, as other tools do
+    if name in ("launch", "torture"):
+        output.detach()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are no UTF-8, as stderr has them
     if name in VERBS:

@@ -12,9 +12,11 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import deque
 
 _ROOM_BYTES = 1 << 20  # that may wait for a slow reader
+_STALLED_S = 1.0  # without a piece that was taken: the reader is not only slow
 DRAIN_S = 5.0  # at the end, for a reader who takes nothing any more
 
 
@@ -25,28 +27,36 @@ class _Writer:
         self._queue: deque[tuple[int, bytes]] = deque()
         self._waiting_bytes = 0
         self._dropped_bytes = 0
+        self._written_at = 0.0  # the last piece, monotonic
+        self._given_up = False  # a drain has waited in vain, and nothing was written since
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def write(self, descriptor: int, data: bytes) -> None:
+        # A signal's handler may come here while its thread holds the lock, so no call stands within a +=.
+        num_bytes = len(data)
         with self._changed:
-            if self._waiting_bytes + len(data) > _ROOM_BYTES:
-                self._dropped_bytes += len(data)
+            if self._waiting_bytes + num_bytes > _ROOM_BYTES:
+                self._dropped_bytes += num_bytes
                 return
             self._queue.append((descriptor, data))
-            self._waiting_bytes += len(data)
+            self._waiting_bytes += num_bytes
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="output", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
+    @property
+    def busy(self) -> bool:
+        """Whether much waits for a reader who is only slow."""
+        return self._waiting_bytes > _ROOM_BYTES // 2 and time.monotonic() < self._written_at + _STALLED_S
+
     def drain(self, timeout_s: float) -> None:
-        """Returns when all is written, or nothing was for timeout_s."""
+        """Returns when all is written, or nothing was for timeout_s; the next one after that waits for nothing."""
         with self._changed:
-            while waiting := self._waiting_bytes:
+            while (waiting := self._waiting_bytes) and not self._given_up:
                 self._changed.wait(timeout_s)
-                if self._waiting_bytes == waiting:
-                    return
+                self._given_up = self._waiting_bytes == waiting
 
     def _run(self) -> None:
         while True:
@@ -57,6 +67,8 @@ class _Writer:
             note = f"[{dropped:,} bytes of output could not be written here]\n".encode() if dropped else b""
             written = _write(descriptor, note + data)
             with self._changed:
+                self._given_up = False
+                self._written_at = time.monotonic()
                 self._waiting_bytes -= len(data)
                 if written >= len(note):
                     self._dropped_bytes -= dropped
@@ -88,12 +100,25 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def queue_again() -> None:
+    """For a forked process that trains: it gets a queue and a thread of its own."""
+    global _writer
+    if _writer is None:
+        _writer = _Writer()
+
+
 def write(descriptor: int, data: bytes) -> None:
     """Has the bytes written to descriptor 1 or 2; never raises, never waits."""
     if _writer is None:
         _write(descriptor, data)
     elif data:
         _writer.write(descriptor, data)
+
+
+def busy() -> bool:
+    """Whether who passes on what others print should leave it with them for a moment: the reader is slow. False where
+    he takes nothing any more."""
+    return _writer is not None and _writer.busy
 
 
 def drain(timeout_s: float = DRAIN_S) -> None:
@@ -138,11 +163,9 @@ def detach() -> None:
     """From here on sys.stdout and sys.stderr are written by `write`, and show what their encoding lacks as \\N escapes.
 
     Streams that somebody has replaced (a notebook, pytest) stay."""
-    global _writer
     open_closed()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    if _writer is None:
-        _writer = _Writer()
+    queue_again()
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if getattr(stream, "name", None) in (f"<{name}>", descriptor):  # the interpreter's, or that of open_closed

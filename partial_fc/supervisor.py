@@ -20,6 +20,7 @@ from typing import IO
 from partial_fc import output
 
 _POLL_S = 0.1
+_PAUSE_S = 0.01  # for a slow reader
 _LONGEST_LINE = 1 << 16  # bytes; what is longer is passed on in pieces
 FAILURE_GRACE_S = 5.0  # from SIGTERM to SIGKILL when another process has failed: there is nothing left to save
 # When a scheduler ends the run, which writes a checkpoint first; a second signal ends it at once.
@@ -295,7 +296,10 @@ class _Supervision:
             pass
 
     def _pass_on(self, timeout_s: float) -> bool:
-        """Prints the whole lines that have arrived. Returns whether anything had."""
+        """Prints the whole lines that have arrived. Returns whether anything had, or is left for a slow reader."""
+        if output.busy():
+            time.sleep(_PAUSE_S)
+            return True
         arrived = False
         for key, _ in self.selector.select(timeout_s):
             pipe: IO[bytes] = key.fileobj  # type: ignore[assignment]

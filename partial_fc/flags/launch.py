@@ -11,6 +11,7 @@ import tyro
 from partial_fc import comm
 from partial_fc.comm import World, elastic
 from partial_fc.comm.launch import keeper, spawn
+from partial_fc.findings import counted
 from partial_fc.flags.numbers import PORT, PROCESSES, THREADS, check_numbers, flag
 from partial_fc.flags.training import is_given
 
@@ -104,6 +105,7 @@ class LaunchFlags:
 
     def _spawn(self, nodes: int, nr: int, master_addr: str, master_port: int | None) -> int:
         """Starts --gpus processes here, on host nr of so many. Returns their exit status."""
+        print(f"starting {counted(self.gpus, 'process')}", file=sys.stderr, flush=True)
         return spawn.run(
             [sys.executable, *sys.orig_argv[1:]],
             nodes=nodes,

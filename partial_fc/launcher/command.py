@@ -15,6 +15,7 @@ from pathlib import Path
 
 from partial_fc import errors, supervisor
 from partial_fc.doctor.hosts import Host
+from partial_fc.findings import counted
 from partial_fc.flags.command_line import parse
 from partial_fc.launcher import queues, shell
 from partial_fc.launcher.job import Plan, Task, is_secret, plan
@@ -84,6 +85,7 @@ def run(options: LaunchOptions, command: Sequence[str]) -> int:
             return 0
         if options.sync_dst_dir:
             _synchronise(list(planned.addresses), options.sync_dst_dir)
+        print(f"starting {counted(len(starts), 'process')}", file=sys.stderr, flush=True)
         served = any(start.helper for start in starts)
         return supervisor.run(
             [start.as_command() for start in starts],

@@ -1,4 +1,5 @@
-"""Sends every signal to every process of every launcher's job, and starts the same command again:
+"""Sends every signal to every process of every launcher's job, takes away what it prints to, and starts the same
+command again:
 
     python -m tests.faults.kill_matrix FOLDER                          all cells; compares with what is promised
     python -m tests.faults.kill_matrix FOLDER --launches torchrun --record      and keeps what was seen
@@ -21,14 +22,16 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.faults.kill_table import RESULTS, Cell, differences
+from tests.faults.kill_table import OUTPUT, OUTPUT_COLUMNS, RESULTS, Cell, differences
 from tests.faults.kills import complete
 from tests.faults.launches import EVERY, LAUNCHES, Started, set_pace
+from tests.faults.outputs import OUTPUTS, File
 from tests.faults.ranks import steps_done
 
 SIGNALS = ("STOP", "KILL", "TERM", "USR1", "HUP", "INT")  # STOP, which should end nothing, first
 STOPPED_S = 30.0
 GONE_S = 10.0  # after a signal nothing may be left, unless the run goes on
+_GONE_UNREAD_S = 20.0  # where what waits to be printed is waited for
 NUM_STEPS = 600
 _END_S = 900.0  # of all steps, on a machine that has much else to do
 _FLAGS = ["--checkpoint-every", str(EVERY), "--max-steps", str(NUM_STEPS)]
@@ -38,7 +41,7 @@ _PACE_STOPPED_S = 1.0  # others than a stopped one train on
 
 @dataclass(frozen=True)
 class Chain:
-    """One run, and the signals that one of its processes gets."""
+    """One run, and the signals that one of its processes gets; of the target OUTPUT: what becomes of its output."""
 
     launch: str
     target: str
@@ -51,7 +54,7 @@ class Chain:
         set_pace(folder, pace_s)
         with _started(self, folder) as job:
             for name in self.signals:
-                job.trains()
+                job.trains(name)
                 cells.append(_cell(job.now, self, name))
                 print(json.dumps(asdict(cells[-1])), flush=True)
             if whole is None:
@@ -60,7 +63,7 @@ class Chain:
             if job.now.process.poll() is None:
                 assert job.now.process.wait(_END_S) == 0, job.now.printed[-3000:]
             else:
-                job.trains(to_the_end=True)
+                job.trains("", to_the_end=True)
         check_equal(whole, folder / "run")
         return cells
 
@@ -69,14 +72,14 @@ class Chain:
 class _Job:
     """The run of a chain: what is running now, or has ended last."""
 
-    start: Callable[[], Started]
+    start: Callable[[str], Started]
     now: Started
 
-    def trains(self, to_the_end: bool = False) -> None:
-        """Started again where it has ended: from the newest checkpoint."""
+    def trains(self, name: str, to_the_end: bool = False) -> None:
+        """Started again where it has ended: from the newest checkpoint. name: what comes next."""
         if self.now.process.poll() is not None:
             newest = complete(self.now.root)[-1]
-            self.now = self.start()
+            self.now = self.start(name)
             if to_the_end:
                 assert self.now.process.wait(_END_S) == 0, self.now.printed[-3000:]
             else:
@@ -89,10 +92,10 @@ class _Job:
 
 @contextmanager
 def _started(chain: Chain, folder: Path) -> Iterator[_Job]:
-    def start() -> Started:
-        return Started(chain.launch, folder, _FLAGS)
+    def start(name: str) -> Started:
+        return Started(chain.launch, folder, _FLAGS, output=OUTPUTS.get(name, File))
 
-    job = _Job(start, start())
+    job = _Job(start, start(chain.signals[0]))
     try:
         yield job
     finally:
@@ -101,14 +104,16 @@ def _started(chain: Chain, folder: Path) -> Iterator[_Job]:
 
 def _cell(job: Started, chain: Chain, name: str) -> Cell:
     """What becomes of the run when the target gets the signal."""
-    target = job.pid_of(chain.target)
-    # Between two checkpoints, and after the first of this start.
-    while not (steps_done(job.root) % EVERY in range(5, 10) and complete(job.root)):
-        assert job.process.poll() is None, job.printed[-3000:]
-        time.sleep(0.01)
+    _between_checkpoints(job)
     before = steps_done(job.root)
     begin = time.monotonic()
-    os.kill(target, getattr(signal, f"SIG{name}"))
+    target, gone_s = job.process.pid, GONE_S
+    if chain.target == OUTPUT:
+        job.output.strike(job.process, lambda: _between_checkpoints(job, before + EVERY))
+        begin, gone_s = time.monotonic(), _GONE_UNREAD_S
+    else:
+        target = job.pid_of(chain.target)
+        os.kill(target, getattr(signal, f"SIG{name}"))
     if name == "STOP":
         set_pace(job.folder, _PACE_STOPPED_S)
         time.sleep(STOPPED_S)
@@ -116,8 +121,8 @@ def _cell(job: Started, chain: Chain, name: str) -> Cell:
         if Path(f"/proc/{target}").exists():
             os.kill(target, signal.SIGCONT)
         begin = time.monotonic()
-    while (left := job.left()) and time.monotonic() < begin + GONE_S:
-        if name == "STOP" and steps_done(job.root) > before + 5:
+    while (left := job.left()) and time.monotonic() < begin + gone_s:
+        if name in ("STOP", "FULL") and steps_done(job.root) > before + 5:
             break
         time.sleep(0.05)
     seconds = round(time.monotonic() - begin, 1)
@@ -129,6 +134,13 @@ def _cell(job: Started, chain: Chain, name: str) -> Cell:
     step = steps_done(job.root)
     lost = step - int(complete(job.root)[-1].name.removeprefix("step-"))
     return Cell(chain.launch, chain.target, name, ends, _as_a_shell_has_it(status), len(left), seconds, lost)
+
+
+def _between_checkpoints(job: Started, least: int = 0) -> None:
+    """Returns in the middle between two checkpoints, after the first of this start and so many steps."""
+    while not (steps_done(job.root) >= least and steps_done(job.root) % EVERY in range(5, 10) and complete(job.root)):
+        assert job.process.poll() is None, job.printed[-3000:]
+        time.sleep(0.01)
 
 
 def _goes_on(job: Started) -> bool:
@@ -191,15 +203,15 @@ def main() -> int:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--launches", nargs="+", choices=LAUNCHES, default=list(LAUNCHES))
-    parser.add_argument("--targets", nargs="+", help="rank 0, launcher, ...; all")
-    parser.add_argument("--signals", nargs="+", choices=SIGNALS, default=SIGNALS)
+    parser.add_argument("--targets", nargs="+", help=f"rank 0, launcher, ..., {OUTPUT}; all")
+    parser.add_argument("--signals", nargs="+", choices=SIGNALS, default=SIGNALS, help="for processes")
     parser.add_argument("--at-once", type=int, default=2, help="runs; they wait most of the time")
     parser.add_argument("--record", action="store_true", help=f"keep what was seen in {RESULTS.name}")
     given = parser.parse_args()
     chains = [
-        Chain(name, target, given.signals)
+        Chain(name, target, OUTPUT_COLUMNS if target == OUTPUT else given.signals)
         for name in given.launches
-        for target in ("rank 0", "rank 1", *LAUNCHES[name].above)
+        for target in ("rank 0", "rank 1", *LAUNCHES[name].above, OUTPUT)
         if not given.targets or target in given.targets
     ]
     cells, wrong = play(given.folder, chains, given.at_once)

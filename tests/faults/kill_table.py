@@ -15,6 +15,9 @@ _HERE = Path(__file__).parent
 DOCS = _HERE.parents[1] / "docs/reliability.md"
 BEGIN, END = "<!-- begin: python -m tests.faults.kill_table --write -->", "<!-- end -->"
 COLUMNS = ("INT", "TERM", "HUP", "USR1", "KILL", "STOP")
+OUTPUT = "output"  # instead of a process: where all of them print to
+OUTPUT_COLUMNS = ("TEE", "PTY", "STALL", "FULL")
+_OUTPUT_HEADS = ("`\\| tee log`, Ctrl-C", "terminal closed", "reader stalls, then TERM", "log's disk full")
 _HEADS = ("Ctrl-C (INT)", "TERM", "HUP", "USR1", "KILL", "STOP, 30 s")
 
 
@@ -72,7 +75,8 @@ def _promises() -> dict[tuple[str, str, str], str]:
             continue
         launch, targets, *cells = (word.strip() for word in line.split("|"))
         for target in targets.split(" and "):
-            found |= {(launch, target, name): words for name, words in zip(COLUMNS, cells, strict=True)}
+            columns = OUTPUT_COLUMNS if target == OUTPUT else COLUMNS
+            found |= {(launch, target, name): words for name, words in zip(columns, cells, strict=True)}
     return found
 
 
@@ -95,14 +99,22 @@ def differences(cells: Iterable[Cell]) -> list[str]:
 def table(cells: Sequence[Cell]) -> str:
     """For docs/reliability.md; processes of a launcher that fare alike share a row."""
     rows: dict[tuple[str, ...], list[str]] = {}
+    outputs = []
     seen = {cell.key: cell for cell in cells}
     for launch, target in dict.fromkeys((cell.launch, cell.target) for cell in cells):
-        fates = tuple(str(seen[launch, target, name]) for name in COLUMNS)
-        rows.setdefault((launch, *fates), []).append(target)
-    lines = [f"| | to | {' | '.join(_HEADS)} |", f"|{' --- |' * (len(_HEADS) + 2)}"]
-    for (launch, *fates), targets in rows.items():
-        lines.append(f"| {launch} | {', '.join(targets)} | {' | '.join(fates)} |")
-    return "\n".join(lines) + "\n"
+        columns = OUTPUT_COLUMNS if target == OUTPUT else COLUMNS
+        fates = tuple(str(seen[launch, target, name]) for name in columns)
+        if target == OUTPUT:
+            outputs.append((launch, *fates))
+        else:
+            rows.setdefault((launch, *fates), []).append(target)
+    signals = [(launch, ", ".join(targets), *fates) for (launch, *fates), targets in rows.items()]
+    return f"{_rows(('', 'to', *_HEADS), signals)}\n{_rows(('', *_OUTPUT_HEADS), outputs)}"
+
+
+def _rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |", 1) for line in lines)
 
 
 def in_docs(text: str) -> str:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.faults.outputs import File, take_terminal
 from tests.faults.ranks import steps_done
 from tests.recipes.conftest import ROOT, environment
 
@@ -42,6 +43,7 @@ _GLOO = ["horovodrun", "--gloo", "-np", "2", "-H", "localhost:2"]
 _ELASTIC = shlex.split(
     "horovodrun -np 2 --min-np 1 --max-np 2 --host-discovery-script hosts/discover.sh --network-interfaces lo"
 )
+_LAUNCH = [sys.executable, *shlex.split("-m partial_fc launch --launcher local -n 2 -s 0")]
 _RESTARTS = ["--restarts", "99"]
 LAUNCHES = {
     "own launch": Launch([*_TRAIN, "--gpus", "2"]),
@@ -54,6 +56,7 @@ LAUNCHES = {
     "horovodrun, elastic, --restarts": Launch([*_ELASTIC, *_TRAIN, *_RESTARTS], ("launcher", "helper", "keeper")),
     "run.sh": Launch(["bash", "run.sh"], ("supervisor", "launcher")),
     "run.sh --restarts": Launch(["bash", "run.sh", *_RESTARTS], ("supervisor", "launcher")),
+    "partial-fc launch": Launch([*_LAUNCH, *_TRAIN]),
     "torchrun": Launch(["torchrun", "--standalone", "--nproc_per_node=2", "--no-python", *_TRAIN]),
 }
 
@@ -62,7 +65,7 @@ class Started:
     """A command that trains, with all processes that have come of it, and what it prints.
 
     folder: for what this says of itself, and what kill_job.py does. root: the run's; none: FOLDER/run. start: as
-    subprocess.Popen, on another host.
+    subprocess.Popen, on another host. output: a file's, where it prints to.
     """
 
     def __init__(
@@ -72,11 +75,12 @@ class Started:
         flags: list[str],
         root: Path | None = None,
         start: Callable[..., subprocess.Popen] = subprocess.Popen,
+        output: type[File] = File,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.root, self.launch = folder, root or folder / "run", LAUNCHES[name]
         self.tag = uuid.uuid4().hex
-        self._output = folder / f"output-{self.tag}"
+        self.output = output(folder, f"output-{self.tag}")
         for path in folder.glob("rank-*"):
             path.unlink()
         host_file = folder / "hosts"
@@ -91,21 +95,19 @@ class Started:
             "OMPI_MCA_mpi_yield_when_idle": "1",
             "RESTART_PAUSE_S": "1",
         }
-        with self._output.open("w") as output:
-            self.process = start(
-                [*self.launch.words, *JOB, "--models-root", str(self.root), *flags],
-                cwd=ROOT,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_begin,
-            )
+        self.process = start(
+            self.output.words([*self.launch.words, *JOB, "--models-root", str(self.root), *flags]),
+            cwd=ROOT,
+            env=env,
+            start_new_session=True,
+            preexec_fn=_begin,
+            **self.output.streams(),
+        )
+        self.output.started()
 
     @property
     def printed(self) -> str:
-        return self._output.read_text(errors="replace")
+        return self.output.printed()
 
     def wait_until_it_trains(self, num_steps: int = 3) -> None:
         """Some steps, of both ranks, since this was started. AssertionError: it does not come so far."""
@@ -157,6 +159,7 @@ class Started:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
         self.process.wait()
+        self.output.close()
 
 
 def set_pace(folder: Path, seconds: float) -> None:
@@ -172,6 +175,7 @@ def _begin() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+    take_terminal()
 
 
 def parent_of(pid: int) -> int:

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from partial_fc import output
 from partial_fc.train.guards.signals import SIGNALS, TOGETHER_S, StopSignals
 
 
@@ -28,6 +29,7 @@ def test_the_first_signal_is_noted_and_handlers_come_back(number, capfd):
     finally:
         for n, handler in before.items():
             signal.signal(n, handler)
+    output.drain()
     assert f"rank 3: {number.name}: finishing this step" in capfd.readouterr().err
 
 
@@ -69,12 +71,14 @@ with StopSignals(clock=lambda: now):
     assert "ending at once" in done.stderr
 
 
-def test_a_terminal_that_is_gone_keeps_nobody_from_the_checkpoint():
-    program = """
+@pytest.mark.parametrize("end", ["os.close(read)", "fill(write)"], ids=["gone", "not read"])
+def test_a_terminal_keeps_nobody_from_the_checkpoint(end):
+    program = f"""
 import os
 from partial_fc.train.guards.signals import StopSignals
+from tests.faults.outputs import fill
 read, write = os.pipe()
-os.close(read)
+{end}
 os.dup2(write, 2)
 with StopSignals() as signals:
     os.kill(os.getpid(), 15)

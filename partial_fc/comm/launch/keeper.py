@@ -20,6 +20,7 @@ import time
 from contextlib import suppress
 from types import FrameType
 
+from partial_fc import output
 from partial_fc.comm.launch import spawn
 from partial_fc.comm.launch.detect import LISTENING_SOCKET
 
@@ -99,6 +100,7 @@ class _Keeper:
             signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
             self._copy = os.fork()
             if not self._copy:
+                output.queue_again()
                 _set_name(name)
                 for number, handler in handlers.items():
                     signal.signal(number, handler)

@@ -14,11 +14,14 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
+from partial_fc import output
+
 EXIT_PREEMPTED = 75  # asked to stop, and saved: start it again (EX_TEMPFAIL of sysexits.h)
 EXIT_INTERRUPTED = 130  # the same by Ctrl-C: nobody is to start it again
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 # Within so many seconds further signals belong to the first: a launcher passes one on that the process has got as well.
 TOGETHER_S = 1.0
+_LAST_WORDS_S = 0.5
 
 
 class StopSignals:
@@ -73,10 +76,11 @@ class StopSignals:
                 signal.signal(number, signal.SIG_DFL)
             with contextlib.suppress(OSError, ValueError):
                 self._say(f"the second one, ending at once; {self._newest() or 'no complete checkpoint'} stands")
+            output.drain(_LAST_WORDS_S)
             os.kill(os.getpid(), number)
 
     def _say(self, words: str) -> None:
-        # Not through `logging`: the signal may have come while it holds its lock.
+        # Not through `logging`: the signal may have come while it holds its lock. Nor by os.write: a terminal that is
+        # gone, or that nobody reads, keeps nobody from the checkpoint.
         name = self.received.name if self.received else ""
-        with contextlib.suppress(OSError):  # a terminal that is gone keeps nobody from the checkpoint
-            os.write(2, f"rank {self._rank}: {name}: {words}\n".encode())
+        output.write(2, f"rank {self._rank}: {name}: {words}\n".encode())
