@@ -32,7 +32,8 @@ export HOROVOD_FUSION_THRESHOLD=${HOROVOD_FUSION_THRESHOLD:-67108864}
 
 # Without MODELS_ROOT the run is written to a folder of its own below runs/, in the folder where this is started.
 recipe=${RECIPE:-face}
-if [ "$recipe" = face ] && [[ " $* " != *" --config"* ]]; then # a configuration file says what it trains on
+# The demo's data and preset, unless the command line says what to train on.
+if [ "$recipe" = face ] && ! printf '%s\n' "$@" | grep -qE '^--(rec|dataset|config)(=|$)'; then
     DATASET=${DATASET:-glyphs} REC=${REC:-$here/demo/glyphs}
 fi
 exec "$python" "$here/train.py" "$recipe" \

@@ -17,7 +17,10 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO
 
+from partial_fc import output
+
 _POLL_S = 0.1
+_LONGEST_LINE = 1 << 16  # bytes; what is longer is passed on in pieces
 FAILURE_GRACE_S = 5.0  # from SIGTERM to SIGKILL when another process has failed: there is nothing left to save
 # When a scheduler ends the run, which writes a checkpoint first; a second signal ends it at once.
 _SIGNAL_GRACE_S = {signal.SIGTERM: 600.0, signal.SIGUSR1: math.inf}
@@ -110,6 +113,7 @@ def run(
     Helpers are ended when the others have been through for some seconds. Nothing is left, whatever happens here.
     """
     processes: list[_Process] = []
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # what cannot be printed ends nobody: output.py
     with _signals() as received:
         try:
             for command in commands:
@@ -117,10 +121,9 @@ def run(
                 processes.append(_start(command))
             started()
             return _Supervision(processes, received, failure_grace_s, interrupt_grace_s).run()
-        except BrokenPipeError:
-            return 128 + signal.SIGPIPE  # `... | head`: nobody reads any more
         finally:
             _end(processes)
+            output.drain()
 
 
 @contextmanager
@@ -216,7 +219,7 @@ class _Supervision:
             self._pass_on_all()
         for process in self.processes:
             for descriptor, rest in process.rest.items():
-                _write(descriptor, _with_prefix(process, rest + b"\n") if rest else b"")
+                output.write(descriptor, _with_prefix(process, rest + b"\n") if rest else b"")
         return self._result()
 
     def _result(self) -> int:
@@ -305,19 +308,16 @@ class _Supervision:
                 continue
             text = process.rest.get(descriptor, b"") + data
             end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1  # a progress bar has no line ends
+            if len(text) - end > _LONGEST_LINE:
+                end = len(text)
             process.rest[descriptor] = text[end:]
-            _write(descriptor, _with_prefix(process, text[:end]))
+            output.write(descriptor, _with_prefix(process, text[:end]))
         return arrived
 
 
 def _with_prefix(process: _Process, lines: bytes) -> bytes:
     prefix = process.command.prefix.encode()
     return b"".join(prefix + line for line in lines.splitlines(keepends=True)) if prefix else lines
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 def _print_failures(failed: list[_Process], running: list[_Process]) -> None:
@@ -330,7 +330,7 @@ def _print_failures(failed: list[_Process], running: list[_Process]) -> None:
         if number == signal.SIGKILL:
             how += " (for lack of memory? `dmesg` tells)"
         more = f"; ending {', '.join(other.command.name for other in running)}" if running else ""
-        _write(2, f"{process.command.name} on {process.command.host} ended with {how}{more}\n".encode())
+        output.write(2, f"{process.command.name} on {process.command.host} ended with {how}{more}\n".encode())
 
 
 def _shell_status(returncode: int) -> int:

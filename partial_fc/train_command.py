@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from partial_fc import __version__, errors
+from partial_fc import __version__, errors, output
 from partial_fc.files import make_private
 
 _PACKAGE = Path(__file__).parent
@@ -27,6 +27,7 @@ _CONFIG_BYTES = 1 << 16  # that are looked at
 
 def run_and_exit(arguments: list[str], program: str = "partial-fc train") -> NoReturn:
     """Ends the process with the status of `main`."""
+    output.detach()
     if os.environ.get("DMLC_ROLE") in ("server", "scheduler"):
         # MXNet's servers and scheduler have the workers' command line. To import it is all that they do: that returns
         # not before the job is done, and then ends the process. Without torch, which they do not need.
@@ -44,6 +45,7 @@ def exit_now(status: int) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
+    output.drain()
     os._exit(status)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -101,8 +101,15 @@ class PartialFCTest(Classification):
         self._head = head
 
     def run(self, forward: Forward, world: World) -> Iterator[tuple[str, float]]:
-        centre_CD = normalize(world.all_gather(self._head.centres.float().contiguous(), name="evaluate/centres"))
-        yield from super().run(lambda batch: normalize(forward(batch).float()) @ centre_CD.T, world)
+        centres = world.all_gather(self._head.centres.float().contiguous(), name="evaluate/centres")
+        # With sub-centres (C, K, D): a class is as near as the nearest of its own.
+        centre_CKD = normalize(centres, dim=-1).reshape(len(centres), -1, centres.shape[-1])
+
+        def cosines(batch: Tensor) -> Tensor:
+            cosine = normalize(forward(batch).float()) @ centre_CKD.flatten(0, 1).T
+            return cosine.unflatten(1, centre_CKD.shape[:2]).amax(2)
+
+        yield from super().run(cosines, world)
 
 
 def epoch_test(config: Any, source: Source, backbone: TorchBackbone, head: Head) -> Classification | Caffe2Test:

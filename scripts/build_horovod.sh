@@ -233,6 +233,8 @@ END
 # that begin so. It takes no shortened flags now; all words from the command's first on are the command's.
 parser="ArgumentParser(description='Horovod Runner'"
 replace horovod/runner/launch.py "$parser)" "$parser, allow_abbrev=False)"
+# One shortened flag is what everybody types first: `horovodrun --check`.
+replace horovod/runner/launch.py "'-cb', '--check-build'," "'-cb', '--check-build', '--check',"
 
 # CVE-2024-10190: horovodrun's store listens on all addresses and unpickles what anybody puts there. Here it listens on the
 # address that the processes are told, and refuses (403), before it reads on, whoever does not send the token that

@@ -211,7 +211,7 @@ install_horovod() {
     "${pip[@]}" install --quiet --no-deps --force-reinstall "$wheels"/*.whl
 
     say "checking Horovod"
-    check=$(.venv/bin/horovodrun --check-build 2>&1) || die "horovodrun --check-build failed:
+    check=$(.venv/bin/horovodrun --check 2>&1) || die "horovodrun --check failed:
 $check"
     for part in "${parts[@]}"; do
         grep -qF "[X] $part" <<<"$check" || die "Horovod was built without $part, or cannot load it:

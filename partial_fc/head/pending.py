@@ -67,9 +67,11 @@ class Pending(list[DeferredGradient]):
         self[:] = concatenate(self)
         if len(self) == 1 and kernel.update(self[0].logits, self[0].logit_grad, store, lr, step):
             return
+        updated = False
         for row_S, begin, end, grad_KD in self.gradients(kernel):
             store.update(None if row_S is None else row_S[begin:end], begin, end, grad_KD, lr, step)
-        if not self:  # catching up counts every step
+            updated = True
+        if not updated:  # no backward, or no active row on this rank: catching up counts every step
             store.update(None, 0, 0, store.centre_LD[:0], lr, step)
 
     def non_finite_rows(self) -> Iterator[Tensor]:

@@ -284,14 +284,23 @@ def test_what_the_first_pass_leaves_to_the_second_changes_no_bit(scale, monkeypa
         monkeypatch.setattr(triton, "EXP_CACHE_BYTES", 2 * padded * (places + triton.SPARE))
         cache = kernel.sums(logits).cache
         assert cache.places == {200: 101, 50: 48, 0: 0}[places]
-        assert torch.equal(gradient_of(kernel, logits, replace(logit_grad, cache=cache)), anew)
+        assert_same(gradient_of(kernel, logits, replace(logit_grad, cache=cache)), anew)
     monkeypatch.undo()
     first = kernel.sums(logits).cache
     launched = counted(monkeypatch, "weigh")
-    assert torch.equal(gradient_of(kernel, logits, replace(logit_grad, cache=first)), anew)
+    assert_same(gradient_of(kernel, logits, replace(logit_grad, cache=first)), anew)
     assert not launched
     kernel.sums(replace(logits, scale=3.0))
-    assert torch.equal(gradient_of(kernel, logits, replace(logit_grad, cache=first)), anew)
+    assert_same(gradient_of(kernel, logits, replace(logit_grad, cache=first)), anew)
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """To the bit on a device. The interpreter's products are those of numpy's BLAS, whose sums depend on the shape of a
+    tile: an exponential may then be rounded to the next bfloat16."""
+    if torch.cuda.is_available():
+        assert torch.equal(found, expected)
+    else:
+        torch.testing.assert_close(found, expected, rtol=2**-7, atol=2**-9 * expected.abs().max().item())
 
 
 def counted(monkeypatch, name: str) -> list[str]:

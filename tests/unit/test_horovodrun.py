@@ -29,6 +29,13 @@ def test_horovodruns_own_flags_are_not_shortened(monkeypatch, capsys):
     assert "--hos" in capsys.readouterr().err
 
 
+def test_the_two_words_that_everybody_types_first(monkeypatch, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parsed("--check", monkeypatch)
+    assert not ended.value.code
+    assert "[X] PyTorch" in capsys.readouterr().out
+
+
 class NoHosts:
     """Stands for the elastic driver and its list of hosts: none are left."""
 

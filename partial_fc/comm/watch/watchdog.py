@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from partial_fc import output
 from partial_fc.comm.journal import Call, Journal
 from partial_fc.comm.launch.detect import StartError
 from partial_fc.comm.strangers.hello import LINE_BYTES, end, read_line
@@ -221,6 +222,7 @@ class Watch:
         if self._writer:
             send(self._writer, {"reported": ""})
             await asyncio.sleep(0.5)  # the others read that they are to end
+        output.drain()
         os._exit(EXIT_STATUS)
 
     async def _ask(self, query: Query) -> dict[str, Any] | None:
@@ -276,6 +278,7 @@ class Watch:
 
     def _end(self, words: str) -> None:
         emit(self._journal.rank, words, THREAD_NAME)
+        output.drain()
         os._exit(EXIT_STATUS)
 
 
