@@ -5,13 +5,16 @@
     python -m benchmarks.head --batches 128 --rates 0.1 --keep DIR      some of the cells: each is a file of DIR
     python -m benchmarks.head --keep DIR --print     the tables of what was measured, nothing anew
 
-Markdown, to be put into the document. In each cell all sides run in turn, in processes of their own: this head with
-fp32 operands and rows, this head with the operands of --precision auto and bf16 rows, and the others in fp32 and, where
-this machine multiplies bfloat16 numbers, with such operands, too: the faster of both counts in the second table.
+Markdown, to be put into the document as it is: processor, dtypes, rows of each side, the median ratio of the rounds
+and, in parentheses, the smallest and the largest. In each cell all sides run in turn, in processes of their own: this
+head with fp32 operands and rows, this head with the operands of --precision auto and bf16 rows, and the others in fp32
+and, where this machine multiplies bfloat16 numbers, with such operands, too: the faster of both counts in the second
+table. A side that did not train as many rows as this head has no ratio.
 """
 
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,8 +59,8 @@ class TableOptions:
     """Processes of a thread each."""
     steps: int = 2
     """Timed steps of each run, after one that is not."""
-    rounds: int = 1
-    """Rounds of runs in turn."""
+    rounds: int = 3
+    """Rounds of runs in turn: the median counts, the smallest and the largest stand beside it."""
     scale: float = 1.0
     """Part of the classes that a cell usually has: for trying it out."""
     keep: Path | None = None
@@ -84,7 +87,7 @@ def main(options: TableOptions) -> int:
 
 
 def _measure(options: TableOptions, batch: int, rate: float) -> dict[str, Any]:
-    """A cell: "classes" and "rounds", for each the lines of its runs by what was run."""
+    """A cell: "classes", "processor" and "rounds", for each the lines of its runs by what was run."""
     usual = HeadOptions(
         classes=int(CLASSES[batch, rate] * options.scale),
         sample_rate=rate,
@@ -102,7 +105,14 @@ def _measure(options: TableOptions, batch: int, rate: float) -> dict[str, Any]:
             for precision in ("fp32", "bf16") if with_bf16 else ("fp32",):
                 runs[f"{side} {precision}"] = run(usual, side, precision)
         rounds.append(runs)
-    return {"classes": usual.classes, "rounds": rounds}
+    return {"classes": usual.classes, "processor": _processor(), "rounds": rounds}
+
+
+def _processor() -> str:
+    said = dict(re.findall(r"^(.+?)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
+    name = said.get("model name", "unknown processor")
+    kind = f" (family {said['cpu family']}, model {said['model']})" if "cpu family" in said else ""
+    return f"{len(os.sched_getaffinity(0))} cores of {name}{kind}"
 
 
 def tables(options: TableOptions, folder: Path) -> list[str]:
@@ -114,8 +124,10 @@ def tables(options: TableOptions, folder: Path) -> list[str]:
             cells[batch, rate] = json.loads(path.read_text())
     if not cells:
         return [f"nothing was measured in {folder}"]
-    any_run = next(iter(cells.values()))["rounds"][0][f"{OURS} bf16 rows"]
+    any_cell = next(iter(cells.values()))
+    any_run = any_cell["rounds"][0][f"{OURS} bf16 rows"]
     lines = [f"### {any_run['instructions']} instructions, kernel {any_run['impl']}, torch {any_run['torch']}", ""]
+    lines += [f"{any_cell['processor']}; {len(any_cell['rounds'])} round(s) in turn.", ""]
     for ours in ("fp32", "bf16 rows"):
         lines += [*_heading(ours, any_run), *(_row(key, cell, ours) for key, cell in cells.items()), ""]
     return lines
@@ -144,21 +156,26 @@ def _row(key: tuple[int, float], cell: dict[str, Any], ours: str) -> str:
     others = []
     for side in OTHERS:
         kinds = ["fp32"] if ours == "fp32" else [p for p in ("fp32", "bf16") if f"{side} {p}" in rounds[0]]
-        found = min((compare(rounds, name, f"{side} {kind}") for kind in kinds), key=lambda f: f["times_as_fast"])
+        found = min((compare(rounds, name, f"{side} {kind}") for kind in kinds), key=lambda f: f["step_s"])
         said = f" {found['precision']}" if ours == "bf16 rows" else ""
-        others.append(
-            f"{found['step_s']:.3g} s{said}, **{found['times_as_fast']:.3g}**, 1 / {found['memory_ratio']:.3g}"
-        )
+        others.append(f"{found['step_s']:.3g} s{said}, {_ratios(found)}; {found['rows']:,} rows")
     cells: list[Any] = [
         f"{rate:.1f}",
         f"{batch:,}",
         f"{cell['classes']:,}",
-        f"{line['step_s']:.3g} s, {line['added_bytes'] / 1e9:.2f} GB",
+        f"{line['step_s']:.3g} s, {line['added_bytes'] / 1e9:.2f} GB; {line['rows']:,} rows",
         f"{line['products_s']:.3g} s, {line['bytes_s']:.3g} s",
         f"{line['share_of_matmul']:.0%}, {line['share_of_bound']:.0%}",
         *others,
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def _ratios(found: Line) -> str:
+    if "not_compared" in found:
+        return f"**not compared**: {found['not_compared']}"
+    low, high = found["times_as_fast_range"]
+    return f"**{found['times_as_fast']:.3g}** ({low:.3g} to {high:.3g}), 1 / {found['memory_ratio']:.3g}"
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@ train.
 Both hold all of their classes in one process and know of no other. Where several processes are measured, each trains
 its own share of the classes with the whole batch, and nothing is exchanged: a bound from below for the time that a
 sharded program around them would take. With a sample rate they train the rows that take part in a step, and the others
-rest, as in PartialFC; rows are drawn by torch.rand, and the classes of the batch come on top.
+rest, as in PartialFC; the classes of the batch come on top of the rate.
 """
 
+import math
 from abc import ABC, abstractmethod
 from typing import Literal
 
@@ -52,7 +53,10 @@ class LocalHead(ABC):
 
     def __call__(self, feat_GD: Tensor, label_G: Tensor) -> Tensor:
         if self.sample_rate < 1.0:
-            taken_L = torch.rand(len(self.weight_LD), device=label_G.device) < self.sample_rate
+            # With repetition: so many draws leave the rate's share of the rows, and cost less than a number for each.
+            draws = round(-math.log1p(-self.sample_rate) * self.num_local)
+            taken_L = torch.zeros(self.num_local, dtype=torch.bool, device=label_G.device)
+            taken_L[torch.randint(self.num_local, (draws,), device=label_G.device)] = True
             taken_L[label_G] = True
             self.index_S = taken_L.nonzero().squeeze(1)
             label_G = torch.searchsorted(self.index_S, label_G)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from tqdm import tqdm
@@ -23,6 +23,7 @@ Line = dict[str, Any]
 OURS = "this head"
 LINE, REFUSAL = "line.json", "refusal-{}.txt"  # the files in which a run's processes hand back what they found
 _RATIOS = {"times_as_fast": "step_s", "memory_ratio": "added_bytes"}
+_ROWS_APART = 0.02  # sides whose rows differ by more are not compared
 
 
 def bench_head(options: HeadOptions) -> None:
@@ -47,10 +48,17 @@ def measure(options: HeadOptions) -> Line:
 
 
 def compare(rounds: list[dict[str, Line]], ours: str, other: str) -> Line:
-    """The other side's median run, and the medians of the ratios of the runs that were made in turn."""
-    found = _median_run([runs[other] for runs in rounds])
+    """The other side's median run, and of the ratios of the runs that were made in turn the median, and in "..._range"
+    the smallest and the largest. Without ratios, but with "not_compared", which says why, where the two sides did not
+    train equally many rows."""
+    found = dict(_median_run([runs[other] for runs in rounds]))
+    rows, our_rows = (round(mean(runs[side]["rows"] for runs in rounds)) for side in (other, ours))
+    if abs(rows - our_rows) > _ROWS_APART * our_rows:
+        return {**found, "not_compared": f"{rows:,} rows beside {our_rows:,}"}
     for ratio, measured in _RATIOS.items():
-        found[ratio] = round(median(runs[other][measured] / runs[ours][measured] for runs in rounds), 2)
+        each = [runs[other][measured] / runs[ours][measured] for runs in rounds]
+        found[ratio] = round(median(each), 2)
+        found[f"{ratio}_range"] = [round(min(each), 2), round(max(each), 2)]
     return found
 
 
@@ -146,11 +154,16 @@ def report(line: Line) -> list[str]:
     )
     if line["num_processes"] > 1 and {"plain", "torch"} & set(others):
         lines.append("plain, torch: each process alone with its share of the classes, without exchange: a lower bound")
-    lines += [
-        f"{side} (operands {found['precision']}, centres {found['dtype']}) takes {found['times_as_fast']} times as "
-        f"long as this head ({line['precision']}, {line['dtype']}), and {found['memory_ratio']} times its memory"
-        for side, found in others.items()
-    ]
+    for side, found in others.items():
+        dtypes = f"operands {found['precision']}, centres {found['dtype']}"
+        if "not_compared" in found:
+            lines.append(f"{side} ({dtypes}) is not compared: {found['not_compared']}")
+            continue
+        low, high = found["times_as_fast_range"]
+        lines.append(
+            f"{side} ({dtypes}) takes {found['times_as_fast']} times as long ({low} to {high}) as this head "
+            f"({line['precision']}, {line['dtype']}), and {found['memory_ratio']} times its memory"
+        )
     return lines
 
 

@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -70,8 +71,8 @@ def _worker(options: HeadOptions, side: Side, world: World, device: torch.device
     # Only now: its matrices are no part of the head's memory, and must not hide any of it either.
     rates = measure_rates(device, options.batch, options.dim)
     if world.rank == 0:
-        step_s = slowest_N.median().item()
-        parts = zip(_PARTS, steps.seconds_N4.median(dim=0).values.tolist(), strict=True)
+        step_s = slowest_N.quantile(0.5).item()  # torch.median takes the smaller of two
+        parts = zip(_PARTS, steps.seconds_N4.quantile(0.5, dim=0).tolist(), strict=True)
         line = {
             **_computed_in(head, side),
             "instructions": torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else "-",
@@ -176,20 +177,22 @@ _PARTS = ("forward_s", "backward_s", "update_s", "communication_s")
 class Steps:
     seconds_N4: Tensor  # of _PARTS for each timed step; they add up to the step
     traffic: Traffic  # what the last step sent
-    num_rows: int  # of this process that took part in the last step
+    num_rows: int  # of this process that took part in a step, the mean
 
 
 def _time_steps(head: Head, options: HeadOptions, world: World, device: torch.device) -> Steps:
     """Waiting for other ranks is no part of forward, backward and update, but communication."""
-    # A head without processes has the whole batch, and labels of its own classes.
-    alone = isinstance(head, LocalHead)
-    rows = options.batch if alone else options.batch // options.num_processes
+    rows = options.batch // options.num_processes
+    # A head without processes has the whole batch. As many of its classes are in it as are of a rank's: each label is
+    # that of several features. Were all drawn anew, it would train more rows than a rank of a sharded head.
+    repeats = options.num_processes if isinstance(head, LocalHead) else 1
     num_classes = head.num_local if isinstance(head, LocalHead) else options.classes
     generator = torch.Generator().manual_seed(world.rank)
     seconds: list[list[float]] = []
+    num_rows: list[int] = []
     for _ in range(options.steps + 1):
-        feat_BD = torch.randn(rows, options.dim, generator=generator).to(device).requires_grad_()
-        label_B = torch.randint(0, num_classes, (rows,), generator=generator).to(device)
+        feat_BD = torch.randn(rows * repeats, options.dim, generator=generator).to(device).requires_grad_()
+        label_B = torch.randint(0, num_classes, (rows,), generator=generator).to(device).repeat(repeats)
         world.barrier()
         with world.count_traffic() as traffic:
             laps = [_now(world, device)]
@@ -197,12 +200,12 @@ def _time_steps(head: Head, options: HeadOptions, world: World, device: torch.de
             laps.append(_now(world, device))
             loss.backward()
             laps.append(_now(world, device))
-            num_rows = head.pending[-1].logits.num_sampled if isinstance(head, PartialFC) else head.num_rows
+            num_rows.append(head.pending[-1].logits.num_sampled if isinstance(head, PartialFC) else head.num_rows)
             head.step(0.1)
             laps.append(_now(world, device))
         busy = [(end - begin) - (waited - before) for (begin, before), (end, waited) in itertools.pairwise(laps)]
         seconds.append([*busy, laps[-1][1] - laps[0][1]])
-    return Steps(torch.tensor(seconds[1:], dtype=torch.float64), traffic, num_rows)
+    return Steps(torch.tensor(seconds[1:], dtype=torch.float64), traffic, round(mean(num_rows[1:])))
 
 
 def _now(world: World, device: torch.device) -> tuple[float, float]:

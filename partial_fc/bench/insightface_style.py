@@ -5,7 +5,9 @@ Written from the published descriptions of Partial FC (https://arxiv.org/abs/201
 implementation does in a step: float32 logits of all sampled classes held at once, in three or four tensors (clamped,
 scaled, softmax in place, gradients), torch.topk over random numbers made on the CPU to sample, three reductions for
 the softmax, a dense gradient over all local rows, and a dense SGD with momentum over them. With precision "bf16" the
-logits' products are under torch.autocast, and what follows is float32, as there.
+logits' products are under torch.autocast, and what follows is float32, as there. One difference: the classes of the
+batch come on top of the sample rate, as in PartialFC, so that all sides train equally many rows; InsightFace counts
+them within it.
 """
 
 import torch
@@ -76,7 +78,7 @@ class InsightFaceStyleHead:
         positive = local_G[local_G >= 0].unique()
         score_L = torch.rand(len(self.shard)).to(local_G.device)
         score_L[positive] = 2.0
-        num_sampled = max(len(positive), int(self.sample_rate * len(self.shard)))
+        num_sampled = len(positive) + int(self.sample_rate * (len(self.shard) - len(positive)))
         index_S = torch.topk(score_L, num_sampled).indices.sort().values
         return torch.where(local_G >= 0, torch.searchsorted(index_S, local_G), -1), index_S
 

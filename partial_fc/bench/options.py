@@ -154,14 +154,14 @@ class HeadOptions:
     torch: F.linear_cross_entropy of torch 2.13 and SGD, without margin and without normalised centres, for which it has
     no place. Both know nothing of processes: with --np above 1 each trains its own share of the classes and exchanges
     nothing, a lower bound of their time; --np 1 is exact. insightface-style: the sharded head as users of InsightFace
-    run it."""
+    run it. A side whose rows differ from this head's by more than 2 % is not compared."""
     versus_precision: Literal["same", "fp32", "bf16"] = "same"
     """Precision of the other sides' operands; same: as this head's."""
     versus_dtype: Literal["fp32", "bf16"] = "fp32"
     """Dtype of the other sides' centres and momentum. bf16 is for comparing time and memory: torch.optim.SGD rounds to
     nearest, so that small updates are lost."""
     rounds: int = 3
-    """Rounds with --versus: each side runs once in each, and the median counts."""
+    """Rounds with --versus: each side runs once in each; the median, the smallest and the largest ratio are said."""
     json: bool = False
     """One line for programs instead of the table."""
 

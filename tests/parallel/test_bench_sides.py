@@ -1,8 +1,12 @@
 """What the benchmarks compare with computes the same: otherwise a speedup would mean nothing."""
 
+import pytest
 import torch
 
+from partial_fc.bench import head_worker
+from partial_fc.bench.head import OURS
 from partial_fc.bench.insightface_style import InsightFaceStyleHead
+from partial_fc.bench.options import HeadOptions
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.head.rows import RowSGD
 
@@ -35,3 +39,16 @@ def test_textbook_sampling_keeps_every_class_of_the_batch(world):
     local_G, index_S = head._sample(torch.arange(len(head.shard)))
     assert len(index_S) == len(head.shard), "more positives than places: all stay"
     assert torch.equal(index_S[local_G], torch.arange(len(head.shard)))
+
+
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+def test_all_sides_train_equally_many_rows(world, rate):
+    """With a batch as large as a tenth of the classes: nobody has more of its classes than its share."""
+    classes, batch = 9000, 900 * world.size
+    options = HeadOptions(classes, rate, batch, dim=8, num_processes=world.size, steps=2, precision="fp32")
+    device = torch.device("cpu")
+    rows = {}
+    for name in (OURS, "plain", "insightface-style"):
+        head = head_worker._head(options, head_worker.Side(name, "fp32", "fp32", "fp32"), world, device, None)
+        rows[name] = head_worker._time_steps(head, options, world, device).num_rows
+    assert rows == pytest.approx(dict.fromkeys(rows, rows[OURS]), rel=0.1), "whose share is whose is chance"
