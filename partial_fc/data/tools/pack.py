@@ -9,8 +9,8 @@ from typing import Annotated
 
 import numpy as np
 import tyro
-from tqdm import tqdm
 
+from partial_fc import terminal
 from partial_fc.data import ImageFolder, RecordSource, open_source
 from partial_fc.data.decode import encode_square
 from partial_fc.data.record_source import MAX_CLASSES
@@ -130,7 +130,10 @@ def _encoded_images(
             return error
 
     num_bad = 0
-    with ThreadPoolExecutor(options.num_workers) as pool, tqdm(total=len(order), unit="image") as bar:
+    with (
+        ThreadPoolExecutor(options.num_workers) as pool,
+        terminal.bar(total=len(order), desc="pack", unit="image") as bar,
+    ):
         for start in range(0, len(order), _CHUNK):
             indices = order[start : start + _CHUNK].tolist()
             for index, content in zip(indices, pool.map(encoded, indices), strict=True):
