@@ -23,6 +23,8 @@ WIDTH = "PARTIAL_FC_TERMINAL"  # from our launchers: the columns of their termin
 _EVERY_S = 30.0  # between the lines in a pipe
 _AS_LINE = "{desc}: {n_fmt} of {total_fmt}, {remaining} left"
 _ERASE = "\033[K"
+_OTHER_LAUNCHERS = (b"horovodrun", b"mpirun", b"mpiexec", b"mpiexec.hydra", b"orterun")
+_BEFORE_LINES = "[1,12345]<stdout>:"  # theirs
 
 
 def told(prefix: str = "") -> dict[str, str]:
@@ -104,15 +106,15 @@ def _behind() -> int:
         mode = os.fstat(1).st_mode
     except OSError:
         return 0
-    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+    if stat.S_ISREG(mode):  # redirected by the command itself; Open MPI's is a terminal of its own, others' a pipe
         return 0
     if (columns := os.environ.get(WIDTH)) is not None:
         return max(0, int(columns)) if columns.isdecimal() else 0
-    return _of_horovodrun(os.environ)
+    return _of_mpirun(os.environ)
 
 
-def _of_horovodrun(environ: Mapping[str, str]) -> int:
-    """horovodrun tells nothing: its own descriptors do, where it is on this host."""
+def _of_mpirun(environ: Mapping[str, str]) -> int:
+    """horovodrun and mpirun tell nothing: their own descriptors do, where they are on this host."""
     if "HOROVOD_RANK" not in environ and "OMPI_COMM_WORLD_RANK" not in environ:
         return 0
     process = os.getppid()
@@ -120,7 +122,7 @@ def _of_horovodrun(environ: Mapping[str, str]) -> int:
         folder = Path("/proc", str(process))
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            if any(word.endswith(b"/horovodrun") for word in words[:2]):
+            if any(word.rpartition(b"/")[2] in _OTHER_LAUNCHERS for word in words[:2]):
                 return _of_descriptors(folder / "fd")
             process = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
@@ -133,7 +135,7 @@ def _of_descriptors(folder: Path) -> int:
         return 0
     descriptor = os.open(folder / "1", os.O_RDONLY | os.O_NOCTTY)
     try:
-        return _columns(descriptor) - len("[0]<stdout>:") - 1
+        return _columns(descriptor) - len(_BEFORE_LINES)
     finally:
         os.close(descriptor)
 
