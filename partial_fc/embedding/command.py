@@ -6,7 +6,7 @@ import torch
 
 from partial_fc import terminal
 from partial_fc.comm import World
-from partial_fc.data import open_on_all
+from partial_fc.data import ImageFolder, open_on_all
 from partial_fc.embedding.load import load
 from partial_fc.embedding.on_ranks import embedded, why_bad
 from partial_fc.embedding.options import EmbedOptions
@@ -28,6 +28,8 @@ def _embed(options: EmbedOptions, world: World, device: torch.device) -> None:
     leads, num_bad = world.rank == 0, 0
     if leads:
         print(f"{model}; {counted(len(source), 'image')} on {world}", flush=True)
+        if isinstance(source, ImageFolder) and source.left_out:
+            print(f"files are left out: {source.left_out_text()}", flush=True)
     facts = {"source": str(model.source), **model.facts()}
     labelled = not isinstance(source, ImageFiles)
     names = source.class_names() if labelled else None
