@@ -13,7 +13,7 @@ Points = Sequence[tuple[float, float]] | NDArray[np.float64]
 
 _WIDE, _HIGH = 760, 270
 # Room for letters twice as large, which the page has where it is narrow.
-_LEFT, _RIGHT, _TOP, _BOTTOM = 96, 14, 14, 58
+_LEFT, _RIGHT, _TOP, _BOTTOM = 96, 48, 18, 58
 
 
 def line_chart(
