@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from partial_fc import terminal
+from partial_fc.evaluate.evaluation import read_ahead
+from tests.unit.stored_checkpoints import OneOf
 
 PACKAGE = Path(__file__).parents[2] / "partial_fc"
 WORK = """
@@ -108,6 +110,14 @@ def test_what_is_soon_over_says_nothing_in_a_pipe(capsys):
     for _ in terminal.bar(range(3), desc="pack"):
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_an_evaluation_has_a_bar_on_rank_0_alone(capsys, monkeypatch):
+    monkeypatch.setattr(terminal, "_EVERY_S", 0.0)
+    for rank, said in ((0, "lfw: 2 of 3, "), (1, "")):
+        assert list(read_ahead(lambda batch: batch, 6, OneOf(rank, 2), "lfw")) == [3 * rank + n for n in range(3)]
+        assert said in (err := capsys.readouterr().err)
+        assert bool(said) == bool(err)
 
 
 def test_what_a_launcher_tells_holds_only_where_it_passes_lines_on(tmp_path, monkeypatch):
