@@ -27,11 +27,11 @@ import torch
 import tyro
 
 from benchmarks.demo_job import DEMO, demo_job
+from partial_fc.train.record.history import read_history
 
 ROOT = Path(__file__).parents[1]
 REPORT_EVERY = 10  # steps; what is before the second line of these warms up and counts for nothing
-# `Speed 929.82 samples/sec ... | step 30/60 epoch 0.86 | ... communication 8%, ...`, of rank 0
-_STEP_LINE = re.compile(r"step (?P<step>\d+)/\d+ epoch .*data (?P<data>\d+)%(?:, communication (?P<waiting>\d+)%)?")
+_STEP_LINE = re.compile(r"step (?P<step>\d+)/\d+ · ")  # of rank 0
 _CONFIG = ["bash", "config.sh"]
 # As somebody types it who does without config.sh.
 _BARE = ["python", "train.py", "face", "--dataset", "glyphs", "--rec", str(DEMO)]
@@ -146,12 +146,12 @@ class Job:
         self._lines: list[str] = []
         self._folder = Path(folder)
 
-    def to_step(self, wanted: int) -> re.Match[str]:
+    def to_step(self, wanted: int) -> None:
         """Reads on to the line of this step. Raises ValueError with the end of what was printed, where none comes."""
         for line in self._process.stdout:
             self._lines.append(line)
             if (step := _STEP_LINE.search(line)) and int(step["step"]) == wanted:
-                return step
+                return
         raise ValueError(f"no step {wanted}, status {self._process.wait()}:\n{''.join(self._lines[-30:])}")
 
     def cpu_s(self) -> float:
@@ -164,6 +164,10 @@ class Job:
                 continue  # one of the launcher's own helpers
             total += times.user + times.system
         return total
+
+    def share(self, part: str, step: int) -> float:
+        """Of the time before this step's line; 0 where the part has none."""
+        return dict(read_history(self._folder).series(f"time/{part}")).get(step, 0.0)
 
     def result(self) -> dict[str, float]:
         """What it has written. Raises ValueError where it failed."""
@@ -182,11 +186,12 @@ def _measure(way: Way, options: Options) -> Measured:
         for job in jobs:
             job.to_step(2 * REPORT_EVERY)
         began, before = time.perf_counter(), sum(job.cpu_s() for job in jobs)
-        last = jobs[0].to_step(options.steps - REPORT_EVERY)
+        last = options.steps - REPORT_EVERY
+        jobs[0].to_step(last)
         cores = (sum(job.cpu_s() for job in jobs) - before) / (time.perf_counter() - began)
         results = [job.result() for job in jobs]
+        waiting, data = jobs[0].share("communication", last), jobs[0].share("data", last)
     rate = sum(result["images_per_s"] for result in results)
-    waiting, data = int(last["waiting"] or 0) / 100, int(last["data"]) / 100
     return Measured(rate, 1000 * cores / rate, cores, waiting, data, results[0]["loss"])
 
 

@@ -26,12 +26,12 @@ import tyro
 
 from benchmarks.demo_job import DEMO, demo_job
 from benchmarks.two_hosts import ADDRESSES, TwoHosts, Unavailable, two_hosts
+from partial_fc.train.record.history import read_history
 
 ROOT = Path(__file__).parents[1]
 HOSTS = ",".join(f"{address}:1" for address in ADDRESSES)
 REPORT_EVERY = 10  # steps; the first interval warms up and counts for nothing, as do the lines in it
-# `... | step 30/60 epoch 0.86 | ... communication 8%, ...`, of rank 0
-_STEP_LINE = re.compile(r"step (\d+)/\d+ epoch .*communication (\d+)%")
+_STEP_LINE = re.compile(r"step (\d+)/\d+ · ")  # of rank 0
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def _train(hosts: TwoHosts, options: Options, rate: str, compression: str) -> Me
         if compression != "none":
             flags += ["--gradient-compression", compression]
         lines: list[str] = []
-        # (step, bytes sent by both hosts, share of waiting) where rank 0 reports
-        marks: list[tuple[int, int, int]] = []
+        # (step, bytes sent by both hosts) where rank 0 reports
+        marks: list[tuple[int, int]] = []
         with _launched(hosts, options, [*flags, "--models-root", folder]) as process:
             assert process.stdout is not None
             for line in process.stdout:
@@ -130,18 +130,19 @@ def _train(hosts: TwoHosts, options: Options, rate: str, compression: str) -> Me
                 step = _STEP_LINE.search(line)
                 if step and int(step[1]) % REPORT_EVERY == 0:
                     sent = hosts.sent_bytes(0) + hosts.sent_bytes(1)
-                    marks.append((int(step[1]), sent, int(step[2])))
+                    marks.append((int(step[1]), sent))
         result = Path(folder) / "result.json"
         if process.returncode or not result.exists() or len(marks) < 2:
             launcher_trace = "Traceback (most recent call last):\n"  # horovodrun's own says nothing of the cause
             own = lines[: lines.index(launcher_trace)] if launcher_trace in lines else lines
             raise ValueError(f"exit status {process.returncode}:\n{''.join(own[-30:])}")
         outcome = json.loads(result.read_text())
-    (first_step, first_bytes, _), (last_step, last_bytes, _) = marks[0], marks[-1]
+        waiting = dict(read_history(Path(folder)).series("time/communication"))
+    (first_step, first_bytes), (last_step, last_bytes) = marks[0], marks[-1]
     return Measured(
         images_per_s=outcome["images_per_s"],
         step_bytes=(last_bytes - first_bytes) / (last_step - first_step) / 2,
-        communication=median(share for _, _, share in marks[1:]) / 100,
+        communication=median(waiting[step] for step, _ in marks[1:]),
         loss=outcome["loss"],
     )
 

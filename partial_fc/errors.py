@@ -1,10 +1,15 @@
 """What the user reads of an error that is not the program's own fault: what, where and what to do, on one line."""
 
 import errno
+import json
 import os
 import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 from partial_fc import printable
+from partial_fc.files import replacing
 
 _NOT_ALLOWED = "`ls -ld` shows to whom it belongs, `mount` whether it is read-only; or take another folder"
 _FULL = "make room or take a folder on another disk; a training run goes on from its last checkpoint"
@@ -29,7 +34,13 @@ def report(program: str, error: Exception) -> None:
     PARTIAL_FC_TRACE=1 in the environment it is raised again instead."""
     if os.environ.get("PARTIAL_FC_TRACE"):
         raise error
-    print(f"{program}: {printable.lines(describe(error))}", file=sys.stderr, flush=True)
+    text = printable.lines(describe(error))
+    print(f"{program}: {text}", file=sys.stderr, flush=True)
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        # What torchrun quotes in its summary (torch.distributed.elastic.multiprocessing.errors).
+        said = {"message": text, "extraInfo": {"timestamp": str(int(time.time()))}}
+        with suppress(OSError), replacing(Path(path)) as partial:  # it has been said; half a file would end torchrun
+            partial.write_text(json.dumps({"message": said}))
 
 
 def describe(error: Exception) -> str:

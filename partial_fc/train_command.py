@@ -82,7 +82,8 @@ def main(arguments: list[str], program: str = "partial-fc train") -> int:
         comm.report_failure(error)
         return 1
     except KeyboardInterrupt as error:
-        print(f"{program} {name}: interrupted", file=sys.stderr, flush=True)
+        if comm.detect().local_rank == 0:  # all have got it
+            print(f"{program} {name}: interrupted", file=sys.stderr, flush=True)
         comm.report_failure(error)
         return 130
 

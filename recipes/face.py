@@ -188,8 +188,10 @@ def train_here(run: Run) -> int:
         head = parts.enter_context(
             config.head.build(num_classes, size, world, precision, config.optim, config.run.seed)
         )
+        first, last = head.shard.start, head.shard.stop - 1
+        some = f"{last - first + 1} of {num_classes} classes" + (f", {first} to {last}" if last >= first else "")
         run.logger.info(
-            f"this rank has the centres of classes {head.shard.start} to {head.shard.stop} of {num_classes}; kernel "
+            f"this rank has the centres of {some if world.size > 1 else f'all {num_classes} classes'}; kernel "
             f"{head.kernel.name}, operands {head.kernel.precision}, {head.optimizer}"
         )
         notes = (*network.notes, *config.model.notes(), *_notes(config, source))

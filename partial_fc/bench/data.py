@@ -21,8 +21,8 @@ from typing import Any
 import cv2
 import numpy as np
 from simplejpeg import decode_jpeg
-from tqdm import tqdm
 
+from partial_fc import terminal
 from partial_fc.bench.options import DataOptions
 from partial_fc.data.databases import open_database
 from partial_fc.data.decode import decode
@@ -75,7 +75,7 @@ def bench_data(options: DataOptions) -> None:
 def in_turn(sides: dict[str, Callable[[], Speed]], rounds: int, count: int, reference: str) -> list[dict[str, Any]]:
     """Measures all sides in each round, the first of which does not count. A row for each side."""
     speeds: dict[str, list[Speed]] = {name: [] for name in sides}
-    for _ in tqdm(range(rounds + 1), "rounds", leave=False, disable=None):
+    for _ in terminal.bar(range(rounds + 1), desc="rounds", leave=False):
         for name, side in sides.items():
             speeds[name].append(side())
     return [_row(name, runs[1:], speeds[reference][1:], count) for name, runs in speeds.items()]

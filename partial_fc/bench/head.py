@@ -14,8 +14,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from tqdm import tqdm
-
+from partial_fc import terminal
 from partial_fc.bench.options import HeadOptions
 from partial_fc.comm.launch import spawn
 
@@ -36,7 +35,7 @@ def measure(options: HeadOptions) -> Line:
     """The options and the median run of this head; "others" has those of --versus, and the ratios."""
     _check(options)
     rounds: list[dict[str, Line]] = []
-    for _ in tqdm(range(options.rounds if options.versus else 1), "rounds", leave=False, disable=None):
+    for _ in terminal.bar(range(options.rounds if options.versus else 1), desc="rounds", leave=False):
         runs: dict[str, Line] = {}
         for side in (OURS, *options.versus):
             runs[side] = run(options, side, precision_of(options, side, runs))

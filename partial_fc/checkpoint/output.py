@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from tqdm import tqdm
 
+from partial_fc import terminal
 from partial_fc.checkpoint.checksums import checksums_name, write_checksums
 from partial_fc.checkpoint.files import save_tensors, write_json, write_lines
 from partial_fc.checkpoint.folders import MANIFEST, mark, unmark
@@ -39,7 +39,7 @@ class Output:
 
     def rows(self, rows: Rows) -> None:
         """The whole head; rows: of all classes. One file's rows at a time are in memory."""
-        with tqdm(total=rows.stop, unit="class", desc="head", leave=False, disable=None) as bar:
+        with terminal.bar(total=rows.stop, unit="class", desc="head", leave=False) as bar:
             for rank in range(self.world_size):
                 shard = Shard.of(rows.stop, rank, self.world_size)
                 for part in cut(rows, shard.start, shard.stop):

@@ -56,8 +56,8 @@ def check_cost(content: bytes) -> int:
             return part
     raise BadRecord(
         f"{cost.kind} of {cost.width} x {cost.height} pixels takes {cost.num_bytes >> 20:,} MiB to decode; one of "
-        f"{len(content):,} bytes may take {allowed >> 20:,}: make it smaller, or allow more ({_VARIABLE}, "
-        f"{BASE_BYTES >> 20} now)"
+        f"{len(content):,} bytes may take {allowed >> 20:,} MiB: make it smaller, or allow more ({_VARIABLE}, "
+        f"{BASE_BYTES >> 20} MiB now)"
     )
 
 

@@ -18,8 +18,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
-from tqdm import tqdm
 
+from partial_fc import terminal
 from partial_fc.demo.augment import add_noise, affine
 
 SHAPE_SIDE = 20  # values across a drawing when it is compared with others
@@ -119,7 +119,7 @@ def workers(jobs: int, chunk: int = _CHUNK) -> Iterator[Runner]:
 
     def run(work: Callable[[Item], Result], items: Sequence[Item], label: str) -> Iterable[Result]:
         results = pool.imap(work, items, chunk) if pool else map(work, items)
-        return tqdm(results, total=len(items), desc=label, unit=" drawings", disable=None)
+        return terminal.bar(results, total=len(items), desc=label, unit=" drawings")
 
     if jobs == 1:
         pool = None

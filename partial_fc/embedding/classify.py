@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
+from partial_fc import terminal
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.comm import SingleWorld
 from partial_fc.embedding.load import from_checkpoint
@@ -72,7 +72,7 @@ def nearest(row_ND: NDArray[np.float32], stored: Checkpoint, top: int) -> tuple[
 
 def stored_centres(stored: Checkpoint) -> Iterator[tuple[Tensor, Tensor]]:
     """(centres, class numbers) of the classes that have some, a block at a time."""
-    with tqdm(total=stored.manifest["num_classes"], unit="class", desc="centres", leave=False, disable=None) as bar:
+    with terminal.bar(total=stored.manifest["num_classes"], unit="class", desc="centres", leave=False) as bar:
         for part in stored.rows().parts():
             centres, class_N = part.tensors["centres"], part.class_N
             for begin in range(0, len(class_N), _CLASSES_AT_ONCE):

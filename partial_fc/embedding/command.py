@@ -3,10 +3,10 @@
 from contextlib import nullcontext
 
 import torch
-from tqdm import tqdm
 
+from partial_fc import terminal
 from partial_fc.comm import World
-from partial_fc.data import open_on_all
+from partial_fc.data import ImageFolder, open_on_all
 from partial_fc.embedding.load import load
 from partial_fc.embedding.on_ranks import embedded, why_bad
 from partial_fc.embedding.options import EmbedOptions
@@ -28,11 +28,13 @@ def _embed(options: EmbedOptions, world: World, device: torch.device) -> None:
     leads, num_bad = world.rank == 0, 0
     if leads:
         print(f"{model}; {counted(len(source), 'image')} on {world}", flush=True)
+        if isinstance(source, ImageFolder) and source.left_out:
+            print(f"files are left out: {source.left_out_text()}", flush=True)
     facts = {"source": str(model.source), **model.facts()}
     labelled = not isinstance(source, ImageFiles)
     names = source.class_names() if labelled else None
     table_of_all = new_table(options.out, len(source), model.embedding_size, labelled, names, facts)
-    bar = tqdm(total=len(source), unit="image", desc="embed", disable=None if leads else True)
+    bar = terminal.bar(total=len(source), unit="image", desc="embed", shown=leads)
     with bar, table_of_all if leads else nullcontext() as table:
         for part in embedded(model, source, world, options.batch_size, options.num_workers):
             for index in part.bad:
@@ -41,7 +43,7 @@ def _embed(options: EmbedOptions, world: World, device: torch.device) -> None:
                     raise ValueError(f"{reason} (image {index} of {len(source)}; --on-bad nan goes on without)")
                 num_bad += 1
                 if leads and num_bad <= _NAMED:
-                    tqdm.write(f"NaN: {reason}")
+                    terminal.say(f"NaN: {reason}")
             if table is not None:
                 keys = [source.key(part.first + i) for i in range(len(part.row_ID))]  # type: ignore[attr-defined]
                 table.add(keys, part.label_I, part.row_ID)

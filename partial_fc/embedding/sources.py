@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data import ImageFolder, Sample, Source, open_source
-from partial_fc.data.image_folder import image_names, is_image_name
+from partial_fc.data.image_folder import class_folders, image_names, is_image_name
 from partial_fc.files import regular
 from partial_fc.findings import counted
 
@@ -27,7 +27,7 @@ class ImageFiles(ImageFolder):
     """Image files without classes: all samples have the label NO_CLASS."""
 
     def __init__(self, root: Path, names: Sequence[str]):
-        self.root, self.names, self.classes = root, list(names), []
+        self.root, self.names, self.classes, self.left_out = root, list(names), [], {}
         self.num_classes = 0
 
     def read(self, index: int) -> Sample:
@@ -52,13 +52,8 @@ def open_images(paths: Sequence[Path]) -> KeyedSource:
     (path,) = paths
     if path.is_dir() and not (path / "train.rec").exists():
         flat = image_names(path)
-        folders = [entry.name for entry in os.scandir(path) if entry.is_dir() and entry.name[0] != "."]
-        if flat and folders:
-            raise ValueError(
-                f"{path} holds {counted(len(flat), 'image')} itself and {counted(len(folders), 'sub-folder')}: give a "
-                "folder with one of the two"
-            )
-        if flat:
+        folders = class_folders(path)
+        if flat and not any(image_names(path / folder) for folder in folders):
             return ImageFiles(path, flat)
     if path.is_file() and path.suffix not in (".rec", ".lst") and (names := _without_labels(path)):
         return ImageFiles(path.parent, names)

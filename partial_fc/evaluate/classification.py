@@ -61,7 +61,7 @@ class Classification:
         counts = torch.zeros(cells + 5, dtype=torch.int64)  # then: loss, correct, among the top, not finite, unusable
         mistakes, problem = [torch.zeros(0, 3, dtype=torch.float64)], None
         num_batches = math.ceil(self.num_samples / self.batch_size)
-        for index_B, input_B, label_B, error in read_ahead(self._read, num_batches, world):
+        for index_B, input_B, label_B, error in read_ahead(self._read, num_batches, world, self.name):
             if error is not None:
                 problem = problem or error
                 counts[-1] += 1

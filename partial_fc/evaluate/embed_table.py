@@ -5,8 +5,8 @@ N images, D feature width.
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from partial_fc import terminal
 from partial_fc.comm import World
 from partial_fc.data import Source
 from partial_fc.embedding.model import EmbeddingModel
@@ -19,7 +19,7 @@ def embed_together(
     """(N, D), the same bits for any number of ranks. unit: of length 1, else as long as the network gives them. Raises
     ValueError, on all ranks alike, for an image that cannot be used or has no embedding."""
     row_ND = np.empty((len(source), model.embedding_size), np.float32)
-    with tqdm(total=len(source), desc=name, unit="image", disable=world.rank > 0 or None) as bar:
+    with terminal.bar(total=len(source), desc=name, unit="image", shown=world.rank == 0) as bar:
         for part in embedded(model, source, world, batch_size, unit=unit):
             if part.bad:
                 raise ValueError(f"{name}: {why_bad(source, part.bad[0])} (image {part.bad[0]} of {len(source)})")

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from tqdm import tqdm
 
 import partial_fc
 from partial_fc.checkpoint.files import as_json
@@ -98,14 +96,7 @@ def _evaluate(options: EvaluateOptions, world: World, device: torch.device) -> N
 
 def _judge_bin(path: Path, model: EmbeddingModel, options: EvaluateOptions, world: World) -> Judged:
     one = Verification(path, model.image_size, options.batch_size, flip=model.flip)
-    num_views = 2 * len(one.same_N) * (2 if model.flip else 1) // world.size
-    with tqdm(total=num_views, desc=one.name, unit="image", disable=world.rank > 0 or None) as bar:
-
-        def forward(image_I3HW: Tensor) -> Tensor:
-            bar.update(len(image_I3HW))
-            return model.forward(image_I3HW)
-
-        values = dict(one.run(forward, world))
+    values = dict(one.run(model.forward, world))
     assert one.roc is not None
 
     def pixels(pair: int) -> tuple[pictures.Pixels, pictures.Pixels]:

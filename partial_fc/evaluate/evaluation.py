@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from partial_fc import terminal
 from partial_fc.comm import World
 
 Forward = Callable[[Tensor], Tensor]
@@ -36,15 +37,22 @@ class Evaluation(Protocol):
         ...
 
 
-def read_ahead(read: Callable[[int], Batch], num_batches: int, world: World) -> Iterator[Batch]:
+def read_ahead(read: Callable[[int], Batch], num_batches: int, world: World, name: str) -> Iterator[Batch]:
     """read(b) of this rank's batches, which are consecutive ones. A thread reads one while the network works on the one
-    before it."""
+    before it. name: of rank 0's progress bar."""
     previous: Future[Batch] | None = None
-    with ThreadPoolExecutor(1) as ahead:
-        for batch in range(num_batches * world.rank // world.size, num_batches * (world.rank + 1) // world.size):
+    own = range(num_batches * world.rank // world.size, num_batches * (world.rank + 1) // world.size)
+    shown = world.rank == 0
+    with (
+        ThreadPoolExecutor(1) as ahead,
+        terminal.bar(total=len(own), desc=name, unit="batch", shown=shown, leave=False) as bar,
+    ):
+        for batch in own:
             current = ahead.submit(read, batch)
             if previous:
                 yield previous.result()
+                bar.update()
             previous = current
         if previous:
             yield previous.result()
+            bar.update()

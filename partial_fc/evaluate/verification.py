@@ -80,7 +80,7 @@ class Verification:
         num_batches = math.ceil(len(self.same_N) / self.pairs_per_batch)
         rows = [torch.empty(0, 2, dtype=torch.float64)]
         with torch.no_grad():
-            for image_I3HW, broken_n in read_ahead(self._decode, num_batches, world):
+            for image_I3HW, broken_n in read_ahead(self._decode, num_batches, world, self.name):
                 row_n2 = self._distances(embed, image_I3HW)
                 row_n2[broken_n] = torch.nan
                 rows.append(row_n2)

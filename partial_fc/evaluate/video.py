@@ -52,7 +52,8 @@ class VideoViews(Classification):
         num_classes, problem = self.source.num_classes, None
         sums_NC = torch.zeros(self.num_samples * num_classes + 2, dtype=torch.int64)  # then: not finite, unusable
         counts, score_NC = sums_NC[-2:], sums_NC[:-2].view(self.num_samples, num_classes)
-        for index_B, input_B, _, error in read_ahead(self._read, math.ceil(self.num_items / self.batch_size), world):
+        num_batches = math.ceil(self.num_items / self.batch_size)
+        for index_B, input_B, _, error in read_ahead(self._read, num_batches, world, self.name):
             if error is not None:
                 problem = problem or error
                 counts[1] += 1

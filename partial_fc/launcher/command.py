@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from partial_fc import errors, supervisor
+from partial_fc import errors, supervisor, terminal
 from partial_fc.doctor.hosts import Host
 from partial_fc.findings import counted
 from partial_fc.flags.command_line import parse
@@ -42,12 +42,14 @@ class Start:
     pause_s: float = 0.0
 
     def as_command(self) -> supervisor.Command:
-        script = shell.script(self.command, self.prepare, far=self.host is not None)
+        prefix = f"{self.name}: "
+        prepare = [*shell.exports(terminal.told(prefix)), *self.prepare]
+        script = shell.script(self.command, prepare, far=self.host is not None)
         return supervisor.Command(
             name=self.name,
             words=shell.words(self.name, self.host),
             host=self.host.name if self.host else self.leads_to,
-            prefix=f"{self.name}: ",
+            prefix=prefix,
             helper=self.helper,
             lifeline=shell.lifeline(script),
             beats=self.host is not None,

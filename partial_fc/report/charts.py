@@ -11,8 +11,9 @@ from partial_fc.report.style import NUM_COLOURS  # .c0, .c1 ...
 
 Points = Sequence[tuple[float, float]] | NDArray[np.float64]
 
-_WIDE, _HIGH = 760, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 8, 34
+_WIDE, _HIGH = 760, 270
+# Room for letters twice as large, which the page has where it is narrow.
+_LEFT, _RIGHT, _TOP, _BOTTOM = 96, 48, 18, 58
 
 
 def line_chart(
@@ -50,8 +51,8 @@ def line_chart(
         parts.append(f'<text x="{_LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{words}</text>')
     for tick in _nice(first, last):
         if first <= tick <= last:
-            parts.append(f'<text x="{x(tick):.1f}" y="{_HIGH - 16}" text-anchor="middle">{tick:,.0f}</text>')
-    parts.append(f'<text x="{_WIDE - _RIGHT}" y="{_HIGH - 2}" text-anchor="end">step</text>')
+            parts.append(f'<text x="{x(tick):.1f}" y="{_HIGH - 34}" text-anchor="middle">{tick:,.0f}</text>')
+    parts.append(f'<text x="{_WIDE - _RIGHT}" y="{_HIGH - 6}" text-anchor="end">step</text>')
     if band_N3 is not None and len(band_N3) > 1:
         upper = [f"{x(step):.1f},{y(most):.1f}" for step, _, most in band_N3]
         lower = [f"{x(step):.1f},{y(least):.1f}" for step, least, _ in band_N3[::-1]]

@@ -84,11 +84,20 @@ def _result(run: RunFacts) -> Iterator[str]:
         cards["processes"] = str(size)
     yield '<div class="cards">'
     for name, value in cards.items():
-        yield f"<div><b>{_text(value)}</b><span>{_text(name)}</span></div>"
+        interval = _interval(run, name)
+        more = f"<br><span>95 %: {interval}</span>" if interval else ""
+        yield f"<div><b>{_text(value)}</b><span>{_text(name)}</span>{more}</div>"
     yield "</div>"
     if len(run.loss_N3):
         yield '<p class="small">Scores: of the last evaluation. Loss: mean of the last '
         yield f"{counted(_last_tenth(run), 'step')}, a tenth of the run.</p>"
+
+
+def _interval(run: RunFacts, name: str) -> str:
+    """Of the last accuracy of a set, which few pairs leave wide; nothing where it is not known."""
+    values = run.result.get("evaluations", {}) if run.is_finished else {}
+    low, high = values.get(f"{name}/accuracy_low"), values.get(f"{name}/accuracy_high")
+    return "" if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f} %"
 
 
 def _curves(run: RunFacts) -> Iterator[str]:
@@ -113,13 +122,14 @@ def _evaluations(run: RunFacts) -> Iterator[str]:
     scores = run.history.scores()
     if not scores:
         return
-    yield line_chart(scores, "score", marks=True, percent=True, until=run.last_step)
-    yield "<table><tr><th>set</th><th>last</th><th>best</th><th>at step</th></tr>"
+    if any(len(marks) > 1 for marks in scores.values()):  # a dot alone says no more than the table
+        yield line_chart(scores, "score", marks=True, percent=True, until=run.last_step)
+    yield "<table><tr><th>set</th><th>last</th><th>95 % interval</th><th>best</th><th>at step</th></tr>"
     for name, marks in scores.items():
         step, best = max(marks, key=lambda mark: mark[1])
         yield (
-            f"<tr><td>{_text(name)}</td><td>{100 * marks[-1][1]:.2f} %</td><td>{100 * best:.2f} %</td>"
-            f"<td>{step:,}</td></tr>"
+            f"<tr><td>{_text(name)}</td><td>{100 * marks[-1][1]:.2f} %</td><td>{_interval(run, name) or '-'}</td>"
+            f"<td>{100 * best:.2f} %</td><td>{step:,}</td></tr>"
         )
     yield "</table>"
     values = run.result.get("evaluations", {})
@@ -159,7 +169,7 @@ def _first_batch(run: RunFacts) -> Iterator[str]:
 
 def _speed(run: RunFacts) -> Iterator[str]:
     rates = run.history.series("speed/images_per_s")
-    if rates:
+    if len(rates) > 1:
         yield line_chart({"images/s": rates}, "images/s of all processes")
     parts: dict[str, float] = {}
     before = 0

@@ -107,7 +107,9 @@ def read_run(root: Path) -> RunFacts:
     for pattern in ("non-finite/*.json", "spikes/*.jsonl"):
         found.files += [str(path.relative_to(root)) for path in sorted(root.glob(pattern))]
     found.tiles = _tiles(root)
-    for path in [*sorted(root.glob("*.png")), *sorted(root.glob("evaluat*/*.png"))]:
+    afterwards = sorted(root.glob("evaluat*/*.png"))
+    again = {path.stem for path in afterwards}  # what was evaluated anew replaces the picture of training
+    for path in [*(path for path in sorted(root.glob("*.png")) if path.stem not in again), *afterwards]:
         if path.stem not in _ELSEWHERE:
             where = "" if path.parent == root else f" ({path.parent.name})"
             title = _TITLES.get(path.stem, path.stem.replace("_", " ").capitalize())

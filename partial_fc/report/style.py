@@ -37,6 +37,7 @@ table { border-collapse: collapse; font-size: .9rem } th { text-align: left; col
 td, th { padding: .15rem 1.2rem .15rem 0; border-bottom: 1px solid var(--line); overflow-wrap: anywhere;
   vertical-align: top }
 svg { width: 100%; height: auto; display: block } svg text { font-size: 12px; fill: var(--soft) }
+@media (max-width: 600px) { svg text { font-size: 24px } }
 svg.bar { height: 28px } .grid { stroke: var(--line) } .band { fill: var(--c0); opacity: .2 }
 polyline { stroke-width: 1.8 }
 svg.bar rect { stroke: none }

@@ -31,7 +31,7 @@ for p in trainers if number else []:
     p.send_signal(number)
 print(len(trainers))
 """
-_STEP = r" step \d+/"  # in the log
+_STEP = r"\bstep \d+/"
 _STARTS_S = 90.0  # a process, on a machine that has much else to do
 
 

@@ -31,8 +31,8 @@ COMMANDS = {
     "horovodrun --mpi": lambda root: [[*_MPI, "bash", "config.sh", "--models-root", str(root), *FLAGS]],
     **LAUNCHERS,
 }
-# Of the training's log, after what horovodrun puts before each.
-_LINE = re.compile(r"(\[[\d,]+\]<std(out|err)>:)?\d{4}-\d\d-\d\d \S+ rank \d+ I ")
+_BEFORE_LINE = re.compile(r"(\[[\d,]+\]<std(out|err)>:)?")  # horovodrun's
+_STEP = re.compile(r"step \d+/\d+ · ")
 # What Open MPI's daemons, who answer anybody, say of each message that is not theirs (SECURITY.md).
 _DAEMON = re.compile(r"\[\S+:\d+\] tcp_peer_recv_connect_ack: invalid header type: \d+")
 _GATE = f"{ADDRESSES[0]}:8888"  # of own_launch
@@ -155,7 +155,13 @@ def attack(
         outcome.thrown = json.loads(thrower.communicate()[0].splitlines()[-1])
         outcome.steps_after = steps_done(job.root)
         lines = job.lines(printed_before)
-        outcome.lines = [line for line in lines if not (_LINE.match(line) or _DAEMON.fullmatch(line))]
+        logs = [log.read_text() for log in (job.root / "logs").glob("rank-*.log")]
+        of_training = {line.partition(" I ")[2] for log in logs for line in log.splitlines()}
+        outcome.lines = [
+            line
+            for line in lines
+            if not (_DAEMON.fullmatch(line) or _STEP.match(said := _BEFORE_LINE.sub("", line)) or said in of_training)
+        ]
         outcome.lines_of_daemons = sum(_DAEMON.fullmatch(line) is not None for line in lines)
         job.end()
     undisturbed = Training(hosts, env, launcher, folder / "undisturbed", steps_done(job.root))

@@ -72,7 +72,7 @@ def disk_fills_up(folder: Path) -> None:
 
 def _steps_said(running: Ranks) -> int:
     """By what rank 0 prints: loss.csv is on the disk that is full."""
-    return max(map(int, re.findall(r" step (\d+)/", running.output(0))), default=0)
+    return max(map(int, re.findall(r"\bstep (\d+)/", running.output(0))), default=0)
 
 
 def _fill(file) -> bool:

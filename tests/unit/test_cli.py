@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from typing import get_type_hints
 import pytest
 
 import partial_fc
-from partial_fc import cli, train_command
+from partial_fc import cli, errors, train_command
 from partial_fc.data.tools.pack import IndexOptions
 
 ROOT = Path(__file__).parents[2]
@@ -136,6 +137,18 @@ def test_what_reads_or_writes_data_alone_starts_without_torch():
     code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_torchrun_quotes_what_failed(tmp_path, monkeypatch, capsys):
+    """... in its summary, from the file that it names."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    errors.report("partial-fc train face", ValueError("no images in photos"))
+    assert capsys.readouterr().err == "partial-fc train face: no images in photos\n"
+    summary = str(ChildFailedError("train.py", {0: ProcessFailure(0, 1, 1, str(path))}))
+    assert re.search(r"traceback : no images in photos$", summary, re.MULTILINE)
 
 
 def test_an_error_of_the_system_is_told_with_what_to_do(command, monkeypatch):

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from partial_fc.comm import SingleWorld
-from partial_fc.train.record.log import Interval, open_files
+from partial_fc.train.record.log import Interval, StepLine, open_files
 from partial_fc.train.record.log_style import STYLES
 from partial_fc.train.record.progress import Progress
 from tests.unit.stored_checkpoints import OneOf
@@ -40,9 +40,10 @@ def test_lines_to_the_letter():
 
 
 @pytest.mark.parametrize("scale", [None, 65536.0])
-def test_parsers_of_arcface_torch_read_training_log(tmp_path, scale):
+def test_parsers_of_arcface_torch_read_training_log(tmp_path, capsys, scale):
+    """... and the terminal has each fact once, in lines that fit."""
     logger = open_files(tmp_path, OneOf(0, 1), hist=OWN.hist)
-    since = Interval(12.34561, 2411.314, 1205.657, "12 left", 1.6, scale)
+    since = Interval(12.34561, 2411.314, 1205.657, "12 left", 5760.0, scale)
     try:
         logger.info(OWN.line(100, 51300, 1000).text(100, 2560, 1.0, 0.1, since))
         for line in OWN.verifications([Set()]).lines(2000, 1.5, VALUES, {"lfw": 0.99533}):
@@ -63,6 +64,31 @@ def test_parsers_of_arcface_torch_read_training_log(tmp_path, scale):
         ("lfw", "2000", "Accuracy-Highest", "0.99533", None),
     ]
     assert summary.endswith("verification, step 2000: lfw 99.52 % (best 99.53 %, TAR at FAR 1e-3 98.71 %)")
+    assert capsys.readouterr().out.splitlines() == [
+        "step 100/51300 · loss 12.3 · 2411 img/s · 1:36:00 left",
+        "step 2000 · lfw 99.52 % · best 99.53 %",
+    ]
+
+
+@pytest.mark.parametrize("line", [OWN.line(100, 12_345_678, 1000), StepLine(100, 12_345_678, 1000)])
+def test_a_long_run_of_a_fast_machine_fits_on_a_terminal(line):
+    since = Interval(0.000123456, 1_234_567.8, 1.0, "words", 1e7)
+    assert len(line.text(12_345_678, 5, 1.0, 0.1, since).on_terminal) <= 80
+
+
+def test_the_terminal_says_how_bad_and_of_whom_a_warning_is(tmp_path, capsys):
+    for rank in (0, 1):
+        logger = open_files(tmp_path, OneOf(rank, 2))
+        try:
+            logger.info("a note")
+            logger.warning("disk full")
+        finally:
+            for handler in logger.handlers[:]:
+                logger.removeHandler(handler)
+                handler.close()
+            logger.propagate = True
+    assert capsys.readouterr().out == "a note\nwarning: disk full\nrank 1: warning: disk full\n"
+    assert " rank 1 W disk full" in (tmp_path / "logs/rank-0001.log").read_text()
 
 
 def test_the_first_lines_come_at_once(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import shutil
 from html.parser import HTMLParser
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from partial_fc.report.charts import line_chart
 from partial_fc.report.command import ReportOptions, report
 from partial_fc.report.page import page
 from partial_fc.report.run_facts import read_run
+from partial_fc.report.style import STYLE
 from partial_fc.train.record import first_batch
 from partial_fc.train.record.log import StepLine, open_files
 from partial_fc.train.record.loss_csv import LossCurve
@@ -114,6 +116,31 @@ def test_one_file_and_nothing_that_runs(run, tmp_path, capsys):
     ):
         assert words in seen.words
     assert len([place for place in seen.loaded if place.startswith("data:")]) == 9 + 1
+
+
+def test_a_score_that_was_measured_once_is_a_row_with_its_interval_and_no_chart(run):
+    evaluations = {f"{EVIL}/accuracy": 0.827, f"{EVIL}/accuracy_low": 0.6512, f"{EVIL}/accuracy_high": 0.9264}
+    (run / "result.json").write_text(json.dumps({"steps": 40, "evaluations": evaluations}))
+    facts = read_run(run)
+    assert Checked(page(facts)).words.count("65.1 to 92.6 %") == 2  # on its card, and in the table
+    assert 'aria-label="score over steps"' in page(facts)  # it was evaluated twice
+    del facts.history.evaluations[0]
+    assert 'aria-label="score over steps"' not in page(facts)
+
+
+def test_what_is_evaluated_anew_has_one_picture(run):
+    (run / "evaluation").mkdir()
+    shutil.copy(run / "roc.png", run / "evaluation/roc.png")
+    assert [title for title, _ in read_run(run).pictures] == [
+        "ROC: true accept rate over false accept rate (evaluation)"
+    ]
+
+
+def test_letters_of_charts_can_be_read_on_a_phone():
+    """Charts are as wide as the screen: their letters shrink with them."""
+    (letters_px,) = re.findall(r"@media \(max-width: 600px\) \{ svg text \{ font-size: (\d+)px", STYLE)
+    (chart_px,) = re.findall(r'viewBox="0 0 (\d+) ', line_chart({"a": [(1, 2.0), (2, 3.0)]}, "loss"))
+    assert int(letters_px) * 358 / int(chart_px) >= 9  # 390 px less the page's margins
 
 
 def test_a_run_that_has_just_begun(tmp_path):

@@ -1,6 +1,7 @@
 """What the readers of .rec folders, image folders and lists make of good and bad input."""
 
 import logging
+import shutil
 from pathlib import Path
 
 import cv2
@@ -11,6 +12,7 @@ from partial_fc.data import BadRecord, ImageFolder, RecordSource, Synthetic, ope
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.record_source import _image_keys, read_property
 from partial_fc.data.recordio import Header, RecordWriter, pack
+from partial_fc.embedding.sources import open_images
 from tests.unit.mxnet_recordio import mxnet_pack
 
 
@@ -237,3 +239,15 @@ def test_image_size_of_the_property_file(tmp_path: Path) -> None:
     for text, size in (("40,112,96", (112, 96)), ("40, 112 ,96,7\n", (112, 96)), ("40", None), ("40,x,96", None)):
         (tmp_path / "property").write_text(text)
         assert read_property(tmp_path / "property") == (40, size)
+
+
+def test_images_to_embed_that_lie_beside_the_folders_are_left_out_as_for_training(tmp_path):
+    for name in ("ada/1.png", "ada/2.png", "loose.png", "empty/readme.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    source = open_images([tmp_path])
+    assert [source.key(index) for index in range(len(source))] == ["ada/1.png", "ada/2.png"]
+    assert source.left_out_text().startswith("1 .txt, 1 beside the class folders; ")
+    shutil.rmtree(tmp_path / "ada")
+    flat = open_images([tmp_path])
+    assert [flat.key(index) for index in range(len(flat))] == ["loose.png"]

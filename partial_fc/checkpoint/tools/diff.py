@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from partial_fc import terminal
 from partial_fc.checkpoint.head_state import hard_negatives_name
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.checkpoint.rows import Rows, class_bytes
@@ -143,7 +143,7 @@ def _rows(first: Rows, second: Rows) -> Iterator[str]:
     only = {"the first": _Classes(), "the second": _Classes()}
     num_classes = min(first.stop, second.stop)
     step = max(1, _PIECE_BYTES // max(1, class_bytes(first)))
-    for start in tqdm(range(0, num_classes, step), desc="head", leave=False, disable=None):
+    for start in terminal.bar(range(0, num_classes, step), desc="head", leave=False):
         stop = min(start + step, num_classes)
         created_2L = torch.stack((first.created(start, stop), second.created(start, stop)))
         for here_L, there_L, classes in zip(created_2L, created_2L.flip(0), only.values(), strict=True):

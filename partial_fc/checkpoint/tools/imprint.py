@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
-from tqdm import tqdm
 
+from partial_fc import terminal
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.data import ImageFolder, Source
 from partial_fc.data.decode import decode, fit
@@ -51,7 +51,7 @@ def directions(stored: Checkpoint, source: Source, labels: Iterable[int], max_ba
     model = from_checkpoint(stored).model()
     total: dict[int, Tensor] = {}
     images = _read(source, index_N, wanted, model.image_size, max_bad)
-    with tqdm(total=len(index_N), unit="image", desc="embed", leave=False, disable=None) as bar:
+    with terminal.bar(total=len(index_N), unit="image", desc="embed", leave=False) as bar:
         while batch := list(islice(images, _BATCH)):
             image_B3HW = torch.from_numpy(np.stack([image for image, _ in batch])).permute(0, 3, 1, 2).contiguous()
             unit_BD, _ = unit_embeddings(model.forward, image_B3HW, model.flip)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from tqdm import tqdm
 
+from partial_fc import terminal
 from partial_fc.checkpoint.checksums import checksums_name
 from partial_fc.checkpoint.folders import MARKER, is_set_aside, is_step, steps_below
 from partial_fc.checkpoint.head_state import has_head
@@ -74,7 +74,7 @@ def _check_checksums(checkpoint: Checkpoint, ranks: set[int]) -> Iterator[tuple[
             kind = "bad" if path.name.startswith("head-") and not path.name.endswith(".partial") else "note"
             yield kind, f"{path} is in no list of checksums: no file of this checkpoint"
     num_bytes = sum(path.stat().st_size for path in listed if path.exists())
-    with tqdm(total=num_bytes, unit="B", unit_scale=True, desc="checksums", leave=False, disable=None) as bar:
+    with terminal.bar(total=num_bytes, unit="B", unit_scale=True, desc="checksums", leave=False) as bar:
         for path in listed:
             try:
                 checkpoint.check(path)
@@ -98,7 +98,7 @@ def _check_head(checkpoint: Checkpoint, ranks: set[int]) -> Iterator[tuple[str, 
         if num_names != num_classes:
             yield "bad", f"{names} has {num_names} names for {num_classes} classes"
     first: tuple[Part, str] | None = None
-    for file in tqdm(files, desc="head", unit="file", leave=False, disable=None):
+    for file in terminal.bar(files, desc="head", unit="file", leave=False):
         try:
             part = file.open()
         except ValueError as error:
@@ -130,7 +130,7 @@ def _against_manifest(part: Part, manifest: dict[str, Any]) -> str | None:
 
 def _check_finite(folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
     paths = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
-    for path in tqdm(paths, desc="finite", unit="file", leave=False, disable=None):
+    for path in terminal.bar(paths, desc="finite", unit="file", leave=False):
         try:
             check_regular(path)
             tensors = load_file(path)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from partial_fc import supervisor
+from partial_fc import supervisor, terminal
 from partial_fc.comm.launch.detect import LISTENING_SOCKET, PARENT
 from partial_fc.comm.strangers.gate import SECRET
 from partial_fc.supervisor import Command
@@ -62,6 +62,7 @@ def run(
             "MASTER_PORT": port,
             PARENT: os.getpid(),
             "PYTHONUNBUFFERED": 1,  # lines arrive when they are printed
+            **terminal.told(),
         }
         kept_descriptors = [listening.fileno()] if listening and rank == 0 else []
         if kept_descriptors:

@@ -3,7 +3,7 @@ as if nothing were wrong, and reports it nowhere else."""
 
 import os
 import tempfile
-from typing import IO, Self
+from typing import Self, TextIO
 
 
 class DecoderStderr:
@@ -14,7 +14,7 @@ class DecoderStderr:
         self._file = tempfile.TemporaryFile()
         self._before = os.dup(2)
         os.dup2(self._file.fileno(), 2)
-        self.terminal: IO[str] = os.fdopen(os.dup(self._before), "w")
+        self.terminal: TextIO = os.fdopen(os.dup(self._before), "w")
         """The stderr of before, for a progress bar."""
         return self
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from partial_fc import terminal
 from partial_fc.data.check.decoder_stderr import DecoderStderr
 from partial_fc.data.decode import check_proportions, decode
 from partial_fc.data.sample import BadRecord
@@ -124,8 +124,8 @@ def scan_images(
     with (
         stderr or nullcontext(),
         ThreadPoolExecutor(num_threads, thread_name_prefix="scan") as pool,
-        tqdm(
-            total=num_images, unit="image", desc=bar, disable=not bar, file=stderr.terminal if stderr else None
+        terminal.bar(
+            total=num_images, unit="image", desc=bar, shown=bool(bar), stream=stderr.terminal if stderr else None
         ) as progress,
     ):
         for start in range(0, num_images, window):

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from partial_fc import terminal
 from partial_fc.data.databases.keys import KeyList
 from partial_fc.data.databases.leveldb_manifest import Manifest
 from partial_fc.data.databases.leveldb_shadow import Shadow
@@ -134,7 +133,7 @@ class LevelDbStore:
     def _all_keys(self, num_bytes: int) -> Iterator[bytes]:
         # The size of a stretch of keys is known only roughly.
         with (
-            tqdm(total=num_bytes, unit="B", unit_scale=True, desc=f"keys of {self.path.name}", disable=None) as bar,
+            terminal.bar(total=num_bytes, unit="B", unit_scale=True, desc=f"keys of {self.path.name}") as bar,
             self._database.iterator(include_value=False, verify_checksums=True, fill_cache=False) as iterator,
         ):
             for number, key in enumerate(iterator):

@@ -9,8 +9,8 @@ from typing import Annotated
 import numpy as np
 import tyro
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from partial_fc import terminal
 from partial_fc.data import open_source
 from partial_fc.data.decode import encode_square
 from partial_fc.data.pairs import write_pairs
@@ -54,12 +54,15 @@ def make_pairs(options: PairsOptions) -> None:
         names, same = _read_pair_list(options.source)
         root = options.root or options.source.parent
         # Lists name the same image many times; each file is read once.
-        content = {name: _read_file(root / name, options) for name in tqdm(dict.fromkeys(names), unit="image")}
+        content = {
+            name: _read_file(root / name, options)
+            for name in terminal.bar(dict.fromkeys(names), desc="pairs", unit="image")
+        }
         images = [content[name] for name in names]
     else:
         source = open_source(options.source)
         pair_P2, same = draw_pairs(source.labels(), options.num_pairs, options.folds, options.seed)
-        indices = tqdm(pair_P2.ravel().tolist(), unit="image")
+        indices = terminal.bar(pair_P2.ravel().tolist(), desc="pairs", unit="image")
         images = [_encoded(still(source.read(index)), source.where(index), options) for index in indices]
     write_pairs(options.output, images, same.tolist())
     print(f"{options.output}: {counted(len(same), 'pair')}, {int(same.sum())} of them of one class")

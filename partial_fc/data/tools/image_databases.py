@@ -16,8 +16,8 @@ import cv2
 import numpy as np
 import tyro
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from partial_fc import terminal
 from partial_fc.data import ImageFolder, Source, open_source
 from partial_fc.data.databases import DatabaseSource, open_database
 from partial_fc.data.databases.write import Format, Put, encode_record, leveldb_writer, lmdb_writer
@@ -140,7 +140,10 @@ def _records(source: Source, order: NDArray[np.int64], options: DatabaseOptions)
         except BadRecord as error:
             return error
 
-    with ThreadPoolExecutor(options.num_workers) as pool, tqdm(total=len(order), unit="image") as bar:
+    with (
+        ThreadPoolExecutor(options.num_workers) as pool,
+        terminal.bar(total=len(order), desc="write", unit="image") as bar,
+    ):
         for start in range(0, len(order), _CHUNK):
             for made in pool.map(record, numbers[start : start + _CHUNK]):
                 bar.update()

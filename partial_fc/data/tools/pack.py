@@ -9,8 +9,8 @@ from typing import Annotated
 
 import numpy as np
 import tyro
-from tqdm import tqdm
 
+from partial_fc import printable, terminal
 from partial_fc.data import ImageFolder, RecordSource, open_source
 from partial_fc.data.decode import encode_square
 from partial_fc.data.record_source import MAX_CLASSES
@@ -87,7 +87,7 @@ def pack_images(options: PackOptions) -> None:
             (options.output / "classes.txt").write_bytes(names.encode("utf-8", "surrogateescape"))
         if source.left_out:
             _log.warning("%s: files are left out: %s", options.source, source.left_out_text())
-    _report(options.output, count_C)
+    _report(options.output, count_C, source.class_names())
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,10 @@ def _encoded_images(
             return error
 
     num_bad = 0
-    with ThreadPoolExecutor(options.num_workers) as pool, tqdm(total=len(order), unit="image") as bar:
+    with (
+        ThreadPoolExecutor(options.num_workers) as pool,
+        terminal.bar(total=len(order), desc="pack", unit="image") as bar,
+    ):
         for start in range(0, len(order), _CHUNK):
             indices = order[start : start + _CHUNK].tolist()
             for index, content in zip(indices, pool.map(encoded, indices), strict=True):
@@ -147,11 +150,12 @@ def _encoded_images(
                 _log.warning("left out: %s", content)
 
 
-def _report(output: Path, count_C: np.ndarray) -> None:
+def _report(output: Path, count_C: np.ndarray, class_names: list[str] | None) -> None:
     least, most, median = int(count_C.min()), int(count_C.max()), int(np.median(count_C))
     each = str(least) if least == most else f"{least} to {most}, half of them at most {median}"
     print(f"{output}: {counted(int(count_C.sum()), 'image')} of {counted(len(count_C), 'class')}; a class has {each}")
     for number, what in ((0, "no image"), (1, "one image only")):
         labels = np.flatnonzero(count_C == number)
         if len(labels):
-            _log.warning("%s with %s, the first: %s", counted(len(labels), "class"), what, labels[:10].tolist())
+            first = ", ".join(printable.name(class_names[c] if class_names else c) for c in labels[:10].tolist())
+            _log.warning("%s with %s, the first: %s", counted(len(labels), "class"), what, first)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from tqdm import tqdm
 
+from partial_fc import terminal
 from partial_fc.data.sample import BadRecord
 from partial_fc.data.video.frames import VideoFile
 from partial_fc.data.video.lists import write_list
@@ -62,7 +62,9 @@ def make_lists(options: ListOptions) -> None:
     lines, num_bad = [], 0
     with ThreadPoolExecutor(options.num_workers) as pool:
         found = pool.map(look, (name for name, _ in videos))
-        for (name, label), num_frames in zip(videos, tqdm(found, total=len(videos), disable=None), strict=True):
+        for (name, label), num_frames in zip(
+            videos, terminal.bar(found, total=len(videos), desc="videos"), strict=True
+        ):
             if isinstance(num_frames, BadRecord):
                 num_bad += 1
                 print(f"left out: {options.folder / name}: {num_frames}")

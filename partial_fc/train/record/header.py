@@ -13,7 +13,7 @@ from partial_fc import checkpoint, flags
 from partial_fc.train.context import RunContext
 from partial_fc.train.record.log import warn_on_os_error
 
-_WIDE = 110
+_WIDE = 96  # with its indent it fits into 100 columns
 
 
 def begin(run: RunContext) -> None:

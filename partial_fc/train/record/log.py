@@ -2,19 +2,28 @@
 
 import contextlib
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from tqdm import tqdm
-
+from partial_fc import terminal
 from partial_fc.comm import World, started_here
 from partial_fc.printable import Formatter
 
 _log = logging.getLogger("partial_fc")
+
+
+class Line(str):
+    """A line of the files, of which the terminal gets a shorter one: on_terminal; "": none."""
+
+    on_terminal: str
+
+    def __new__(cls, text: str, on_terminal: str) -> Self:
+        line = super().__new__(cls, text)
+        line.on_terminal = on_terminal
+        return line
 
 
 @dataclass(frozen=True)
@@ -29,9 +38,10 @@ class SecondFile:
 
 
 def open_files(models_root: Path, world: World, bare: bool = False, hist: SecondFile | None = None) -> logging.Logger:
-    """Every rank logs to models_root/logs/rank-R.log, rank 0 to the terminal too, and so does one rank of every host
-    whose command was typed there (--nodes, --num-shards): that terminal has no other lines. Warnings of all ranks show.
-    bare: lines on the terminal have nothing before them, and come from one rank of every host."""
+    """Every rank logs to models_root/logs/rank-R.log, rank 0 to the terminal too, where lines have nothing before them,
+    and so does one rank of every host whose command was typed there (--nodes, --num-shards): that terminal has no other
+    lines. Warnings of all ranks show. bare: the terminal's lines come from one rank of every host, and warnings look
+    like all others."""
     folder = models_root / "logs"
     folder.mkdir(parents=True, exist_ok=True)
     _log.setLevel(logging.INFO)
@@ -42,7 +52,7 @@ def open_files(models_root: Path, world: World, bare: bool = False, hist: Second
             old.close()
     line = f"%(asctime)s rank {world.rank} %(levelname).1s %(message)s"
     formatter = Formatter(line, "%Y-%m-%d %H:%M:%S")
-    on_terminal = Formatter("%(message)s") if bare else formatter
+    on_terminal = Formatter("%(message)s") if bare else _ForPeople(world.rank)
     to_file = logging.FileHandler(folder / f"rank-{world.rank:04d}.log")
     speaks = (world.local_rank if bare or started_here() else world.rank) == 0
     to_terminal = _AboveBar(logging.INFO if speaks else logging.WARNING)
@@ -59,14 +69,28 @@ def open_files(models_root: Path, world: World, bare: bool = False, hist: Second
     return _log
 
 
+class _ForPeople(Formatter):
+    """Who and how bad only where that matters, and no time: the files have all three."""
+
+    def __init__(self, rank: int):
+        super().__init__()
+        self._who = f"rank {rank}: " if rank else ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        how_bad = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        return f"{self._who}{how_bad}{super().format(record)}"
+
+
 class _AboveBar(logging.Handler):
     """Prints without tearing a progress bar apart."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if isinstance(record.msg, Line):
+            if not record.msg.on_terminal:
+                return
+            record = logging.makeLogRecord({**record.__dict__, "msg": record.msg.on_terminal})
         try:
-            # One write: launchers put the rank before each piece they read.
-            tqdm.write(self.format(record) + "\n", file=sys.stdout, end="")
-            sys.stdout.flush()
+            terminal.say(self.format(record))
         except OSError:
             self.handleError(record)
 
@@ -88,7 +112,7 @@ class Interval:
     images_per_s: float  # of all ranks
     images_per_s_per_rank: float
     words: str
-    hours_left: float = 0.0
+    seconds_left: float = 0.0
     loss_scale: float | None = None  # now; none: there is none
 
 
@@ -110,4 +134,13 @@ class StepLine:
 
     def text(self, step: int, position: int, loss: float, lr: float, since: Interval) -> str:
         epoch = position / self.num_samples
-        return f"step {step}/{self.total_steps} epoch {epoch:.2f} loss {loss:.4f} lr {lr:.4g} | {since.words}"
+        text = f"step {step}/{self.total_steps} epoch {epoch:.2f} loss {loss:.4f} lr {lr:.4g} | {since.words}"
+        return Line(text, self.short(step, since))
+
+    def short(self, step: int, since: Interval) -> str:
+        """What fits on a terminal: at most 80 columns, each fact once."""
+        speed = f"{since.images_per_s:.{0 if since.images_per_s >= 10 else 1}f} img/s"
+        minutes, seconds = divmod(round(since.seconds_left), 60)
+        hours, minutes = divmod(minutes, 60)
+        left = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+        return f"step {step}/{self.total_steps} · loss {since.mean_loss:.3g} · {speed} · {left} left"

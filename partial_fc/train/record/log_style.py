@@ -1,6 +1,6 @@
 """How the log of recipe face looks: in lines that the parsers of InsightFace's users know.
 
-own: arcface_torch's lines, each speed line with more at its end, and one line of ours an evaluation:
+own: in the files arcface_torch's lines, each speed line with more at its end, and one line of ours an evaluation:
 
     Speed 2411.31 samples/sec   Loss 12.3456   LearningRate 0.100000   Epoch: 0   Global Step: 100   Required: 2 hours
     [lfw][2000]XNorm: 21.372115
@@ -8,8 +8,9 @@ own: arcface_torch's lines, each speed line with more at its end, and one line o
     [lfw][2000]Accuracy-Highest: 0.99517
 
 training.log, arcface_torch's file, has them with "Training: " and the time before them. "Fp16 Grad Scale" stands there
-where there is one; the loss is the mean since the line before. (Formats: init_logging in utils/utils_logging.py,
-CallBackLogging and CallBackVerification in utils/utils_callbacks.py, of recognition/arcface_torch.)
+where there is one; the loss is the mean since the line before. The terminal has shorter lines of ours. (Formats:
+init_logging in utils/utils_logging.py, CallBackLogging and CallBackVerification in utils/utils_callbacks.py, of
+recognition/arcface_torch.)
 
 insightface-mxnet: to the letter the log of its MXNet trainer (set_logger in recognition/partial_fc/mxnet/
 train_memory.py, CallBackLogging and CallBackVertification in callbacks.py):
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from partial_fc.evaluate import Verifications
-from partial_fc.train.record.log import Interval, SecondFile, StepLine
+from partial_fc.train.record.log import Interval, Line, SecondFile, StepLine
 
 
 class SpeedLine(StepLine):
@@ -35,11 +36,12 @@ class SpeedLine(StepLine):
         scale = "" if since.loss_scale is None else f"Fp16 Grad Scale: {since.loss_scale:2.0f}   "
         epoch = position / self.num_samples
         more = since.words.partition(", ")[2]  # the speed of all ranks has been said
-        return (
+        text = (
             f"Speed {since.images_per_s:.2f} samples/sec   Loss {since.mean_loss:.4f}   LearningRate {lr:.6f}   "
-            f"Epoch: {int(epoch)}   Global Step: {step}   {scale}Required: {since.hours_left:.0f} hours | "
+            f"Epoch: {int(epoch)}   Global Step: {step}   {scale}Required: {since.seconds_left / 3600:.0f} hours | "
             f"step {step}/{self.total_steps} epoch {epoch:.2f} | {more}"
         )
+        return Line(text, self.short(step, since))
 
 
 class IterLine(StepLine):
@@ -73,16 +75,19 @@ class FlipVerifications(Verifications):
 
 
 class SummedUp(FlipVerifications):
-    """Their lines, and one for people with all sets."""
+    """Their lines, and one for people with all sets; the terminal has a short one a set."""
 
     def lines(self, step: int, epoch: float, values: Mapping[str, float], best: Mapping[str, float]) -> list[str]:
-        parts = []
+        parts, short = [], []
         for name in (one.name for one in self.sets):
             at_far = values[f"{name}/tar@far=1e-3"]
             tar = "" if math.isnan(at_far) else f", TAR at FAR 1e-3 {100 * at_far:.2f} %"  # NaN: too few pairs for it
-            parts.append(f"{name} {100 * values[f'{name}/accuracy']:.2f} % (best {100 * best[name]:.2f} %{tar})")
-        summary = [f"verification, step {step}: {', '.join(parts)}"] if parts else []
-        return [*super().lines(step, epoch, values, best), *summary]
+            accuracy, highest = f"{100 * values[f'{name}/accuracy']:.2f} %", f"best {100 * best[name]:.2f} %"
+            parts.append(f"{name} {accuracy} ({highest}{tar})")
+            short.append(f"step {step} · {name} {accuracy} · {highest}")
+        summary = [Line(f"verification, step {step}: {', '.join(parts)}", "\n".join(short))] if parts else []
+        theirs: list[str] = [Line(line, "") for line in super().lines(step, epoch, values, best)]
+        return theirs + summary
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def draw(models_root: Path) -> None:
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     above.fill_between(step_P, low_P, high_P, alpha=0.25, linewidth=0)
-    above.plot(step_P, loss_P, label="loss")
+    above.plot(step_P, loss_P)
     if loss_P.min() > 0 and loss_P.max() > _LOG_FROM * loss_P.min():
         above.set(yscale="log", ylim=(max(low_P.min(), loss_P.min() / 10), None))
     above.set(ylabel="loss", title=models_root.resolve().name)
@@ -68,11 +68,12 @@ def draw(models_root: Path) -> None:
         right = above.twinx()
         for number, (name, marks) in enumerate(scores.items(), start=1):
             label = f"{name} {100 * marks[-1][1]:.2f} %"
-            right.plot(*zip(*marks, strict=True), "o-", markersize=4, linewidth=0.8, color=f"C{number}", label=label)
-        every = [score for marks in scores.values() for _, score in marks]
-        room = max(0.01, 0.2 * (max(every) - min(every)))  # a thousandth more or less is no mountain
-        right.set(ylabel="score", ylim=(min(every) - room, max(every) + room))
-        right.legend(loc="center right", fontsize="small")
+            steps, percent = [step for step, _ in marks], [100 * score for _, score in marks]
+            right.plot(steps, percent, "o-", markersize=4, linewidth=0.8, color=f"C{number}", label=label)
+        every = [100 * score for marks in scores.values() for _, score in marks]
+        room = max(5.0, 0.2 * (max(every) - min(every)))  # a tenth more or less is no mountain
+        right.set(ylabel="score, %", ylim=(min(every) - room, max(every) + room))
+        figure.legend(loc="outside lower center", ncols=4, fontsize="small")  # inside it would cover marks
     for axes in (above, below):
         axes.grid(color="0.9")
     with warn_on_os_error(f"{models_root / 'loss.png'}"), replacing(models_root / "loss.png") as partial:

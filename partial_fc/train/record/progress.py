@@ -1,14 +1,12 @@
 """How far a run is: its bar, its lines with rates and the time that is left, its numbers on all boards."""
 
 import logging
-import sys
 import time
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
-from tqdm import tqdm
-
+from partial_fc import terminal
 from partial_fc.comm import World
 from partial_fc.head.telemetry import Histogram
 from partial_fc.train.record.boards import History, TensorBoard, Wandb
@@ -32,8 +30,8 @@ class Progress:
         self._wandb = wandb
         self._first_step = step
         self._history.add(step, event="start", world_size=world.size, total_steps=line.total_steps)
-        watched = world.rank == 0 and sys.stderr.isatty()
-        self._bar = tqdm(total=line.total_steps, initial=step, unit="step", disable=not watched)
+        watched = world.rank == 0 and terminal.is_watched()  # else its lines do
+        self._bar = terminal.bar(total=line.total_steps, desc="train", initial=step, unit="step", shown=watched)
         self._warm = False  # the first intervals hold the warming up of caches and threads
         self._num_images = 0
         self._seconds = 0.0
@@ -83,13 +81,13 @@ class Progress:
         spent = ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
         per_rank = rate / self._world.size
         words = f"{rate:.0f} images/s, {per_rank:.0f} per rank | {spent} | {left} left"
-        since = Interval(self._loss_sum / steps, rate, per_rank, words, seconds_left / 3600, loss_scale)
+        since = Interval(self._loss_sum / steps, rate, per_rank, words, seconds_left, loss_scale)
         _log.info(self._line.text(step, position, loss, lr, since))
         values = {"train/loss": loss, "train/lr": lr, "train/epoch": epoch, "speed/images_per_s": rate}
         if loss_scale is not None:
             values["train/loss_scale"] = loss_scale
         self.scalars(step, values | {f"time/{part}": share for part, share in shares.items()})
-        self._bar.set_postfix(loss=f"{loss:.3f}", lr=f"{lr:.3g}", images_per_s=f"{rate:.0f}")
+        self._bar.set_postfix(loss=f"{since.mean_loss:.3g}", refresh=False)
         self._restart(step, position)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:

@@ -1,0 +1,144 @@
+"""What moves on a terminal: progress bars, and lines above them. The one place that knows how.
+
+A bar is drawn where people look on: where our stderr is a terminal, or where a launcher reads what we print and passes
+it on to one. In a pipe or a file it is a line every 30 s, and none for what takes less.
+
+Under a launcher everything goes through one pipe, our stdout, so that bar and lines keep their order, and each drawing
+ends with a carriage return: launchers pass on whole lines and what ends so, and a line of any process then begins at
+the left edge, where it erases the bar.
+"""
+
+import functools
+import os
+import stat
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+WIDTH = "PARTIAL_FC_TERMINAL"  # from our launchers: the columns of their terminal; "": they have none
+_EVERY_S = 30.0  # between the lines in a pipe
+_AS_LINE = "{desc}: {n_fmt} of {total_fmt}, {remaining} left"
+_ERASE = "\033[K"
+_OTHER_LAUNCHERS = (b"horovodrun", b"mpirun", b"mpiexec", b"mpiexec.hydra", b"orterun")
+_BEFORE_LINES = "[1,12345]<stdout>:"  # theirs
+
+
+def told(prefix: str = "") -> dict[str, str]:
+    """The variable by which a launcher tells a process whose lines it passes on of its terminal. prefix: what it puts
+    before each line."""
+    return {WIDTH: str(_columns(1) - len(prefix)) if os.isatty(1) and os.isatty(2) else ""}
+
+
+def is_watched() -> bool:
+    """Whether a bar moves: somebody looks on."""
+    return (sys.stderr is not None and sys.stderr.isatty()) or _behind() > 0
+
+
+def bar(
+    items: Iterable[Any] | None = None,
+    *,
+    desc: str,
+    total: int | None = None,
+    shown: bool = True,
+    stream: TextIO | None = None,
+    **more: Any,
+) -> "tqdm[Any]":
+    """A bar over `total`, or over the items that are gone through. One of a part takes the place of that of the whole.
+    shown: False on all ranks but the one that draws. stream: instead of stderr. more: of tqdm."""
+    from tqdm import tqdm  # launchers do without
+
+    stream = stream or sys.stderr
+    given = {"total": total, "desc": desc, "position": 0, "miniters": 1, **more}
+    if not shown or stream is None:  # who closed it hears nothing
+        return tqdm(items, disable=True, **given)
+    if stream.isatty():
+        return tqdm(items, file=stream, dynamic_ncols=True, **given)
+    if columns := _behind():
+        return tqdm(items, file=_ThroughLauncher(sys.stdout), ncols=columns - 1, **given)
+    return tqdm(
+        items, file=_AsLines(stream), **given | {"bar_format": _AS_LINE, "mininterval": _EVERY_S, "delay": _EVERY_S}
+    )
+
+
+def say(text: str) -> None:
+    """Prints whole lines without tearing a bar apart, in one write: launchers put the rank before each piece."""
+    from tqdm import tqdm
+
+    if _behind():
+        sys.stdout.write(f"{_ERASE}{text}\n")
+    else:
+        tqdm.write(text + "\n", file=sys.stdout, end="")
+    sys.stdout.flush()
+
+
+class _Through:
+    """A stream for tqdm."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.encoding = stream.encoding
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+class _ThroughLauncher(_Through):
+    def write(self, text: str) -> None:
+        text = text.removeprefix("\r")
+        if text:
+            self._stream.write(text if text.endswith("\n") else text + "\r")
+
+
+class _AsLines(_Through):
+    def write(self, text: str) -> None:
+        if line := text.strip():
+            self._stream.write(line + "\n")
+
+
+@functools.cache
+def _behind() -> int:
+    """The columns of the terminal that a launcher passes our stdout on to; 0: there is none."""
+    try:
+        mode = os.fstat(1).st_mode
+    except OSError:
+        return 0
+    if stat.S_ISREG(mode):  # redirected by the command itself; Open MPI's is a terminal of its own, others' a pipe
+        return 0
+    if (columns := os.environ.get(WIDTH)) is not None:
+        return max(0, int(columns)) if columns.isdecimal() else 0
+    return _of_mpirun(os.environ)
+
+
+def _of_mpirun(environ: Mapping[str, str]) -> int:
+    """horovodrun and mpirun tell nothing: their own descriptors do, where they are on this host."""
+    if "HOROVOD_RANK" not in environ and "OMPI_COMM_WORLD_RANK" not in environ:
+        return 0
+    process = os.getppid()
+    while process > 1:
+        folder = Path("/proc", str(process))
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if any(word.rpartition(b"/")[2] in _OTHER_LAUNCHERS for word in words[:2]):
+                return _of_descriptors(folder / "fd")
+            process = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            return 0  # another user's, or it has just ended
+    return 0
+
+
+def _of_descriptors(folder: Path) -> int:
+    if not all(os.readlink(folder / name).startswith("/dev/pts/") for name in "12"):
+        return 0
+    descriptor = os.open(folder / "1", os.O_RDONLY | os.O_NOCTTY)
+    try:
+        return _columns(descriptor) - len(_BEFORE_LINES)
+    finally:
+        os.close(descriptor)
+
+
+def _columns(descriptor: int) -> int:
+    return os.get_terminal_size(descriptor).columns or 80
