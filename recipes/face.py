@@ -53,8 +53,8 @@ _MATTER = (
 DATASETS = Literal[("custom", *presets.PRESETS)]  # type: ignore[valid-type]
 # Flags that may change between the parts of one run: they do not change what is learned.
 _MAY_CHANGE = ("config", "num_workers", "max_bad_records", "check_data", "val_targets", "telemetry_every", "head_impl",
-               "head_centres", "pretrained", "activation_checkpointing", "channels_last", "centre_place",
-               "centre_path", "engine", "params")  # fmt: skip
+               "head_centres", "pretrained", "pretrained_partial", "activation_checkpointing", "channels_last",
+               "centre_place", "centre_path", "engine", "params")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
