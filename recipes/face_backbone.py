@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 
-from partial_fc.flags import LaunchFlags, OptimFlags, check_numbers, flag, is_given
+from partial_fc.flags import LaunchFlags, OptimFlags, check_numbers, flag, is_given, near
 from partial_fc.flags.numbers import ANY
+
+from .compat.insightface import ELSEWHERE
 
 if TYPE_CHECKING:
     import torch
@@ -24,13 +26,14 @@ if TYPE_CHECKING:
     from partial_fc.train.precision import Mode
 
 
+NETWORKS = Literal["r18", "r34", "r50", "r100", "r200", "mbf", "tiny", "mini"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags:
     """The backbone."""
 
-    network: Annotated[
-        Literal["r18", "r34", "r50", "r100", "r200", "mbf", "tiny", "mini"], tyro.conf.arg(aliases=["--backbone"])
-    ] = "r50"
+    network: Annotated[NETWORKS, tyro.conf.arg(aliases=["--backbone"])] = "r50"
     """Residual network by depth, MobileFaceNet, or a small one for a CPU: tiny, or the demo's mini."""
     embedding_size: int = 512
     """Width of the embedding."""
@@ -65,6 +68,11 @@ class ModelFlags:
     """See --input-mean."""
 
     def __post_init__(self) -> None:
+        if self.network not in get_args(NETWORKS):  # from --config: of a flag it is found earlier
+            hint = ELSEWHERE.get(f"network {self.network}") or f"see --help{near(self.network, get_args(NETWORKS))}"
+            raise ValueError(
+                f"config.network is {self.network}; expected one of {', '.join(get_args(NETWORKS))}; {hint}"
+            )
         check_numbers(self, embedding_size="[1, 65536]", dropout="[0, 1)", input_mean=ANY, input_std="(0, inf)")
         if (self.symbol is None) != (self.params is None):
             raise ValueError("--symbol FILE-symbol.json and --params FILE-0000.params go together: give both, or none")

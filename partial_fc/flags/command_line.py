@@ -12,6 +12,7 @@ import shutil
 import sys
 import textwrap
 import types
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -66,7 +67,9 @@ def parse(
     lines = [textwrap.fill(text, width, initial_indent=" ", subsequent_indent=" ") for text in paragraphs]
     description = "\n".join(lines)
     reader = _Reader(flags, elsewhere or {}, given if typed is None else typed, {**aliases, **(renamed or {})})
-    with refusals.on_parse_error(reader.refuse):
+    with refusals.on_parse_error(reader.refuse), warnings.catch_warnings():
+        # Of a configuration's value that is no choice: refused below, unless a flag replaces it.
+        warnings.filterwarnings("ignore", message="The field .* is annotated", module="tyro")
         more: dict[str, Any] = {} if default is None else {"default": default}
         try:
             found = tyro.cli(

@@ -176,6 +176,7 @@ def test_ranges(ranges, value, says):
         ("mnist --opt_level O2", "O2 --precision fp16-o2"),
         ("mnist -g 0", "-g is 0; expected at least 1"),
         ("fase", "no recipe 'fase'; did you mean face?"),
+        ("qqqqqq", "no recipe 'qqqqqq'. There are face, imagenet"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_what_was_typed(words, says, capsys):
@@ -221,6 +222,15 @@ def test_what_the_near_names_of_face_lead_to_is_there():
     for theirs, words in insightface.ELSEWHERE.items():
         assert set(re.findall(r"(?<!\w)--[a-z-]+", words)) <= flags, theirs
         assert flag(theirs) not in flags
+
+
+def test_a_network_of_a_configuration_that_is_not_there_ends_before_anything_is_made(tmp_path):
+    path = tmp_path / "vit.py"
+    path.write_text("from easydict import EasyDict as edict\nconfig = edict()\nconfig.network = 'vit_b'\n")
+    words = ["--config", str(path), "--dataset", "100w"]
+    with pytest.raises(UsageError, match=r"network is vit_b; .*there is no vision transformer yet"):
+        face.parse(words)
+    assert face.parse([*words, "--network", "r18"])[0].model.network == "r18"
 
 
 # ---- image size
@@ -326,6 +336,11 @@ def test_help_and_mistakes_need_no_torch():
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.endswith("False\n")
+
+
+def test_the_list_of_recipes_fits_a_terminal(capsys):
+    assert train_command.main(["--help"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 def test_version_of_the_trainer(capsys):
