@@ -1,6 +1,7 @@
 """`partial-fc`: training, what one does before and after it, and with its data."""
 
 import contextlib
+import dataclasses
 import difflib
 import importlib
 import io
@@ -13,49 +14,90 @@ from partial_fc import __version__, errors, output
 from partial_fc.files import make_private
 from partial_fc.printable import Lines, clean_stderr
 
-# verb -> (its function, one line of help). The function is "module:name" below partial_fc, imported when its flags are
-# asked for: the type of its `options` has them. Those of _OWN_READERS read their arguments themselves.
+# Section of the help -> (what it is for, an example, verb -> (its function, one line of help)). The function is
+# "module:name" below partial_fc, imported when its flags are asked for: the type of its `options` has them. Those of
+# _OWN_READERS read their arguments themselves.
 _CLASSES = "checkpoint.tools.classes"
 _OWN_READERS = ("train", "launch", "torture")
-VERBS: dict[str, tuple[str, str]] = {
-    "train": ("train_command:run_and_exit", "a recipe, in as many processes as a launcher starts"),
-    "launch": ("launcher.command:launch", "a command on several hosts, with MXNet's servers; its launch.py"),
-    "embed": ("embedding.command:embed", "a model and images -> a table of embeddings"),
-    "classify": ("embedding.classify:classify", "an image's nearest class centres, by name"),
-    "evaluate": ("evaluate.evaluate_command:evaluate", "a model on pairs: accuracy, TAR at FAR, the threshold to use"),
-    "search": ("evaluate.search_command:search_faces", "a model on 1:N: each probe among a gallery"),
-    "export": ("export.command:export", "a model as ONNX (fp32, fp16, int8) or arcface_torch's model.pt"),
-    "data pack": ("data.tools.pack:pack_images", "a folder or list of images -> train.rec"),
-    "data lmdb": ("data.tools.image_databases:make_lmdb", "images or a LevelDB -> an LMDB of Caffe's"),
-    "data leveldb": ("data.tools.image_databases:make_leveldb", "the same as a LevelDB"),
-    "data pairs": ("data.tools.draw_pairs:make_pairs", "a list of pairs, or images to draw them from -> .bin"),
-    "data show": ("data.tools.show:show", "a picture of any set, a class a row; also as training sees it"),
-    "data index": ("data.tools.pack:make_index", "train.idx is lost: make it anew from train.rec"),
-    "data glyphs": ("demo.glyphs:build", "the demo's data: characters across typefaces of Debian"),
-    "data digits": ("demo.digits:write_digits", "real handwritten digits as MNIST's files"),
-    "data kinetics": ("data.tools.video_lists:make_lists", "lists of a folder of videos, checked"),
-    "data make-motion": ("demo.motion:make_motion", "the video demo's data: characters that move"),
-    "checkpoint inspect": ("checkpoint.tools.inspect:inspect", "what it holds, or which there are"),
-    "checkpoint verify": ("checkpoint.tools.verify:verify", "is all there, and as it was written?"),
-    "checkpoint merge": ("checkpoint.tools.reshard:merge", "the files of all ranks, of all hosts -> one's"),
-    "checkpoint reshard": ("checkpoint.tools.reshard:reshard", "files of W ranks -> another number"),
-    "checkpoint import": ("foreign.import_centres:import_centres", "InsightFace's centre files -> one"),
-    "checkpoint export": ("foreign.export_centres:export_centres", "class centres -> InsightFace's files"),
-    "checkpoint diff": ("checkpoint.tools.diff:diff", "in what two checkpoints differ"),
-    "checkpoint classes list": (f"{_CLASSES}:list_classes", "number, name, last step of each"),
-    "checkpoint classes add": (f"{_CLASSES}:add", "new ones, which start where their images lie"),
-    "checkpoint classes remove": (f"{_CLASSES}:remove", "classes go, by name"),
-    "checkpoint classes merge": (f"{_CLASSES}:merge_classes", "several become one"),
-    "checkpoint classes rename": (f"{_CLASSES}:rename", "other names"),
-    "checkpoint classes match": (f"{_CLASSES}:match", "those of a data set: some new, some gone"),
-    "report": ("report.command:report", "the folder of a run -> one HTML page: curves, evaluations, speed"),
-    "convert": ("foreign.convert:convert", "a backbone between MXNet's files, ours and arcface_torch's"),
-    "doctor data": ("data.check.command:doctor_data", "what is wrong with a training set, before training does"),
-    "doctor env": ("doctor.env:doctor_env", "what is wrong with this machine, or the hosts of a run"),
-    "torture": ("torture.command:torture", "a training, again with processes killed: can the losses tell?"),
-    "bench data": ("bench.data:bench_data", "how fast a set is read and decoded, beside other loaders"),
-    "bench head": ("bench.head:bench_head", "time and memory of the head, alone or beside others"),
-    "plan": ("bench.plan_report:report", "memory, traffic, time of a head; whether sampling pays"),
+SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
+    "Train": (
+        "a backbone and its last layer, on one GPU or many hosts",
+        "partial-fc train face --rec faces --network r50 --gpus 2",
+        {
+            "train": ("train_command:run_and_exit", "train a recipe: face, imagenet, kinetics, mnist"),
+            "report": ("report.command:report", "make one HTML page of a run: curves, tests, speed"),
+            "launch": ("launcher.command:launch", "start a command on several hosts, over ssh for example"),
+            "torture": ("torture.command:torture", "repeat a training with processes killed; compare losses"),
+        },
+    ),
+    "Use a model": (
+        "that a run or another program has written",
+        "partial-fc evaluate runs/face-faces-r50 pairs.bin",
+        {
+            "embed": ("embedding.command:embed", "write the embeddings of images"),
+            "evaluate": ("evaluate.evaluate_command:evaluate", "test on pairs: accuracy, TAR at FAR, threshold"),
+            "search": ("evaluate.search_command:search_faces", "find each image among those of a gallery"),
+            "classify": ("embedding.classify:classify", "name the classes nearest to an image"),
+            "export": ("export.command:export", "write ONNX, or arcface_torch's model.pt"),
+            "convert": ("foreign.convert:convert", "convert weights to or from MXNet or arcface_torch"),
+        },
+    ),
+    "Data": (
+        "look at it, check it, bring it into a form that is fast to read",
+        "partial-fc data pack photos faces",
+        {
+            "doctor data": ("data.check.command:doctor_data", "check a training set before training"),
+            "data pack": ("data.tools.pack:pack_images", "pack a folder or list of images into train.rec"),
+            "data pairs": ("data.tools.draw_pairs:make_pairs", "draw pairs of images for tests, as a .bin"),
+            "data show": ("data.tools.show:show", "draw a picture of a set, one row for each class"),
+            "data index": ("data.tools.pack:make_index", "make a lost train.idx again"),
+            "data lmdb": ("data.tools.image_databases:make_lmdb", "write images as an LMDB, for recipe imagenet"),
+            "data leveldb": ("data.tools.image_databases:make_leveldb", "the same as a LevelDB"),
+            "data kinetics": ("data.tools.video_lists:make_lists", "check a folder of videos and list them"),
+            "data glyphs": ("demo.glyphs:build", "make a demo set: characters in many typefaces"),
+            "data digits": ("demo.digits:write_digits", "make a demo set: handwritten digits, as MNIST"),
+            "data make-motion": ("demo.motion:make_motion", "make a demo set: videos of moving characters"),
+        },
+    ),
+    "Checkpoints": (
+        "inspect, check and change what a training has saved",
+        "partial-fc checkpoint inspect runs/face-faces-r50",
+        {
+            "checkpoint inspect": ("checkpoint.tools.inspect:inspect", "say what is in one, or list those of a run"),
+            "checkpoint verify": ("checkpoint.tools.verify:verify", "check that no file is missing or damaged"),
+            "checkpoint diff": ("checkpoint.tools.diff:diff", "say in what two checkpoints differ"),
+            "checkpoint merge": ("checkpoint.tools.reshard:merge", "merge the files of all ranks into one"),
+            "checkpoint reshard": ("checkpoint.tools.reshard:reshard", "write one for another number of ranks"),
+            "checkpoint import": ("foreign.import_centres:import_centres", "read InsightFace's class centres"),
+            "checkpoint export": ("foreign.export_centres:export_centres", "write InsightFace's class centres"),
+            "checkpoint classes list": (f"{_CLASSES}:list_classes", "list the classes: number, name, last step"),
+            "checkpoint classes add": (f"{_CLASSES}:add", "add classes, placed by their images"),
+            "checkpoint classes remove": (f"{_CLASSES}:remove", "remove classes by name"),
+            "checkpoint classes merge": (f"{_CLASSES}:merge_classes", "make one class of several"),
+            "checkpoint classes rename": (f"{_CLASSES}:rename", "rename classes"),
+            "checkpoint classes match": (f"{_CLASSES}:match", "make the classes those of a data set"),
+        },
+    ),
+    "Machines": (
+        "check them, measure them, plan for them",
+        "partial-fc plan --classes 10000000 --gpus 8",
+        {
+            "doctor env": ("doctor.env:doctor_env", "check this machine, or all hosts of a run"),
+            "plan": ("bench.plan_report:report", "estimate memory, traffic and time of a last layer"),
+            "bench head": ("bench.head:bench_head", "measure time and memory of a last layer"),
+            "bench data": ("bench.data:bench_data", "measure how fast a set is read and decoded"),
+        },
+    ),
+}
+VERBS = {name: verb for _, _, verbs in SECTIONS.values() for name, verb in verbs.items()}
+# What other programs call a verb -> ours.
+_OTHER_NAMES = {
+    **dict.fromkeys(("predict", "infer", "inference"), ("embed", "classify")),
+    **dict.fromkeys(("test", "val", "eval", "validate"), ("evaluate",)),
+    **dict.fromkeys(("fit", "finetune", "face"), ("train face",)),
+    **dict.fromkeys(("identify", "retrieve"), ("search",)),
+    **dict.fromkeys(("benchmark", "profile"), ("bench head", "bench data")),
+    **dict.fromkeys(("check",), ("doctor data", "doctor env")),
 }
 # The verbs whose module imports torch, which takes seconds: their flags are classes of the module `options` beside it,
 # and it is imported only once the command line is read.
@@ -97,22 +139,39 @@ def find(words: list[str]) -> tuple[str, list[str]]:
 
 
 def usage(group: str = "") -> str:
-    """The list of all verbs, or of those of a group."""
-    verbs = {name: verb for name, verb in VERBS.items() if not group or name.startswith(f"{group} ")}
-    width = max(map(len, verbs))
-    lines = [f"  partial-fc {name:{width}}  {summary}" for name, (_, summary) in verbs.items()]
-    return f"usage: partial-fc {group or '[GROUP]'} COMMAND [--help]\n\n" + "\n".join(lines)
+    """The verbs of a group; of none: all, by section, with `checkpoint classes` as one."""
+    if group:
+        of_group = {name: summary for name, (_, summary) in VERBS.items() if name.startswith(f"{group} ")}
+        return f"usage: partial-fc {group} COMMAND [--help]\n\n{_listed(of_group)}"
+    parts = [
+        "partial-fc trains models whose last layer has millions of classes, such as face\n"
+        "recognition, and makes use of them.\n\n"
+        "usage: partial-fc COMMAND [--help]"
+    ]
+    for title, (purpose, example, verbs) in SECTIONS.items():
+        shown = {name: summary for name, (_, summary) in verbs.items() if not name.startswith("checkpoint classes ")}
+        if len(shown) < len(verbs):
+            shown["checkpoint classes"] = "add, remove, rename, merge, match or list classes"
+        parts.append(f"{title}: {purpose}\n{_listed(shown)}\n  $ {example}")
+    return "\n\n".join(parts)
 
 
-def nearest(words: list[str]) -> str:
-    """The verb or group that the words may have meant; nothing where none is like them."""
+def _listed(verbs: dict[str, str]) -> str:
+    width = max(20, *map(len, verbs))
+    return "\n".join(f"  {name:{width}}  {summary}" for name, summary in verbs.items())
+
+
+def nearest(words: list[str]) -> tuple[str, ...]:
+    """The verbs or the group that the words may have meant; nothing where none is like them."""
+    if words[0] in _OTHER_NAMES:
+        return _OTHER_NAMES[words[0]]
     by_spelling = {name.rpartition(" ")[2]: name for name in reversed(VERBS)} | {
         name: name for name in (*VERBS, *GROUPS)
     }
     for num in range(min(3, len(words)), 0, -1):
         for spelling in difflib.get_close_matches(" ".join(words[:num]), by_spelling, 1):
-            return by_spelling[spelling]
-    return ""
+            return (by_spelling[spelling],)
+    return ()
 
 
 def load(name: str) -> Callable[..., Any]:
@@ -153,10 +212,20 @@ def main() -> None:
     if not rest or rest[0] in ("-h", "--help"):
         print(usage(name))
         return
-    near = nearest(sys.argv[1:])
-    question = f"; did you mean `partial-fc {near}`?" if near else ""
-    print(f"partial-fc: no command {' '.join(sys.argv[1:3])!r}{question}\n{usage(name)}", file=sys.stderr)
+    near = " or ".join(f"`partial-fc {verb}`" for verb in nearest(sys.argv[1:]))
+    wrong = " ".join(sys.argv[1 : 2 + len(name.split())])
+    print(
+        f"partial-fc: there is no command {wrong!r}{f'; did you mean {near}?' if near else ''}\n"
+        f"`{' '.join(['partial-fc', *name.split()])} --help` lists the commands",
+        file=sys.stderr,
+    )
     sys.exit(2)
+
+
+def _matter(flags: type) -> list[str]:
+    """The flags of a verb without those that start processes on several hosts, which few need; none: all."""
+    names = [field.name for field in dataclasses.fields(flags)]
+    return [*names, "gpus", "device"] if "launch" in names else []
 
 
 def run(name: str, arguments: list[str]) -> int | None:
@@ -169,7 +238,8 @@ def run(name: str, arguments: list[str]) -> int | None:
 
     try:
         make_private()
-        options: Any = parse(flags_of(name), arguments, f"partial-fc {name}")
+        flags = flags_of(name)
+        options: Any = parse(flags, arguments, f"partial-fc {name}", matter=_matter(flags))
         return load(name)(options)
     except errors.UsageError as error:
         errors.report(f"partial-fc {name}", error)

@@ -1,10 +1,14 @@
-"""Trains a recipe: `partial-fc train RECIPE --help` lists its flags. (In a checkout `python train.py` is the same.)
+"""Trains a recipe: `partial-fc train RECIPE --help` lists its flags.
+In a checkout `python train.py` is the same.
 
-horovodrun -np 2 -H localhost:2 partial-fc train face --rec DIR         one process a GPU, or a CPU core
-partial-fc train face --gpus 2 --rec DIR                                the same over torch.distributed, and no launcher
-torchrun --nproc_per_node=2 -m partial_fc train face --rec DIR          the same; srun likewise
-partial-fc train face --rec DIR                                         one process
-partial-fc train ./mine.py --rec DIR                                    a recipe of your own: a file with a main(flags)
+one process:
+  partial-fc train face --rec DIR
+two processes, one for each GPU, or on the CPU:
+  partial-fc train face --gpus 2 --rec DIR
+  horovodrun -np 2 -H localhost:2 partial-fc train face --rec DIR
+  torchrun --nproc_per_node=2 -m partial_fc train face --rec DIR
+a recipe of your own, a file with a function main(flags):
+  partial-fc train ./mine.py --rec DIR
 """
 
 import ast
@@ -14,6 +18,7 @@ import importlib.util
 import logging
 import os
 import sys
+import textwrap
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -94,9 +99,8 @@ def _no_recipe(name: str, program: str) -> str:
     if _is_config(path) or _is_config(path.with_name(f"{path.name}.py")):
         return f"{name} is a configuration file, not a recipe: {program} face --config {name}"
     near = difflib.get_close_matches(name.lower(), recipes())
-    if not near:
-        return f"no recipe {name!r}\n{usage()}"
-    return f"no recipe {name!r}; did you mean {near[0]}? There are {', '.join(recipes())}"
+    question = f"; did you mean {near[0]}?" if near else "."
+    return f"no recipe {name!r}{question} There are {', '.join(recipes())}; or give a file, ./mine.py"
 
 
 def _is_config(path: Path) -> bool:
@@ -108,7 +112,10 @@ def _is_config(path: Path) -> bool:
 
 
 def usage() -> str:
-    lines = [f"  {name:10} {summary}" for name, summary in recipes().items()]
+    lines = [
+        textwrap.fill(summary, 80, initial_indent=f"  {name:10} ", subsequent_indent=13 * " ")
+        for name, summary in recipes().items()
+    ]
     return f"{__doc__}\nrecipes:\n" + "\n".join(lines)
 
 

@@ -46,15 +46,15 @@ if TYPE_CHECKING:
 
 # What --help shows.
 _MATTER = (
-    "dataset", "config", "rec", "num_classes", "val_targets", "network", "embedding_size", "pretrained", "loss",
-    "sample_rate", "batch_size", "optimizer", "precision", "lr", "epochs", "max_steps", "models_root", "resume",
+    "dataset", "config", "rec", "num_classes", "image_size", "val_targets", "network", "embedding_size", "pretrained",
+    "loss", "sample_rate", "batch_size", "optimizer", "precision", "lr", "epochs", "max_steps", "models_root", "resume",
     "gpus", "device",
 )  # fmt: skip
 DATASETS = Literal[("custom", *presets.PRESETS)]  # type: ignore[valid-type]
 # Flags that may change between the parts of one run: they do not change what is learned.
 _MAY_CHANGE = ("config", "num_workers", "max_bad_records", "check_data", "val_targets", "telemetry_every", "head_impl",
-               "head_centres", "pretrained", "activation_checkpointing", "channels_last", "centre_place",
-               "centre_path", "engine", "params")  # fmt: skip
+               "head_centres", "pretrained", "pretrained_partial", "activation_checkpointing", "channels_last",
+               "centre_place", "centre_path", "engine", "params")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,8 @@ class DataFlags:
     num_images: int | None = None
     """Images of one epoch of synthetic data."""
     image_size: int = 112
-    """Height and width in pixels; other images are resized."""
+    """Height and width in pixels; other images are resized. Where it is not given, the size that the file `property`
+    beside a .rec says counts."""
     mirror: bool = True
     """A mirrored image is of the same class: mirror half of the images, add both embeddings in verification."""
     augment: Literal["none", "glyph"] = "none"
@@ -97,14 +98,14 @@ class DataFlags:
         check_numbers(self, num_classes=CLASSES, num_images=1, image_size=PIXELS, num_workers=THREADS)
         if self.dataset == "synthetic" and self.num_classes is None:
             raise ValueError("--dataset synthetic needs --num-classes")
-        if (
-            self.order == "blocks"
-            and self.rec is not None
-            and not (self.rec.suffix == ".rec" or (self.rec / "train.rec").exists())
-        ):
+        if self.order == "blocks" and self.rec is not None and not self.is_record_file:
             raise ValueError(f"--order blocks is for a .rec file; the images of {self.rec} lie anywhere on the disk")
         if self.augment == "glyph" and self.mirror:
             raise ValueError("--augment glyph with --mirror: a mirrored character is another one; add --no-mirror")
+
+    @property
+    def is_record_file(self) -> bool:
+        return self.rec is not None and (self.rec.suffix == ".rec" or (self.rec / "train.rec").exists())
 
     @property
     def synthetic(self) -> bool:
@@ -270,15 +271,14 @@ def _notes(config: Config, source: Source) -> list[str]:
     from partial_fc.data import RecordSource
 
     data, notes = config.data, []
-    if isinstance(source, RecordSource) and source.image_size not in (None, (data.image_size, data.image_size)):
-        height, width = source.image_size
+    stated = source.image_size if isinstance(source, RecordSource) else None
+    if stated not in (None, (0, 0), (data.image_size, data.image_size)):
+        height, width = stated
         notes.append(
             f"{data.rec} says that its images are {width} x {height}; each is resized to --image-size {data.image_size}"
         )
     if data.synthetic and flags.is_given(data, "check_data"):
         notes.append(f"--check-data {data.check_data}: synthetic data has nothing to check")
-    if data.num_images is not None and not data.synthetic:
-        notes.append("--num-images is about synthetic data; this run has images")
     return notes
 
 
@@ -289,7 +289,7 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     first.add_argument("--dataset", default="custom")
     first.add_argument("--config", type=Path)
     # Whoever gives these wants them, whatever the data says.
-    for name in presets.OF_THE_DATA:
+    for name in (*presets.OF_THE_DATA, "num_images"):
         first.add_argument(f"--{name.replace('_', '-')}", f"--{name}")
     try:
         known, _ = first.parse_known_args(arguments)
@@ -307,7 +307,11 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
         default = flags.with_defaults(Config, defaults)
     except ValueError as error:
         raise ValueError(f"{known.config}: {error}") from error
-    config = flags.parse(Config, arguments, "train.py face", default=default, matter=_MATTER, elsewhere=ELSEWHERE)
+    config = flags.parse(
+        Config, arguments, f"{flags.trainer()} face", default=default, matter=_MATTER, elsewhere=ELSEWHERE
+    )
     given = {name for name in presets.OF_THE_DATA if getattr(known, name) is not None}
     data, more_notes = presets.give_way(config.data, given | from_file.keys())
+    if known.num_images is not None and not data.synthetic:
+        more_notes.append("--num-images is about synthetic data; this run has images")
     return dataclasses.replace(config, data=data), [*notes, *more_notes]

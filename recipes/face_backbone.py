@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 
-from partial_fc.flags import LaunchFlags, OptimFlags, check_numbers, flag, is_given
+from partial_fc.flags import LaunchFlags, OptimFlags, check_numbers, flag, is_given, near
 from partial_fc.flags.numbers import ANY
+
+from .compat.insightface import ELSEWHERE
 
 if TYPE_CHECKING:
     import torch
@@ -24,13 +26,14 @@ if TYPE_CHECKING:
     from partial_fc.train.precision import Mode
 
 
+NETWORKS = Literal["r18", "r34", "r50", "r100", "r200", "mbf", "tiny", "mini"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags:
     """The backbone."""
 
-    network: Annotated[
-        Literal["r18", "r34", "r50", "r100", "r200", "mbf", "tiny", "mini"], tyro.conf.arg(aliases=["--backbone"])
-    ] = "r50"
+    network: Annotated[NETWORKS, tyro.conf.arg(aliases=["--backbone"])] = "r50"
     """Residual network by depth, MobileFaceNet, or a small one for a CPU: tiny, or the demo's mini."""
     embedding_size: int = 512
     """Width of the embedding."""
@@ -39,6 +42,9 @@ class ModelFlags:
     pretrained: Path | None = None
     """Start from this backbone, of the same network and size: the folder of another run, a checkpoint's, its
     model.safetensors, or arcface_torch's model.pt, backbone.pth or checkpoint_gpu_0.pt."""
+    pretrained_partial: bool = False
+    """Of --pretrained take the tensors that fit this network by name and shape; the others are listed, and start
+    fresh. Without it all must fit."""
     activation_checkpointing: bool = False
     """Blocks of the backbone are computed again in backward instead of keeping their inner values: less memory, about a
     third more arithmetic, the same results."""
@@ -62,11 +68,18 @@ class ModelFlags:
     """See --input-mean."""
 
     def __post_init__(self) -> None:
+        if self.network not in get_args(NETWORKS):  # from --config: of a flag it is found earlier
+            hint = ELSEWHERE.get(f"network {self.network}") or f"see --help{near(self.network, get_args(NETWORKS))}"
+            raise ValueError(
+                f"config.network is {self.network}; expected one of {', '.join(get_args(NETWORKS))}; {hint}"
+            )
         check_numbers(self, embedding_size="[1, 65536]", dropout="[0, 1)", input_mean=ANY, input_std="(0, inf)")
         if (self.symbol is None) != (self.params is None):
             raise ValueError("--symbol FILE-symbol.json and --params FILE-0000.params go together: give both, or none")
         if self.symbol is not None and self.engine != "mxnet":
             raise ValueError("--symbol is a network of MXNet's: add --engine mxnet")
+        if self.pretrained_partial and self.pretrained is None:
+            raise ValueError("--pretrained-partial is about --pretrained, which is not given")
         if self.symbol is None:
             for name in ("output_name", "input_mean", "input_std"):
                 if is_given(self, name):
@@ -132,7 +145,7 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
     import torch
 
     from partial_fc import models
-    from partial_fc.embedding.load import find
+    from partial_fc.embedding import load
     from partial_fc.foreign import networks
     from partial_fc.models.inputs import FACE
     from partial_fc.models.iresnet import IResNet
@@ -143,13 +156,20 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
     if model.symbol is not None:
         return _symbol_network(model, image_size, flip)
     module = models.build(model.network, model.embedding_size, image_size, dropout=model.dropout)
+    notes = []
     if model.pretrained:
+        wanted = networks.Network(model.network, model.embedding_size, image_size)
+        remedy = ""
         try:
-            find(model.pretrained).start(
-                module, networks.Network(model.network, model.embedding_size, image_size), FACE
-            )
+            stored = load.stored_at(model.pretrained)
+            stored.check_input(FACE)
+            if model.pretrained_partial:
+                notes.append(f"--pretrained-partial: {stored.start_partly(module)}")
+            else:
+                remedy = "; --pretrained-partial takes what fits"
+                load.check(stored).start(module, wanted)
         except ValueError as error:
-            raise ValueError(f"--pretrained {error}") from error
+            raise ValueError(f"--pretrained {error}{remedy}") from error
     if model.engine == "mxnet":
         assert isinstance(module, IResNet)
         _need_mxnet()
@@ -161,7 +181,7 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
     if model.activation_checkpointing:
         activation_checkpointing.enable(module)
     contract = {"network": model.network, **_facts(model.embedding_size, image_size, flip)}
-    return Network(module, FACE, contract, model.embedding_size, "fp32" if model.engine == "mxnet" else None)
+    return Network(module, FACE, contract, model.embedding_size, "fp32" if model.engine == "mxnet" else None, notes)
 
 
 def _symbol_network(model: ModelFlags, image_size: int, flip: bool) -> Network:

@@ -112,20 +112,21 @@ OF_THE_DATA = ("num_classes", "image_size")
 
 
 def give_way(data: DataFlags, given: Collection[str]) -> tuple[DataFlags, list[str]]:
-    """A preset's values where the set at --rec says otherwise: its own are taken, and that is noted. given: flags that
-    are not the preset's."""
+    """What the set at --rec says of itself in place of a preset's value, which is noted, and of the default image size.
+    given: flags that are neither the preset's nor a default."""
     preset = PRESETS.get(data.dataset, {})
-    names = [name for name in OF_THE_DATA if name in preset and name not in given]
-    if data.synthetic or data.rec is None or not names:
+    names = [name for name in OF_THE_DATA if name in (*preset, "image_size") and name not in given]
+    if data.synthetic or data.rec is None or not names or not (preset or data.is_record_file):
         return data, []
     from partial_fc.data.open import stated  # NumPy takes a while, and --help does without
 
     num_classes, size = stated(data.rec)
     own = {"num_classes": num_classes, "image_size": size[0] if size and size[0] == size[1] > 0 else None}
-    taken: dict[str, Any] = {name: own[name] for name in names if own[name] not in (None, preset[name])}
+    taken: dict[str, Any] = {name: own[name] for name in names if own[name] not in (None, preset.get(name))}
     notes = [
         f"--dataset {data.dataset} means {flags.flag(name)} {preset[name]}; {data.rec} says {value}, which is taken "
         f"({flags.flag(name)} {preset[name]} would insist)"
         for name, value in taken.items()
+        if name in preset
     ]
     return dataclasses.replace(data, **taken), notes

@@ -287,5 +287,7 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     """The command line -> configuration, and notes on flags of Caffe2's that mean nothing here. Raises ValueError for
     values that make no sense, alone or together."""
     ours, notes = caffe2.translate(arguments)
-    config = flags.parse(Config, ours, "train.py imagenet", matter=_MATTER, typed=arguments, renamed=caffe2.RENAMED)
+    config = flags.parse(
+        Config, ours, f"{flags.trainer()} imagenet", matter=_MATTER, typed=arguments, renamed=caffe2.RENAMED
+    )
     return config, notes

@@ -244,5 +244,7 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     """The command line -> configuration, and notes on flags of GluonCV's that mean nothing here. Raises ValueError for
     values that make no sense, alone or together."""
     ours, notes = gluoncv.translate(arguments)
-    config = flags.parse(Config, ours, "train.py kinetics", matter=_MATTER, typed=arguments, renamed=gluoncv.RENAMED)
+    config = flags.parse(
+        Config, ours, f"{flags.trainer()} kinetics", matter=_MATTER, typed=arguments, renamed=gluoncv.RENAMED
+    )
     return config, notes

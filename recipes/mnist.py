@@ -178,4 +178,4 @@ def _source(config: Config, split: Split) -> IdxSource:
 @flags.told_as_usage
 def parse(arguments: list[str]) -> Config:
     """The command line -> configuration. Raises ValueError for values that make no sense, alone or together."""
-    return flags.parse(Config, arguments, "train.py mnist", matter=_MATTER, elsewhere=_ELSEWHERE)
+    return flags.parse(Config, arguments, f"{flags.trainer()} mnist", matter=_MATTER, elsewhere=_ELSEWHERE)

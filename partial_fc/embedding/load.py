@@ -4,6 +4,8 @@ a run's folder (--models-root)            its model.safetensors, else its newest
 model.safetensors                         says network, sizes, input contract, flip rule and step itself
 a checkpoint (step-N), or a folder of them    likewise, in its manifest
 model.pt, backbone.pth, checkpoint_gpu_R.pt   arcface_torch's: the network is told by names and shapes
+.pt, .pth, .ckpt                          the same of others; saved from DistributedDataParallel, torch.compile or
+                                          Lightning, too, whose prefixes ("module.", "_orig_mod.") are dropped
 """
 
 import logging
@@ -21,10 +23,10 @@ from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.embedding.model import EmbeddingModel
 from partial_fc.foreign.backbone_weights import read_weights
 from partial_fc.foreign.networks import Network, network_of
-from partial_fc.foreign.state_dicts import check_fits
+from partial_fc.foreign.state_dicts import check_fits, fitting, misfits
 from partial_fc.models.inputs import FACE, InputContract, contract_of
 
-_SUFFIXES = (".safetensors", ".pt", ".pth")
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
 _EXPECTED = (
     "expected a run's folder, a checkpoint's, model.safetensors, or arcface_torch's model.pt, backbone.pth or "
     "checkpoint_gpu_0.pt"
@@ -74,18 +76,39 @@ class Found:
         module.load_state_dict({name: _fp32(t) for name, t in self.weights.items()}, assign=True)
         return module
 
-    def start(self, module: nn.Module, wanted: Network, to_input: InputContract) -> None:
+    def start(self, module: nn.Module, wanted: Network) -> None:
         """Gives the weights to a module, which is `wanted`, to train on from them. Raises ValueError where they are of
-        another network or size, or take other pixels."""
+        another network or size."""
         shapes = {name: t.shape for name, t in self.weights.items()}
         if self.network.name != wanted.name or shapes != {name: t.shape for name, t in module.state_dict().items()}:
             raise ValueError(f"{self.source} is a backbone {self.network}; this run has {wanted}")
-        theirs, ours = ((c.mean, c.std, c.bgr) for c in (self.to_input, to_input))
-        if theirs != ours:
-            raise ValueError(
-                f"{self.source} takes {self.to_input.description}; this run's network takes {to_input.description}"
-            )
         module.load_state_dict(self.weights)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Weights as they are stored, not checked yet. facts: what the file says of them."""
+
+    source: Path
+    weights: dict[str, Tensor]
+    facts: dict[str, str]
+
+    def check_input(self, ours: InputContract) -> None:
+        """Raises ValueError where the weights take other pixels than a network of ours."""
+        theirs = contract_of(self.facts) or FACE
+        if (theirs.mean, theirs.std, theirs.bgr) != (ours.mean, ours.std, ours.bgr):
+            raise ValueError(f"{self.source} takes {theirs.description}; this run's network takes {ours.description}")
+
+    def start_partly(self, module: nn.Module) -> str:
+        """Gives a module the weights that have a name and shape of its own. Returns a sentence on what that left out.
+        Raises ValueError where none fits."""
+        expected = module.state_dict()
+        taken = fitting(self.weights, expected)
+        problems = misfits(self.weights, expected)
+        if not taken:
+            raise ValueError(f"{self.source}: none of its tensors fits this network: {problems}")
+        module.load_state_dict(taken, strict=False)
+        return f"{len(taken)} of the network's {len(expected)} tensors from {self.source}; {problems or 'all fit'}"
 
 
 def find(path: Path, image_size: int | None = None, flip: bool | None = None) -> Found:
@@ -94,28 +117,36 @@ def find(path: Path, image_size: int | None = None, flip: bool | None = None) ->
         raise ValueError(f"image_size is {image_size!r}; expected a whole number from {models.SMALLEST_IMAGE}")
     if flip not in (None, True, False):
         raise ValueError(f"flip is {flip!r}; expected True, False or None")
+    return check(stored_at(path), image_size, flip)
+
+
+def stored_at(path: Path) -> Stored:
+    """The weights at a path, from whatever file they are in."""
     if path.name == "backbone.safetensors" and (path.parent / MANIFEST).exists():
         path = path.parent  # whose manifest says what it is
     if path.is_dir():
         delivered = path / "model.safetensors"
         if is_step(path) or not delivered.exists():
-            return from_checkpoint(Checkpoint(_step(path)), image_size, flip)
-        found = find(delivered, image_size, flip)
-        latest = newest(path / "checkpoints")
-        if latest is not None and found.step is not None and step_of(latest) > found.step:
-            _log.warning(f"{delivered} is of step {found.step}; {latest} is newer, and not taken: give its path for it")
+            return _of_checkpoint(Checkpoint(_step(path)))
+        found = stored_at(delivered)
+        latest, step = newest(path / "checkpoints"), found.facts.get("step", "")
+        if latest is not None and step.isdecimal() and step_of(latest) > int(step):
+            _log.warning(f"{delivered} is of step {step}; {latest} is newer, and not taken: give its path for it")
         return found
     if not path.exists():
         raise ValueError(f"{path} not found; {_EXPECTED}")
     if path.suffix not in _SUFFIXES:
         hint = " (`partial-fc convert` makes MXNet's files one of them)" if path.suffix in (".params", ".json") else ""
         raise ValueError(f"{path}: what kind of model is {path.suffix or 'this'}? {_EXPECTED}{hint}")
-    weights, facts = read_weights(path)
-    return _found(path, weights, facts, image_size, flip)
+    return Stored(path, *read_weights(path))
 
 
 def from_checkpoint(stored: Checkpoint, image_size: int | None = None, flip: bool | None = None) -> Found:
     """The backbone of a checkpoint. Raises ValueError where it has none that embeds images."""
+    return check(_of_checkpoint(stored), image_size, flip)
+
+
+def _of_checkpoint(stored: Checkpoint) -> Stored:
     manifest = stored.manifest
     facts = facts_of(manifest)
     missing = [name for name in ("network", "embedding_size", "image_size") if name not in facts]
@@ -124,7 +155,7 @@ def from_checkpoint(stored: Checkpoint, image_size: int | None = None, flip: boo
             f"{stored.where} does not say which network it has: its configuration lacks {', '.join(missing)}. Images "
             "cannot be looked at with it (`checkpoint classes add` takes embeddings, too: NAME=FILE.npy)"
         )
-    return _found(stored.folder, stored.backbone(), facts, image_size, flip)
+    return Stored(stored.folder, stored.backbone(), facts)
 
 
 def facts_of(manifest: Mapping[str, Any]) -> dict[str, str]:
@@ -146,9 +177,9 @@ def _step(folder: Path) -> Path:
         raise ValueError(f"{folder} holds no model.safetensors, and no complete checkpoint; {_EXPECTED}") from error
 
 
-def _found(
-    path: Path, weights: dict[str, Tensor], facts: Mapping[str, str], image_size: int | None, flip: bool | None
-) -> Found:
+def check(stored: Stored, image_size: int | None = None, flip: bool | None = None) -> Found:
+    """The backbone that stored weights are. Raises ValueError where they are none that is known here, or not whole."""
+    path, weights, facts = stored.source, stored.weights, stored.facts
     if "network" in facts:
         network = _said(path, facts)
         if image_size is not None and image_size != network.image_size:

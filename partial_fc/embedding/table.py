@@ -150,7 +150,5 @@ def _pyarrow(path: Path) -> Any:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{path}: {error}; .parquet needs pyarrow: pip install pyarrow (or partial-fc[parquet]), or take .npz"
-        ) from error
+        raise ValueError(f"{path}: {error}; .parquet needs pyarrow: `pip install pyarrow`, or take .npz") from error
     return pyarrow

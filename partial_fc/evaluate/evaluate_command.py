@@ -69,7 +69,7 @@ def output_folder(out: Path | None, model: Path, name: str) -> Path:
 
 def _evaluate(options: EvaluateOptions, world: World, device: torch.device) -> None:
     folder = output_folder(options.out, options.model, "evaluation") if world.rank == 0 else None
-    model = partial_fc.load(options.model, device, flip=options.flip)
+    model = partial_fc.load(options.model, device, image_size=options.image_size, flip=options.flip)
     if folder:
         print(model, flush=True)
     judged = []

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
+from partial_fc.flags.numbers import PIXELS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +30,10 @@ class EvaluateOptions:
     """--ijb: weigh an image by the score of the face detector."""
     feature_length: bool = True
     """--ijb: weigh an image by the length of its feature. (Both as InsightFace's table has it.)"""
+    image_size: int | None = None
+    """Of models whose file does not say it; none: the largest that its weights fit."""
     flip: bool | None = None
-    """Add the embedding of the mirrored image; None: as the model says."""
+    """Add the embedding of the mirrored image; none: as the model says."""
     batch_size: int = 128
     """Images of one call of the network."""
     show: int = 10
@@ -40,7 +43,7 @@ class EvaluateOptions:
     launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)
 
     def __post_init__(self) -> None:
-        check_numbers(self, batch_size=2, show=0)
+        check_numbers(self, image_size=PIXELS, batch_size=2, show=0)
         if not self.sets and self.ijb is None:
             raise ValueError("nothing to evaluate on: give a .bin, a CSV file of pairs, or --ijb DIR")
         names = [path.stem for path in self.sets] + ([self.target] if self.ijb else [])
@@ -67,8 +70,10 @@ class SearchOptions:
     """Who is known: a folder of class folders, a .rec, a list, or an .npz that `partial-fc embed` wrote."""
     probe: Path | None = None
     """Who is searched, likewise; if not given, each image of the gallery is searched among the others."""
+    image_size: int | None = None
+    """Of models whose file does not say it; none: the largest that its weights fit."""
     flip: bool | None = None
-    """Add the embedding of the mirrored image; None: as the model says."""
+    """Add the embedding of the mirrored image; none: as the model says."""
     batch_size: int = 128
     """Images of one call of the network."""
     out: Path | None = None
@@ -76,6 +81,6 @@ class SearchOptions:
     launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)
 
     def __post_init__(self) -> None:
-        check_numbers(self, batch_size=1)
+        check_numbers(self, image_size=PIXELS, batch_size=1)
         if self.probe == self.gallery:
             raise ValueError("--probe is --gallery: leave --probe away, and each image is searched among the others")

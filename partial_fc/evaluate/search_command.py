@@ -48,7 +48,7 @@ def search_faces(options: SearchOptions) -> None:
 
 def _search(options: SearchOptions, world: World, device: torch.device) -> None:
     folder = output_folder(options.out, options.model, "search") if world.rank == 0 else None
-    model = partial_fc.load(options.model, device, flip=options.flip)
+    model = partial_fc.load(options.model, device, image_size=options.image_size, flip=options.flip)
     if folder:
         print(model, flush=True)
     gallery = _open(options.gallery, "gallery", model, options, world)

@@ -23,7 +23,7 @@ INPUT, OUTPUT = "input", "embedding"
 # onnxruntime has it since 1.14, of early 2023.
 _OPSET = 18
 _PIXELS = "float32 (N, 3, H, W), RGB, pixel, 0 to 255"
-_NEEDED = "`pip install onnx onnxscript onnxruntime`, or `pip install 'partial-fc[export]'`"
+_NEEDED = "`pip install onnx onnxscript onnxruntime`"
 _QUIET = ("torch.onnx", "onnxscript", "onnx_ir", "root")
 
 

@@ -8,8 +8,13 @@ import dataclasses
 import difflib
 import functools
 import re
+import shutil
+import sys
+import textwrap
 import types
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
@@ -23,6 +28,9 @@ _T = TypeVar("_T")
 _Result = TypeVar("_Result")
 _LONGEST_HELP = 150  # characters, of two lines beside or below a flag
 _KINDS = {"INT": "a whole number", "FLOAT": "a number", "PATH": "a path", "STR": "a word"}
+_KINDS["{True,False}"] = "True or False"
+# Of other programs, and exactly the same: theirs -> ours.
+_ALIASES = {"bs": "batch_size", "learning_rate": "lr", "wd": "weight_decay", "workers": "num_workers"}
 
 
 def parse(
@@ -39,19 +47,29 @@ def parse(
     """Raises UsageError for what cannot be. Ends the process, with status 0, where help is asked for.
 
     program: how the user started it. default: other values than the fields' own, whose values alone need make no sense.
-    matter: the fields that --help shows; none: all. elsewhere: flags of other programs, and values that
-    ours had there ("network rx50") -> what they are here. typed:
-    the user's own words, where `given` is a translation of them, and renamed: theirs -> ours.
+    matter: the fields that --help shows; none: all. elsewhere: flags of other programs, and values as "flag value" ->
+    what they are here. typed: the user's own words, where `given` is a translation of them, and renamed: theirs ->
+    ours.
     """
     arguments = ["--help" if word in ("--help-all", "--help_all") else word for word in given]
-    description = " ".join((flags.__doc__ or "").split())
+    fields = dict(_fields(flags))
+    aliases = {theirs: ours for theirs, ours in _ALIASES.items() if ours in fields and theirs not in fields}
+    if typed is not None:  # where a translation has counted with the flags already, they would come too late
+        aliases = {}
+    arguments = _in_our_words(arguments, fields, aliases)
+    paragraphs = [" ".join((flags.__doc__ or "").split())]
     shown: Collection[str] = ()
     if matter and {"-h", "--help"} & set(given):
         shown = matter
-        num_flags = sum(1 for _ in _fields(flags))
-        description += f"\n\nThese are the flags that matter; --help-all shows all {num_flags}."
-    reader = _Reader(flags, elsewhere or {}, arguments if typed is None else typed, renamed or {})
-    with refusals.on_parse_error(reader.refuse):
+        paragraphs.append(f"These are the flags that matter; --help-all shows all {len(fields)}.")
+    width = max(40, shutil.get_terminal_size().columns)  # what tyro draws its boxes in
+    # tyro would join lines that begin with a letter.
+    lines = [textwrap.fill(text, width, initial_indent=" ", subsequent_indent=" ") for text in paragraphs]
+    description = "\n".join(lines)
+    reader = _Reader(flags, elsewhere or {}, given if typed is None else typed, {**aliases, **(renamed or {})})
+    with refusals.on_parse_error(reader.refuse), warnings.catch_warnings():
+        # Of a configuration's value that is no choice: refused below, unless a flag replaces it.
+        warnings.filterwarnings("ignore", message="The field .* is annotated", module="tyro")
         more: dict[str, Any] = {} if default is None else {"default": default}
         try:
             found = tyro.cli(
@@ -62,6 +80,26 @@ def parse(
         except ValueError as error:  # of tyro's caller above, or of the dataclass: what does not go together
             raise UsageError(reader.as_typed(str(error))) from error
     return found
+
+
+def _in_our_words(arguments: list[str], fields: Mapping[str, Any], aliases: Mapping[str, str]) -> list[str]:
+    """The arguments with our names for aliases, and Python's None for the `none` of a flag that has it."""
+    may_be_none = {flag(name) for name, kind in fields.items() if type(None) in get_args(_bare(kind))}
+    found: list[str] = []
+    for word in arguments:
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-") if name.startswith("--") else name
+        if name in map(flag, aliases):
+            word = f"{flag(aliases[name[2:].replace('-', '_')])}{equals}{value}"
+        elif word == "none" and found and found[-1].replace("_", "-") in may_be_none:
+            word = "None"
+        found.append(word)
+    return found
+
+
+def trainer() -> str:
+    """How the user started this process to train, for the first line of help: from a checkout, or as installed."""
+    return "train.py" if Path(sys.argv[0]).name == "train.py" else "partial-fc train"
 
 
 def told_as_usage(read: Callable[..., _Result]) -> Callable[..., _Result]:
@@ -118,10 +156,10 @@ class _Reader:
                 what = re.split(r"(?<=[.;:]) ", _help(missing[0].arg.field.helptext))[0].rstrip(".;:")
                 raise UsageError(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} missing: {what}")
             case refusals.InvalidChoice(argument=argument, value=value, choices=choices):
-                more = near(value, choices)
-                if (theirs := f"{_name(argument).lstrip('-')} {value}") in self.elsewhere:
-                    more = f": {self.elsewhere[theirs]}"
-                raise UsageError(f"{self._typed(argument)} is {value}; expected one of {', '.join(choices)}{more}")
+                known = ", ".join(choices)
+                hint = self.elsewhere.get(f"{argument.field.intern_name} {value.lower()}")
+                hint = f"; {hint}" if hint else near(value, choices)
+                raise UsageError(f"{self._typed(argument)} is {value}; expected one of {known}{hint}")
             case refusals.BadValue(argument=argument, reason="too_few_values"):
                 many = argument.lowered.nargs
                 raise UsageError(f"{self._typed(argument)} needs {'a value' if many == 1 else f'{many} values'}")
@@ -146,7 +184,12 @@ class _Reader:
         names = [known.lstrip("-") for known in self.names]
         if name in names:
             raise UsageError(f"{wrong} takes another number of values (--help-all shows them)")
-        begun = [known for known in names if known.startswith(f"{name}-") or known.endswith(f"-{name}")]
+        alias = flag(_ALIASES.get(name.replace("-", "_"), "")).lstrip("-")
+        begun = (
+            [alias]
+            if alias in names
+            else [known for known in names if known.startswith(f"{name}-") or known.endswith(f"-{name}")]
+        )
         question = f"; did you mean {begun[0]}?" if begun else near(name, names)
         question = question.replace("-", "_") if "_" in wrong else question
         question = question.replace("did you mean ", "did you mean --")
@@ -209,7 +252,7 @@ def _words(matter: Collection[str]) -> ConstructorRegistry:
             if not dataclasses.is_dataclass(_bare(kind)):
                 if matter and field.name not in matter:
                     kind = tyro.conf.Suppress[kind]  # type: ignore[misc]
-                kind = _optional(kind)
+                kind = _tuple(kind, field.default) if get_origin(_bare(kind)) is tuple else _optional(kind)
             text = functools.partial(_shown_help, field.helptext, bool(matter))
             fields.append(dataclasses.replace(field, type=kind, helptext=text))
         return dataclasses.replace(spec, fields=tuple(fields))
@@ -228,13 +271,13 @@ def _optional(kind: Any) -> Any:
     inner = [part for part in get_args(union) if part is not type(None)]
     if get_origin(union) not in (Union, types.UnionType) or len(inner) != 1 or len(get_args(union)) != 2:
         return kind
-    if any(type(extra).__name__ == "_ArgConfig" for extra in getattr(kind, "__metadata__", ())):
+    if any(getattr(extra, "metavar", None) for extra in getattr(kind, "__metadata__", ())):
         return kind
     part, more = inner[0], ""
     if get_origin(part) is tuple:
         parts = get_args(part)
         part, more = parts[0], " ..." if parts[-1] is Ellipsis else "*"
-    names = {int: "INT", float: "FLOAT", str: "STR"}
+    names = {int: "INT", float: "FLOAT", str: "STR", bool: "{True,False}"}
     metavar = names.get(part, "PATH" if isinstance(part, type) else "")
     if get_origin(part) is not None:
         metavar = "{" + ",".join(map(str, get_args(part))) + "}"
@@ -242,6 +285,15 @@ def _optional(kind: Any) -> Any:
         metavar, more = " ".join([metavar] * len(get_args(inner[0]))), ""
     hint = lambda label: f"(default: {'none' if label == 'None' else label})"  # noqa: E731
     return Annotated[kind, tyro.conf.arg(metavar=f"{metavar}{more}", help_behavior_hint=hint)]
+
+
+def _tuple(kind: Any, default: Any) -> Any:
+    """Any number of values; tyro shows no default as an empty one."""
+    missing = default in (tyro.MISSING, tyro.MISSING_NONPROP)
+    if default == () or (missing and get_args(_bare(kind))[-1] is Ellipsis):
+        hint = "(default: none)" if default == () else "(required)"
+        return Annotated[kind, tyro.conf.arg(help_behavior_hint=hint)]
+    return kind
 
 
 def _bare(kind: Any) -> Any:

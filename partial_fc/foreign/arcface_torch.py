@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.foreign import torch_file
-from partial_fc.foreign.state_dicts import check_parameter_state, is_state_dict, parameter_states
+from partial_fc.foreign.state_dicts import check_parameter_state, is_state_dict, parameter_states, without_prefix
 
 _STATES = {"momentum_buffer": "momentum", "exp_avg": "first_moment", "exp_avg_sq": "second_moment"}  # torch's, ours
 
@@ -85,6 +85,7 @@ def backbone_of(path: Path, parameters: Collection[str]) -> tuple[dict[str, Tens
     weights = checkpoint.get("state_dict_backbone") if isinstance(checkpoint, Mapping) else None
     if not is_state_dict(weights):
         raise ValueError(f"{path} has no state_dict_backbone of tensors")
+    weights = without_prefix(weights)
     optimizer = checkpoint.get("state_optimizer")
     states = parameter_states(optimizer, path) if optimizer else []
     names = [name for name in weights if name in parameters]

@@ -8,29 +8,35 @@ from torch import Tensor, nn
 
 from partial_fc.files import check_regular
 from partial_fc.foreign import torch_file
-from partial_fc.foreign.state_dicts import check_fits, is_state_dict
+from partial_fc.foreign.state_dicts import check_fits, is_state_dict, without_prefix
+
+# Under which a whole checkpoint has the weights: arcface_torch's, Lightning's, and what people write by hand.
+_KEYS = ("state_dict_backbone", "state_dict", "model_state_dict", "model")
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """(state dict, what the file says of it) of a .safetensors file, or of one of torch.save's: a state dict
-    (arcface_torch's `model.pt` or `backbone.pth`, torchvision's), or a whole checkpoint_gpu_R.pt, of which the backbone
-    counts. No code of a file is run. Raises ValueError for anything else."""
+    (arcface_torch's `model.pt` or `backbone.pth`, torchvision's), or a whole checkpoint (arcface_torch's
+    checkpoint_gpu_R.pt, Lightning's .ckpt), of which the backbone counts. Names come without what a wrapper or a larger
+    module puts before them. No code of a file is run. Raises ValueError for anything else."""
     if path.suffix == ".safetensors":
         check_regular(path)
         try:
             with safe_open(path, "pt") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                return without_prefix(weights), file.metadata() or {}
         except SafetensorError as error:
             raise ValueError(f"{path} is no safetensors file, or cut short: {error}") from error
     found = torch_file.load(path)
-    weights = found.get("state_dict_backbone", found) if isinstance(found, dict) else found
+    parts = [found.get(key) for key in _KEYS] if isinstance(found, dict) else []
+    weights = next((part for part in parts if is_state_dict(part) and part), found)
     if not is_state_dict(weights):
         keys: Iterable[object] = found if isinstance(found, dict) else [type(found).__name__]
         raise ValueError(
-            f"{path}: expected a state dict (name -> tensor), or arcface_torch's checkpoint_gpu_R.pt, got: "
+            f"{path}: expected a state dict (name -> tensor), or a checkpoint with one as {', '.join(_KEYS)}, got: "
             f"{', '.join(map(str, keys))[:200]}"
         )
-    return weights, {}
+    return without_prefix(weights), {}
 
 
 def load_weights(model: nn.Module, path: str | Path, leave_out: str = "") -> None:

@@ -1,5 +1,6 @@
 """State dicts of torch's modules and optimizers that other programs wrote: is it one, and does it fit?"""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -7,6 +8,10 @@ from typing import Any, TypeGuard
 from torch import Tensor
 
 _SHOWN = 8
+# What torch puts into the names of wrapped modules, at any depth: torch.compile, FSDP, activation checkpointing.
+_WRAPPED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+# What the attribute is called in which others keep a network; `module` is DistributedDataParallel's.
+_HOLDERS = ("module", "model", "backbone", "net", "network", "encoder")
 
 
 def is_state_dict(value: Any) -> TypeGuard[dict[str, Tensor]]:
@@ -14,9 +19,33 @@ def is_state_dict(value: Any) -> TypeGuard[dict[str, Tensor]]:
     return isinstance(value, dict) and all(isinstance(k, str) and isinstance(t, Tensor) for k, t in value.items())
 
 
+def without_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights under the network's own names, where they were saved from a module that wraps or holds it:
+    "module._orig_mod.conv1.weight", "model.backbone.conv1.weight". What such a module has beside the network, such as
+    its head, is left out; the network is what has most of the tensors."""
+    found = dict(weights)
+    for wrapped in _WRAPPED:
+        renamed = {name.replace(wrapped, ""): t for name, t in found.items()}
+        found = renamed if len(renamed) == len(found) else found
+    while found:
+        holder, count = Counter(name.partition(".")[0] for name in found).most_common(1)[0]
+        if holder not in _HOLDERS or 2 * count <= len(found):
+            break
+        found = {name.partition(".")[2]: t for name, t in found.items() if name.startswith(f"{holder}.")}
+    return found
+
+
 def check_fits(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path, model: str) -> None:
     """Checks that the weights in a file have the names and shapes of a model's own state dict. Raises ValueError, with
     what is missing, unexpected or of another shape."""
+    if problems := misfits(weights, expected):
+        raise ValueError(
+            f"{path} does not fit this {model}: {problems}. Is it the same network, embedding size and image size?"
+        )
+
+
+def misfits(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
+    """What is missing, unexpected or of another shape or kind, up to eight names of each; empty where nothing is."""
     reshaped = [
         f"{name} is {_kind(weights[name])}, expected {_kind(t)}"
         for name, t in expected.items()
@@ -27,12 +56,12 @@ def check_fits(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], pa
         "unexpected": [name for name in weights if name not in expected],
         "of another shape or kind": reshaped,
     }
-    lists = [f"{len(names)} {what}: {_some(names)}" for what, names in problems.items() if names]
-    if lists:
-        raise ValueError(
-            f"{path} does not fit this {model}: {'; '.join(lists)}. Is it the same network, embedding size and image "
-            "size?"
-        )
+    return "; ".join(f"{len(names)} {what}: {_some(names)}" for what, names in problems.items() if names)
+
+
+def fitting(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the weights that have a name, shape and kind of a model's own state dict."""
+    return {name: t for name, t in weights.items() if name in expected and _kind(t) == _kind(expected[name])}
 
 
 def parameter_states(optimizer: Any, path: Path) -> list[dict[str, Any]]:

@@ -7,8 +7,10 @@ the time before torch 1.6 may make torch ask for more memory than they have byte
 
 import io
 import mmap
+import pickle
 import re
 import tarfile
+import textwrap
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from partial_fc.files import regular
 
 _ZIP = b"PK\x03\x04"
 _BOLD = re.compile(r"\x1b\[\d*m")  # in messages of torch
+_CODE = re.compile(r"GLOBAL (\S{1,200}) was not an allowed")  # likewise
 _MOST_SEARCHED = 2000  # characters
 
 
@@ -55,13 +58,24 @@ def load(path: str | Path) -> Any:
         except OSError:
             raise
         except Exception as error:  # damaged files make torch's unpickler raise nearly anything
-            words = _BOLD.sub("", str(error)).strip() or type(error).__name__
-            reason = words.splitlines()[0][:300]
-            raise ValueError(
-                f"{path} cannot be read as tensors and plain values: {reason} (save state dicts, not whole models)"
-            ) from error
+            raise ValueError(f"{path} cannot be read as tensors and plain values: {_reason(error)}") from error
     _check_tensors(path, found)
     return found
+
+
+def _reason(error: Exception) -> str:
+    """Why a file is not read. Of torch's own words neither the advice to run what is in the file, nor its beginning,
+    which says no more than that."""
+    words = _BOLD.sub("", str(error)[:_MOST_SEARCHED])
+    if asked := _CODE.search(words):
+        return (
+            f"it asks for {asked[1]}, which is code, and a file's code is not run; save state dicts, not whole models: "
+            "torch.save(model.state_dict(), FILE)"
+        )
+    if isinstance(error, pickle.UnpicklingError):
+        return "it holds other things, or is damaged; save state dicts, not whole models"
+    line = words.strip().partition("\n")[0] or type(error).__name__
+    return f"{textwrap.shorten(line, 300, placeholder=' ...')} (save state dicts, not whole models)"
 
 
 class _BoundedFile(io.BufferedReader):

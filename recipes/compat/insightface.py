@@ -1,6 +1,7 @@
-"""Flags and settings of InsightFace's trainers, arcface_torch and Partial FC on MXNet, that have another name here."""
+"""Flags, settings and networks that have another name here: of InsightFace's trainers, arcface_torch and Partial FC on
+MXNet, and those that most other trainers have."""
 
-# Theirs, with - for _ (or a flag and its value) -> ours, as the message of a wrong one says it.
+# Theirs, with - for _ (or "flag value") -> ours, as the message of a wrong one says it.
 # docs/coming-from-insightface.md has all of them.
 ELSEWHERE = {
     # arcface_torch: keys of its configuration files, which people also try as flags.
@@ -13,7 +14,7 @@ ELSEWHERE = {
     "output": "it is --models-root",
     "save-all-states": "checkpoints always hold all states",
     "dali": "the loader's own threads decode: --num-workers",
-    "using-wandb": "curves go to TensorBoard, below --models-root",
+    "using-wandb": "it is --wandb PROJECT (TensorBoard gets the curves in any case)",
     "local-rank": "torchrun, horovodrun and srun say it through the environment; leave it out",
     # Partial FC on MXNet: settings of its default.py. (Its four flags have the same names here.)
     "debug": "made-up data is --dataset 100w (1000w, ... 10000w), or --dataset synthetic --num-classes N",
@@ -30,4 +31,29 @@ ELSEWHERE = {
         ("network r122", "network rx50", "network rx101"),
         "InsightFace lists it, too, and has no code for it: it raises there",
     ),
+    # timm, torchvision, ultralytics and others.
+    **dict.fromkeys(("data", "data-dir", "data-path", "train-dir", "train-data", "root"), "it is --rec"),
+    **dict.fromkeys(("arch", "model"), "it is --network"),
+    **dict.fromkeys(("img-size", "imgsz", "input-size", "resolution"), "it is --image-size"),
+    **dict.fromkeys(("output-dir", "out-dir", "save-dir", "out", "log-dir"), "it is --models-root"),
+    **dict.fromkeys(("weights", "checkpoint", "ckpt", "init"), "--pretrained takes a backbone, --resume a checkpoint"),
+    **dict.fromkeys(("num-epochs", "max-epochs"), "it is --epochs"),
+    **dict.fromkeys(("num-threads", "num-thread"), "it is --num-workers"),
+    **dict.fromkeys(("gradient-accumulation-steps", "grad-accum", "iter-size"), "it is --accumulate"),
+    **dict.fromkeys(("nproc", "nproc-per-node", "num-gpus", "world-size"), "it is --gpus, processes on this host"),
+    **dict.fromkeys(("clip-grad", "max-norm"), "it is --clip"),
+    "amp": "it is --precision bf16 or fp16; auto takes bf16 where the hardware has it",
+    "opt": "it is --optimizer",
+    "scheduler": "it is --lr-scheduler",
+    # Networks, as "flag value".
+    **{
+        f"network {family}{depth}": f"it is r{depth} here"
+        for family in ("resnet", "resnet-", "iresnet", "ir", "ir_", "ir-", "irse", "r_")
+        for depth in (18, 34, 50, 100, 200)
+    },
+    "network resnet101": "the nearest here is r100",
+    **dict.fromkeys(("network mobilefacenet", "network mobilenet"), "mbf is MobileFaceNet"),
+    **{f"network vit_{size}": "there is no vision transformer yet" for size in "tslbh"},
+    **{f"network vit-{size}": "there is no vision transformer yet" for size in "tslbh"},
+    "network vit": "there is no vision transformer yet",
 }

@@ -16,6 +16,8 @@ import pytest
 import partial_fc
 from partial_fc import cli, errors, train_command
 from partial_fc.data.tools.pack import IndexOptions
+from partial_fc.flags.command_line import parse
+from recipes import face
 
 ROOT = Path(__file__).parents[2]
 # They draw characters by our random numbers, which are torch's; and they run for minutes.
@@ -81,18 +83,57 @@ def test_a_word_that_is_no_verb_gets_the_nearest_one(command, words, meant):
     assert f"did you mean `partial-fc {meant}`?" in said
 
 
-def test_a_word_like_no_verb_gets_the_list(command):
-    status, _, said = command("qqqqqq")
-    assert status == 2
-    assert "did you mean" not in said
-    assert all(name in said for name in cli.VERBS)
+@pytest.mark.parametrize("word", ["qqqqqq", "evalute", "predict", "data packk", "checkpoint classes ad"])
+def test_a_word_that_is_no_verb_costs_two_lines(command, word):
+    """What is wrong, and where the list is: the list itself would push the first line off the screen."""
+    status, printed, said = command(*word.split())
+    wrong, where = said.splitlines()
+    assert (status, printed) == (2, "")
+    assert wrong.startswith(f"partial-fc: there is no command {word!r}")
+    assert ("did you mean" in wrong) == (word != "qqqqqq")
+    status, printed, _ = command(*where.partition("`partial-fc ")[2].partition("`")[0].split())
+    assert status == 0
+    assert "COMMAND" in printed
+
+
+@pytest.mark.parametrize("word", cli._OTHER_NAMES)
+def test_what_others_call_a_verb_leads_to_ours(command, word):
+    said = command(word)[2]
+    for verb in cli._OTHER_NAMES[word]:
+        assert f"`partial-fc {verb}`" in said
+        assert cli.find(verb.split())[0] in cli.VERBS
+
+
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_the_list_of_verbs_says_what_this_is_and_fits_a_terminal(command, words):
+    status, printed, _ = command(*words)
+    assert status == 0
+    assert printed.startswith("partial-fc trains models")
+    assert all(re.search(rf"(?m)^  {name}  ", printed) for name in cli.VERBS if "classes" not in name)
+    assert max(map(len, printed.splitlines())) <= 80
+    assert len(printed.splitlines()) <= 60
+
+
+@pytest.mark.parametrize("section", cli.SECTIONS)
+def test_the_example_of_a_section_is_a_command_line_that_is_taken(section, tmp_path, monkeypatch):
+    _, example, verbs = cli.SECTIONS[section]
+    program, *words = example.split()
+    name, rest = cli.find(words)
+    assert program == "partial-fc"
+    assert name in verbs
+    if name == "train":
+        face.parse(rest[1:])
+        return
+    (tmp_path / "pairs.bin").touch()
+    monkeypatch.chdir(tmp_path)
+    parse(cli.flags_of(name), rest, example)
 
 
 @pytest.mark.parametrize("words", [["data"], ["data", "--help"], ["data", "-h"]])
 def test_a_group_answers_with_its_verbs(command, words):
     status, printed, _ = command(*words)
     assert status == 0
-    assert "partial-fc data pack" in printed
+    assert re.search(r"(?m)^  data pack  ", printed)
     assert "checkpoint" not in printed
 
 

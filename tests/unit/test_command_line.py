@@ -17,11 +17,13 @@ import pytest
 
 import partial_fc
 from partial_fc import cli, train_command
+from partial_fc.data.recordio import RecordWriter, pack
 from partial_fc.errors import UsageError
 from partial_fc.flags import command_line
 from partial_fc.flags.numbers import check_numbers, flag
 from partial_fc.launcher.options import LaunchOptions
 from recipes import face, imagenet, kinetics, mnist, mnist_kvstore
+from recipes.compat import insightface
 
 ROOT = Path(partial_fc.__file__).parent.parent
 # Command lines with which nothing is wrong.
@@ -157,6 +159,14 @@ def test_ranges(ranges, value, says):
         ("face --dataset 100w --batch_size 1.5", "--batch_size is 1.5; expected a whole number"),
         ("face --dataset 100w --sample_rate 2", "--sample_rate is 2.0; expected more than 0 and at most 1"),
         ("face --dataset 100w r50", "'r50' belongs to no flag"),
+        ("face --dataset 100w --bs 0", "--bs is 0; expected at least 1"),
+        ("face --dataset 100w --learning_rate=-1", "--learning_rate is -1.0; expected at least 0"),
+        ("imagenet --train_data x --bs 4", "--bs is no flag here; did you mean --batch-size?"),
+        ("face --network resnet50", "mini; it is r50 here"),
+        ("face --network ViT_B", "mini; there is no vision transformer yet"),
+        ("face --data x", "--data is no flag here: it is --rec"),
+        ("face --using_wandb", "it is --wandb PROJECT"),
+        ("face --imgsz 64", "it is --image-size"),
         ("face --rec", "--rec needs a value"),
         ("face --dataset", "--dataset needs a value"),
         ("face --dataset 100w --margins 1 2", "--margins is 1 2; expected a number 3 times"),
@@ -168,6 +178,7 @@ def test_ranges(ranges, value, says):
         ("mnist --opt_level O2", "O2 --precision fp16-o2"),
         ("mnist -g 0", "-g is 0; expected at least 1"),
         ("fase", "no recipe 'fase'; did you mean face?"),
+        ("qqqqqq", "no recipe 'qqqqqq'. There are face, imagenet"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_what_was_typed(words, says, capsys):
@@ -196,7 +207,98 @@ def test_a_configuration_in_place_of_the_recipe(tmp_path, capsys):
         face.parse(["--config", str(tmp_path / "ms1mv3_r5")])
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--bs 7 --wd 0.25 --workers 3", "--batch-size 7 --weight-decay 0.25 --num-workers 3"),
+        ("--learning_rate=0.5", "--lr=0.5"),
+        ("--num-classes 5 --master_addr none", "--num-classes 5"),
+    ],
+)  # fmt: skip
+def test_other_names_of_flags_do_the_same(theirs, ours):
+    assert face.parse(["--dataset", "100w", *theirs.split()]) == face.parse(["--dataset", "100w", *ours.split()])
+
+
+def test_what_the_near_names_of_face_lead_to_is_there():
+    flags = {flag(name) for name, _ in command_line._fields(face.Config)}
+    for theirs, words in insightface.ELSEWHERE.items():
+        assert set(re.findall(r"(?<!\w)--[a-z-]+", words)) <= flags, theirs
+        assert flag(theirs) not in flags
+
+
+def test_a_network_of_a_configuration_that_is_not_there_ends_before_anything_is_made(tmp_path):
+    path = tmp_path / "vit.py"
+    path.write_text("from easydict import EasyDict as edict\nconfig = edict()\nconfig.network = 'vit_b'\n")
+    words = ["--config", str(path), "--dataset", "100w"]
+    with pytest.raises(UsageError, match=r"network is vit_b; .*there is no vision transformer yet"):
+        face.parse(words)
+    assert face.parse([*words, "--network", "r18"])[0].model.network == "r18"
+
+
+# ---- image size
+
+
+@pytest.mark.parametrize(
+    ("says", "typed", "size", "noted"),
+    [
+        ("12,64,64", "", 64, False),
+        ("12,64,64", "--image-size 112", 112, True),
+        ("12,64,48", "", 112, True),
+        ("12,0,0", "", 112, False),
+    ],
+)
+def test_images_are_taken_at_the_size_that_the_set_says(tmp_path, says, typed, size, noted):
+    with RecordWriter(tmp_path / "train.rec") as writer:
+        writer.write(0, pack(0.0, b"an image", 0))
+    (tmp_path / "property").write_text(f"{says}\n")
+    config, notes = face.parse(["--rec", str(tmp_path), *typed.split()])
+    assert (config.data.image_size, notes) == (size, [])
+    told = [note for note in face._notes(config, face._source(config.data)) if "resized" in note]
+    assert bool(told) == noted
+
+
+def test_the_number_of_images_is_about_synthetic_data_only_where_it_was_typed(tmp_path):
+    config = tmp_path / "config.py"
+    config.write_text(
+        "from easydict import EasyDict as edict\nconfig = edict()\nconfig.rec = '/data'\nconfig.num_image = 9\n"
+    )
+    assert face.parse(["--config", str(config)])[1] == []
+    assert face.parse(["--dataset", "emore", "--rec", "/data"])[1] == []
+    (note,) = face.parse(["--rec", "/data", "--num_images", "9"])[1]
+    assert "about synthetic data" in note
+
+
 # ---- help
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [("face", 60), ("face", 130), *((name, 60) for name in cli.VERBS if name not in cli._OWN_READERS)],
+)
+def test_help_is_as_wide_as_the_terminal_and_has_every_kind_right(name, columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/partial-fc"])
+    with pytest.raises(SystemExit):
+        train_command.main(["face", "--help-all"]) if name == "face" else cli.run(name, ["--help-all"])
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines()[1:])) <= columns
+    assert printed.startswith(f"usage: partial-fc {'train face' if name == 'face' else name} ")
+    assert "(default: )" not in printed
+    assert not re.search(r"\bNone\b|--flip PATH", printed)
+
+
+@pytest.mark.parametrize("verb", ["embed", "evaluate", "search"])
+def test_help_of_a_verb_leaves_flags_of_several_hosts_to_help_all(verb, capsys):
+    told = {}
+    for words in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            cli.run(verb, [words])
+        told[words] = capsys.readouterr().out
+    for name in ("--image-size", "--flip {True,False}", "--gpus", "--device"):
+        assert name in told["--help"]
+    for name in ("--master-addr", "--secret-file", "--comm-timeout", "--nodes INT"):
+        assert name not in told["--help"]
+        assert name in told["--help-all"]
 
 
 def printed(words: str, capsys) -> str:
@@ -236,6 +338,11 @@ def test_help_and_mistakes_need_no_torch():
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.endswith("False\n")
+
+
+def test_the_list_of_recipes_fits_a_terminal(capsys):
+    assert train_command.main(["--help"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 def test_version_of_the_trainer(capsys):

@@ -15,6 +15,7 @@ from partial_fc.embedding.load import load
 from partial_fc.evaluate import Roc
 from partial_fc.evaluate.evaluate_command import EvaluateOptions, evaluate, output_folder
 from partial_fc.evaluate.pair_list import read_pair_list
+from partial_fc.evaluate.search_command import SearchOptions, search_faces
 
 SIZE = 40
 
@@ -156,6 +157,17 @@ def test_a_damaged_image_of_a_list_is_named(given, tmp_path):
     options = EvaluateOptions(model=folder / "model.safetensors", sets=(tmp_path / "list.csv",), out=tmp_path / "out")
     with pytest.raises(ValueError, match=r"list: .*7-1\.png: no image .*\(image 15 of 80\)"):
         evaluate(options)
+
+
+def test_a_size_that_the_model_does_not_take_is_refused(given, tmp_path):
+    folder, _ = given
+    options = EvaluateOptions(
+        model=folder / "model.safetensors", sets=(folder / "set.bin",), out=tmp_path, image_size=SIZE + 8
+    )
+    with pytest.raises(ValueError, match=f"trained on images of {SIZE} pixels; image_size is {SIZE + 8}"):
+        evaluate(options)
+    with pytest.raises(ValueError, match=f"trained on images of {SIZE} pixels"):
+        search_faces(SearchOptions(model=options.model, gallery=folder, out=tmp_path, image_size=SIZE + 8))
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class PairsOptions:
     seed: int = 0
     """Seed of the drawing."""
     image_size: int | None = None
-    """Resize (shorter side, then the middle square), write as JPEG; None keeps the files as they are."""
+    """Resize (shorter side, then the middle square), write as JPEG; none keeps the files as they are."""
     quality: int = 95
     """Quality of JPEG files that are written anew."""
 

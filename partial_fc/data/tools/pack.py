@@ -35,7 +35,7 @@ class PackOptions:
     root: Path | None = None
     """What the paths of a list are relative to; the list's own folder if not given."""
     image_size: int | None = 112
-    """Resize (shorter side, then the middle square) and write as JPEG. Images of this size, and with None all
+    """Resize (shorter side, then the middle square) and write as JPEG. Images of this size, and with none all
     images, are copied byte for byte."""
     quality: int = 95
     """Quality of JPEG files that are written anew."""

@@ -49,14 +49,14 @@ class ShowOptions:
     """Each row is one image and what training makes of it, anew in each epoch: by the transform of recipe face; of
     image databases by that of imagenet, of videos by that of kinetics."""
     image_size: int | None = None
-    """With --augmented: pixels of a side. None: the recipe's default, 112, 227 or 224."""
+    """With --augmented: pixels of a side. none: the recipe's default, 112, 227 or 224."""
     mirror: bool = True
     """With --augmented: every second one is mirrored."""
     augment: Literal["none", "glyph"] = "none"
     """With --augmented: as recipe face has it, for characters."""
     resize: int | None = None
     """With --augmented, of image databases and videos: the shorter side before the crop (of videos the height, the
-    width is 340/256 times that). None: the recipes' 256."""
+    width is 340/256 times that). none: the recipes' 256."""
     root: Path | None = None
     """What the paths of a list of images are relative to; the list's own folder if not given."""
     data_dir: Path | None = None
