@@ -168,9 +168,10 @@ class PartialFC(AbstractContextManager):
 
     @property
     def centres(self) -> Tensor:
-        """This rank's centres, (stop - start, D) or, with sub-centres, (stop - start, sub_centres, D). Read only."""
-        self.store.all_rows()
-        return self.rows.tables()["centres"]
+        """This rank's centres after all steps so far, (stop - start, D) or, with sub-centres, (stop - start,
+        sub_centres, D). Read only."""
+        centre_LD = self.store.centres_now()
+        return centre_LD if self.sub_centres == 1 else centre_LD.unflatten(0, (-1, self.sub_centres))
 
     def __call__(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
         """feat_BD: floating; label_B: class numbers, integers. Where the features require a gradient and autograd is

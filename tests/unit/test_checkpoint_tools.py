@@ -275,7 +275,8 @@ def test_what_differs_is_shown_with_class_numbers(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "change", [{"step": 8}, {"position": 71}, {"loss_scaler": {"scale": 2.0}}, {"left_out": [[20, 40]]}]
+    "change",
+    [{"step": 8}, {"position": 71}, {"loss_scaler": {"scale": 2.0, "clean_steps": 0}}, {"left_out": [[20, 40]]}],
 )
 def test_another_place_in_the_run_is_another_state(tmp_path, change):
     save(tmp_path / "a", heads_of(1))
@@ -344,7 +345,7 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path):
 
 def test_checkpoints_without_a_head_are_looked_at_too(tmp_path, capsys):
     """Those of recipe mnist."""
-    manifest = {"step": 3, "world_size": 1, "best": 0.97, "position": {"epoch": 1}}
+    manifest = {"step": 3, "world_size": 1, "best": 0.97, "position": {"epoch": 1, "update": 0, "best": 0.97}}
     with new_checkpoint(tmp_path / "a", manifest, None, "made by hand") as output:
         for name in ("backbone.safetensors", "optimizer.safetensors"):
             output.tensors(name, {"w": torch.ones(3)})

@@ -8,6 +8,7 @@ from partial_fc.head.kernels import LogitGrad, Logits
 from partial_fc.head.kernels.cpu import CpuKernel
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.margin import Negatives
+from tests.unit.thread_world import in_world
 
 D = 16
 
@@ -197,3 +198,18 @@ def test_a_head_says_what_it_is():
     words = repr(PartialFC(200, D, CosFace(), 0.1))
     for noun in ("200 classes", "16 wide", "m3=0.4", "0.1", "RowSGD", "float32", "cpu", "rank 0 of 1", "[0, 200)"):
         assert noun in words
+
+
+def test_catch_up_goes_on_where_a_rank_has_no_active_row():
+    """More ranks than classes, and a sample of less than a row."""
+
+    def train(world):
+        for classes, rate in ((2, 0.5), (40, 0.02)):
+            head = PartialFC(classes, 4, CosFace(8.0), rate, world, impl="plain", catch_up="exact")
+            for step in range(3):
+                feat_BD = torch.randn(2, 4, generator=torch.Generator().manual_seed(step)).requires_grad_()
+                head(feat_BD, torch.tensor([0, 1])).backward()
+                head.step(0.1)
+        return head.num_steps
+
+    assert in_world(3, train) == [3, 3, 3]

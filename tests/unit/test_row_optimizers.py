@@ -98,6 +98,9 @@ def test_exact_catch_up_equals_the_dense_ones_over_fifty_sampled_steps(optimizer
     ours = centres(optimizer, catch_up="exact")
     parameter = torch.nn.Parameter(centres(optimizer).all_rows().clone())
     train(ours, theirs([parameter], lr=1.0), parameter, 50, sampled=True)
+    stored = ours.all_rows().clone()
+    torch.testing.assert_close(ours.centres_now(), parameter.data, rtol=1e-9, atol=1e-13)
+    assert torch.equal(ours.centre_LD, stored), "a look changes nothing"
     ours.fetch(None, 50)
     torch.testing.assert_close(ours.centre_LD, parameter.data, rtol=1e-9, atol=1e-13)
     without = centres(optimizer)

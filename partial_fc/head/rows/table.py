@@ -95,6 +95,25 @@ class RowTable:
         self._create_missing(None)
         return self.centre_LD
 
+    def centres_now(self) -> Tensor:
+        """(L, D): the centres after all steps so far. A copy where rows lag behind: these stay as they are, so that a
+        look changes no bit of what follows."""
+        table_LD = self.all_rows()
+        if self._catch_up is None:
+            return table_LD
+        step, touched_L = len(self._catch_up.rates), self._tables["touched"].squeeze(1)
+        late = (touched_L < step).nonzero().squeeze(1)
+        late = late[touched_L[late].argsort(stable=True)]
+        if not len(late):
+            return table_LD
+        now_LD = table_LD.clone()
+        for late_K in late.split(self._chunk):
+            centre_KD, state = self._load(self._tables, late_K)
+            centre_KD, state = centre_KD.to(self.device), {name: t.to(self.device) for name, t in state.items()}
+            self._catch_up.apply(centre_KD, state, touched_L[late_K].to(self.device), step)
+            now_LD.index_copy_(0, late_K, centre_KD.to(now_LD))
+        return now_LD
+
     def fetch(self, row_S: Tensor | None, step: int) -> tuple[Tensor, Tensor | None]:
         """Readies the rows row_S (local numbers, ascending, each once; None: all) for a step: creates the missing ones,
         catches up. Returns a table, and the rows' positions in it (None: the table is those rows, in order)."""
