@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from partial_fc import flags
+from partial_fc.errors import UsageError
 from partial_fc.flags import (
     ExchangeFlags,
     Flags,
@@ -303,13 +304,14 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
         defaults |= from_file
     for name in {"rec", "models_root"} & defaults.keys():
         defaults[name] = Path(defaults[name])
+    default = flags.with_defaults(Config, defaults)
+    program = f"{flags.trainer()} face"
     try:
-        default = flags.with_defaults(Config, defaults)
-    except ValueError as error:
-        raise ValueError(f"{known.config}: {error}") from error
-    config = flags.parse(
-        Config, arguments, f"{flags.trainer()} face", default=default, matter=_MATTER, elsewhere=ELSEWHERE
-    )
+        config = flags.parse(Config, arguments, program, default=default, matter=_MATTER, elsewhere=ELSEWHERE)
+    except UsageError as error:
+        if str(error).startswith("config."):  # of a flag that was typed: "--network is ..."
+            raise UsageError(f"{known.config}: {error}") from error
+        raise
     given = {name for name in presets.OF_THE_DATA if getattr(known, name) is not None}
     data, more_notes = presets.give_way(config.data, given | from_file.keys())
     if known.num_images is not None and not data.synthetic:

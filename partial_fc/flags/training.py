@@ -13,7 +13,7 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal
 
 from partial_fc.comm import elastic
 from partial_fc.flags.numbers import BATCH, check_numbers, flag
@@ -246,17 +246,13 @@ def flat(config: Any) -> dict[str, Any]:
 
 def with_defaults(config_type: type, values: dict[str, Any]) -> Any:
     """A Config, its groups included, with these values (by flag name) in place of its defaults. Whether they go
-    together is not checked: the command line is still to be read. Raises ValueError for a name that is no flag, and for
-    a value that is none of the flag's choices."""
+    together is not checked, nor what may be replaced: the command line is still to be read. Raises ValueError for a
+    name that is no flag."""
     left = dict(values)
     config: Any = object.__new__(config_type)
     for field in dataclasses.fields(config_type):
         group = copy.copy(field.default)
-        kinds = get_type_hints(type(group))
         for name in vars(group).keys() & left.keys():
-            choices = get_args(kinds[name]) if get_origin(kinds[name]) is Literal else ()
-            if choices and left[name] not in choices:
-                raise ValueError(f"{name} is {left[name]!r}; expected one of {', '.join(map(str, choices))}")
             object.__setattr__(group, name, left.pop(name))
         object.__setattr__(config, field.name, group)
     if left:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from partial_fc import comm
+from partial_fc import comm, output
 from partial_fc.mxnet import mx
 
 _ADDRESS = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
@@ -144,6 +144,7 @@ def _job(name: str) -> Job:
 def _give_up(after_s: float) -> None:
     """Ends the process, whose main thread waits inside the library for the rest of the job."""
     print(f"train.py mnist: {absent(after_s)}", file=sys.stderr, flush=True)
+    output.drain()
     os._exit(1)
 
 

@@ -205,12 +205,16 @@ class Run(RunContext):
         words = "; with ".join(
             f"{flags.flag(name)} {value}, this run has {given[name]}" for name, value in changed.items()
         )
-        rate = f"the learning rate of the next step is {schedule.lr(step):g}"
+        now = schedule.lr(step)
+        rate = f"the learning rate of the next step is {now:g}"
         total = self._total_steps(order, **self.length_before)
         if total > course.warmup_steps:  # else it warmed up otherwise, too: that is another flag's note
             was = dataclasses.replace(course, total_steps=total)
             like = step + (schedule.shift if isinstance(schedule, Continued) else 0)
-            rate += f", and was to be {was.lr(min(like, total)):g}"
+            then = was.lr(min(like, total))
+            if then == now:  # the schedule does not look at the end
+                return
+            rate += f", and was to be {then:g}"
         self.note(f"the checkpoint was trained with {words}: allowed, but {rate}")
 
     def _from(self, start: RunState, order: Order, course: Schedule) -> Schedule | Continued:

@@ -128,6 +128,7 @@ def test_ranks_of_a_torch_job_and_a_host_that_is_not_there(hosts, env, host_file
     status, printed = launch(hosts, env, ["-n", "3", "-s", "0", "-H", str(host_file), "sh", "-c", script])
     assert status == 0, printed
     assert sorted(printed.splitlines()) == [
+        "starting 3 processes",
         f"worker 0: 0 of 3, 0 of 2, {ADDRESSES[0]}, eth0",
         f"worker 1: 1 of 3, 1 of 2, {ADDRESSES[0]}, eth0",
         f"worker 2: 2 of 3, 0 of 1, {ADDRESSES[0]}, eth0",

@@ -150,7 +150,7 @@ def test_ranges(ranges, value, says):
         ("face --netwrok r50", "--netwrok is no flag here; did you mean --network?"),
         ("face --sample 0.1", "--sample is no flag here; did you mean --sample-rate?"),
         ("face --debug 1", "--debug is no flag here: made-up data is --dataset 100w"),
-        ("face --backbone rx101 --rec x", ": InsightFace lists it, too, and has no code for it"),
+        ("face --backbone rx101 --rec x", "; InsightFace lists it, too, and has no code for it"),
         ("face --sample_ratio 0.1", "--sample_ratio is no flag here: it is --sample-rate"),
         ("face --dataset emor", "did you mean emore?"),
         ("face --network r51", "--network is r51; expected one of r18, r34, r50"),

@@ -77,12 +77,12 @@ def test_a_flag_beats_the_file_which_beats_the_preset(tmp_path):
 
 
 def test_what_the_data_says_of_itself_beats_the_preset(tmp_path):
-    """A class count from a flag beats both. The default image size is nobody's claim: images are resized to it."""
+    """A class count from a flag beats both."""
     (tmp_path / "train.rec").touch()
     (tmp_path / "property").write_text("50,64,64\n")
     arguments = ["--dataset", "emore", "--rec", str(tmp_path)]
     config, notes = parse(arguments)
-    assert (config.data.num_classes, config.data.image_size) == (50, 112)
+    assert (config.data.num_classes, config.data.image_size) == (50, 64)
     (note,) = notes
     assert note.startswith("--dataset emore means --num-classes 85742; ")
     assert f"{tmp_path} says 50, which is taken" in note

@@ -199,7 +199,7 @@ def test_another_length_is_noted_with_the_rate_that_it_moves():
         world=SingleWorld(), global_batch=10, logger=logging.getLogger("silent"),
         note=notes.append, length_before={"epochs": 4.0, "max_steps": None},
     )  # fmt: skip
-    for method in ("_course", "_from", "_note_other_length", "_total_steps"):
+    for method in ("_course", "_from", "_note_other_length", "_total_steps", "lengths"):
         setattr(run, method, partial(getattr(Run, method), run))
     schedule = Run.schedule(run, RunState(step=5, position=50), Keyed(100, seed=1))
     assert schedule.lr(5) == pytest.approx(now)
