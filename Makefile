@@ -1,5 +1,5 @@
 # Each target is a line or two that could be typed by hand.
-.PHONY: help setup demo test first-hour test-long test-quick torture lint lock sbom bench test-gpu bench-gpu clean
+.PHONY: help setup demo test first-hour test-old test-long test-quick torture lint lock sbom bench test-gpu bench-gpu clean
 help:   ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:[^#]*##/\t/'
 
@@ -14,6 +14,9 @@ test: setup  ## all tests, 10 minutes on two cores: units, ranks over Gloo, MPI 
 
 first-hour: setup  ## types every line of README.md, in an empty folder with an empty HOME: two minutes; without .venv: `bash tests/recipes/first_hour.sh`
 	@bash tests/recipes/first_hour.sh .venv
+
+test-old: setup  ## units with numbers in them, as on a processor that has AVX2 and no more
+	@bash scripts/test.sh old
 
 test-long: setup  ## what enumerates, attacks and kills: every failing operation of the disk, strangers at every socket, launchers killed
 	@bash scripts/test.sh long

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # All tests, by cost; `scripts/test.sh quick`: those for people at work; `scripts/test.sh long`: what enumerates, attacks and
-# kills, which the first leaves out. Every stage runs, also after one that failed.
+# kills, which the first leaves out; `scripts/test.sh old`: units with numbers in them, with the instructions of a processor
+# that has AVX2 and no more. Every stage runs, also after one that failed.
 # The end lists what each took beside what it may cost on two idle cores, and names those that failed.
 # More arguments go to pytest in every stage: `scripts/test.sh -k sampling`.
 set -uo pipefail
@@ -17,7 +18,7 @@ export OMPI_MCA_rmaps_base_oversubscribe=1                       # more ranks th
 export OMPI_MCA_mpi_yield_when_idle=1 # a rank that waits gives its core to the others: 9 s instead of 21 on busy cores
 
 mode=all
-case "${1:-}" in quick | long) mode=$1 && shift ;; esac
+case "${1:-}" in quick | long | old) mode=$1 && shift ;; esac
 table='' budget=0 failed=()
 # stage NAME SECONDS COMMAND...: SECONDS is what it may cost. A test that needs more displaces another one, or is `slow`.
 stage() {
@@ -57,6 +58,12 @@ if [ "$mode" = quick ]; then
     stage "recipe face, one rank and two" 15 python -m pytest tests/recipes/test_face.py -k two_processes_give_the_curve_of_one "$@"
 elif [ "$mode" = long ]; then
     stage "every failing operation, attacks, launchers killed" 240 python -m pytest -m long $(marked long tests/{recipes,faults,cluster}/test_*.py) "${two[@]}" -rs "$@"
+elif [ "$mode" = old ]; then
+    # PyTorch, oneDNN, OpenBLAS and numpy each have a setting of their own; the head's kernel takes what PyTorch takes.
+    export ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Zen
+    export NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL AVX512_SPR"
+    numeric=(tests/unit/test_{cpu_kernel,cpu_rows,export,head,head_callers,muon,optimizer_start,precision,quota,reference,row_optimizers,row_table,step_operations,triton}.py)
+    stage "numbers, with AVX2 instructions" 120 python -m pytest "${numeric[@]}" "${two[@]}" -m "not mxnet" "$@"
 else
     stage "unit" 150 python -m pytest "${unit[@]}" -m "not mxnet" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.

@@ -5,6 +5,8 @@ import shlex
 import sys
 import time
 
+import pytest
+
 from benchmarks.two_hosts import ADDRESSES, TwoHosts
 from tests.cluster.conftest import JOB
 from tests.cluster.elastic_job import EVERY, kill_all, running, stop, trainers
@@ -77,6 +79,7 @@ def test_a_host_is_lost_and_comes_back(hosts, env, tmp_path):
     assert rows_of(resumed) == trained[:again]
 
 
+@pytest.mark.long
 def test_a_host_whose_cable_breaks_is_given_up(hosts, env, glyphs, tmp_path):
     """Nothing arrives any more, and nobody is told; its processes, which still run, do not come back. New ones first
     come without the data: its disk is not mounted yet. The others go on, and do not look at theirs again."""

@@ -33,6 +33,7 @@ def ended_well(processes: list[subprocess.Popen[str]]) -> None:
         assert process.returncode == 0, printed[-4000:]
 
 
+@pytest.mark.long
 def test_losses_are_the_same_through_lost_packets_and_an_outage(tmp_path):
     try:
         with two_hosts() as hosts:

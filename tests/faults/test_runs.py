@@ -17,6 +17,7 @@ def run(module: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=500)
 
 
+@pytest.mark.long
 def test_kills_at_random_moments_leave_no_trace(tmp_path: Path) -> None:
     done = run("kills", str(tmp_path), "--rounds", "4", "--seed", "1")
     assert done.returncode == 0, done.stdout + done.stderr[-6000:]
@@ -24,6 +25,7 @@ def test_kills_at_random_moments_leave_no_trace(tmp_path: Path) -> None:
     assert sum(killed.values()) >= 3  # a run can be faster than its killer, but not always
 
 
+@pytest.mark.long
 def test_full_and_read_only_disks_and_a_rank_that_stands_still(tmp_path: Path) -> None:
     done = run("disks", str(tmp_path))
     if done.returncode == CANNOT_MOUNT:

@@ -118,6 +118,7 @@ def runs_that_cover_all_pairs() -> list[dict]:
     return found
 
 
+@pytest.mark.long
 def test_all_other_pairs_train(tmp_path):
     runs = {
         tmp_path / str(number): f"{FIXED} {flags(chosen)}" for number, chosen in enumerate(runs_that_cover_all_pairs())
