@@ -31,7 +31,7 @@ COMMANDS = {
     "horovodrun --mpi": lambda root: [[*_MPI, "bash", "config.sh", "--models-root", str(root), *FLAGS]],
     **LAUNCHERS,
 }
-_BEFORE_LINE = re.compile(r"(\[[\d,]+\]<std(out|err)>:)?")  # horovodrun's
+_BEFORE_LINE = re.compile(r"(\[[\d,]+\]<std(out|err)>:)?(rank \d+: )?")  # horovodrun's, and ours
 _STEP = re.compile(r"step \d+/\d+ · ")
 # What Open MPI's daemons, who answer anybody, say of each message that is not theirs (SECURITY.md).
 _DAEMON = re.compile(r"\[\S+:\d+\] tcp_peer_recv_connect_ack: invalid header type: \d+")
