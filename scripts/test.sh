@@ -57,7 +57,7 @@ if [ "$mode" = quick ]; then
     stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
     stage "recipe face, one rank and two" 15 python -m pytest tests/recipes/test_face.py -k two_processes_give_the_curve_of_one "$@"
 elif [ "$mode" = long ]; then
-    stage "every failing operation, attacks, launchers killed" 240 python -m pytest -m long $(marked long tests/{recipes,faults,cluster}/test_*.py) "${two[@]}" -rs "$@"
+    stage "every failing operation, attacks, launchers killed" 240 python -m pytest -m long $(marked long tests/{recipes,faults,cluster}/test_*.py) "${three[@]}" -rs "$@"
 elif [ "$mode" = old ]; then
     # PyTorch, oneDNN, OpenBLAS and numpy each have a setting of their own; the head's kernel takes what PyTorch takes.
     export ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Zen
