@@ -1,6 +1,7 @@
 /* Stands between a process and its disk (LD_PRELOAD): what is asked of the files below one folder is counted by rank,
    written into a log, and, where a test says so, fails or ends the process. Threads of no rank, and all other files, are
-   left alone.
+   left alone, but for descriptors 1 and 2: where DISK_SHIM_OUTPUT_ERROR has an error's number, all that is written to
+   them fails with it.
 
    Nothing at all is ever synced: what a sync promises is the business of crash_states.py. */
 
@@ -13,6 +14,7 @@
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -243,7 +245,18 @@ static ssize_t put_pwrite(int fd, const void *data, size_t bytes, int64_t offset
     return next(fd, data, bytes, offset);
 }
 
+static int output_error;
+
+__attribute__((constructor)) static void read_output_error(void) {
+    const char *number = getenv("DISK_SHIM_OUTPUT_ERROR");
+    output_error = number ? atoi(number) : 0;
+}
+
 ssize_t write(int fd, const void *data, size_t bytes) {
+    if (output_error && (fd == 1 || fd == 2)) {
+        errno = output_error;
+        return -1;
+    }
     struct open_file *file = file_of(fd);
     return file ? written(file, data, bytes, -1, put_write, fd) : put_write(fd, data, bytes, -1);
 }

@@ -74,13 +74,18 @@ def under_the_shim(build: Path) -> None:
     """Starts this process again with the shim, unless it has it. build: a folder for the compiled shim."""
     if hasattr(ctypes.CDLL(None), "disk_watch"):
         return
+    os.environ["LD_PRELOAD"] = str(compiled(build))
+    sys.stdout.flush()
+    os.execv(sys.executable, sys.orig_argv)
+
+
+def compiled(build: Path) -> Path:
+    """The shim, in a folder."""
     library = build / "disk_shim.so"
     with replacing(library) as partial:
         command = ["cc", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", str(_SOURCE), "-ldl", "-pthread"]
         subprocess.run([*command, "-o", partial], check=True)
-    os.environ["LD_PRELOAD"] = str(library)
-    sys.stdout.flush()
-    os.execv(sys.executable, sys.orig_argv)
+    return library
 
 
 class Disk:
