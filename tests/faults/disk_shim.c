@@ -1,7 +1,7 @@
 /* Stands between a process and its disk (LD_PRELOAD): what is asked of the files below one folder is counted by rank,
    written into a log, and, where a test says so, fails or ends the process. Threads of no rank, and all other files, are
-   left alone, but for descriptors 1 and 2: where DISK_SHIM_OUTPUT_ERROR has an error's number, all that is written to
-   them fails with it.
+   left alone, but for descriptors 1 and 2: where DISK_SHIM_OUTPUT_ERROR has an error's number, all that Python writes
+   to them fails with it.
 
    Nothing at all is ever synced: what a sync promises is the business of crash_states.py. */
 
@@ -249,7 +249,8 @@ static int output_error;
 
 __attribute__((constructor)) static void read_output_error(void) {
     const char *number = getenv("DISK_SHIM_OUTPUT_ERROR");
-    output_error = number ? atoi(number) : 0;
+    int is_python = strncmp(program_invocation_short_name, "python", 6) == 0; /* shells have pipes of their own there */
+    output_error = number && is_python ? atoi(number) : 0;
 }
 
 ssize_t write(int fd, const void *data, size_t bytes) {
