@@ -14,12 +14,12 @@ def test_a_head_takes_the_memory_that_is_planned():
 
 def test_two_sides_in_turn_say_what_they_compute_in():
     """Both processes of both; the ratio is the other's time over ours."""
-    small = HeadOptions(classes=20_000, batch=16, dim=32, sample_rate=0.1, steps=1, rounds=1, precision="fp32")
+    small = HeadOptions(classes=2_000, batch=16, dim=32, steps=1, rounds=1, precision="fp32")
     line = measure(HeadOptions(**{**vars(small), "versus": ("torch",), "versus_dtype": "bf16"}))
     other = line["others"]["torch"]
     assert (line["precision"], line["dtype"], line["state_dtype"]) == ("fp32", "fp32", "fp32")
     assert (other["precision"], other["dtype"], other["sum_dtype"]) == ("fp32", "bf16", "fp32")
-    assert line["rows"] == pytest.approx(1008, rel=0.02)
+    assert line["rows"] == 1000, "all of a process: of a sample the sides draw other numbers, too few here to compare"
     assert other["times_as_fast"] == pytest.approx(other["step_s"] / line["step_s"], abs=0.01)
     text = "\n".join(report(line))
     assert "torch (operands fp32, centres bf16)" in text
