@@ -1,6 +1,6 @@
 """A whole step of the head with the Triton kernel: what the host launches, and how often it waits for the device.
 
-On a CUDA device, or, with TRITON_INTERPRET=1, in its interpreter on the CPU (tests/unit/kernels/test_triton.py does that).
+On a CUDA device, or, with TRITON_INTERPRET=1, on the CPU (tests/unit/kernels/test_triton.py does that).
 """
 
 import os
