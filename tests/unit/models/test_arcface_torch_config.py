@@ -3,7 +3,8 @@ import math
 import pytest
 
 from recipes import face
-from recipes.compat.arcface_torch import load, read, translate
+from recipes.compat.arcface_torch import load, read
+from recipes.compat.settings import translate
 
 SERVER = '''
 """One server, ArcFace."""

@@ -15,8 +15,7 @@ from partial_fc import models
 from partial_fc.comm import SingleWorld
 from partial_fc.errors import UsageError
 from partial_fc.foreign import mxnet_ndarray
-from partial_fc.foreign.mxnet_names import mxnet_names
-from partial_fc.foreign.mxnet_symbol import symbol_json
+from partial_fc.foreign.mxnet_symbol import mxnet_names, symbol_json
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.models.inputs import FACE
 from partial_fc.models.iresnet import IResNet
@@ -75,7 +74,7 @@ def test_a_symbol_has_the_arrays_of_insightface(mx, name, arguments, states):
     with torch.device("meta"):
         net = models.build(name)
     symbol = mx.sym.load_json(symbol_json(net, as_torch=True))
-    theirs = mxnet_names(net.state_dict())
+    theirs = mxnet_names(net)
     shapes, _, state_shapes = symbol.infer_shape(data=(1, 3, 112, 112))
     for kind, names, sizes, expected in (
         ("arg", symbol.list_arguments()[1:], shapes[1:], arguments),
