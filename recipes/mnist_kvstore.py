@@ -326,5 +326,4 @@ def _numbers(flag: str, text: str, kind: Any) -> list[Any]:
 @told_as_usage
 def parse(arguments: list[str]) -> Config:
     """The command line -> configuration. Raises ValueError for what MXNet has and this has not."""
-    fit_py.refuse(arguments)
-    return read(Config, arguments, "train.py mnist --engine mxnet", matter=_MATTER)
+    return read(Config, arguments, "train.py mnist --engine mxnet", matter=_MATTER, elsewhere=fit_py.ELSEWHERE)

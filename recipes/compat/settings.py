@@ -1,5 +1,5 @@
-"""Settings of InsightFace's trainers as flags of recipe `face`: arcface_torch's, and those of Partial FC on MXNet, whose
-default.py is an EasyDict of other names.
+"""Settings of InsightFace's trainers as flags of recipe `face`: arcface_torch's, and those of Partial FC on MXNet
+(default.py, an EasyDict of other names).
 
     config.lr = 0.1                         arcface_torch
     config.backbone_lr = 0.1                partial_fc/mxnet's default.py
@@ -71,9 +71,9 @@ ARCFACE_TORCH = Trainer(
         "using_wandb": (False, "curves go to TensorBoard; --wandb PROJECT sends them to Weights & Biases, too"),
     },
     # Checkpoints always hold all states; the others are read only where using_wandb is on, and one is a key.
-    "save_all_states wandb_key wandb_entity wandb_project wandb_resume wandb_log_all suffix_run_name save_artifacts "
-    "notes".split(),
-)
+    ("save_all_states", "wandb_key", "wandb_entity", "wandb_project", "wandb_resume", "wandb_log_all",
+     "suffix_run_name", "save_artifacts", "notes"),
+)  # fmt: skip
 _MARGINS = ("loss_m1", "loss_m2", "loss_m3")
 _FIXED = {"bn_mom": 0.9, "net_se": 0, "net_act": "prelu", "net_unit": 3, "net_input": 1, "net_output": "FC"}
 DEFAULT_PY = Trainer(
@@ -126,13 +126,17 @@ def translate(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             notes.append(f"config.{key} has no effect: {words}")
         if key in trainer.taken:
             name, types = trainer.taken[key]
-            # A bool passes for an int in Python; nobody means that here.
-            if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            if not _is_a(value, types):
                 raise ValueError(f"config.{key} = {_shown(value)}; expected {' or '.join(t.__name__ for t in types)}")
             flags |= _flags(trainer, key, name, float(value) if types == _NUMBER else value, notes)
     if given := [config[name] for name in _MARGINS if name in config]:
         flags |= _margins("config.loss_m1, loss_m2, loss_m3", given)
     return flags, notes
+
+
+def _is_a(value: Any, types: _Types) -> bool:
+    # A bool passes for an int in Python; nobody means that here.
+    return isinstance(value, types) and (bool in types or not isinstance(value, bool))
 
 
 def _flags(trainer: Trainer, key: str, name: str, value: Any, notes: list[str]) -> dict[str, Any]:
@@ -210,7 +214,7 @@ def _arcface_torch_margins(margins: Any, notes: list[str]) -> dict[str, Any]:
 
 def _margins(what: str, given: Any) -> dict[str, Any]:
     """The loss with the margins (m1, m2, m3), by name where it has one."""
-    if len(given) != 3 or not all(isinstance(m, _NUMBER) and not isinstance(m, bool) for m in given):
+    if len(given) != 3 or not all(_is_a(m, _NUMBER) for m in given):
         raise ValueError(f"{what}; expected three numbers (m1, m2, m3) of cos(m1 * angle + m2) - m3")
     margins = tuple(float(m) for m in given)
     named = {(1.0, 0.5, 0.0): "arcface", (1.0, 0.0, 0.4): "cosface"}
