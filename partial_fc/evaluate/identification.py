@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from partial_fc.comm import World
+from partial_fc.evaluate.evaluation import own_part
 from partial_fc.evaluate.verification import wilson_interval
 
 FALSE_POSITIVE_RATES = ("1e-1", "1e-2", "1e-3", "1e-4")
@@ -100,8 +101,7 @@ def search(
     kept = min(len(label_G), max((max_rank - 1) * int(count_C.max()) + 1, int(mates_P.max()), shown))
     rows = [torch.empty(0, 2 + 2 * shown, dtype=torch.float64)]
     gallery = torch.from_numpy(gallery_GD).to(device)
-    num_blocks = -(-len(probe_PD) // _PROBES_AT_ONCE)
-    for block in range(num_blocks * world.rank // world.size, num_blocks * (world.rank + 1) // world.size):
+    for block in own_part(-(-len(probe_PD) // _PROBES_AT_ONCE), world):
         some = slice(block * _PROBES_AT_ONCE, min((block + 1) * _PROBES_AT_ONCE, len(probe_PD)))
         itself = torch.arange(some.start, some.stop, device=device) if is_gallery else None
         cosine, index = nearest(torch.from_numpy(probe_PD[some]), gallery, kept, device, itself)

@@ -121,19 +121,18 @@ def _state_names(optimizer: torch.optim.Optimizer) -> set[str]:
 
 def _scaler(path: Path, amp: Any) -> tuple[float, int]:
     """(loss scale, updates since it last changed)."""
-    what = f"{path}: its amp is {str(amp)[:200]}"
-    if isinstance(amp, dict) and "growth_tracker" in amp:
-        what += ", the state of torch's GradScaler, not Apex's"
-    try:
-        (name,) = amp
-        loss_scale, unskipped = float(amp[name]["loss_scale"]), int(amp[name]["unskipped"])
-    except (TypeError, ValueError, LookupError, RuntimeError, OverflowError):
-        name = ""
-    if name != "loss_scaler0":
-        raise ValueError(
-            f"{what}; expected {{'loss_scaler0': {{'loss_scale': x, 'unskipped': n}}}}, two numbers of the one loss "
-            "that there is here"
-        )
+    match amp:
+        case {"loss_scaler0": {"loss_scale": int() | float() as loss_scale, "unskipped": int() as unskipped}} if (
+            len(amp) == 1
+        ):
+            pass
+        case _:
+            of_torch = isinstance(amp, dict) and "growth_tracker" in amp
+            whose = ", the state of torch's GradScaler, not Apex's" if of_torch else ""
+            raise ValueError(
+                f"{path}: its amp is {str(amp)[:200]}{whose}; expected "
+                "{'loss_scaler0': {'loss_scale': x, 'unskipped': n}}, two numbers of the one loss that there is here"
+            )
     if not (math.isfinite(loss_scale) and loss_scale > 0 and unskipped >= 0):
         raise ValueError(f"{path}: loss scale {loss_scale}, unskipped {unskipped}; expected above 0, and 0 or more")
-    return loss_scale, unskipped
+    return float(loss_scale), unskipped

@@ -34,7 +34,8 @@ def compute_in_mxnet(net: IResNet) -> MxnetIResNet:
 
 
 def embed(symbol: Path, params: Path, image_B3HW: Tensor) -> Tensor:
-    """Embeds uint8 images on the CPU with a network's files, float64: what a conversion is compared with. Raises ValueError where MXNet cannot load or run the files."""
+    """Embeds uint8 images on the CPU with a network's files, float64: what a conversion is compared with. Raises
+    ValueError where MXNet cannot load or run them."""
     try:
         output = mx.sym.load(str(symbol)).get_internals()[f"{EMBEDDING}_output"]
         arrays = mx.nd.load(str(params))
