@@ -44,12 +44,9 @@ class Verification:
     """One verification file (.bin of pairs), evaluated by all ranks together."""
 
     def __init__(self, path: Path, image_size: int, batch_size: int, flip: bool = True):
-        """Reads the file; nothing is decoded yet.
-
-        batch_size: images in one call of the network; an odd one is rounded down, since pairs stay together.
-        flip: add the embedding of the mirrored image; off where a mirrored image is of another class.
-        Raises ValueError for a file that cannot be evaluated.
-        """
+        """Reads the file; nothing is decoded yet. batch_size: images in one call of the network; an odd one is rounded
+        down, since pairs stay together. flip: of `unit_embeddings`. Raises ValueError for a file that cannot be
+        evaluated."""
         if batch_size < 2:
             raise ValueError(f"verification of {path}: batch size {batch_size}; a pair needs at least 2")
         self.path = Path(path)
@@ -63,18 +60,14 @@ class Verification:
         check_pairs(self.path, self.same_N)
 
     def run(self, embed: Forward, world: World) -> Iterator[tuple[str, float]]:
-        """Yields ("NAME/accuracy", ...) and so on: the same numbers on every rank, for any number of ranks.
-
-        embed: uint8 RGB images (I, 3, H, W) on the host -> embeddings (I, D), on any device, not normalised. It moves
-        the images, and the network must be in evaluation mode.
+        """Yields ("NAME/accuracy", ...) and so on; see `Evaluation.run`. embed: uint8 RGB images (I, 3, H, W) on the
+        host -> embeddings (I, D), on any device, not normalised.
 
         accuracy, accuracy_std: ten folds. accuracy_low, accuracy_high: its 95 % interval. tar@far=X: true accept rate
-        at false accept rate X over the whole set, from the exact distances; NaN where the set has fewer than 1 / X
-        impostor pairs. tar@far=0: below the first false accept; bounds those NaN from below. xnorm: mean length of the
-        embeddings before anything is added or normalised.
+        at false accept rate X over the whole set, see `Roc.tar_at`. xnorm: mean length of the network's outputs.
 
-        One collective: an all-gather of 16 bytes a pair. Every rank must consume the whole iterator. Raises ValueError,
-        on all ranks alike, for an image that cannot be used or an embedding that is not finite.
+        One collective: an all-gather of 16 bytes a pair. Raises ValueError, on all ranks alike, for an image that
+        cannot be used or an embedding that is not finite.
         """
         # The gathered rows are in the order of the file. Every batch is composed alike for any number of ranks, and so
         # is its result to the last bit.

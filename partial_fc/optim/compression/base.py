@@ -71,11 +71,8 @@ class Compressor:
 
 
 def merge_residuals(states: Iterable[Mapping[str, Tensor]], num_ranks: int) -> dict[str, Tensor]:
-    """Turns the states of all ranks that saved into the state of each of `num_ranks` ranks that go on.
-
-    The sum of the residuals stays the same: each new one takes an equal part of the sum. (For the same number of
-    ranks this is not needed: each loads its own.) states: one after the other, so that not all need be in memory.
-    """
+    """Turns the states of all ranks that saved into the state of each of `num_ranks` ranks that go on: an equal part of
+    the sum of the residuals. states: one after the other, so that not all need be in memory."""
     states = iter(states)
     first = next(states, {})
     sums = {name: t.double() for name, t in first.items() if name.startswith("residual/")}

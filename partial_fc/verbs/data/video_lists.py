@@ -11,8 +11,8 @@ import tyro
 
 from partial_fc import terminal
 from partial_fc.data.sample import BadRecord
-from partial_fc.data.video.frames import VideoFile
 from partial_fc.data.video.clip_list import write_list
+from partial_fc.data.video.frames import VideoFile
 from partial_fc.files import read_text
 from partial_fc.findings import counted
 from partial_fc.flags.numbers import THREADS, check_numbers
