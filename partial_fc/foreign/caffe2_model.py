@@ -101,11 +101,8 @@ def _batch_norm(name: str, blob: str) -> dict[str, str]:
 
 def read(path: Path, state: Mapping[str, Tensor]) -> Caffe2Model:
     """The file's values for a network whose own state dict is `state`, in its dtypes and on its devices. A network
-    without a last layer (for a head with class centres) leaves the file's out.
-
-    Raises ValueError, with what is missing, superfluous or of another shape, for a file of another network, and for one
-    that is damaged.
-    """
+    without a last layer (for a head with class centres) leaves the file's out. Raises ValueError for a file of another
+    network, with what differs, and for one that is damaged."""
     names, blobs = blob_names(state), _read_blobs(path)
     expected = {blob: state[name] for name, blob in names.items()}
     last_layer = ("last_out_",) if "fc.weight" not in state else ()
@@ -137,12 +134,9 @@ def write(
     iteration: int = 0,
     device: str = "gpu_0",
 ) -> None:
-    """state: a network's state dict. momentum: as `optim.backbone.named_state` gives that of RateInMomentum. device:
-    what Caffe2 writes before each name.
-
-    The file takes an old one's place at once. It has the net with which Caffe2's trainers load it, not the one that
-    predicts. Raises ValueError for momentum of another kind, which Caffe2 would take for its own.
-    """
+    """Writes a file that Caffe2's trainers load (without the net that predicts), in an old one's place at once.
+    momentum: as `optim.backbone.named_state` gives that of RateInMomentum. device: what Caffe2 writes before each name.
+    Raises ValueError for momentum of another kind."""
     names = blob_names(state)
     tensors = {f"{device}/{blob}": state[name] for name, blob in names.items()}
     for full_name, t in (momentum or {}).items():

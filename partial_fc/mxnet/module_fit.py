@@ -21,7 +21,7 @@ Arrays = dict[str, Any]
 
 @contextmanager
 def log_lines(rank: int) -> Iterator[None]:
-    """What MXNet and the recipe say, with time and Node[rank], on stderr."""
+    """Logs what MXNet and the recipe say, with time and Node[rank], on stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(f"%(asctime)-15s Node[{rank}] %(message)s"))
     root = logging.getLogger()
@@ -87,8 +87,7 @@ def over_horovod(optimizer: str, options: dict[str, Any], weights: Arrays, batch
 
 
 def learning_rates(lr: float, factor: float, step_epochs: str, num_epochs: int, updates: int) -> Any:
-    """The schedule, None for a rate that stays. step_epochs: "10,20", epochs from which the rate is factor times what
-    it was, or "powP": polynomial, to 0 at the end. updates: how many an epoch has."""
+    """The schedule of --lr-step-epochs, None for a rate that stays. updates: how many an epoch has."""
     if factor >= 1:
         return None
     power = re.fullmatch(r"pow[- ]*(.+)", step_epochs)
@@ -126,11 +125,8 @@ def first_weights(symbol: Any, data: Any, how: Any, seed: int) -> Arrays:
 
 def metrics(top_k: int, losses: list[str]) -> Any:
     """accuracy, and what --top-k and --loss add."""
-    names: list[Any] = ["accuracy"]
-    if top_k:
-        names.append(mx.metric.create("top_k_accuracy", top_k=top_k))
-    names += [{"ce": "ce", "nll_loss": "nll_loss"}[loss] for loss in losses]
-    return mx.metric.create(names)
+    top = [mx.metric.create("top_k_accuracy", top_k=top_k)] if top_k else []
+    return mx.metric.create(["accuracy", *top, *losses])
 
 
 def checkpoint_prefix(prefix: str, rank: int) -> str:
@@ -176,7 +172,7 @@ def load(prefix: str, epoch: int, rank: int, expected: Arrays) -> Arrays:
 
 
 def check_finite(epoch: int, arrays: Arrays) -> None:
-    """Raises FloatingPointError for weights that are no numbers, before they are saved."""
+    """Raises FloatingPointError for weights that are NaN or Inf, before they are saved."""
     for name, array in arrays.items():
         if not math.isfinite(float(mx.nd.sum(array).asscalar())):
             raise FloatingPointError(

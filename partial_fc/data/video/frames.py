@@ -77,9 +77,8 @@ class VideoFile:
     """A video file, of any kind that FFmpeg reads.
 
     Frames are numbered by the presentation times of all packets, which are read without decoding: time x rate would be
-    wrong where the rate varies, and packets lie in the order of decoding, not of showing. Decoding begins at the last
-    key frame that is not after the first wanted frame, and ends with the last wanted one; only wanted frames become
-    RGB. The loader has its threads, one video each, so the decoder has none of its own.
+    wrong where the rate varies. Decoding begins at the last key frame that is not after the first wanted frame, and
+    ends with the last wanted one; only wanted frames become RGB. The decoder has no threads: the loader has them.
     """
 
     def __init__(self, path: Path):
