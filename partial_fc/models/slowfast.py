@@ -155,18 +155,15 @@ class SlowFast(nn.Module):
             clip_B3THW = clip_B3THW.contiguous()
         fast, slow = clip_B3THW.split((self.shape.fast_frames, self.shape.slow_frames), dim=2)
         fast = self.maxpool(self.relu(self.fast_bn1(self.fast_conv1(fast))))
-        if self.fast_alone:
-            for stage in _STAGES:
-                fast = getattr(self, f"fast_{stage}")(fast)
-            return self.fc(self.dp(fast.mean((2, 3, 4))))
-        slow = self.maxpool(self.relu(self.slow_bn1(self.slow_conv1(slow))))
-        before = "p1"
-        for stage in _STAGES:
-            slow = torch.cat((slow, getattr(self, f"lateral_{before}")(fast)), dim=1)
-            fast, slow = getattr(self, f"fast_{stage}")(fast), getattr(self, f"slow_{stage}")(slow)
-            before = stage
-        feat_BD = torch.cat((slow.mean((2, 3, 4)), fast.mean((2, 3, 4))), dim=1)
-        return self.fc(self.dp(feat_BD))
+        if not self.fast_alone:
+            slow = self.maxpool(self.relu(self.slow_bn1(self.slow_conv1(slow))))
+        for before, stage in zip(("p1", *_STAGES), _STAGES, strict=False):
+            if not self.fast_alone:
+                slow = torch.cat((slow, getattr(self, f"lateral_{before}")(fast)), dim=1)
+                slow = getattr(self, f"slow_{stage}")(slow)
+            fast = getattr(self, f"fast_{stage}")(fast)
+        maps = [fast] if self.fast_alone else [slow, fast]
+        return self.fc(self.dp(torch.cat([x.mean((2, 3, 4)) for x in maps], dim=1)))
 
 
 def build(

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from partial_fc.files import replacing
+from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign.state_dicts import misfits
 from partial_fc.mxnet import mx
 
 # Optimizers to which fit.py hands --mom; the others have none, or another meaning of it.
@@ -150,25 +153,14 @@ def load(prefix: str, epoch: int, rank: int, expected: Arrays) -> Arrays:
     path = Path(f"{own if Path(f'{own}-{epoch:04d}.params').exists() else prefix}-{epoch:04d}.params")
     if not path.exists():
         raise ValueError(f"--load-epoch {epoch}: there is no {path}; --model-prefix {prefix} says where to look")
-    try:
-        found = mx.nd.load(str(path))
-    except mx.base.MXNetError as error:
-        raise ValueError(f"{path}: MXNet cannot read it: {str(error).strip().splitlines()[-1]}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: its arrays have no names; expected a file of Module's checkpoints")
-    arrays = {name.removeprefix("arg:"): array for name, array in found.items()}
-    shapes = {name: array.shape for name, array in arrays.items()}
-    wanted = {name: array.shape for name, array in expected.items()}
-    if shapes != wanted:
-        differing = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))
-        name = differing[0]
+    arrays = {name.removeprefix("arg:"): t for name, t in mxnet_ndarray.read(path).items()}
+    if problems := misfits(arrays, {name: torch.empty(array.shape) for name, array in expected.items()}):
         raise ValueError(
-            f"{path} is of another network: {len(differing)} of its arrays differ, the first, {name}, is "
-            f"{shapes.get(name, 'not there')}; expected {wanted.get(name, 'none')}. --network, --num-classes and the "
-            "images' size must be those that it was trained with"
+            f"{path} is of another network: {problems}. --network, --num-classes and the images' size must be those "
+            "that it was trained with"
         )
     logging.info("Loaded model %s", path)
-    return {name: arrays[name] for name in expected}
+    return {name: mx.nd.array(arrays[name].numpy()) for name in expected}
 
 
 def check_finite(epoch: int, arrays: Arrays) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from partial_fc.files import read_text
 from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign.state_dicts import misfits
 from partial_fc.mxnet import mx
 from partial_fc.mxnet.graph import Graph
 
@@ -185,25 +186,18 @@ def _arrays(
             f"{path}: its names, {_some(list(given))}, do not begin with arg: or aux:; expected a file of "
             "mx.model.save_checkpoint or HybridBlock.export (gluon's save_parameters writes no symbol's names)"
         )
-    arrays = {}
-    for name, shape in shapes.items():
-        full = f"{'aux' if name in auxiliary else 'arg'}:{name}"
-        if full not in given:
-            near = difflib.get_close_matches(full, given, n=1)
-            raise ValueError(f"{path} lacks {full}, which {where} needs{f'; it has {near[0]}' if near else ''}")
-        array = given.pop(full)
-        if tuple(array.shape) != shape:
-            raise ValueError(
-                f"{path}: {full} is {tuple(array.shape)}, expected {shape} by {where}, for images of --image-size "
-                f"{image_size}"
-            )
-        if array.dtype != torch.float32:
-            raise ValueError(
-                f"{path}: {full} is {array.dtype}, expected torch.float32; cast the network in MXNet "
-                "(net.cast('float32'), array.astype('float32')) and save it again"
-            )
-        arrays[name] = array.clone()  # which was the file's
-    return arrays, list(given)
+    of_ours = {f"{'aux' if name in auxiliary else 'arg'}:{name}": name for name in shapes}
+    arrays = {full: given[full] for full in of_ours if full in given}
+    expected = {full: torch.empty(shapes[name], device="meta") for full, name in of_ours.items()}
+    if problems := misfits(arrays, expected):
+        raise ValueError(f"{path} does not fit {where}, for images of --image-size {image_size}: {problems}")
+    if other := [full for full, array in arrays.items() if array.dtype != torch.float32]:
+        raise ValueError(
+            f"{path}: {other[0]} is {arrays[other[0]].dtype}, expected torch.float32; cast the network in MXNet "
+            "(net.cast('float32'), array.astype('float32')) and save it again"
+        )
+    # Copies of what is the file's.
+    return {of_ours[full]: array.clone() for full, array in arrays.items()}, [n for n in given if n not in of_ours]
 
 
 def _try(network: SymbolNetwork, where: str, image_size: int, width: int) -> None:

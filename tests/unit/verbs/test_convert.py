@@ -179,13 +179,6 @@ def test_what_cannot_be_converted_is_named(tmp_path, without_mxnet, source, outp
     assert not list(tmp_path.glob("b-*"))
 
 
-@pytest.mark.parametrize(("size", "message"), [(0, "--image-size is 0"), (48, "fc.weight is .* expected")])
-def test_an_image_size_that_does_not_fit(tmp_path, without_mxnet, size, message):
-    torch.save(trained("mini").state_dict(), tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=message):
-        convert(ConvertOptions(tmp_path / "model.pt", tmp_path / "b-0000.params", image_size=size))
-
-
 def node(op: str, name: str, *inputs: int, **attrs: str) -> dict:
     return {"op": op, "name": name, "attrs": attrs, "inputs": [[number, 0, 0] for number in inputs]}
 
