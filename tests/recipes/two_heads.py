@@ -30,12 +30,11 @@ SIZE = 6
 class TwoHeads:
     """The sum of two losses. It remembers how many steps it made, besides its tables."""
 
-    def __init__(self, num_classes: int, world: World, dtype: torch.dtype):
-        def table(count: int, name: str) -> PartialFC:
-            return PartialFC(count, SIZE, CosFace(8.0, 0.1), 0.5, world, dtype=dtype, name=name)
-
+    def __init__(self, num_classes: int, world: World, dtype: torch.dtype = torch.float32, **of_fine: Any):
+        options: dict[str, Any] = {"sample_rate": 0.5, "world": world, "dtype": dtype}
         self.num_classes, self.num_steps = num_classes, 0
-        self.fine, self.pairs = table(num_classes, "fine"), table(-(-num_classes // 2), "pairs")
+        self.fine = PartialFC(num_classes, SIZE, CosFace(8.0, 0.1), name="fine", **options, **of_fine)
+        self.pairs = PartialFC(-(-num_classes // 2), SIZE, CosFace(8.0, 0.1), name="pairs", **options)
         self.both = (self.fine, self.pairs)
 
     def __call__(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
