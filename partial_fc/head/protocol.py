@@ -137,7 +137,7 @@ def is_table_name(name: str) -> bool:
 
 def check_head(head: Any) -> None:
     """Raises ValueError, which says what is missing, for a head that a run could not train or a checkpoint not hold."""
-    kind = f"the head, a {type(head).__name__},"
+    kind = f"head {type(head).__name__}"
     _check_verbs(head, Head, kind)
     tables = head.tables()
     for name, table in tables.items():
