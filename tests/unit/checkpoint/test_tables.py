@@ -171,11 +171,16 @@ def test_another_heads_tables_are_refused(stored, tmp_path):
         checkpoint.Checkpoint(tmp_path).load_head(head_of(world))
 
 
-@pytest.mark.parametrize("tables", [None, [], {"../x": {}}, {"fine": []}, {"fine": {"num_classes": 3}}])
-def test_a_manifest_that_says_nonsense_of_its_tables_is_refused(stored, tmp_path, tables):
-    folder = shutil.copytree(stored, tmp_path / stored.name)
-    found = checkpoint.Checkpoint(folder)
-    found.manifest["tables"] = tables
+@pytest.mark.parametrize(
+    "said",
+    [
+        *({"tables": tables} for tables in (None, [], {"../x": {}}, {"fine": []}, {"fine": {"num_classes": 3}})),
+        {"head": None},
+    ],
+)
+def test_a_manifest_that_says_nonsense_of_its_tables_is_refused(stored, said):
+    found = checkpoint.Checkpoint(stored)
+    found.manifest |= said
     with pytest.raises(ValueError, match=r"manifest\.json says"):
         found.check_share(0, 1)
 
@@ -244,3 +249,4 @@ def test_a_head_whose_tables_would_be_lost_is_refused():
         check_head(PartialFC(C, SIZE, CosFace(), name="a/b"))
     for good in (TwoHeads(C, world), PartialFC(C, SIZE, CosFace()), CrossEntropy(C)):
         check_head(good)
+        assert not any(bool(table.rows.created(0, table.num_classes).any()) for table in good.tables().values())
