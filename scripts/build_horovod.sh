@@ -237,9 +237,22 @@ replace horovod/runner/launch.py "$parser)" "$parser, allow_abbrev=False)"
 replace horovod/runner/launch.py "'-cb', '--check-build'," "'-cb', '--check-build', '--check',"
 
 # It kept the results of its checks in ~/.horovod, and ended where that cannot be written; without a home it made a folder
-# whose name is a tilde. There it checks anew.
-replace horovod/runner/launch.py '    if not args.disable_cache:' \
+# whose name is a tilde. There it checks anew. (/proc and /sys say that root may write there, and refuse it.)
+file=horovod/runner/launch.py
+replace $file '    if not args.disable_cache:' \
     '    if not args.disable_cache and os.access(os.path.expanduser("~"), os.R_OK | os.W_OK | os.X_OK):'
+replace $file "$(cat <<'END'
+        fn_cache = cache.Cache(CACHE_FOLDER, CACHE_STALENESS_THRESHOLD_MINUTES,
+                               parameters_hash)
+END
+)" "$(cat <<'END'
+        try:
+            fn_cache = cache.Cache(CACHE_FOLDER, CACHE_STALENESS_THRESHOLD_MINUTES,
+                                   parameters_hash)
+        except OSError:
+            pass
+END
+)"
 
 # CVE-2024-10190: horovodrun's store listens on all addresses and unpickles what anybody puts there. Here it listens on the
 # address that the processes are told, and refuses (403), before it reads on, whoever does not sign with the token that
