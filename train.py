@@ -2,7 +2,7 @@
 
 import sys
 
-from partial_fc.train_command import run_and_exit
+from partial_fc.verbs.train import run_and_exit
 
 if __name__ == "__main__":
     run_and_exit(sys.argv[1:], "train.py")

@@ -22,10 +22,10 @@ from torch.nn.functional import normalize
 
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.data.sample import still
-from partial_fc.embedding.classify import stored_centres
 from partial_fc.embedding.load import from_checkpoint
 from partial_fc.embedding.sources import open_images
 from partial_fc.head.margin import CombinedMargin, value_and_slope
+from partial_fc.verbs.model.classify import stored_centres
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from partial_fc.files import make_private
 from partial_fc.printable import Lines, clean_stderr
 
 # Section of the help -> (what it is for, an example, verb -> (its function, one line of help)). The function is
-# "module:name" below partial_fc, imported when its flags are asked for: the type of its `options` has them. Those of
-# _OWN_READERS read their arguments themselves.
-_CLASSES = "checkpoint.tools.classes"
+# "module:name" below verbs, imported when its flags are asked for: the type of its `options` has them. Verbs
+# of _OWN_READERS read their arguments themselves.
+_CLASSES = "checkpoint.classes"
 _OWN_READERS = ("train", "launch", "torture")
 # Those that talk to other processes: there SIGPIPE stays off, as a connection that breaks is an error to be told. They
 # go on where nobody reads what they print.
@@ -27,7 +27,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
         "a backbone and its last layer, on one GPU or many hosts",
         "partial-fc train face --rec faces --network r50 --gpus 2",
         {
-            "train": ("train_command:run_and_exit", "train a recipe: face, imagenet, kinetics, mnist"),
+            "train": ("train:run_and_exit", "train a recipe: face, imagenet, kinetics, mnist"),
             "report": ("report.command:report", "make one HTML page of a run: curves, tests, speed"),
             "launch": ("launcher.command:launch", "start a command on several hosts, over ssh for example"),
             "torture": ("torture.command:torture", "repeat a training with processes killed; compare losses"),
@@ -37,26 +37,26 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
         "that a run or another program has written",
         "partial-fc evaluate runs/face-faces-r50 pairs.bin",
         {
-            "embed": ("embedding.command:embed", "write the embeddings of images"),
-            "evaluate": ("evaluate.evaluate_command:evaluate", "test on pairs: accuracy, TAR at FAR, threshold"),
-            "search": ("evaluate.search_command:search_faces", "find each image among those of a gallery"),
-            "classify": ("embedding.classify:classify", "name the classes nearest to an image"),
+            "embed": ("model.embed:embed", "write the embeddings of images"),
+            "evaluate": ("model.evaluate:evaluate", "test on pairs: accuracy, TAR at FAR, threshold"),
+            "search": ("model.search:search_faces", "find each image among those of a gallery"),
+            "classify": ("model.classify:classify", "name the classes nearest to an image"),
             "export": ("export.command:export", "write ONNX, or arcface_torch's model.pt"),
-            "convert": ("foreign.convert:convert", "convert weights to or from MXNet or arcface_torch"),
+            "convert": ("model.convert:convert", "convert weights to or from MXNet or arcface_torch"),
         },
     ),
     "Data": (
         "look at it, check it, bring it into a form that is fast to read",
         "partial-fc data pack photos faces",
         {
-            "doctor data": ("data.check.command:doctor_data", "check a training set before training"),
-            "data pack": ("data.tools.pack:pack_images", "pack a folder or list of images into train.rec"),
-            "data pairs": ("data.tools.draw_pairs:make_pairs", "draw pairs of images for tests, as a .bin"),
-            "data show": ("data.tools.show:show", "draw a picture of a set, one row for each class"),
-            "data index": ("data.tools.pack:make_index", "make a lost train.idx again"),
-            "data lmdb": ("data.tools.image_databases:make_lmdb", "write images as an LMDB, for recipe imagenet"),
-            "data leveldb": ("data.tools.image_databases:make_leveldb", "the same as a LevelDB"),
-            "data kinetics": ("data.tools.video_lists:make_lists", "check a folder of videos and list them"),
+            "doctor data": ("doctor.data:doctor_data", "check a training set before training"),
+            "data pack": ("data.pack:pack_images", "pack a folder or list of images into train.rec"),
+            "data pairs": ("data.draw_pairs:make_pairs", "draw pairs of images for tests, as a .bin"),
+            "data show": ("data.show:show", "draw a picture of a set, one row for each class"),
+            "data index": ("data.pack:make_index", "make a lost train.idx again"),
+            "data lmdb": ("data.image_databases:make_lmdb", "write images as an LMDB, for recipe imagenet"),
+            "data leveldb": ("data.image_databases:make_leveldb", "the same as a LevelDB"),
+            "data kinetics": ("data.video_lists:make_lists", "check a folder of videos and list them"),
             "data glyphs": ("demo.glyphs:build", "make a demo set: characters in many typefaces"),
             "data digits": ("demo.digits:write_digits", "make a demo set: handwritten digits, as MNIST"),
             "data make-motion": ("demo.motion:make_motion", "make a demo set: videos of moving characters"),
@@ -66,13 +66,16 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
         "inspect, check and change what a training has saved",
         "partial-fc checkpoint inspect runs/face-faces-r50",
         {
-            "checkpoint inspect": ("checkpoint.tools.inspect:inspect", "say what is in one, or list those of a run"),
-            "checkpoint verify": ("checkpoint.tools.verify:verify", "check that no file is missing or damaged"),
-            "checkpoint diff": ("checkpoint.tools.diff:diff", "say in what two checkpoints differ"),
-            "checkpoint merge": ("checkpoint.tools.reshard:merge", "merge the files of all ranks into one"),
-            "checkpoint reshard": ("checkpoint.tools.reshard:reshard", "write one for another number of ranks"),
-            "checkpoint import": ("foreign.import_centres:import_centres", "read InsightFace's class centres"),
-            "checkpoint export": ("foreign.export_centres:export_centres", "write InsightFace's class centres"),
+            "checkpoint inspect": ("checkpoint.inspect:inspect", "say what is in one, or list those of a run"),
+            "checkpoint verify": ("checkpoint.verify:verify", "check that no file is missing or damaged"),
+            "checkpoint diff": ("checkpoint.diff:diff", "say in what two checkpoints differ"),
+            "checkpoint merge": ("checkpoint.reshard:merge", "merge the files of all ranks into one"),
+            "checkpoint reshard": ("checkpoint.reshard:reshard", "write one for another number of ranks"),
+            "checkpoint import": ("checkpoint.import_centres:import_centres", "read InsightFace's class centres"),
+            "checkpoint export": (
+                "verbs.checkpoint.export_centres:export_centres",
+                "write InsightFace's class centres",
+            ),
             "checkpoint classes list": (f"{_CLASSES}:list_classes", "list the classes: number, name, last step"),
             "checkpoint classes add": (f"{_CLASSES}:add", "add classes, placed by their images"),
             "checkpoint classes remove": (f"{_CLASSES}:remove", "remove classes by name"),
@@ -102,31 +105,31 @@ _OTHER_NAMES = {
     **dict.fromkeys(("benchmark", "profile"), ("bench head", "bench data")),
     **dict.fromkeys(("check",), ("doctor data", "doctor env")),
 }
-# The verbs whose module imports torch, which takes seconds: their flags are classes of the module `options` beside it,
-# and it is imported only once the command line is read.
+# The verbs whose module imports torch, which takes seconds: their flags are a class of another one below verbs, and
+# it is imported only once the command line is read.
 _FLAGS = {
-    "embed": "EmbedOptions",
-    "classify": "ClassifyOptions",
-    "evaluate": "EvaluateOptions",
-    "search": "SearchOptions",
-    "export": "ExportOptions",
-    "checkpoint inspect": "InspectOptions",
-    "checkpoint verify": "VerifyOptions",
-    "checkpoint merge": "MergeOptions",
-    "checkpoint reshard": "ReshardOptions",
-    "checkpoint import": "ImportOptions",
-    "checkpoint export": "ExportOptions",
-    "checkpoint diff": "DiffOptions",
-    "checkpoint classes list": "ListOptions",
-    "checkpoint classes add": "AddOptions",
-    "checkpoint classes remove": "RemoveOptions",
-    "checkpoint classes merge": "MergeClassesOptions",
-    "checkpoint classes rename": "RenameOptions",
-    "checkpoint classes match": "MatchOptions",
-    "convert": "ConvertOptions",
-    "bench data": "DataOptions",
-    "bench head": "HeadOptions",
-    "plan": "PlanOptions",
+    "embed": "model.embed_options:EmbedOptions",
+    "classify": "model.embed_options:ClassifyOptions",
+    "evaluate": "model.evaluate_options:EvaluateOptions",
+    "search": "model.evaluate_options:SearchOptions",
+    "export": "export.options:ExportOptions",
+    "checkpoint inspect": "checkpoint.options:InspectOptions",
+    "checkpoint verify": "checkpoint.options:VerifyOptions",
+    "checkpoint merge": "checkpoint.options:MergeOptions",
+    "checkpoint reshard": "checkpoint.options:ReshardOptions",
+    "checkpoint import": "model.convert_options:ImportOptions",
+    "checkpoint export": "model.convert_options:ExportOptions",
+    "checkpoint diff": "checkpoint.options:DiffOptions",
+    "checkpoint classes list": "checkpoint.options:ListOptions",
+    "checkpoint classes add": "checkpoint.options:AddOptions",
+    "checkpoint classes remove": "checkpoint.options:RemoveOptions",
+    "checkpoint classes merge": "checkpoint.options:MergeClassesOptions",
+    "checkpoint classes rename": "checkpoint.options:RenameOptions",
+    "checkpoint classes match": "checkpoint.options:MatchOptions",
+    "convert": "model.convert_options:ConvertOptions",
+    "bench data": "bench.options:DataOptions",
+    "bench head": "bench.options:HeadOptions",
+    "plan": "bench.options:PlanOptions",
 }
 # "checkpoint classes" is one, too.
 GROUPS = {" ".join(name.split()[:n]) for name in VERBS for n in range(1, len(name.split()))}
@@ -180,15 +183,15 @@ def nearest(words: list[str]) -> tuple[str, ...]:
 def load(name: str) -> Callable[..., Any]:
     """The function of a verb."""
     module, _, function = VERBS[name][0].partition(":")
-    return getattr(importlib.import_module(f"partial_fc.{module}"), function)
+    return getattr(importlib.import_module(f"partial_fc.verbs.{module}"), function)
 
 
 def flags_of(name: str) -> type:
     """The class whose fields are the flags of a verb."""
     if name not in _FLAGS:
         return get_type_hints(load(name))["options"]
-    package, _, _ = VERBS[name][0].rpartition(".")
-    return getattr(importlib.import_module(f"partial_fc.{package}.options"), _FLAGS[name])
+    module, _, flags = _FLAGS[name].partition(":")
+    return getattr(importlib.import_module(f"partial_fc.verbs.{module}"), flags)
 
 
 def main() -> None:

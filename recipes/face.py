@@ -156,9 +156,9 @@ def train_here(run: Run) -> int:
 
     from partial_fc import checkpoint, counter_rng
     from partial_fc.checkpoint.class_names import names_of
+    from partial_fc.data.augment import glyph
     from partial_fc.data.check.at_start import check_data
     from partial_fc.data.transform import SquareImage, mirror
-    from partial_fc.demo.augment import glyph
     from partial_fc.evaluate import Verification
     from partial_fc.train.loop import train
     from partial_fc.train.record.log_style import STYLES

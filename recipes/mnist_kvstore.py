@@ -25,7 +25,7 @@ from partial_fc.data.idx import ImageSet, read_set
 from partial_fc.flags import check_numbers, is_given, told_as_usage
 from partial_fc.flags import parse as read
 from partial_fc.flags.numbers import BATCH, THREADS
-from partial_fc.train_command import exit_now
+from partial_fc.verbs.train import exit_now
 
 from .compat import fit_py
 

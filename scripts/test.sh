@@ -62,12 +62,13 @@ elif [ "$mode" = old ]; then
     # PyTorch, oneDNN, OpenBLAS and numpy each have a setting of their own; the head's kernel takes what PyTorch takes.
     export ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Zen
     export NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL AVX512_SPR"
-    numeric=(tests/unit/test_{cpu_kernel,cpu_rows,export,head,head_callers,muon,optimizer_start,precision,quota,reference,row_optimizers,row_table,step_operations,triton}.py)
+    numeric=(tests/unit/head/test_{head,head_callers,optimizer_start,quota,reference,row_optimizers,row_table,step_operations}.py)
+    numeric+=(tests/unit/kernels/test_{cpu_kernel,cpu_rows,triton}.py tests/unit/train/test_{muon,precision}.py tests/unit/verbs/test_export.py)
     stage "numbers, with AVX2 instructions" 120 python -m pytest "${numeric[@]}" "${two[@]}" -m "not mxnet" "$@"
 else
     stage "unit" 150 python -m pytest "${unit[@]}" -m "not mxnet" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
-    stage "MXNet: engine, oracle and stores" 74 python -m pytest -m mxnet $(marked mxnet tests/{unit,recipes}/test_*.py) "$@"
+    stage "MXNet: engine, oracle and stores" 74 python -m pytest -m mxnet $(marked mxnet tests/unit/*/test_*.py tests/recipes/test_*.py) "$@"
     # The mathematics does not depend on the transport: all of it over these two, MPI on three ranks, by which the numbers of
     # classes do not divide. Elsewhere only what speaks to the transport.
     stage "parallel, horovodrun Gloo, 2 ranks" 30 gloo 2 "${ranks[@]}" tests/parallel
@@ -76,7 +77,7 @@ else
     stage "transport, horovodrun MPI, 2 ranks" 9 mpi 2 "${transport[@]}"
     stage "transport, torchrun, 2 ranks" 8 torch 2 "${transport[@]}"
     stage "transport, one process" 6 "${transport[@]}"
-    # The GPU's kernel, sharded, in Triton's interpreter. (One process: tests/unit/test_triton.py.)
+    # The GPU's kernel, sharded, in Triton's interpreter. (One process: tests/unit/kernels/test_triton.py.)
     stage "Triton, horovodrun MPI, 3 ranks" 12 mpi 3 env TRITON_INTERPRET=1 "${ranks[@]}" tests/parallel/test_head_kinds.py -k sharded_equals_dense
     # Faults are of processes, disks and cables. -rs: why, where some are skipped.
     stage "recipes, faults and two hosts" 330 python -m pytest tests/{recipes,faults,cluster} "${three[@]}" -m "not mxnet and not long" -rs "$@"

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from partial_fc.checkpoint.folders import folder_name, mark, newest, prune, unmark
-from partial_fc.checkpoint.owner import Fence, LostOwner
+from partial_fc.checkpoint.lock import Fence, LostOwner
 from partial_fc.checkpoint.snapshot import REMEDY, Snapshot
 from partial_fc.comm import World
 from partial_fc.errors import describe

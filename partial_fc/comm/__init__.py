@@ -12,10 +12,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partial_fc.comm.auth.handshake import read_secret
 from partial_fc.comm.launch import interface
 from partial_fc.comm.launch.detect import Launch, StartError, detect, has_agent, started_here
 from partial_fc.comm.single import SingleWorld
-from partial_fc.comm.strangers.gate import read_secret
 from partial_fc.comm.watch.watchdog import report_failure
 from partial_fc.comm.world import CollectiveError, Work, World
 

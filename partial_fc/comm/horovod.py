@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import elastic
+from partial_fc.comm.auth import admission
 from partial_fc.comm.launch import full_cores
 from partial_fc.comm.launch.detect import Launch, StartError, devices_differ
-from partial_fc.comm.strangers import admission
 from partial_fc.comm.world import Op, World, pad_rows
 
 _LATER_S = 60.0  # from the watch's report to Gloo's own

@@ -23,9 +23,9 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from partial_fc import printable
+from partial_fc.comm.auth.admission import own_addresses
+from partial_fc.comm.auth.handshake import SECRET, Gate, NoAnswer, NotRank0, knock
 from partial_fc.comm.launch.detect import LISTENING_SOCKET, Launch, StartError, devices_differ, has_agent
-from partial_fc.comm.strangers.admission import own_addresses
-from partial_fc.comm.strangers.gate import SECRET, Gate, NoAnswer, NotRank0, knock
 
 _ALL_HERE = "all here"
 _POLL_S = 0.05

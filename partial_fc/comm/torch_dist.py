@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partial_fc.comm import rendezvous
+from partial_fc.comm.auth import admission
 from partial_fc.comm.launch import interface
 from partial_fc.comm.launch.detect import Launch, StartError
-from partial_fc.comm.strangers import admission
 from partial_fc.comm.world import Op, World, pad_rows
 
 # torch.distributed gives a collective up so much later than the watch, whose report says more.

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from partial_fc.comm.auth import admission
 from partial_fc.comm.journal import Call, Journal
 from partial_fc.comm.launch.detect import Launch
-from partial_fc.comm.strangers import admission
-from partial_fc.comm.watch.board import Board, Endpoint
+from partial_fc.comm.watch.status_server import Board, Endpoint
 from partial_fc.comm.watch.watchdog import Watch
 
 if TYPE_CHECKING:

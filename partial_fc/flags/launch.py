@@ -10,7 +10,7 @@ import tyro
 
 from partial_fc import comm
 from partial_fc.comm import World, elastic
-from partial_fc.comm.launch import keeper, spawn
+from partial_fc.comm.launch import restart_agent, spawn
 from partial_fc.findings import counted
 from partial_fc.flags.numbers import PORT, PROCESSES, THREADS, check_numbers, flag
 from partial_fc.flags.training import is_given
@@ -123,7 +123,9 @@ class LaunchFlags:
         launch = comm.detect()
         if launch.backend == "horovod":
             importlib.import_module("partial_fc.comm.horovod")
-        return keeper.keep(self.restarts, launch.rank, comm.started_here() or launch.launcher in spawn.LEAVES_BEHIND)
+        return restart_agent.keep(
+            self.restarts, launch.rank, comm.started_here() or launch.launcher in spawn.LEAVES_BEHIND
+        )
 
     def join(self, device_type: str) -> World:
         """The processes of this launch, met. device_type: "cpu" or "cuda"."""

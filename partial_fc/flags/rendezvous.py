@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import psutil
 
 from partial_fc import comm
+from partial_fc.comm.auth.handshake import SECRET
 from partial_fc.comm.launch import spawn
-from partial_fc.comm.strangers.gate import SECRET
-from partial_fc.comm.watch.board import local_addresses
+from partial_fc.comm.watch.status_server import local_addresses
 from partial_fc.flags.launch import LaunchFlags
 from partial_fc.flags.numbers import PORT, PROCESSES, check_numbers, flag
 from partial_fc.flags.training import is_given

@@ -10,7 +10,7 @@ import torch
 
 from partial_fc.checkpoint.peer.commits import Memory
 from partial_fc.comm import World
-from partial_fc.train.device import versions
+from partial_fc.comm.device import versions
 
 
 @dataclass

@@ -10,8 +10,8 @@ import torch
 
 from partial_fc import checkpoint, counter_rng
 from partial_fc.checkpoint.folders import folder_name
-from partial_fc.checkpoint.owner import LostOwner
-from partial_fc.comm.launch import keeper
+from partial_fc.checkpoint.lock import LostOwner
+from partial_fc.comm.launch import restart_agent
 from partial_fc.head import PartialFC, telemetry
 from partial_fc.train.guards import loss_spikes
 from partial_fc.train.guards.policy import NonFinite, roll_back
@@ -88,7 +88,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve,
         at.step += 1
         at.position = batches[-1].position
         verdict = vote.result()
-        keeper.step_done(at.step)
+        restart_agent.step_done(at.step)
         job.saver.settle(verdict.busy, verdict.failed)
         if verdict.lost:
             raise save_beside(job)

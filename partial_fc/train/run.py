@@ -35,6 +35,7 @@ from torch import nn
 from partial_fc import checkpoint, flags
 from partial_fc.checkpoint.peer.commits import Memory
 from partial_fc.comm import elastic
+from partial_fc.comm.device import meet
 from partial_fc.data import Loader, Source, Synthetic, open_on_all
 from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
@@ -50,7 +51,6 @@ from partial_fc.train.batch_norm import convert
 from partial_fc.train.begin import run_folder
 from partial_fc.train.begin.start import is_asked_for, named
 from partial_fc.train.context import RunContext
-from partial_fc.train.device import meet
 from partial_fc.train.guards.commits import Commits
 from partial_fc.train.job import Guards, Head, Job, Outcome, RunState, Settings
 from partial_fc.train.precision import Mode, Precision, choose

@@ -20,7 +20,7 @@ import torch
 
 from partial_fc.checkpoint.peer.commits import Commit, Memory, PeerCopies
 from partial_fc.checkpoint.peer.recover import recover
-from tests.unit.test_peer_commits import EVERY, commit, head_of, one_step, same, snapshot_of
+from tests.unit.checkpoint.test_peer_commits import EVERY, commit, head_of, one_step, same, snapshot_of
 from tests.unit.thread_world import ThreadWorld, in_world
 
 SIZE = 3  # ranks of the world whose commits they are; the peer of each is the next

@@ -9,8 +9,6 @@ import torch
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.folders import mark
-from partial_fc.checkpoint.tools.inspect import summary
-from partial_fc.checkpoint.tools.verify import findings
 from partial_fc.comm import SingleWorld
 from partial_fc.data.order import Keyed, PerEpoch
 from partial_fc.embedding.load import facts_of
@@ -18,6 +16,8 @@ from partial_fc.head import CosFace, PartialFC
 from partial_fc.train.begin.differences import compare
 from partial_fc.train.precision import LossScaler
 from partial_fc.train.resume import state_of
+from partial_fc.verbs.checkpoint.inspect import summary
+from partial_fc.verbs.checkpoint.verify import findings
 from tests.faults.mutations import in_json, in_safetensors_header
 from tests.faults.reader import Files, Reader, written
 

@@ -19,8 +19,8 @@ from partial_fc.data.pairs import read_pairs, write_pairs
 from partial_fc.data.record_source import RecordSource
 from partial_fc.data.recordio import MAGIC, RecordWriter, pack, write_index
 from partial_fc.data.sample import BadRecord, Source
-from partial_fc.data.tools.draw_pairs import _read_pair_list
 from partial_fc.files import read_bytes
+from partial_fc.verbs.data.draw_pairs import _read_pair_list
 from tests.faults.mutations import PICKLE_WORDS, in_gzip, in_pickle, in_png, in_scans
 from tests.faults.reader import Files, Reader, written
 

@@ -84,7 +84,7 @@ def _fill(file) -> bool:
 
 
 def _check_whole(folders: list[Path]) -> None:
-    from partial_fc.checkpoint.tools.verify import findings
+    from partial_fc.verbs.checkpoint.verify import findings
 
     assert folders
     for folder in folders:

@@ -22,10 +22,10 @@ with atheris.instrument_imports(
     include=[
         *("partial_fc.data", "partial_fc.checkpoint", "partial_fc.models", "partial_fc.foreign", "recipes"),
         *(
-            "partial_fc.doctor",
-            "partial_fc.launcher",
+            "partial_fc.verbs.doctor",
+            "partial_fc.verbs.launcher",
             "partial_fc.evaluate",
-            "partial_fc.report",
+            "partial_fc.verbs.report",
             "partial_fc.embedding",
         ),
     ]

@@ -22,17 +22,17 @@ from partial_fc import comm
 def main(arguments: list[str]) -> int:
     here, launch = Path(os.environ["FAULT_FOLDER"]), comm.detect()
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    from partial_fc.checkpoint import owner
+    from partial_fc.checkpoint import lock
     from recipes import face
 
     if launch.backend != "single":
-        gone, take, train_here = owner.gone, owner.take, face.train_here
+        gone, take, train_here = lock.gone, lock.take, face.train_here
 
         def looked(*words: Any) -> Any:
             _write(here / f"looked-{launch.rank}", str(time.monotonic()))
             return gone(*words)
 
-        def held(*words: Any) -> tuple[owner.Owner, str]:
+        def held(*words: Any) -> tuple[lock.Owner, str]:
             taken = take(*words)
             _write(here / f"held-{launch.rank}", str(time.monotonic()))
             return taken
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
             finally:
                 Loader.__next__ = unpaced  # type: ignore[method-assign]
 
-        owner.gone, owner.take, face.train_here = looked, held, paced
+        lock.gone, lock.take, face.train_here = looked, held, paced
     return face.main(arguments)
 
 

@@ -103,7 +103,7 @@ def _check_resumed(running: Ranks, before: list[Path], trained: bool) -> None:
 
 
 def _check_whole(models_root: Path, number: int) -> None:
-    from partial_fc.checkpoint.tools.verify import findings
+    from partial_fc.verbs.checkpoint.verify import findings
 
     for folder in complete(models_root):
         bad = [text for kind, text in findings([folder], finite=True) if kind == "bad"]

@@ -13,14 +13,14 @@ from safetensors.torch import save_file
 
 from partial_fc import models
 from partial_fc.checkpoint.class_names import read_names
-from partial_fc.checkpoint.tools.imprint import from_file
-from partial_fc.doctor import hosts
 from partial_fc.embedding.load import find
-from partial_fc.evaluate.ijb import Ijb
-from partial_fc.evaluate.pair_list import read_pair_list
-from partial_fc.evaluate.search_command import read_npz
-from partial_fc.launcher import host_file
-from partial_fc.report.run_facts import read_run
+from partial_fc.verbs.checkpoint.imprint import from_file
+from partial_fc.verbs.doctor import hosts
+from partial_fc.verbs.launcher import host_file
+from partial_fc.verbs.model.ijb import Ijb
+from partial_fc.verbs.model.pair_list import read_pair_list
+from partial_fc.verbs.model.search import read_npz
+from partial_fc.verbs.report.run_facts import read_run
 from tests.faults.mutations import any_bytes, in_json, in_safetensors_header, in_zip
 from tests.faults.reader import Files, Reader, written
 

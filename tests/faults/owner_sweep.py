@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from partial_fc.checkpoint import owner
+from partial_fc.checkpoint import lock
 from partial_fc.errors import describe
 from tests.faults.crash_states import Tree
 from tests.faults.operations import Disk
@@ -14,10 +14,10 @@ class OwnerSweep(Sweep):
 
     def __init__(self, disk: Disk):
         super().__init__(disk, "owner", 1)
-        owner._STALE_S, owner._POLL_S = 0.02, 0.002  # a record that the power cut off is nobody's soon
+        lock._STALE_S, lock._POLL_S = 0.02, 0.002  # a record that the power cut off is nobody's soon
         self.root = disk.below / "a"
         self.ground.place({"a": None})
-        self.forked(lambda: owner.take(self.root, "gone"))
+        self.forked(lambda: lock.take(self.root, "gone"))
         self.start = self.ground.read()
 
     def act(self) -> list[str]:
@@ -34,11 +34,11 @@ class OwnerSweep(Sweep):
         return said
 
     def _act(self) -> None:
-        mine, _ = owner.take(self.root, "run")
+        mine, _ = lock.take(self.root, "run")
         mine.check()
-        owner._rewrite(mine._path, mine._record, 1)
+        lock._rewrite(mine._path, mine._record, 1)
         mine.stop()
-        again, _ = owner.take(self.root, "run")
+        again, _ = lock.take(self.root, "run")
         again.check()
         again.release()
 
@@ -52,7 +52,7 @@ class OwnerSweep(Sweep):
         self.recover(tree, ended=False)
 
     def recover(self, tree: Tree, ended: bool) -> None:
-        mine, _ = owner.take(self.root, "next")
+        mine, _ = lock.take(self.root, "next")
         mine.check()
         records = [path for path in self.ground.read() if "owner-" in path]
         if len(records) != 1:

@@ -53,7 +53,7 @@ class Ranks:
             output = os.open(self.folder / f"output.{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            from partial_fc import train_command
+            from partial_fc.verbs import train as train_command
 
             os._exit(train_command.main(["face", *flags], "train.py"))
         finally:  # whatever it raised is in its output

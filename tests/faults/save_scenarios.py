@@ -9,7 +9,7 @@ import torch
 
 from partial_fc.checkpoint import Saver, Snapshot, capture
 from partial_fc.checkpoint.folders import folder_name, mark, prune, unmark
-from partial_fc.checkpoint.owner import Fence, Owner, take
+from partial_fc.checkpoint.lock import Fence, Owner, take
 from partial_fc.checkpoint.peer.transfer import all_gather_json
 from partial_fc.checkpoint.saver import ranks_beside
 from partial_fc.comm import World

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from partial_fc.checkpoint import owner
+from partial_fc.checkpoint import lock
 from partial_fc.checkpoint.folders import MARKER, folder_name, step_of
-from partial_fc.checkpoint.tools.verify import findings
+from partial_fc.verbs.checkpoint.verify import findings
 from tests.faults.crash_states import Tree
 from tests.faults.ground import Ground
 from tests.faults.operations import Disk
@@ -64,7 +64,7 @@ class SaveSweep(Sweep):
     def __init__(self, disk: Disk, layout: str, roots: tuple[str, ...], what: Saves):
         hosts = ("",) if len(set(roots)) == 1 else ("", "a", "b")
         super().__init__(disk, f"{what.name}, {layout}", SIZE, hosts)
-        owner._STALE_S, owner._POLL_S = 0.02, 0.002  # a record that the power cut off is nobody's soon
+        lock._STALE_S, lock._POLL_S = 0.02, 0.002  # a record that the power cut off is nobody's soon
         self.what, self.roots = what, roots
         self.judge = Judge(self.ground, roots)
         self.ranks = Ranks(disk, roots, self._when_failed)

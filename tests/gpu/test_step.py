@@ -1,6 +1,6 @@
 """A whole step of the head with the Triton kernel: what the host launches, and how often it waits for the device.
 
-On a CUDA device, or, with TRITON_INTERPRET=1, in Triton's interpreter on the CPU (tests/unit/test_triton.py does that).
+On a CUDA device, or, with TRITON_INTERPRET=1, on the CPU (tests/unit/kernels/test_triton.py does that).
 """
 
 import os
@@ -11,9 +11,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from partial_fc.bench import step_counts
 from partial_fc.head import CosFace, PartialFC, Storage
 from partial_fc.head.kernels import triton_kernels, triton_pass
+from partial_fc.verbs.bench import step_counts
 from tests.unit.operations import Operations
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,6 +1,6 @@
 """The Triton kernel against its dense definition in float64.
 
-On a CUDA device, or, with TRITON_INTERPRET=1, in Triton's interpreter on the CPU (tests/unit/test_triton.py does that).
+On a CUDA device, or, with TRITON_INTERPRET=1, on the CPU (tests/unit/kernels/test_triton.py does that).
 """
 
 import math

@@ -6,8 +6,8 @@ import torch
 
 from partial_fc.comm import SingleWorld
 from partial_fc.evaluate import identification
-from partial_fc.evaluate.evaluate_command import _read_together
 from partial_fc.evaluate.identification import search
+from partial_fc.verbs.model.evaluate import _read_together
 
 CPU = torch.device("cpu")
 

@@ -1,5 +1,5 @@
 """Commits over real collectives; one rank then has forgotten all, as a new process has. (Worlds of other sizes:
-tests/unit/test_peer_commits.py.)"""
+tests/unit/checkpoint/test_peer_commits.py.)"""
 
 import pytest
 import torch

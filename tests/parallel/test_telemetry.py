@@ -4,7 +4,7 @@ import torch
 
 from partial_fc.comm import SingleWorld
 from partial_fc.head import telemetry
-from tests.unit.test_telemetry import stand_in
+from tests.unit.head.test_telemetry import stand_in
 
 
 def test_a_report_is_that_of_one_process(world):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from partial_fc.demo.glyphs import GlyphOptions, build
-from partial_fc.report.page import page
-from partial_fc.report.run_facts import read_run
+from partial_fc.verbs.demo.glyphs import GlyphOptions, build
+from partial_fc.verbs.report.page import page
+from partial_fc.verbs.report.run_facts import read_run
 
 if TYPE_CHECKING:
     from tests.recipes.several import Given

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch.utils.data import DistributedSampler
 
 from partial_fc.data.idx import names, read_set, write_idx
-from partial_fc.demo.digits import load
 from partial_fc.models.convnet import ConvNet
+from partial_fc.verbs.demo.digits import load
 from tests.recipes.conftest import change_manifest
 from tests.recipes.launch import endings, here, several
 from tests.recipes.several import Given

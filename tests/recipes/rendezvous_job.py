@@ -46,8 +46,8 @@ def main(arguments: list[str]) -> int:
 
 def become_shard(words: list[str], output: str) -> None:
     """In a forked process: `partial-fc train` with this recipe, whose ranks say who they are, and no more."""
-    from partial_fc.train_command import exit_now
-    from partial_fc.train_command import main as train_command
+    from partial_fc.verbs.train import exit_now
+    from partial_fc.verbs.train import main as train_command
 
     file = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)
@@ -74,6 +74,6 @@ def train(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    from partial_fc.train_command import exit_now
+    from partial_fc.verbs.train import exit_now
 
     exit_now(main(sys.argv[1:]))

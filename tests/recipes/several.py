@@ -24,7 +24,7 @@ from partial_fc import comm
 from partial_fc.train import loop
 from partial_fc.train.guards import loss_spikes
 from partial_fc.train.job import Job, Outcome
-from partial_fc.train_command import exit_now
+from partial_fc.verbs.train import exit_now
 from tests.recipes.faults import put_in
 
 ROOT = Path(__file__).parents[2]

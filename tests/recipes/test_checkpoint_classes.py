@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint.tools import classes
-from partial_fc.checkpoint.tools.classes import AddOptions, MatchOptions
-from partial_fc.foreign.import_centres import ImportOptions, import_centres
+from partial_fc.verbs.checkpoint import classes
+from partial_fc.verbs.checkpoint.classes import AddOptions, MatchOptions
+from partial_fc.verbs.checkpoint.import_centres import ImportOptions, import_centres
 from tests.recipes.conftest import train_here
 
 FLAGS = "--network tiny --image-size 20 --embedding-size 8 --batch-size 8 --val-targets --check-data off"

@@ -15,11 +15,12 @@ from partial_fc import checkpoint, models
 from partial_fc.comm import SingleWorld
 from partial_fc.data.decode import decode
 from partial_fc.data.pairs import read_pairs, write_pairs
-from partial_fc.data.tools.pack import PackOptions, pack_images
-from partial_fc.embedding import classify, command
 from partial_fc.embedding.load import find
 from partial_fc.embedding.model import EmbeddingModel
 from partial_fc.evaluate import verification
+from partial_fc.verbs.data.pack import PackOptions, pack_images
+from partial_fc.verbs.model import classify
+from partial_fc.verbs.model import embed as command
 from recipes.face_backbone import ModelFlags, build
 from tests.recipes.conftest import train_here
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from partial_fc import train_command
+from partial_fc.verbs import train as train_command
 from recipes import face
 from tests.recipes.conftest import LAUNCHERS, SMALL, losses, result, run, train_here, train_several
 from tests.unit.mxnet_recordio import mxnet_pack

@@ -126,6 +126,6 @@ def test_whatever_ends_the_launcher_leaves_nothing(number, expected):
 def test_servers_that_stay_are_ended_after_the_workers():
     script = "[ $DMLC_ROLE = worker ] || exec sleep 300"
     monkey = [sys.executable, "-c", "from partial_fc import supervisor; supervisor._HELPER_GRACE_S = 0.2; "]
-    monkey[-1] += "import sys; from partial_fc.launcher.command import launch; sys.exit(launch(sys.argv[1:]))"
+    monkey[-1] += "import sys; from partial_fc.verbs.launcher.command import launch; sys.exit(launch(sys.argv[1:]))"
     status, _, err = ended(start("--launcher", "local", "-n", "1", "sh", "-c", script, launcher=monkey))
     assert (status, err) == (0, "starting 3 processes\n")

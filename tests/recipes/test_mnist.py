@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from torch.utils.data import DistributedSampler
 
 from partial_fc.data.idx import read_set
-from partial_fc.demo.digits import load
 from partial_fc.foreign import apex
 from partial_fc.models.convnet import ConvNet
 from partial_fc.train import loop
 from partial_fc.train import update as updates
+from partial_fc.verbs.demo.digits import load
 from tests.recipes.conftest import losses, reported, result
 from tests.recipes.faults import put_in
 from tests.recipes.mnist_job import (

@@ -152,7 +152,7 @@ def test_all_launchers_give_the_same_curve_in_fp32(stopped):
 
 
 def test_what_lost_a_process_and_was_stopped_ends_as_if_nothing_had_been(stopped, glyphs, tmp_path):
-    """Bit by bit: started again by run.sh, and by hand. (tests/unit/test_run_restarts.py has the other ways of
+    """Bit by bit: started again by run.sh, and by hand. (tests/unit/train/test_run_restarts.py has the other ways of
     run.sh --restarts.)"""
     root, _, output = stopped["run.sh"]
     assert re.search(r"run.sh: status \d+; restart 1 of at most 3 in 0 s, from .*/step-\d+/COMPLETE", output)

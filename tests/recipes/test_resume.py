@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from partial_fc.checkpoint import owner
+from partial_fc.checkpoint import lock
 from tests.recipes.conftest import SMALL, change_manifest, face, losses, result, train_here, train_several
 from tests.recipes.launch import here, several
 
@@ -206,12 +206,12 @@ def test_who_makes_room_ends_no_run(glyphs, tmp_path, removed):
 
 
 def test_who_loses_the_folder_to_another_run_keeps_its_last_state(glyphs, tmp_path, monkeypatch):
-    monkeypatch.setattr(owner, "_BEAT_S", 0.02)
+    monkeypatch.setattr(lock, "_BEAT_S", 0.02)
     root = tmp_path / "run"
     record = root / "checkpoints/owner-1.json"
 
     def replace() -> None:
-        other = owner._text(owner.Record.here("another"), 0)
+        other = lock._text(lock.Record.here("another"), 0)
         partial = record.with_suffix(".other")
         partial.write_bytes(other)
         partial.replace(record)

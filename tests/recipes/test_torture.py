@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from partial_fc import cli
-from partial_fc.torture import victims
-from partial_fc.torture.compare import compare
+from partial_fc.verbs.torture import victims
+from partial_fc.verbs.torture.compare import compare
 from tests.recipes.conftest import ROOT, SMALL, environment, train_here
 
 JOB = [

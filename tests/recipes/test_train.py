@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from safetensors import SafetensorError
 
-from partial_fc import train_command
+from partial_fc.verbs import train as train_command
 from tests.recipes.conftest import SMALL
 from tests.recipes.hang import free_port
 from tests.recipes.launch import start

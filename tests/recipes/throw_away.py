@@ -22,7 +22,7 @@ from partial_fc.train.begin.start import launch
 from partial_fc.train.loop import train
 from partial_fc.train.record.log import StepLine
 from partial_fc.train.run import Run, run_in_worlds
-from partial_fc.train_command import exit_now
+from partial_fc.verbs.train import exit_now
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,12 +22,12 @@ from safetensors import torch as safetensors
 
 import partial_fc.comm.horovod
 import partial_fc.files
-from partial_fc.checkpoint import checksums, folders, healing, owner, read, rows, saver
+from partial_fc.checkpoint import checksums, folders, lock, read, recovery, rows, saver
 from partial_fc.checkpoint import files as checkpoint_files
-from partial_fc.checkpoint.peer import commits, transfer
-from partial_fc.checkpoint.peer import recover as recovery
+from partial_fc.checkpoint.peer import commits, recover, transfer
+from partial_fc.comm import device
 from partial_fc.comm.elastic import barrier, membership
-from partial_fc.train import device, loop, resume, run
+from partial_fc.train import loop, resume, run
 from partial_fc.train.begin import run_folder
 from partial_fc.train.guards import commits as commits_of_loop
 from partial_fc.train.record import loss_csv
@@ -165,20 +165,20 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
 
     made: list[Replacement] = [
         (module, "time", as_time)
-        for module in (membership, barrier, saver, owner, commits, commits_of_loop, loop, elastic_driver, discovery,
+        for module in (membership, barrier, saver, lock, commits, commits_of_loop, loop, elastic_driver, discovery,
                        horovod_timeout)
     ]  # fmt: skip
-    made += [(module, "threading", as_threading) for module in (owner, elastic_driver, registration, discovery)]
+    made += [(module, "threading", as_threading) for module in (lock, elastic_driver, registration, discovery)]
     made += [(module, "logging", _as_logging(cluster)) for module in (elastic_driver, registration, discovery)]
-    made += [(module, "secrets", as_secrets) for module in (membership, saver, owner, run_folder)]
-    made += [(module, "socket", as_socket) for module in (owner, commits_of_loop)]
+    made += [(module, "secrets", as_secrets) for module in (membership, saver, lock, run_folder)]
+    made += [(module, "socket", as_socket) for module in (lock, commits_of_loop)]
     made += [(module, "ThreadPoolExecutor", executor) for module in (saver, run_folder)]
     made += [(module, "available_memory_bytes", lambda: _MANY_BYTES) for module in (saver, commits)]
     made += [(module, "load_file", load_file) for module in (read, rows)]
     made += [(module, "request", request) for module in (membership, barrier)]
     made += [
         (module, "os", as_os)
-        for module in (membership, partial_fc.comm.horovod, partial_fc.files, folders, read, owner, saver, loss_csv)
+        for module in (membership, partial_fc.comm.horovod, partial_fc.files, folders, read, lock, saver, loss_csv)
     ]
     made += [
         (module, "read_bytes", lambda path, most_bytes: path.read_bytes())
@@ -186,7 +186,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
     ]
     _refuse_bound_clocks({module for module, name, _ in made if name == "time"})
     # Some pieces a commit, and some messages a recovery.
-    made += [(module, "PIECE_BYTES", 64) for module in (commits, recovery, transfer)]
+    made += [(module, "PIECE_BYTES", 64) for module in (commits, recover, transfer)]
     made += [
         (commits, "_SMALL_BYTES", 40),
         (membership, "gc", SimpleNamespace(collect=lambda: None)),
@@ -198,11 +198,11 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         (discovery, "random", random.Random(chance.getrandbits(32))),
         (elastic_driver, "WorkerNotificationClient", partial(_notifier, cluster)),
         (folders, "shutil", SimpleNamespace(rmtree=rmtree)),
-        (owner, "_start_of", lambda number: _start_of(cluster, number)),
-        (owner, "open", lambda path, mode, opener: path.open(mode)),
+        (lock, "_start_of", lambda number: _start_of(cluster, number)),
+        (lock, "open", lambda path, mode, opener: path.open(mode)),
         (folders, "open", lambda path, mode, opener: path.open(mode)),
-        (healing, "time", as_time),
-        (owner, "_machine", lambda: str(cluster.here.host.name)),
+        (recovery, "time", as_time),
+        (lock, "_machine", lambda: str(cluster.here.host.name)),
         (commits, "identity", lambda: cluster.here.host.name.encode().hex().ljust(15, "0")),
         (loss_csv, "FileIO", Raw),
         (resume, "recover", observed),

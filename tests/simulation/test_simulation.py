@@ -44,7 +44,7 @@ def test_a_fault_made_by_hand_is_seen(name):
 
 
 # The first two are faults of horovodrun's driver, which waited for ever (scripts/build_horovod.sh,
-# tests/unit/test_horovodrun.py).
+# tests/unit/comm/test_horovodrun.py).
 @pytest.mark.parametrize(
     "seed",
     [

@@ -6,8 +6,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from partial_fc.data.check.command import DataOptions, doctor_data
 from partial_fc.data.recordio import RecordWriter, pack
+from partial_fc.verbs.doctor.data import DataOptions, doctor_data
 
 COUNTS = (4, 3, 5, 2)
 

@@ -27,7 +27,7 @@ import torch
 
 from partial_fc.checkpoint.files import as_json
 from partial_fc.checkpoint.head_state import Head
-from partial_fc.checkpoint.owner import Fence, Owner
+from partial_fc.checkpoint.lock import Fence, Owner
 from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, ByteStream, all_gather_json, empty_share, outline
 from partial_fc.checkpoint.rows import class_bytes
 from partial_fc.checkpoint.snapshot import Snapshot

@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from partial_fc.comm.elastic.barrier import Barrier
 from partial_fc.comm.elastic.store import ASK, Store, request
-from partial_fc.comm.launch import keeper
+from partial_fc.comm.launch import restart_agent
 from partial_fc.comm.launch.detect import Launch, StartError
 from partial_fc.comm.world import CollectiveError, World
 
@@ -194,7 +194,7 @@ class Member:
 
     def _leave_note(self, met: bool) -> None:
         """For the one that its keeper starts where this process is killed. met: the ranks have met."""
-        keeper.leave_note(json.dumps([self.name.decode(), self.assignment, met]).encode())
+        restart_agent.leave_note(json.dumps([self.name.decode(), self.assignment, met]).encode())
 
     def take_place(self, note: bytes) -> None:
         """Goes on for a process that its keeper saw end. Horovod's driver does not know of that: where the ranks had
@@ -224,7 +224,7 @@ def member() -> Member:
         assignment = tuple(int(e[name]) for name in _RANK_VARIABLES)
         driver = e[_ADDRESS], int(e[_PORT])
         _member = Member(e["HOROVOD_HOSTNAME"], assignment[2], assignment, Store(driver))
-        if note := keeper.note():
+        if note := restart_agent.note():
             _member.take_place(note)
         e[_ADDRESS], e[_PORT] = "127.0.0.1", str(_member.store.server_port)
         left_out = [f"{name}={e.pop(name)}" for name in _CRASHES if name in e]

@@ -14,8 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from partial_fc import supervisor, terminal
+from partial_fc.comm.auth.handshake import SECRET
 from partial_fc.comm.launch.detect import LISTENING_SOCKET, PARENT
-from partial_fc.comm.strangers.gate import SECRET
 from partial_fc.supervisor import Command
 
 _FAILURE_GRACE_S = supervisor.FAILURE_GRACE_S

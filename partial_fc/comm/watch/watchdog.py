@@ -21,12 +21,12 @@ from dataclasses import asdict
 from typing import Any
 
 from partial_fc import output
+from partial_fc.comm.auth.limiter import LINE_BYTES, end, read_line
 from partial_fc.comm.journal import Call, Journal
 from partial_fc.comm.launch.detect import StartError
-from partial_fc.comm.strangers.hello import LINE_BYTES, end, read_line
-from partial_fc.comm.watch.board import ANSWER_S, Board, Endpoint, join, log_fault_of, parse_observations, send
 from partial_fc.comm.watch.report import Observation, Query, RankState, failure_report, hang_report
 from partial_fc.comm.watch.stacks import code_of_main_thread, emit, stacks
+from partial_fc.comm.watch.status_server import ANSWER_S, Board, Endpoint, join, log_fault_of, parse_observations, send
 
 EXIT_STATUS = 1
 THREAD_NAME = "comm-watch"

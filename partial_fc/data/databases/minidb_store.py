@@ -4,9 +4,9 @@ import os
 import weakref
 from pathlib import Path
 
+from partial_fc.data.databases import minidb_file
 from partial_fc.data.sample import BadRecord
 from partial_fc.files import regular
-from partial_fc.foreign import minidb
 
 
 class MinidbStore:
@@ -16,7 +16,7 @@ class MinidbStore:
 
     def __init__(self, path: Path):
         self.path = path
-        self._edges = minidb.offsets(path)
+        self._edges = minidb_file.offsets(path)
         self._file = regular(path, os.O_RDONLY)
         self.close = weakref.finalize(self, os.close, self._file)
 
@@ -29,4 +29,4 @@ class MinidbStore:
         content = os.pread(self._file, end - start, start)
         if len(content) != end - start:
             raise BadRecord(f"{self.path}, byte {start}: the file ends before this record does; it was cut meanwhile")
-        return minidb.pair(content)
+        return minidb_file.pair(content)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from partial_fc.checkpoint.owner import Fence, gone, take
+from partial_fc.checkpoint.lock import Fence, gone, take
 from partial_fc.checkpoint.peer.commits import Memory
 from partial_fc.checkpoint.peer.transfer import all_gather_json
 from partial_fc.checkpoint.saver import ranks_beside

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from partial_fc import comm
-from partial_fc.checkpoint.owner import look
+from partial_fc.checkpoint.lock import look
 from partial_fc.comm import elastic
 from partial_fc.flags import RunFlags
 

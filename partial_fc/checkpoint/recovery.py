@@ -1,0 +1,166 @@
+"""Going on past damage: the newest checkpoint that is whole on all ranks, and what becomes of those before which a run
+goes back.
+
+Every rank looks at all that it would read, and all hear what each has found. Nothing is renamed before it is known what
+the run goes on from: where nothing is whole, or a disk cannot be read, all is left as it was found. Of a run that is
+killed while it renames, the next one finds the rest damaged again.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from partial_fc.checkpoint.consistency import common
+from partial_fc.checkpoint.folders import DAMAGED, LEFT, all_steps, complete, only_one_is_unreadable, set_aside, step_of
+from partial_fc.checkpoint.lock import LostOwner, Owner
+from partial_fc.checkpoint.peer.transfer import all_gather_json
+from partial_fc.checkpoint.read import Checkpoint, Damaged
+from partial_fc.comm import World
+from partial_fc.errors import describe
+
+_log = logging.getLogger("partial_fc")
+_RETRIES_S = (1.0, 3.0, 6.0)  # before a file that the disk does not read (EIO) counts as damaged
+_WHOLE, _DAMAGED, _REFUSED, _UNREADABLE = "whole", "damaged", "refused", "unreadable"
+
+
+def newest_whole(
+    root: Path, world: World, owner: Owner | None, after: int = -1, instead: object = None
+) -> Checkpoint | None:
+    """The newest checkpoint below root that is whole on all ranks, of more steps than `after`; None: there is none.
+    Newer ones are set aside, by the ranks that hold an owner of root, and that is said. instead: what the run goes on
+    from where there is none, if it does.
+
+    A collective. Raises ValueError, on all ranks: where there are some, nothing is whole and there is nothing instead;
+    where one cannot be read, which is no damage, or is not for these ranks; where a folder is another run's now."""
+    folders = common(root, world, after, needed=instead is None)
+    found: Checkpoint | None = None
+    damaged: dict[int, str] = {}
+    for step, folder in reversed(folders.items()):
+        checkpoint, verdict = _look(folder, world)
+        verdict_W = all_gather_json(verdict, world, "checkpoint/whole")
+        kind, said = _worst(verdict_W)
+        if kind == _WHOLE:
+            found = checkpoint
+            break
+        if kind == _REFUSED:
+            older = max((folder for other, folder in folders.items() if other < step), default=None, key=step_of)
+            raise ValueError(said + (f". To go back to an older one: --resume {older}" if older else ""))
+        if kind != _DAMAGED:
+            raise ValueError(said)
+        damaged[step] = said
+    if damaged and found is None and instead is None:
+        each = "; ".join(f"step {step}: {said}" for step, said in damaged.items())
+        raise ValueError(
+            f"no checkpoint below {root} is whole, and all were left where they are. {each}. Bring the files back from "
+            "a copy (`partial-fc checkpoint verify` names all that are damaged), go on from a checkpoint elsewhere "
+            "(--models-root NEW --resume DIR), or start anew with another --models-root"
+        )
+    if damaged:
+        to = found.step if found else after
+        _say(world, logging.WARNING, [f"checkpoint of step {step}: {said}" for step, said in damaged.items()])
+        moved = _set_aside(lambda: [folders[step] for step in damaged], DAMAGED, root, world, owner)
+        lost = (
+            f"{max(damaged) - to} step(s) that were trained are lost" if to >= 0 else "what was trained since is lost"
+        )
+        _say(world, logging.WARNING, [*moved, f"going on from {found.folder if found else instead}; {lost}"])
+    with contextlib.suppress(OSError):  # nothing hangs on these words
+        ahead = [folder for folder in all_steps(root) if found and step_of(folder) > found.step]
+        unfinished = [folder for folder in ahead if step_of(folder) not in damaged]
+        _say(world, logging.INFO, [f"{folder} is not complete on all ranks: passed over" for folder in unfinished])
+    return found
+
+
+def go_back_to(found: Checkpoint, root: Path, world: World, owner: Owner | None) -> None:
+    """Sets aside the checkpoints below root that are ahead of the one that a run goes back to: they would count as the
+    newest. A collective. Raises ValueError, on all ranks, where a folder is another run's now."""
+
+    def ahead() -> list[Path]:
+        return [folder for folder in complete(root) if step_of(folder) > found.step]
+
+    _say(world, logging.WARNING, _set_aside(ahead, LEFT, root, world, owner))
+
+
+def _look(folder: Path, world: World) -> tuple[Checkpoint | None, tuple[str, str]]:
+    """(The checkpoint, what this rank finds). A file that the disk does not read, also when it is asked again, is
+    damaged where it is the only one of its folder."""
+    for pause_s in (*_RETRIES_S, None):
+        checkpoint, (kind, said), unread = _look_once(folder, world)
+        if unread is None or pause_s is None:
+            break
+        _log.warning(f"{said}: trying again in {pause_s:g} s")
+        time.sleep(pause_s)
+    if unread and only_one_is_unreadable(folder, unread):
+        return None, (_DAMAGED, f"{unread} cannot be read ({os.strerror(errno.EIO)}), all beside it can")
+    return checkpoint, (kind, said)
+
+
+def _look_once(folder: Path, world: World) -> tuple[Checkpoint | None, tuple[str, str], Path | None]:
+    """As `_look`, and which file the disk does not read (EIO)."""
+    try:
+        checkpoint = Checkpoint(folder)
+        if checkpoint.step != step_of(folder):
+            raise Damaged(f"{folder} holds the checkpoint of step {checkpoint.step}")
+        checkpoint.check_share(world.rank, world.size)
+    except Damaged as error:
+        return None, (_DAMAGED, error.what), None
+    except ValueError as error:
+        return None, (_REFUSED, str(error)), None
+    except OSError as error:
+        unread = Path(error.filename or folder) if error.errno == errno.EIO else None
+        return None, (_UNREADABLE, describe(error)), unread
+    return checkpoint, (_WHOLE, ""), None
+
+
+def _worst(verdict_W: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    """What is to be made of what the ranks have found: the kind, and which rank says what."""
+    by_kind: dict[str, list[tuple[int, str]]] = {}
+    for rank, (kind, said) in enumerate(verdict_W):
+        by_kind.setdefault(kind, []).append((rank, said))
+    kind = next(kind for kind in (_UNREADABLE, _DAMAGED, _REFUSED, _WHOLE) if kind in by_kind)
+    rank, said = by_kind[kind][0]
+    others = len({text for _, text in by_kind[kind]}) - 1
+    if kind == _DAMAGED:
+        return kind, f"{said} (rank {rank}{f'; other ranks find {others} more' if others else ''})"
+    if kind == _UNREADABLE:
+        return kind, (
+            f"rank {rank} cannot read a checkpoint: {said}. That is no damage, so nothing was set aside: start again "
+            "when the disk is there, or go back to an older one (--resume DIR)"
+        )
+    return kind, said
+
+
+def _set_aside(
+    choose: Callable[[], Iterable[Path]], why: str, root: Path, world: World, owner: Owner | None
+) -> list[str]:
+    """Renames those folders below root, where this rank holds it; returns what came of it, a line each, the same on all
+    ranks. One that cannot be renamed is passed over. A collective. Raises ValueError, on all ranks, where root is
+    another run's."""
+    lines: list[str] = []
+    lost, folder = "", root
+    try:
+        for folder in choose() if owner else ():
+            assert owner is not None
+            owner.check()
+            try:
+                lines.append(f"{folder} is now {set_aside(folder, why).name}; remove it when nobody wants it")
+            except OSError as error:
+                lines.append(f"{folder} cannot be set aside, and is passed over: {describe(error)}")
+    except LostOwner as error:
+        lost = str(error)
+    except OSError as error:
+        lines.append(f"what is in {folder} cannot be set aside, and is passed over: {describe(error)}")
+    said_W = all_gather_json((lost, lines), world, "checkpoint/aside")
+    for lost, _ in said_W:
+        if lost:
+            raise ValueError(lost)
+    return list(dict.fromkeys(line for _, lines in said_W for line in lines))
+
+
+def _say(world: World, level: int, lines: Iterable[str]) -> None:
+    """To every rank's log, and to the terminal once."""
+    for line in lines:
+        _log.log(level if world.rank == 0 else logging.INFO, line)

@@ -1,0 +1,157 @@
+"""Where the ranks of a launch over torch.distributed knock before they meet: rank 0 answers there whoever knows the
+run's secret with the port of its store, and has the kernel let his host in (admission.py). Messages are JSON, a line
+each; the secret itself is never sent, both sides prove that they know it (HMAC-SHA-256, RFC 2104):
+
+    rank 0 -> rank   {"nonce": a}
+    rank -> rank 0   {"nonce": b, "proof": of "rank", a, b}
+    rank 0 -> rank   {"port": p, "proof": of "rank 0", a, b, p}      or   {"wrong": "secret"}
+
+Without a secret, anybody passes who speaks this; the gate is closed once all ranks are there.
+"""
+
+import asyncio
+import hmac
+import json
+import os
+import secrets
+import socket
+import stat
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from partial_fc.comm.auth.admission import admit_only
+from partial_fc.comm.auth.limiter import HELLO_BYTES, HELLO_S, Porch, end, read_line
+
+SECRET = "PARTIAL_FC_SECRET"  # by those of our launchers that start all ranks: for the ranks, in their environment
+_FEWEST_CHARACTERS = 16
+
+
+class NotRank0(Exception):
+    """Whoever listens there is not the rank 0 of this run; says why."""
+
+
+class NoAnswer(OSError):
+    """Somebody listens there, and says nothing, or not all."""
+
+
+class Gate:
+    """Rank 0's end, in a thread until `close`."""
+
+    def __init__(self, listening: socket.socket, store: socket.socket, secret: str, size: int):
+        """listening: where the ranks knock. store: that of the store, which answers only hosts that were let in. Both
+        are closed here, the store's for us alone: it has a descriptor of its own."""
+        self._listening = listening
+        self._store = store
+        self._secret = secret
+        own = store.getsockname()[0]
+        self._hosts = set() if own in ("0.0.0.0", "::") else {own}
+        self._porch = Porch(size + 16)
+        admit_only([store.fileno()], self._hosts)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
+        self._thread.start()
+
+    def close(self, hosts: Iterable[str] = ()) -> None:
+        """Answers nobody any more; the store answers these, and no others that came."""
+        admit_only([self._store.fileno()], hosts)
+        self._store.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(asyncio.start_server(self._answer, sock=self._listening, limit=HELLO_BYTES))
+        self._loop.run_forever()
+        self._listening.close()
+        end(self._loop)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ours = secrets.token_hex(16)
+        try:
+            with self._porch.waiting(writer):
+                _write(writer, {"nonce": ours})
+                line = await asyncio.wait_for(read_line(reader, HELLO_BYTES), HELLO_S)
+                told = json.loads(line)
+                knows = hmac.compare_digest(_proof(self._secret, "rank", ours, told["nonce"]), told["proof"].encode())
+            if knows:
+                self._hosts.add(writer.get_extra_info("peername")[0].removeprefix("::ffff:"))
+                admit_only([self._store.fileno()], self._hosts)
+                port = self._store.getsockname()[1]
+                proof = _proof(self._secret, "rank 0", ours, told["nonce"], str(port)).decode()
+                _write(writer, {"port": port, "proof": proof})
+            else:
+                _write(writer, {"wrong": "secret"})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            pass  # a stranger, or a rank that has ended
+        finally:
+            writer.close()
+
+
+def knock(address: str, port: int, secret: str, timeout_s: float) -> int:
+    """The port of rank 0's store. Raises OSError where nobody listens, of these NoAnswer where somebody says nothing;
+    NotRank0 where he says something else."""
+    with socket.create_connection((address, port), timeout_s) as connection, connection.makefile("rb") as lines:
+        connection.settimeout(min(timeout_s, HELLO_S))
+        theirs, ours = _text(_read(lines), "nonce"), secrets.token_hex(16)
+        proof = _proof(secret, "rank", theirs, ours).decode()
+        connection.sendall(json.dumps({"nonce": ours, "proof": proof}).encode() + b"\n")
+        answer = _read(lines)
+    if answer.get("wrong") == "secret":
+        raise NotRank0("it knows another secret: give all hosts the same --secret-file, or none of them one")
+    store_port = answer.get("port")
+    right = _proof(secret, "rank 0", theirs, ours, str(store_port))
+    if type(store_port) is not int or not hmac.compare_digest(_text(answer, "proof").encode(), right):
+        raise NotRank0("it does not know this run's secret")
+    return store_port
+
+
+def read_secret(path: Path) -> str:
+    """Of a file that is its owner's alone. Raises ValueError for any other."""
+    remedy = f"`(umask 077; head -c 32 /dev/urandom | base64 > {path})` makes one; copy it to every host"
+    try:
+        status = path.stat()
+        text = path.read_bytes().decode("ascii").strip() if stat.S_ISREG(status.st_mode) else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--secret-file {path}: {error}; {remedy}") from None
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise ValueError(f"--secret-file {path}: others than you may read or write it; chown and chmod 600 it")
+    if len(text) < _FEWEST_CHARACTERS:
+        raise ValueError(
+            f"--secret-file {path}: {len(text)} characters; expected {_FEWEST_CHARACTERS} or more. {remedy}"
+        )
+    return text
+
+
+def _proof(secret: str, *words: str) -> bytes:
+    # JSON, so that no other words read the same.
+    return hmac.digest(secret.encode(), json.dumps(words).encode(), "sha256").hex().encode()
+
+
+def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    writer.write(json.dumps(message).encode() + b"\n")
+
+
+def _read(lines: Any) -> dict[str, Any]:
+    """Raises NoAnswer where nothing comes, NotRank0 for what no gate says."""
+    try:
+        line = lines.readline(HELLO_BYTES)
+    except OSError as error:
+        raise NoAnswer(f"no answer ({error})") from None
+    if not line:
+        raise NoAnswer("it hangs up")
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict):
+        raise NotRank0("it says something else")
+    return message
+
+
+def _text(message: dict[str, Any], name: str) -> str:
+    text = message.get(name)
+    if not isinstance(text, str) or not text.isascii():
+        raise NotRank0("it says something else")
+    return text

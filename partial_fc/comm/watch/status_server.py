@@ -1,0 +1,228 @@
+"""The status board: every rank keeps a connection to rank 0, sends its state now and then, and answers queries.
+
+The operating system closes the connections of a process that dies, so the board knows of that at once. A stopped
+process, or a host whose cable was pulled, does not answer. Messages are JSON, one a line.
+
+    rank -> board   {"hello": token, "state": {...}}   {"state": {...}}   {"ask": {...}}   {"reported": ""}
+                    {"answer": n, "state": {...}}   {"bye": why}
+    board -> rank   {"welcome": token}   {"query": {...}, "answer": n}   {"observations": [...]}   {"asked_by": r}
+                    {"end": r}   {"rank_0_leaves": why}
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import resource
+import secrets
+import socket
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from partial_fc.comm.auth.limiter import HELLO_BYTES, HELLO_S, LINE_BYTES, Porch, read_line
+from partial_fc.comm.launch import interface
+from partial_fc.comm.watch.report import Link, Observation, RankState
+
+ANSWER_S = 3.0  # a rank that has not answered by then gives no sign of life
+_log = logging.getLogger("partial_fc")
+
+
+@dataclass
+class Endpoint:
+    """Where the other ranks reach the board."""
+
+    port: int
+    token: str  # a connection that does not start with it is closed
+    addresses: list[str]  # to be tried in this order
+
+
+@dataclass
+class _Client:
+    """A rank, and its connection to the board."""
+
+    rank: int
+    link: Link = "never"
+    writer: asyncio.StreamWriter | None = None
+    heard: float = field(default_factory=time.monotonic)  # when it sent something, or its connection ended
+    newest: dict[str, Any] | None = None  # its state
+    answer: dict[str, Any] | None = None  # its state with the answer to the query that is being asked
+    farewell: str = ""
+
+    def observe(self) -> Observation:
+        given = self.answer or self.newest
+        state = RankState(**given) if given else None
+        age_s = time.monotonic() - self.heard
+        return Observation(self.rank, self.link, age_s, self.answer is not None, state, self.farewell)
+
+
+class Board:
+    """The board itself, in a thread of rank 0 until its process ends: other ranks may still ask when rank 0 has closed
+    its world."""
+
+    def __init__(self, size: int, one_host: bool, network_interface: str | None = None):
+        self._clients = [_Client(rank) for rank in range(size)]
+        self._hanging: int | None = None  # the rank that reports a hang, which ends the job
+        self._asking = asyncio.Lock()  # one query after the other
+        self._num_asked = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._porch = Porch(size + 16)
+        addresses = ["127.0.0.1"] if one_host else local_addresses(network_interface)
+        # Those of a network that was named: nobody is invited to any other.
+        self.socket = socket.create_server((addresses[0] if len(addresses) == 1 else "", 0), backlog=min(size, 1024))
+        self.endpoint = Endpoint(self.socket.getsockname()[1], secrets.token_hex(16), addresses)
+        _allow_open_files(size + 256)
+
+    async def serve(self) -> None:
+        self._server = await asyncio.start_server(self._on_connect, sock=self.socket, limit=HELLO_BYTES)
+
+    async def _on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client: _Client | None = None
+        try:
+            with self._porch.waiting(writer):
+                state = await self._admit(reader)
+            if state is None:
+                return
+            client = self._clients[state["rank"]]
+            client.writer, client.link, client.heard = writer, "open", time.monotonic()
+            client.newest = state
+            send(writer, {"welcome": self.endpoint.token})
+            while line := await read_line(reader, LINE_BYTES):
+                client.heard = time.monotonic()
+                self._handle(client, json.loads(line))
+        except OSError:
+            pass  # the connection broke, which is noted below
+        except Exception:
+            who = f"rank {client.rank}" if client else "a rank that came"
+            _log.exception(f"the status board lets {who} go by a fault of its own; reports may take it for ended")
+        finally:
+            if client and client.writer is writer:
+                client.writer = None
+                client.heard = time.monotonic()
+                client.link = "left" if client.farewell else "lost"
+            writer.close()
+
+    async def _admit(self, reader: asyncio.StreamReader) -> dict[str, Any] | None:
+        """The state of a rank that knows the token; None where somebody does not, or sends something else."""
+        try:
+            hello = json.loads(await asyncio.wait_for(read_line(reader, HELLO_BYTES), HELLO_S))
+            has_token = secrets.compare_digest(hello["hello"].encode(), self.endpoint.token.encode())
+            state = hello["state"]
+            is_rank = type(state["rank"]) is int and 0 <= state["rank"] < len(self._clients)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+        return state if has_token and is_rank else None
+
+    def _handle(self, client: _Client, message: dict[str, Any]) -> None:
+        if "answer" in message:
+            if message["answer"] == self._num_asked:  # else a late one, to a query before
+                client.answer = message["state"]
+        elif "state" in message:
+            client.newest = message["state"]
+        elif "ask" in message:
+            # In a task of its own: this client's answer to its own query comes over the same connection.
+            task = asyncio.get_running_loop().create_task(self._ask(client, message["ask"]))
+            self._tasks.add(task)  # the loop alone would not keep it alive
+            task.add_done_callback(self._tasks.discard)
+            log_fault_of(task, "the status board did not answer a query by a fault of its own")
+        elif "reported" in message:
+            for other in self._clients:
+                send(other.writer, {"end": client.rank})
+        elif "bye" in message:
+            client.farewell = message["bye"]
+
+    def announce_exit_of_rank_0(self, why: str) -> None:
+        """Tells the others why rank 0 leaves: with its process the board ends, and nobody can ask any more."""
+        for client in self._clients[1:]:
+            send(client.writer, {"rank_0_leaves": why})
+
+    async def _ask(self, client: _Client, query: dict[str, Any]) -> None:
+        if query["hangs"]:
+            if self._hanging is not None:
+                send(client.writer, {"asked_by": self._hanging})
+                return
+            self._hanging = client.rank
+        async with self._asking:
+            self._num_asked += 1
+            asked = [other for other in self._clients if other.link == "open"]
+            for other in self._clients:
+                other.answer = None
+                send(other.writer, {"query": query, "answer": self._num_asked})
+            with contextlib.suppress(TimeoutError):  # who is silent is shown as silent
+                async with asyncio.timeout(ANSWER_S):
+                    while any(other.link == "open" and other.answer is None for other in asked):
+                        await asyncio.sleep(0.01)
+            send(client.writer, {"observations": [asdict(other.observe()) for other in self._clients]})
+
+
+def send(writer: asyncio.StreamWriter | None, message: dict[str, Any]) -> None:
+    """Sends to a peer that may be gone: whoever reads from its connection notices that."""
+    if writer is not None and not writer.is_closing():
+        with contextlib.suppress(OSError):
+            writer.write(json.dumps(message).encode() + b"\n")
+
+
+def log_fault_of(task: asyncio.Task[None], words: str) -> None:
+    """Logs the error with which the task ends, if it does."""
+
+    def on_end(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            _log.error(words, exc_info=task.exception())
+
+    task.add_done_callback(on_end)
+
+
+def parse_observations(answer: dict[str, Any] | None) -> list[Observation] | None:
+    """Decodes the observations that the board sent; None where it did not."""
+    if answer is None:
+        return None
+    given = answer["observations"]
+    return [Observation(**{**s, "state": RankState(**s["state"]) if s["state"] else None}) for s in given]
+
+
+async def join(
+    endpoint: Endpoint, state: RankState, seconds: float
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    """Connects to the board at the first of its addresses that answers; None where none does.
+
+    A host may have addresses that mean another host elsewhere (a container's bridge), hence the token both ways.
+    """
+    for address in endpoint.addresses:
+        writer = None
+        try:
+            async with asyncio.timeout(seconds):
+                reader, writer = await asyncio.open_connection(address, endpoint.port, limit=HELLO_BYTES)
+                send(writer, {"hello": endpoint.token, "state": asdict(state)})
+                if json.loads(await read_line(reader, HELLO_BYTES))["welcome"] == endpoint.token:
+                    return reader, writer
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            if writer is not None:
+                writer.close()
+    return None
+
+
+def local_addresses(network_interface: str | None = None) -> list[str]:
+    """The addresses by which other hosts may reach this one, the likely ones first. network_interface: the only one to
+    be used; so is that which the launcher or the user has named in the environment, or where all have found rank 0."""
+    if network_interface:
+        return [interface.address_of(network_interface)]
+    address = interface.addresses()
+    named = ",".join(os.environ.get(variable, "") for variable in interface.VARIABLES).split(",")
+    chosen = dict.fromkeys(address.get(name.removeprefix("=")) for name in named)
+    found = [a for a in chosen if a and not a.startswith("127.")]
+    if not found:
+        with contextlib.suppress(OSError):
+            found = [socket.gethostbyname(os.environ.get("MASTER_ADDR", ""))]
+    if len(found) == 1 and found[0] in address.values() and not found[0].startswith("127."):
+        return found
+    found += [a for a in (*address.values(), socket.gethostname()) if a and a not in found]
+    return [a for a in found if not a.startswith(("127.", "0.")) and a != "localhost"] or ["127.0.0.1"]
+
+
+def _allow_open_files(num: int) -> None:
+    """Raises the limit on open files, which connections are and of which systems allow 1,024 unless asked."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < num:
+        most = num if hard == resource.RLIM_INFINITY else min(num, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))

@@ -1,0 +1,221 @@
+"""`partial-fc bench data`: how fast a training set is read and decoded, stage by stage, beside other programs' parts.
+
+All sides take the same samples in turn, round after round, since a machine's speed drifts. The ratio counts CPU seconds
+for each image, those of `cv2.imdecode` of the same files by those of the side: what other programs do on the machine
+makes it no smaller. Images a second count wall time. (Videos: bench/videos.py.)
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import cv2
+import numpy as np
+from simplejpeg import decode_jpeg
+
+from partial_fc import terminal
+from partial_fc.data.databases import open_database
+from partial_fc.data.decode import decode
+from partial_fc.data.loader import Loader, Transform
+from partial_fc.data.open import open_source
+from partial_fc.data.order import Keyed
+from partial_fc.data.record_source import RecordSource
+from partial_fc.data.sample import Sample, Source
+from partial_fc.data.transform import ShortSideCrop, SquareImage, mirror
+from partial_fc.verbs.bench.options import DataOptions
+
+
+@dataclass(frozen=True)
+class Speed:
+    wall_s: float
+    cpu_s: float
+
+
+def bench_data(options: DataOptions) -> None:
+    """Prints what was measured."""
+    paths = [path for path in (options.source, options.rec, options.train_data, options.train_list) if path]
+    if len(paths) != 1:
+        raise ValueError("give one set: a path, --rec PATH, --train_data PATH or --train-list PATH")
+    if options.train_list:
+        from partial_fc.verbs.bench.videos import bench_videos  # which needs PyAV
+
+        bench_videos(options)
+        return
+    size = options.image_size or (227 if options.train_data else 112)
+    transform: Transform = SquareImage(size, mirror if options.mirror else None)
+    source: Source
+    if options.train_data:
+        source = open_database(options.train_data, None, 2**31)
+        transform = ShortSideCrop(options.resize, size, random=True, mirror=options.mirror)
+    else:
+        source = open_source(paths[0])
+    count, batch_size = min(options.images or 4000, len(source)), options.batch_size or 64
+    sides, left_out = _sides(options, source, transform, size, count, batch_size)
+    table = in_turn(sides, options.rounds, count, "cv2.imdecode")
+    if options.json:
+        print(json.dumps({"images": count, "sides": table, "left_out": left_out}))
+        return
+    print(f"{count:,} images of {paths[0]}, to {size} x {size} pixels")
+    print(f"{'':34}  images/s  CPU us an image  ratio to cv2.imdecode")
+    for row in table:
+        print(f"{row['side']:34}  {row['images_per_s']:8,.0f}  {row['cpu_us']:15.1f}  {row['ratio']:8.2f}")
+    for note in left_out:
+        print(note)
+
+
+def in_turn(sides: dict[str, Callable[[], Speed]], rounds: int, count: int, reference: str) -> list[dict[str, Any]]:
+    """Measures all sides in each round, the first of which does not count. A row for each side."""
+    speeds: dict[str, list[Speed]] = {name: [] for name in sides}
+    for _ in terminal.bar(range(rounds + 1), desc="rounds", leave=False):
+        for name, side in sides.items():
+            speeds[name].append(side())
+    return [_row(name, runs[1:], speeds[reference][1:], count) for name, runs in speeds.items()]
+
+
+def _row(name: str, runs: list[Speed], reference: list[Speed], count: int) -> dict[str, Any]:
+    return {
+        "side": name,
+        "images_per_s": median(count / run.wall_s for run in runs),
+        "cpu_us": median(run.cpu_s for run in runs) / count * 1e6,
+        "ratio": median(other.cpu_s / run.cpu_s for run, other in zip(runs, reference, strict=True)),
+    }
+
+
+def _sides(
+    options: DataOptions, source: Source, transform: Transform, size: int, count: int, batch_size: int
+) -> tuple[dict[str, Callable[[], Speed]], list[str]]:
+    """What is compared, by name, and what could not be, with the reason."""
+    indices = Keyed(len(source), seed=0).select(0, count, 0, 1).index_B.tolist()
+    files = [bytes(image) for index in indices if isinstance(image := source.read(index).image, bytes)]
+    if len(files) < count:
+        raise ValueError("the set holds pixels, not image files: there is nothing to decode")
+    place = np.empty((batch_size, size, size, 3), np.uint8)
+    rng, resize = np.random.default_rng(0), options.resize if options.train_data else size
+
+    def each(work: Callable[[int, bytes], object]) -> Callable[[], Speed]:
+        return lambda: timed(lambda: [work(i, file) for i, file in enumerate(files)])
+
+    sides = {
+        "cv2.imdecode": each(lambda i, file: _imdecode(file)),
+        "simplejpeg": each(lambda i, file: decode_jpeg(file, "RGB")),
+        "decode, resize, crop, mirror": each(lambda i, file: _bare(file, size, resize, i % 2 * options.mirror)),
+        "read": lambda: timed(lambda: [source.read(index) for index in indices]),
+        "decode": each(lambda i, file: decode(file, place[i % len(place)])),
+        "transform": each(lambda i, file: transform(Sample(file, 0, 0), rng, place[i % len(place)])),
+    }
+    if any(not file.startswith(b"\xff\xd8") for file in files):
+        del sides["simplejpeg"]
+    sides |= loaders(source, transform, options.threads, count, batch_size)
+    if not isinstance(source, RecordSource):
+        return sides, ["ImageRecordIter of MXNet is left out: it reads .rec files only"]
+    command = [sys.executable, "-m", __spec__.name, str(source.reader.rec_path), str(size), str(batch_size)]
+    num_labels = len(source.reader.read_sample(int(source.reader.keys[-1]))[0].label)
+    command += [str(int(options.mirror)), str(count), str(num_labels)]
+    problem = _image_record_iter(command)
+    if isinstance(problem, str):
+        return sides, [f"ImageRecordIter of MXNet is left out: {problem}"]
+    return {**sides, "ImageRecordIter, 1 thread": lambda: _image_record_iter(command)}, []
+
+
+def _imdecode(file: bytes) -> Any:
+    return cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR_RGB)
+
+
+def _bare(file: bytes, size: int, resize: int, flip: int) -> Any:
+    """What any program must do at least."""
+    image = _imdecode(file)
+    shorter = min(image.shape[:2])
+    if shorter != resize:
+        scaled = (image.shape[1] * resize // shorter, image.shape[0] * resize // shorter)
+        image = cv2.resize(image, scaled, interpolation=cv2.INTER_AREA)
+    top, left = ((n - size) // 2 for n in image.shape[:2])
+    image = image[top : top + size, left : left + size]
+    return cv2.flip(image, 1) if flip else np.ascontiguousarray(image)
+
+
+def timed(work: Callable[[], object]) -> Speed:
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return Speed(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def loaders(
+    source: Source, transform: Transform, most_threads: int, count: int, batch_size: int
+) -> dict[str, Callable[[], Speed]]:
+    """The loader with 1, 2, 4, ... threads."""
+    return {
+        f"Loader, {threads} thread{'s' if threads > 1 else ''}": partial(
+            _loader, source, transform, threads, count, batch_size
+        )
+        for threads in _powers_of_two(most_threads)
+    }
+
+
+def _loader(source: Source, transform: Transform, threads: int, count: int, batch_size: int) -> Speed:
+    batches = max(1, count // batch_size)
+    with Loader(source, transform, batch_size=batch_size, num_workers=threads) as loader:
+        next(loader)
+        # Nothing is kept: as in training, a batch's memory serves a later one.
+        speed = timed(lambda: deque((next(loader) for _ in range(batches)), maxlen=0))
+    # Threads work ahead of what is taken, by as much at the beginning as at the end.
+    share = count / (batches * batch_size)
+    return Speed(speed.wall_s * share, speed.cpu_s * share)
+
+
+def _powers_of_two(most: int) -> Iterator[int]:
+    threads = 1
+    while threads <= most:
+        yield threads
+        threads *= 2
+
+
+def _image_record_iter(command: list[str]) -> Any:
+    """MXNet's speed in a process of its own, or why there is none."""
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+    return Speed(*json.loads(done.stdout.splitlines()[-1]))
+
+
+def _main(rec_path: str, size: str, batch_size: str, mirrored: str, count: str, width: str) -> None:
+    from partial_fc.mxnet import mx
+
+    batches = mx.io.ImageRecordIter(
+        path_imgrec=rec_path,
+        path_imgidx=str(Path(rec_path).with_suffix(".idx")),
+        data_shape=(3, int(size), int(size)),
+        batch_size=int(batch_size),
+        label_width=int(width),
+        rand_mirror=bool(int(mirrored)),
+        shuffle=True,
+        preprocess_threads=1,
+        verbose=False,
+    )
+    num = max(1, int(count) // int(batch_size))
+
+    def take() -> None:
+        for _ in range(num):
+            try:
+                batch = next(batches)
+            except StopIteration:
+                batches.reset()
+                batch = next(batches)
+            batch.data[0].wait_to_read()
+
+    take()
+    speed = timed(take)
+    share = int(count) / (num * int(batch_size))
+    print(json.dumps([speed.wall_s * share, speed.cpu_s * share]))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

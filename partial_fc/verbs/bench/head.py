@@ -1,0 +1,183 @@
+"""`partial-fc bench head`: time and memory of the head alone, on its own or beside other ways to do the same.
+
+Each measurement runs in fresh processes. With --versus all sides run in turn, several times, and the
+medians of the rounds' ratios are reported, since a machine's speed drifts. What each side computes in stands in its
+row: a ratio of times means nothing without it.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from partial_fc import terminal
+from partial_fc.comm.launch import spawn
+from partial_fc.verbs.bench.options import HeadOptions
+
+Line = dict[str, Any]
+OURS = "this head"
+LINE, REFUSAL = "line.json", "refusal-{}.txt"  # the files in which a run's processes hand back what they found
+_RATIOS = {"times_as_fast": "step_s", "memory_ratio": "added_bytes"}
+_ROWS_APART = 0.02  # sides whose rows differ by more are not compared
+
+
+def bench_head(options: HeadOptions) -> None:
+    """Prints what was measured; ValueError where a run fails."""
+    line = measure(options)
+    print(json.dumps(line, default=str) if options.json else "\n".join(report(line)))
+
+
+def measure(options: HeadOptions) -> Line:
+    """The options and the median run of this head; "others" has those of --versus, and the ratios."""
+    _check(options)
+    rounds: list[dict[str, Line]] = []
+    for _ in terminal.bar(range(options.rounds if options.versus else 1), desc="rounds", leave=False):
+        runs: dict[str, Line] = {}
+        for side in (OURS, *options.versus):
+            runs[side] = run(options, side, precision_of(options, side, runs))
+        rounds.append(runs)
+    line = {**asdict(options), **_median_run([runs[OURS] for runs in rounds])}
+    if options.versus:
+        line["others"] = {side: compare(rounds, OURS, side) for side in options.versus}
+    return line
+
+
+def compare(rounds: list[dict[str, Line]], ours: str, other: str) -> Line:
+    """The other side's median run, and of the ratios of the runs that were made in turn the median, and in "..._range"
+    the smallest and the largest. Without ratios, but with "not_compared", which says why, where the two sides did not
+    train equally many rows."""
+    found = dict(_median_run([runs[other] for runs in rounds]))
+    rows, our_rows = (round(mean(runs[side]["rows"] for runs in rounds)) for side in (other, ours))
+    if abs(rows - our_rows) > _ROWS_APART * our_rows:
+        return {**found, "not_compared": f"{rows:,} rows beside {our_rows:,}"}
+    for ratio, measured in _RATIOS.items():
+        each = [runs[other][measured] / runs[ours][measured] for runs in rounds]
+        found[ratio] = round(median(each), 2)
+        found[f"{ratio}_range"] = [round(min(each), 2), round(max(each), 2)]
+    return found
+
+
+def precision_of(options: HeadOptions, side: str, runs: dict[str, Line]) -> str:
+    """Of the operands of a side's products; runs: those of this round, that of this head among them."""
+    if side == OURS:
+        return options.precision
+    return runs[OURS]["precision"] if options.versus_precision == "same" else options.versus_precision
+
+
+def run(options: HeadOptions, side: str, precision: str) -> Line:
+    """One side's time and memory, in processes of its own."""
+    with tempfile.TemporaryDirectory(prefix="partial-fc-bench-") as name:
+        folder = Path(name)
+        job = {**asdict(options), "side": side, "side_precision": precision, "folder": folder}
+        search = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        status = spawn.run(
+            [sys.executable, "-m", "partial_fc.verbs.bench.head_worker", json.dumps(job, default=str)],
+            nodes=1,
+            gpus=options.num_processes,
+            nr=0,
+            master_addr="127.0.0.1",
+            master_port=None,
+            environ={**os.environ, "OMP_NUM_THREADS": str(options.threads), "PYTHONPATH": os.pathsep.join(search)},
+        )
+        for refusal in sorted(folder.glob(REFUSAL.format("*"))):
+            raise ValueError(f"{side}: {refusal.read_text()}")
+        if status:
+            raise ValueError(f"{side}: its processes ended with status {status}; what they printed says why")
+        return json.loads((folder / LINE).read_text())
+
+
+def _check(options: HeadOptions) -> None:
+    """Raises ValueError for flags that do not go together."""
+    if options.batch % options.num_processes:
+        raise ValueError(f"--batch {options.batch} is not divisible by --np {options.num_processes}")
+    if len(set(options.versus)) < len(options.versus):
+        raise ValueError(f"--versus {' '.join(options.versus)}: name each side once")
+    if options.versus and options.optimizer != "sgd":
+        raise ValueError(f"--versus with --optimizer {options.optimizer}: the other sides have SGD; leave one out")
+    if not options.versus:
+        for flag, is_default in (
+            ("--versus-precision", options.versus_precision == "same"),
+            ("--versus-dtype", options.versus_dtype == "fp32"),
+            ("--rounds", options.rounds == 3),
+        ):
+            if not is_default:
+                raise ValueError(f"{flag} without --versus: there is no other side; name one, or leave it out")
+
+
+def _median_run(runs: list[Line]) -> Line:
+    return sorted(runs, key=lambda line: line["step_s"])[len(runs) // 2]
+
+
+# ---- for people
+
+_COLUMNS = {
+    "operands": "precision",
+    "logits": "logit_dtype",
+    "sums": "sum_dtype",
+    "centres": "dtype",
+    "momentum": "state_dtype",
+    "rows": "rows",
+    "step s": "step_s",
+    "forward": "forward_s",
+    "backward": "backward_s",
+    "update": "update_s",
+    "exchange": "communication_s",
+    "GB": "added_bytes",
+    "GFLOP/s": "gflops",
+    "of torch.mm": "share_of_matmul",
+    "of the bound": "share_of_bound",
+}
+
+
+def report(line: Line) -> list[str]:
+    """What was measured, as a table."""
+    others: dict[str, Line] = line.get("others", {})
+    state = "" if line["state_dtype"] == line["dtype"] else f" --centre-state-dtype {line['state_dtype']}"
+    width = max(len(side) for side in (OURS, *others))
+    lines = [
+        f"{line['classes']:,} classes, rate {line['sample_rate']:g}, batch {line['batch']}, D {line['dim']}, "
+        f"{line['optimizer']}; {line['num_processes']} process(es), {line['threads']} thread(s) each; "
+        f"{line['instructions']}; torch {line['torch']}",
+        f"this head: kernel {line['impl']}, operands {line['precision']}, centres {line['dtype']}; recipe face trains "
+        f"so with --precision {line['precision']} --centre-dtype {line['dtype']}{state} (its defaults: auto, fp32)",
+        f"{'a process:':{width}}  " + "  ".join(_COLUMNS),
+    ]
+    lines += [_row(side, found, width) for side, found in {OURS: line, **others}.items()]
+    lines.append(
+        f"the bound of this head: products at torch.mm's rate {line['products_s']:.4g} s, bytes at that of a copy "
+        f"{line['bytes_s']:.4g} s; the longer counts"
+    )
+    if line["num_processes"] > 1 and {"plain", "torch"} & set(others):
+        lines.append("plain, torch: each process alone with its share of the classes, without exchange: a lower bound")
+    for side, found in others.items():
+        dtypes = f"operands {found['precision']}, centres {found['dtype']}"
+        if "not_compared" in found:
+            lines.append(f"{side} ({dtypes}) is not compared: {found['not_compared']}")
+            continue
+        low, high = found["times_as_fast_range"]
+        lines.append(
+            f"{side} ({dtypes}) takes {found['times_as_fast']} times as long ({low} to {high}) as this head "
+            f"({line['precision']}, {line['dtype']}), and {found['memory_ratio']} times its memory"
+        )
+    return lines
+
+
+def _row(side: str, found: Line, width: int) -> str:
+    cells = []
+    for name, key in _COLUMNS.items():
+        value = found[key]
+        match name:
+            case "GB":
+                text = f"{value / 1e9:.2f}"
+            case "step s":
+                text = f"{value:.4f}"
+            case "of torch.mm" | "of the bound":
+                text = f"{value:.0%}"
+            case _:
+                text = f"{value:,}" if isinstance(value, int) else str(value)
+        cells.append(f"{text:>{len(name)}}")
+    return f"{side:{width}}  " + "  ".join(cells)

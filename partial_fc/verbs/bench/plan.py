@@ -1,0 +1,261 @@
+"""Memory, traffic and time of a head, computed before anything is allocated. plan_report.py prints them.
+
+Letters: C classes, L of them on one rank, S of those take part in a step, W ranks, G the global batch, D width.
+The formulas are those of rank 0, whose shard is the largest, and of a run in which every row has been touched.
+They take options that leave nothing open (no "auto").
+"""
+
+import bisect
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from partial_fc.head.kernels import cpu, plain, triton_bytes
+from partial_fc.head.rows import Storage
+from partial_fc.machine import Rates
+from partial_fc.verbs.bench import step_counts
+from partial_fc.verbs.bench.options import PlanOptions
+from partial_fc.verbs.bench.step_counts import OPTIMIZERS
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+# ---- memory
+
+_CACHE_BYTES = 2 << 20  # of the second level, which the CPU kernel's chunks are made for
+_L2_BYTES = 50 << 20  # of a GPU: that of an H100
+
+
+def row_bytes(workload: PlanOptions) -> dict[str, int]:
+    """Bytes that one class keeps: its centre, its optimizer state, and when it was last touched."""
+    state = sum(
+        workload.dim * DTYPES[workload.state_dtype].itemsize if width == "row" else 4
+        for width in OPTIMIZERS[workload.optimizer]().state_widths().values()
+    )
+    return {"centres": workload.dim * DTYPES[workload.dtype].itemsize, "optimizer state": state, "touched": 4 + 1}
+
+
+def kept_bytes(workload: PlanOptions) -> dict[str, int]:
+    """Bytes that last from step to step, at --place."""
+    return {name: workload.local_classes * size for name, size in row_bytes(workload).items()}
+
+
+def kernel_bytes(workload: PlanOptions) -> int:
+    """Bytes that a kernel works in, whatever the number of classes."""
+    if workload.impl == "triton":
+        rows, kept = _chunk_rows(workload), _taken_over(workload)
+        weights = kept + (rows if kept < workload.sampled else 0)
+        return weights * workload.batch * DTYPES[workload.precision].itemsize + rows * workload.dim * 4
+    if workload.impl == "cpu":
+        # Packed features for all threads; the features' gradient of each, and the chunk of centres in its cache.
+        common = 2 * workload.batch * workload.dim * DTYPES[workload.precision].itemsize
+        each = workload.batch * workload.dim * 4 + _CACHE_BYTES
+        # Rows move where their gradients are formed, which are never stored.
+        return common + workload.threads * each + _taken_over(workload) * _exp_bytes(workload) * _padded_batch(workload)
+    rows = _chunk_rows(workload)
+    # A chunk and the rest of the one before: eight tensors like its centres in float32, five like its logits, a mask.
+    return rows * (8 * workload.dim * 4 + workload.batch * (5 * 4 + 1))
+
+
+def _chunk_rows(workload: PlanOptions) -> int:
+    """Active rows that Triton's kernel, or the plain one, works on at a time."""
+    if workload.impl == "plain":
+        return min(workload.sampled, max(64, min(plain.CHUNK_ROWS, plain.CHUNK_LOGITS // workload.batch)))
+    from partial_fc.head.kernels import triton_pass
+
+    of_logits = workload.batch * DTYPES[workload.precision].itemsize
+    most = min(triton_pass.CHUNK_BYTES // of_logits, triton_pass.CHUNK_BYTES // (workload.dim * 4))
+    return min(triton_pass.CHUNK_ROWS, most, workload.sampled)
+
+
+def _padded_batch(workload: PlanOptions) -> int:
+    return -(-workload.batch // 16) * 16  # to whole vectors of the widest instruction set
+
+
+def _taken_over(workload: PlanOptions) -> int:
+    """Centres whose exponentials the kernel's second pass takes over from the first."""
+    if workload.impl == "triton":
+        from partial_fc.head.kernels import triton
+
+        operands = DTYPES[workload.precision]
+        return triton.kept_places(workload.sampled, _chunk_rows(workload), _padded_batch(workload), operands)
+    if workload.impl != "cpu":
+        return 0
+    room = cpu.exp_cache_bytes(workload.local_classes * workload.dim * DTYPES[workload.dtype].itemsize)
+    return min(workload.sampled, room // (_exp_bytes(workload) * _padded_batch(workload)))
+
+
+def _exp_bytes(workload: PlanOptions) -> int:
+    return 2 if workload.precision == "bf16" else 4
+
+
+def memory(workload: PlanOptions) -> dict[str, int]:
+    """Bytes of one rank where it computes, by component, without what lies elsewhere (`elsewhere_bytes`)."""
+    # Negatives, their union with the batch's classes, the mask and indices that merge them.
+    sample = workload.sampled * (8 + 8 + 8 + 8 + 1)
+    if workload.impl == "triton" and not workload.is_elsewhere:  # the union, and a byte for each class
+        sample = 8 * (workload.sampled + workload.batch) + workload.local_classes
+    return {
+        **_rows_here(workload),
+        # of the global batch: two copies for the kernel, unit length, gradient, two temporaries
+        "features and their gradient": 7 * workload.batch * workload.dim * 4,
+        "row numbers": 0 if workload.sample_rate == 1.0 else sample,
+        "kernel's chunks": kernel_bytes(workload),
+    }
+
+
+def _rows_here(workload: PlanOptions) -> dict[str, int]:
+    kept = kept_bytes(workload)
+    if not workload.is_elsewhere:
+        return kept
+    one = sum(row_bytes(workload).values())
+    if workload.device == "cpu":
+        # Files are mapped; the system takes pages back, but those of a step's rows had better stay.
+        return {"rows of a step, of the files": workload.sampled * one, "touched": kept["touched"]}
+    # On a GPU: copies of the rows of this step, of the one before on their way back, of the next one.
+    return {"rows of three steps": 3 * workload.sampled * one}
+
+
+def elsewhere_bytes(workload: PlanOptions) -> int:
+    """Bytes of this rank's rows in the host's memory or in files, beside `memory`."""
+    return sum(kept_bytes(workload).values()) if workload.is_elsewhere else 0
+
+
+def backbone_bytes(parameters: int, optimizer: str) -> dict[str, int]:
+    """Bytes of float32 parameters, their gradient and optimizer state. Activations depend on the network: not here."""
+    moments = 1 if optimizer == "sgd" else 2
+    return {"backbone": 4 * parameters, "its gradient": 4 * parameters, "its optimizer state": 4 * moments * parameters}
+
+
+def largest_classes(workload: PlanOptions, limit_bytes: int) -> int:
+    """The most classes with which `memory` stays within the limit; 0: not even one."""
+    together = lambda classes: sum(memory(replace(workload, classes=classes)).values())  # noqa: E731
+    return bisect.bisect_right(range(1, 1 << 48), limit_bytes, key=together)
+
+
+# ---- collectives
+
+
+def collective_bytes(workload: PlanOptions, feature_itemsize: int = 4) -> dict[str, int]:
+    """Bytes that a rank hands in for one step, by collective (head/partial_fc.py)."""
+    local_batch = math.ceil(workload.batch / workload.gpus)
+    return {
+        "head/gather": local_batch * (workload.dim * feature_itemsize + 12),
+        "head/softmax": 16 * workload.batch,
+        "head/features": 4 * workload.batch * workload.dim,
+    }
+
+
+def link_bytes(workload: PlanOptions) -> dict[str, int]:
+    """Bytes that a rank sends over its link in one step, by collective, and as many arrive: rings, in which an
+    all-gather passes on all parts but one, a reduce-scatter all blocks but one, and an all-reduce is both."""
+    others = workload.gpus - 1
+    handed = collective_bytes(workload)
+    return {
+        "head/gather": others * handed["head/gather"],
+        "head/softmax": 2 * others * handed["head/softmax"] // workload.gpus,
+        "head/features": others * handed["head/features"] // workload.gpus,
+    }
+
+
+# ---- time
+
+
+def products_flop(workload: PlanOptions) -> float:
+    """Operations of one rank's matrix products in a step: logits in both passes (in the second those that the first
+    could not leave to it), the features' and the centres' gradients, 2*G*S*D each."""
+    return 2.0 * workload.batch * workload.dim * (4 * workload.sampled - _taken_over(workload))
+
+
+def traffic_bytes(workload: PlanOptions) -> float:
+    """Bytes of one rank's rows that a step moves, as the kernel has it."""
+    storage = Storage(DTYPES[workload.dtype], DTYPES[workload.state_dtype])
+    fused = triton_bytes.update_bytes(OPTIMIZERS[workload.optimizer](), storage)
+    sampled = workload.sample_rate < 1
+    if workload.impl == "plain":
+        of_number = step_counts.plain_pass_bytes(storage, sampled)
+        of_number += step_counts.update_bytes(workload.optimizer, storage, sampled)
+    elif _moves_rows(workload):
+        # Read for the logits; read and written, with the state, where the gradient is formed.
+        of_number = storage.dtype.itemsize + fused.element
+    else:
+        # Read for the logits twice; the gradient is written and read by what follows.
+        of_number = 2 * storage.dtype.itemsize + 4 + step_counts.update_bytes(workload.optimizer, storage, sampled)
+    number_of_row = 8 if sampled else 0
+    return workload.sampled * (float(of_number) * workload.dim + fused.row + number_of_row)
+
+
+def _moves_rows(workload: PlanOptions) -> bool:
+    """Whether the kernel itself moves rows, where it forms their gradients: not copies of rows that lie elsewhere."""
+    return workload.impl != "plain" and not (workload.is_elsewhere and workload.device == "cuda")
+
+
+def exponentials_bytes(workload: PlanOptions) -> float:
+    """Bytes of exponentials that pass through memory: written and read later where they are kept for the second pass,
+    and written and read in each pass where those of a chunk are more than a GPU's cache holds."""
+    kept, itemsize = _taken_over(workload), DTYPES[workload.precision].itemsize
+    numbers = 2 * kept
+    if workload.impl == "triton" and _chunk_rows(workload) * workload.batch * itemsize > _L2_BYTES:
+        numbers = 3 * kept + 4 * (workload.sampled - kept)
+    return float(numbers * itemsize * workload.batch)
+
+
+def operations(workload: PlanOptions) -> float:
+    """Operations that the host launches in a step of one rank, one after the other."""
+    once = step_counts.KERNEL_OPERATIONS[workload.impl][0]
+    return step_counts.HOST_OPERATIONS[workload.device][workload.sample_rate < 1] + once + _chunk_operations(workload)
+
+
+def _chunk_operations(workload: PlanOptions) -> int:
+    """Those of them that grow with the number of rows."""
+    count, each_chunk = 0, step_counts.KERNEL_OPERATIONS[workload.impl][1]
+    if each_chunk:
+        count += each_chunk * math.ceil(workload.sampled / max(1, _chunk_rows(workload)))
+    if not _moves_rows(workload):
+        storage = Storage(DTYPES[workload.dtype], DTYPES[workload.state_dtype])
+        rows = max(1, (1 << 17 if workload.device == "cpu" else 1 << 24) // workload.dim)  # rows/table.py
+        count += step_counts.update_operations(workload.optimizer, storage) * math.ceil(workload.sampled / rows)
+    return count
+
+
+def dense_update_bytes(workload: PlanOptions) -> float:
+    """Bytes that a dense optimizer would move instead: a float32 gradient of all local rows, zeroed, written and read,
+    and every row and its state read and written."""
+    one = row_bytes(workload)
+    return workload.local_classes * (2.0 * (one["centres"] + one["optimizer state"]) + 3.0 * workload.dim * 4)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates of the machine, from which times are computed."""
+
+    rates: Rates
+    share: float  # of the product rate that the kernel's products reach
+    link_gbytes_per_s: float  # of one rank, each way
+    latency_s: float  # of one message
+    place_gbytes_per_s: float = math.inf  # each way, to where rows lie elsewhere: the host, a disk
+
+
+def head_seconds(workload: PlanOptions, machine: Machine) -> dict[str, float]:
+    """Seconds of a step, by cause; they are added up, since nothing is promised about what overlaps. Only launches of
+    chunks, one after the other without a wait, are made while a GPU works on the chunks before: they count where they
+    take longer than that work."""
+    # Rows travel each way, while something else is computed, as far as that lasts.
+    moved = workload.sampled * sum(row_bytes(workload).values()) if workload.is_elsewhere else 0
+    exponentials = workload.batch * (2 * workload.sampled - _taken_over(workload))
+    messages = 3 * math.ceil(math.log2(workload.gpus)) if workload.gpus > 1 else 0
+    seconds = {
+        "products": products_flop(workload) / (machine.share * machine.rates.gflops[workload.precision] * 1e9),
+        "exponentials": exponentials / (machine.rates.gexp_per_s * 1e9),
+        "exponentials through memory": exponentials_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
+        "rows": traffic_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
+        "rows from and to their place": moved / (machine.place_gbytes_per_s * 1e9),
+        "links": sum(link_bytes(workload).values()) / (machine.link_gbytes_per_s * 1e9) + messages * machine.latency_s,
+    }
+    in_chunks, launch_s = _chunk_operations(workload), machine.rates.launch_us * 1e-6
+    hidden = 0.0
+    if workload.device == "cuda":
+        work = sum(seconds[name] for name in ("products", "exponentials", "exponentials through memory", "rows"))
+        hidden = min(in_chunks * launch_s, work)
+    return {**seconds, "launches": operations(workload) * launch_s - hidden}

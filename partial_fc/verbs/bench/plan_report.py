@@ -1,0 +1,214 @@
+"""`partial-fc plan`: will it fit, what does a step cost, does sampling pay? Formulas: plan.py."""
+
+import json
+import math
+import re
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from partial_fc.machine import Rates, has_bf16, measure_rates
+from partial_fc.verbs.bench import plan
+from partial_fc.verbs.bench.plan import PlanOptions
+
+# Of the product rate that a kernel's products reach, beside exponentials and reading of rows. cpu and plain: measured
+# on the machine of docs/benchmarks.md at D = 512, batch 128; triton: assumed.
+KERNEL_SHARE = {"cpu": 0.85, "plain": 0.4, "triton": 0.6}
+
+
+_SHOWN = ("classes", "local_classes", "sampled", "dim", "gpus", "batch", "sample_rate", "place", "impl")
+
+
+def report(options: PlanOptions) -> None:
+    """Prints the plan; ValueError for what cannot be planned."""
+    figures = make(options)
+    print(json.dumps(figures) if options.json else table(figures))
+
+
+def make(options: PlanOptions) -> dict[str, Any]:
+    """Everything that the table shows, in bytes and seconds."""
+    workload = _resolved(options)
+    machine = _machine(options, workload)
+    gexp_per_s = machine.rates.gexp_per_s
+    memory = plan.memory(workload)
+    if options.backbone_parameters:
+        memory |= plan.backbone_bytes(options.backbone_parameters, options.optimizer)
+    limit = None if options.memory is None else num_bytes(options.memory) - num_bytes(options.reserve)
+    rates = {"all": 1.0, "sampled": options.sample_rate}
+    seconds = {name: plan.head_seconds(replace(workload, sample_rate=rate), machine) for name, rate in rates.items()}
+    operations = {name: plan.operations(replace(workload, sample_rate=rate)) for name, rate in rates.items()}
+    handed_in, sent = plan.collective_bytes(workload), plan.link_bytes(workload)
+    if options.backbone_parameters:
+        handed_in["backbone"] = 4 * options.backbone_parameters
+        sent["backbone"] = 2 * (workload.gpus - 1) * handed_in["backbone"] // workload.gpus
+    figures: dict[str, Any] = {
+        **{name: getattr(workload, name) for name in _SHOWN},
+        "rates": {**asdict(machine.rates), "gexp_per_s": gexp_per_s if math.isfinite(gexp_per_s) else None},
+        "memory": memory,
+        "memory_total": sum(memory.values()),
+        "elsewhere": plan.elsewhere_bytes(workload),
+        "limit": limit,
+        "collectives": {name: {"handed_in": handed_in[name], "sent": sent[name]} for name in handed_in},
+        "operations": operations,
+        "seconds": seconds,
+        "backbone_seconds": _backbone_seconds(options),
+        "dense_update_seconds": plan.dense_update_bytes(workload) / (machine.rates.gbytes_per_s * 1e9),
+    }
+    if limit is not None:
+        others = figures["memory_total"] - sum(plan.memory(workload).values())
+        figures["largest_classes"] = plan.largest_classes(workload, limit - others)
+    figures["verdict"] = verdict(figures)
+    return figures
+
+
+def verdict(figures: dict[str, Any]) -> list[str]:
+    """Sentences that follow from the figures: does it fit, does sampling pay?"""
+    sentences = []
+    if figures["limit"] is not None:
+        fits = figures["memory_total"] <= figures["limit"]
+        sentences.append(
+            f"{'Fits' if fits else 'Does not fit'}: {_size(figures['memory_total'])} of {_size(figures['limit'])}; "
+            f"at most {figures['largest_classes']:,} classes on {figures['gpus']} process(es)."
+        )
+    full, sampled = (sum(figures["seconds"][name].values()) for name in ("all", "sampled"))
+    rate, backbone = figures["sample_rate"], figures["backbone_seconds"]
+    if rate == 1.0:
+        sentences.append(f"The head takes {_time(full)} of a step with all classes; see --sample-rate.")
+    elif backbone is None:
+        sentences.append(
+            f"The head takes {_time(full)} with all classes, {_time(sampled)} with {rate:.0%} of them. Whether that "
+            "matters depends on the rest of the step: give --step-ms or --images-per-s."
+        )
+    else:
+        gain = (backbone + full) / (backbone + sampled)
+        shares = f"the head is {full / (backbone + full):.0%} of a step with all classes, "
+        shares += f"{sampled / (backbone + sampled):.0%} with {rate:.0%} of them"
+        if gain < 1.1:
+            sentences.append(f"Sampling does not pay: {shares}; a step would be {gain - 1:.0%} faster.")
+        else:
+            sentences.append(f"Sampling makes a step {gain:.2f} times as fast: {shares}.")
+    if rate < 1.0:
+        rows = figures["seconds"]["sampled"]["rows"]
+        sentences.append(
+            f"Rows that take part are moved in {_time(rows)}; a dense optimizer would pass over all rows and a "
+            f"gradient of their size in {_time(figures['dense_update_seconds'])}."
+        )
+        if not figures["elsewhere"]:
+            sentences.append("Sampling saves time, no memory: every class keeps its row.")
+    return sentences
+
+
+def table(figures: dict[str, Any]) -> str:
+    """The plan as a table."""
+    seconds = figures["seconds"]
+    lines = [
+        f"{figures['classes']:,} classes, D {figures['dim']}, batch {figures['batch']:,}, "
+        f"{figures['gpus']:,} process(es) of {figures['local_classes']:,} classes; "
+        f"{figures['sampled']:,} take part at rate {figures['sample_rate']:g}",
+        "",
+        "memory of a process",
+        *(_row(f"  {name}", _size(size)) for name, size in figures["memory"].items()),
+        _row("  together", _size(figures["memory_total"])),
+    ]
+    if figures["elsewhere"]:
+        where = "the host's memory" if figures["place"] == "host" else "files"
+        lines.append(_row(f"  beside it, in {where}", _size(figures["elsewhere"])))
+    lines += ["", _row("collectives of a step", "handed in", "sent")]
+    for name, size in figures["collectives"].items():
+        lines.append(_row(f"  {name}", _size(size["handed_in"]), _size(size["sent"])))
+    lines += ["", _row("time of the head in a step", "all classes", f"rate {figures['sample_rate']:g}")]
+    for part, all_classes in seconds["all"].items():
+        if all_classes or seconds["sampled"][part]:
+            lines.append(_row(f"  {part}", _time(all_classes), _time(seconds["sampled"][part])))
+    lines.append(_row("  together", *(_time(sum(seconds[rate].values())) for rate in ("all", "sampled"))))
+    rates = ", ".join(f"{name} {rate:,.0f} GFLOP/s" for name, rate in figures["rates"]["gflops"].items())
+    lines += [
+        f"  (kernel {figures['impl']}; {rates}; memory {figures['rates']['gbytes_per_s']:,.0f} GB/s;",
+        f"  {figures['operations']['all']:,.0f} and {figures['operations']['sampled']:,.0f} operations, "
+        f"{figures['rates']['launch_us']:.1f} us to launch one)",
+        "",
+    ]
+    return "\n".join(lines + figures["verdict"])
+
+
+def _row(name: str, *cells: str) -> str:
+    return f"{name:34}" + "".join(f"{cell:>12}" for cell in cells)
+
+
+def num_bytes(text: str) -> int:
+    """Reads "80GiB", "24 GB" or "1e9" as bytes."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(?:([KMGT])(I?))?B?\s*", text.upper().replace("E", "e"))
+    if not match:
+        raise ValueError(f"memory {text!r}; expected a number with a unit, such as 80GiB or 24GB")
+    number, prefix, binary = match.groups(default="")
+    return int(float(number) * (1024 if binary else 1000) ** ("", "K", "M", "G", "T").index(prefix))
+
+
+def _resolved(options: PlanOptions) -> PlanOptions:
+    """The options, checked, with what is really used where they leave it open."""
+    device, impl = options.device, options.impl
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif device == "cuda" and not torch.cuda.is_available() and options.tflops is None and options.rates is None:
+        raise ValueError("--device cuda: no GPU here to measure; give --tflops and --bandwidth, or --rates")
+    if impl == "auto":
+        impl = "triton" if device == "cuda" else "cpu"
+    precision = options.precision
+    if precision == "auto":
+        is_here = device == "cpu" or torch.cuda.is_available()
+        precision = "fp32" if is_here and not has_bf16(torch.device(device)) else "bf16"
+    if impl == "plain":
+        precision = "fp32"
+    return replace(options, device=device, impl=impl, precision=precision)
+
+
+def _machine(options: PlanOptions, workload: PlanOptions) -> plan.Machine:
+    if options.launch_us and not options.tflops:
+        raise ValueError(
+            "--launch-us describes another machine, as --tflops and --bandwidth do: give all three, or none"
+        )
+    if options.rates:
+        given = json.loads(options.rates.read_text())
+        rates = Rates(**given.get("rates", given))
+        rates = replace(rates, gexp_per_s=rates.gexp_per_s or math.inf)
+    elif options.tflops and options.bandwidth:
+        # How fast a machine that is not here computes exponentials is not known: they are not counted.
+        rates = Rates({workload.precision: options.tflops * 1e3}, options.bandwidth, math.inf)
+        rates = replace(rates, launch_us=options.launch_us or rates.launch_us)
+    elif options.tflops or options.bandwidth:
+        raise ValueError("--tflops and --bandwidth describe another machine: give both, or none to measure this one")
+    else:
+        torch.set_num_threads(options.threads)
+        rates = measure_rates(torch.device(workload.device), options.batch, options.dim)
+    if workload.precision not in rates.gflops:
+        raise ValueError(f"the rates know {', '.join(rates.gflops)}, not --precision {workload.precision}")
+    return plan.Machine(
+        rates,
+        KERNEL_SHARE[workload.impl],
+        options.link_gbps / 8,
+        options.latency_us * 1e-6,
+        options.place_bandwidth or {"device": math.inf, "host": 50.0, "disk": 2.0}[options.place],
+    )
+
+
+def _backbone_seconds(options: PlanOptions) -> float | None:
+    if options.step_ms is not None and options.images_per_s is not None:
+        raise ValueError("--step-ms and --images-per-s say the same; give one of them")
+    if options.images_per_s is not None:
+        return options.batch / options.gpus / options.images_per_s
+    return None if options.step_ms is None else options.step_ms / 1e3
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1024
+    return f"{count:.3g} TiB"
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:,.2f} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"

@@ -1,0 +1,212 @@
+"""`partial-fc checkpoint classes`: a trained head gets, loses and joins classes, by name."""
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from partial_fc import printable
+from partial_fc.checkpoint.class_names import names_of, read_names
+from partial_fc.checkpoint.read import Checkpoint, open_with_centres
+from partial_fc.checkpoint.rows_now import rows_now
+from partial_fc.data import ImageFolder, open_source
+from partial_fc.verbs.checkpoint import imprint, remap_classes
+from partial_fc.verbs.checkpoint.options import (
+    AddOptions,
+    ListOptions,
+    MatchOptions,
+    MergeClassesOptions,
+    Order,
+    RemoveOptions,
+    RenameOptions,
+)
+from partial_fc.verbs.checkpoint.remap_classes import Plan
+
+
+def list_classes(options: ListOptions) -> None:
+    stored = open_with_centres(options.folder)
+    names, rows, size = stored.names(), stored.rows(), 1 << 16
+    for start in range(0, len(names), size):
+        stop = min(start + size, len(names))
+        step_L = torch.zeros(stop - start, dtype=torch.int64)
+        class_M = rows.created(start, stop).nonzero().squeeze(1) + start
+        if "touched" in rows.columns:
+            step_L[class_M - start] = rows.read(class_M, ["touched"])["touched"].flatten(1).amax(dim=1).long()
+        for number, step in enumerate(step_L.tolist(), start):
+            print(f"{number}\t{printable.name(names[number])}\t{step or '-'}")
+
+
+def add(options: AddOptions) -> None:
+    stored = open_with_centres(options.folder)
+    starts = [word.partition("=")[::2] for word in _words(options.names, options.names_file)]  # (name, what it has)
+    folder = ImageFolder(options.images) if options.images else None
+    new = [name for name, _ in starts] + (folder.classes if folder else [])
+    if not new:
+        raise ValueError("no class to add: give NAME, --names-file or --images")
+    _check_new(new, stored)
+    directions = {name: _direction(stored, Path(start), options.max_bad_records) for name, start in starts if start}
+    if folder:
+        by_label = imprint.directions(stored, folder, range(folder.num_classes), options.max_bad_records)
+        directions |= {folder.classes[label]: direction_D for label, direction_D in by_label.items()}
+    plan = _with_new(stored, new, directions, options.order)
+    remap_classes.write(stored, plan, options.out, f"{len(new)} classes added to {stored.where}: {_some(new)}")
+
+
+def remove(options: RemoveOptions) -> None:
+    stored = open_with_centres(options.folder)
+    gone = _numbers(stored, _words(options.names, options.names_file))
+    names = stored.names()
+    kept = _all_but(gone, len(names))
+    if not gone or not kept:
+        raise ValueError(f"{len(gone)} of {len(names)} classes would go; name at least one, and not all")
+    plan = Plan([names[number] for number in kept], kept)
+    made_by = f"{len(gone)} classes removed from {stored.where}: {_some(names[n] for n in gone)}"
+    remap_classes.write(stored, plan, options.out, made_by)
+
+
+def merge_classes(options: MergeClassesOptions) -> None:
+    stored = open_with_centres(options.folder)
+    (into,) = _numbers(stored, [options.into])
+    parts = _numbers(stored, options.names)
+    if not parts or into in parts:
+        raise ValueError(f"name the classes that become part of {options.into!r}: at least one, and not itself")
+    names = stored.names()
+    words = options.into, *options.names
+    if options.images and len(options.images) != len(words):
+        raise ValueError(f"--images {options.images}: expected a number for each of {', '.join(words)}")
+    weights = dict(zip(words, options.images or (1.0,) * len(words), strict=True))
+    kept = _all_but(parts, len(names))
+    now = kept.index(into)
+    plan = Plan([names[number] for number in kept], kept, joined=dict.fromkeys(parts, now))
+    rows = rows_now(stored)
+    created = [number for number in (into, *parts) if bool(rows.created(number, number + 1))]
+    if created:
+        centres = rows.read(torch.tensor(created), ["centres"])["centres"].double()
+        first_MD = centres if centres.dim() == 2 else centres[:, 0]
+        weight_M1 = torch.tensor([[weights[names[number]]] for number in created], dtype=torch.float64)
+        plan.directions[now] = normalize((normalize(first_MD) * weight_M1).sum(dim=0), dim=0).float()
+    made_by = f"classes {_some(names[n] for n in parts)} of {stored.where} joined with {names[into]}"
+    remap_classes.write(stored, plan, options.out, made_by)
+
+
+def rename(options: RenameOptions) -> None:
+    stored = open_with_centres(options.folder)
+    names = stored.names()
+    words = _words(options.names, options.names_file)
+    if options.names_file and len(words) == len(names) and not options.names and not any("=" in w for w in words):
+        renamed = words
+    else:
+        renamed = list(names)
+        number_of = {name: number for number, name in enumerate(names)}
+        for word in words:
+            # Names may hold = themselves.
+            cuts = [i for i, letter in enumerate(word) if letter == "=" and word[:i] in number_of]
+            if len(cuts) != 1 or not word[cuts[0] + 1 :]:
+                raise ValueError(f"{word!r}: expected OLD=NEW, with the name of one class of {stored.where}")
+            renamed[number_of[word[: cuts[0]]]] = word[cuts[0] + 1 :]
+    first: dict[str, int] = {}
+    for number, name in enumerate(renamed):
+        if first.setdefault(name, number) != number:
+            raise ValueError(f"classes {first[name]} and {number} would both be called {name!r}")
+    if renamed == names:
+        raise ValueError("no class gets another name: give OLD=NEW, or --names-file")
+    plan = Plan(renamed, list(range(len(names))))
+    remap_classes.write(stored, plan, options.out, f"classes of {stored.where} renamed")
+
+
+def match(options: MatchOptions) -> None:
+    stored = open_with_centres(options.folder)
+    source = open_source(options.data)
+    wanted = names_of(source, source.num_classes)
+    if wanted is None:
+        raise ValueError(
+            f"{options.data} has no names for its classes: expected a folder of class folders, or classes.txt (one "
+            "name a line) beside the .rec"
+        )
+    number_of = _numbers_by_name(stored)
+    old = [number_of.get(name, -1) for name in wanted]
+    new = [number for number, before in enumerate(old) if before < 0]
+    plan = Plan(wanted, old, imprint.directions(stored, source, new, options.max_bad_records))
+    gone = len(number_of) - (len(old) - len(new))
+    made_by = f"classes of {stored.where} made those of {options.data}: {len(new)} new, {gone} gone"
+    remap_classes.write(stored, plan, options.out, made_by)
+
+
+# ---- names
+
+
+def _words(words: Iterable[str], file: Path | None) -> list[str]:
+    return [*words, *(filter(None, read_names(file)) if file else ())]
+
+
+def _check_new(new: Iterable[str], stored: Checkpoint) -> None:
+    """Raises ValueError where classes cannot be called so."""
+    taken = set(stored.names())
+    for name in new:
+        if not name or "\n" in name or "\r" in name:
+            raise ValueError(f"a class cannot be called {name!r}")
+        if name in taken:
+            raise ValueError(f"class {name!r} is there already: {stored.where} would have two of that name")
+        taken.add(name)
+
+
+def _numbers_by_name(stored: Checkpoint) -> dict[str, int]:
+    """Name -> number. Raises ValueError where two classes have one name."""
+    number_of: dict[str, int] = {}
+    for number, name in enumerate(stored.names()):
+        if number_of.setdefault(name, number) != number:
+            raise ValueError(
+                f"{stored.where}: classes {number_of[name]} and {number} are both called {name!r}; give each a name of "
+                "its own first: `partial-fc checkpoint classes rename --names-file`"
+            )
+    return number_of
+
+
+def _numbers(stored: Checkpoint, names: Iterable[str]) -> list[int]:
+    """The numbers of classes by name, ascending. Raises ValueError for a name that is unknown, or named twice."""
+    number_of = _numbers_by_name(stored)
+    numbers = []
+    for name in names:
+        if name not in number_of:
+            near = ", ".join(difflib.get_close_matches(name, number_of, 3))
+            raise ValueError(f"{stored.where} has no class {name!r}{f'; there is {near}' if near else ''}")
+        numbers.append(number_of[name])
+    if len(set(numbers)) < len(numbers):
+        raise ValueError("a class is named twice")
+    return sorted(numbers)
+
+
+def _all_but(gone: Iterable[int], count: int) -> list[int]:
+    left_out = set(gone)
+    return [number for number in range(count) if number not in left_out]
+
+
+def _with_new(stored: Checkpoint, new: list[str], directions: dict[str, Tensor], order: Order) -> Plan:
+    names = stored.names()
+    if order == "auto":
+        order = "sorted" if stored.class_names and names == sorted(names) else "append"
+    pairs = [*zip(names, range(len(names)), strict=True), *((name, -1) for name in new)]
+    if order == "sorted":
+        if names != sorted(names):
+            raise ValueError(f"--order sorted: the classes of {stored.where} are not sorted by name so far")
+        pairs.sort(key=lambda pair: pair[0])
+    plan = Plan([name for name, _ in pairs], [old for _, old in pairs])
+    plan.directions = {number: directions[name] for number, name in enumerate(plan.names) if name in directions}
+    return plan
+
+
+def _direction(stored: Checkpoint, path: Path, max_bad: int) -> Tensor:
+    """The direction of one class: from its embeddings, or from a folder of its images."""
+    if path.suffix == ".npy":
+        return imprint.from_file(path, stored.manifest["embedding_size"])
+    if not path.is_dir():
+        raise ValueError(f"{path}: expected a folder of images, or embeddings in a .npy file")
+    return imprint.directions(stored, imprint.OneClass(path), (0,), max_bad)[0]
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:10]) + (", ..." if len(listed) > 10 else "")

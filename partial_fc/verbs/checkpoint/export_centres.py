@@ -1,0 +1,92 @@
+"""`partial-fc checkpoint export`: the class centres of a checkpoint as InsightFace's MXNet trainer keeps them.
+
+    R_centers.param, R_centers_mom.param     of rank R of W: one array without a name, fp32 (ceil(C / W), D)
+
+(MemoryBank in recognition/partial_fc/mxnet/memory_bank.py. All ranks have as many rows, so the last ones may go beyond
+the last class: those are start values there, and so they are here.)
+"""
+
+import contextlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from partial_fc.checkpoint.output import print_notes
+from partial_fc.checkpoint.read import Checkpoint, open_with_centres
+from partial_fc.checkpoint.rows import cut
+from partial_fc.checkpoint.rows_now import RowsNow, rows_now
+from partial_fc.files import make_folders, sync_folder
+from partial_fc.foreign import mxnet_ndarray
+from partial_fc.head.rows.table import initial_centres
+from partial_fc.verbs.model.convert_options import ExportOptions
+
+
+def export_centres(options: ExportOptions) -> None:
+    """Raises ValueError where the checkpoint has no such centres, or a file is there already."""
+    size, lr = options.world_size, options.momentum_lr
+    stored = open_with_centres(*options.folders)
+    rows = rows_now(stored)
+    _check(stored, rows, lr)
+    num_local = -(-rows.stop // size)
+    columns = {"centers": "centres"} | ({"centers_mom": "momentum"} if lr is not None else {})
+    paths = [[options.out / f"{rank}_{ending}.param" for ending in columns] for rank in range(size)]
+    for path in (path for of_rank in paths for path in of_rank):
+        if path.exists():
+            raise ValueError(f"{path} is there already; remove it, or choose another folder")
+    make_folders(options.out)
+    try:
+        # The centres of rank 0 last: without them `import`, and InsightFace, take the others for nothing.
+        for rank, of_rank in reversed([*enumerate(paths)]):
+            for path, column in reversed([*zip(of_rank, columns.values(), strict=True)]):
+                # There: m' = momentum m - lr d, w' = w + m'. Here: m' = momentum m + d, w' = w - lr m'.
+                unit = 1.0 if column == "centres" or lr is None else -lr
+                array = _rows_of_rank(stored, rows, column, unit, rank * num_local, num_local)
+                if path == paths[0][0]:
+                    sync_folder(options.out)
+                mxnet_ndarray.write(path, [array], durable=True)
+        sync_folder(options.out)
+    except BaseException:
+        with contextlib.suppress(OSError):  # what failed first is told
+            paths[0][0].unlink(missing_ok=True)
+            sync_folder(options.out)
+            for path in (path for of_rank in paths for path in of_rank):
+                path.unlink(missing_ok=True)
+        raise
+    print_notes(_notes(stored, rows, num_local * size, lr))
+    print(
+        f"{options.out}: {rows.stop} classes of {stored.manifest['embedding_size']} features, {num_local} rows for "
+        f"each of {size} rank(s){'' if lr is None else ', with momentum'}"
+    )
+
+
+def _check(stored: Checkpoint, rows: RowsNow, lr: float | None) -> None:
+    if stored.manifest["sub_centres"] != 1:
+        raise ValueError(f"{stored.where} has {stored.manifest['sub_centres']} centres a class; those files have one")
+    if lr is not None and "momentum" not in rows.columns:
+        raise ValueError(
+            f"--momentum-lr {lr}: {stored.where} has no momentum; its rows have {', '.join(rows.columns)}. Leave it out"
+        )
+
+
+def _rows_of_rank(stored: Checkpoint, rows: RowsNow, column: str, unit: float, start: int, num_rows: int) -> Tensor:
+    """A column of rows [start, start + num_rows), fp32, times unit. Those of no class, or of one that no step has
+    touched, are as they were at the start, or as --head-catch-up has them now."""
+    width = stored.manifest["embedding_size"]
+    start_LD = initial_centres(torch.arange(start, start + num_rows), width, stored.manifest["head"]["row_seed"])
+    untouched = {name: torch.zeros(num_rows, *c.shape) for name, c in rows.columns.items()}
+    row_LD = rows.now({**untouched, "centres": start_LD})[column] * unit
+    stop = min(start + num_rows, rows.stop)
+    for part in cut(rows, min(start, stop), stop):
+        row_LD[part.class_N - start] = part.tensors[column].float() * unit
+    return row_LD
+
+
+def _notes(stored: Checkpoint, rows: RowsNow, num_rows: int, lr: float | None) -> Sequence[str]:
+    notes = []
+    if num_rows > rows.stop:
+        notes.append(f"the last {num_rows - rows.stop} row(s) are of no class: to read them back say --num-classes "
+                     f"{rows.stop}")  # fmt: skip
+    if lr is None and "momentum" in rows.columns:
+        notes.append("the centres' momentum is left out; --momentum-lr LR writes it")
+    return notes

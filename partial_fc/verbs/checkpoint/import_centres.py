@@ -1,0 +1,98 @@
+"""`partial-fc checkpoint import`: centre files of other trainers, of any number of ranks, into a checkpoint."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partial_fc import models
+from partial_fc.checkpoint.class_names import read_names
+from partial_fc.checkpoint.output import new_checkpoint, print_notes
+from partial_fc.foreign import arcface_torch
+from partial_fc.foreign.backbone_weights import load_state, load_weights
+from partial_fc.foreign.centre_files import CHECKPOINT, CentreFiles, ForeignRows, find
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
+from partial_fc.verbs.model.convert_options import ImportOptions
+
+_OPTIMIZERS: dict[str, type[RowOptimizer]] = {"sgd": RowSGD, "adamw": RowAdamW, "adam": RowAdam, "adagrad": RowAdagrad}
+
+
+def import_centres(options: ImportOptions) -> None:
+    """Raises ValueError where the files do not fit together, or hold something else."""
+    _check(options)
+    files = find(options.files)
+    rows = ForeignRows(files, options.num_classes, options.momentum_lr)
+    optimizer = options.optimizer
+    if optimizer == "auto":
+        optimizer = "adamw" if "first_moment" in rows.file_states else "sgd"
+    rows.set_state(_OPTIMIZERS[optimizer](), touched=options.step)
+    notes = rows.notes
+    unused = rows.file_states - rows.columns.keys()
+    if unused:
+        notes.append(f"{', '.join(sorted(unused))}: {optimizer} has no use for it; left out")
+    weights, state, facts = _backbone(files, options, rows.width)
+    if facts:
+        stood = ", ".join(f"{key} {value}" for key, value in facts.items())
+        notes.append(
+            f"{files.paths[0]} is of {stood}; to go on from there, say --step and --position; otherwise training "
+            "starts at step 0 of its own schedule"
+        )
+    if optimizer == "sgd" and "momentum" not in rows.file_states:
+        notes.append("the files have no momentum for the centres: it starts at zero")
+    names = read_names(options.names_file) if options.names_file else None
+    if names is not None and len(names) != rows.stop:
+        raise ValueError(f"{options.names_file} has {len(names)} names for {rows.stop} classes")
+    made_by = f"imported from {len(files.paths)} file(s), {files.kind.what}: {files.paths[0]} ..."
+    with new_checkpoint(options.out, _manifest(options, rows), names, made_by) as output:
+        output.rows(rows)
+        if weights is not None:
+            output.tensors("backbone.safetensors", weights)
+            output.tensors("optimizer.safetensors", state)
+    print_notes(notes)
+    start = "--resume" if weights is not None else "--head-centres"
+    print(
+        f"{options.out}: {rows.stop} classes of {rows.width} features, for {optimizer}; start with {start} "
+        f"{options.out}"
+    )
+
+
+def _check(options: ImportOptions) -> None:
+    if options.backbone and not options.network:
+        raise ValueError("--backbone needs --network: which network it is of")
+    if (options.step or options.position) and not options.network:
+        raise ValueError("--step and --position are for a checkpoint with its backbone; give --network")
+
+
+def _backbone(
+    files: CentreFiles, options: ImportOptions, width: int
+) -> tuple[dict[str, Tensor] | None, dict[str, Tensor], dict[str, int]]:
+    """(weights, the optimizer's state by name, where the training stood)."""
+    if options.network is None:
+        return None, {}, {}
+    model = models.build(options.network, width, options.image_size)
+    if options.backbone is not None:
+        load_weights(model, options.backbone)
+        return model.state_dict(), {}, {}
+    path = files.paths[0]
+    if files.kind is not CHECKPOINT:
+        raise ValueError(f"--network {options.network}: {path} holds no backbone; give --backbone model.pt")
+    weights, state, facts = arcface_torch.backbone_of(path, [name for name, _ in model.named_parameters()])
+    load_state(model, weights, path)
+    return model.state_dict(), state, facts
+
+
+def _manifest(options: ImportOptions, rows: ForeignRows) -> dict[str, Any]:
+    sizes = {"embedding_size": rows.width, "image_size": options.image_size}
+    return {
+        "step": options.step,
+        "world_size": 1,
+        "num_classes": rows.stop,
+        "embedding_size": rows.width,
+        "sub_centres": 1,
+        "hard_negatives": 0,
+        "head": {"num_steps": options.step, "row_seed": 0, "margin": {}, "schedule": {}},
+        "position": options.position,
+        "best": {},
+        "configuration": {"network": options.network, **sizes, "mirror": True} if options.network else {},
+        "versions": {"torch": torch.__version__},
+    }

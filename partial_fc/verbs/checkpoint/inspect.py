@@ -1,0 +1,161 @@
+"""`partial-fc checkpoint inspect`: what a checkpoint holds, without loading it."""
+
+import json
+import time
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from tqdm import tqdm
+
+from partial_fc.checkpoint.folders import MARKER, best, is_set_aside, is_step, newest, steps_below
+from partial_fc.checkpoint.head_state import has_head
+from partial_fc.checkpoint.read import Checkpoint
+from partial_fc.checkpoint.rows import gaps, part_files
+from partial_fc.files import check_regular
+from partial_fc.verbs.checkpoint.options import InspectOptions
+
+_HIGHLIGHTS = (
+    *("dataset", "rec", "network", "embedding_size", "image_size", "loss", "scale", "margins", "sample_rate"),
+    *("optimizer", "head_optimizer", "lr", "lr_scheduler", "epochs", "max_steps", "batch_size", "accumulate"),
+    *("precision", "centre_dtype", "centre_state_dtype", "head_catch_up", "gradient_compression", "sync_bn", "seed"),
+)
+
+
+def inspect(options: InspectOptions) -> int:
+    """Prints; returns the exit status: 1 where the one asked for cannot be read."""
+    alone = is_step(options.folder)
+    folders = [options.folder] if alone else steps_below(options.folder)
+    marks = {} if alone else {"newest": newest(folders[0].parent), "best": best(folders[0].parent)}
+    summaries = [
+        summary(folder) | {"marks": [mark for mark, marked in marks.items() if marked == folder]} for folder in folders
+    ]
+    if options.json:
+        print(json.dumps(summaries, indent=2, default=str))
+    elif alone:
+        facts = summaries[0]
+        shown = ("folder", "problem") if "problem" in facts else facts.keys()
+        for name, value in _lines({key: facts[key] for key in shown}):
+            if value:
+                print(f"{name:22}{value}")
+    else:
+        for each in summaries:
+            print(_line(each))
+    return int(alone and "problem" in summaries[0])
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """What there is to say of one folder, as JSON. "problem": why no more can be said."""
+    marker = folder / MARKER
+    num_bytes = sum(path.stat().st_size for path in folder.iterdir())
+    facts: dict[str, Any] = {"folder": str(folder), "complete": marker.exists(), "bytes": num_bytes}
+    if not marker.exists():
+        facts["problem"] = f"incomplete: it has no file {MARKER}; it is still being written, or given up"
+        return facts
+    if is_set_aside(folder):
+        facts["problem"] = "set aside by a run that went on from an older one; remove it when nobody wants it"
+        return facts
+    facts["age_s"] = round(time.time() - marker.stat().st_mtime)
+    try:
+        checkpoint = Checkpoint(folder)
+        manifest = checkpoint.manifest
+        shown = ("format", "step", "position", "world_size", "score", "best", "history", "versions")
+        facts |= {key: manifest[key] for key in shown if key in manifest}
+        facts["ranks_here"] = sorted(checkpoint.ranks)
+        facts["configuration"] = manifest.get("configuration", {})
+        if not isinstance(facts["configuration"], dict):
+            raise ValueError(f"{folder}: manifest.json says configuration is {facts['configuration']!r}")
+        names = checkpoint.class_names
+        facts["class_names"] = len(names) if names is not None else None
+        facts["backbone"] = _tensors(folder / "backbone.safetensors")
+        facts["optimizer"] = _tensors(folder / "optimizer.safetensors")
+        if has_head(manifest, str(folder)):
+            facts["head"] = _head(checkpoint)
+    except (ValueError, OSError) as error:
+        facts["problem"] = str(error)
+    return facts
+
+
+def _tensors(path: Path) -> dict[str, Any]:
+    """Counts of a file, from its header."""
+    check_regular(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no safetensors file, or cut short: {error}") from error
+    dtypes = sorted({t.get_dtype() for t in tensors})
+    numbers = sum(prod(t.get_shape()) for t in tensors)
+    return {"tensors": len(tensors), "numbers": numbers, "dtypes": dtypes, "bytes": path.stat().st_size}
+
+
+def _head(checkpoint: Checkpoint) -> dict[str, Any]:
+    manifest = checkpoint.manifest
+    files = part_files(checkpoint.folders, checkpoint.world_size)
+    columns: dict[str, Any] = {}
+    num_created = num_touched = 0
+    for file in files:
+        part = file.open()
+        columns = columns or {
+            name: {"shape": column.shape, "dtype": str(column.dtype).removeprefix("torch.")}
+            for name, column in part.columns.items()
+        }
+        num_created += part.num_rows
+        if "touched" in part.rows:
+            num_touched += int((part.rows["touched"] > 0).unsqueeze(-1).flatten(1).any(dim=1).sum())
+    facts = {key: manifest[key] for key in ("num_classes", "embedding_size", "sub_centres", "hard_negatives")}
+    facts |= {"classes_created": num_created, "classes_touched": num_touched, "columns": columns}
+    facts |= {key: manifest["head"][key] for key in ("num_steps", "row_seed", "margin")}
+    facts |= {"files": len(files), "bytes": sum(file.path.stat().st_size for file in files)}
+    if len(checkpoint.ranks) == checkpoint.world_size:
+        num_classes = manifest["num_classes"]
+        for problem in gaps(files, 0, num_classes, num_classes):
+            facts["problem"] = problem
+    return facts
+
+
+def _line(facts: dict[str, Any]) -> str:
+    """One line of several."""
+    words = [Path(facts["folder"]).name, f"{_bytes(facts['bytes']):>9}"]
+    if "problem" in facts:
+        return "  ".join((*words, facts["problem"], *facts["marks"]))
+    words += [f"{_age(facts['age_s']):>8} old", f"{facts['world_size']} rank(s)"]
+    words += [f"{facts['head']['num_classes']} classes"] if "head" in facts else []
+    words += [f"score {facts['score']:.5f}"] if isinstance(facts.get("score"), int | float) else []
+    return "  ".join((*words, *facts["marks"]))
+
+
+def _lines(values: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """One checkpoint as lines of (name, value)."""
+    if name == "head" or not name:
+        for key, value in values.items():
+            yield from _lines(value, f"{name}.{key}" if name else key)
+    elif name == "history":
+        yield from ((name, str(line)) for line in values)
+    elif name == "configuration":
+        yield name, _words({key: values.get(key) for key in _HIGHLIGHTS})
+    elif name == "age_s":
+        yield "age", _age(values)
+    else:
+        yield name, _bytes(values) if name.endswith("bytes") else _words(values)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_words(item)}" for key, item in value.items() if item is not None)
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def _bytes(number: float) -> str:
+    return tqdm.format_sizeof(number, "B")
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

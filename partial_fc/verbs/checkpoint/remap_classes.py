@@ -1,0 +1,125 @@
+"""A head with other classes: some gone, some new, some in another place; all other rows as they were, bit for bit.
+
+M classes asked for, D feature width.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from partial_fc import printable
+from partial_fc.checkpoint.output import new_checkpoint, print_notes
+from partial_fc.checkpoint.read import Checkpoint
+from partial_fc.checkpoint.rows import StoredRows, class_numbers
+from partial_fc.checkpoint.rows_now import RowsNow, rows_now
+from partial_fc.head.class_rows import Column
+from partial_fc.head.rows.table import initial_centres
+from partial_fc.verbs.checkpoint.reshard import copy_other_files
+
+MAP_NAME = "class-map.tsv"
+
+
+@dataclass
+class Plan:
+    """Classes of the new checkpoint, by number."""
+
+    names: list[str]
+    # The number of each in the old checkpoint; -1: it is new.
+    old: list[int]
+    # The directions (D,) of those that get a new centre, by new number.
+    directions: dict[int, Tensor] = field(default_factory=dict)
+    # Old number of a class that becomes part of another -> its new one.
+    joined: dict[int, int] = field(default_factory=dict)
+
+
+class RemappedRows:
+    """The rows of a plan. A new class with a direction has the length of centres that were trained, and no optimizer's
+    state, like a row that starts; an old one that gets another direction keeps its length and state. A new class
+    without a direction is not created: whoever trains starts it as any other."""
+
+    def __init__(self, stored: StoredRows, now: RowsNow, plan: Plan, num_steps: int, row_seed: int):
+        self.start, self.stop = 0, len(plan.old)
+        self._stored, self._directions = stored, plan.directions
+        self._num_steps, self._row_seed = num_steps, row_seed
+        self._old_C = torch.tensor(plan.old, dtype=torch.int64)
+        self._kept_C = stored.created(0, stored.stop)[self._old_C.clamp(min=0)] & (self._old_C >= 0)
+        self._length = typical_length(now) if plan.directions else 0.0
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        return self._stored.columns
+
+    def created(self, start: int, stop: int) -> Tensor:
+        created_L = self._kept_C[start:stop].clone()
+        created_L[[number - start for number in self._directions if start <= number < stop]] = True
+        return created_L
+
+    def read(self, classes: Tensor | range) -> dict[str, Tensor]:
+        class_M = class_numbers(classes)
+        kept_M = self._kept_C[class_M]
+        at_K = kept_M.nonzero().squeeze(1)
+        rows = {name: torch.zeros(len(class_M), *c.shape, dtype=c.dtype) for name, c in self.columns.items()}
+        for name, kept in self._stored.read(self._old_C[class_M[at_K]]).items():
+            rows[name].index_copy_(0, at_K, kept)
+        for at, (number, is_kept) in enumerate(zip(class_M.tolist(), kept_M.tolist(), strict=True)):
+            if number in self._directions:
+                rows["centres"][at] = self._centre(number, rows["centres"][at] if is_kept else None)
+                if not is_kept and "touched" in rows:
+                    rows["touched"][at] = self._num_steps  # its value stands for all steps so far
+        return rows
+
+    def _centre(self, number: int, old: Tensor | None) -> Tensor:
+        """One class's (D,) or (sub_centres, D). All sub-centres on one spot would never part: the others of a new class
+        are start values, those of an old one stay."""
+        direction_D = self._directions[number]
+        length = self._length if old is None else old.reshape(-1, len(direction_D))[0].float().norm()
+        centre_D = direction_D / direction_D.norm() * length
+        shape = self.columns["centres"].shape
+        if len(shape) == 1:
+            return centre_D
+        subs, width = shape
+        row_R = torch.arange(number * subs, (number + 1) * subs)
+        centre_RD = initial_centres(row_R, width, self._row_seed) if old is None else old.clone()
+        centre_RD[0] = centre_D
+        return centre_RD
+
+
+def typical_length(stored: RowsNow) -> float:
+    """The median length of centres that a step has moved; of start values where there are none."""
+    lengths = [torch.empty(0)]
+    for part in stored.parts():
+        length = torch.linalg.vector_norm(part.tensors["centres"], dim=-1, dtype=torch.float32)
+        touched = part.tensors.get("touched", torch.ones(1))
+        lengths.append(length[(touched > 0).squeeze(-1).expand_as(length)])
+    length_N = torch.cat(lengths)
+    if not len(length_N):
+        return 0.01 * stored.columns["centres"].shape[-1] ** 0.5
+    return length_N.median().item()
+
+
+def write(stored: Checkpoint, plan: Plan, out: Path, made_by: str) -> None:
+    """The new checkpoint, for as many ranks as before, with a map of the numbers beside it."""
+    head, before = stored.manifest["head"], stored.names()
+    rows = RemappedRows(stored.rows(), rows_now(stored), plan, head["num_steps"], head["row_seed"])
+    manifest = {**stored.manifest, "num_classes": len(plan.names)}
+    with new_checkpoint(out, manifest, plan.names, made_by) as output:
+        output.rows(rows)
+        print_notes(copy_other_files(stored, output, same_classes=False))
+        output.text(MAP_NAME, _map(plan, before))
+    new = sum(old < 0 for old in plan.old)
+    print(
+        f"{out}: {len(plan.names)} classes, {new} of them new, {len(plan.directions)} with a new centre; "
+        f"{len(before)} before. Their numbers then and now: {out / MAP_NAME}"
+    )
+
+
+def _map(plan: Plan, before: Sequence[str]) -> list[str]:
+    """Old number, new number, name, a line for each class of either; - where there is none."""
+    now: Mapping[int, int] = {old: number for number, old in enumerate(plan.old) if old >= 0} | plan.joined
+    lines = ["old\tnew\tname"]
+    lines += [f"{old}\t{now.get(old, '-')}\t{printable.name(name)}" for old, name in enumerate(before)]
+    lines += [f"-\t{number}\t{printable.name(plan.names[number])}" for number, old in enumerate(plan.old) if old < 0]
+    return lines

@@ -1,0 +1,143 @@
+"""`partial-fc checkpoint verify`: is everything there, and as it was written?"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from partial_fc import terminal
+from partial_fc.checkpoint.checksums import checksums_name
+from partial_fc.checkpoint.folders import MARKER, is_set_aside, is_step, steps_below
+from partial_fc.checkpoint.head_state import has_head
+from partial_fc.checkpoint.read import Checkpoint
+from partial_fc.checkpoint.rows import Part, gaps, mismatch, part_files
+from partial_fc.files import TEXT_BYTES, check_regular, read_bytes
+from partial_fc.head.shard import Shard
+from partial_fc.verbs.checkpoint.options import VerifyOptions
+
+
+def verify(options: VerifyOptions) -> int:
+    """Prints what it finds; returns the exit status."""
+    if len(options.folders) > 1 or is_step(options.folders[0]):
+        groups: list[Sequence[Path]] = [options.folders]
+    else:
+        groups = [(folder,) for folder in steps_below(options.folders[0])]
+    num_bad = 0
+    for group in groups:
+        where = ", ".join(map(str, group))
+        if len(groups) > 1 and is_set_aside(group[0]):
+            print(f"{where}: set aside, not looked at")
+            continue
+        num_problems = 0
+        for kind, text in findings(group, options.finite):
+            print(f"{kind}: {text}")
+            num_problems += kind == "bad"
+        print(f"{where}: {f'{num_problems} problem(s)' if num_problems else 'whole'}")
+        num_bad += num_problems > 0
+    return int(num_bad > 0)
+
+
+def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]:
+    """Yields ("bad" or "note", what) for the folders of one checkpoint."""
+    try:
+        checkpoint = Checkpoint(*folders)
+        with_head = has_head(checkpoint.manifest, str(folders[0]))
+    except (ValueError, OSError) as error:  # nothing else can be said of the folders then
+        yield "bad", str(error)
+        return
+    size, ranks = checkpoint.world_size, checkpoint.ranks
+    if checkpoint.manifest["format"] == 3:
+        yield "note", "no checksums (format 3): only names, shapes and class ranges were checked"
+    else:
+        yield from _check_checksums(checkpoint, ranks)
+    if len(ranks) < size:
+        yield ("note", f"these folders hold the files of ranks {sorted(ranks)} of {size}: the others' were not checked")
+    if with_head:
+        yield from _check_head(checkpoint, ranks)
+    if finite:
+        yield from _check_finite(folders)
+
+
+def _check_checksums(checkpoint: Checkpoint, ranks: set[int]) -> Iterator[tuple[str, str]]:
+    """Compares every file that a rank wrote with its checksum."""
+    listed = checkpoint.checksums
+    names_here = {path.name for folder in checkpoint.folders for path in folder.iterdir()}
+    for name in (checksums_name(rank, checkpoint.world_size) for rank in sorted(ranks)):
+        if name not in names_here:
+            yield "bad", f"{checkpoint.where}: {name} is missing"
+    for path in (path for folder in checkpoint.folders for path in sorted(folder.iterdir())):
+        if path not in listed and path.name != MARKER and path.suffix != ".sha256":
+            # Whoever loads takes head files by their names.
+            kind = "bad" if path.name.startswith("head-") and not path.name.endswith(".partial") else "note"
+            yield kind, f"{path} is in no list of checksums: no file of this checkpoint"
+    num_bytes = sum(path.stat().st_size for path in listed if path.exists())
+    with terminal.bar(total=num_bytes, unit="B", unit_scale=True, desc="checksums", leave=False) as bar:
+        for path in listed:
+            try:
+                checkpoint.check(path)
+                bar.update(path.stat().st_size)
+            except ValueError as error:
+                yield "bad", str(error)
+
+
+def _check_head(checkpoint: Checkpoint, ranks: set[int]) -> Iterator[tuple[str, str]]:
+    """Checks class ranges, shapes, dtypes, and how often rows moved."""
+    num_classes, size = checkpoint.manifest["num_classes"], checkpoint.world_size
+    files = part_files(checkpoint.folders, size)
+    for rank in sorted(ranks):
+        shard = Shard.of(num_classes, rank, size)
+        files_of_rank = [file for file in files if file.rank == rank]
+        for gap in gaps(files_of_rank, shard.start, shard.stop, shard.stop):
+            yield "bad", f"rank {rank} in {checkpoint.where}: {gap}"
+    names = checkpoint.folder / "class-names.txt"
+    if names.exists():
+        num_names = read_bytes(names, TEXT_BYTES).count(b"\n")
+        if num_names != num_classes:
+            yield "bad", f"{names} has {num_names} names for {num_classes} classes"
+    first: tuple[Part, str] | None = None
+    for file in terminal.bar(files, desc="head", unit="file", leave=False):
+        try:
+            part = file.open()
+        except ValueError as error:
+            yield "bad", str(error)
+            continue
+        problem = _against_manifest(part, checkpoint.manifest)
+        problem = problem or (mismatch(first[0].columns, part.columns, first[1]) if first else None)
+        if problem:
+            yield "bad", f"{file.path}: {problem}"
+        else:
+            first = first or (part, file.path.name)
+
+
+def _against_manifest(part: Part, manifest: dict[str, Any]) -> str | None:
+    """What a file holds otherwise than the manifest says, if anything."""
+    width, subs = manifest["embedding_size"], manifest["sub_centres"]
+    shape = (width,) if subs == 1 else (subs, width)
+    actual = part.columns["centres"].shape
+    if actual != shape:
+        return f"centres have shape {actual} a class; the manifest says {shape}"
+    touched = part.tensors.get("touched")
+    num_steps = manifest["head"]["num_steps"]
+    if touched is not None and touched.numel():
+        low, high = touched.min().item(), touched.max().item()
+        if low < 0 or high > num_steps:
+            return f"rows were touched in steps {low} to {high}; the head has made {num_steps}"
+    return None
+
+
+def _check_finite(folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    paths = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
+    for path in terminal.bar(paths, desc="finite", unit="file", leave=False):
+        try:
+            check_regular(path)
+            tensors = load_file(path)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            yield "bad", f"{path} is no safetensors file, or cut short: {error}"
+            continue
+        for name, t in tensors.items():
+            num_bad = int((~torch.isfinite(t)).sum())
+            if num_bad:
+                yield "bad", f"{path}: {name} has {num_bad} of {t.numel()} numbers that are not finite"

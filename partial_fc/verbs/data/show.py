@@ -1,0 +1,227 @@
+"""`partial-fc data show`: a picture of any set, a class a row, as it is or as training sees it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+
+from partial_fc.data import ImageFolder, RecordSource, Source
+from partial_fc.data.augment import glyph
+from partial_fc.data.check.tiles import Pixels, Row, Tile, check_sheet, whole, write_sheet
+from partial_fc.data.decode import decode
+from partial_fc.data.idx import IdxSource, Split
+from partial_fc.data.image_folder import class_folders
+from partial_fc.data.pairs import read_pairs
+from partial_fc.data.sample import BadRecord, Frames, Sample
+from partial_fc.data.transform import ShortSideCrop, SquareImage, mirror
+from partial_fc.data.video import ClipList, ClipTransform, Window
+from partial_fc.files import regular
+from partial_fc.findings import counted
+from partial_fc.flags.numbers import PIXELS, check_numbers
+from partial_fc.verbs.data.image_databases import open_any
+
+_LOOKED_AT = 4096  # records, where their labels lie within them
+_ANY_LABEL = 2**31
+_IMAGE_SIZE = {"face": 112, "imagenet": 227, "kinetics": 224}  # the recipes' own defaults
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    """Draws a picture of a set: some of its classes, one a row, some images of each, with names and numbers. Of pairs
+    (.bin, also those beside a .rec): the first image above the second, one class, then two."""
+
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+    """A folder with train.rec, a .rec, a folder of class folders, a list of images, a .bin, an LMDB or LevelDB, MNIST's
+    idx files; with --data-dir a list of videos."""
+    out: Path
+    """The picture to write, like sheet.png."""
+    classes: int = 10
+    """How many, at random."""
+    images: int = 10
+    """How many of each, at random; also of pairs."""
+    seed: int = 0
+    """Another one shows others."""
+    augmented: bool = False
+    """Each row is one image and what training makes of it, anew in each epoch: by the transform of recipe face; of
+    image databases by that of imagenet, of videos by that of kinetics."""
+    image_size: int | None = None
+    """With --augmented: pixels of a side. none: the recipe's default, 112, 227 or 224."""
+    mirror: bool = True
+    """With --augmented: every second one is mirrored."""
+    augment: Literal["none", "glyph"] = "none"
+    """With --augmented: as recipe face has it, for characters."""
+    resize: int | None = None
+    """With --augmented, of image databases and videos: the shorter side before the crop (of videos the height, the
+    width is 340/256 times that). none: the recipes' 256."""
+    root: Path | None = None
+    """What the paths of a list of images are relative to; the list's own folder if not given."""
+    data_dir: Path | None = None
+    """What the paths of a list of videos are relative to. SOURCE is such a list if this is given: `path num_frames
+    label` a line."""
+    split: Split = "train"
+    """Which set of a folder of idx files."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, classes=1, images=1, image_size=PIXELS, resize=PIXELS)
+        if not self.augmented and (self.image_size or self.resize or not self.mirror or self.augment != "none"):
+            raise ValueError("--image-size, --resize, --mirror and --augment say what training does: give --augmented")
+        if self.augment == "glyph" and self.mirror:
+            raise ValueError("--augment glyph with --mirror: a mirrored character is another one; add --no-mirror")
+
+
+def show(options: ShowOptions) -> None:
+    """Writes options.out. ValueError where there is nothing to show or the file cannot be written."""
+    check_sheet("--out", options.out)
+    path = options.source
+    if not path.exists():
+        raise ValueError(f"{path} not found; expected a folder, a list, a .rec, a .bin or a database of images")
+    bins = [path] if path.suffix == ".bin" else sorted(path.glob("*.bin")) if path.is_dir() else []
+    rows: list[Row] = []
+    problems: list[str] = []
+    seen = ""
+    if not bins or (path.is_dir() and ((path / "train.rec").exists() or class_folders(path))):
+        source = _open(options)
+        _check_used(options, source)
+        transform, seen = _transform(options, source) if options.augmented else (None, "")
+        rows += _class_rows(source, options, transform, problems)
+    elif options.augmented:
+        raise ValueError(f"--augmented: {path} has pairs only, which are not trained on")
+    rows += [row for each in bins for row in _pair_rows(each, options, problems)]
+    if problems and all(tile.image is None for row in rows for tile in row.tiles):
+        raise ValueError(f"not one of {counted(len(problems), 'sample')} can be used; the first: {problems[0]}")
+    write_sheet(options.out, rows)
+    print(f"{options.out}: {counted(len(rows), 'row')}{seen}")
+    if problems:
+        print(f"{counted(len(problems), 'sample')} cannot be used, drawn as crosses; the first: {problems[0]}")
+
+
+def _open(options: ShowOptions) -> Source:
+    if options.data_dir is None:
+        return open_any(options.source, options.root, options.split)
+    with open(options.source, encoding="utf-8", errors="surrogateescape", opener=regular) as file:
+        first = next((line.split()[0] for line in file if line.strip()), "")
+    return ClipList(options.source, options.data_dir, _ANY_LABEL, videos=not (options.data_dir / first).is_dir())
+
+
+def _check_used(options: ShowOptions, source: Source) -> None:
+    """Raises ValueError for flags that say nothing of this source."""
+    if options.root and not (isinstance(source, ImageFolder) and options.source.is_file()):
+        raise ValueError(f"--root {options.root} is for a list of images; {options.source} is none")
+    if options.split != "train" and not isinstance(source, IdxSource):
+        raise ValueError(f"--split {options.split} is for MNIST's idx files; {options.source} has none")
+
+
+Transform = Callable[[Sample, np.random.Generator], Pixels]
+
+
+def _transform(options: ShowOptions, source: Source) -> tuple[Transform, str]:
+    """(what training does with a sample, words about it)."""
+    is_image = isinstance(source, RecordSource | ImageFolder)
+    recipe = "kinetics" if isinstance(source, ClipList) else "face" if is_image else "imagenet"
+    size, resize = options.image_size or _IMAGE_SIZE[recipe], options.resize or 256
+    said = f"; each as recipe {recipe} sees it, {size} x {size} pixels"
+    if isinstance(source, IdxSource):
+        raise ValueError(f"--augmented: {options.source} are idx files, and recipe mnist takes digits as they are")
+    if recipe != "face" and options.augment != "none":
+        raise ValueError(f"--augment {options.augment} is recipe face's; {options.source} is for recipe {recipe}")
+    if recipe == "face":
+        if options.resize:
+            raise ValueError(f"--resize {resize}: recipe face makes the shorter side --image-size; leave it out")
+        return SquareImage(size, glyph if options.augment == "glyph" else mirror if options.mirror else None), said
+    if resize < size:
+        raise ValueError(f"--resize {resize} is smaller than the crop, --image-size {size}; give a larger one")
+    if recipe == "imagenet":
+        return ShortSideCrop(resize, size, random=True, mirror=options.mirror), said
+    clip = ClipTransform(window=Window(), input_size=size, new_width=resize * 340 // 256, new_height=resize,
+                         random=True, mirror=options.mirror)  # fmt: skip
+    middle = clip.window.num_fast // 2
+    return lambda sample, rng: clip(sample, rng)[middle], f"{said}; the middle frame of a clip"
+
+
+def _class_rows(
+    source: Source, options: ShowOptions, transform: Transform | None, problems: list[str]
+) -> Iterator[Row]:
+    """problems: is given what is wrong with those that cannot be used."""
+    rng = np.random.default_rng(options.seed)
+    label_N, index_N = _labels(source, rng)
+    names = source.class_names() or []
+    whose = "" if len(index_N) == len(source) else f" among {len(index_N):,} of {len(source):,} records"
+    noun = "video" if isinstance(source, ClipList) else "image"
+    values = np.unique(label_N)
+    for label in sorted(rng.choice(values, min(options.classes, len(values)), replace=False).tolist()):
+        of_class = index_N[label_N == label]
+        # One, then what becomes of it; or several.
+        number = 1 if transform else min(options.images, len(of_class))
+        chosen = sorted(rng.choice(of_class, number, replace=False).tolist())
+        name = f" ({names[label]})" if 0 <= label < len(names) else ""
+        title = f"class {label}{name}: {counted(len(of_class), noun)}{whose}"
+        wanted: list[tuple[int, Transform, str]] = [(index, _as_it_is, "") for index in chosen]
+        if transform:
+            wanted += [(chosen[0], transform, f"as seen, {n}") for n in range(1, options.images)]
+        tiles = []
+        for index, make, caption in wanted:
+            try:
+                tiles.append(_tile(source, index, make, rng, caption))
+            except BadRecord as error:
+                tiles.append(Tile(None, [_name(source, index)]))
+                where, what = source.where(index), str(error)
+                problems.append(what if what.startswith(where) else f"{where}: {what}")
+        yield Row(title, tiles)
+
+
+def _labels(source: Source, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(labels, which samples have them): of all; of some where they lie within the records."""
+    label_N = source.labels()
+    if label_N is not None:
+        return label_N, np.arange(len(source))
+    label_of = {}
+    for index in sorted(rng.choice(len(source), min(_LOOKED_AT, len(source)), replace=False).tolist()):
+        try:
+            label_of[index] = source.read(index).label
+        except BadRecord:
+            continue  # the doctor's subject
+    if not label_of:
+        raise ValueError(f"{source.where(0)} and others: not one record could be read")
+    return np.array(list(label_of.values()), np.int64), np.array(list(label_of), np.int64)
+
+
+def _tile(source: Source, index: int, make: Transform, rng: np.random.Generator, caption: str) -> Tile:
+    image = make(source.read(index), rng)
+    height, width = image.shape[:2]
+    return Tile(whole(image), [caption or _name(source, index), f"{width} x {height}"])
+
+
+def _name(source: Source, index: int) -> str:
+    """What tells it from the others: of "photos/alice/1.jpg" the file, of "faces/train.rec, key 17" the key."""
+    return source.where(index).rpartition("/")[2].rpartition(", ")[2]
+
+
+def _as_it_is(sample: Sample, _rng: np.random.Generator) -> Pixels:
+    if isinstance(sample.image, bytes):
+        return decode(sample.image)
+    if isinstance(sample.image, Frames):
+        ((_, frame),) = sample.image.read(lambda num_frames: [num_frames // 2])
+        return frame
+    return sample.image
+
+
+def _pair_rows(path: Path, options: ShowOptions, problems: list[str]) -> Iterator[Row]:
+    pairs, rng = read_pairs(path), np.random.default_rng(options.seed)
+
+    def image(index: int) -> Pixels:
+        return whole(decode(pairs.images[index]))
+
+    for same, what in ((True, "one class"), (False, "two classes")):
+        of_kind = np.flatnonzero(pairs.same == same)
+        tiles = []
+        for pair in sorted(rng.choice(of_kind, min(options.images, len(of_kind)), replace=False).tolist()):
+            try:
+                tiles.append(Tile(np.concatenate((image(2 * pair), image(2 * pair + 1))), [f"pair {pair}"]))
+            except BadRecord as error:
+                tiles.append(Tile(None, [f"pair {pair}"]))
+                problems.append(f"{path}, pair {pair}: {error}")
+        yield Row(f"{path.name}, {what}: {counted(len(of_kind), 'pair')}, the first image above the second", tiles)

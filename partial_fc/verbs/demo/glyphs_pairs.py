@@ -1,0 +1,127 @@
+"""Which pairs of glyph images the verification sets hold.
+
+All three sets are of characters never trained on. Half of the pairs show one character twice, half two
+characters; each of the ten folds holds as many of one kind as of the other. The two images of a pair are
+always in two typefaces, in both kinds, so the typeface says nothing about the answer.
+- unseen: any two of the trained typefaces; the second character is drawn at random.
+- unseen_font: the first image is in the typeface never trained on, the second in a trained one.
+- lookalike: as unseen, but the two characters of a pair are among each other's most similar ones.
+In unseen and unseen_font no character is in two folds, as in LFW; a lookalike may come from another fold.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partial_fc.verbs.demo.glyphs_fonts import NEVER_TRAINED
+from partial_fc.verbs.demo.glyphs_render import Glyph
+
+FOLDS = 10
+SETS = ("unseen", "unseen_font", "lookalike")
+_ROWS = 512
+
+
+class Pair(NamedTuple):
+    first: Glyph
+    second: Glyph
+    same: bool
+
+
+Typefaces = Mapping[int, tuple[int, ...]]
+
+
+def choose_pairs(
+    name: str, typefaces: Typefaces, num_pairs: int, seed: int, shape_NTP: NDArray[np.float32]
+) -> list[Pair]:
+    """The pairs of one of SETS in file order: fold by fold, first the genuine pairs, then the impostors.
+
+    typefaces: the held-out characters and the typefaces that draw each. shape_NTP: what `lookalikes` takes.
+    num_pairs: a multiple of 20. The choice is a function of (name, seed, typefaces).
+    """
+    use = 1 + SETS.index(name)
+    rng = np.random.default_rng((seed, use))
+    codes = list(typefaces)
+    if name == "unseen_font":
+        codes = [code for code in codes if NEVER_TRAINED in typefaces[code]]
+    half = num_pairs // 2
+    same = [(codes[i], codes[i]) for i in _spread(half, len(codes))]
+    if name == "lookalike":
+        other = [(codes[a], codes[b]) for a, b in lookalikes(shape_NTP, half)]
+        # Nearest neighbours come first: shuffled, so that all folds are equally hard.
+        other = [other[i] for i in rng.permutation(half)]
+    else:
+        other = [(codes[a], codes[b]) for a, b in _random_others(half, len(codes), rng)]
+
+    number = iter(range(2 * num_pairs))
+    pairs = []
+    for fold in range(FOLDS):
+        part = slice(*_part_of_fold(fold, half))
+        for first, second in same[part] + other[part]:
+            faces = _two_typefaces(typefaces[first], typefaces[second], name == "unseen_font", rng)
+            images = [Glyph(code, face, use, next(number)) for code, face in zip((first, second), faces, strict=True)]
+            pairs.append(Pair(images[0], images[1], first == second))
+    return pairs
+
+
+def trained(typefaces: Sequence[int]) -> tuple[int, ...]:
+    return tuple(face for face in typefaces if face != NEVER_TRAINED)
+
+
+def lookalikes(shape_NTP: NDArray[np.float32], count: int) -> list[tuple[int, int]]:
+    """Each character with its nearest other one, then with its second nearest, ...; every pair (a, b) once.
+
+    shape_NTP: N characters in T typefaces as P values of mean 0 and length 1 (all 0 where a typeface lacks
+    one). Two characters are as similar as their drawings correlate, on average over the typefaces.
+    """
+    num, num_faces, _ = shape_NTP.shape
+    if count > num * (num - 1) // 2:
+        raise ValueError(f"{count} pairs of {num} characters asked for; there are {num * (num - 1) // 2}")
+    flat = shape_NTP.reshape(num, -1) / num_faces**0.5
+    # Every pair is met at most twice, from either side, so this many neighbours give enough different ones.
+    depth = min(num - 1, 2 * -(-count // num))
+    nearest = np.empty((num, depth), np.int64)
+    for start in range(0, num, _ROWS):
+        similarity = flat[start : start + _ROWS] @ flat.T
+        similarity[np.arange(len(similarity)), np.arange(start, start + len(similarity))] = -np.inf
+        nearest[start : start + _ROWS] = np.argsort(-similarity, axis=1, kind="stable")[:, :depth]
+    pairs: dict[tuple[int, int], None] = {}
+    for rank in range(depth):
+        for a in range(num):
+            b = int(nearest[a, rank])
+            if (b, a) not in pairs:
+                pairs[a, b] = None
+    return list(pairs)[:count]
+
+
+def _part_of_fold(fold: int, num: int) -> tuple[int, int]:
+    """The half-open range of num things that belongs to a fold."""
+    return fold * num // FOLDS, (fold + 1) * num // FOLDS
+
+
+def _spread(count: int, num: int) -> Iterator[int]:
+    """count indices below num, fold by fold, each character of a fold about as often as the others."""
+    each = count // FOLDS
+    for fold in range(FOLDS):
+        low, high = _part_of_fold(fold, num)
+        yield from (low + i * (high - low) // each for i in range(each))
+
+
+def _random_others(count: int, num: int, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
+    """count different pairs; the second character is one of the same fold's."""
+    seen = set()
+    for i, a in enumerate(_spread(count, num)):
+        low, high = _part_of_fold(i * FOLDS // count, num)
+        b = a
+        while a == b or frozenset((a, b)) in seen:
+            b = int(rng.integers(low, high))
+        seen.add(frozenset((a, b)))
+        yield a, b
+
+
+def _two_typefaces(
+    first: tuple[int, ...], second: tuple[int, ...], unseen_font: bool, rng: np.random.Generator
+) -> tuple[int, int]:
+    a = NEVER_TRAINED if unseen_font else int(rng.choice(trained(first)))
+    return a, int(rng.choice([face for face in trained(second) if face != a]))

@@ -1,0 +1,163 @@
+"""`partial-fc doctor env`: are this machine, and the hosts of a run, ready to train together?"""
+
+import json
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from partial_fc.findings import check_writable
+from partial_fc.flags.numbers import PORT, check_numbers
+from partial_fc.verbs.doctor.host_findings import HostFinding, common_findings, host_findings
+from partial_fc.verbs.doctor.hosts import ROOT, Host, HostError, parse
+
+_PROBE_S = 120.0  # loading the libraries, from a slow network folder
+_TRANSFER_S = 60.0
+
+# What ssh says -> what to do (docs/launching.md)
+_SSH = {
+    "Permission denied": "let this user log in without a password: ssh-copy-id {host} (keys that others may read are "
+    "ignored: chmod 400 ~/.ssh/id_rsa; docs/launching.md has more)",
+    "Host key verification failed": "make the host known: ssh-keyscan {host} >> ~/.ssh/known_hosts",
+    "Could not resolve": "write its address instead, or put its name into /etc/hosts",
+    "Connection refused": "start sshd there, or give --ssh-port",
+    "No such file": "install an ssh client",
+}
+_SSH_ELSE = "see whether it is on, its address right, and no firewall between; `ssh {host} hostname` must answer"
+
+
+@dataclass(frozen=True)
+class EnvOptions:
+    """Looks at Horovod, MPI, NCCL, ssh, versions, clocks, memory, disk and network of this machine, or of all hosts of
+    a run. Exit status 0: nothing that would fail; 1: faults; 2: the hosts given are none."""
+
+    hosts: Annotated[str | None, tyro.conf.arg(aliases=["-H"])] = None
+    """As horovodrun takes them, a:8,b:8, or a host file; this machine alone if not given."""
+    models_root: Path = Path("runs")
+    """Where the run would write."""
+    ssh_port: int | None = None
+    """Where it is not ssh's own."""
+    ssh_timeout: float = 10.0
+    """Seconds in which a host must answer."""
+    transfer: bool = True
+    """Measure latency, bandwidth and clocks between the hosts: a second for each pair of neighbours."""
+    report: Path | None = None
+    """A JSON file to write: all lines, and what the hosts said."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, ssh_port=PORT, ssh_timeout="(0, 86400]")
+
+
+def doctor_env(options: EnvOptions) -> int:
+    """Prints a line for everything looked at and returns the exit status."""
+    try:
+        check_writable(options.report)
+        hosts = parse(options.hosts, options.ssh_port) if options.hosts else [Host("localhost")]
+    except (ValueError, OSError) as error:
+        print(f"partial-fc doctor env: {error}", file=sys.stderr)
+        return 2
+    findings: list[HostFinding] = []
+
+    def report(finding: HostFinding) -> None:
+        findings.append(finding)
+        print(finding, flush=True)
+
+    answers = _ask_all(hosts, options, report)
+    for host, facts in answers:
+        for finding in host_findings(host, facts, len(hosts)):
+            report(finding)
+    for finding in common_findings(answers):
+        report(finding)
+    links = _links(answers, report) if options.transfer and len(answers) > 1 else []
+    faults, warnings = (sum(finding.status == status for finding in findings) for status in ("fault", "warning"))
+    print(f"\n{faults} fault(s), {warnings} warning(s) on {len(hosts)} host(s)")
+    if options.report:
+        content = {
+            "hosts": {host.name: facts for host, facts in answers},
+            "links": links,
+            "lines": [asdict(finding) for finding in findings],
+        }
+        options.report.write_text(json.dumps(content, indent=1) + "\n")
+        print(f"what the hosts said: {options.report}")
+    return int(faults > 0)
+
+
+Answers = list[tuple[Host, dict[str, Any]]]
+"""What the hosts said of themselves (probe.facts)."""
+
+
+def _ask_all(hosts: list[Host], options: EnvOptions, report: Callable[[HostFinding], None]) -> Answers:
+    """The answers of the hosts that do answer; reports those that do not."""
+
+    def ask(host: Host) -> tuple[HostFinding | None, dict[str, Any] | None]:
+        finding = None
+        if not host.is_here:
+            try:
+                host.check_ssh(options.ssh_timeout)
+            except HostError as error:
+                remedy = next((remedy for words, remedy in _SSH.items() if words in str(error)), _SSH_ELSE)
+                return HostFinding("fault", host.name, "ssh", str(error), remedy.format(host=host.name)), None
+            finding = HostFinding("ok", host.name, "ssh", "answers without asking")
+        arguments = {
+            "checkout": str(ROOT),
+            "models_root": str(options.models_root.absolute()),
+            "peers": [other.name for other in hosts if other is not host],
+        }
+        try:
+            return finding, host.ask("facts", arguments, _PROBE_S)
+        except HostError as error:
+            remedy = f"this checkout must lie at {ROOT} there, too, with `make setup` done"
+            return HostFinding("fault", host.name, "python", f"{sys.executable}: {error}", remedy), None
+
+    answers = []
+    with ThreadPoolExecutor(min(32, len(hosts))) as pool:
+        for host, (finding, facts) in zip(hosts, pool.map(ask, hosts), strict=True):
+            if finding:
+                report(finding)
+            if facts:
+                answers.append((host, facts))
+    return answers
+
+
+def _links(answers: Answers, report: Callable[[HostFinding], None]) -> list[dict[str, Any]]:
+    """Each host and the next, the last and the first: every host's network then sends and receives. What probe.connect
+    measured; reports what it means."""
+    links = []
+    pairs = list(zip(answers, [*answers[1:], answers[0]], strict=True))
+    for (one, facts), (other, _) in pairs[:1] if len(answers) == 2 else pairs:
+        subject, link = f"network to {other.name}", {}
+        try:
+            address = facts["routes"][other.name].get("address", other.name)
+            with other.serving(_TRANSFER_S, address) as door:
+                link = one.ask("connect", {"address": address, **door}, _TRANSFER_S)
+        except HostError as error:
+            remedy = (
+                "the processes talk over ports that the system chooses: open all of them between the hosts; is the "
+                "right network named (--network-interfaces)?"
+            )
+            report(HostFinding("fault", one.name, subject, str(error), remedy))
+        else:
+            report(_bandwidth(one, subject, link))
+            report(_clocks(one, other, link["clock_s"]))
+        links.append({"from": one.name, "to": other.name, **link})
+    return links
+
+
+def _bandwidth(one: Host, subject: str, link: dict[str, float]) -> HostFinding:
+    observed = f"{link['latency_ms']:.2f} ms there and back, {link['up']:.2f} Gbit/s there, {link['down']:.2f} back"
+    slowest = min(link["up"], link["down"])
+    seconds = 8 * 0.175 / slowest
+    remedy = (
+        f"r50's gradient (175 MB) takes {seconds:.1f} s a step: is it the right network? See --gradient-compression"
+    )
+    return HostFinding.judge(slowest >= 1, one.name, subject, observed, remedy)
+
+
+def _clocks(one: Host, other: Host, ahead_s: float) -> HostFinding:
+    observed = f"{other.name} is {abs(ahead_s):.3f} s {'ahead' if ahead_s > 0 else 'behind'}"
+    remedy = "set them by NTP: logs cannot be compared"
+    return HostFinding.judge(abs(ahead_s) <= 1, one.name, "clocks", observed, remedy)

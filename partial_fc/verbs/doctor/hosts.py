@@ -1,0 +1,135 @@
+"""The hosts of a run, and how the doctor runs its probe on them: here directly, elsewhere over ssh."""
+
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from partial_fc.files import read_text
+from partial_fc.verbs.doctor.probe import MARK
+
+ROOT = Path(__file__).parents[3]
+"""The folder of the package, on all hosts."""
+
+# Of a host: a DNS name has at most 253 letters. Of processes on one, or a port: int() of 5,000 digits is an error.
+NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,252}")
+COUNT = re.compile(r"[0-9]{1,6}")
+HOST_FILE_BYTES = 16 << 20
+
+
+class HostError(RuntimeError):
+    """A host did not answer as expected; says what it said."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """name: as the launchers are given it. slots: processes there, 0: not said."""
+
+    name: str
+    slots: int = 0
+    ssh_port: int | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this machine, to which the launchers need no ssh."""
+        if self.name in ("", "localhost", socket.gethostname()):
+            return True
+        try:
+            address = socket.gethostbyname(self.name)
+        except OSError:
+            return False
+        return address in {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
+
+    def command(self, words: Sequence[str], timeout_s: float) -> list[str]:
+        """What runs `words` there, without ever asking anything."""
+        if self.is_here:
+            return list(words)
+        port = ["-p", str(self.ssh_port)] if self.ssh_port else []
+        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, round(timeout_s))}"]
+        return ["ssh", *options, *port, "--", self.name, shlex.join(words)]
+
+    def check_ssh(self, timeout_s: float) -> None:
+        """Raises HostError."""
+        self._run(["true"], "", timeout_s, grace_s=2)  # ssh's own words come first
+
+    def ask(self, what: str, arguments: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """What the probe answers there. Raises HostError."""
+        printed = self._run(_probe(what), json.dumps(arguments), timeout_s)
+        answer = _marked(printed.splitlines())
+        if answer is None:
+            raise HostError(f"the probe printed {printed[-200:]!r}")
+        return answer
+
+    @contextmanager
+    def serving(self, seconds: float, address: str = "127.0.0.1") -> Iterator[dict[str, Any]]:
+        """port and token with which the probe there answers one `connect` at the address, within the block. Raises
+        HostError."""
+        command, pipe = self.command(_probe("serve"), seconds), subprocess.PIPE
+        with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.write(json.dumps({"seconds": seconds, "address": address}))
+                process.stdin.close()
+                answer = _marked(process.stdout)
+                if answer is None:
+                    raise HostError(f"its end of the transfer ended with status {process.wait()}")
+                yield answer
+            finally:
+                process.kill()
+
+    def _run(self, words: Sequence[str], text: str, timeout_s: float, grace_s: float = 0) -> str:
+        command = self.command(words, timeout_s)
+        limit_s = timeout_s + grace_s
+        try:
+            done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            raise HostError(f"no answer within {limit_s:g} s") from None
+        except OSError as error:
+            raise HostError(f"{error.strerror}: {error.filename}") from None
+        if done.returncode:
+            complaint = done.stderr.strip().splitlines()
+            raise HostError(complaint[-1] if complaint else f"exit status {done.returncode}")
+        return done.stdout
+
+
+def _probe(what: str) -> list[str]:
+    """The Python and the sources that lie at the same path on all hosts."""
+    return ["env", "-C", str(ROOT), sys.executable, "-m", "partial_fc.verbs.doctor.probe", what]
+
+
+def _marked(lines: Iterable[str]) -> dict[str, Any] | None:
+    """The probe's answer among what login scripts print."""
+    return next((json.loads(line.removeprefix(MARK)) for line in lines if line.startswith(MARK)), None)
+
+
+def parse(text: str, ssh_port: int | None = None) -> list[Host]:
+    """ "a:8,b:8", as horovodrun -H takes it, or a file with lines "a slots=8", in which other words like max_slots=8
+    are left aside. Raises ValueError."""
+    is_path = os.path.exists(text) and not os.path.isdir(text)  # Path's own raise for a name that is too long
+    entries = read_text(text, HOST_FILE_BYTES).splitlines() if is_path else text.split(",")
+    hosts = []
+    for entry in (e.strip() for e in entries):
+        if not entry or entry.startswith("#"):
+            continue
+        first, *rest = entry.partition("#")[0].split()
+        name, _, slots = first.partition(":")
+        slots = next((word[6:] for word in rest if word.startswith("slots=")), slots)
+        right = NAME.fullmatch(name) and (not slots or COUNT.fullmatch(slots))
+        if not right or not all("=" in word for word in rest):
+            raise ValueError(f"{text}: {entry[:200]!r} is no host; expected a:8,b:8 or a file with lines `a slots=8`")
+        hosts.append(Host(name, int(slots or 0), ssh_port))
+    names = [host.name for host in hosts]
+    if not hosts or len(set(names)) < len(names):
+        raise ValueError(f"{text}: expected hosts like a:8,b:8, each once; got {', '.join(names)[:500] or 'none'}")
+    return hosts

@@ -1,0 +1,318 @@
+"""What a host says about itself, and how fast two hosts talk: run on each host by `partial-fc doctor env` (hosts.py).
+
+    python -m partial_fc.verbs.doctor.probe facts|serve|connect <<<'{"name of the argument": its value, ...}'
+
+Arguments come from standard input, where no other user can read them; the answer is a line of JSON after MARK.
+"""
+
+import hashlib
+import hmac
+import json
+import math
+import os
+import platform
+import queue
+import resource
+import secrets
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import metadata, util
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from partial_fc.comm.auth.admission import filters_error
+from partial_fc.memory import available_memory_bytes
+
+# Before the line that is meant: what login scripts print comes first.
+MARK = "partial-fc doctor: "
+
+_PACKAGES = ("torch", "numpy", "horovod", "mxnet", "opencv-python-headless", "safetensors")
+_PINGS = 50
+_FIRST_BYTES, _MOST_BYTES, _ENOUGH_S = 1 << 20, 1 << 30, 0.3
+_TOKEN_BYTES, _TOKEN_S, _MOST_WAITING = 16, 2.0, 64
+_BLOCK = bytes(1 << 18)
+_ORDER, _TIME = struct.Struct("!cQ"), struct.Struct("!d")
+
+
+def facts(checkout: str, models_root: str, peers: list[str]) -> dict[str, Any]:
+    """What a run needs to know of this host. peers: names of the others, as they are given to the launchers."""
+    interfaces = _interfaces()
+    return {
+        "name": socket.gethostname(),
+        "time": time.time(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "checkout": _digest(Path(checkout)),
+        "horovod": _horovod(),
+        "torch": _torch(),
+        "gpus": _output(["nvidia-smi", "--list-gpus"]).splitlines(),
+        "mpirun": _output(["mpirun", "--version"]).partition("\n")[0],
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": available_memory_bytes(),
+        "shm_bytes": shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
+        "disk": _disk(Path(models_root)),
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE),
+        "socket_filters_error": filters_error(),
+        "interfaces": interfaces,
+        "own_address": _address(socket.gethostname()),
+        "routes": {peer: _route(peer, interfaces) for peer in peers},
+        "environment": {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(("HOROVOD_", "NCCL_", "GLOO_", "OMPI_MCA_")) or name == "CUDA_VISIBLE_DEVICES"
+        },
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _digest(checkout: Path) -> str:
+    """A checksum of the sources that a run consists of; nothing where they are not there."""
+    files = [checkout / "train.py", checkout / "config.sh"]
+    files += [path for folder in ("partial_fc", "recipes") for path in (checkout / folder).rglob("*.py")]
+    sources = sorted((str(path.relative_to(checkout)), path) for path in files if path.is_file())
+    digest = hashlib.sha256()
+    for name, path in sources:
+        digest.update(f"{name}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()[:12] if sources else ""
+
+
+def _horovod() -> dict[str, Any]:
+    """What it was built with. `frameworks`: by the files, since to load one takes seconds."""
+    spec = util.find_spec("horovod")
+    if spec is None or not spec.origin:
+        return {"error": "not installed"}
+    folder = Path(spec.origin).parent
+    frameworks = [name for name in ("torch", "mxnet") if any((folder / name).glob("mpi_lib*.so"))]
+    try:
+        import horovod.torch as hvd
+        from horovod.runner.http import http_server
+    except Exception as error:  # a library that is missing, of another version ...: whatever it says is the finding
+        return {"error": f"{type(error).__name__}: {error}", "frameworks": frameworks}
+    built = {"gloo": hvd.gloo_built(), "mpi": hvd.mpi_built(), "nccl": hvd.nccl_built()}
+    return {
+        "frameworks": frameworks,
+        "built": [name for name, is_built in built.items() if is_built],
+        "has_signed_store": hasattr(http_server, "signature"),  # scripts/build_horovod.sh
+    }
+
+
+def _torch() -> dict[str, Any]:
+    try:
+        import torch
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    usable = torch.cuda.is_available()
+    return {
+        "cuda": torch.version.cuda or "",
+        "gpus": torch.cuda.device_count() if usable else 0,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if usable else "",
+    }
+
+
+def _output(command: list[str]) -> str:
+    """What it prints; nothing where it is missing or fails."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _disk(path: Path) -> dict[str, Any]:
+    """The disk of the folder, or of the nearest one above it that exists."""
+    folder = next(p for p in (path, *path.absolute().parents) if p.exists())
+    return {
+        "path": str(folder),
+        "free_bytes": shutil.disk_usage(folder).free,
+        "writable": os.access(folder, os.W_OK | os.X_OK),
+    }
+
+
+def _interfaces() -> dict[str, dict[str, Any]]:
+    """Those that are up and have an IPv4 address. mbps: what the link says of itself; 0 where it says nothing."""
+    addresses = {
+        name: [entry.address for entry in entries if entry.family == socket.AF_INET]
+        for name, entries in psutil.net_if_addrs().items()
+    }
+    links = psutil.net_if_stats()
+    return {
+        name: {"address": addresses[name][0], "mbps": link.speed}
+        for name, link in links.items()
+        if link.isup and addresses.get(name)
+    }
+
+
+def _address(name: str) -> str:
+    try:
+        return socket.gethostbyname(name)
+    except OSError:
+        return ""
+
+
+def _route(peer: str, interfaces: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """The interface by which packets to that host leave; nothing is sent."""
+    address = _address(peer)
+    if not address:
+        return {"error": f"cannot resolve {peer}"}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        try:
+            s.connect((address, 9))
+        except OSError as error:
+            return {"address": address, "error": error.strerror or str(error)}
+        source = s.getsockname()[0]
+    names = [name for name, interface in interfaces.items() if interface["address"] == source]
+    return {"address": address, "source": source, "interface": names[0] if names else ""}
+
+
+# ---- how fast two hosts talk: after the token, a letter and a number of bytes one of them sends those
+
+
+def serve(seconds: float, address: str) -> None:
+    """Answers one `connect` that knows the token, and ends after so many seconds, whatever happens. address: of this
+    host, the only one to listen at; where it is not one (behind address translation), all."""
+    signal.alarm(math.ceil(seconds))
+    token = secrets.token_bytes(_TOKEN_BYTES)
+    arrived: queue.Queue[socket.socket] = queue.Queue()
+    with _listen(address) as listening:
+        _print({"port": listening.getsockname()[1], "token": token.hex()})
+        threading.Thread(target=_let_in, args=(listening, token, arrived), daemon=True).start()
+        with arrived.get() as connection, connection.makefile("rb") as received:
+            connection.settimeout(seconds)
+            _answer(connection, received)
+
+
+def _listen(address: str) -> socket.socket:
+    try:
+        return socket.create_server((address, 0))
+    except OSError:
+        return socket.create_server(("", 0))
+
+
+def _let_in(listening: socket.socket, token: bytes, arrived: "queue.Queue[socket.socket]") -> None:
+    """Hears all that come side by side, each for two seconds: none keeps the one away who knows the token. Where they
+    are too many, the one who has been there for longest goes."""
+    waiting: deque[socket.socket] = deque()
+
+    def hear(connection: socket.socket) -> None:
+        if _knows(token, connection):
+            arrived.put(connection)
+        else:
+            connection.close()
+
+    while True:
+        connection, _ = listening.accept()
+        if len(waiting) == _MOST_WAITING:
+            with suppress(OSError):  # closed, or who knew the token: there is only one
+                waiting.popleft().shutdown(socket.SHUT_RDWR)
+        waiting.append(connection)
+        threading.Thread(target=hear, args=(connection,), daemon=True).start()
+
+
+def _knows(token: bytes, connection: socket.socket) -> bool:
+    until, received = time.monotonic() + _TOKEN_S, b""
+    try:
+        while len(received) < len(token):
+            connection.settimeout(max(0.001, until - time.monotonic()))
+            part = connection.recv(len(token) - len(received))
+            if not part:
+                return False
+            received += part
+    except OSError:  # silent, or gone
+        return False
+    return hmac.compare_digest(received, token)
+
+
+def _answer(connection: socket.socket, received: BufferedReader) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while order := received.read(_ORDER.size):
+        kind, num_bytes = _ORDER.unpack(order)
+        if kind == b"P":
+            connection.sendall(_TIME.pack(time.time()))
+        elif kind == b"U":
+            _skip(received, min(num_bytes, _MOST_BYTES))
+            connection.sendall(b"!")
+        else:
+            _send(connection, min(num_bytes, _MOST_BYTES))
+
+
+def connect(address: str, port: int, token: str) -> dict[str, float]:
+    """latency_ms: there and back. clock_s: how far that host's clock is ahead of ours. up, down: Gbit/s."""
+    with socket.create_connection((address, port), timeout=5) as connection, connection.makefile("rb") as received:
+        connection.settimeout(20)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(bytes.fromhex(token))
+        pings = []
+        for _ in range(_PINGS):
+            started, before = time.perf_counter(), time.time()
+            connection.sendall(_ORDER.pack(b"P", 0))
+            (theirs,) = _TIME.unpack(received.read(_TIME.size))
+            seconds = time.perf_counter() - started
+            pings.append((seconds, theirs - (before + seconds / 2)))
+        latency, clock = min(pings)
+
+        def up(num_bytes: int) -> None:
+            connection.sendall(_ORDER.pack(b"U", num_bytes))
+            _send(connection, num_bytes)
+            received.read(1)
+
+        def down(num_bytes: int) -> None:
+            connection.sendall(_ORDER.pack(b"D", num_bytes))
+            _skip(received, num_bytes)
+
+        return {"latency_ms": 1e3 * latency, "clock_s": clock, "up": _gbps(up), "down": _gbps(down)}
+
+
+def _gbps(transfer: Callable[[int], None]) -> float:
+    """With twice as many bytes until it takes long enough to be measured."""
+    num_bytes = _FIRST_BYTES
+    while True:
+        started = time.perf_counter()
+        transfer(num_bytes)
+        seconds = time.perf_counter() - started
+        if seconds > _ENOUGH_S or num_bytes >= _MOST_BYTES:
+            return 8e-9 * num_bytes / seconds
+        num_bytes *= 2
+
+
+def _send(connection: socket.socket, num_bytes: int) -> None:
+    for start in range(0, num_bytes, len(_BLOCK)):
+        connection.sendall(memoryview(_BLOCK)[: num_bytes - start])
+
+
+def _skip(received: BufferedReader, num_bytes: int) -> None:
+    block = memoryview(bytearray(len(_BLOCK)))
+    for start in range(0, num_bytes, len(_BLOCK)):
+        if not received.readinto(block[: num_bytes - start]):
+            raise ConnectionError("the other host ended the connection")
+
+
+def _print(values: dict[str, Any]) -> None:
+    print(MARK + json.dumps(values), flush=True)
+
+
+if __name__ == "__main__":
+    arguments = json.load(sys.stdin)
+    if sys.argv[1] == "serve":
+        serve(**arguments)
+    else:
+        _print(facts(**arguments) if sys.argv[1] == "facts" else connect(**arguments))
+    sys.stdout.flush()
+    os._exit(0)  # libraries that were loaded for a look need no tidying up, and some of them fail at it

@@ -1,0 +1,80 @@
+"""The file that names the hosts of a job, and who of the job goes where."""
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from partial_fc.files import read_text
+from partial_fc.verbs.doctor.hosts import COUNT, HOST_FILE_BYTES, NAME, Host
+
+_EXPECTED = "expected lines `host`, `host:port` (sshd's) or `host slots=N` (workers there, at most); # begins a comment"
+
+
+def read(path: Path) -> list[Host]:
+    """Its hosts, in order; one that is there twice is given twice as much. Raises ValueError that names the line."""
+    hosts = []
+    for number, line in enumerate(read_text(path, HOST_FILE_BYTES).splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        name, colon, port = words[0].partition(":")
+        slots = words[1].removeprefix("slots=") if len(words) > 1 else "0"
+        right = bool(NAME.fullmatch(name) and COUNT.fullmatch(slots)) and len(words) <= 2
+        right = right and (not colon or COUNT.fullmatch(port) is not None)
+        if len(words) == 2 and (not words[1].startswith("slots=") or not slots.strip("0")):
+            right = False
+        if not right or (colon and not 0 < int(port) < 65536):
+            raise ValueError(f"{path}, line {number}: {line.strip()[:200]!r}; {_EXPECTED}")
+        hosts.append(Host(name, int(slots), int(port) if colon else None))
+    if not hosts:
+        raise ValueError(f"{path}: names no host; {_EXPECTED}")
+    return hosts
+
+
+def place(hosts: Sequence[Host], num_servers: int, num_workers: int) -> tuple[list[Host], list[Host]]:
+    """(hosts of the servers, hosts of the workers): round robin over the hosts, servers first, as launch.py has it; a
+    host with slots=N takes no more than N workers. Raises ValueError where there are fewer slots than workers."""
+    servers = [hosts[number % len(hosts)] for number in range(num_servers)]
+    workers: list[Host] = []
+    left = [host.slots or num_workers for host in hosts]
+    if sum(left) < num_workers:
+        raise ValueError(
+            f"-n {num_workers}, but the host file has slots for {sum(left)} workers: name more hosts or slots, or "
+            "leave slots= away"
+        )
+    at = num_servers % len(hosts)
+    while len(workers) < num_workers:
+        if left[at]:
+            left[at] -= 1
+            workers.append(hosts[at])
+        at = (at + 1) % len(hosts)
+    return servers, workers
+
+
+def address(host: Host) -> str:
+    """The IPv4 address that its name has on this host. Raises ValueError."""
+    try:
+        return socket.gethostbyname(host.name)
+    except OSError as error:
+        raise ValueError(
+            f"host {host.name} of the host file: {error.strerror}; write its address, or put its name into /etc/hosts"
+        ) from None
+
+
+def own_address(hosts: Sequence[Host]) -> str:
+    """The address by which those hosts reach this one: that from which packets to the first of the others would leave;
+    where there is no other, that of the first."""
+    others = [host for host in hosts if not host.is_here]
+    if not others:
+        return address(hosts[0])
+    return source_address(address(others[0]))
+
+
+def source_address(destination: str) -> str:
+    """The address from which this host's packets to that one would leave; nothing is sent. Raises ValueError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.connect((destination, 9))
+        except OSError as error:
+            raise ValueError(f"this host does not reach {destination}: {error.strerror}; see `ip route`") from None
+        return trial.getsockname()[0]

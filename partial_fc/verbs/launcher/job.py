@@ -1,0 +1,191 @@
+"""The processes of a job, before any of them is started: who they are, where they run, what they are told."""
+
+import fnmatch
+import functools
+import os
+import random
+import secrets
+import shlex
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from partial_fc.verbs.doctor.hosts import Host
+from partial_fc.verbs.launcher import host_file, shell
+from partial_fc.verbs.launcher.options import OURS, LaunchOptions
+
+SECRET = "PARTIAL_FC_SECRET"  # of the ranks that meet (comm/strangers/gate.py)
+LAUNCHER = "PARTIAL_FC_LAUNCHER"  # tells a torch rank what has started it, for messages (comm/launch/detect.py)
+
+# What other hosts get of the environment here; they have their own HOME, LANG and the like.
+_FORWARDED = (
+    *("DMLC_*", "PS_*", "MXNET_*", "OMP_*", "MKL_*", "KMP_*", "NCCL_*", "GLOO_*", "TORCH_*", "PYTORCH_*"),
+    *("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "PARTIAL_FC_ADMIT", "PARTIAL_FC_TRACE"),
+)
+# launch.py forwards them too, for data on S3. They are on no command line.
+_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+_NOT_FORWARDED = OURS | {"DMLC_NODE_HOST", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"}
+# Below the ports that Linux gives to outgoing connections (32768 and up), above what services use.
+_PORTS = range(12000, 32000)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process. place: its host, of the host file."""
+
+    role: str
+    number: int
+    place: Host
+    variables: dict[str, str]
+
+    @property
+    def host(self) -> Host | None:
+        """The host to be reached over ssh; None: it is this one."""
+        return None if _here(self.place) else self.place
+
+    @property
+    def name(self) -> str:
+        """worker 1; for the only scheduler, scheduler."""
+        return self.role if self.role == "scheduler" else f"{self.role} {self.number}"
+
+    def prepare(self, addresses: Sequence[str], folder: str) -> list[str]:
+        """Lines for a shell before COMMAND. addresses: of all hosts. folder: to work in; "": where the shell begins."""
+        lines = shell.exports(self.variables)
+        if self.host is not None:
+            lines.append(f"export PATH={shlex.quote(os.environ.get('PATH', os.defpath))}:$PATH")
+        return [*lines, *(shell.change_to(folder) if folder else []), *own_interface(self.variables, addresses)]
+
+
+def own_interface(variables: Mapping[str, str], addresses: Sequence[str]) -> list[str]:
+    """Lines that make a host use, of its networks, that of its address in the host file. MXNet takes the first it has,
+    Gloo that of the host's own name, 127.0.1.1 on Debian."""
+    if "DMLC_ROLE" in variables:
+        if "DMLC_NODE_HOST" in variables:
+            return []
+        # ps-lite looks at DMLC_NODE_HOST first: beside it DMLC_INTERFACE would have no effect.
+        lines = ["unset DMLC_NODE_HOST"]
+        if not variables.get("DMLC_INTERFACE") and variables["DMLC_ROLE"] != "scheduler":
+            lines += shell.own_address(addresses, "export DMLC_NODE_HOST=$address")
+        return lines
+    if "GLOO_SOCKET_IFNAME" in variables:
+        return []
+    device = "$(ip -o -4 address show to $address/32 | awk '{ print $2; exit }')"
+    return shell.own_address(addresses, f"export GLOO_SOCKET_IFNAME={device}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be started. addresses: of its hosts, as they know each other."""
+
+    tasks: list[Task]
+    addresses: dict[Host, str]
+
+
+def plan(options: LaunchOptions, command: Sequence[str], environ: Mapping[str, str] = os.environ) -> Plan:
+    """The scheduler, the servers and the workers; without servers, the ranks of a torch job. (Under sge only the
+    scheduler's host is known, and the others' is of no meaning.) Raises ValueError."""
+    num_servers = options.servers(command)
+    hosts = host_file.read(options.hostfile) if options.hostfile else [Host("127.0.0.1")]
+    given = options.variables(environ)
+    common = forwarded(environ) | {"PYTHONUNBUFFERED": "1"} | given[""]  # lines arrive when they are printed
+    interface = common.get("DMLC_INTERFACE", "")
+    own = _own_address(options, hosts, interface if num_servers else "")
+    addresses = {host: _address(host, own) for host in hosts}
+    servers, workers = host_file.place(hosts, num_servers, options.num_workers)
+    if not num_servers:
+        return Plan(_ranks(hosts, workers, addresses, common | given["worker"], interface), addresses)
+    root = common.get("DMLC_PS_ROOT_URI", own)
+    common |= {
+        "DMLC_PS_ROOT_URI": root,
+        "DMLC_PS_ROOT_PORT": common.get("DMLC_PS_ROOT_PORT") or str(_free_port(root)),
+        "DMLC_NUM_SERVER": str(num_servers),
+        "DMLC_NUM_WORKER": str(options.num_workers),
+        "DMLC_JOB_CLUSTER": options.launcher,
+    }
+    tasks = [Task("scheduler", 0, Host(""), {**common, "DMLC_ROLE": "scheduler", "DMLC_TASK_ID": "0"})]
+    for role, places in (("server", servers), ("worker", workers)):
+        for number, host in enumerate(places):
+            variables = {**common, "DMLC_ROLE": role, "DMLC_TASK_ID": str(number), **given[role]}
+            if not interface and addresses[host].startswith("127."):
+                # This host alone: nobody else may speak to servers, which unpickle what they receive.
+                variables.setdefault("DMLC_NODE_HOST", addresses[host])
+            tasks.append(Task(role, number, host, variables))
+    return Plan(tasks, addresses)
+
+
+def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
+    """What of the environment here goes to other hosts."""
+    patterns = (*_FORWARDED, *_CREDENTIALS)
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _NOT_FORWARDED and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    }
+
+
+def is_secret(name: str) -> bool:
+    return any(word in name.upper() for word in ("KEY", "SECRET", "TOKEN", "PASSWORD"))
+
+
+def _ranks(
+    hosts: list[Host], workers: list[Host], addresses: dict[Host, str], common: dict[str, str], interface: str
+) -> list[Task]:
+    """Workers of a torch job: the ranks of a host follow one another."""
+    used = [host for host in dict.fromkeys(hosts) if host in workers]
+    master = common.get("MASTER_ADDR", addresses[used[0]])
+    port = common.get("MASTER_PORT") or str(_free_port(master) if _here(used[0]) else random.choice(_PORTS))
+    common = {**common, "MASTER_ADDR": master, "MASTER_PORT": port, LAUNCHER: "partial-fc launch"}
+    common[SECRET] = secrets.token_hex(32)
+    if interface:
+        common = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}", **common}
+    elif master.startswith("127."):
+        common = {"GLOO_SOCKET_IFNAME": "lo", **common}
+    tasks: list[Task] = []
+    for host in used:
+        num = workers.count(host)
+        for local in range(num):
+            who = {"RANK": len(tasks), "WORLD_SIZE": len(workers), "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": num}
+            variables = common | {name: str(value) for name, value in who.items()}
+            tasks.append(Task("worker", len(tasks), host, variables))
+    return tasks
+
+
+@functools.cache
+def _here(host: Host) -> bool:
+    return host.is_here and host.ssh_port is None
+
+
+def _own_address(options: LaunchOptions, hosts: Sequence[Host], interface: str) -> str:
+    """Where the scheduler, which is here, listens."""
+    if interface:
+        from partial_fc.comm.launch.interface import addresses  # whose package takes long to import
+
+        found = addresses()
+        if not found.get(interface):
+            usable = ", ".join(f"{name} ({ip})" for name, ip in found.items() if ip)
+            raise ValueError(
+                f"DMLC_INTERFACE={interface}: {socket.gethostname()}, where the scheduler is to listen, has "
+                f"no such interface with an IPv4 address; there are {usable}"
+            )
+        return found[interface]
+    if options.launcher in ("sge", "yarn"):
+        return host_file.source_address("198.51.100.1")  # any: where the default route leads
+    return host_file.own_address(hosts)
+
+
+def _address(host: Host, own: str) -> str:
+    """As the other hosts know it: the host file may call this one localhost."""
+    found = host_file.address(host)
+    return own if found.startswith("127.") else found
+
+
+def _free_port(address: str) -> int:
+    """One of this host. Raises ValueError where the address is not its own."""
+    try:
+        with socket.create_server((address, 0)) as trial:
+            return trial.getsockname()[1]
+    except OSError as error:
+        raise ValueError(
+            f"{socket.gethostname()} cannot listen at {address}: {(error.strerror or '').partition(' (')[0]}; "
+            "it is to be an address of this host (`ip address`), where the scheduler, or rank 0, runs"
+        ) from None

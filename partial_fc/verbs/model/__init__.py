@@ -1,0 +1,1 @@
+"""What one does with a trained model: embed, evaluate, search, classify, convert."""

@@ -1,0 +1,82 @@
+"""`partial-fc classify`: the class centres that are nearest to an image.
+
+N images, M classes of a part of the centres, K nearest ones, D feature width.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from partial_fc import terminal
+from partial_fc.checkpoint.read import Checkpoint, open_with_centres
+from partial_fc.checkpoint.rows_now import rows_now
+from partial_fc.comm import SingleWorld
+from partial_fc.comm.device import device_type
+from partial_fc.embedding.load import from_checkpoint
+from partial_fc.embedding.on_ranks import embedded, why_bad
+from partial_fc.embedding.sources import open_images
+from partial_fc.verbs.model.embed_options import ClassifyOptions
+
+_CLASSES_AT_ONCE = 65536
+
+
+def classify(options: ClassifyOptions) -> int:
+    """Prints; returns the exit status: 1 where an image cannot be used."""
+    if not options.images:
+        raise ValueError("IMAGES is missing: image files, a folder, a list or a .rec")
+    if options.checkpoint.is_file():
+        raise ValueError(
+            f"{options.checkpoint} is a file, without class centres: give the checkpoint, step-N, or the run's folder"
+        )
+    stored = open_with_centres(options.checkpoint)
+    model = from_checkpoint(stored, flip=options.flip).model().to(device_type(options.device))  # type: ignore[arg-type]
+    source = open_images(options.images)
+    print(f"{model}; {stored.manifest['num_classes']:,} classes")
+    parts = list(embedded(model, source, SingleWorld()))
+    cosine_NK, class_NK = nearest(np.concatenate([part.row_ID for part in parts]), stored, options.top)
+    names = stored.class_names
+    bad = {index for part in parts for index in part.bad}
+    for index in range(len(source)):
+        if index in bad:
+            print(f"{why_bad(source, index)}")
+            continue
+        print(source.key(index))
+        for cosine, number in zip(cosine_NK[index].tolist(), class_NK[index].tolist(), strict=True):
+            if cosine > -1.5:
+                print(f"  {cosine:7.4f}  {f'{names[number]} (class {number})' if names else f'class {number}'}")
+    return 1 if bad else 0
+
+
+def nearest(row_ND: NDArray[np.float32], stored: Checkpoint, top: int) -> tuple[Tensor, Tensor]:
+    """(cosines, class numbers) of the `top` nearest classes of each embedding, (N, K), falling. Of several centres of a
+    class the nearest counts. One file's centres at a time are in memory. Raises ValueError where no class has a centre.
+    """
+    row = torch.from_numpy(row_ND)
+    cosine_NK, class_NK = row.new_empty(len(row), 0), torch.empty(len(row), 0, dtype=torch.int64)
+    for centres, class_M in stored_centres(stored):
+        centre_MRD = centres.float().reshape(len(class_M), -1, row.shape[1])  # R of a class
+        length_MR1 = centre_MRD.norm(dim=2, keepdim=True)
+        # One that was never made has no direction.
+        cosine_MRN = torch.where(length_MR1 > 0, (centre_MRD / length_MR1) @ row.T, -torch.inf)
+        cosine_NM = cosine_MRN.amax(1).T
+        cosine_NK = torch.cat((cosine_NK, cosine_NM), dim=1)
+        class_NK = torch.cat((class_NK, class_M.expand(len(row), -1)), dim=1)
+        cosine_NK, at_NK = cosine_NK.topk(min(top, cosine_NK.shape[1]))
+        class_NK = class_NK.gather(1, at_NK)
+    if not bool((cosine_NK > -torch.inf).any()) and not bool(row.isnan().all()):
+        raise ValueError(f"{stored.where}: no step has touched any class: there are no centres to compare with")
+    return cosine_NK, class_NK
+
+
+def stored_centres(stored: Checkpoint) -> Iterator[tuple[Tensor, Tensor]]:
+    """(centres after all steps, class numbers) of the classes that have some, a block at a time."""
+    with terminal.bar(total=stored.manifest["num_classes"], unit="class", desc="centres", leave=False) as bar:
+        for part in rows_now(stored).parts():
+            centres, class_N = part.tensors["centres"], part.class_N
+            for begin in range(0, len(class_N), _CLASSES_AT_ONCE):
+                block = slice(begin, begin + _CLASSES_AT_ONCE)
+                yield centres[block], class_N[block]
+            bar.update(part.stop - part.start)

@@ -1,0 +1,193 @@
+"""`partial-fc convert`: backbones between MXNet's files and ours, with a comparison of the embeddings."""
+
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from partial_fc.checkpoint.files import save_tensors
+from partial_fc.foreign import mxnet_backbone, mxnet_ndarray, mxnet_symbol, torch_file
+from partial_fc.foreign.backbone_weights import read_weights
+from partial_fc.foreign.mxnet_backbone import State, network_of
+from partial_fc.foreign.mxnet_symbol import Graph
+from partial_fc.foreign.networks import Network
+from partial_fc.foreign.state_dicts import check_fits
+from partial_fc.models.inputs import FACE
+from partial_fc.models.iresnet import IResNet
+from partial_fc.verbs.model.convert_options import ConvertOptions
+
+_PARAMS = re.compile(r"(.+)-\d{4}\.params")
+_TORCH = (".pt", ".pth")
+_KINDS = "PREFIX-0000.params (MXNet), .safetensors (this trainer), .pt or .pth (arcface_torch)"
+_NUM_IMAGES = 4
+_SMALLEST_COSINE = 1 - 1e-8  # that of no fixed gamma is .995, of no scale .999998, of no epsilon .9999999
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What is converted: the state dict of our network, and its embeddings as the source gives them."""
+
+    state: State
+    network: Network
+    notes: list[str]
+    # By who computes them: uint8 images -> embeddings.
+    embed: dict[str, Callable[[Tensor], Tensor]]
+
+
+def convert(options: ConvertOptions) -> None:
+    """Raises ValueError where a file is of another network, damaged, or there already."""
+    source, output = options.source, options.output
+    kinds = [_kind(path) for path in (source, output)]
+    if kinds == ["mxnet", "mxnet"]:
+        raise ValueError(f"{source} and {output} are both MXNet's: there is nothing to convert")
+    if options.symbol and kinds[0] != "mxnet":
+        raise ValueError(f"--symbol goes with a .params file; SOURCE is {source}")
+    paths = [output, *([_symbol_path(output)] if kinds[1] == "mxnet" else [])]
+    for path in paths:
+        if path.exists():
+            raise ValueError(f"{path} is there already; remove it, or choose another name")
+    found = _read_mxnet(options) if kinds[0] == "mxnet" else _read_torch(options)
+    network = found.network
+    print(f"{source}: {network.name}, embedding {network.embedding_size}, images {network.image_size}")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    # Under their names only once they are found right.
+    with tempfile.TemporaryDirectory(prefix=".convert-", dir=output.parent) as folder:
+        written = [Path(folder) / path.name for path in paths]
+        if kinds[1] == "mxnet":
+            arrays, notes = mxnet_backbone.to_mxnet(found.state, network, source)
+            mxnet_ndarray.write(written[0], arrays)
+            model = network.build("meta")
+            assert isinstance(model, IResNet)
+            written[1].write_text(mxnet_symbol.symbol_json(model), encoding="utf-8")
+        else:
+            notes = found.notes
+            _write_torch(found, written[0], source)
+        for note in notes:
+            print(f"  {note}")
+        _compare(found, written, output)
+        for path, name in zip(written, paths, strict=True):
+            path.replace(name)
+    print(f"written: {', '.join(map(str, paths))}")
+
+
+def _kind(path: Path) -> str:
+    if path.suffix == ".params":
+        if not _PARAMS.fullmatch(path.name):
+            raise ValueError(f"{path}: expected PREFIX-0000.params, the name that MXNet's load_checkpoint looks for")
+        return "mxnet"
+    if path.suffix == ".safetensors" or path.suffix in _TORCH:
+        return "torch"
+    raise ValueError(f"{path}: what kind of file is {path.suffix or 'it'}? Expected {_KINDS}")
+
+
+def _symbol_path(params: Path) -> Path:
+    match = _PARAMS.fullmatch(params.name)
+    assert match is not None
+    return params.with_name(f"{match[1]}-symbol.json")
+
+
+# ---- reading
+
+
+def _read_mxnet(options: ConvertOptions) -> _Source:
+    path, symbol = options.source, options.symbol
+    if symbol is None and _symbol_path(path).exists():
+        symbol = _symbol_path(path)
+    graph = mxnet_symbol.read(symbol) if symbol else Graph()
+    arrays = mxnet_ndarray.read(path)
+    network = network_of(arrays, path, options.image_size)
+    state, notes = mxnet_backbone.from_mxnet(arrays, network, graph, path)
+    if symbol is None:
+        notes.insert(0, "no symbol beside it: taken for the graph of InsightFace's recipe")
+
+    def as_mxnet(image_B3HW: Tensor) -> Tensor:
+        return mxnet_backbone.embed_as_mxnet(arrays, network, graph, image_B3HW, path)
+
+    return _Source(state, network, notes, {"torch with MXNet's rules": as_mxnet, **_mxnet_itself(symbol, path)})
+
+
+def _read_torch(options: ConvertOptions) -> _Source:
+    path = options.source
+    state, contract = read_weights(path)
+    image_size, said = options.image_size, contract.get("image_size", "")
+    if image_size is None and said.isdecimal():
+        image_size = int(said)
+    network = network_of(state, path, image_size)
+    check_fits(state, network.build("meta").state_dict(), path, network.name)
+    state = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
+    return _Source(state, network, [], {"torch": lambda image: mxnet_backbone.embed(state, network, image)})
+
+
+def _mxnet_itself(symbol: Path | None, params: Path) -> dict[str, Callable[[Tensor], Tensor]]:
+    """MXNet as one that computes embeddings; none where it is not installed, or has no symbol."""
+    if symbol is None:
+        return {}
+    try:
+        from partial_fc.mxnet.embed import embed
+    except ModuleNotFoundError as error:
+        print(f"note: not compared with MXNet itself: {error}")
+        return {}
+    return {f"MXNet with {symbol.name}": lambda image: embed(symbol, params, image)}
+
+
+# ---- writing, and comparing
+
+
+def _write_torch(found: _Source, path: Path, source: Path) -> None:
+    if path.suffix in _TORCH:
+        torch.save(found.state, path)
+        return
+    network = found.network
+    contract = {
+        "network": network.name,
+        "embedding_size": str(network.embedding_size),
+        "image_size": str(network.image_size),
+        "output": "float32 (N, embedding_size), not normalised",
+        **FACE.facts(),
+        "made_from": source.name,
+    }
+    save_tensors(found.state, path, contract)
+
+
+def _compare(found: _Source, written: list[Path], output: Path) -> None:
+    """Embeds random images with what is converted and with what was written, and prints the smallest cosine. Raises
+    ValueError where it is too small."""
+    network = found.network
+    shape = (_NUM_IMAGES, 3, network.image_size, network.image_size)
+    image_B3HW = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    path = written[0]
+    after: dict[str, Callable[[Tensor], Tensor]]
+    if path.suffix == ".params":
+        arrays = mxnet_ndarray.read(path)
+
+        def as_mxnet(image: Tensor) -> Tensor:
+            return mxnet_backbone.embed_as_mxnet(arrays, network, mxnet_symbol.read(written[1]), image, output)
+
+        after = {"torch with MXNet's rules": as_mxnet, **_mxnet_itself(written[1], path)}
+    else:
+        state = load_file(path) if path.suffix == ".safetensors" else torch_file.load(path)
+        after = {"torch": lambda image: mxnet_backbone.embed(state, network, image)}
+    before_BD = {who: embed(image_B3HW) for who, embed in found.embed.items()}
+    for who, feat_BD in before_BD.items():
+        if not bool(torch.isfinite(feat_BD).all()):
+            raise ValueError(
+                f"{who} gives embeddings that are not finite, so there is nothing to compare with: the network has "
+                "diverged, or was never trained"
+            )
+    after_BD = {who: embed(image_B3HW) for who, embed in after.items()}
+    for one, feat_BD in before_BD.items():
+        for other, again_BD in after_BD.items():
+            smallest = cosine_similarity(feat_BD, again_BD, eps=0.0).min().item()
+            print(f"  {_NUM_IMAGES} random images, {one} and then {other}: smallest cosine {smallest:.8f}")
+            if not smallest >= _SMALLEST_COSINE:
+                raise ValueError(
+                    f"the embeddings differ: smallest cosine {smallest:.8f} between {one} before and {other} after; "
+                    f"{output} is not written. Is the symbol that of these arrays (--symbol), and the image size "
+                    f"{network.image_size} right?"
+                )

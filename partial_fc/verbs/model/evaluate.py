@@ -1,0 +1,258 @@
+"""`partial-fc evaluate`: how well a trained model tells pairs apart, and the threshold to use."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import partial_fc
+from partial_fc.checkpoint.files import as_json
+from partial_fc.checkpoint.folders import is_step, newest
+from partial_fc.comm import World
+from partial_fc.data.decode import decode
+from partial_fc.embedding.model import EmbeddingModel
+from partial_fc.evaluate import pictures, roc
+from partial_fc.evaluate.roc import Roc
+from partial_fc.evaluate.verification import Verification, accuracy_values, check_pairs, fold_accuracy
+from partial_fc.findings import check_writable
+from partial_fc.verbs.model import ijb as janus
+from partial_fc.verbs.model.embed_table import embed_together
+from partial_fc.verbs.model.evaluate_options import EvaluateOptions
+from partial_fc.verbs.model.pair_list import PairList, read_pair_list
+from partial_fc.verbs.on_ranks import on_ranks
+
+FALSE_ACCEPT_RATES = ("1e-1", "1e-2", "1e-3", "1e-4", "1e-5", "1e-6")
+_ACROSS = 5  # pairs in a row of the picture
+_HEAD = (
+    f"  {'threshold':14}{'cosine >=':>11}{'squared distance <=':>21}{'right':>9}{'same accepted':>15}{'different':>11}"
+)
+
+
+@dataclass
+class Judged:
+    """A set after the model has seen it. values: by name, without the set's. pixels, caption: of a pair, for the
+    picture; None where there are none."""
+
+    name: str
+    distance_N: NDArray[np.float64]
+    same_N: NDArray[np.bool_]
+    roc: Roc
+    values: dict[str, float]
+    pixels: Callable[[int], tuple[pictures.Pixels, pictures.Pixels]] | None = None
+    caption: Callable[[int], list[str]] = lambda pair: []
+
+
+def evaluate(options: EvaluateOptions) -> None:
+    on_ranks("partial-fc evaluate", options.launch, lambda world, device: _evaluate(options, world, device))
+
+
+def output_folder(out: Path | None, model: Path, name: str) -> Path:
+    """Where a verb writes what it found of a model: --out, or beside the model, but not among checkpoints; made where
+    it is not there. ValueError where it cannot be."""
+    beside = model if model.is_dir() else model.parent
+    if is_step(beside):
+        beside = beside.parent
+    if newest(beside):
+        beside = beside.parent
+    folder = out or beside / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be made: {error.strerror}; --out says where to write") from None
+    check_writable(folder / "any")
+    return folder
+
+
+def _evaluate(options: EvaluateOptions, world: World, device: torch.device) -> None:
+    folder = output_folder(options.out, options.model, "evaluation") if world.rank == 0 else None
+    model = partial_fc.load(options.model, device, image_size=options.image_size, flip=options.flip)
+    if folder:
+        print(model, flush=True)
+    judged = []
+    for path in options.sets:
+        make = _judge_bin if path.suffix == ".bin" else _judge_list
+        judged.append(make(path, model, options, world))
+        if folder:
+            print("\n".join(_lines(judged[-1])), flush=True)
+    if options.ijb is not None:
+        judged.append(_judge_ijb(options.ijb, model, options, world, device))
+        if folder:
+            print("\n".join(_lines(judged[-1])), flush=True)
+    if folder:
+        together = _together([one for one in judged if one.pixels])
+        if together:
+            print("\n".join(("all sets of images together", _HEAD, _row("to use", together.best()))))
+        report = {"model": str(model.source), "flip": model.flip, "sets": {one.name: _report(one) for one in judged}}
+        if together:
+            report["together"] = {"threshold": asdict(together.best())}
+        (folder / "evaluation.json").write_text(as_json(report))
+        _draw(judged, options.show, folder)
+        print(f"written: {folder}")
+
+
+def _judge_bin(path: Path, model: EmbeddingModel, options: EvaluateOptions, world: World) -> Judged:
+    one = Verification(path, model.image_size, options.batch_size, flip=model.flip)
+    values = dict(one.run(model.forward, world))
+    assert one.roc is not None
+
+    def pixels(pair: int) -> tuple[pictures.Pixels, pictures.Pixels]:
+        return decode(one.images[2 * pair]), decode(one.images[2 * pair + 1])
+
+    kept = {key.partition("/")[2]: value for key, value in values.items() if "tar@" not in key}
+    return Judged(one.name, one.distance_N, one.same_N, one.roc, kept | _tar(one.roc), pixels)
+
+
+def _judge_list(path: Path, model: EmbeddingModel, options: EvaluateOptions, world: World) -> Judged:
+    name, pairs = path.stem, _read_together(path, options.root, world)
+    row_ND = embed_together(model, pairs.images, world, options.batch_size, name)
+    difference = (row_ND[pairs.first_N] - row_ND[pairs.second_N]).astype(np.float64)
+    distance_N = np.einsum("nd,nd->n", difference, difference)
+    accuracy = fold_accuracy(distance_N, pairs.same_N)
+    curve = Roc.from_distances(distance_N, pairs.same_N, accuracy.mean)
+    values = {key.partition("/")[2]: value for key, value in accuracy_values(name, accuracy)}
+
+    def read(index: int) -> pictures.Pixels:
+        return decode(pairs.images.read_file(index))
+
+    def pixels(pair: int) -> tuple[pictures.Pixels, pictures.Pixels]:
+        return read(int(pairs.first_N[pair])), read(int(pairs.second_N[pair]))
+
+    def caption(pair: int) -> list[str]:
+        return [pairs.images.where(int(which[pair])) for which in (pairs.first_N, pairs.second_N)]
+
+    return Judged(name, distance_N, pairs.same_N, curve, values | _tar(curve), pixels, caption)
+
+
+def _read_together(path: Path, root: Path | None, world: World) -> PairList:
+    """Raises ValueError on all ranks where one cannot read it, or reads something else."""
+    pairs, problem = None, None
+    try:
+        pairs = read_pair_list(path, root)
+        check_pairs(path, pairs.same_N)
+    except (ValueError, OSError) as error:
+        problem = error
+    digest = -1 if problem or pairs is None else pairs.digest()
+    digest_W = world.all_gather(torch.tensor([digest]), name=f"evaluate/{path.stem}/opened").tolist()
+    if problem:
+        raise problem
+    assert pairs is not None
+    for rank, other in enumerate(digest_W):
+        if other != digest:
+            what = "cannot read it, see there" if other < 0 else "reads other pairs or names there"
+            raise ValueError(f"{path}: rank {rank} {what}")
+    return pairs
+
+
+def _judge_ijb(
+    folder: Path, model: EmbeddingModel, options: EvaluateOptions, world: World, device: torch.device
+) -> Judged:
+    ijb = janus.Ijb(folder, options.target, model.image_size)
+    feat_ND = embed_together(
+        model, ijb.images, world, options.batch_size, options.target, unit=not options.feature_length
+    )
+    if options.detector_score:
+        feat_ND *= ijb.score_N[:, None]
+    template_TD = janus.pool(feat_ND, ijb.template_N, ijb.media_N)
+    distance_M = janus.verify(template_TD, ijb, world)
+    curve = Roc.from_distances(distance_M, ijb.same_M, None)
+    values = dict(janus.values_1_1(curve, options.target))
+    if ijb.galleries:
+        values |= dict(janus.values_1_n(template_TD, ijb, world, device))
+    elif world.rank == 0:
+        print(f"{folder / 'meta'} has no lists for 1:N (..._1N_gallery_*.csv, ..._1N_probe_mixed.csv): 1:1 only")
+    return Judged(
+        options.target, distance_M, ijb.same_M, curve, {key.partition("/")[2]: v for key, v in values.items()}
+    )
+
+
+def _tar(curve: Roc) -> dict[str, float]:
+    return {f"tar@far={far}": curve.tar_at(float(far)) for far in FALSE_ACCEPT_RATES}
+
+
+def _together(judged: Sequence[Judged]) -> Roc | None:
+    """The pairs of all sets as one, where there are several."""
+    if len(judged) < 2:
+        return None
+    distance_N = np.concatenate([one.distance_N for one in judged])
+    return Roc.from_distances(distance_N, np.concatenate([one.same_N for one in judged]), None)
+
+
+def _thresholds(curve: Roc) -> dict[str, roc.Threshold]:
+    """At each FAR that the set is large enough for."""
+    found = {far: curve.threshold_at(float(far)) for far in FALSE_ACCEPT_RATES}
+    return {far: threshold for far, threshold in found.items() if threshold}
+
+
+def _report(one: Judged) -> dict[str, Any]:
+    return {
+        "pairs": len(one.same_N),
+        "same": one.roc.num_genuine,
+        "values": one.values,
+        "threshold": asdict(one.roc.best()),
+        "threshold_at_far": {far: asdict(threshold) for far, threshold in _thresholds(one.roc).items()},
+    }
+
+
+def _lines(one: Judged) -> list[str]:
+    values = one.values
+    lines = [f"{one.name}: {len(one.same_N):,} pairs, {one.roc.num_genuine:,} of them the same"]
+    if "accuracy" in values:
+        lines.append(
+            f"  accuracy {values['accuracy']:.2%} +- {values['accuracy_std']:.2%} over ten folds; 95 % interval "
+            f"{values['accuracy_low']:.2%} to {values['accuracy_high']:.2%}"
+        )
+    thresholds = _thresholds(one.roc)
+    lines.append(_HEAD)
+    if "accuracy" in values:  # IJB's pairs are nearly all of different ones: there FAR must choose
+        lines.append(_row("to use", one.roc.best()))
+    lines += [_row(f"for FAR {far}", threshold) for far, threshold in thresholds.items()]
+    few = [far for far in FALSE_ACCEPT_RATES if far not in thresholds]
+    if few:
+        lines.append(f"  FAR {few[0]} and less cannot be told from {one.roc.num_impostors:,} pairs of different ones")
+    galleries = {key.partition("/")[0]: None for key in values if "/rank1" in key}
+    lines += [f"  1:N, gallery {name}: {_ranks_text(values, name)}" for name in galleries]
+    return lines
+
+
+def _ranks_text(values: dict[str, float], name: str) -> str:
+    keys = [*(f"rank{rank}" for rank in janus.RANKS), "tpir@fpir=1e-1", "tpir@fpir=1e-2"]
+    shares = {key: values[f"{name}/{key}"] for key in keys}
+    return ", ".join(f"{key} {'not measured' if np.isnan(x) else f'{x:.2%}'}" for key, x in shares.items())
+
+
+def _row(what: str, t: roc.Threshold) -> str:
+    """Of the table of thresholds, whose head is _HEAD."""
+    return f"  {what:14}{t.cosine:>11.4f}{t.distance:>21.4f}{t.accuracy:>9.2%}{t.tar:>15.2%}{t.far:>11.4%}"
+
+
+def _draw(judged: list[Judged], show: int, folder: Path) -> None:
+    roc.plot({one.name: one.roc for one in judged}, folder / "roc.png", marked=True)
+    pictures.plot_similarities(
+        {one.name: (one.distance_N, one.same_N, one.roc) for one in judged}, folder / "similarities.png"
+    )
+    for one in judged:
+        if show and one.pixels is not None:
+            pictures.write_png(folder / f"worst_pairs_{one.name}.png", _worst_pairs(one, show))
+
+
+def _worst_pairs(one: Judged, show: int) -> pictures.Pixels:
+    """Of different ones the most similar, of the same the least similar; those that the threshold judges wrongly have
+    a red bar."""
+    assert one.pixels is not None
+    best, parts = one.roc.best(), []
+    for kind, which, sign in (("different, yet similar", ~one.same_N, 1), ("the same, yet dissimilar", one.same_N, -1)):
+        pairs = np.flatnonzero(which)
+        pairs = pairs[np.argsort(sign * one.distance_N[pairs], kind="stable")][:show]
+        wrong = (one.distance_N <= best.distance) != one.same_N
+        tiles = []
+        for pair in pairs.tolist():
+            lines = [f"pair {pair}  cosine {1 - one.distance_N[pair] / 2:.3f}", *one.caption(pair)]
+            images = [pictures.tile(image) for image in one.pixels(pair)]
+            tiles.append(pictures.captioned(images, lines, pictures.RED if wrong[pair] else None))
+        title = f"{kind}: {int((wrong & which).sum()):,} of {int(which.sum()):,} wrong at cosine {best.cosine:.4f}"
+        parts.append((title, tiles))
+    return pictures.sheet(parts, _ACROSS)

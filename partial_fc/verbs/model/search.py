@@ -1,0 +1,205 @@
+"""`partial-fc search`: whose image is it? Each probe is searched in a gallery."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import partial_fc
+from partial_fc.checkpoint.files import as_json
+from partial_fc.comm import World
+from partial_fc.data import Source, npy, open_on_all, open_source
+from partial_fc.data.sample import still
+from partial_fc.embedding.images import pixels_of
+from partial_fc.embedding.model import EmbeddingModel
+from partial_fc.evaluate import pictures
+from partial_fc.evaluate.identification import FALSE_POSITIVE_RATES, Found, search
+from partial_fc.findings import counted
+from partial_fc.verbs.model.embed_table import embed_together
+from partial_fc.verbs.model.evaluate import output_folder
+from partial_fc.verbs.model.evaluate_options import SearchOptions
+from partial_fc.verbs.on_ranks import on_ranks
+
+_SHOWN = 5  # neighbours of a probe in the picture
+_ROWS = 4  # probes of a kind in the picture
+
+
+@dataclass
+class Labelled:
+    """Embeddings with their classes. names: of the classes, of the first ones at least; source: the images, None:
+    there are none."""
+
+    path: Path
+    row_ND: NDArray[np.float32]
+    label_N: NDArray[np.int64]
+    names: list[str] | None
+    source: Source | None
+
+    def class_of(self, index: int) -> str:
+        return _name(self.names, int(self.label_N[index]))
+
+
+def search_faces(options: SearchOptions) -> None:
+    on_ranks("partial-fc search", options.launch, lambda world, device: _search(options, world, device))
+
+
+def _search(options: SearchOptions, world: World, device: torch.device) -> None:
+    folder = output_folder(options.out, options.model, "search") if world.rank == 0 else None
+    model = partial_fc.load(options.model, device, image_size=options.image_size, flip=options.flip)
+    if folder:
+        print(model, flush=True)
+    gallery = _open(options.gallery, "gallery", model, options, world)
+    probe = gallery if options.probe is None else _open(options.probe, "probe", model, options, world)
+    if gallery.row_ND.shape[1] != probe.row_ND.shape[1]:
+        raise ValueError(
+            f"{gallery.path} has embeddings of {gallery.row_ND.shape[1]} numbers, {probe.path} of "
+            f"{probe.row_ND.shape[1]}; both must come from one model"
+        )
+    gallery_label, probe_label = common_labels(gallery, probe)
+    found = search(
+        probe.row_ND, probe_label, gallery.row_ND, gallery_label, world, device,
+        name="search", is_gallery=options.probe is None, shown=_SHOWN,
+    )  # fmt: skip
+    if not folder:
+        return
+    values = {key.partition("/")[2]: value for key, value in found.values("search")}
+    classes = len(np.unique(gallery_label))
+    mates = int(found.has_mate_P.sum())
+    print(
+        f"gallery {gallery.path}: {counted(len(gallery_label), 'image')}, {counted(classes, 'class')}\n"
+        f"probes {probe.path}: {counted(len(probe_label), 'image')}, {mates:,} of a class in the gallery"
+    )
+    print("\n".join(_lines(values, len(probe_label) - mates)))
+    report: dict[str, Any] = {
+        "model": str(model.source),
+        "flip": model.flip,
+        "gallery": {"path": str(gallery.path), "images": len(gallery_label), "classes": classes},
+        "probe": {"path": str(probe.path), "images": len(probe_label), "with_mate": mates},
+        "values": values,
+    }
+    (folder / "search.json").write_text(as_json(report))
+    if gallery.source and probe.source:
+        picture = _neighbours(found, gallery, probe, gallery_label, probe_label)
+        pictures.write_png(folder / "neighbours.png", picture)
+    else:
+        print("no picture of the neighbours: an .npz has no images")
+    print(f"written: {folder}")
+
+
+def _open(path: Path, name: str, model: EmbeddingModel, options: SearchOptions, world: World) -> Labelled:
+    if path.suffix == ".npz":
+        return read_npz(path)
+    source = open_on_all(lambda: open_source(path), world)
+    row_ND = embed_together(model, source, world, options.batch_size, name)
+    label_N = source.labels()
+    assert label_N is not None  # of what open_source opens
+    return Labelled(path, row_ND, label_N, source.class_names(), source)
+
+
+def read_npz(path: Path) -> Labelled:
+    """What `partial-fc embed` wrote. Raises ValueError for anything else."""
+    try:
+        arrays = npy.read_npz(path)
+        row_ND, label_N = arrays["embeddings"], arrays["labels"]
+        names = [str(name) for name in arrays["class_names"]] if "class_names" in arrays else None
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{path}: {error}; expected what `partial-fc embed` writes: embeddings, labels") from error
+    if row_ND.ndim != 2 or label_N.shape != row_ND.shape[:1] or label_N.dtype.kind not in "iu" or not len(row_ND):
+        raise ValueError(
+            f"{path}: embeddings {row_ND.shape}, labels {label_N.dtype} {label_N.shape}; expected (N, D) and as many "
+            "whole numbers"
+        )
+    row_ND = row_ND.astype(np.float32, copy=False)
+    length_N = np.sqrt(np.einsum("nd,nd->n", row_ND, row_ND))
+    good_N = np.abs(length_N - 1) < 1e-3
+    if not good_N.all():
+        bad = int(good_N.argmin())
+        why = "its image could not be used: embed again without it" if np.isnan(length_N[bad]) else "expected length 1"
+        raise ValueError(
+            f"{path}: embedding {bad} has length {length_N[bad]:g} ({len(row_ND) - good_N.sum()} such); {why}"
+        )
+    return Labelled(path, row_ND, label_N.astype(np.int64), names, None)
+
+
+def common_labels(gallery: Labelled, probe: Labelled) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Labels that mean the same in both: by the classes' names where both have them, else their numbers."""
+    if gallery is probe:
+        return gallery.label_N, probe.label_N
+    if (gallery.names is None) != (probe.names is None):
+        named, numbered = (gallery, probe) if probe.names is None else (probe, gallery)
+        raise ValueError(
+            f"{named.path} names its classes, {numbered.path} has numbers only: which class is which cannot be told; "
+            "take two folders of class folders, or two .rec that were packed with one list of classes"
+        )
+    if gallery.names is None:
+        return gallery.label_N, probe.label_N
+    numbers: dict[str, int] = {}
+    both = []
+    for one in (gallery, probe):
+        labels, place_N = np.unique(one.label_N, return_inverse=True)
+        known = [numbers.setdefault(_name(one.names, label), len(numbers)) for label in labels.tolist()]
+        both.append(np.array(known, np.int64)[place_N])
+    return both[0], both[1]
+
+
+def _name(names: list[str] | None, label: int) -> str:
+    return names[label] if names is not None and 0 <= label < len(names) else f"class {label}"
+
+
+def _lines(values: dict[str, float], num_strangers: int) -> list[str]:
+    lines = [
+        f"  rank-1 (P@1) {values['rank1']:.2%}, 95 % interval {values['rank1_low']:.2%} to {values['rank1_high']:.2%}",
+        f"  rank-5       {values['rank5']:.2%}",
+        f"  mAP@R        {values['map@r']:.2%}",
+    ]
+    measured = [far for far in FALSE_POSITIVE_RATES if np.isfinite(values[f"tpir@fpir={far}"])]
+    lines += [
+        f"  TPIR at FPIR {far}: {values[f'tpir@fpir={far}']:.2%} with cosine > {values[f'threshold@fpir={far}']:.4f}"
+        for far in measured
+    ]
+    if len(measured) < len(FALSE_POSITIVE_RATES):
+        missing = FALSE_POSITIVE_RATES[len(measured)]
+        lines.append(
+            f"  TPIR at FPIR {missing}: {num_strangers:,} probes are of a class that is not in the gallery; "
+            f"{round(1 / float(missing)):,} are needed"
+        )
+    return lines
+
+
+def _neighbours(
+    found: Found, gallery: Labelled, probe: Labelled, gallery_label: NDArray[np.int64], probe_label: NDArray[np.int64]
+) -> pictures.Pixels:
+    """Each probe with its nearest images: green where the class is the probe's."""
+    assert gallery.source is not None
+    assert probe.source is not None
+    top_P = found.cosine_PK[:, 0]
+    kinds = {
+        "wrong, and most sure": np.flatnonzero(found.has_mate_P & (found.rank_P != 1)),
+        "right, and least sure": np.flatnonzero(found.rank_P == 1),
+        "not in the gallery, and nearest to somebody": np.flatnonzero(~found.has_mate_P),
+    }
+    parts = []
+    for kind, probes in kinds.items():
+        sign = 1 if kind.startswith("right") else -1
+        tiles = []
+        for index in probes[np.argsort(sign * top_P[probes], kind="stable")][:_ROWS].tolist():
+            image = _tile(probe.source, index)
+            tiles.append(pictures.captioned([image], ["probe", probe.class_of(index)]))
+            for place, cosine in zip(found.neighbour_PK[index].tolist(), found.cosine_PK[index].tolist(), strict=True):
+                if place < 0:
+                    tiles.append(np.full_like(tiles[-1], 64))
+                    continue
+                right = gallery_label[place] == probe_label[index]
+                image = _tile(gallery.source, place)
+                lines = [f"cos {cosine:.3f}", gallery.class_of(place)]
+                tiles.append(pictures.captioned([image], lines, pictures.GREEN if right else pictures.RED))
+        if tiles:
+            parts.append((f"{kind}: {len(probes):,} of {len(top_P):,} probes", tiles))
+    return pictures.sheet(parts, 1 + _SHOWN)
+
+
+def _tile(source: Source, index: int) -> pictures.Pixels:
+    return pictures.tile(pixels_of(still(source.read(index))))

@@ -1,0 +1,31 @@
+"""`partial-fc report`: the folder of a run -> one HTML page."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from partial_fc.files import replacing
+from partial_fc.verbs.report.page import page
+from partial_fc.verbs.report.run_facts import read_run
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Writes what a run was and what came of it into one HTML file, which a browser opens without a server: result,
+    curves, evaluations, configuration, images, speed, what went wrong. The run may still be under way."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_FOLDER")]
+    """Its --models-root."""
+    out: Path | None = None
+    """The file; none: report.html in the run's folder."""
+
+
+def report(options: ReportOptions) -> None:
+    """Says what it wrote. Raises ValueError for a folder that is no run's."""
+    out = options.out or options.run / "report.html"
+    text = page(read_run(options.run))
+    with replacing(out) as partial:
+        partial.write_text(text, encoding="utf-8")
+    print(f"{out}: {len(text) / 1e6:.1f} MB, opens in any browser")

@@ -1,0 +1,76 @@
+"""The processes of a run on one host, found and killed there: python -m ...torture.victims FOLDER [PID ...]
+
+A run's processes are those of this user that have its folder on their command line. Its ranks are the Python processes
+among them to which a launcher has given a rank, or that train without one; the rest are launchers and shells. With
+numbers of processes: each that is still one of the run's gets SIGKILL. Standard library only; the last line is JSON.
+"""
+
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+MARK = "partial-fc torture: "
+# By which launchers say who a process is (comm/launch/detect.py).
+_RANKS = tuple(
+    name.encode() for name in ("HOROVOD_RANK=", "OMPI_COMM_WORLD_RANK=", "PMI_RANK=", "SLURM_PROCID=", "RANK=")
+)
+# What the keeper of a rank that --restarts has is called (comm/launch/keeper.py): a launcher, it does not train.
+_KEEPER = "partial-fc keep"
+
+
+def processes(folder: str) -> dict[int, bool]:
+    """Number -> whether it is a rank, of the run's processes here."""
+    found: dict[int, bool] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with suppress(OSError):  # it has ended meanwhile, or is another user's
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if entry.stat().st_uid == os.getuid() and _is_of(folder, words):
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if state not in "ZX":
+                    is_keeper = (entry / "comm").read_text().strip() == _KEEPER
+                    found[int(entry.name)] = not is_keeper and _is_rank(words, (entry / "environ").read_bytes())
+    return found
+
+
+def _is_rank(words: list[str], environ: bytes) -> bool:
+    if not os.path.basename(words[0]).startswith("python"):
+        return False
+    if any(variable.startswith(_RANKS) for variable in environ.split(b"\0")):
+        return True
+    began = [os.path.basename(words[1]), *words[2:4]]
+    trains = began[0] == "train.py" or began[:2] == ["partial-fc", "train"] or began == ["-m", "partial_fc", "train"]
+    return trains and not any(word.startswith(("--gpus", "--nodes")) for word in words)
+
+
+def _is_of(folder: str, words: list[str]) -> bool:
+    """Whether a command line names the folder; that of a shell has it within a word. Not those that look for it."""
+    if any("partial_fc.verbs.torture.victims" in word for word in words):
+        return False
+    return any(folder in (word, *word.replace("'", " ").replace("=", " ").split()) for word in words)
+
+
+def kill(folder: str, pids: list[int]) -> list[int]:
+    """Kills those of them that are of the run; returns which those were."""
+    killed = []
+    for pid in pids:
+        if pid in processes(folder):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+    return killed
+
+
+def main(arguments: list[str]) -> None:
+    folder, *numbers = arguments
+    answer: Any = kill(folder, [int(number) for number in numbers]) if numbers else processes(folder)
+    print(f"{MARK}{json.dumps(answer)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

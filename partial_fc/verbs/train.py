@@ -1,0 +1,153 @@
+"""Trains a recipe: `partial-fc train RECIPE --help` lists its flags.
+In a checkout `python train.py` is the same.
+
+one process:
+  partial-fc train face --rec DIR
+two processes, one for each GPU, or on the CPU:
+  partial-fc train face --gpus 2 --rec DIR
+  horovodrun -np 2 -H localhost:2 partial-fc train face --rec DIR
+  torchrun --nproc_per_node=2 -m partial_fc train face --rec DIR
+a recipe of your own, a file with a function main(flags):
+  partial-fc train ./mine.py --rec DIR
+"""
+
+import ast
+import difflib
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+from partial_fc import __version__, errors, output
+from partial_fc.files import make_private
+from partial_fc.printable import clean_stderr
+
+_PACKAGE = Path(__file__).parents[1]
+_CONFIG_BYTES = 1 << 16  # that are looked at
+
+
+def run_and_exit(arguments: list[str], program: str = "partial-fc train") -> NoReturn:
+    """Ends the process with the status of `main`."""
+    output.detach()
+    if os.environ.get("DMLC_ROLE") in ("server", "scheduler"):
+        # MXNet's servers and scheduler have the workers' command line. To import it is all that they do: that returns
+        # not before the job is done, and then ends the process. Without torch, which they do not need.
+        importlib.import_module("partial_fc.mxnet")
+    exit_now(main(arguments, program))
+
+
+def exit_now(status: int) -> NoReturn:
+    """Ends the process; all is written and closed, or has failed.
+
+    Python's own end is skipped: threads of torch.distributed's Gloo that let go of their last tensors just then ask for
+    an interpreter that is gone, and the process ends with SIGABRT (https://github.com/pytorch/pytorch/issues/190489): a
+    finished run counted as failed, seldom, but it did. After a failed collective the backends' own ends may also wait
+    for the ranks that are missing."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    output.drain()
+    os._exit(status)
+
+
+def main(arguments: list[str], program: str = "partial-fc train") -> int:
+    """Runs the recipe that the first argument names, with the others as its flags; returns the exit status.
+
+    program: how the user started it, for messages.
+    """
+    clean_stderr()
+    if not arguments or arguments[0] in ("-h", "--help", "--help-all"):
+        print(usage())
+        return 0
+    if arguments[0] == "--version":
+        print(f"partial-fc {__version__}")
+        return 0
+    name, *flags = arguments
+    if name not in recipes() and (not name.endswith(".py") or _is_config(Path(name))):
+        print(f"{program}: {_no_recipe(name, program)}", file=sys.stderr)
+        return 2
+    from safetensors import SafetensorError
+
+    from partial_fc import comm
+
+    try:
+        make_private()
+        return _recipe(name).main(flags) or 0
+    except errors.UsageError as error:
+        errors.report(f"{program} {name}", error)
+        return 2
+    except (ValueError, FloatingPointError, OSError, SafetensorError, comm.CollectiveError) as error:
+        # The data's mistake, the disk's or the network's.
+        errors.report(f"{program} {name}", error)
+        comm.report_failure(error)
+        return 1
+    except KeyboardInterrupt as error:
+        if comm.detect().local_rank == 0:  # all have got it
+            print(f"{program} {name}: interrupted", file=sys.stderr, flush=True)
+        comm.report_failure(error)
+        return 130
+
+
+def _no_recipe(name: str, program: str) -> str:
+    """What to say of a first word that is no recipe."""
+    path = Path(name)
+    if _is_config(path) or _is_config(path.with_name(f"{path.name}.py")):
+        return f"{name} is a configuration file, not a recipe: {program} face --config {name}"
+    near = difflib.get_close_matches(name.lower(), recipes())
+    question = f"; did you mean {near[0]}?" if near else "."
+    return f"no recipe {name!r}{question} There are {', '.join(recipes())}; or give a file, ./mine.py"
+
+
+def _is_config(path: Path) -> bool:
+    """Whether a file fills an EasyDict, as arcface_torch's configurations do."""
+    if path.suffix != ".py" or not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return b"easydict" in file.read(_CONFIG_BYTES)
+
+
+def usage() -> str:
+    lines = [
+        textwrap.fill(summary, 80, initial_indent=f"  {name:10} ", subsequent_indent=13 * " ")
+        for name, summary in recipes().items()
+    ]
+    return f"{__doc__}\nrecipes:\n" + "\n".join(lines)
+
+
+def recipes() -> dict[str, str]:
+    """Name -> the first line of its docstring, of each file in the folder of recipes that has a `main`. Nothing is
+    imported for that: torch alone would take seconds."""
+    found = {}
+    for path in sorted(_folder().glob("[!_]*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
+            found[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
+    return found
+
+
+def _folder() -> Path:
+    """Inside the package where it was installed, beside it in a checkout."""
+    inside = _PACKAGE / "recipes"
+    return inside if inside.is_dir() else _PACKAGE.parent / "recipes"
+
+
+def _recipe(name: str) -> ModuleType:
+    """name: of a recipe of ours, or a path that ends with .py."""
+    if name.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # where dataclasses look up the types of their fields
+        spec.loader.exec_module(module)
+        return module
+    if _folder().parent == _PACKAGE:
+        return importlib.import_module(f"partial_fc.recipes.{name}")
+    if str(_PACKAGE.parent) not in sys.path:
+        sys.path.insert(0, str(_PACKAGE.parent))
+    return importlib.import_module(f"recipes.{name}")

@@ -1,0 +1,51 @@
+"""`partial-fc bench data`: what it compares, and what it wants."""
+
+import json
+from pathlib import Path
+
+import cv2
+import pytest
+
+from partial_fc.verbs.bench.data import DataOptions, bench_data
+from tests.unit import videos
+from tests.unit.verbs.test_pack import make_images
+
+
+def test_every_stage_of_a_folder_beside_opencv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_images(tmp_path / "photos", [3, 3])
+    bench_data(DataOptions(tmp_path / "photos", image_size=8, images=4, batch_size=2, threads=2, rounds=1, json=True))
+    printed = json.loads(capsys.readouterr().out)
+    sides = {row["side"]: row for row in printed["sides"]}
+    assert {"cv2.imdecode", "read", "decode", "transform", "Loader, 1 thread", "Loader, 2 threads"} <= sides.keys()
+    assert sides["cv2.imdecode"]["ratio"] == 1
+    assert all(row["images_per_s"] > 0 for row in sides.values())
+    assert printed["left_out"] == ["ImageRecordIter of MXNet is left out: it reads .rec files only"]
+
+
+@pytest.mark.parametrize("kind", ["files", "frames"])
+def test_clips_beside_plain_pyav(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    for i in range(2):
+        if kind == "files":
+            videos.write(tmp_path / f"{i}.mp4", 70)
+            continue
+        (tmp_path / str(i)).mkdir()
+        for number in range(70):
+            cv2.imwrite(str(tmp_path / f"{i}/img_{number + 1:05d}.jpg"), videos.picture(number))
+    (tmp_path / "list.txt").write_text("0 70 0\n1 70 1\n")
+    options = DataOptions(
+        train_list=tmp_path / "list.txt", data_dir=tmp_path, rawframes=kind == "frames", image_size=32, resize=32,
+        images=3, batch_size=1, threads=1, rounds=1, json=True,
+    )  # fmt: skip
+    bench_data(options)
+    printed = json.loads(capsys.readouterr().out)
+    sides = {row["side"]: row["ratio"] for row in printed["sides"]}
+    reference = "plain PyAV" if kind == "files" else "cv2.imread"
+    assert list(sides) == [reference, "read", "read, resize, crop, mirror", "Loader, 1 thread"]
+    assert sides[reference] == 1
+    assert (printed["clips"], printed["left_out"]) == (3, [])
+
+
+@pytest.mark.parametrize("paths", [{}, {"rec": Path("a"), "train_data": Path("b")}])
+def test_one_set_is_given(paths: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match="give one set: a path, --rec PATH, --train_data PATH or --train-list PATH"):
+        bench_data(DataOptions(**paths))

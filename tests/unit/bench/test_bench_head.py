@@ -1,0 +1,127 @@
+"""`partial-fc bench head`: what it compares with computes the same as the reference, and flags that mean nothing are
+refused. (Sharded: tests/parallel/test_bench_sides.py.)"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from partial_fc.head import CosFace, reference
+from partial_fc.verbs.bench import head as bench
+from partial_fc.verbs.bench.baselines import PlainHead, TorchHead
+from partial_fc.verbs.bench.options import HeadOptions
+
+SCALE = 16.0
+
+
+def step_of(head, weight_CD, feat_GD, label_G):
+    """(loss, the features' gradient, the centres afterwards)."""
+    head.weight_LD.copy_(weight_CD)
+    leaf_GD = feat_GD.clone().requires_grad_()
+    loss = head(leaf_GD, label_G)
+    loss.backward()
+    head.step(0.1)
+    return loss.detach(), leaf_GD.grad, head.weight_LD.clone()
+
+
+def problem(num_rows=13):
+    torch.manual_seed(0)
+    weight_CD = torch.nn.functional.normalize(torch.randn(101, 19))
+    return weight_CD, torch.randn(num_rows, 19), torch.randint(0, 101, (num_rows,))
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+def test_plain_computes_what_the_reference_does(rate):
+    weight_CD, feat_GD, label_G = problem()
+    head = PlainHead(101, 19, CosFace(SCALE), rate)
+    loss, grad_GD, after_CD = step_of(head, weight_CD, feat_GD, label_G)
+    expected_GD, expected_CD = feat_GD.clone().requires_grad_(), weight_CD.clone().requires_grad_()
+    wanted = reference.loss(expected_GD, label_G, expected_CD, CosFace(SCALE), head.index_S)
+    wanted.backward()
+    torch.testing.assert_close(loss, wanted.detach())
+    torch.testing.assert_close(grad_GD, expected_GD.grad)
+    rows = torch.arange(101) if head.index_S is None else head.index_S
+    assert set(label_G.tolist()) <= set(rows.tolist())
+    moved_CD = weight_CD.clone()
+    moved_CD[rows] -= 0.1 * (expected_CD.grad + 5e-4 * weight_CD)[rows]
+    torch.testing.assert_close(after_CD, moved_CD)
+
+
+@pytest.mark.parametrize("num_rows", [13, 1100])
+def test_torch_computes_what_the_reference_does_without_margin_and_lengths(num_rows):
+    """Centres of length 1 at the start; the gradient along a centre, which the reference does not have, is taken out.
+    1,100 rows: in chunks."""
+    weight_CD, feat_GD, label_G = problem(num_rows)
+    loss, grad_GD, after_CD = step_of(TorchHead(101, 19, CosFace(SCALE)), weight_CD, feat_GD, label_G)
+    expected_GD, expected_CD = feat_GD.clone().requires_grad_(), weight_CD.clone().requires_grad_()
+    wanted = reference.loss(expected_GD, label_G, expected_CD, CosFace(SCALE, 0.0))
+    wanted.backward()
+    torch.testing.assert_close(loss, wanted.detach())
+    torch.testing.assert_close(grad_GD, expected_GD.grad)
+    grad_CD = (weight_CD - after_CD) / 0.1 - 5e-4 * weight_CD
+    across_CD = grad_CD - (grad_CD * weight_CD).sum(dim=1, keepdim=True) * weight_CD
+    torch.testing.assert_close(across_CD, expected_CD.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [PlainHead, TorchHead])
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+def test_momentum_stays_with_its_rows(kind, rate):
+    """Over three steps as in PartialFC: rows that do not take part rest, momentum and all."""
+    weight_CD, feat_GD, label_G = problem()
+    head = kind(101, 19, CosFace(SCALE), rate)
+    head.weight_LD.copy_(weight_CD)
+    dense_CD, momentum_CD = weight_CD.clone(), torch.zeros(101, 19)
+    for _ in range(3):
+        head(feat_GD.clone().requires_grad_(), label_G).backward()
+        rows = torch.arange(101) if head.index_S is None else head.index_S
+        momentum_CD[rows] = 0.9 * momentum_CD[rows] + head.parameter_SD.grad + 5e-4 * dense_CD[rows]
+        dense_CD[rows] -= 0.1 * momentum_CD[rows]
+        head.step(0.1)
+    torch.testing.assert_close(head.weight_LD, dense_CD)
+
+
+@pytest.mark.parametrize(("kind", "num_rows"), [(PlainHead, 13), (TorchHead, 13), (TorchHead, 1100)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bf16_operands_of_the_other_sides(kind, num_rows, dtype):
+    """They train with them: near fp32's loss, but not equal to it."""
+    weight_CD, feat_GD, label_G = problem(num_rows)
+    exact = step_of(kind(101, 19, CosFace(SCALE)), weight_CD, feat_GD, label_G)
+    head = kind(101, 19, CosFace(SCALE), precision="bf16", dtype=dtype)
+    loss, grad_GD, after_CD = step_of(head, weight_CD, feat_GD, label_G)
+    assert after_CD.dtype == head.momentum_LD.dtype == dtype
+    for found, wanted in ((loss, exact[0]), (grad_GD, exact[1]), (after_CD.float(), exact[2])):
+        assert 0 < (found.float() - wanted).abs().max() < 0.03 * max(1.0, wanted.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"versus": ("plain",), "optimizer": "adamw"}, "--versus with --optimizer adamw"),
+        ({"versus": ("plain", "plain")}, "name each side once"),
+        ({"versus_precision": "bf16"}, "--versus-precision without --versus"),
+        ({"versus_dtype": "bf16"}, "--versus-dtype without --versus"),
+        ({"rounds": 5}, "--rounds without --versus"),
+        ({"batch": 7}, "--batch 7 is not divisible by --np 2"),
+    ],
+)
+def test_flags_that_cannot_mean_anything(changed, says):
+    with pytest.raises(ValueError, match=says):
+        bench.measure(replace(HeadOptions(), **changed))
+
+
+def run_of(step_s, rows=1000):
+    return {"step_s": step_s, "added_bytes": 10, "rows": rows}
+
+
+def test_the_median_round_counts_and_the_smallest_and_largest_are_said():
+    rounds = [{"ours": run_of(1.0), "other": run_of(seconds)} for seconds in (4.0, 2.0, 3.0)]
+    found = bench.compare(rounds, "ours", "other")
+    assert (found["step_s"], found["times_as_fast"], found["times_as_fast_range"]) == (3.0, 3.0, [2.0, 4.0])
+
+
+def test_sides_with_other_rows_are_not_compared():
+    rounds = [{"ours": run_of(1.0), "other": run_of(2.0, rows=1030), "near": run_of(2.0, rows=1020)}]
+    found = bench.compare(rounds, "ours", "other")
+    assert found["not_compared"] == "1,030 rows beside 1,000"
+    assert "times_as_fast" not in found, "no ratio that somebody could quote"
+    assert bench.compare(rounds, "ours", "near")["times_as_fast"] == 2.0

@@ -1,0 +1,214 @@
+"""The planner's formulas. (That its memory is what a process takes: tests/recipes/test_bench.py.)"""
+
+import json
+import math
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from partial_fc import cli
+from partial_fc.comm import SingleWorld
+from partial_fc.head import CosFace, PartialFC, Storage
+from partial_fc.machine import Rates
+from partial_fc.verbs.bench import plan, plan_report
+from partial_fc.verbs.bench.plan import OPTIMIZERS, Machine, PlanOptions
+
+
+def workload(**changed):
+    usual = PlanOptions(1_000_003, gpus=8, sample_rate=1.0, state_dtype="fp32", precision="bf16")
+    usual = replace(usual, device="cpu", impl="cpu")
+    return replace(usual, **changed)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adagrad"])
+def test_a_row_takes_what_the_head_keeps_for_it(optimizer):
+    storage = Storage(torch.bfloat16, torch.float32)
+    head = PartialFC(103, 16, CosFace(), optimizer=OPTIMIZERS[optimizer](), storage=storage, impl="plain")
+    sizes = {name: rows.numel() * rows.element_size() for name, rows in head.row_state().items()}
+    planned = plan.kept_bytes(workload(classes=103, dim=16, gpus=1, optimizer=optimizer))
+    assert planned["centres"] == sizes.pop("centres")
+    assert planned["touched"] == sizes.pop("touched") + 103, "and one byte: whether the row exists"
+    assert planned["optimizer state"] == sum(sizes.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_collectives_are_those_of_a_step(dtype):
+    world = SingleWorld()
+    head = PartialFC(50, 16, CosFace(), world=world)
+    feat = torch.randn(6, 16).to(dtype).requires_grad_()
+    with world.count_traffic() as traffic:
+        head(feat, torch.arange(6)).backward()
+        head.step(0.1)
+    planned = plan.collective_bytes(workload(classes=50, dim=16, gpus=1, batch=6), dtype.itemsize)
+    assert dict(traffic.num_bytes) == planned
+
+
+def test_rings_send_what_others_need():
+    assert plan.link_bytes(workload(gpus=1)) == dict.fromkeys(plan.collective_bytes(workload()), 0)
+    sent, handed = plan.link_bytes(workload(gpus=8)), plan.collective_bytes(workload(gpus=8))
+    assert sent["head/gather"] == 7 * handed["head/gather"]
+    assert sent["head/softmax"] == 2 * 7 * handed["head/softmax"] // 8
+    assert sent["head/features"] == 7 * handed["head/features"] // 8
+
+
+def test_sampled_rows_are_those_that_take_part():
+    head = PartialFC(10_007, 8, CosFace(), sample_rate=0.07, impl="plain")
+    label = torch.arange(0, 10_007, 500)
+    rows = head.active_rows(label).rows
+    planned = workload(classes=10_007, dim=8, gpus=1, batch=len(label), sample_rate=0.07).sampled
+    assert len(rows) == pytest.approx(planned, rel=0.05)
+    assert workload(classes=10, gpus=1, sample_rate=0.5).sampled == 10, "the batch has more classes than there are"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"sample_rate": 0.1},
+        {"gpus": 3},
+        {"place": "host", "device": "cuda", "impl": "triton", "sample_rate": 0.01},
+        {"place": "disk", "sample_rate": 0.01},
+        {"impl": "plain"},
+    ],
+)
+def test_the_largest_class_count_just_fits(changed):
+    limit = 3 << 30
+    most = plan.largest_classes(workload(**changed), limit)
+    together = lambda classes: sum(plan.memory(workload(**changed, classes=classes)).values())  # noqa: E731
+    assert together(most) <= limit < together(most + 1)
+    assert plan.largest_classes(workload(), 1000) == 0
+
+
+def test_rows_that_lie_elsewhere_need_little_here():
+    everything = sum(plan.kept_bytes(workload()).values())
+    for place in ("device", "host"):  # on a CPU the same memory
+        assert plan.elsewhere_bytes(workload(place=place)) == 0
+        assert sum(plan.memory(workload(place=place)).values()) > everything
+    for changed in ({"place": "disk"}, {"place": "host", "device": "cuda"}):
+        apart = workload(sample_rate=0.01, **changed)
+        assert plan.elsewhere_bytes(apart) == everything
+        assert sum(plan.memory(apart).values()) < 0.1 * everything
+
+
+def test_rows_that_lie_elsewhere_have_a_way_to_go():
+    machine = Machine(Rates({"bf16": 1e6}, 1000.0, math.inf), 0.5, 10.0, 1e-5, place_gbytes_per_s=2.0)
+    far = plan.head_seconds(workload(place="disk", sample_rate=0.1), machine)
+    one = sum(plan.row_bytes(workload()).values())
+    assert far["rows from and to their place"] == pytest.approx(workload(sample_rate=0.1).sampled * one / 2e9)
+    assert plan.head_seconds(workload(sample_rate=0.1), machine)["rows from and to their place"] == 0
+
+
+def test_time_follows_from_the_rates():
+    machine = Machine(Rates({"bf16": 1e6}, 1000.0, math.inf), 0.5, 10.0, 1e-5)
+    full = plan.head_seconds(workload(gpus=1, impl="plain"), machine)
+    assert full["products"] == pytest.approx(8 * 1024 * 1_000_003 * 512 / 0.5e15)
+    assert full["links"] == full["exponentials"] == 0
+    half = plan.head_seconds(workload(gpus=2, impl="plain"), machine)
+    assert half["products"] == pytest.approx(full["products"] / 2, rel=1e-5)
+    assert half["links"] == pytest.approx(sum(plan.link_bytes(workload(gpus=2)).values()) / 1e10 + 3e-5)
+    exp = plan.head_seconds(workload(gpus=1, impl="plain"), replace(machine, rates=Rates({"bf16": 1e6}, 1000.0, 10.0)))
+    assert exp["exponentials"] == pytest.approx(2 * 1024 * 1_000_003 / 1e10)
+    # The CPU kernel forms a few logits once only: as many as fit into 1 GiB, in bfloat16.
+    once = (1 << 30) // (2 * 1024)
+    fused = plan.head_seconds(workload(gpus=1, impl="cpu"), machine)
+    # Centres in bf16 are read twice and written once, momentum in fp32 once each; 4 bytes say when, 8 are for targets.
+    assert fused["rows"] == pytest.approx(1_000_003 * (3 * 512 * 2 + 2 * 512 * 4 + 12) / 1e12)
+    assert fused["products"] == pytest.approx((8 * 1_000_003 - 2 * once) * 1024 * 512 / 0.5e15)
+
+
+def test_a_gpus_exponentials_are_kept_or_formed_again():
+    """Products are three where all are kept, which are written and read; the others stay in the cache."""
+    pytest.importorskip("triton")
+    small = workload(classes=200_000, gpus=1, device="cuda", impl="triton", dim=512)
+    assert plan.products_flop(small) == pytest.approx(6 * 1024 * 200_000 * 512)
+    none = replace(small, precision="fp32")
+    assert plan.products_flop(none) == pytest.approx(8 * 1024 * 200_000 * 512)
+    assert plan.exponentials_bytes(none) == 0
+    assert plan.exponentials_bytes(small) == 2 * 2 * 1024 * 200_000
+    assert plan.kernel_bytes(small) > 2 * 1024 * 200_000 > plan.kernel_bytes(replace(small, classes=20_000))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("80GiB", 80 << 30), ("24 GB", 24 * 10**9), ("1e9", 10**9), ("1.5MiB", 3 << 19), ("512", 512), ("2T", 2 * 10**12)],
+)
+def test_sizes_are_read(text, size):
+    assert plan_report.num_bytes(text) == size
+
+
+ELSEWHERE = PlanOptions(10_000_000, gpus=8, device="cuda", tflops=650.0, bandwidth=4300.0, link_gbps=3600)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"memory": "4 balls"}, "80GiB"),
+        ({"classes": 0}, "--classes is 0"),
+        ({"sample_rate": 1.5}, "--sample-rate is 1.5; expected more than 0 and at most 1"),
+        ({"bandwidth": None}, "give both"),
+        ({"step_ms": 1.0, "images_per_s": 2.0}, "give one"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(changed, message):
+    with pytest.raises(ValueError, match=message):
+        plan_report.make(replace(ELSEWHERE, **changed))
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "multiplies_bf16", "expected"),
+    [
+        ("auto", "cuda", False, "bf16"),
+        ("auto", "cpu", False, "fp32"),
+        ("auto", "cpu", True, "bf16"),
+        ("bf16", "cpu", False, "bf16"),
+    ],
+)
+def test_precision_auto_is_what_the_head_would_take(precision, device, multiplies_bf16, expected, monkeypatch):
+    """(of a GPU that is not here)"""
+    monkeypatch.setattr(plan_report, "has_bf16", lambda device: multiplies_bf16)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    found = plan_report.make(replace(ELSEWHERE, precision=precision, device=device))
+    assert list(found["rates"]["gflops"]) == [expected]
+
+
+def test_verdict_weighs_the_head_against_the_step():
+    slow_backbone = "\n".join(plan_report.make(replace(ELSEWHERE, step_ms=1000.0))["verdict"])
+    assert "Sampling does not pay" in slow_backbone
+    fast_backbone = "\n".join(plan_report.make(replace(ELSEWHERE, images_per_s=128 / 2e-3))["verdict"])
+    assert "times as fast" in fast_backbone
+    assert "give --step-ms" in "\n".join(plan_report.make(ELSEWHERE)["verdict"])
+    small = "\n".join(plan_report.make(replace(ELSEWHERE, memory="1GiB"))["verdict"])
+    assert small.startswith("Does not fit")
+    large = "\n".join(plan_report.make(replace(ELSEWHERE, memory="80GiB", reserve="20GiB"))["verdict"])
+    assert large.startswith("Fits")
+    assert "of 60 GiB" in large
+
+
+def test_the_backbone_is_counted_where_asked():
+    without = plan_report.make(ELSEWHERE)
+    with_it = plan_report.make(replace(ELSEWHERE, backbone_parameters=10**8))
+    assert with_it["memory_total"] - without["memory_total"] == 3 * 4 * 10**8
+    assert with_it["collectives"]["backbone"]["sent"] == 2 * 7 * 4 * 10**8 // 8
+
+
+def test_json_can_be_read_back_as_rates(monkeypatch, capsys, tmp_path):
+    arguments = "plan --classes 1000000 --gpus 4 --device cuda --tflops 600 --bandwidth 4000 --json"
+    monkeypatch.setattr(sys, "argv", ["partial-fc", *arguments.split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    found = json.loads(capsys.readouterr().out)
+    (tmp_path / "rates.json").write_text(json.dumps(found))
+    again = plan_report.make(PlanOptions(1_000_000, gpus=4, device="cuda", rates=tmp_path / "rates.json"))
+    assert again == found
+
+
+def test_the_table_says_all_of_it(capsys):
+    plan_report.report(replace(ELSEWHERE, memory="80GiB", step_ms=20.0, backbone_parameters=10**7))
+    said = capsys.readouterr().out
+    found = plan_report.make(replace(ELSEWHERE, memory="80GiB", step_ms=20.0, backbone_parameters=10**7))
+    for name in (*found["memory"], *found["collectives"], "products", "links", *found["verdict"]):
+        assert name in said
+    assert "  exponentials  " not in said, "of that machine they are not known"

@@ -1,0 +1,326 @@
+"""Which checkpoint a run goes on from where some are damaged, and what becomes of those."""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from partial_fc import checkpoint, files
+from partial_fc.checkpoint import folders
+from partial_fc.checkpoint.folders import DAMAGED, prune, set_aside
+from partial_fc.checkpoint.lock import LostOwner, Owner, _text, take
+from partial_fc.checkpoint.peer.commits import PeerCopies
+from partial_fc.checkpoint.recovery import newest_whole
+from partial_fc.comm import elastic
+from partial_fc.head import CosFace, PartialFC
+from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
+from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
+from tests.unit.thread_world import in_world
+from tests.unit.train.test_face_start import config_of, parts_of, run_of, write
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """Checkpoints of three steps, and whatever the log says."""
+    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
+    write(tmp_path / "checkpoints", 10, 20, 30)
+    return tmp_path / "checkpoints"
+
+
+@pytest.fixture
+def owner(root):
+    owner, _ = take(root, "this")
+    yield owner
+    owner.release()
+
+
+def go_on(root: Path, owner: Owner | None, size: int = 2, **more) -> list[int | str]:
+    """The step that each rank goes on from, or what it is told."""
+
+    def act(world) -> int | str:
+        try:
+            found = newest_whole(root, world, owner if world.rank == 0 else None, **more)
+        except ValueError as error:
+            return str(error)
+        return found.step if found else -1
+
+    return in_world(size, act)
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name.removeprefix("step-000000") for path in root.iterdir() if path.is_dir())
+
+
+def file(root: Path, step: int, name: str) -> Path:
+    (path,) = (root / folders.folder_name(step)).glob(name)
+    return path
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_damage_is_gone_past_and_said(root, owner, caplog):
+    """What one rank of two reads alone, too; a second one of a name does not take the first one's."""
+    flip(file(root, 30, "head-*"))
+    file(root, 20, "manifest.json").write_text("{")
+    (root / "step-00000020.damaged").mkdir()
+    assert go_on(root, owner) == [10, 10]
+    assert names(root) == ["10", "20.damaged", "20.damaged-2", "30.damaged"]
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "checkpoint of step 30: " in said[0]
+    assert "safetensors is damaged: its SHA-256 is" in said[0]
+    assert f"{root}/step-00000020 is now step-00000020.damaged-2; remove it" in said[3]
+    assert said[4] == f"going on from {root}/step-00000010; 20 step(s) that were trained are lost"
+    assert go_on(root, owner) == [10, 10]
+    assert len(said) == 5
+    assert sum(record.levelno == logging.WARNING for record in caplog.records) == 5, "once"
+
+
+def test_where_nothing_is_whole_all_stays_and_all_ranks_are_told_what_to_do(root, owner):
+    for step in (10, 20, 30):
+        file(root, step, "rank-*.sha256").unlink()
+    one, two = go_on(root, owner)
+    assert one == two
+    assert f"no checkpoint below {root} is whole, and all were left where they are. step 30: " in one
+    assert "Bring the files back from a copy" in one
+    assert names(root) == ["10", "20", "30"]
+    assert go_on(root, owner, instead="a commit", after=25) == [-1, -1]
+    assert names(root) == ["10", "20", "30.damaged"]
+
+
+def unreadable(monkeypatch, *paths: Path, number: int = errno.EIO, times: int = 1_000_000) -> None:
+    """The disk does not read these, so many times."""
+    left = dict.fromkeys(map(str, paths), times)
+    regular = files.regular
+
+    def fail(path: Path, flags: int) -> int:
+        if left.get(str(path), 0):
+            left[str(path)] -= 1
+            raise OSError(number, os.strerror(number), str(path))
+        return regular(path, flags)
+
+    monkeypatch.setattr("partial_fc.checkpoint.recovery._RETRIES_S", (0.0, 0.0, 0.0))
+    for module in ("partial_fc.files", "partial_fc.checkpoint.files", "partial_fc.checkpoint.folders"):
+        monkeypatch.setattr(f"{module}.regular", fail)
+
+
+@pytest.mark.parametrize("name", ["head-*", "backbone.*", "manifest.json", "rank-00000-*.sha256"])
+def test_a_file_that_the_disk_does_not_read_is_damage(root, owner, monkeypatch, caplog, name):
+    """A bad sector: the checkpoint before it is gone on from, as with any other damage."""
+    bad = file(root, 30, name)
+    unreadable(monkeypatch, bad)
+    assert go_on(root, owner) == [20, 20]
+    assert names(root) == ["10", "20", "30.damaged"]
+    assert f"{bad} cannot be read (Input/output error), all beside it can" in caplog.text
+    assert caplog.text.count("trying again") >= 3
+
+
+def test_a_disk_that_reads_when_asked_again_has_no_damage(root, owner, monkeypatch):
+    unreadable(monkeypatch, file(root, 30, "head-*"), times=2)
+    assert go_on(root, owner) == [30, 30]
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EACCES, errno.ENOTCONN])
+def test_a_folder_that_is_not_there_for_this_host_is_no_damage(root, owner, monkeypatch, number):
+    unreadable(monkeypatch, file(root, 30, "head-*"), number=number)
+    assert "That is no damage" in go_on(root, owner)[0]
+    assert names(root) == ["10", "20", "30"]
+
+
+def test_a_checkpoint_of_a_later_version_names_the_way_back(root, owner):
+    """Its writer may come back: it is left as it is, and the run ends."""
+    folder = root / "step-00000030"
+    rewrite(folder, format=5)
+    (said, _) = go_on(root, owner)
+    assert "format 5; this version reads 3 and 4" in said
+    assert f"--resume {root}/step-00000020" in said
+    assert names(root) == ["10", "20", "30"]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"position": -5}, {"position": "x"}, {"position": 1 << 70}, {"contract": "x"}, {"contract": {"network": 5}},
+        {"left_out": [[1]]}, {"num_overflows": "x"}, {"best": [1]}, {"best_score": "x"}, {"configuration": [1]},
+        {"loss_scaler": {"scale": "x"}}, {"recipe": 5}, {"configuration": {"epochs": "x"}}, {"world_size": -1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_somebody_wrote_into_a_manifest_is_an_error_that_names_file_and_key(root, facts):
+    """With the right checksum."""
+    folder = root / "step-00000030"
+    rewrite(folder, **facts)
+    with pytest.raises(ValueError, match=rf"{folder}/manifest.json is damaged: {next(iter(facts))} is ") as raised:
+        checkpoint.Checkpoint(folder)
+    assert "expected" in str(raised.value)
+
+
+def rewrite(folder: Path, **facts: object) -> None:
+    """Other facts in a manifest, and their checksum."""
+    path = folder / "manifest.json"
+    before = path.read_bytes()
+    path.write_text(json.dumps({**json.loads(before), **facts}))
+    for listed in folder.glob("rank-*.sha256"):
+        one, other = (hashlib.sha256(content).hexdigest() for content in (before, path.read_bytes()))
+        listed.write_text(listed.read_text().replace(one, other))
+
+
+def test_an_error_of_the_disk_is_no_damage(root, owner, monkeypatch):
+    """Of one rank of two: both end, and nothing is renamed, whatever else is damaged."""
+    flip(file(root, 30, "head-*"))
+    unreadable(monkeypatch, *(root / "step-00000030").iterdir())
+
+    def sha256(path: Path) -> str:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    def act(world) -> str:
+        with pytest.raises(ValueError) as raised:
+            newest_whole(root, world, owner if world.rank == 0 else None)
+        return str(raised.value)
+
+    monkeypatch.setattr("partial_fc.checkpoint.read.sha256", sha256)
+    said = in_world(2, act)
+    assert said[0] == said[1]
+    assert "rank 0 cannot read a checkpoint: Input/output error: " in said[0]
+    assert "That is no damage, so nothing was set aside" in said[0]
+    assert names(root) == ["10", "20", "30"]
+
+
+def test_what_cannot_be_renamed_is_passed_over(root, owner, monkeypatch, caplog):
+    flip(file(root, 30, "backbone.*"))
+
+    def rename(self: Path, target: Path) -> Path:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+
+    monkeypatch.setattr(Path, "rename", rename)
+    assert go_on(root, owner) == [20, 20]
+    assert names(root) == ["10", "20", "30"]
+    assert f"{root}/step-00000030 cannot be set aside, and is passed over: Read-only file system" in caplog.text
+    monkeypatch.undo()
+    for last in (25, 31):  # the first one of this run, and the second; --keep-checkpoints 2
+        write(root, last)
+        prune(root, 2, keep_best=False, last=last)
+    assert names(root) == ["30", "31"], "what is ahead of a run is not one of those that it keeps"
+
+
+def test_nothing_is_renamed_where_the_folder_is_not_this_run_s(root, owner):
+    flip(file(root, 30, "backbone.*"))
+    owner.stop()
+    (root / "owner-1.json").write_bytes(_text(replace(owner._record, run="second"), 0))
+    with pytest.raises(LostOwner):
+        owner.check()
+    one, two = go_on(root, owner)
+    assert one == two
+    assert f"{root} is not this run's any more" in one
+    assert names(root) == ["10", "20", "30"]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_commit_in_memory_counts_more_than_a_damaged_checkpoint(root, owner, monkeypatch, damaged):
+    """Where ranks come and go; it counts less than a newer one that is whole, and more than an older one."""
+    monkeypatch.setattr(elastic, "active", lambda: True)
+    config = config_of(root.parent)
+    if damaged:
+        flip(file(root, 30, "backbone.*"))
+
+    def act(world) -> tuple[int, float]:
+        run = run_of(world, config)
+        if world.rank == 0:
+            run.memory.owners[root] = owner
+        backbone, head = parts_of(world)
+        weights = {name: torch.full_like(t, 25.0) for name, t in backbone.weights.state_dict().items()}
+        facts = {"position": 25, "best": {}, "configuration": {}}
+        copies = PeerCopies(run.memory, world, every=5)
+        copies.begin(checkpoint.capture(25, weights, {}, {}, head, facts, world=world, checksums=True))
+        copies.finish()
+        return run.resume(backbone, head).step, backbone.module.weight[0, 0].item()
+
+    step = 25 if damaged else 30
+    assert in_world(2, act) == [(step, step)] * 2
+    assert names(root) == ["10", "20", "30.damaged" if damaged else "30"]
+
+
+def test_other_classes_are_no_damage(root, owner):
+    """The checkpoint is whole; that it does not fit is told before a tensor of it is read."""
+    config = config_of(root.parent, **{"num-classes": 6})
+
+    def act(world) -> None:
+        run = run_of(world, config)
+        backbone, _ = parts_of(world)
+        with pytest.raises(ValueError, match="--num-classes 5, this run has 6"):
+            run.resume(backbone, PartialFC(6, 4, CosFace(), world=world))
+
+    in_world(2, act)
+    assert names(root) == ["10", "20", "30"]
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_a_run_goes_back_where_it_is_told_to(root, owner, where):
+    """To its own older checkpoint: the newer ones are set aside. To that of another run it starts from: refused."""
+    write(root.parent / "elsewhere", 10)
+    folder = (root if where == "here" else root.parent / "elsewhere") / "step-00000010"
+    flip(file(root, 30, "backbone.*"))  # which need not be whole
+    config = config_of(root.parent, resume=folder)
+
+    def act(world) -> float:
+        run = run_of(world, config)
+        if world.rank == 0:
+            run.memory.owners[root] = owner
+        backbone, head = parts_of(world)
+        if where == "elsewhere":
+            with pytest.raises(ValueError, match="step-00000030 is ahead of where this run would start"):
+                run.resume(backbone, head)
+            return 0.0
+        assert run.resume(backbone, head).step == 10
+        return backbone.module.weight[0, 0].item()
+
+    assert in_world(2, act) == [10.0 if where == "here" else 0.0] * 2
+    assert names(root) == (["10", "20.left", "30.left"] if where == "here" else ["10", "20", "30"])
+
+
+def test_a_damaged_one_that_is_named_is_an_error_on_all(root, owner):
+    flip(file(root, 20, "head-*"))
+    config = config_of(root.parent, resume=root / "step-00000020")
+
+    def act(world) -> str:
+        backbone, head = parts_of(world)
+        with pytest.raises(ValueError) as raised:
+            run_of(world, config).resume(backbone, head)
+        return str(raised.value)
+
+    for said in in_world(2, act):
+        assert "is damaged: its SHA-256" in said
+        assert "Go on from an older checkpoint (--resume DIR" in said
+    assert names(root) == ["10", "20", "30"]
+
+
+def test_damaged_ones_are_not_among_those_that_are_kept(root):
+    file(root, 30, "COMPLETE").write_text("")
+    file(root, 20, "manifest.json").unlink()
+    write(root, 40)
+    prune(root, 2, keep_best=False)
+    assert names(root) == ["10", "20", "30", "40"]
+    write(root, 50)
+    prune(root, 2, keep_best=False)
+    assert names(root) == ["40", "50"]
+
+
+def test_what_is_set_aside_is_no_checkpoint_for_the_tools(root, capsys):
+    set_aside(root / "step-00000030", DAMAGED)
+    assert checkpoint.newest(root) == root / "step-00000020"
+    assert verify(VerifyOptions((root,))) == 0
+    assert f"{root}/step-00000030.damaged: set aside, not looked at" in capsys.readouterr().out
+    inspect(InspectOptions(root))
+    assert "step-00000030.damaged" in (line := capsys.readouterr().out.splitlines()[-1])
+    assert "set aside by a run" in line
+    assert verify(VerifyOptions((root / "step-00000030.damaged",))) == 0
+    assert torch.equal(checkpoint.Checkpoint(root / "step-00000020").backbone()["bias"], torch.full((4,), 20.0))

@@ -1,0 +1,240 @@
+"""How we were launched, read from the environment."""
+
+import socket
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from partial_fc.comm import Launch, detect, device
+from partial_fc.comm.launch import interface
+from partial_fc.comm.launch.detect import devices_differ
+from partial_fc.flags import LaunchFlags
+
+TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+}
+SPAWNED = TORCHRUN | {"PARTIAL_FC_PARENT": "4711"}
+LAUNCHED = TORCHRUN | {"PARTIAL_FC_LAUNCHER": "partial-fc launch"}
+HOROVODRUN = {
+    "HOROVOD_RANK": "3",
+    "HOROVOD_SIZE": "4",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_CONTROLLER": "gloo",
+}
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "0",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+}
+
+
+def test_without_a_launcher_there_is_one_process():
+    assert detect({"HOME": "/root", "MASTER_ADDR": "left over"}) == Launch("single")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (TORCHRUN, Launch("torch", 1, 2, 1, 2, "torchrun", "10.0.0.1", 29500)),
+        (SPAWNED, Launch("torch", 1, 2, 1, 2, "--nodes and --gpus", "10.0.0.1", 29500)),
+        (LAUNCHED, Launch("torch", 1, 2, 1, 2, "partial-fc launch", "10.0.0.1", 29500)),
+        (HOROVODRUN, Launch("horovod", 3, 4, 1, 2, "horovodrun")),
+        (MPIRUN, Launch("horovod", 0, 2, 0, 1, "mpirun (Open MPI)")),
+        ({**MPIRUN, **HOROVODRUN}, Launch("horovod", 3, 4, 1, 2, "horovodrun")),
+    ],
+)
+def test_each_launcher_is_recognised(environ, expected):
+    assert detect(environ) == expected
+
+
+@pytest.mark.parametrize("environ", [TORCHRUN, HOROVODRUN, MPIRUN])
+def test_a_half_set_launcher_is_an_error_that_names_what_is_missing(environ):
+    who = list(environ)[:2]
+    for missing in environ:
+        half = {name: value for name, value in environ.items() if name != missing}
+        with pytest.raises(ValueError, match=missing) as error:
+            detect(half)
+        assert "unset these variables" in str(error.value)
+        assert any(name in half for name in who)
+
+
+@pytest.mark.parametrize(("name", "value"), [("RANK", "2"), ("RANK", "-1"), ("LOCAL_RANK", "2"), ("WORLD_SIZE", "1")])
+def test_numbers_that_contradict_each_other(name, value):
+    with pytest.raises(ValueError, match="expected 0 <= rank < size"):
+        detect({**TORCHRUN, name: value})
+
+
+def test_a_rank_that_is_no_number():
+    with pytest.raises(ValueError, match=r"RANK='one' is not a whole number"):
+        detect({**TORCHRUN, "RANK": "one"})
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1"])
+def test_a_port_that_is_none(port):
+    with pytest.raises(ValueError, match="expected a port between 1 and 65535"):
+        detect({**TORCHRUN, "MASTER_PORT": port})
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"gpus": 0}, "--gpus is 0; expected at least 1"),
+        ({"nodes": 0}, "--nodes is 0; expected at least 1"),
+        ({"nodes": 2, "nr": 2, "master_addr": "a"}, "--nr is 2, of --nodes 2; nodes are numbered from 0 to 1"),
+        ({"nr": -1}, "--nr is -1"),
+        ({"nodes": 2}, "--nodes 2 needs --master-addr"),
+        ({"gpus": 2, "master_port": 65536}, "--master-port is 65536"),
+        ({"comm_timeout": -1.0}, "--comm-timeout is -1.0; expected at least 0"),
+        ({"start_timeout": 0.0}, "--start-timeout is 0.0; expected more than 0"),
+    ],
+)
+def test_launch_flags_that_make_no_sense(flags, message):
+    with pytest.raises(ValueError, match=message):
+        LaunchFlags(**flags)
+
+
+@pytest.fixture
+def environ(monkeypatch):
+    """The environment of this process, without what a launcher set."""
+    for name in (*TORCHRUN, *HOROVODRUN, *MPIRUN, "SLURM_STEP_ID", *interface.VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("variables", [TORCHRUN, HOROVODRUN, MPIRUN])
+def test_flags_that_start_processes_are_refused_under_another_launcher(environ, variables):
+    for name, value in variables.items():
+        environ.setenv(name, value)
+    launcher = detect().launcher.split()[0]
+    with pytest.raises(ValueError, match=rf"{launcher}.* has started this process as rank.*leave --gpus 2 away"):
+        LaunchFlags(gpus=2).start()
+    with pytest.raises(ValueError, match="--nodes 2, --nr 1, --master-addr a"):
+        LaunchFlags(nodes=2, nr=1, master_addr="a").start()
+    assert LaunchFlags(comm_timeout=5).start() is None
+
+
+def test_one_process_starts_none_and_says_what_that_makes_useless(environ, capsys):
+    assert LaunchFlags().start() is None
+    assert not capsys.readouterr().err
+    assert LaunchFlags(master_addr="10.0.0.1", master_port=8888).start() is None
+    assert "--master-addr 10.0.0.1, --master-port 8888 without effect" in capsys.readouterr().err
+
+
+def test_a_network_interface_is_set_for_every_backend():
+    environ = {"PATH": "/bin"}
+    interface.choose("lo", environ)
+    assert environ == {
+        "PATH": "/bin",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "=lo",
+        "HOROVOD_GLOO_IFACE": "lo",
+        "OMPI_MCA_btl_tcp_if_include": "lo",
+    }
+
+
+def test_a_network_interface_that_is_not_there_is_an_error_that_lists_the_others():
+    with pytest.raises(
+        ValueError, match=r"--network-interface eth77: does not exist on .*; there are .*lo \(127\.0\.0\.1\)"
+    ):
+        interface.choose("eth77", {})
+
+
+@pytest.mark.parametrize("name", interface.VARIABLES)
+def test_a_network_interface_must_not_contradict_the_environment(name):
+    environ = {name: "eth77"}
+    with pytest.raises(ValueError, match=f"says {name}=eth77"):
+        interface.choose("lo", environ)
+    assert environ == {name: "eth77"}
+    interface.choose("lo", {name: "eth77,lo"})
+
+
+@pytest.mark.parametrize(("said", "agrees"), [("=lo", True), ("^docker0,eth", True), ("^lo", False), ("=eth0", False)])
+def test_the_patterns_of_nccl(said, agrees):
+    environ = {"NCCL_SOCKET_IFNAME": said}
+    if agrees:
+        interface.choose("lo", environ)
+        assert environ["NCCL_SOCKET_IFNAME"] == "=lo"
+    else:
+        with pytest.raises(ValueError, match="NCCL_SOCKET_IFNAME"):
+            interface.choose("lo", environ)
+
+
+def test_a_network_interface_without_an_ipv4_address_is_refused(monkeypatch):
+    only_ipv6 = [SimpleNamespace(family=socket.AF_INET6, address="fe80::1")]
+    some = {"ib0": only_ipv6, "lo": [*only_ipv6, SimpleNamespace(family=socket.AF_INET, address="127.0.0.1")]}
+    monkeypatch.setattr(interface.psutil, "net_if_addrs", lambda: some)
+    with pytest.raises(ValueError, match=r"ib0: has no IPv4 address on .*; there are lo \(127\.0\.0\.1\)$"):
+        interface.choose("ib0", {})
+    interface.choose("lo", {})
+
+
+@pytest.mark.parametrize(
+    ("devices", "says"),
+    [
+        (["cuda", "cpu", "cuda", "cpu"], "ranks 1, 3 of 4 would compute on the CPU"),
+        (["cpu", "cuda"], "rank 0 of 2 would"),
+        (["cpu", "cpu"], ""),
+        (["cuda", "cuda"], ""),
+    ],
+)
+def test_ranks_on_different_kinds_of_devices(devices, says):
+    problem = devices_differ(devices)
+    assert problem.startswith(says)
+    assert bool(problem) == bool(says)
+
+
+class Cores:
+    """A world of which this process is rank 0; the others have said which cores they may use."""
+
+    def __init__(self, others: list[tuple[str, set[int]]]):
+        self.others = others
+
+    def all_gather(self, t: torch.Tensor, *, name: str) -> torch.Tensor:
+        return torch.cat([t, *(torch.tensor(device.cores(host, used)) for host, used in self.others)])
+
+
+def all_of(num: int) -> tuple[str, set[int]]:
+    return "here", set(range(num))
+
+
+@pytest.mark.parametrize(
+    ("given", "others", "expected"),
+    [
+        (None, [], [8]),
+        (None, [all_of(8)], [4]),
+        (None, [all_of(8)] * 2, [2]),
+        (None, [all_of(8)] * 15, [1]),
+        (None, [("elsewhere", set(range(8)))], [8]),
+        (None, [("here", set(range(8, 16)))], [8]),  # bound by the launcher: each has its own
+        (None, [("here", {6, 7, 8, 9})], [7]),
+        ("3", [all_of(8)], []),
+    ],
+)
+def test_processes_share_the_cores_that_they_have_in_common(monkeypatch, given, others, expected):
+    asked: list[int] = []
+    monkeypatch.setattr(device.torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(device.socket, "gethostname", lambda: "here")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    device.share_cores(Cores(others))
+    assert asked == expected
+
+
+def test_a_recipe_joins_or_ends_with_the_status_of_those_it_started(environ, monkeypatch):
+    environ.setenv("OMP_NUM_THREADS", "1")
+    world, its_device = device.join(LaunchFlags(device="cpu"))
+    assert (world.backend, world.size, its_device) == ("single", 1, torch.device("cpu"))
+    monkeypatch.setattr(LaunchFlags, "start", lambda _: 3)
+    with pytest.raises(SystemExit) as end:
+        device.join(LaunchFlags(device="cpu"))
+    assert end.value.code == 3

@@ -1,0 +1,323 @@
+"""The words of a report from made-up boards; the board with several ranks in one process. (Launches that really hang:
+tests/recipes/test_hang_report.py.)"""
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from partial_fc import comm
+from partial_fc.comm.journal import Journal
+from partial_fc.comm.watch.report import MAX_LINES, Observation, Query, RankState, failure_report, hang_report
+from partial_fc.comm.watch.status_server import Board, local_addresses
+from partial_fc.comm.watch.watchdog import Watch
+
+QUERY = Query(rank=0, name="head/sum", nth=12, number=40, step=12, waited_s=600.2, hangs=True)
+
+
+def waiting(rank: int, **more) -> Observation:
+    state = RankState(rank, "gpu1", 100 + rank, 12, 40, "head/sum", "head/sum", 599.0, True, True, 40)
+    return Observation(rank, "open", 0.1, True, state, **more)
+
+
+def computing(rank: int) -> Observation:
+    state = RankState(rank, "gpu7", 4711, 11, 39, "backbone/gradient_3", has_started=False, code="decode.py:88 read")
+    return Observation(rank, "open", 0.1, True, state)
+
+
+def silent(rank: int) -> Observation:
+    return Observation(rank, "open", 597.0, False, RankState(rank, "gpu9", 5, 11, 38, "backbone/gradient_2"))
+
+
+def elsewhere(rank: int) -> Observation:
+    state = RankState(
+        rank, "gpu2", 6, 12, 40, "evaluate/roc", "evaluate/roc", 598.0, has_started=False, code="loop.py:9 f"
+    )
+    return Observation(rank, "open", 0.1, True, state)
+
+
+def test_hang_names_the_collective_the_step_and_who_has_not_started_it():
+    lines = hang_report(QUERY, [waiting(0), waiting(1), computing(2), waiting(3)]).split("\n  ")
+    assert all(words in lines[0] for words in ("head/sum", "600 s", "Step 12;", "call 12", "number 40 of rank 0"))
+    assert lines[1].startswith("missing: rank 2 (host gpu7, process 4711): ")
+    assert all(words in lines[1] for words in ("step 11", "backbone/gradient_3, number 39", "decode.py:88 read"))
+    assert lines[2] == "waiting in it: ranks 0-1, 3"
+    assert "stacks of rank 2" in lines[3]
+    assert "--comm-timeout" in lines[3]
+
+
+def test_hang_tells_a_silent_rank_from_an_ended_one():
+    ended = Observation(3, "lost", 30.0, False, RankState(3, "gpu3", 7, 12, 39, "head/max"))
+    left = Observation(4, "left", 20.0, False, None, "its Python ended without closing the world; ValueError: key 17")
+    text = hang_report(QUERY, [waiting(0), silent(1), Observation(2, "never"), ended, left])
+    assert "missing: rank 1 (host gpu9, process 5): no sign of life for 597 s" in text
+    assert "unknown: rank 2: has never reached the status board" in text
+    assert "missing: rank 3 (host gpu3, process 7): no longer there" in text
+    assert "step 12, last collective head/max, number 39" in text
+    assert "missing: rank 4: has left 20 s ago (its Python ended without closing the world; ValueError: key 17)" in text
+    assert "look at: the output of ranks 3-4" in text
+
+
+def test_hang_of_ranks_in_different_collectives():
+    text = hang_report(QUERY, [waiting(0), elsewhere(1), elsewhere(2)])
+    assert "elsewhere: rank 1 (host gpu2, process 6): has not started it and waits in evaluate/roc instead" in text
+    assert "waiting in it: rank 0\n" in text
+    assert "different paths" in text
+
+
+def test_order_matters_only_where_the_backend_matches_by_order():
+    early = waiting(1)
+    early.state.number = 39
+    assert "waiting in it: ranks 0-1" in hang_report(QUERY, [waiting(0), early])
+    ordered = Query(**{**vars(QUERY), "ordered": True})
+    text = hang_report(ordered, [waiting(0), early])
+    assert "out of order: rank 1" in text
+    assert "number 39, not 40" in text
+
+
+def test_hang_with_all_ranks_there_points_at_the_network():
+    text = hang_report(QUERY, [waiting(rank) for rank in range(3)])
+    assert "missing" not in text
+    assert "every rank has called it" in text
+
+
+def test_a_rank_that_is_done_with_it_and_goes_on_is_not_missing():
+    done = computing(1)
+    done.state.has_started = True
+    text = hang_report(QUERY, [waiting(0), done])
+    assert "started: rank 1 (host gpu7, process 4711): has started it and computes" in text
+    assert "missing" not in text
+
+
+def test_hang_without_an_answer_from_the_board_blames_rank_0():
+    text = hang_report(Query(**{**vars(QUERY), "rank": 2}), None)
+    assert "collective head/sum has not finished after 600 s. Step 12" in text
+    assert "missing: rank 0, whose process keeps the status board" in text
+
+
+def test_what_rank_0_said_when_it_left_is_passed_on():
+    for report in (
+        hang_report(QUERY, None, "it failed; OSError: disk full"),
+        failure_report(QUERY, None, "Connection closed", "it failed; OSError: disk full"),
+    ):
+        assert "rank 0, whose process keeps the status board and has left (it failed; OSError: disk full)" in report
+
+
+def test_a_thousand_missing_ranks_do_not_make_a_thousand_lines():
+    text = hang_report(QUERY, [waiting(0), *(silent(rank) for rank in range(1, 1000))])
+    assert f"... and {999 - MAX_LINES} more ranks" in text
+    assert len(text.splitlines()) == MAX_LINES + 4
+    assert "network of ranks 1-999" in text
+
+
+def test_failure_names_who_ended_first_and_not_those_that_failed_with_it():
+    failed_too = Observation(1, "left", 0.0, False, RankState(1, "gpu1", 5, failed="head/sum"), "CollectiveError")
+    killed = Observation(2, "lost", 0.2, False, RankState(2, "gpu7", 4711, 11, 39, "backbone/gradient_3"))
+    text = failure_report(QUERY, [waiting(0), failed_too, killed], "Connection closed by peer")
+    assert all(words in text for words in ("head/sum failed on rank 0, step 12, call 12", "Connection closed"))
+    assert (
+        "failed too: rank 1 (host gpu1, process 5): its backend gave up collective head/sum, and it has ended" in text
+    )
+    assert "missing: rank 2 (host gpu7, process 4711): no longer there" in text
+    assert text.endswith("look first at the output and the host of rank 2")
+
+
+# ---- the board
+
+
+def a_journal(rank: int, size: int) -> Journal:
+    made = Journal(rank, size, "horovod")
+    made.step = rank + 5
+    return made
+
+
+@pytest.fixture
+def watches() -> Iterator[list[Watch]]:
+    """Ranks 0 to 2 of 4, of which the last never comes."""
+    board = Board(4, one_host=True)
+    made = [Watch(a_journal(rank, 4), 600.0, board.endpoint, board if rank == 0 else None) for rank in range(3)]
+    yield made
+    for watch in reversed(made):
+        watch.close()
+
+
+def look_until(watch: Watch, links: list[str]) -> list[Observation]:
+    """Connections come and go in their own time."""
+    call = watch._journal.newest_of.get("t/a") or watch._journal.begin("t/a")
+    for _ in range(500):
+        seen = watch.observe(call)
+        if seen and [s.link for s in seen] == links:
+            return seen
+    raise AssertionError(f"expected {links}, the board shows {seen}")
+
+
+def test_every_rank_is_asked_for_its_place(watches):
+    watches[1]._journal.begin("t/a")
+    watches[1]._journal.in_flight.clear()
+    watches[2]._journal.begin("t/b")
+    seen = look_until(watches[0], ["open", "open", "open", "never"])
+    assert [s.answered for s in seen] == [True, True, True, False]
+    assert [s.state.step for s in seen[:3]] == [5, 6, 7]
+    assert [s.state.has_started for s in seen[:3]] == [True, True, False]
+    assert [s.state.waits_in_it for s in seen[:3]] == [True, False, False]
+    assert [s.state.waits_for for s in seen[:3]] == ["t/a", "", "t/b"]
+
+
+def test_what_a_rank_says_later_does_not_cover_its_answer(watches):
+    look_until(watches[0], ["open", "open", "open", "never"])
+    hello = {"hello": watches[0]._endpoint.token, "state": asdict(RankState(3))}
+    with socket.create_connection(("127.0.0.1", watches[0]._endpoint.port), 5.0) as client:
+        lines = client.makefile("rwb", buffering=0)
+        lines.write(json.dumps(hello).encode() + b"\n")
+        assert "welcome" in json.loads(lines.readline())
+        found: list[list[Observation] | None] = []
+        asks = threading.Thread(target=lambda: found.append(watches[0].observe(watches[0]._journal.begin("t/b"))))
+        asks.start()
+        number = json.loads(lines.readline())["answer"]
+        late, answer = ({"answer": n, "state": asdict(RankState(3, step=n, has_started=True))} for n in (-1, number))
+        for message in (answer, {"state": asdict(RankState(3))}, late):
+            lines.write(json.dumps(message).encode() + b"\n")
+        asks.join()
+    assert found[0][3].answered
+    assert found[0][3].state.has_started
+    assert found[0][3].state.step == number
+
+
+def test_any_rank_may_ask_and_reads_who_has_left(watches):
+    look_until(watches[2], ["open", "open", "open", "never"])
+    watches[1].close("it closed its world")
+    seen = look_until(watches[2], ["open", "left", "open", "never"])
+    assert seen[1].farewell == "it closed its world"
+
+
+def test_a_rank_can_ask_after_rank_0_has_left(watches):
+    look_until(watches[2], ["open", "open", "open", "never"])
+    watches[0].close()
+    assert look_until(watches[2], ["left", "open", "open", "never"])
+
+
+def test_a_stranger_is_not_let_in():
+    board = Board(2, one_host=True)
+    watch = Watch(a_journal(0, 2), 600.0, board.endpoint, board)
+    look_until(watch, ["open", "never"])
+    with socket.create_connection(("127.0.0.1", board.endpoint.port), 5.0) as stranger:
+        stranger.sendall(b'{"hello": "1234", "state": {"rank": 1}}\n')
+        assert stranger.recv(100) == b""
+    look_until(watch, ["open", "never"])
+    watch.close()
+
+
+def test_a_fault_of_the_board_is_told_and_not_taken_for_a_stranger(monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
+    board = Board(2, one_host=True)
+    watch = Watch(a_journal(0, 2), 600.0, board.endpoint, board)
+    look_until(watch, ["open", "never"])
+    hello = {"hello": board.endpoint.token, "state": {"rank": 1}}
+    with socket.create_connection(("127.0.0.1", board.endpoint.port), 5.0) as client:
+        client.sendall(json.dumps(hello).encode() + b'\n{"ask": {"without": "hangs"}}\n[17\n')
+        while client.recv(1000):  # until the board hangs up
+            pass
+    look_until(watch, ["open", "lost"])
+    watch.close()
+    assert "lets rank 1 go by a fault of its own" in caplog.text
+    assert "JSONDecodeError" in caplog.text
+    assert "did not answer a query by a fault of its own" in caplog.text
+    assert "KeyError: 'hangs'" in caplog.text
+
+
+def test_a_watch_that_does_not_start_is_an_error(monkeypatch):
+    async def fails(*_, **__):
+        raise OSError(24, "Too many open files")
+
+    board = Board(2, one_host=True)
+    monkeypatch.setattr("asyncio.start_server", fails)
+    with pytest.raises(comm.StartError, match=r"watch over collectives does not start: .*Too many open files"):
+        Watch(a_journal(0, 2), 600.0, board.endpoint, board)
+
+
+def test_report_failure_reaches_the_board_and_those_of_rank_0_the_others(watches, monkeypatch):
+    look_until(watches[2], ["open", "open", "open", "never"])
+    monkeypatch.setattr("partial_fc.comm.watch.watchdog._open_watches", {watches[1]})
+    comm.report_failure(ValueError("record 17\nis damaged"))
+    seen = look_until(watches[2], ["open", "left", "open", "never"])
+    assert seen[1].farewell == "it failed; ValueError: record 17 is damaged"
+    monkeypatch.setattr("partial_fc.comm.watch.watchdog._open_watches", {watches[0]})
+    comm.report_failure(KeyboardInterrupt())
+    look_until(watches[2], ["left", "left", "open", "never"])
+    assert watches[2]._why_rank_0_left == "it failed; KeyboardInterrupt"
+
+
+def test_time_counts_from_the_second_look_and_a_gpu_that_is_done_waits_no_longer(watches):
+    journal = watches[0]._journal
+    call, on_gpu = journal.begin("t/a"), journal.begin("t/on_gpu")
+    call.waited_s = on_gpu.waited_s = -1.0
+    ready = False
+    on_gpu.done = lambda: ready
+    for _ in range(3):
+        watches[0]._count_waiting(10.0)
+    assert call.waited_s >= 20.0
+    assert on_gpu in journal.in_flight
+    ready = True
+    watches[0]._count_waiting(10.0)
+    assert journal.in_flight == {call}
+
+
+def test_a_watch_that_fails_says_so(monkeypatch, caplog):
+    def fails(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Watch, "_count_waiting", fails)
+    monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
+    board = Board(1, one_host=True)
+    watch = Watch(a_journal(0, 1), 0.08, board.endpoint, board)  # looks every 10 ms
+    for _ in range(500):
+        if caplog.records:
+            break
+        look_until(watch, ["open"])
+    watch.close()
+    assert "ended by a fault of its own" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_journal_numbers_calls_by_name_and_in_all():
+    journal = Journal()
+    calls = [journal.begin(name) for name in ("a", "b", "a")]
+    assert [(call.nth, call.number) for call in calls] == [(1, 1), (1, 2), (2, 3)]
+    assert journal.oldest_in_flight() is calls[0]
+    journal.in_flight.discard(calls[0])
+    assert journal.oldest_in_flight() is calls[1]
+
+
+def test_addresses_of_an_interface():
+    assert local_addresses("lo") == ["127.0.0.1"]
+    assert local_addresses()
+    with pytest.raises(ValueError, match="--network-interface nowhere0: does not exist on"):
+        local_addresses("nowhere0")
+
+
+@pytest.mark.parametrize("timeout_s", [-1.0, float("nan"), float("inf")])
+def test_a_timeout_that_is_no_time_is_refused(timeout_s):
+    with pytest.raises(ValueError, match="timeout"):
+        comm.SingleWorld().watch(timeout_s)
+
+
+def test_what_the_backend_raises_is_told_with_name_step_and_rank(monkeypatch):
+    world = comm.SingleWorld()
+    world.step = 3
+
+    def fails(*_):
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(world, "_all_reduce", lambda t, op, name: fails)
+    with pytest.raises(comm.CollectiveError, match=r"t/a failed on rank 0, step 3, call 1.*closed by peer") as error:
+        world.all_reduce(torch.ones(2), name="t/a")
+    assert str(error.value.__cause__) == "Connection closed by peer"
+    monkeypatch.setattr(world, "_all_gather", fails)
+    with pytest.raises(comm.CollectiveError, match="t/b failed"):
+        world.start_all_gather(torch.ones(2), name="t/b")
+    assert not world.journal.in_flight

@@ -1,0 +1,51 @@
+"""Caffe2's minidb files, against bytes written out by hand."""
+
+import struct
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from partial_fc.data.databases import minidb_file
+
+# What MiniDB of caffe2/core/db.cc writes on x86: two int32, key, value.
+BYTES = b"\x03\x00\x00\x00\x02\x00\x00\x00abcXY" + b"\x01\x00\x00\x00\x00\x00\x00\x00k"
+ITEMS = [(b"abc", b"XY"), (b"k", b"")]
+
+
+def test_bytes_as_caffe2_has_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.mdl"
+    minidb_file.write(path, iter(ITEMS))
+    assert path.read_bytes() == BYTES
+    assert list(minidb_file.read(path)) == ITEMS
+    edges = minidb_file.offsets(path).tolist()
+    assert edges == [0, 13, 22]
+    assert [minidb_file.pair(BYTES[a:b]) for a, b in pairwise(edges)] == ITEMS
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (BYTES[:-1], "byte 13: .*lengths 1 and 0.*cut short"),
+        (BYTES[:16], "byte 13: .*cut short"),
+        (struct.pack("<ii", -1, 5) + bytes(9), "byte 0: .*lengths -1 and 5"),
+        (b"\xff\xd8\xff\xe0 a JPEG", "no minidb file"),
+    ],
+)
+def test_what_is_none(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "a.mdl"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        list(minidb_file.read(path))
+    with pytest.raises(ValueError, match=message):
+        minidb_file.offsets(path)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.mdl"
+    path.write_bytes(BYTES)
+    with pytest.raises(ValueError, match="keys of at least 1"):
+        minidb_file.write(path, [(b"", b"x")])
+    assert path.read_bytes() == BYTES
+    assert list(tmp_path.iterdir()) == [path]

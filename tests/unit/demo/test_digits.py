@@ -1,0 +1,100 @@
+"""scikit-learn's digits as MNIST's files."""
+
+import gzip
+import hashlib
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from partial_fc.data.idx import names, read_set
+from partial_fc.verbs.demo.digits import NUM_TRAIN, DigitsOptions, enlarge, load, write_digits
+
+
+@pytest.fixture(scope="module")
+def scans() -> Any:
+    # Imported here: every process collects this file, one runs it.
+    from sklearn.datasets import load_digits
+
+    return load_digits()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("digits") / "new"
+    write_digits(DigitsOptions(out=out))
+    return out
+
+
+def test_every_scan_is_in_one_of_the_two_sets(folder, scans):
+    train, test = read_set(folder, "train"), read_set(folder, "t10k")
+    assert len(train.label_N) == NUM_TRAIN == 1287
+    assert len(test.label_N) == 510
+    np.testing.assert_array_equal(np.concatenate((train.label_N, test.label_N)), scans.target)
+    assert set(test.label_N) == set(range(10))
+
+
+def test_split_is_where_a_form_begins(scans):
+    """Forms begin with 0 to 9, three times; the text says that the split is at such a place."""
+    np.testing.assert_array_equal(scans.target[NUM_TRAIN : NUM_TRAIN + 20], list(range(10)) * 2)
+
+
+def test_looks_like_mnist(folder):
+    """28 x 28, white on black, and as MNIST's description says the centre of mass in the middle."""
+    image_NHW = read_set(folder, "train").image_NHW
+    assert image_NHW.shape[1:] == (28, 28)
+    assert image_NHW.max() == 255
+    assert (image_NHW.max(axis=(1, 2)) > 200).all()
+    edge = np.concatenate((image_NHW[:, 0], image_NHW[:, -1], image_NHW[:, :, 0], image_NHW[:, :, -1]))
+    assert not edge.any()
+    mass_N = image_NHW.sum(axis=(1, 2))
+    for axis in (1, 2):
+        centre_N = (image_NHW.sum(axis=3 - axis) * (np.arange(28) + 0.5)).sum(axis=1) / mass_N
+        assert np.abs(centre_N - 14).max() <= 0.5
+
+
+def test_enlarging_equals_opencvs_cubic_but_for_the_edge(scans):
+    """OpenCV's cubic has another coefficient and repeats the edge; inside, both draw the same digit."""
+    scan_N88 = scans.images[:50].astype(np.int64)
+    for scan, ours in zip(scan_N88, enlarge(scan_N88), strict=True):
+        theirs = cv2.resize(scan.astype(np.float64), (20, 20), interpolation=cv2.INTER_CUBIC)
+        rows, columns = (np.flatnonzero(ours.any(axis)) for axis in (1, 0))
+        best = max(
+            np.corrcoef(theirs.ravel(), ours[top : top + 20, left : left + 20].ravel())[0, 1]
+            for top in range(max(0, rows[-1] - 19), min(8, rows[0]) + 1)
+            for left in range(max(0, columns[-1] - 19), min(8, columns[0]) + 1)
+        )
+        assert best > 0.98
+
+
+def test_same_bytes_on_every_machine():
+    """The pixels are whole-number arithmetic; this is what they come to."""
+    digest = hashlib.sha256(b"".join(load()[split].image_NHW.tobytes() for split in ("train", "t10k"))).hexdigest()
+    assert digest == "7cbf506a7606c259dd6afef1f8b27a9cb0808761bae0984671f64c1f8b03c975"
+
+
+def test_plain_files_hold_the_same_and_writing_again_gives_the_same_bytes(folder, tmp_path):
+    write_digits(DigitsOptions(out=tmp_path / "plain", plain=True))
+    write_digits(DigitsOptions(out=tmp_path / "again"))
+    for split in ("train", "t10k"):
+        for name in names(split):
+            compressed = (folder / f"{name}.gz").read_bytes()
+            assert gzip.decompress(compressed) == (tmp_path / "plain" / name).read_bytes()
+            assert compressed == (tmp_path / "again" / f"{name}.gz").read_bytes()
+
+
+def test_picture(folder):
+    sheet = cv2.imread(str(folder / "digits.png"))
+    assert sheet.shape == (10 * 28 * 2, 20 * 28 * 2, 3)
+    assert sheet.any(axis=(1, 2)).mean() > 0.5
+
+
+def test_existing_files_are_left_alone(folder):
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.gz exists; remove it"):
+        write_digits(DigitsOptions(out=folder, plain=True))
+
+
+def test_an_empty_scan_is_refused():
+    with pytest.raises(ValueError, match="scan 1 cannot be centred"):
+        enlarge(np.stack((np.full((8, 8), 16), np.zeros((8, 8), np.int64))))

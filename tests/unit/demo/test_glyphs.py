@@ -1,0 +1,281 @@
+"""The demo's characters: the same bytes again, true labels, characters and typefaces that are never trained."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from partial_fc.data import RecordSource
+from partial_fc.data.decode import decode
+from partial_fc.data.pairs import read_pairs
+from partial_fc.data.recordio import RecordReader, unpack
+from partial_fc.verbs.demo import glyphs
+from partial_fc.verbs.demo.glyphs import GlyphOptions, build
+from partial_fc.verbs.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, characters, choose, find_fonts
+from partial_fc.verbs.demo.glyphs_pairs import SETS, lookalikes
+from partial_fc.verbs.demo.glyphs_render import Glyph, Pen, drawing, workers
+
+pytestmark = pytest.mark.slow
+
+FONTS = Path("/usr/share/fonts")
+SMALL = GlyphOptions(out=Path("unused"), num_classes=12, images_per_typeface=2, num_unseen=60, pairs=60, jobs=1, seed=3)
+
+
+@pytest.fixture(scope="module")
+def fonts() -> Iterator[list[Font]]:
+    """Read once: their tables of characters take longer than a small set."""
+    fonts = find_fonts(FONTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(glyphs, "find_fonts", lambda root: fonts if root == FONTS else find_fonts(root))
+        yield fonts
+
+
+@pytest.fixture(scope="module")
+def pen(fonts: list[Font]) -> Pen:
+    return Pen(tuple((font.path, font.index) for font in fonts), size=40, quality=90, seed=0)
+
+
+@pytest.fixture(scope="module")
+def folder(fonts: list[Font], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("glyphs") / "set"
+    build(replace(SMALL, out=out))
+    return out
+
+
+def read_pair_list(folder: Path, name: str) -> list[list[str]]:
+    """[character, typeface, character, typeface, same|different] of each pair."""
+    return [line.split("\t") for line in (folder / f"{name}.tsv").read_text(encoding="utf-8").splitlines()]
+
+
+def read_classes(folder: Path) -> list[str]:
+    return [line.split("\t")[1] for line in (folder / "classes.txt").read_text(encoding="utf-8").splitlines()]
+
+
+# ---- the same bytes
+
+
+def test_a_larger_set_from_more_processes_starts_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    larger = tmp_path / "larger"
+    build(replace(SMALL, out=larger, num_classes=15, jobs=2))
+    assert read_classes(larger)[:12] == read_classes(folder)
+    for name in SETS:
+        for file in (f"{name}.bin", f"{name}.tsv"):
+            assert (folder / file).read_bytes() == (larger / file).read_bytes(), file
+    with RecordReader(folder / "train.rec") as ours, RecordReader(larger / "train.rec") as theirs:
+        assert all(ours.read(key) == theirs.read(key) for key in range(1, 1 + 12 * 7 * 2))
+
+
+def test_another_seed_gives_other_characters(fonts: list[Font]) -> None:
+    standing = characters(fonts)
+    classes, unseen = choose(standing, 200, 100, seed=0)
+    other_classes, other_unseen = choose(standing, 200, 100, seed=1)
+    assert len(set(classes) & set(other_classes)) < 20
+    assert len(set(unseen) & set(other_unseen)) < 20
+
+
+# ---- the training set
+
+
+def test_records_are_those_of_insightface(folder: Path) -> None:
+    lines = (folder / "train.lst").read_text().splitlines()
+    with RecordReader(folder / "train.rec") as records:
+        header, content = unpack(records.read(0))
+        first_class, end = 1 + len(lines), 1 + len(lines) + 12
+        assert (header.flag, header.label.tolist(), content) == (2, [first_class, end], b"")
+        assert list(records.keys) == list(range(end))
+        next_image = 1
+        for label in range(12):
+            header, content = unpack(records.read(first_class + label))
+            first, stop = (int(key) for key in header.label)
+            assert (first, content) == (next_image, b"")
+            for key in range(first, stop):
+                header, content = unpack(records.read(key))
+                assert (header.flag, header.label.tolist(), header.id) == (2, [label, 1.0], key)
+                assert content[:2] == b"\xff\xd8"
+                assert lines[key - 1].split("\t")[0::2] == ["1", str(label)]
+            next_image = stop
+        assert next_image == first_class
+    assert (folder / "property").read_text() == "12,40,40\n"
+
+
+def test_the_loader_s_source_reads_it(folder: Path) -> None:
+    source = RecordSource(folder)
+    assert source.num_classes == 12
+    assert len(source) == len((folder / "train.lst").read_text().splitlines()) == 12 * 7 * 2
+    np.testing.assert_array_equal(source.labels(), np.repeat(np.arange(12), 7 * 2))
+
+
+def test_no_image_is_blank_or_cut(folder: Path) -> None:
+    source = RecordSource(folder)
+    files = [source.read(i).image for i in range(len(source))]
+    for name in SETS:
+        files += read_pairs(folder / f"{name}.bin").images
+    assert len(set(files)) == len(files)  # every image has a distortion of its own
+    for file in files:
+        assert isinstance(file, bytes)
+        image = decode(file)
+        assert image.shape == (40, 40, 3)
+        paper, ink = np.percentile(image, [90, 2])
+        assert paper - ink > 40
+        # Noise is at most 17 levels from the paper; what is much darker at the rim is a stroke cut off.
+        rim = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])[:, 0]
+        assert (rim < paper - 60).mean() < 0.05
+
+
+def test_the_typeface_of_the_tests_is_never_trained(folder: Path) -> None:
+    lines = (folder / "train.lst").read_text().splitlines()
+    names = {line.split("\t")[1].split("/")[1].rsplit("-", 1)[0] for line in lines}
+    assert names == {TYPEFACES[i].name for i in CHINESE} - {"ukai"}
+
+
+# ---- the verification sets
+
+
+def test_tested_characters_are_not_trained(folder: Path) -> None:
+    unseen = set(json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["unseen"])
+    assert len(unseen) == 60
+    assert not unseen & set(read_classes(folder))
+    for name in SETS:
+        shown = {character for line in read_pair_list(folder, name) for character in (line[0], line[2])}
+        assert len(shown) > 30
+        assert shown <= unseen
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_folds_are_balanced_and_labels_true(folder: Path, name: str) -> None:
+    same = read_pairs(folder / f"{name}.bin").same
+    lines = read_pair_list(folder, name)
+    assert same.reshape(10, 6).sum(axis=1).tolist() == [3] * 10
+    assert [line[0] == line[2] for line in lines] == same.tolist()
+    assert [line[4] == "same" for line in lines] == same.tolist()
+    assert all(line[1] != line[3] for line in lines)
+    impostors = [frozenset((line[0], line[2])) for line in lines if line[4] == "different"]
+    assert len(set(impostors)) == len(impostors)
+    if name == "unseen_font":
+        assert all(line[1] == "ukai" and line[3] != "ukai" for line in lines)
+    else:
+        assert all("ukai" not in line for line in lines)
+    if name != "lookalike":
+        folds = [{c for line in lines[6 * i : 6 * i + 6] for c in (line[0], line[2])} for i in range(10)]
+        assert sum(map(len, folds)) == len(set.union(*folds))
+
+
+def test_lookalikes_are_the_nearest_ones() -> None:
+    rng = np.random.default_rng(0)
+    shape_NTP = rng.standard_normal((23, 3, 8)).astype(np.float32)
+    shape_NTP /= np.linalg.norm(shape_NTP, axis=2, keepdims=True)
+    similarity = np.einsum("atp,btp->ab", shape_NTP, shape_NTP) / 3
+    np.fill_diagonal(similarity, -9)
+    nearest = similarity.argmax(axis=1)
+    first_round = {frozenset((a, int(b))) for a, b in enumerate(nearest)}
+    found = [frozenset(pair) for pair in lookalikes(shape_NTP, 60)]
+    assert len(set(found)) == 60
+    assert set(found[: len(first_round)]) == first_round
+    assert {frozenset(pair) for pair in lookalikes(shape_NTP, 23 * 11)} == {
+        frozenset((a, b)) for a in range(23) for b in range(a)
+    }
+
+
+def test_lookalikes_overlap_more_than_strangers(folder: Path, pen: Pen) -> None:
+    means = {}
+    for name in ("unseen", "lookalike"):
+        pairs = [line for line in read_pair_list(folder, name) if line[4] == "different"]
+        shapes = [[pen.shape(Glyph(ord(line[i]), 0)) for i in (0, 2)] for line in pairs]
+        means[name] = np.mean([a @ b for a, b in shapes])
+    assert means["lookalike"] > means["unseen"] + 0.05
+
+
+# ---- fonts and what they lack
+
+
+def test_a_typeface_is_used_only_for_what_it_draws(pen: Pen) -> None:
+    """UKai maps U+359E to an empty outline; Micro Hei draws U+4E7E and U+4E81 with one."""
+    wanted = {code: CHINESE for code in (0x359E, 0x4E7E, 0x4E81, 0x4E00)}
+    with workers(1) as run:
+        drawn = glyphs._drawn(pen, run, wanted)
+    microhei = next(i for i in CHINESE if TYPEFACES[i].name == "microhei")
+    assert not drawing(pen, 0x359E, NEVER_TRAINED).any()
+    assert NEVER_TRAINED not in drawn[0x359E]
+    assert drawn[0x4E7E] == drawn[0x4E81] == tuple(i for i in CHINESE if i != microhei)
+    assert drawn[0x4E00] == CHINESE
+
+
+def test_characters_need_five_typefaces() -> None:
+    held = [{1, 2}, {1, 2}, {1, 2}, {1, 2}, {2}, {3}]
+    fonts = [Font(Path("x"), 0, "1", frozenset(codes)) for codes in held]
+    assert characters(fonts) == {2: (0, 1, 2, 3, 4)}
+
+
+def test_characters_of_all_chinese_typefaces_come_first() -> None:
+    standing = {code: CHINESE if code % 2 else CHINESE[:5] for code in range(100)}
+    classes, unseen = choose(standing, num_classes=70, num_unseen=20, seed=0)
+    assert all(code % 2 for code in unseen + classes[:30])
+    assert not any(code % 2 for code in classes[30:])
+    assert len(set(classes + unseen)) == 90
+    with pytest.raises(ValueError, match="at most 80 classes"):
+        choose(standing, num_classes=81, num_unseen=20, seed=0)
+    with pytest.raises(ValueError, match="only 50 characters"):
+        choose(standing, num_classes=1, num_unseen=51, seed=0)
+
+
+def test_ranges_and_scripts(fonts: list[Font]) -> None:
+    """The issue's count, for the versions of Debian 12; other versions may only have more."""
+    standing = characters(fonts)
+    assert len(standing) >= 38_694
+    assert sum(set(CHINESE) <= set(places) for places in standing.values()) >= 18_366
+    assert all(NEVER_TRAINED not in standing[code] for code in range(0xAC00, 0xD7A4))
+
+
+def test_missing_fonts_name_their_packages(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"apt-get install fonts-arphic-ukai fonts-arphic-uming fonts-nanum"):
+        build(replace(SMALL, out=tmp_path / "set", fonts=tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+# ---- whole, or not there at all
+
+
+def test_an_interrupted_build_leaves_nothing(
+    fonts: list[Font], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(glyphs, "write_pairs", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        build(replace(SMALL, out=tmp_path / "set"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_second_build_returns_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(glyphs, "find_fonts", lambda root: pytest.fail("it started to build"))
+    build(replace(SMALL, out=folder, jobs=2))
+    assert "there already" in capsys.readouterr().out
+
+
+def test_other_options_or_damage_are_errors(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    with pytest.raises(ValueError, match=r"image_size 40 \(asked for: 48\)"):
+        build(replace(SMALL, out=copy, image_size=48))
+    with open(copy / "train.rec", "ab") as file:
+        file.truncate(1000)
+    with pytest.raises(ValueError, match=r"train\.rec: got 1000 bytes"):
+        build(replace(SMALL, out=copy))
+    (copy / "manifest.json").unlink()
+    with pytest.raises(ValueError, match="is no glyph set"):
+        build(replace(SMALL, out=copy))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("pairs", 6010), ("num_classes", 0), ("quality", 101), ("num_unseen", 100), ("image_size", 8)]
+)
+def test_options_are_checked(field: str, value: int) -> None:
+    with pytest.raises(ValueError, match=field.replace("_", "-")):
+        GlyphOptions(out=Path("x"), **{field: value})

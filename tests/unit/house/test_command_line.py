@@ -1,0 +1,376 @@
+"""What a command line is refused for, and how it is told: every number of every recipe and verb, near names, help."""
+
+import ast
+import dataclasses
+import errno
+import itertools
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import pytest
+
+import partial_fc
+from partial_fc import cli
+from partial_fc.data.recordio import RecordWriter, pack
+from partial_fc.errors import UsageError
+from partial_fc.flags import command_line
+from partial_fc.flags.numbers import check_numbers, flag
+from partial_fc.verbs import train as train_command
+from partial_fc.verbs.launcher.options import LaunchOptions
+from recipes import face, imagenet, kinetics, mnist, mnist_kvstore
+from recipes.compat import insightface
+
+ROOT = Path(partial_fc.__file__).parent.parent
+# Command lines with which nothing is wrong.
+RIGHT: dict[str, tuple[Any, str]] = {
+    "face": (face.parse, "--dataset synthetic --num-classes 50 --lr-scheduler step"),
+    "mnist": (mnist.parse, ""),
+    "mnist on mxnet": (mnist_kvstore.parse, "--engine mxnet"),
+    "imagenet": (imagenet.parse, "--train-data x --head partial-fc"),
+    "kinetics": (kinetics.parse, "--train-list a --val-list b --model slowfast_4x16_resnet50_kinetics400"),
+}
+HUGE = 10**30
+
+
+def numeric(options: Any) -> Iterator[tuple[str, type, int]]:
+    """(field, int or float, how many it takes; 0: one or more in a tuple) of each field that is a number, or several;
+    1: not in a tuple."""
+    for name, kind in get_type_hints(options, include_extras=True).items():
+        while get_origin(kind) is Annotated:
+            kind = get_args(kind)[0]
+        kinds = [kind, *get_args(kind), *itertools.chain(*map(get_args, get_args(kind)))]
+        many = next((k for k in kinds if get_origin(k) is tuple), None)
+        for of in (int, float):
+            if of in kinds:
+                yield name, of, 1 if many is None else len(get_args(many)) * (Ellipsis not in get_args(many))
+
+
+def wrong_numbers(options: Any, make: Callable[..., Any]) -> Iterator[str]:
+    """Each field of a dataclass with numbers that it should refuse by its flag's name, and what it did instead.
+    make: field=value -> the dataclass."""
+    for name, of, count in numeric(options):
+        for number in (math.nan, -math.inf, math.inf, -1, 0, HUGE) if of is float else (-1, 0, HUGE, -HUGE):
+            value = of(number) if count == 1 else (of(number),) * (count or 1)
+            try:
+                make(**{name: value})
+            except ValueError as error:
+                if flag(name) not in str(error):
+                    yield f"{name} {number} is refused with {str(error)!r}"
+                continue
+            if number in (0, HUGE if of is float else 0) or (name, number) == ("head_clip", math.inf):
+                continue  # accepted with a meaning, or what check_numbers(ANY) is for
+            if number == -1 and name in SIGNED:
+                continue
+            yield f"{name} {number} is taken"
+
+
+# What a verb needs, so that nothing else is wrong with it.
+ALSO: dict[str, dict[str, Any]] = {
+    "launch": {"num_workers": 2, "launcher": "local"},
+    "embed": {"images": (Path("x"),), "out": Path("x.npz")},
+    "evaluate": {"ijb": ROOT},
+    "export": {"onnx": Path("x.onnx")},
+    "data show": {"out": Path("x.png")},
+}
+# Numbers that may be negative.
+SIGNED = ("margins", "input_mean", "image_mean_per_channel")
+
+
+@pytest.mark.parametrize("command", RIGHT)
+def test_every_number_of_a_recipe_is_refused_by_name_where_it_has_no_meaning(command):
+    parse, words = RIGHT[command]
+    found = parse(words.split())
+    config = found[0] if isinstance(found, tuple) else found
+    groups = {name: group for name, group in vars(config).items() if dataclasses.is_dataclass(group)}
+    wrong = list(wrong_numbers(type(config), lambda **values: dataclasses.replace(config, **values)))
+    for name, group in groups.items():
+
+        def make(name=name, group=group, **values):
+            dataclasses.replace(config, **{name: dataclasses.replace(group, **values)})
+
+        wrong += wrong_numbers(type(group), make)
+    assert wrong == []
+    num_fields = sum(1 for part in (config, *groups.values()) for _ in numeric(type(part)))
+    assert num_fields > 10
+
+
+@pytest.mark.parametrize("verb", [*(name for name in cli.VERBS if name not in cli._OWN_READERS), "launch"])
+def test_every_number_of_a_verb_is_refused_by_name_where_it_has_no_meaning(verb):
+    options = LaunchOptions if verb == "launch" else cli.flags_of(verb)
+    right = dict(ALSO.get(verb, {}))
+    for field in dataclasses.fields(options):
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            right.setdefault(field.name, 2 if field.type is int else Path("x"))
+
+    def make(**values):
+        made = options(**{**right, **values})
+        if not hasattr(options, "__post_init__"):
+            check_numbers(made)  # as command_line.parse does
+
+    assert list(wrong_numbers(options, make)) == []
+
+
+@pytest.mark.parametrize(
+    ("ranges", "value", "says"),
+    [
+        ({}, math.nan, "--a is nan; expected at least 0"),
+        ({}, math.inf, "--a is inf; expected at least 0 and finite"),
+        ({"a": "[0, inf]"}, math.inf, ""),
+        ({"a": "(0, 1]"}, 0.0, "--a is 0.0; expected more than 0 and at most 1"),
+        ({"a": "(0, 1]"}, 1.0, ""),
+        ({"a": "[0, 1)"}, 1.0, "--a is 1.0; expected at least 0 and less than 1"),
+        ({"a": "(-inf, inf)"}, -1e30, ""),
+        ({"a": "(-inf, inf)"}, math.nan, "--a is nan; expected a number"),
+        ({}, 2**63, "at most 9223372036854775807"),
+        ({"a": 1}, (2, 0), "--a is 0; expected at least 1"),
+        ({"a": 1}, None, ""),
+        ({"a": 1}, False, ""),
+    ],
+)
+def test_ranges(ranges, value, says):
+    group = dataclasses.make_dataclass("Group", [("a", Any)])(value)
+    if not says:
+        check_numbers(group, **ranges)
+        return
+    with pytest.raises(ValueError, match=re.escape(says)):
+        check_numbers(group, **ranges)
+
+
+# ---- words that are none
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("face --netwrok r50", "--netwrok is no flag here; did you mean --network?"),
+        ("face --sample 0.1", "--sample is no flag here; did you mean --sample-rate?"),
+        ("face --debug 1", "--debug is no flag here: made-up data is --dataset 100w"),
+        ("face --backbone rx101 --rec x", "; InsightFace lists it, too, and has no code for it"),
+        ("face --sample_ratio 0.1", "--sample_ratio is no flag here: it is --sample-rate"),
+        ("face --dataset emor", "did you mean emore?"),
+        ("face --network r51", "--network is r51; expected one of r18, r34, r50"),
+        ("face --backbone r51", "--backbone is r51"),
+        ("face --dataset 100w --lr fast", "--lr is fast; expected a number"),
+        ("face --dataset 100w --batch_size 1.5", "--batch_size is 1.5; expected a whole number"),
+        ("face --dataset 100w --sample_rate 2", "--sample_rate is 2.0; expected more than 0 and at most 1"),
+        ("face --dataset 100w r50", "'r50' belongs to no flag"),
+        ("face --dataset 100w --bs 0", "--bs is 0; expected at least 1"),
+        ("face --dataset 100w --learning_rate=-1", "--learning_rate is -1.0; expected at least 0"),
+        ("imagenet --train_data x --bs 4", "--bs is no flag here; did you mean --batch-size?"),
+        ("face --network resnet50", "mini; it is r50 here"),
+        ("face --network ViT_B", "mini; there is no vision transformer yet"),
+        ("face --data x", "--data is no flag here: it is --rec"),
+        ("face --using_wandb", "it is --wandb PROJECT"),
+        ("face --imgsz 64", "it is --image-size"),
+        ("face --rec", "--rec needs a value"),
+        ("face --dataset", "--dataset needs a value"),
+        ("face --dataset 100w --margins 1 2", "--margins is 1 2; expected a number 3 times"),
+        ("face", "--rec DIR is missing"),
+        ("imagenet", "--train-data is missing: An LMDB, a LevelDB or a minidb file"),
+        ("imagenet --train_data x --base_learning_rate nan", "--base_learning_rate is nan"),
+        ("imagenet --train_data x --bas_learning_rate 1", "did you mean --base_learning_rate?"),
+        ("kinetics --num-epoch 1", "did you mean --num-epochs?"),
+        ("mnist --opt_level O2", "O2 --precision fp16-o2"),
+        ("mnist -g 0", "-g is 0; expected at least 1"),
+        ("fase", "no recipe 'fase'; did you mean face?"),
+        ("qqqqqq", "no recipe 'qqqqqq'. There are face, imagenet"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_what_was_typed(words, says, capsys):
+    assert train_command.main(words.split(), "train.py") == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+
+
+def test_a_wrong_flag_of_a_verb(capsys):
+    assert cli.run("plan", ["--clases", "5"]) == 2
+    assert "partial-fc plan: --clases is no flag here; did you mean --classes?" in capsys.readouterr().err
+    assert cli.run("bench head", ["--np", "0"]) == 2
+    assert "partial-fc bench head: --np is 0; expected at least 1" in capsys.readouterr().err
+
+
+def test_a_configuration_in_place_of_the_recipe(tmp_path, capsys):
+    path = tmp_path / "ms1mv3_r50.py"
+    path.write_text("from easydict import EasyDict as edict\nconfig = edict()\nconfig.rec = '/data'\n")
+    for word in (str(path), str(path.with_suffix(""))):
+        assert train_command.main([word], "train.py") == 2
+        assert f"not a recipe: train.py face --config {word}" in capsys.readouterr().err
+    config, notes = face.parse(["--config", str(path.with_suffix(""))])
+    assert (config.optim.clip, config.head.head_clip, notes) == (5.0, math.inf, [])
+    with pytest.raises(UsageError, match=r"no such file; did you mean ms1mv3_r50\?"):
+        face.parse(["--config", str(tmp_path / "ms1mv3_r5")])
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--bs 7 --wd 0.25 --workers 3", "--batch-size 7 --weight-decay 0.25 --num-workers 3"),
+        ("--learning_rate=0.5", "--lr=0.5"),
+        ("--num-classes 5 --master_addr none", "--num-classes 5"),
+    ],
+)  # fmt: skip
+def test_other_names_of_flags_do_the_same(theirs, ours):
+    assert face.parse(["--dataset", "100w", *theirs.split()]) == face.parse(["--dataset", "100w", *ours.split()])
+
+
+def test_what_the_near_names_of_face_lead_to_is_there():
+    flags = {flag(name) for name, _ in command_line._fields(face.Config)}
+    for theirs, words in insightface.ELSEWHERE.items():
+        assert set(re.findall(r"(?<!\w)--[a-z-]+", words)) <= flags, theirs
+        assert flag(theirs) not in flags
+
+
+def test_a_network_of_a_configuration_that_is_not_there_ends_before_anything_is_made(tmp_path):
+    path = tmp_path / "vit.py"
+    path.write_text("from easydict import EasyDict as edict\nconfig = edict()\nconfig.network = 'vit_b'\n")
+    words = ["--config", str(path), "--dataset", "100w"]
+    with pytest.raises(UsageError, match=r"network is vit_b; .*there is no vision transformer yet"):
+        face.parse(words)
+    assert face.parse([*words, "--network", "r18"])[0].model.network == "r18"
+
+
+# ---- image size
+
+
+@pytest.mark.parametrize(
+    ("says", "typed", "size", "noted"),
+    [
+        ("12,64,64", "", 64, False),
+        ("12,64,64", "--image-size 112", 112, True),
+        ("12,64,48", "", 112, True),
+        ("12,0,0", "", 112, False),
+    ],
+)
+def test_images_are_taken_at_the_size_that_the_set_says(tmp_path, says, typed, size, noted):
+    with RecordWriter(tmp_path / "train.rec") as writer:
+        writer.write(0, pack(0.0, b"an image", 0))
+    (tmp_path / "property").write_text(f"{says}\n")
+    config, notes = face.parse(["--rec", str(tmp_path), *typed.split()])
+    assert (config.data.image_size, notes) == (size, [])
+    told = [note for note in face._notes(config, face._source(config.data)) if "resized" in note]
+    assert bool(told) == noted
+
+
+def test_the_number_of_images_is_about_synthetic_data_only_where_it_was_typed(tmp_path):
+    config = tmp_path / "config.py"
+    config.write_text(
+        "from easydict import EasyDict as edict\nconfig = edict()\nconfig.rec = '/data'\nconfig.num_image = 9\n"
+    )
+    assert face.parse(["--config", str(config)])[1] == []
+    assert face.parse(["--dataset", "emore", "--rec", "/data"])[1] == []
+    (note,) = face.parse(["--rec", "/data", "--num_images", "9"])[1]
+    assert "about synthetic data" in note
+
+
+# ---- help
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [("face", 60), ("face", 130), *((name, 60) for name in cli.VERBS if name not in cli._OWN_READERS)],
+)
+def test_help_is_as_wide_as_the_terminal_and_has_every_kind_right(name, columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/partial-fc"])
+    with pytest.raises(SystemExit):
+        train_command.main(["face", "--help-all"]) if name == "face" else cli.run(name, ["--help-all"])
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines()[1:])) <= columns
+    assert printed.startswith(f"usage: partial-fc {'train face' if name == 'face' else name} ")
+    assert "(default: )" not in printed
+    assert not re.search(r"\bNone\b|--flip PATH", printed)
+
+
+@pytest.mark.parametrize("verb", ["embed", "evaluate", "search"])
+def test_help_of_a_verb_leaves_flags_of_several_hosts_to_help_all(verb, capsys):
+    told = {}
+    for words in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            cli.run(verb, [words])
+        told[words] = capsys.readouterr().out
+    for name in ("--image-size", "--flip {True,False}", "--gpus", "--device"):
+        assert name in told["--help"]
+    for name in ("--master-addr", "--secret-file", "--comm-timeout", "--nodes INT"):
+        assert name not in told["--help"]
+        assert name in told["--help-all"]
+
+
+def printed(words: str, capsys) -> str:
+    with pytest.raises(SystemExit) as ended:
+        train_command.main(words.split(), "train.py")
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("recipe", ["face", "mnist", "imagenet", "kinetics", "mnist --engine mxnet"])
+def test_help_shows_what_matters_and_help_all_the_rest(recipe, capsys):
+    module = mnist_kvstore if "mxnet" in recipe else sys.modules[f"recipes.{recipe}"]
+    names = {field for field, _ in command_line._fields(module.Config)}
+    assert set(module._MATTER) <= names
+    short, whole = printed(f"{recipe} --help", capsys), printed(f"{recipe} --help-all", capsys)
+    for name in names:
+        shown = re.search(rf"(?m)^[│ ] (--?\w+ .*, )?{flag(name)}(,| [A-Z{{ ]|\s*$)", short) is not None
+        assert shown == (name in module._MATTER), name
+        assert flag(name) in whole
+    assert len(short.splitlines()) < 120
+    assert "--help-all shows all" in short
+    assert not re.search(r"\{None\}|<class|Error|recipes\.|partial_fc\.", short + whole)
+
+
+def test_help_and_mistakes_need_no_torch():
+    """Nor do the processes of a launch whose command line is wrong."""
+    code = (
+        "import sys\n"
+        "from partial_fc import train_command\n"
+        "for words in ('face --help', 'face --lrr 3', 'mnist --epochs 0', 'imagenet --help', 'kinetics --model x'):\n"
+        "    try:\n"
+        "        train_command.main(words.split())\n"
+        "    except SystemExit:\n"
+        "        pass\n"
+        "print('torch' in sys.modules)\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False\n")
+
+
+def test_the_list_of_recipes_fits_a_terminal(capsys):
+    assert train_command.main(["--help"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_version_of_the_trainer(capsys):
+    assert train_command.main(["--version"], "train.py") == 0
+    assert capsys.readouterr().out == f"partial-fc {partial_fc.__version__}\n"
+
+
+# ---- the index of messages
+
+
+def messages() -> list[str]:
+    """The texts in the sources, "{}" for what is put in."""
+    found = []
+    for path in [*(ROOT / "partial_fc").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                found.append("".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values))
+    return [*found, os.strerror(errno.ENOSPC)]
+
+
+def test_the_index_of_messages_quotes_what_is_printed():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"(?m)^\| `(.+?)` \|", page)
+    assert len(quoted) >= 40
+    corpus = "\n".join(messages())
+    for fragment in quoted:
+        pieces = [re.escape(piece.strip()) for piece in fragment.split("...") if piece.strip(" ;:.")]
+        assert re.search(r"[^\n]*?".join(pieces), corpus), fragment

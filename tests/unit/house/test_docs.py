@@ -1,0 +1,80 @@
+"""Commands and programs on the pages of docs can be typed as they stand: verbs and flags exist, the parser takes them,
+and programs that need no data run. (README.md: tests/recipes/first_hour.sh; docs/library.md: test_library.py.)"""
+
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from partial_fc import cli
+from partial_fc.flags.command_line import parse
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+_STARTS = r"(?:python train\.py|partial-fc|horovodrun|bash config\.sh|bash run\.sh|torchrun|mpirun|srun) "
+# Words that stand for something else there: a job of the reader's own, a value, what was said before.
+_PLACEHOLDERS = {"...", "JOB.py", "P", "S", "[GROUP]"}
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words of each indented command of a page, without what is said beside it."""
+    text = re.sub(r"\\\n +", "", page.read_text())
+    lines = re.findall(rf"^    ({_STARTS}.*)$", text, re.MULTILINE)
+    return [shlex.split(re.split(r"\s{2,}|\s# ", line)[0].replace("`", "")) for line in lines]
+
+
+ALL = [(page.name, words) for page in PAGES for words in commands(page) if not _PLACEHOLDERS & set(words)]
+
+
+def after(words: list[str], name: str) -> list[str]:
+    return words[words.index(name) + 1 :]
+
+
+@pytest.mark.parametrize(("page", "words"), ALL, ids=[f"{page}: {' '.join(words)[:70]}" for page, words in ALL])
+def test_a_command_is_taken_as_it_stands(page, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = next((word for word in words if word in ("train.py", "./train.py", "config.sh", "run.sh")), None)
+    if script in ("train.py", "./train.py"):
+        recipe, *flags = after(words, script)
+    elif script:
+        recipe, flags = "face", after(words, script)
+        if script == "run.sh":
+            while flags and (flags[0] == "--restarts" or not flags[0].startswith("-")):
+                flags = flags[2 if flags[0] == "--restarts" else 1 :]
+        if not {"--rec", "--dataset", "--config"} & set(flags):
+            flags = ["--dataset", "glyphs", "--rec", "demo/glyphs", *flags]
+    else:
+        name, rest = cli.find(words[1:])
+        assert name in cli.VERBS, words
+        if name in ("launch", "torture"):
+            return  # their own flags end where a command begins: tests/unit/verbs/test_launcher.py
+        if name == "train":
+            recipe, *flags = rest
+        else:
+            parse(cli.flags_of(name), rest, name)
+            return
+    importlib.import_module(f"recipes.{recipe}").parse(flags)
+
+
+def programs(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+
+
+def test_every_program_is_python():
+    found = {page.name: programs(page.name) for page in PAGES}
+    for page, blocks in found.items():
+        for block in blocks:
+            compile(block, page, "exec")
+    assert sum(map(len, found.values())) >= 7
+
+
+# The two that time a step for minutes of processor time are not run: `python -m benchmarks.head` is their like.
+@pytest.mark.parametrize(("page", "number"), [("benchmarks.md", 1), ("head.md", 0)])
+def test_a_program_that_needs_no_data_runs(page, number, tmp_path):
+    program = programs(page)[number]
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

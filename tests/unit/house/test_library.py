@@ -1,0 +1,59 @@
+"""The program of docs/library.md, as it stands there: the head inside DistributedDataParallel, with two processes."""
+
+import os
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from partial_fc.head import CosFace, PartialFC, reference
+from tests.recipes.launch import ranks
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+STEPS = 6
+
+
+def run(folder: Path, num_steps: int) -> list[float]:
+    (page,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
+    assert len(page.splitlines()) <= 45
+    (folder / "train.py").write_text(page)
+    printed = ranks(2, program, folder, num_steps)  # also what goes to stderr
+    return [float(loss) for loss in re.findall(r"^\d+ (\S+)$", printed, re.MULTILINE)]
+
+
+def program(folder: Path, num_steps: int) -> None:
+    os.chdir(folder)
+    sys.argv = ["train.py", str(num_steps)]
+    runpy.run_path("train.py", run_name="__main__")
+
+
+def dense_losses() -> list[float]:
+    """One process with the batches of both ranks, and all centres in one parameter."""
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16))
+    centre_CD = nn.Parameter(PartialFC(1001, 16, CosFace(16.0)).centres.clone())
+    optimizer = torch.optim.SGD([*backbone.parameters(), centre_CD], lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(STEPS):
+        batches = []
+        for rank in (0, 1):
+            random = torch.Generator().manual_seed(2 * step + rank)
+            batches.append((torch.randn(8, 32, generator=random), torch.randint(0, 1001, (8,), generator=random)))
+        image, label = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        optimizer.zero_grad()
+        loss = reference.loss(backbone(image), label, centre_CD, CosFace(16.0))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_the_page_trains_as_one_process_would_also_after_a_restart(tmp_path):
+    losses = run(tmp_path, STEPS // 2) + run(tmp_path, STEPS)
+    assert losses == pytest.approx(dense_losses(), rel=1e-5)

@@ -1,0 +1,201 @@
+"""The Triton kernel on a machine without a GPU: in Triton's interpreter, and through its compiler."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from partial_fc.head.active_rows import ActiveRows
+from partial_fc.head.kernels import LogitGrad, Logits, Sums, triton_choice, triton_kernels, triton_rows, triton_update
+from partial_fc.head.kernels.triton import TritonKernel
+from partial_fc.head.kernels.triton_choice import DeviceChoice
+from partial_fc.head.kernels.triton_pass import tiles_for
+from partial_fc.head.margin import ArcFace, Negatives
+from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD, RowTable, Storage
+from partial_fc.head.sampling import Sampling
+from partial_fc.head.shard import Shard
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_tests_of_the_gpu_pass_in_the_interpreter():
+    """In a process of its own: what is defined while TRITON_INTERPRET is set stays interpreted."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-rs",
+            "--color=no",
+            "tests/gpu/test_triton.py",
+            "tests/gpu/test_triton_update.py",
+            "tests/gpu/test_row_math.py",
+            "tests/gpu/test_step.py",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    skipped = re.findall(r"SKIPPED .*: (.*)", done.stdout)
+    assert set(skipped) == {"no CUDA device"}, done.stdout
+    assert re.search(r"\b\d+ passed", done.stdout), done.stdout
+
+
+class Recorder:
+    """Stands in for a kernel: remembers what it was launched with, and computes nothing."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+        self.launches: list[dict[str, Any]] = []
+
+    def __getitem__(self, grid):
+        assert all(programs > 0 for programs in grid)
+        names = self.kernel.arg_names
+        return lambda *args, **named: self.launches.append({**dict(zip(names, args, strict=False)), **named})
+
+    def compiled(self, launch: dict[str, Any], capability: int):
+        """The launch, compiled for a device of this capability, with what the launcher would know of its arguments."""
+        types = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+        types |= {torch.int8: "*i8", torch.int32: "*i32", torch.int64: "*i64"}
+        types |= {torch.uint8: "*u8", torch.float64: "*fp64"}
+        signature, constants, facts = {}, {}, {}
+        for i, parameter in enumerate(self.kernel.params):
+            value = launch[parameter.name]
+            if value is None or parameter.is_constexpr:
+                signature[parameter.name], constants[parameter.name] = "constexpr", value
+            elif isinstance(value, torch.Tensor):
+                signature[parameter.name] = types[value.dtype]
+                facts[(i,)] = [["tt.divisibility", 16]]
+            elif isinstance(value, int):
+                signature[parameter.name] = "i32" if abs(value) < 1 << 31 else "i64"
+                if value % 16 == 0 and not parameter.do_not_specialize:
+                    facts[(i,)] = [["tt.divisibility", 16]]
+            else:
+                signature[parameter.name] = "fp32"
+        options = {name: launch[name] for name in ("num_warps", "num_stages") if name in launch}
+        source = ASTSource(self.kernel, signature, constants, facts)
+        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def spilled_bytes(compiled, folder: Path) -> int:
+    """Bytes of a thread's numbers that did not fit its registers and go through memory, by `cuobjdump -res-usage`."""
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(compiled.asm["cubin"])
+    usage = subprocess.run(
+        [triton.knobs.nvidia.cuobjdump.path, "-res-usage", cubin], capture_output=True, text=True, check=True
+    ).stdout
+    return sum(int(number) for number in re.findall(r"\b(?:STACK|LOCAL):(\d+)", usage))
+
+
+# Shared memory that a program can have, from NVIDIA's tables: the least of all that take a generation's tiles (8.6).
+SHARED_BYTES = {10: 227 << 10, 9: 227 << 10, 8: 99 << 10}
+PRODUCT = {10: "tcgen05.mma", 9: "wgmma.mma_async", 8: "mma.sync"}
+PRODUCTS = ("weigh", "weighted_sum", "pull")
+OTHERS = ("read_centres", "read_features", "add_up", "sum_units", "nearest_sub_centres")
+ROW_MATH = ("targets", "margin_of", "terms", "finish")
+CHOICE = ("look_at_labels", "draw", "write_down")
+
+
+@pytest.fixture
+def recorders(monkeypatch, tmp_path) -> dict[str, Recorder]:
+    """In the place of all kernels; nothing compiled stays."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    recorders = {}
+    kernels = {triton_kernels: PRODUCTS + OTHERS, triton_update: ("finish_rows",)}
+    for module, names in {**kernels, triton_rows: ROW_MATH, triton_choice: CHOICE}.items():
+        for name in names:
+            recorders[name] = Recorder(getattr(module, name))
+            monkeypatch.setattr(module, name, recorders[name])
+    return recorders
+
+
+def launch_everything(logits: Logits, kernel: TritonKernel, optimizer: RowOptimizer, storage: Storage) -> None:
+    """What a step launches, and what it does where the gradient is asked for."""
+    store = RowTable(0, len(logits.centre_LD), logits.centre_LD.shape[1], 3, optimizer, storage, "cpu")
+    logits = replace(logits, centre_LD=store.fetch(None, 0)[0])
+    sums = kernel.sums(logits, with_centre_sum=True)
+    uniform_D = torch.zeros(logits.unit_GD.shape[1])
+    logit_grad = LogitGrad(sums.denominator_G, torch.zeros(len(logits.unit_GD)), uniform_D, sums.cache)
+    list(kernel.centre_gradients(logits, logit_grad))
+    assert kernel.update(logits, logit_grad, store, 0.1, 0)
+
+
+@pytest.mark.parametrize(
+    ("generation", "precision", "stored", "optimizer"),
+    [
+        (10, "bf16", torch.float32, RowAdam()),
+        (9, "bf16", torch.bfloat16, RowAdamW()),
+        (8, "bf16", torch.float16, RowSGD(nesterov=True)),
+        (8, "fp32", torch.float32, RowAdagrad()),
+    ],
+    ids=str,
+)
+def test_the_compiler_takes_it_with_tensor_cores_and_registers(
+    generation, precision, stored, optimizer, recorders, tmp_path
+):
+    """The products are the same for every storage: they read copies, or centres that are stored as operands."""
+    G, S, D = 1024, 1000, 512
+    target_G = torch.zeros(G, dtype=torch.int64)
+    logits = Logits(torch.zeros(G, D), torch.zeros(2 * S, D), torch.arange(S), target_G, 64.0, Negatives())
+    operands = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+    launch_everything(logits, TritonKernel(precision, tiles_for(generation, operands)), optimizer, Storage(stored))
+    for name in (*PRODUCTS, "read_centres", "read_features", "add_up", "finish_rows"):
+        compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
+        assert compiled.metadata.shared <= SHARED_BYTES[generation], name
+        assert spilled_bytes(compiled, tmp_path) == 0, name
+        if name in PRODUCTS and precision == "bf16":
+            assert PRODUCT[generation] in compiled.asm["ptx"], name
+            assert "cp.async" in compiled.asm["ptx"], f"{name} does not read ahead while it multiplies"
+        if name == "weigh":
+            assert "st.global.v4" in compiled.asm["ptx"], "weights are not stored 16 bytes at a time"
+
+
+@pytest.mark.parametrize("generation", [8, 9, 10])
+def test_the_compiler_takes_every_rule(generation, recorders, tmp_path):
+    """At an odd width, without row_S: everything else that a launch can leave out is there."""
+    G, S, D = 333, 300, 500
+    negatives = Negatives(filter_above=0.4, hard_G=torch.zeros(G), hard_t=0.5)
+    target_G = torch.zeros(G, dtype=torch.int64)
+    logits = Logits(
+        torch.zeros(G, D), torch.zeros(S, D), None, target_G, 64.0, negatives, torch.zeros(S), sub_centres=3
+    )
+    kernel = TritonKernel("bf16", tiles_for(generation, torch.bfloat16))
+    launch_everything(logits, kernel, RowAdam(), Storage())
+    for name in ("weigh", "nearest_sub_centres") if generation > 8 else PRODUCTS + OTHERS:
+        compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
+        assert compiled.metadata.shared <= SHARED_BYTES[generation], name
+        assert spilled_bytes(compiled, tmp_path) == 0, name
+
+
+@pytest.mark.parametrize(("generation", "sub_centres"), [(8, 1), (10, 3)])
+def test_the_compiler_takes_what_lies_between_the_passes(generation, sub_centres, recorders, tmp_path):
+    G, L, D = 33, 5000, 500
+    label_G, origin_G = torch.arange(G), torch.zeros(G, dtype=torch.int32)
+    shard = Shard.of(L, 0, 1)
+    choice = DeviceChoice(Sampling(L, 0.1, 0), shard, torch.device("cpu"), correction=sub_centres > 1)
+    _, chosen = choice.choose(label_G, origin_G, origin_G, None if sub_centres > 1 else label_G, 0)
+    active = ActiveRows(chosen.class_P, None, torch.zeros(L * sub_centres, D, dtype=torch.bfloat16), chosen.class_P)
+    rows = triton_rows.FusedRowMath()
+    targets = rows.find_targets(torch.zeros(G, D).half(), label_G, shard, sub_centres, active, torch.float32)
+    sums = Sums(torch.ones(G, dtype=torch.float64), torch.ones(G, D), None)
+    rows.with_margin(ArcFace(), targets, {})
+    terms = rows.local_terms(targets, targets.cos_G, sums, 64.0, len(chosen.class_P))
+    rows.finish(terms, targets, targets.cos_G, sums, 64.0, 0.0, training=True)
+    for name in ROW_MATH + CHOICE:
+        compiled = recorders[name].compiled(recorders[name].launches[-1], 10 * generation)
+        assert compiled.metadata.shared <= SHARED_BYTES[generation], name
+        assert spilled_bytes(compiled, tmp_path) == 0, name

@@ -1,0 +1,173 @@
+"""What a run's folder is called where nobody says so, and that all ranks are told whose it is."""
+
+import os
+import shlex
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from partial_fc.checkpoint.lock import InUse, LostOwner, gone, take
+from partial_fc.checkpoint.peer.commits import Memory
+from partial_fc.train.begin import run_folder
+from partial_fc.train.begin.run_folder import hold, let_go
+from partial_fc.train.begin.start import is_asked_for, launch, named
+from recipes import face, imagenet, kinetics, mnist
+from tests.unit.thread_world import in_world
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--rec /data/faces", "runs/face-faces-r50"),
+        ("--rec /data/my.faces/train.rec --network mbf", "runs/face-my.faces-mbf"),
+        ("--rec lists/a+b:c.lst", "runs/face-a+b_c-r50"),
+        ("--rec /data/faces --dataset emore --network r100", "runs/face-emore-r100"),
+        ("--dataset 100w", "runs/face-100w-r50"),
+        ("--rec x --models-root mine", "mine"),
+    ],
+)
+def test_two_experiments_do_not_meet(words, expected):
+    config = face.parse(shlex.split(words))[0]
+    assert named(config, face._called(config)).run.models_root == Path(expected)
+
+
+def test_a_configuration_file_gives_its_name(tmp_path):
+    path = tmp_path / "ms1mv3_r50.py"
+    path.write_text(
+        "from easydict import EasyDict as edict\nconfig = edict()\nconfig.network = 'r100'\nconfig.rec = '/data/x'\n"
+    )
+    config = face.parse(["--config", str(path)])[0]
+    assert named(config, face._called(config)).run.models_root == Path("runs/face-ms1mv3_r50-r100")
+    path.write_text(path.read_text() + "config.output = 'work'\n")
+    config = face.parse(["--config", str(path)])[0]
+    assert named(config, face._called(config)).run.models_root == Path("work")
+
+
+def test_a_folder_that_has_no_name_is_called_by_its_own(tmp_path, monkeypatch):
+    (tmp_path / "people").mkdir()
+    monkeypatch.chdir(tmp_path / "people")
+    assert named(face.parse(["--rec", "."])[0], (".", "r50")).run.models_root == Path("runs/face-people-r50")
+
+
+def test_images_that_are_made_up_are_trained_on_for_nothing_unless_somebody_asks():
+    def asked(words: str) -> bool:
+        return is_asked_for(face.parse(["--dataset", "100w", *shlex.split(words)])[0])
+
+    assert not asked("--max-steps 20")
+    assert all(map(asked, ("--models-root x", "--checkpoint-dir x", "--checkpoint-every 5")))
+    assert not is_asked_for(imagenet.parse(["--train_data", "null"])[0])
+
+
+def config_of(root: Path, **more: object):
+    config = mnist.parse(["--models-root", str(root)])
+    return replace(config, run=replace(config.run, **more))
+
+
+def test_all_ranks_are_told_whose_the_folder_is(tmp_path):
+    """Also that of the checkpoints alone; and a folder is free again where the other one is another run's."""
+    (tmp_path / "shared").mkdir()
+    holder, _ = take(tmp_path / "shared", "another")
+
+    config = config_of(tmp_path / "run", checkpoint_dir=tmp_path / "shared")
+
+    def begin(world) -> str:
+        memory = Memory()
+        with pytest.raises(ValueError) as refused:
+            hold(config, world, memory)
+        let_go(memory)
+        return str(refused.value)
+
+    said = in_world(3, begin)
+    assert len(set(said)) == 1
+    assert f"{tmp_path / 'shared'} is in use" in said[0]
+    assert list((tmp_path / "run").iterdir()) == []
+    holder.release()
+
+
+def test_a_run_that_is_there_is_seen_before_torch_is_imported(tmp_path):
+    """By the process that would start the others, too."""
+    holder, _ = take(tmp_path, "another")
+    with pytest.raises(InUse, match=f"process {os.getpid()} on"):
+        launch(mnist.parse(["--models-root", str(tmp_path), "--gpus", "2"]))
+    holder.release()
+    asked = f"""
+import sys
+from partial_fc.train.begin.start import launch
+from recipes import imagenet, kinetics, mnist
+assert launch(mnist.parse(["--models-root", {str(tmp_path)!r}])) is None
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", asked], check=True)
+
+
+def test_in_a_later_world_the_folder_is_the_run_s_own(tmp_path):
+    """With a rank that was there before, which is another one now, and one that has only come."""
+    config = config_of(tmp_path)
+    first, second, new = Memory(), Memory(), Memory()
+    in_world(2, lambda world: hold(config, world, (first, second)[world.rank]))
+    assert first.run == second.run
+    assert first.owners
+    assert not second.owners
+    cut_off = second.fences[tmp_path]
+    cut_off.check()
+    first.owners[tmp_path].stop()  # its host is gone
+    assert in_world(2, lambda world: hold(config, world, (new, second)[world.rank])) == [[], []]
+    assert new.run == second.run
+    for memory in (new, second):
+        memory.fences[tmp_path].check()
+    with pytest.raises(LostOwner):
+        cut_off.check()
+    let_go(new)
+    assert [path.name for path in tmp_path.rglob("owner-*")] == []
+
+
+def test_of_two_that_begin_at_once_one_gets_both_folders(tmp_path, monkeypatch):
+    """Also where what one has for its checkpoints is the other one's for all else. Both find nobody there, and each
+    asks for its first folder before anybody asks for a second one."""
+    meeting, begun = threading.Barrier(2, timeout=20), set()
+    looking = threading.Barrier(4, timeout=20)  # each looks into two folders
+
+    def see(root, run):
+        found = gone(root, run)
+        looking.wait()
+        return found
+
+    def meet(root, run, *known):
+        try:
+            return take(root, run, *known)
+        finally:
+            if run not in begun:
+                begun.add(run)
+                meeting.wait()
+
+    monkeypatch.setattr(run_folder, "gone", see)
+    monkeypatch.setattr(run_folder, "take", meet)
+
+    def begin(config) -> str:
+        memory = Memory()
+        try:
+            in_world(1, lambda world: hold(config, world, memory))
+            said = "trains"
+        except ValueError as refused:
+            said = str(refused)
+        meeting.wait()
+        let_go(memory)
+        return said
+
+    a, b = tmp_path / "a", tmp_path / "b"
+    configs = [config_of(one, checkpoint_dir=other) for one, other in ((a, b), (b, a))]
+    with ThreadPoolExecutor(2) as pool:
+        said = sorted(pool.map(begin, configs))
+    assert f"{a} is in use" in said[0]
+    assert said[1] == "trains"
+
+
+def test_kinetics_writes_below_gluoncv_s_folder():
+    words = "--model slowfast_4x16_resnet50_kinetics400 --train-list x --train-only"
+    config = kinetics.parse(shlex.split(words))[0]
+    assert named(config, (config.data.dataset, config.model.model)).run.models_root.parent == Path("params")

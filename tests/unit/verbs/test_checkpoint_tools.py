@@ -1,0 +1,406 @@
+"""`partial-fc checkpoint inspect | verify | merge | reshard | diff`."""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partial_fc import checkpoint, cli
+from partial_fc.checkpoint.files import save_tensors
+from partial_fc.checkpoint.output import new_checkpoint
+from partial_fc.head import HardNegatives, PartialFC, Storage
+from partial_fc.machine import PeakMemory
+from partial_fc.verbs.checkpoint.diff import DiffOptions, diff
+from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
+from partial_fc.verbs.checkpoint.reshard import MergeOptions, ReshardOptions, merge, reshard
+from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
+from tests.unit.stored_checkpoints import D, OneOf, heads_of, save, whole
+
+
+def loaded(folder: Path, size: int, **options) -> list[PartialFC]:
+    """By so many ranks, whose rows were others before."""
+    heads = heads_of(size, made=(1, 5, 6), **options)
+    for head in heads:
+        checkpoint.Checkpoint(folder).load_head(head)
+    return heads
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3), (8, 3), (2, 13)])
+@pytest.mark.parametrize("made", [None, (), (0, 5, 10), range(3, 9)])
+def test_resharded_rows_are_the_same_bit_for_bit(tmp_path, monkeypatch, capsys, before, after, made):
+    """In files of at most two classes, with three centres each, of mixed dtypes."""
+    options = {"storage": Storage(torch.bfloat16, torch.float32), "sub_centres": 3}
+    monkeypatch.setattr("partial_fc.checkpoint.rows.PART_BYTES", 2 * 3 * (D * (2 + 4) + 4))
+    heads = heads_of(before, made=made, **options)
+    save(tmp_path / "a", heads, names=[f"n{i}" for i in range(11)])
+    reshard(ReshardOptions((tmp_path / "a",), tmp_path / "b", after))
+    files = sorted((tmp_path / "b").glob("head-*"))
+    assert all(f"-of-{after:05d}-" in path.name for path in files)
+    again = loaded(tmp_path / "b", after, **options)
+    for name, tensor in whole(again).items():
+        assert torch.equal(tensor, whole(heads)[name]), name
+    # Classes that were never made still are not.
+    assert torch.equal(*(torch.cat([h.rows.created(h.rows.start, h.rows.stop) for h in hs]) for hs in (heads, again)))
+    assert verify(VerifyOptions((tmp_path / "b",), finite=True)) == 0
+    assert diff(DiffOptions(tmp_path / "a", tmp_path / "b")) == 0
+    assert checkpoint.Checkpoint(tmp_path / "b").class_names == [f"n{i}" for i in range(11)]
+    assert "the same state" in capsys.readouterr().out
+
+
+def test_folders_of_several_hosts_become_one(tmp_path):
+    heads = heads_of(3)
+    first, second = save(tmp_path / "a", heads, hosts=[[0, 2], [1]])
+    with pytest.raises(ValueError, match=r"no file holds classes 4 to 7.*folders of all of them"):
+        merge(MergeOptions((first,), tmp_path / "b"))
+    assert not (tmp_path / "b").exists()
+    merge(MergeOptions((first, second), tmp_path / "b"))
+    reshard(ReshardOptions((second, first), tmp_path / "c", 3))
+    for folder, size in ((tmp_path / "b", 1), (tmp_path / "c", 3)):
+        for name, tensor in whole(loaded(folder, size)).items():
+            assert torch.equal(tensor, whole(heads)[name]), name
+    assert verify(VerifyOptions((tmp_path / "c",))) == 0
+
+
+def test_folders_of_two_checkpoints_are_refused(tmp_path):
+    save(tmp_path / "a", heads_of(2))
+    save(tmp_path / "b", heads_of(2), step=8)
+    with pytest.raises(ValueError, match="not of one checkpoint: step 7 and 8"):
+        merge(MergeOptions((tmp_path / "a", tmp_path / "b"), tmp_path / "c"))
+
+
+def owed(value: float) -> dict[str, torch.Tensor]:
+    return {"exchange/residual/w": torch.full((3,), value), "exchange/q/w": torch.ones(2), "buffer/n": torch.ones(1)}
+
+
+def test_what_compression_owes_is_joined_and_running_statistics_of_ranks_are_left_out(tmp_path, capsys):
+    save(tmp_path / "a", heads_of(3), local=[owed(1.0), owed(2.0), owed(6.0)])
+    reshard(ReshardOptions((tmp_path / "a",), tmp_path / "b", 2))
+    printed = capsys.readouterr().out
+    assert "equal part" in printed
+    assert "running statistics are left out" in printed
+    found = checkpoint.Checkpoint(tmp_path / "b")
+    for rank in range(2):
+        state = found.exchange(OneOf(rank, 2))
+        assert torch.equal(state["residual/w"], torch.full((3,), 4.5))
+        assert torch.equal(state["q/w"], torch.ones(2))
+        assert found.buffers(OneOf(rank, 2)) == {}
+    reshard(ReshardOptions((tmp_path / "a",), tmp_path / "c", 3))
+    again = checkpoint.Checkpoint(tmp_path / "c")
+    assert again.exchange(OneOf(2, 3))["residual/w"].tolist() == [6.0] * 3
+    assert again.buffers(OneOf(2, 3))["n"].tolist() == [1.0]
+
+
+def test_lists_of_hard_negatives_stay_with_as_many_ranks(tmp_path, capsys):
+    def heads(size: int) -> list[PartialFC]:
+        lists = [HardNegatives(11, 2) for _ in range(size)]
+        return [heads_of(size, sample_rate=0.5, hard_negatives=lists[rank])[rank] for rank in range(size)]
+
+    saved = heads(2)
+    for rank, head in enumerate(saved):
+        for tensor in head.hard_negatives.state().values():
+            tensor.fill_(3 + rank)
+    save(tmp_path / "a", saved)
+    reshard(ReshardOptions((tmp_path / "a",), tmp_path / "b", 2))
+    for rank, head in enumerate(heads(2)):
+        assert checkpoint.Checkpoint(tmp_path / "b").load_head(head) == []
+        assert all(bool((t == 3 + rank).all()) for t in head.hard_negatives.state().values())
+    assert diff(DiffOptions(tmp_path / "a", tmp_path / "b")) == 0
+    saved[1].hard_negatives.state()["near"][5] = 9
+    save(tmp_path / "d", saved)
+    assert diff(DiffOptions(tmp_path / "a", tmp_path / "d")) == 1
+    assert "head-00001-of-00002-hard-negatives.safetensors: near differs in 2 of" in capsys.readouterr().out
+    merge(MergeOptions((tmp_path / "a",), tmp_path / "c"))
+    assert "left out, they grow anew" in capsys.readouterr().out
+    assert not list((tmp_path / "c").glob("*hard-negatives*"))
+
+
+def test_memory_of_resharding_is_that_of_a_file(tmp_path, monkeypatch):
+    """100 MB of rows, in files of 2 MB."""
+    monkeypatch.setattr("partial_fc.checkpoint.rows.PART_BYTES", 2 << 20)
+    head = PartialFC(50_000, 256, heads_of(1)[0].margin)
+    for class_M in torch.arange(50_000).split(10_000):
+        rows = {name: torch.ones(len(class_M), t.shape[1]) for name, t in head.row_state().items()}
+        head.rows.write(int(class_M[0]), int(class_M[-1]) + 1, class_M, rows)
+    save(tmp_path / "a", [head], step=1)
+    del head, rows
+    memory = PeakMemory(torch.device("cpu"))
+    reshard(ReshardOptions((tmp_path / "a",), tmp_path / "b", 3))
+    # What is mapped from files counts as memory while the system has no other use for it.
+    mapped = sum(path.stat().st_size for path in (tmp_path / "a").glob("head-*"))
+    assert memory.added_bytes() < mapped + (40 << 20)
+
+
+def test_a_damaged_file_is_not_given_a_new_checksum(tmp_path):
+    save(tmp_path / "a", heads_of(2))
+    path = next((tmp_path / "a").glob("head-00001-*"))
+    damage(path)
+    with pytest.raises(ValueError, match=rf"{path.name} is damaged"):
+        merge(MergeOptions((tmp_path / "a",), tmp_path / "b"))
+    assert not (tmp_path / "b").exists()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/mine").write_text("x")
+    with pytest.raises(ValueError, match="is there already"):
+        merge(MergeOptions((tmp_path / "a",), tmp_path / "b"))
+    assert (tmp_path / "b/mine").read_text() == "x"
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+# ---- verify
+
+
+def test_what_is_whole_passes(tmp_path, capsys):
+    save(tmp_path / "step-00000007", heads_of(3), names=list("abcdefghijk"), local=[owed(1.0)] * 3)
+    assert verify(VerifyOptions((tmp_path,), finite=True)) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'step-00000007'}: whole\n"
+
+
+def one(folder: Path, pattern: str) -> Path:
+    return sorted(folder.glob(pattern))[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["backbone.safetensors", "class-names.txt", "head-00001-*", "rank-00002-of-00003.safetensors", "manifest.json"],
+)
+def test_each_file_that_is_damaged_or_missing_is_named(tmp_path, capsys, name):
+    save(tmp_path / "a", heads_of(3), names=list("abcdefghijk"), local=[owed(1.0)] * 3)
+    path = one(tmp_path / "a", name)
+    damage(path)
+    assert verify(VerifyOptions((tmp_path / "a",))) == 1
+    assert f"bad: {path} is damaged" in capsys.readouterr().out
+    path.unlink()
+    assert verify(VerifyOptions((tmp_path / "a",))) == 1
+    assert f"bad: {path} is missing" in capsys.readouterr().out
+
+
+def rewritten(folder: Path, path: Path, tensors=None, **manifest) -> None:
+    """Another content, with its right checksum: what only a look at the content can find."""
+    from partial_fc.checkpoint.checksums import read_checksums, write_checksums
+    from partial_fc.checkpoint.files import write_json
+
+    if tensors is not None:
+        digest = save_tensors(tensors, path)
+    else:
+        digest = write_json({**json.loads(path.read_text()), **manifest}, path)
+    for sums in folder.glob("rank-*.sha256"):
+        if path.name in read_checksums(sums):
+            write_checksums({**read_checksums(sums), path.name: digest}, sums)
+
+
+def test_what_checksums_cannot_see_is_found(tmp_path, capsys):
+    from safetensors.torch import load_file
+
+    def problems(change, **options) -> str:
+        folder = tmp_path / f"a{len(list(tmp_path.iterdir()))}"
+        save(folder, heads_of(2, made=(0, 3, 6)), **options)
+        change(folder)
+        assert verify(VerifyOptions((folder,), finite=True)) == 1
+        return capsys.readouterr().out
+
+    def head(change):
+        def do(folder):
+            path = one(folder, "head-00000-*")
+            tensors = load_file(path)
+            change(tensors)
+            rewritten(folder, path, tensors)
+
+        return do
+
+    assert "do not ascend" in problems(head(lambda t: t["class"].copy_(t["class"].flip(0))))
+    assert "momentum has shape (1, 6); expected 2 rows" in problems(
+        head(lambda t: t.update(momentum=t["momentum"][:1].clone()))
+    )
+    assert "centres have shape (5,) a class" in problems(
+        head(lambda t: t.update(centres=t["centres"][:, :5].contiguous()))
+    )
+    assert "rows were touched in steps 0 to 99" in problems(head(lambda t: t["touched"][-1:].fill_(99)))
+    assert "momentum is not there" in problems(
+        lambda folder: rewritten(
+            folder,
+            path := one(folder, "head-00001-*"),
+            {name: t for name, t in load_file(path).items() if name != "momentum"},
+        )
+    )
+    assert "1 of 12 numbers that are not finite" in problems(head(lambda t: t["centres"][0, 0].fill_(float("nan"))))
+    assert "has 2 names for 11 classes" in problems(lambda folder: None, names=["a", "b"])
+    assert "no file holds classes 11 to 11" in problems(
+        lambda folder: rewritten(folder, folder / "manifest.json", num_classes=12)
+    )
+    assert "says 'x'; expected step 7" in problems(lambda folder: (folder / "COMPLETE").write_text("x"))
+    assert "has no file COMPLETE" in problems(lambda folder: (folder / "COMPLETE").unlink())
+    twice = "head-00000-of-00002-classes-000000000002-000000000004.safetensors"
+    assert "in no list of checksums" in problems(lambda folder: (folder / twice).write_bytes(b"x"))
+
+
+def test_a_host_folder_is_checked_for_its_ranks(tmp_path, capsys):
+    first, second = save(tmp_path / "a", heads_of(3), hosts=[[0, 2], [1]])
+    assert verify(VerifyOptions((first,))) == 0
+    assert "ranks [0, 2] of 3" in capsys.readouterr().out
+    assert verify(VerifyOptions((first, second))) == 0
+    assert "note" not in capsys.readouterr().out
+    one(first, "head-00002-*").unlink()
+    assert verify(VerifyOptions((first,))) == 1
+    assert f"rank 2 in {first}: no file holds classes 8 to 10" in capsys.readouterr().out
+
+
+# ---- diff
+
+
+def test_what_differs_is_shown_with_class_numbers(tmp_path, capsys):
+    save(tmp_path / "a", heads_of(1, made=range(10)), configuration={"lr": 0.1, "seed": 0})
+    heads = heads_of(3, made=range(1, 11))
+    for head in heads:
+        rows = head.row_state()["momentum"]
+        rows[-1] += 0.5
+    save(tmp_path / "b", heads, configuration={"lr": 0.2, "seed": 0}, backbone={"w": torch.tensor([0.0, 1.0, 5.0])})
+    assert diff(DiffOptions(tmp_path / "a", tmp_path / "b")) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "(aside) configuration.lr: 0.1 | 0.2" in lines
+    assert "(aside) world_size: 1 | 3" in lines
+    assert "backbone.safetensors: n is only in the first" in lines
+    assert "backbone.safetensors: w differs in 1 of 3 numbers, by at most 3" in lines
+    assert "head: 1 classes have rows in the first only: class 0" in lines
+    assert "head: 1 classes have rows in the second only: class 10" in lines
+    assert "head: momentum differs in 2 of 11 classes, by at most 0.5: class 3, 7" in lines
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"step": 8}, {"position": 71}, {"loss_scaler": {"scale": 2.0, "clean_steps": 0}}, {"left_out": [[20, 40]]}],
+)
+def test_another_place_in_the_run_is_another_state(tmp_path, change):
+    save(tmp_path / "a", heads_of(1))
+    save(tmp_path / "b", heads_of(1), **change)
+    assert diff(DiffOptions(tmp_path / "a", tmp_path / "b")) == 1
+
+
+def test_configuration_alone_does_not_count(tmp_path):
+    save(tmp_path / "a", heads_of(2), configuration={"models_root": "x"}, best={"lfw": 1})
+    save(tmp_path / "b", heads_of(2), configuration={"models_root": "y"}, best={"lfw": 2}, left_out=[])
+    assert diff(DiffOptions(tmp_path / "a", tmp_path / "b")) == 0
+
+
+@pytest.mark.parametrize(("owed", "status"), [(1.0, 0), (2.0, 1)])
+def test_what_compression_owes_is_compared_in_the_format_before_too(tmp_path, owed, status):
+    for name in "ab":
+        save(tmp_path / name, heads_of(1), local=[{"exchange/w": torch.ones(3)}])
+    one(tmp_path / "b", "rank-*.safetensors").unlink()
+    one(tmp_path / "b", "rank-*.sha256").unlink()
+    save_tensors({"w": torch.full((3,), owed)}, tmp_path / "b/exchange-00000-of-00001.safetensors")
+    manifest = json.loads((tmp_path / "b/manifest.json").read_text())
+    (tmp_path / "b/manifest.json").write_text(json.dumps({**manifest, "format": 3}))
+    (tmp_path / "b/COMPLETE").write_text("")
+    assert diff(DiffOptions(tmp_path / "a", tmp_path / "b")) == status
+
+
+# ---- inspect
+
+
+def test_inspect_says_what_there_is(tmp_path, capsys):
+    save(tmp_path / "step-00000007", heads_of(3, made=range(8)), names=list("abcdefghijk"), score=0.9)
+    save(tmp_path / "step-00000008", heads_of(2), step=8, score=0.5)
+    save(tmp_path / "step-00000009", heads_of(2), step=9)
+    (tmp_path / "step-00000009/COMPLETE").unlink()
+    assert inspect(InspectOptions(tmp_path)) == 0
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first.endswith("11 classes  score 0.90000  best")
+    assert second.endswith("score 0.50000  newest")
+    assert "incomplete" in third
+    assert inspect(InspectOptions(tmp_path / "step-00000007")) == 0
+    printed = capsys.readouterr().out
+    words = dict(line.split(maxsplit=1) for line in printed.splitlines())
+    assert (words["step"], words["position"], words["world_size"]) == ("7", "70", "3")
+    assert (words["head.classes_created"], words["head.classes_touched"]) == ("8", "7")
+    assert "centres shape 6, dtype float32, momentum shape 6, dtype float32, touched" in words["head.columns"]
+    assert inspect(InspectOptions(tmp_path / "step-00000009")) == 1
+
+
+def test_inspect_gives_json(tmp_path, capsys):
+    save(tmp_path / "step-00000007", heads_of(3, made=range(8)))
+    damage(save(tmp_path / "step-00000008", heads_of(1), step=8)[0] / "manifest.json")
+    inspect(InspectOptions(tmp_path, json=True))
+    good, bad = json.loads(capsys.readouterr().out)
+    assert good["complete"]
+    assert good["head"]["classes_created"] == 8
+    assert good["head"]["columns"]["centres"] == {"shape": [D], "dtype": "float32"}
+    assert "damaged" in bad["problem"]
+
+
+def test_a_folder_without_checkpoints_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds no checkpoint"):
+        inspect(InspectOptions(tmp_path))
+    with pytest.raises(ValueError, match="holds no complete checkpoint"):
+        merge(MergeOptions((tmp_path,), tmp_path / "b"))
+
+
+def test_checkpoints_without_a_head_are_looked_at_too(tmp_path, capsys):
+    """Those of recipe mnist."""
+    manifest = {"step": 3, "world_size": 1, "best": 0.97, "position": {"epoch": 1, "update": 0, "best": 0.97}}
+    with new_checkpoint(tmp_path / "a", manifest, None, "made by hand") as output:
+        for name in ("backbone.safetensors", "optimizer.safetensors"):
+            output.tensors(name, {"w": torch.ones(3)})
+    assert verify(VerifyOptions((tmp_path / "a",), finite=True)) == 0
+    assert inspect(InspectOptions(tmp_path / "a")) == 0
+    assert ["best", "0.97"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    with pytest.raises(ValueError, match="has no class centres: it is not of recipe face"):
+        merge(MergeOptions((tmp_path / "a",), tmp_path / "b"))
+
+
+ANYTHING = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 1 << 70), st.floats(), st.text(max_size=3), st.just([]), st.just({})
+)
+
+
+@pytest.fixture(scope="module")
+def whole_folder(tmp_path_factory) -> tuple[Path, str]:
+    """A checkpoint, and its manifest."""
+    (folder,) = save(tmp_path_factory.mktemp("manifest") / "a", heads_of(2), score=0.5)
+    return folder, (folder / "manifest.json").read_text()
+
+
+@pytest.mark.slow
+@settings(max_examples=40)
+@given(st.data())
+def test_whatever_a_manifest_or_marker_says_errors_are_named(whole_folder, data):
+    """Any value in any place, with its right checksum."""
+    folder, text = whole_folder
+    manifest = json.loads(text)
+    places = [(manifest, key) for key in manifest] + [(manifest["head"], key) for key in manifest["head"]]
+    into, key = data.draw(st.sampled_from(places))
+    value = data.draw(ANYTHING)
+    if data.draw(st.booleans()):
+        into[key] = value
+    else:
+        del into[key]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    rewritten(folder, folder / "manifest.json")
+    ranks = value if data.draw(st.booleans()) else [0, 1]
+    (folder / "COMPLETE").write_text(json.dumps({"step": 7, "ranks": ranks}))
+    for command in (
+        lambda: verify(VerifyOptions((folder,), finite=True)),
+        lambda: inspect(InspectOptions(folder)),
+        lambda: inspect(InspectOptions(folder, json=True)),
+        lambda: diff(DiffOptions(folder, folder)),
+    ):
+        with contextlib.suppress(ValueError):
+            command()
+
+
+def test_from_the_command_line(tmp_path, monkeypatch, capsys):
+    save(tmp_path / "a", heads_of(2))
+    words = ["partial-fc", "checkpoint", "merge", str(tmp_path / "a"), "--out", str(tmp_path / "b")]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code in (0, None)
+    assert "step 7, 11 classes, 1 rank(s)" in capsys.readouterr().out

@@ -1,0 +1,246 @@
+"""The command line `partial-fc`: its verbs, what it says of words that are none, and what starting it costs."""
+
+import dataclasses
+import errno
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+import partial_fc
+from partial_fc import cli, errors
+from partial_fc.flags.command_line import parse
+from partial_fc.verbs import train as train_command
+from partial_fc.verbs.data.pack import IndexOptions
+from recipes import face
+
+ROOT = Path(__file__).parents[3]
+# They draw characters by our random numbers, which are torch's; and they run for minutes.
+GLYPHS = ("data glyphs", "data make-motion")
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs a command line: (exit status, stdout, stderr)."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["partial-fc", *words])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            status = ended.code or 0
+        return status, *capsys.readouterr()
+
+    before = signal.getsignal(signal.SIGPIPE)
+    yield run
+    signal.signal(signal.SIGPIPE, before)
+
+
+@pytest.mark.parametrize("name", cli.VERBS)
+def test_every_verb_has_its_function_and_its_flags(name):
+    function = cli.load(name)
+    assert cli.VERBS[name][1]
+    if name not in cli._OWN_READERS:
+        assert dataclasses.is_dataclass(cli.flags_of(name))
+        assert cli.flags_of(name) is get_type_hints(function)["options"]
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "rest"),
+    [
+        (["plan", "--classes", "5"], "plan", ["--classes", "5"]),
+        (["bench", "head"], "bench head", []),
+        (["checkpoint", "classes", "add", "x"], "checkpoint classes add", ["x"]),
+        (["checkpoint", "clas"], "checkpoint", ["clas"]),
+        (["plans"], "", ["plans"]),
+        ([], "", []),
+    ],
+)
+def test_a_verb_is_the_longest_that_the_words_begin_with(words, name, rest):
+    assert cli.find(words) == (name, rest)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("packk", "data pack"),
+        ("data packk faces", "data pack"),
+        ("doctro", "doctor"),
+        ("chekpoint inspect step-00000010", "checkpoint inspect"),
+        ("classes ad", "checkpoint classes add"),
+        ("trian face", "train"),
+    ],
+)
+def test_a_word_that_is_no_verb_gets_the_nearest_one(command, words, meant):
+    status, _, said = command(*words.split())
+    assert status == 2
+    assert f"did you mean `partial-fc {meant}`?" in said
+
+
+@pytest.mark.parametrize("word", ["qqqqqq", "evalute", "predict", "data packk", "checkpoint classes ad"])
+def test_a_word_that_is_no_verb_costs_two_lines(command, word):
+    """What is wrong, and where the list is: the list itself would push the first line off the screen."""
+    status, printed, said = command(*word.split())
+    wrong, where = said.splitlines()
+    assert (status, printed) == (2, "")
+    assert wrong.startswith(f"partial-fc: there is no command {word!r}")
+    assert ("did you mean" in wrong) == (word != "qqqqqq")
+    status, printed, _ = command(*where.partition("`partial-fc ")[2].partition("`")[0].split())
+    assert status == 0
+    assert "COMMAND" in printed
+
+
+@pytest.mark.parametrize("word", cli._OTHER_NAMES)
+def test_what_others_call_a_verb_leads_to_ours(command, word):
+    said = command(word)[2]
+    for verb in cli._OTHER_NAMES[word]:
+        assert f"`partial-fc {verb}`" in said
+        assert cli.find(verb.split())[0] in cli.VERBS
+
+
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_the_list_of_verbs_says_what_this_is_and_fits_a_terminal(command, words):
+    status, printed, _ = command(*words)
+    assert status == 0
+    assert printed.startswith("partial-fc trains models")
+    assert all(re.search(rf"(?m)^  {name}  ", printed) for name in cli.VERBS if "classes" not in name)
+    assert max(map(len, printed.splitlines())) <= 80
+    assert len(printed.splitlines()) <= 60
+
+
+@pytest.mark.parametrize("section", cli.SECTIONS)
+def test_the_example_of_a_section_is_a_command_line_that_is_taken(section, tmp_path, monkeypatch):
+    _, example, verbs = cli.SECTIONS[section]
+    program, *words = example.split()
+    name, rest = cli.find(words)
+    assert program == "partial-fc"
+    assert name in verbs
+    if name == "train":
+        face.parse(rest[1:])
+        return
+    (tmp_path / "pairs.bin").touch()
+    monkeypatch.chdir(tmp_path)
+    parse(cli.flags_of(name), rest, example)
+
+
+@pytest.mark.parametrize("words", [["data"], ["data", "--help"], ["data", "-h"]])
+def test_a_group_answers_with_its_verbs(command, words):
+    status, printed, _ = command(*words)
+    assert status == 0
+    assert re.search(r"(?m)^  data pack  ", printed)
+    assert "checkpoint" not in printed
+
+
+def test_version(command):
+    assert command("--version") == (0, f"partial-fc {partial_fc.__version__}\n", "")
+
+
+def test_help_and_mistakes_cost_no_library():
+    """Half a second of processor time; importing torch would take five times as much."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for words in (["--help"], ["packk"], ["train", "--help"], ["train", "fase"]):
+        subprocess.run([sys.executable, "-m", "partial_fc", *words], cwd=ROOT, capture_output=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 4 * 0.5
+
+
+def test_help_and_mistakes_of_every_verb_come_without_torch():
+    code = """
+import contextlib, io, sys
+from partial_fc import cli
+
+for name in (name for name in cli.VERBS if name not in cli._OWN_READERS):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with contextlib.suppress(SystemExit):
+            cli.run(name, ["--help"])
+        assert cli.run(name, ["--no-such-flag"]) == 2, name
+    assert f"usage: partial-fc {name}" in said.getvalue(), name
+    assert f"partial-fc {name}: " in said.getvalue(), name
+    assert "torch" not in sys.modules, name
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_reads_or_writes_data_alone_starts_without_torch():
+    """The verbs, and the process that reads a LevelDB for a host."""
+    verbs = [verb for verb in cli.VERBS if verb.startswith(("data ", "doctor ")) and verb not in GLYPHS]
+    assert len(verbs) == 10
+    modules = [f"partial_fc.{cli.VERBS[verb][0].partition(':')[0]}" for verb in verbs]
+    modules += ["partial_fc.data.databases.leveldb_reader"]
+    code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_torchrun_quotes_what_failed(tmp_path, monkeypatch, capsys):
+    """... in its summary, from the file that it names."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    errors.report("partial-fc train face", ValueError("no images in photos"))
+    assert capsys.readouterr().err == "partial-fc train face: no images in photos\n"
+    summary = str(ChildFailedError("train.py", {0: ProcessFailure(0, 1, 1, str(path))}))
+    assert re.search(r"traceback : no images in photos$", summary, re.MULTILINE)
+
+
+def test_an_error_of_the_system_is_told_with_what_to_do(command, monkeypatch):
+    def full(options: IndexOptions) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data/train.idx")
+
+    monkeypatch.setattr("partial_fc.verbs.data.pack.make_index", full)
+    status, _, said = command("data", "index", "train.rec")
+    assert status == 1
+    assert said.startswith("partial-fc data index: No space left on device: /data/train.idx; `df -h`")
+    monkeypatch.setenv("PARTIAL_FC_TRACE", "1")
+    with pytest.raises(OSError, match="No space left"):
+        command("data", "index", "train.rec")
+
+
+# ---- train
+
+
+@pytest.fixture
+def recipe(tmp_path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        '"""A task of mine.\n\nMore."""\n'
+        "import signal\n"
+        "def main(flags):\n"
+        "    print(flags, signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN)\n"
+        "    return len(flags)\n"
+    )
+    return path
+
+
+def test_a_recipe_may_be_a_file_of_the_users(recipe):
+    """Started as a launcher would; a connection that breaks must not end it without a word."""
+    words = [sys.executable, "-m", "partial_fc", "train", str(recipe), "--a", "--b"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "['--a', '--b'] True\n"), done.stderr
+
+
+def test_recipes_of_a_checkout_are_those_with_a_main():
+    found = train_command.recipes()
+    assert {"face", "mnist"} <= set(found)
+    assert "launch_flags" not in found
+    assert found["face"].startswith("Face recognition")
+
+
+def test_recipes_of_a_wheel_lie_in_the_package(recipe, tmp_path, monkeypatch, capsys):
+    (tmp_path / "recipes").mkdir()
+    recipe.rename(tmp_path / "recipes" / "mine.py")
+    monkeypatch.setattr(train_command, "_PACKAGE", tmp_path)
+    monkeypatch.setattr(partial_fc, "__path__", [*partial_fc.__path__, str(tmp_path)])
+    assert train_command.recipes() == {"mine": "A task of mine."}
+    assert train_command.main(["mine", "--a"]) == 1
+    assert capsys.readouterr().out.startswith("['--a']")

@@ -1,0 +1,256 @@
+"""`partial-fc doctor data` on folders, lists, .bin pairs and MNIST's files."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from partial_fc.data.check.tiles import CAPTION_LINE, CAPTION_LINES, GAP, SIDE, TITLE
+from partial_fc.data.idx import write_idx
+from partial_fc.data.pairs import write_pairs
+from partial_fc.verbs.data.pack import PackOptions, pack_images
+from partial_fc.verbs.doctor.data import DataOptions, doctor_data
+from tests.unit.data.test_decode import turned
+from tests.unit.doctor_sets import examine, picture, records, write
+
+ROW = TITLE + SIDE + CAPTION_LINES * CAPTION_LINE + GAP  # pixels of a sheet
+
+
+def test_what_pack_writes_is_good(tmp_path):
+    for seed, label in enumerate([0, 0, 1, 1, 2, 2]):
+        folder = tmp_path / "in" / f"class{label}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{seed}.jpg").write_bytes(picture(seed))
+    for plain in (False, True):
+        pack_images(PackOptions(tmp_path / "in", tmp_path / f"out{plain}", image_size=24, plain=plain))
+        assert examine(tmp_path / f"out{plain}") == (0, {})
+    assert examine(tmp_path / "in") == (0, {})
+
+
+def test_class_folders(tmp_path, capsys):
+    for seed, label in enumerate([0, 0, 0, 2, 2, 2, 3]):
+        folder = tmp_path / "in" / f"class{label}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{seed}.jpg").write_bytes(picture(seed))
+    (tmp_path / "in/class1").mkdir()
+    (tmp_path / "in/class2/4.jpg").write_bytes(picture(0))  # = class0/0.jpg
+    (tmp_path / "in/class0/2.jpg").write_bytes(picture(0))
+    (tmp_path / "in/class2/5.jpg").write_bytes(b"")
+    capsys.readouterr()
+    status, found = examine(tmp_path / "in", sheet=tmp_path / "sheet.png")
+    assert status == 1
+    assert set(found) == {
+        "class-empty", "class-one-image", "image-undecodable", "repeated-same-class", "repeated-other-class",
+    }  # fmt: skip
+    assert found["repeated-other-class"]["places"] == [
+        {
+            "file": f"{tmp_path}/in/class2/4.jpg",
+            "class": 2,
+            "same as file": f"{tmp_path}/in/class0/0.jpg",
+            "same as class": 0,
+        }
+    ]
+    printed = capsys.readouterr().out
+    assert f"    {tmp_path}/in/class2/5.jpg, class 2, problem no image that OpenCV can read" in printed
+    sheet = cv2.imread(str(tmp_path / "sheet.png"))
+    assert sheet.shape == (2 * ROW, 10 * (SIDE + GAP) + GAP, 3)
+    # The one that cannot be decoded is a red cross on black; its name is written below it.
+    tile, caption = sheet[TITLE : TITLE + SIDE, GAP : GAP + SIDE], sheet[TITLE + SIDE : ROW, GAP : GAP + SIDE]
+    assert set(map(tuple, tile.reshape(-1, 3).tolist())) == {(0, 0, 0), (60, 60, 230)}
+    assert (caption > 150).all(axis=2).any()
+
+
+def test_what_is_not_read_of_a_folder_is_counted_and_named(tmp_path):
+    names = [
+        "a/0.JPG",
+        "a/1.HEIC",
+        "a/2.heic",
+        "B/3.Jpeg",
+        "B/4.mov",
+        "B/.DS_Store",
+        "B/._3.Jpeg",
+        "B/in/5.jpg",
+        "6.jpg",
+    ]
+    for name in [*names, "b_/7.png", "b /8.png"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(picture(len(name)))
+    _, found = examine(tmp_path)
+    left_out = found["files-left-out"]
+    for why in (
+        "2 .heic",
+        "1 .mov",
+        "1 hidden",
+        "1 too deep (a folder within a class folder)",
+        "1 beside the class folders",
+    ):
+        assert why in left_out["what"]
+    assert left_out["count"] == 6
+    assert {"file": f"{tmp_path}/B/._3.Jpeg"} in left_out["places"]
+    assert found["class-names-alike"]["places"] == [{"folders": "B = b  = b_"}]
+
+
+def test_one_class_and_a_few(tmp_path, capsys):
+    for seed in range(4):
+        (tmp_path / "one/a").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"one/a/{seed}.jpg").write_bytes(picture(seed))
+        (tmp_path / f"few/{seed % 2}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"few/{seed % 2}/{seed}.jpg").write_bytes(picture(seed))
+    status, found = examine(tmp_path / "one")
+    assert (status, set(found)) == (1, {"class-only-one"})
+    assert examine(tmp_path / "few") == (0, {})
+    assert "class-few (2): classes have images, fewer than 10" in capsys.readouterr().out
+
+
+def test_whole_photos_and_turned_ones(tmp_path, capsys):
+    """Half of them are 3 : 4 and large; a third of the set's area is not seen. One says that it lies on its side."""
+    for seed in range(4):
+        (tmp_path / f"{seed % 2}").mkdir(exist_ok=True)
+        size = (240, 320) if seed < 2 else (200, 200)
+        image = cv2.resize(np.random.default_rng(seed).integers(0, 256, (6, 6, 3), np.uint8), size)
+        content = cv2.imencode(".jpg", image)[1].tobytes()
+        (tmp_path / f"{seed % 2}/{seed}.jpg").write_bytes(content if seed else turned(content, 2))
+    status, found = examine(tmp_path)
+    assert (status, set(found)) == (0, {"image-photo"})
+    assert found["image-photo"]["count"] == 2
+    assert "of the median one 25% is cut off" in found["image-photo"]["what"]
+    out = capsys.readouterr().out
+    assert "image-turned (1): JPEG files are stored turned or mirrored" in out
+    assert f"{tmp_path}/0/0.jpg, class 0, height 320, width 240" in out
+
+
+def test_images_that_are_not_square(tmp_path, capsys):
+    for seed in range(4):
+        (tmp_path / f"{seed % 2}").mkdir(exist_ok=True)
+        photo = cv2.resize(np.random.default_rng(seed).integers(0, 256, (6, 6, 3), np.uint8), (24, 32))
+        (tmp_path / f"{seed % 2}/{seed}.png").write_bytes(cv2.imencode(".png", photo)[1].tobytes())
+    assert examine(tmp_path) == (0, {})
+    assert "32 x 24: 4. Most are not square" in capsys.readouterr().out
+
+
+def test_images_without_class_folders(tmp_path):
+    for seed in range(3):
+        (tmp_path / f"{seed}.jpg").write_bytes(picture(seed))
+    status, found = examine(tmp_path)
+    assert (status, set(found)) == (1, {"set-unreadable"})
+    assert "3 of them, not in a sub-folder" in found["set-unreadable"]["what"]
+
+
+def test_lists(tmp_path):
+    (tmp_path / "0.jpg").write_bytes(picture(0))
+    (tmp_path / "list").write_text("0.jpg 0\n1.jpg 1\n")
+    status, found = examine(tmp_path / "list")
+    assert status == 1
+    assert found["image-unreadable"]["places"][0]["file"] == f"{tmp_path}/1.jpg"
+    (tmp_path / "bad").write_text("0.jpg zero\n")
+    _, found = examine(tmp_path / "bad")
+    assert set(found) == {"set-unreadable"}
+    assert "line 1" in found["set-unreadable"]["what"]
+
+
+def pairs_of(same: list[bool], replace: dict[int, bytes] | None = None) -> Callable[[Path], Path]:
+    images = [picture(i) for i in range(2 * len(same))]
+    for i, content in (replace or {}).items():
+        images[i] = content
+
+    def write_to(path: Path) -> Path:
+        write_pairs(path, images, same)
+        return path
+
+    return write_to
+
+
+HALF = [True, False] * 10
+PAIRS = {
+    "good": (pairs_of(HALF), {}, 0),
+    "one answer": (pairs_of([True] * 20), {"pairs-one-answer": 0}, 1),
+    "unbalanced": (pairs_of([True] * 15 + [False] * 5), {"pairs-balance": 0, "pairs-folds": 9}, 0),
+    "in two halves": (pairs_of([True] * 10 + [False] * 10), {"pairs-folds": 10}, 0),
+    "undecodable": (pairs_of(HALF, {3: b"x"}), {"image-undecodable": 1}, 1),
+    "with itself": (pairs_of(HALF, {1: picture(0)}), {"pairs-identical": 1}, 0),
+    "with itself, as two": (pairs_of(HALF, {3: picture(2)}), {"pairs-contradict": 1}, 1),
+    "twice": (pairs_of(HALF, {4: picture(1), 5: picture(0)}), {"pairs-again": 1}, 0),
+    "twice, otherwise": (pairs_of(HALF, {6: picture(0), 7: picture(1)}), {"pairs-again": 1, "pairs-two-answers": 1}, 1),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs(tmp_path, name):
+    write_to, expected, exit_status = PAIRS[name]
+    sheet = tmp_path / "sheet.png"
+    status, found = examine(write_to(tmp_path / "test.bin"), sheet=sheet)
+    assert ({key: f["count"] for key, f in found.items()}, status) == (expected, exit_status)
+    # A row of some images of the set, and one of each finding about images.
+    assert cv2.imread(str(sheet)).shape[0] == ROW * (1 + sum(key.startswith("image-") for key in found))
+
+
+def test_pairs_beside_a_set_that_holds_their_images(tmp_path):
+    folder = write(tmp_path / "set", records())
+    pairs_of(HALF)(folder / "test.bin")  # pictures 0 to 39; the set has 1 to 14
+    status, found = examine(folder)
+    assert (status, set(found)) == (0, {"pairs-trained-on"})
+    assert [place["image"] for place in found["pairs-trained-on"]["places"]] == list(range(1, 15))
+    (folder / "test.bin").write_bytes(b"rubbish")
+    assert examine(folder)[0] == 1
+
+
+def test_idx_files(tmp_path):
+    rng = np.random.default_rng(0)
+    image_NHW = rng.integers(0, 256, (20, 5, 6), np.uint8)
+    label_N = np.tile(np.arange(10, dtype=np.uint8), 2)
+    for split in ("train", "t10k"):
+        write_idx(tmp_path / f"{split}-labels-idx1-ubyte", label_N)
+    write_idx(tmp_path / "t10k-images-idx3-ubyte", rng.integers(0, 256, (20, 5, 6), np.uint8))
+    write_idx(tmp_path / "train-images-idx3-ubyte", image_NHW)
+    assert examine(tmp_path) == (0, {})
+    image_NHW[3] = 0
+    image_NHW[5] = image_NHW[4]
+    write_idx(tmp_path / "train-images-idx3-ubyte", image_NHW)
+    status, found = examine(tmp_path, sheet=tmp_path / "sheet.png")
+    assert (status, set(found)) == (1, {"image-constant", "repeated-other-class"})
+    # Some images of each of the two sets, and one finding.
+    assert cv2.imread(str(tmp_path / "sheet.png")).shape[0] == 3 * ROW
+    write_idx(tmp_path / "t10k-labels-idx1-ubyte", label_N[1:])
+    _, found = examine(tmp_path)
+    assert "20 images" in found["idx-unreadable"]["what"]
+
+
+def test_a_name_that_is_no_utf_8_where_output_must_be(tmp_path):
+    folder = tmp_path / os.fsdecode(b"Bj\xf6rn")
+    folder.mkdir()
+    (folder / "0.jpg").write_bytes(b"no image")
+    done = subprocess.run(
+        [sys.executable, "-m", "partial_fc.cli", "doctor", "data", tmp_path, "--report", tmp_path / "r.json"],
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "/Bj\\udcf6rn/0.jpg, class 0" in done.stdout
+    assert json.loads((tmp_path / "r.json").read_text())["errors"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"report": "no/such/x.json"}, "x.json: cannot be written"),
+        ({"sheet": "no/such/x.png"}, "x.png: cannot be written"),
+        ({"sheet": "."}, "cannot be written"),
+        ({"sheet": "sheet"}, "the name of a picture"),
+        ({"sheet": "sheet.png", "images": False}, "nothing is to be seen"),
+    ],
+)
+def test_what_could_not_be_written_is_refused_at_once(tmp_path, options, words):
+    placed = {name: tmp_path / value if isinstance(value, str) else value for name, value in options.items()}
+    with pytest.raises(ValueError, match=words):
+        doctor_data(DataOptions(tmp_path / "missing", bar=False, **placed))
+
+
+def test_nothing_to_look_at(tmp_path, capsys):
+    for source in (tmp_path / "missing", tmp_path):
+        assert doctor_data(DataOptions(source, bar=False)) == 2
+        assert "expected" in capsys.readouterr().out or source == tmp_path

@@ -1,0 +1,266 @@
+"""`partial-fc doctor env`: what hosts may say, and what is made of it; the transfer between two of them."""
+
+import copy
+import json
+import socket
+import sys
+import threading
+from contextlib import suppress
+
+import pytest
+
+from partial_fc.verbs.doctor import probe
+from partial_fc.verbs.doctor.env import EnvOptions, doctor_env
+from partial_fc.verbs.doctor.host_findings import common_findings, host_findings
+from partial_fc.verbs.doctor.hosts import Host, HostError, parse
+
+GOOD = {
+    "name": "node1",
+    "time": 0.0,
+    "python": "3.11.7",
+    "packages": {"torch": "2.13.0", "numpy": "1.23.5", "horovod": "0.28.1", "mxnet": ""},
+    "checkout": "abcdef",
+    "horovod": {"frameworks": ["torch"], "built": ["gloo", "mpi", "nccl"], "has_signed_store": True},
+    "torch": {"cuda": "12.8", "gpus": 8, "nccl": "2.27.3"},
+    "gpus": [f"GPU {i}" for i in range(8)],
+    "mpirun": "mpirun (Open MPI) 4.1.4",
+    "cores": 64,
+    "memory_bytes": 1 << 38,
+    "shm_bytes": 1 << 35,
+    "disk": {"path": "/data", "free_bytes": 1 << 40, "writable": True},
+    "open_files": [65536, 65536],
+    "socket_filters_error": "",
+    "interfaces": {"lo": {"address": "127.0.0.1", "mbps": -1}, "eth0": {"address": "10.0.0.1", "mbps": 100000}},
+    "own_address": "10.0.0.1",
+    "routes": {"10.0.0.2": {"address": "10.0.0.2", "source": "10.0.0.1", "interface": "eth0"}},
+    "environment": {"NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0"},
+}
+
+
+def with_values(**values) -> dict:
+    """GOOD, changed at "a__b": its ["a"]["b"]."""
+    facts = copy.deepcopy(GOOD)
+    for path, value in values.items():
+        *outer, last = path.split("__")
+        at = facts
+        for name in outer:
+            at = at[name]
+        at[last] = value
+    return facts
+
+
+def lines(facts: dict, num_hosts: int = 2) -> list[tuple[str, str, str]]:
+    """Those that are not ok."""
+    findings = host_findings(Host("10.0.0.1", 8), facts, num_hosts)
+    return [(f.status, f.subject, f"{f.observed}: {f.remedy}") for f in findings if f.status != "ok"]
+
+
+def test_a_good_host_has_nothing_to_do():
+    assert lines(GOOD) == []
+    assert lines(GOOD, num_hosts=1) == []
+
+
+# what a host says -> (status, what, words)
+WRONG = {
+    "horovod is missing": ({"horovod": {"error": "not installed"}}, "warning", "Horovod", "make setup"),
+    "horovod is broken": ({"horovod": {"error": "ImportError: x"}}, "fault", "Horovod", "ImportError: x"),
+    "no controller": ({"horovod__built": []}, "fault", "Horovod", "built with nothing"),
+    "no NCCL": ({"horovod__built": ["mpi"]}, "warning", "Horovod", "HOROVOD_GPU_OPERATIONS=NCCL"),
+    "a store that is open": ({"horovod__has_signed_store": False}, "warning", "Horovod", "CVE-2024-10190"),
+    "no mpirun": ({"mpirun": ""}, "warning", "MPI", "no mpirun"),
+    "torch is broken": ({"torch": {"error": "OSError: y"}}, "fault", "torch", "OSError: y"),
+    "torch without CUDA": ({"torch__gpus": 0}, "fault", "GPUs", "none of the 8 GPU(s)"),
+    "fewer GPUs than processes": ({"torch__gpus": 4}, "fault", "GPUs", "8 processes"),
+    "fewer cores": ({"gpus": [], "torch__gpus": 0, "cores": 4}, "warning", "cores", "4 for 8 processes"),
+    "little memory": ({"memory_bytes": 1 << 30}, "warning", "memory", "1.0 GiB free"),
+    "little shm": ({"shm_bytes": 1 << 26}, "warning", "/dev/shm", "--shm-size"),
+    "disk full": ({"disk__free_bytes": 1 << 30}, "warning", "models root", "1.0 GiB free"),
+    "disk read-only": ({"disk__writable": False}, "fault", "models root", "not writable"),
+    "few files": ({"open_files": [1024, 65536]}, "warning", "open files", "ulimit -n 65536"),
+    "own name is loopback": ({"own_address": "127.0.1.1"}, "fault", "name", "/etc/hosts"),
+    "own name is unknown": ({"own_address": ""}, "fault", "name", "not known"),
+    "no route": ({"routes__10.0.0.2": {"error": "Network is unreachable"}}, "fault", "route", "unreachable"),
+    "route to itself": (
+        {"routes__10.0.0.2": {"address": "127.0.0.1", "interface": "lo"}}, "fault", "route", "127.0.0.1 by lo",
+    ),
+    "several networks": (
+        {"interfaces__docker0": {"address": "172.17.0.1", "mbps": -1}},
+        "warning", "interface", "also docker0 (172.17.0.1): name one",
+    ),
+    "no filters": ({"socket_filters_error": "EPERM"}, "warning", "socket filters", "CAP_NET_ADMIN"),
+    "a variable names another": (
+        {"environment__NCCL_SOCKET_IFNAME": "ib0"}, "fault", "interface", "NCCL_SOCKET_IFNAME=ib0, there are lo, eth0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_with_a_host_is_said(name):
+    values, status, what, words = WRONG[name]
+    findings = lines(with_values(**values))
+    assert [line[:2] for line in findings] == [(status, what)]
+    assert words in findings[0][2]
+
+
+def test_a_host_with_an_older_checkout_is_no_traceback():
+    facts = with_values()
+    del facts["socket_filters_error"]
+    assert lines(facts) == []
+
+
+def test_one_host_needs_no_network():
+    assert lines(with_values(own_address="127.0.1.1", routes={}), num_hosts=1) == []
+
+
+def test_what_must_be_the_same_everywhere():
+    first = (Host("a"), GOOD)
+    same = [line for line in common_findings([first, (Host("b"), GOOD)])]
+    assert {line.status for line in same} == {"ok"}
+    other = with_values(packages__torch="2.12.0", checkout="", python="3.11.2", gpus=[], mpirun="")
+    other["routes"]["10.0.0.2"]["interface"] = "ens3"
+    findings = {line.subject: line for line in common_findings([first, (Host("b"), other)])}
+    assert {what: line.status for what, line in findings.items()} == {
+        "checkout": "fault", "python": "fault", "packages": "fault", "MPI": "fault", "GPUs": "fault",
+        "interface": "warning",
+    }  # fmt: skip
+    assert findings["packages"].observed == "torch 2.12.0, not torch 2.13.0 as on a"
+    assert list(common_findings([first])) == []
+
+
+def test_hosts_as_launchers_take_them(tmp_path):
+    assert parse("a:8,b") == [Host("a", 8), Host("b")]
+    (tmp_path / "hosts").write_text("# both\n10.0.0.1 slots=8\n\n10.0.0.2 slots=4\n")
+    assert parse(str(tmp_path / "hosts"), 2222) == [Host("10.0.0.1", 8, 2222), Host("10.0.0.2", 4, 2222)]
+    (tmp_path / "hosts").write_text("10.0.0.1\tslots=8\nb slots=4 max_slots=8  # new\nc\n")
+    assert parse(str(tmp_path / "hosts")) == [Host("10.0.0.1", 8), Host("b", 4), Host("c")]
+    for wrong in ("a:b", "", "a,a", ":3", "a 8", "a slots=x", "a;b"):
+        with pytest.raises(ValueError, match="expected"):
+            parse(wrong)
+        assert doctor_env(EnvOptions(hosts=wrong or ",")) == 2
+    assert doctor_env(EnvOptions(report=tmp_path / "no" / "report.json")) == 2
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_what_is_no_name_is_refused_before_ssh_sees_it(tmp_path, capsys, in_file):
+    """ssh would take it for an option."""
+    hosts = f"-oProxyCommand=touch${{IFS}}{tmp_path}/executed"
+    if in_file:
+        (tmp_path / "hosts").write_text(f"{hosts} slots=8\n")
+        hosts = str(tmp_path / "hosts")
+    assert doctor_env(EnvOptions(hosts=hosts)) == 2
+    assert "is no host" in capsys.readouterr().err
+    assert not (tmp_path / "executed").exists()
+
+
+def test_this_machine_needs_no_ssh():
+    assert Host("localhost").is_here
+    assert Host("127.0.0.1").is_here
+    assert Host(socket.gethostname()).is_here
+    assert not Host("192.0.2.77").is_here  # RFC 5737: nobody's
+    command = Host("192.0.2.77", ssh_port=2222).command(["echo", "two words"], 5)
+    assert command[0] == "ssh"
+    assert command[-4:] == ["2222", "--", "192.0.2.77", "echo 'two words'"]
+    assert "BatchMode=yes" in command
+
+
+def test_two_ends_of_a_transfer(monkeypatch):
+    """Strangers come first, more than are let wait, and spoil nothing."""
+    monkeypatch.setattr(probe, "_MOST_BYTES", probe._FIRST_BYTES)
+    with Host("localhost").serving(20) as door:
+        crowd = [socket.create_connection(("127.0.0.1", door["port"]), timeout=10) for _ in range(100)]
+        with socket.create_connection(("127.0.0.1", door["port"]), timeout=10) as stranger:
+            stranger.sendall(b"0" * probe._TOKEN_BYTES + b"D" + b"\xff" * 8)
+            with suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        link = probe.connect("127.0.0.1", **door)
+        for one in crowd:
+            one.close()
+    assert abs(link["clock_s"]) < 5  # one clock
+    assert link["latency_ms"] > 0
+    assert link["up"] > 0
+    assert link["down"] > 0
+
+
+def test_the_end_that_answers_ends_by_itself_and_sends_no_more_than_a_measurement():
+    received = 0
+    with (
+        Host("localhost").serving(1.5) as door,
+        socket.create_connection(("127.0.0.1", door["port"]), timeout=20) as peer,
+        suppress(ConnectionResetError),
+    ):
+        peer.sendall(bytes.fromhex(door["token"]) + b"D" + b"\xff" * 8)
+        while part := peer.recv(1 << 20):
+            received += len(part)
+    assert received <= probe._MOST_BYTES
+
+
+def test_an_end_that_hangs_up_is_an_error():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=lambda: listening.accept()[0].close())
+        thread.start()
+        with pytest.raises((OSError, probe.struct.error)):
+            probe.connect("127.0.0.1", listening.getsockname()[1], "00" * probe._TOKEN_BYTES)
+        thread.join()
+
+
+def test_answers_are_found_among_what_shells_print_and_failures_are_told(tmp_path):
+    ask = Host("localhost").ask
+    # A Python that greets, as a login script would; then one that fails.
+    for body, expected in (("echo welcome; exec", None), ("echo no such module >&2; exit 3 #", "no such module")):
+        python = tmp_path / "python"
+        python.write_text(f'#!/bin/sh\n{body} {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "executable", str(python))
+            if expected:
+                with pytest.raises(HostError, match=expected):
+                    ask("connect", {"address": "127.0.0.1", "port": 1, "token": ""}, 20)
+            else:
+                with Host("localhost").serving(20) as door:
+                    assert door["port"] > 0
+                with pytest.raises(HostError, match="refused"):
+                    ask("connect", {"address": "127.0.0.1", "port": 1, "token": ""}, 20)
+
+
+SSH = {
+    "Permission denied (publickey).": "ssh-copy-id 192.0.2.77",
+    "Host key verification failed.": "ssh-keyscan 192.0.2.77",
+    "ssh: Could not resolve hostname x": "/etc/hosts",
+    "ssh: connect to host x port 22: Connection timed out": "ssh 192.0.2.77 hostname",
+}
+
+
+@pytest.mark.parametrize("words", SSH)
+def test_ssh_that_does_not_answer(tmp_path, monkeypatch, capsys, words):
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 255\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert doctor_env(EnvOptions(hosts="192.0.2.77:8")) == 1
+    printed = capsys.readouterr().out
+    assert f"fault     192.0.2.77: ssh: {words}\n" in printed
+    assert SSH[words] in printed
+
+
+def test_ssh_that_hangs(tmp_path, monkeypatch, capsys):
+    (tmp_path / "ssh").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(HostError, match=r"no answer within 0\.2 s"):
+        Host("192.0.2.77")._run(["true"], "", 0.2)
+
+
+@pytest.mark.slow
+def test_this_machine(tmp_path, capsys):
+    """All of it, as a user calls it."""
+    report = tmp_path / "report.json"
+    options = EnvOptions(models_root=tmp_path / "not" / "there", report=report)
+    status = doctor_env(options)
+    printed = capsys.readouterr().out
+    assert "localhost: Horovod: 0." in printed
+    assert f"models root: {tmp_path}" in printed
+    written = json.loads(report.read_text())
+    facts = written["hosts"]["localhost"]
+    assert facts["name"] == socket.gethostname()
+    assert facts["interfaces"]["lo"]["address"] == "127.0.0.1"
+    assert facts["checkout"]
+    assert status == int("fault" in {line["status"] for line in written["lines"]})

@@ -1,0 +1,200 @@
+"""`partial-fc evaluate`: thresholds, CSV lists, and what it writes."""
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from partial_fc import models
+from partial_fc.data.pairs import write_pairs
+from partial_fc.embedding.load import load
+from partial_fc.evaluate import Roc
+from partial_fc.verbs.model.evaluate import EvaluateOptions, evaluate, output_folder
+from partial_fc.verbs.model.pair_list import read_pair_list
+from partial_fc.verbs.model.search import SearchOptions, search_faces
+
+SIZE = 40
+
+
+def read_report(folder):
+    return json.loads((folder / "evaluation.json").read_text())
+
+
+# Thresholds
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_thresholds_give_what_they_say(seed):
+    rng = np.random.default_rng(seed)
+    same = rng.random(400) < 0.5
+    distance = np.round(rng.normal(np.where(same, 1.0, 1.6), 0.25).clip(0, 4), 2)  # many ties
+    roc = Roc.from_distances(distance, same, None)
+
+    def right(threshold):
+        return ((distance <= threshold) == same).mean()
+
+    best = roc.best()
+    assert best.accuracy == pytest.approx(right(best.distance))
+    assert best.accuracy == pytest.approx(max(right(t) for t in distance))
+    assert best.cosine == pytest.approx(1 - best.distance / 2)
+    for far in (0.01, 0.1):
+        at = roc.threshold_at(far)
+        assert at.far == (distance <= at.distance)[~same].mean() <= far
+        assert at.tar == (distance <= at.distance)[same].mean() == roc.tar_at(far)
+    assert roc.threshold_at(1e-3) is None  # 200 impostors cannot tell
+
+
+def test_the_threshold_of_kinds_apart_is_in_the_middle():
+    same = np.arange(20) < 10
+    best = Roc.from_distances(np.where(same, 0.5, 1.5), same, None).best()
+    assert (best.distance, best.cosine, best.accuracy) == (1.0, 0.5, 1.0)
+
+
+# CSV files
+
+
+def touch(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a/1.jpg,a/2.jpg,same\na/1.jpg,b/1.jpg,different\n",
+        "image1,image2,same\na/1.jpg, a/2.jpg, 1\n\na/1.jpg,b/1.jpg,0\n",
+        '\ufefffirst,second,kind\n"a/1.jpg","a/2.jpg",True\na/1.jpg,b/1.jpg,FALSE',
+        "a/1.jpg\ta/2.jpg\tyes\r\na/1.jpg\tb/1.jpg\tno\r\n",
+    ],
+    ids=["plain", "header", "spreadsheet", "tabs"],
+)
+def test_lists_of_pairs(tmp_path, text):
+    touch(tmp_path, "a/1.jpg", "a/2.jpg", "b/1.jpg")
+    (tmp_path / "pairs.csv").write_text(text)
+    pairs = read_pair_list(tmp_path / "pairs.csv")
+    assert (pairs.images.root, pairs.images.names) == (tmp_path, ["a/1.jpg", "a/2.jpg", "b/1.jpg"])
+    assert (pairs.first_N.tolist(), pairs.second_N.tolist()) == ([0, 0], [1, 2])
+    assert pairs.same_N.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a.jpg,b.jpg,same\na.jpg,b.jpg\n", r"pairs\.csv, line 2: expected `path,path,same` or `different`"),
+        ("a.jpg,b.jpg,smae\n", r"line 1: .*got 'a.jpg,b.jpg,smae'"),
+        ("a.jpg,b.jpg,2\n", "line 1: "),
+        ("image1,image2,same\n", "names no pairs"),
+        ("a.jpg,c.jpg,same\nd.jpg,a.jpg,0\n", r"2 of its 3 images are not there, the first is .*c\.jpg; --root says"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, text, words):
+    touch(tmp_path, "a.jpg", "b.jpg")
+    (tmp_path / "pairs.csv").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        read_pair_list(tmp_path / "pairs.csv")
+
+
+# The verb
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """A folder with model.safetensors, set.bin of 40 pairs and list.csv of the same pairs."""
+    folder = tmp_path_factory.mktemp("given")
+    torch.manual_seed(3)
+    facts = {"network": "tiny", "embedding_size": "16", "image_size": str(SIZE), "flip": "false"}
+    save_file(models.build("tiny", 16, SIZE).state_dict(), folder / "model.safetensors", metadata=facts)
+    rng = np.random.default_rng(5)
+    same = rng.random(40) < 0.5
+    encoded, lines = [], []
+    for pair, is_same in enumerate(same):
+        images = rng.integers(0, 256, (2, SIZE, SIZE, 3))
+        if is_same:
+            images[1] = (images[0] + rng.normal(0, 150, images[0].shape)).clip(0, 255)
+        encoded += [cv2.imencode(".png", image.astype(np.uint8))[1].tobytes() for image in images]
+        for which in (0, 1):
+            (folder / f"{pair}-{which}.png").write_bytes(encoded[2 * pair + which])
+        lines.append(f"{pair}-0.png,{pair}-1.png,{int(is_same)}")
+    write_pairs(folder / "set.bin", encoded, same.tolist())
+    (folder / "list.csv").write_text("\n".join(lines))
+    return folder, same
+
+
+def test_a_bin_and_a_list_of_the_same_pairs_agree(given, tmp_path, capsys):
+    folder, same = given
+    evaluate(EvaluateOptions(
+        model=folder / "model.safetensors", sets=(folder / "set.bin", folder / "list.csv"), out=tmp_path, batch_size=16
+    ))  # fmt: skip
+    report, printed = read_report(tmp_path), capsys.readouterr().out
+    row_ND = load(folder / "model.safetensors").embed([folder / f"{n // 2}-{n % 2}.png" for n in range(80)])
+    cosine = (row_ND[0::2] * row_ND[1::2]).sum(1)
+    for name in ("set", "list"):
+        one = report["sets"][name]
+        threshold = one["threshold"]
+        right = ((cosine >= threshold["cosine"]) == same).mean()
+        assert threshold["accuracy"] == pytest.approx(right)
+        assert 0.6 < right < 1.0  # the set is neither hopeless nor trivial
+        assert f"{name}: 40 pairs, {same.sum()} of them the same" in printed
+        assert f"{threshold['cosine']:.4f}" in printed
+        assert cv2.imread(str(tmp_path / f"worst_pairs_{name}.png")).shape[1] == 5 * (2 * 96 + 8)
+    assert report["sets"]["set"]["values"]["accuracy"] == report["sets"]["list"]["values"]["accuracy"]
+    assert report["together"]["threshold"]["accuracy"] == pytest.approx(report["sets"]["set"]["threshold"]["accuracy"])
+    for name in ("roc.png", "similarities.png"):
+        assert cv2.imread(str(tmp_path / name)) is not None
+
+
+def test_a_damaged_image_of_a_list_is_named(given, tmp_path):
+    folder, _ = given
+    for path in folder.glob("*.png"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "7-1.png").write_bytes(b"no image")
+    (tmp_path / "list.csv").write_bytes((folder / "list.csv").read_bytes())
+    options = EvaluateOptions(model=folder / "model.safetensors", sets=(tmp_path / "list.csv",), out=tmp_path / "out")
+    with pytest.raises(ValueError, match=r"list: .*7-1\.png: no image .*\(image 15 of 80\)"):
+        evaluate(options)
+
+
+def test_a_size_that_the_model_does_not_take_is_refused(given, tmp_path):
+    folder, _ = given
+    options = EvaluateOptions(
+        model=folder / "model.safetensors", sets=(folder / "set.bin",), out=tmp_path, image_size=SIZE + 8
+    )
+    with pytest.raises(ValueError, match=f"trained on images of {SIZE} pixels; image_size is {SIZE + 8}"):
+        evaluate(options)
+    with pytest.raises(ValueError, match=f"trained on images of {SIZE} pixels"):
+        search_faces(SearchOptions(model=options.model, gallery=folder, out=tmp_path, image_size=SIZE + 8))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({}, "nothing to evaluate on"),
+        ({"sets": ("a/lfw.bin", "b/lfw.bin")}, "two sets of one name"),
+        ({"sets": ("c/lfw.bin",)}, r"c/lfw\.bin not found"),
+        ({"sets": ("lfw.zip",)}, r"lfw\.zip: expected a \.bin of pairs, or a \.csv"),
+    ],
+)
+def test_flags_that_cannot_be_meant(tmp_path, monkeypatch, flags, words):
+    monkeypatch.chdir(tmp_path)
+    touch(tmp_path, "a/lfw.bin", "b/lfw.bin", "lfw.zip")
+    with pytest.raises(ValueError, match=words):
+        EvaluateOptions(model=tmp_path, sets=tuple(map(Path, flags.get("sets", ()))))
+
+
+def test_nothing_is_written_among_checkpoints(tmp_path):
+    step = tmp_path / "run" / "checkpoints" / "step-00000020"
+    step.mkdir(parents=True)
+    (step / "manifest.json").touch()
+    (step / "COMPLETE").touch()
+    for model in (tmp_path / "run", step.parent, step):
+        assert output_folder(None, model, "evaluation") == tmp_path / "run" / "evaluation"
+    (tmp_path / "model.pt").touch()
+    assert output_folder(None, tmp_path / "model.pt", "search") == tmp_path / "search"
+    assert output_folder(tmp_path / "a" / "b", step, "search").is_dir()
+    with pytest.raises(ValueError, match=r"cannot be made: .*--out says where to write"):
+        output_folder(tmp_path / "model.pt" / "x", step, "search")

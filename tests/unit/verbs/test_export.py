@@ -1,0 +1,149 @@
+"""`partial-fc export`: what is written computes the same in onnxruntime, and arcface_torch's names are right."""
+
+import re
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity
+
+import partial_fc
+from partial_fc import cli, models
+from partial_fc.embedding.model import EmbeddingModel
+from partial_fc.models.inputs import FACE, InputContract
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+from partial_fc.verbs.export import onnx_model  # noqa: E402
+
+SIZE, WIDTH = 32, 16
+
+
+def trained(network: str = "tiny", to_input: InputContract = FACE) -> torch.nn.Module:
+    """A network whose statistics are those of some batches, so that every layer counts."""
+    torch.manual_seed(0)
+    module = models.build(network, WIDTH, SIZE)
+    for _ in range(3):
+        module(to_input(pixels(16)))
+    return module.eval()
+
+
+def export(words: list[str]) -> int:
+    try:
+        return cli.run("export", words) or 0
+    except SystemExit as ended:
+        return int(str(ended.code))
+
+
+def pixels(count: int) -> torch.Tensor:
+    return torch.randint(0, 256, (count, 3, SIZE, SIZE), dtype=torch.uint8)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    for number in range(8):
+        image = np.random.default_rng(number).integers(0, 256, (SIZE, SIZE, 3), np.uint8)
+        assert cv2.imwrite(str(folder / f"{number}.png"), image)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("to_input", "first"),
+    [(FACE, []), (InputContract("blue first", (120.0, 110.0, 100.0), (58.0, 57.0, 56.0), bgr=True), ["Sub", "Mul"])],
+)
+def test_any_batch_gives_the_features_of_the_model(tmp_path, to_input, first):
+    model = EmbeddingModel(trained(to_input=to_input), "tiny", WIDTH, SIZE, to_input=to_input, source=tmp_path)
+    onnx_model.write(model, tmp_path / "m.onnx")
+    forward = onnx_model.forward_of(tmp_path / "m.onnx", to_input)
+    for count in (1, 5, 2):
+        image = pixels(count)
+        ours = model.forward(image)
+        assert (forward(image) - ours).abs().max() < 1e-5 * ours.abs().max()
+
+    proto = onnx.load(str(tmp_path / "m.onnx"))
+    # InsightFace's ArcFaceONNX: nodes of these names among the first eight mean that it feeds pixels, 0 to 255; none,
+    # that it feeds (pixel - 127.5) / 127.5.
+    names = [node.name for node in proto.graph.node[:8]]
+    assert [name for name in ("Sub", "Mul") if any(n.startswith(name) for n in names)] == first
+    (given,), (out,) = proto.graph.input, proto.graph.output
+    dims = [d.dim_param or d.dim_value for d in given.type.tensor_type.shape.dim]
+    assert (given.name, out.name, dims) == ("input", "embedding", ["N", 3, SIZE, SIZE])
+    facts = {entry.key: entry.value for entry in proto.metadata_props}
+    assert (facts["network"], facts["mean"], facts["flip"]) == ("tiny", "0.0" if first else "127.5", "true")
+
+
+def test_smaller_files_and_what_they_cost(tmp_path, photos, capsys):
+    torch.save(trained().state_dict(), tmp_path / "backbone.pth")
+    files = {kind: tmp_path / "out" / f"{kind}.onnx" for kind in ("onnx", "onnx-fp16", "onnx-int8")}
+    flags = [word for kind, path in files.items() for word in (f"--{kind}", str(path))]
+    more = ["--image-size", str(SIZE), "--calibrate", str(photos), "--torch", str(tmp_path / "model.pt")]
+    assert export([str(tmp_path / "backbone.pth"), *flags, *more]) == 0
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"smallest cosine to the model's [01]\.\d+", printed)) == 3
+    sizes = [path.stat().st_size for path in files.values()]
+    assert sizes[0] > 1.5 * sizes[1] > 1.5 * sizes[2]
+    model = partial_fc.load(tmp_path / "model.pt", image_size=SIZE)
+    image = pixels(4)
+    for kind, least in (("onnx-fp16", 0.9999), ("onnx-int8", 0.97)):
+        found = onnx_model.forward_of(files[kind], FACE)(image)
+        assert cosine_similarity(found, model.forward(image)).min() > least
+    # A processor without VNNI adds two products in 16 bits: 2 * 255 * 127 would saturate, 2 * 255 * 64 does not.
+    weights = [onnx.numpy_helper.to_array(t) for t in onnx.load(files["onnx-int8"]).graph.initializer]
+    largest = [int(abs(w.astype(int)).max()) for w in weights if w.dtype == "int8" and w.ndim > 1]
+    assert len(largest) > 5
+    assert max(largest) <= 64
+
+
+def test_arcface_torch_loads_what_is_written_for_it(tmp_path):
+    torch.save(trained("r18").state_dict(), tmp_path / "backbone.pth")
+    flags = ["--image-size", str(SIZE), "--torch", str(tmp_path / "model.pt")]
+    assert export([str(tmp_path / "backbone.pth"), *flags]) == 0
+    weights = torch.load(tmp_path / "model.pt", weights_only=True)
+    norm = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
+    # The names of its iresnet.py.
+    expected = {"conv1.weight", "prelu.weight", "fc.weight", "fc.bias"}
+    expected |= {f"{layer}.{name}" for layer in ("bn1", "bn2", "features") for name in norm}
+    for block in (f"layer{stage}.{number}" for stage in (1, 2, 3, 4) for number in (0, 1)):
+        expected |= {f"{block}.{name}" for name in ("conv1.weight", "conv2.weight", "prelu.weight")}
+        expected |= {f"{block}.bn{number}.{name}" for number in (1, 2, 3) for name in norm}
+        if block.endswith("0"):
+            expected |= {f"{block}.downsample.0.weight", *(f"{block}.downsample.1.{name}" for name in norm)}
+    assert weights.keys() == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "--onnx"),
+        (["--onnx", "m.pt"], r"--onnx m.pt.*\.onnx"),
+        (["--onnx-int8", "m.onnx"], "--calibrate"),
+        (["--onnx", "m.onnx", "--onnx-fp16", "m.onnx"], "the same"),
+    ],
+)
+def test_flags_that_do_not_go_together(flags, message, capsys):
+    assert export(["model.safetensors", *flags]) == 2
+    # tyro draws a frame.
+    assert re.search(message, " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().err).split()))
+
+
+def test_a_file_that_computes_something_else_is_not_left(tmp_path, photos, monkeypatch, capsys):
+    torch.save(trained().state_dict(), tmp_path / "backbone.pth")
+    monkeypatch.setattr(onnx_model, "forward_of", lambda path, contract: lambda image: torch.randn(len(image), WIDTH))
+    flags = ["--image-size", str(SIZE), "--onnx", str(tmp_path / "m.onnx")]
+    assert export([str(tmp_path / "backbone.pth"), *flags]) == 1
+    assert "m.onnx is not written" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.onnx*"))
+
+
+def test_a_broken_image_to_calibrate_with_is_named(tmp_path, photos, capsys):
+    torch.save(trained().state_dict(), tmp_path / "backbone.pth")
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(b"\x89PNG cut")
+    flags = ["--image-size", str(SIZE), "--onnx-int8", str(tmp_path / "m.onnx"), "--calibrate", str(folder)]
+    assert export([str(tmp_path / "backbone.pth"), *flags]) == 1
+    assert "a.png" in capsys.readouterr().err

@@ -1,0 +1,485 @@
+"""Centre files of InsightFace's trainers, as those programs write them."""
+
+import copy
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from partial_fc import checkpoint, models
+from partial_fc.foreign import mxnet_ndarray
+from partial_fc.head import CosFace, PartialFC
+from partial_fc.head.rows import RowAdamW
+from partial_fc.head.rows.table import initial_centres
+from partial_fc.head.shard import Shard
+from partial_fc.verbs.checkpoint.export_centres import ExportOptions, export_centres
+from partial_fc.verbs.checkpoint.import_centres import ImportOptions, import_centres
+from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
+from tests.unit.stored_checkpoints import D, OneOf, heads_of, save
+
+C = 11
+
+
+def values(seed: int, rows: int = C, width: int = D) -> torch.Tensor:
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+def loaded(folder: Path, size: int, **options) -> dict[str, torch.Tensor]:
+    """All rows, as so many ranks load them."""
+    assert verify(VerifyOptions((folder,), finite=True)) == 0
+    heads = [PartialFC(C, D, CosFace(), world=OneOf(rank, size), **options) for rank in range(size)]
+    for head in heads:
+        assert checkpoint.Checkpoint(folder).load_head(head) == []
+    return {name: torch.cat([h.row_state()[name] for h in heads]) for name in heads[0].row_state()}
+
+
+# ---- MXNet
+
+
+def ndarray_file(*arrays: np.ndarray, names=(), magic=0xF993FAC9, numbers=None) -> bytes:
+    """The layout, written down once more."""
+    codes = {"f4": 0, "f8": 1, "f2": 2, "u1": 3, "i4": 4, "i1": 5, "i8": 6}
+    content = struct.pack("<QQQ", 0x112, 0, len(arrays))
+    for array in arrays:
+        content += struct.pack(f"<Iii{array.ndim}q", magic, 0, array.ndim, *(numbers or array.shape))
+        content += struct.pack("<iii", 1, 0, codes[array.dtype.str[1:]]) + array.tobytes()
+    content += struct.pack("<Q", len(names))
+    return content + b"".join(struct.pack("<Q", len(name)) + name.encode() for name in names)
+
+
+def mx_files(folder: Path, size: int, momentum: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    """As MemoryBank.save of so many ranks; returns all rows. Padding is what training left there."""
+    folder.mkdir(exist_ok=True)
+    each = -(-C // size)
+    centre_CD, mom_CD = values(1, each * size), values(2, each * size)
+    for rank in range(size):
+        part = slice(rank * each, (rank + 1) * each)
+        (folder / f"{rank}_centers.param").write_bytes(ndarray_file(centre_CD[part].numpy()))
+        if momentum:
+            (folder / f"{rank}_centers_mom.param").write_bytes(ndarray_file(mom_CD[part].numpy()))
+    return centre_CD[:C], mom_CD[:C]
+
+
+@pytest.mark.mxnet
+def test_the_reader_reads_what_mxnet_writes_and_writes_the_same(tmp_path):
+    mx = pytest.importorskip("partial_fc.mxnet").mx
+    arrays = {
+        "arg:a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "aux:b": np.arange(5, dtype=np.float64),
+        "c": np.arange(4, dtype=np.float16).reshape(1, 2, 2),
+        "d": np.arange(3, dtype=np.uint8),
+        "e": np.arange(3, dtype=np.int32),
+        "f": np.arange(3, dtype=np.int64),
+    }
+    as_mx = {name: mx.nd.array(a, dtype=a.dtype) for name, a in arrays.items()}
+    mx.nd.save(str(tmp_path / "named"), as_mx)
+    mx.nd.save(str(tmp_path / "listed"), list(as_mx.values()))
+    mx.nd.save(str(tmp_path / "one"), as_mx["arg:a"])
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        mx.npx.save(str(tmp_path / "np"), {"x": mx.np.ones((2, 2))})
+    named, listed = mxnet_ndarray.read(tmp_path / "named"), mxnet_ndarray.read(tmp_path / "listed")
+    assert list(named) == list(arrays)
+    assert list(listed) == list("012345")
+    for name, again in zip(named, listed.values(), strict=True):
+        assert named[name].numpy().dtype == arrays[name].dtype
+        assert np.array_equal(named[name], arrays[name])
+        assert np.array_equal(again, arrays[name])
+    assert np.array_equal(mxnet_ndarray.read(tmp_path / "one")["0"], arrays["arg:a"])
+    assert np.array_equal(mxnet_ndarray.read(tmp_path / "np")["x"], np.ones((2, 2)))
+    for name, content in (("named", named), ("listed", list(listed.values())), ("one", [named["arg:a"]])):
+        mxnet_ndarray.write(tmp_path / "again", content)
+        assert (tmp_path / "again").read_bytes() == (tmp_path / name).read_bytes()
+    # And this test's own writer writes the same.
+    assert (tmp_path / "named").read_bytes() == ndarray_file(*arrays.values(), names=list(arrays))
+
+
+@pytest.mark.mxnet
+def test_sparse_and_bool_arrays_are_refused(tmp_path):
+    mx = pytest.importorskip("partial_fc.mxnet").mx
+    mx.nd.save(str(tmp_path / "sparse"), mx.nd.zeros((3, 2), stype="row_sparse"))
+    with pytest.raises(ValueError, match=r"array 0 is sparse \(storage type 1\)"):
+        mxnet_ndarray.read(tmp_path / "sparse")
+
+
+def test_the_writer_writes_the_layout_and_refuses_what_it_has_no_place_for(tmp_path):
+    arrays = [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.arange(5, dtype=np.int64),
+        np.ones((1, 2, 2), np.float16),
+    ]
+    tensors = [torch.from_numpy(arrays[0].T.copy()).T, *map(torch.from_numpy, arrays[1:])]
+    mxnet_ndarray.write(tmp_path / "x", tensors)
+    assert (tmp_path / "x").read_bytes() == ndarray_file(*arrays)
+    mxnet_ndarray.write(tmp_path / "x", dict(zip(("arg:a", "aux:b", "c"), tensors, strict=True)))
+    assert (tmp_path / "x").read_bytes() == ndarray_file(*arrays, names=("arg:a", "aux:b", "c"))
+    for bad in (torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bool), torch.ones(()), torch.ones(0, 2)):
+        with pytest.raises(ValueError, match=r"array 1 is .* a file of MXNet holds arrays of float32"):
+            mxnet_ndarray.write(tmp_path / "bad", [tensors[0], bad])
+    assert not (tmp_path / "bad").exists()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 23, 24, 40, 63, 64, 100, 159, 167])
+def test_a_file_cut_short_is_refused(tmp_path, cut):
+    whole = ndarray_file(np.ones((4, 6), np.float32))
+    assert len(whole) == 168
+    (tmp_path / "x").write_bytes(whole[:cut])
+    with pytest.raises(ValueError, match=r"x"):
+        mxnet_ndarray.read(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"PK\x03\x04" + bytes(60), "begins with 0x.*expected 0x112"),
+        (struct.pack("<QQQ", 0x112, 0, 1 << 60), "arrays in a file of 24 bytes"),
+        (ndarray_file(np.ones((2, 2), np.float32), magic=0xF993FAC8), "expected 0xf993fac9"),
+        (ndarray_file(np.ones((2, 2), np.float32), numbers=(1 << 62, 1 << 62)), "needs .* bytes; 24 are left"),
+        (ndarray_file(np.ones((2, 2), np.float32), numbers=(-1, -4)), "are left"),
+        (ndarray_file(np.ones((2, 2), np.float32)) + b"x", "1 bytes are left over"),
+        (ndarray_file(np.ones(2, np.float32), np.ones(2, np.float32), names=("a", "a")), "two arrays have one name"),
+        (ndarray_file(np.ones(2, np.float32), names=("a", "b")), "2 names for 1 arrays"),
+    ],
+)
+def test_what_is_no_list_of_arrays_is_refused_with_the_place(tmp_path, content, message):
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"x, byte \d+: .*{message}"):
+        mxnet_ndarray.read(tmp_path / "x")
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 167), st.integers(0, 255), st.integers(0, 168))
+def test_any_damage_is_a_value_error_or_other_numbers(tmp_path_factory, at, byte, end):
+    content = bytearray(ndarray_file(np.ones((4, 6), np.float32)))
+    content[at] = byte
+    path = tmp_path_factory.getbasetemp() / "damaged"
+    path.write_bytes(content[:end] if end else content)
+    try:
+        arrays = mxnet_ndarray.read(path)
+    except ValueError:
+        return
+    assert sum(t.numel() * t.element_size() for t in arrays.values()) <= len(content)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+def test_mxnet_centres_and_momentum(tmp_path, monkeypatch, size):
+    """Padding rows are cut; also where whole ranks are padding (8 ranks of 2 rows for 11 classes)."""
+    monkeypatch.setattr("partial_fc.checkpoint.rows.PART_BYTES", 3 * (8 * D + 4))
+    centre_CD, mom_CD = mx_files(tmp_path / "mx", size)
+    import_centres(ImportOptions((tmp_path / "mx",), tmp_path / "out", num_classes=C, momentum_lr=0.01))
+    for ranks in (1, 3):
+        rows = loaded(tmp_path / "out", ranks)
+        assert torch.equal(rows["centres"], centre_CD)
+        assert torch.equal(rows["momentum"], mom_CD / -0.01)
+        assert not rows["touched"].any()
+
+
+@pytest.mark.mxnet
+def test_momentum_of_mxnet_means_the_same_step_here(tmp_path):
+    """Two steps there; one step there, imported, and one here."""
+    mx = pytest.importorskip("partial_fc.mxnet").mx
+    lr, grads = 0.05, [values(3), values(4)]
+    weight, mom = mx.nd.array(values(1).numpy()), mx.nd.array(values(2).numpy() * 0.01)
+
+    def there(grad):
+        mx.nd.sgd_mom_update(weight, mx.nd.array(grad.numpy()), mom, out=weight, lr=lr, wd=5e-4, momentum=0.9)
+
+    there(grads[0])
+    mx.nd.save(str(tmp_path / "0_centers.param"), weight)
+    mx.nd.save(str(tmp_path / "0_centers_mom.param"), mom)
+    there(grads[1])
+    import_centres(ImportOptions((tmp_path,), tmp_path / "out", momentum_lr=lr))
+    rows = loaded(tmp_path / "out", 1)
+    from partial_fc.head.rows import RowSGD
+
+    RowSGD().step(rows["centres"], {"momentum": rows["momentum"]}, grads[1].clone(), lr)
+    np.testing.assert_allclose(rows["centres"], weight.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_mxnet_files_need_the_number_of_classes_and_the_rate(tmp_path):
+    mx_files(tmp_path / "mx", 4)
+    with pytest.raises(ValueError, match=r"4 file\(s\) with 3, 3, 3, 3 rows.*9 to 12 classes: give --num-classes"):
+        import_centres(ImportOptions((tmp_path / "mx",), tmp_path / "out", momentum_lr=1.0))
+    with pytest.raises(ValueError, match="expected 4 each for --num-classes 13"):
+        import_centres(ImportOptions((tmp_path / "mx",), tmp_path / "out", num_classes=13, momentum_lr=1.0))
+    with pytest.raises(ValueError, match=r"give --momentum-lr.*or give the R_centers.param files alone"):
+        import_centres(ImportOptions((tmp_path / "mx",), tmp_path / "out", num_classes=C))
+    files = tuple(tmp_path / f"mx/{rank}_centers.param" for rank in range(4))
+    import_centres(ImportOptions(files, tmp_path / "out", num_classes=C))
+    assert not loaded(tmp_path / "out", 1)["momentum"].any()
+    with pytest.raises(ValueError, match="none of rank 1"):
+        import_centres(ImportOptions((files[0], files[2]), tmp_path / "b", num_classes=6))
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_centres_go_back_to_the_files_that_they_came_from(tmp_path, monkeypatch, size, capsys):
+    """Bit by bit but for padding, which no checkpoint has: those rows are start values, and of momentum zero."""
+    monkeypatch.setattr("partial_fc.checkpoint.rows.PART_BYTES", 3 * (8 * D + 4))
+    centre_CD, mom_CD = mx_files(tmp_path / "mx", size)
+    import_centres(ImportOptions((tmp_path / "mx",), tmp_path / "out", num_classes=C, momentum_lr=0.5))
+    export_centres(ExportOptions((tmp_path / "out",), tmp_path / "again", size, momentum_lr=0.5))
+    each = -(-C // size)
+    start = initial_centres(torch.arange(each * size), D, 0)
+    for ending, rows_CD, rest in (("", centre_CD, start[C:]), ("_mom", mom_CD, torch.zeros(each * size - C, D))):
+        whole = torch.cat([rows_CD, rest])
+        for rank in range(size):
+            part = whole[rank * each : (rank + 1) * each].numpy()
+            assert (tmp_path / f"again/{rank}_centers{ending}.param").read_bytes() == ndarray_file(part)
+    assert ("say --num-classes 11" in capsys.readouterr().out) == (size > 1)
+    with pytest.raises(ValueError, match=r"0_centers\.param is there already"):
+        export_centres(ExportOptions((tmp_path / "out",), tmp_path / "again", size))
+
+
+def test_exported_rows_that_no_step_has_touched_are_start_values(tmp_path, capsys):
+    heads = heads_of(2, made=[1, 7])
+    save(tmp_path / "step-00000007", heads)
+    export_centres(ExportOptions((tmp_path,), tmp_path / "mx", 2))
+    parts = [mxnet_ndarray.read(tmp_path / f"mx/{rank}_centers.param")["0"] for rank in range(2)]
+    expected = initial_centres(torch.arange(12), D, heads[0].facts()["row_seed"])
+    for head in heads:
+        touched = [c for c in (1, 7) if c in range(head.shard.start, head.shard.stop)]
+        expected[touched] = head.rows.read(torch.tensor(touched))["centres"]
+    assert torch.equal(torch.cat(parts), expected)
+    assert sorted(path.name for path in (tmp_path / "mx").iterdir()) == ["0_centers.param", "1_centers.param"]
+    assert "momentum is left out; --momentum-lr" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("head", "flags", "message"),
+    [
+        ({"sub_centres": 2}, {}, "has 2 centres a class; those files have one"),
+        ({"optimizer": RowAdamW()}, {"momentum_lr": 0.1}, "has no momentum; its rows have centres, first_moment"),
+        ({}, {"world_size": 0}, "--world-size is 0"),
+        ({}, {"momentum_lr": 0.0}, "--momentum-lr is 0.0"),
+    ],
+)
+def test_centres_that_those_files_have_no_place_for(tmp_path, head, flags, message):
+    save(tmp_path / "step-00000007", heads_of(1, **head))
+    with pytest.raises(ValueError, match=message):
+        export_centres(ExportOptions((tmp_path,), tmp_path / "mx", **{"world_size": 1, **flags}))
+    assert not (tmp_path / "mx").exists()
+
+
+# ---- arcface_torch
+
+
+def shards(size: int) -> list[slice]:
+    of = [Shard.of(C, rank, size) for rank in range(size)]
+    return [slice(shard.start, shard.stop) for shard in of]
+
+
+def first_version(folder: Path, size: int):
+    """rank_R_softmax_weight.pt and its momentum."""
+    for rank, part in enumerate(shards(size)):
+        torch.save(values(1)[part].clone(), folder / f"rank_{rank}_softmax_weight.pt")
+        torch.save(values(2)[part].clone(), folder / f"rank_{rank}_softmax_weight_mom.pt")
+
+
+def second_version(folder: Path, size: int):
+    """softmax_fc_gpu_R.pt: the state dict that its PartialFC gives."""
+    for rank, part in enumerate(shards(size)):
+        torch.save({"weight": values(1)[part].clone()}, folder / f"softmax_fc_gpu_{rank}.pt")
+
+
+def third_version(folder: Path, size: int, optimizer_type=torch.optim.SGD, steps: int = 2):
+    """checkpoint_gpu_R.pt: one optimizer over backbone and centres. Returns rank 0's backbone."""
+    torch.manual_seed(0)
+    first = models.build("tiny", D, 16)
+    for rank, part in enumerate(shards(size)):
+        backbone = copy.deepcopy(first)
+        weight = nn.Parameter(values(1)[part].clone())
+        groups = [{"params": backbone.parameters()}, {"params": [weight]}]
+        options = {"momentum": 0.9} if optimizer_type is torch.optim.SGD else {}
+        optimizer = optimizer_type(groups, lr=0.1, **options)
+        for step in range(steps):
+            for number, p in enumerate([*backbone.parameters(), weight]):
+                if p.requires_grad:
+                    p.grad = torch.full_like(p, 1e-3 * (number + step))
+            weight.grad = values(5 + step)[part]
+            optimizer.step()
+        torch.save(
+            {
+                "epoch": 3,
+                "global_step": 1200,
+                "state_dict_backbone": backbone.state_dict(),
+                "state_dict_softmax_fc": {"weight": weight.detach()},
+                "state_optimizer": optimizer.state_dict(),
+                "state_lr_scheduler": {"base_lr": 0.1, "_step_count": 5},
+            },
+            folder / f"checkpoint_gpu_{rank}.pt",
+        )
+    return backbone
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("write", [first_version, second_version])
+def test_arcface_torch_centres(tmp_path, capsys, size, write):
+    (tmp_path / "in").mkdir()
+    write(tmp_path / "in", size)
+    import_centres(ImportOptions((tmp_path / "in",), tmp_path / "out"))
+    printed = capsys.readouterr().out
+    assert f"start with --head-centres {tmp_path / 'out'}" in printed
+    assert ("it starts at zero" in printed) == (write is second_version)
+    for ranks in (1, 3):
+        rows = loaded(tmp_path / "out", ranks)
+        assert torch.equal(rows["centres"], values(1))
+        expected = values(2) if write is first_version else torch.zeros(C, D)
+        assert torch.equal(rows["momentum"], expected)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_whole_checkpoint_of_arcface_torch_goes_on_as_it_would_there(tmp_path, size, kind):
+    """One more step, made there and here: the same centres and the same backbone."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    there = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[kind]
+    third_version(folder, size, there)
+    options = ImportOptions((folder,), tmp_path / "out", network="tiny", image_size=16, step=1200, position=9600)
+    import_centres(options)
+    found = checkpoint.Checkpoint(tmp_path / "out")
+    assert (found.step, found.manifest["position"]) == (1200, 9600)
+    row_optimizer = RowAdamW() if kind == "adamw" else None
+    rows = loaded(tmp_path / "out", 2, optimizer=row_optimizer)
+    assert rows["touched"].eq(1200).all()
+
+    (tmp_path / "later").mkdir()
+    backbone = third_version(tmp_path / "later", 1, there, steps=3)
+    expected = torch.load(tmp_path / "later/checkpoint_gpu_0.pt", weights_only=True)["state_dict_softmax_fc"]["weight"]
+    centre_CD, touched = rows.pop("centres"), rows.pop("touched")
+    assert len(touched) == C
+    if kind == "sgd":
+        from partial_fc.head.rows import RowSGD
+
+        RowSGD(weight_decay=0.0).step(centre_CD, rows, values(7).clone(), 0.1)
+    else:
+        RowAdamW().step(centre_CD, rows, values(7).clone(), 0.1)
+    torch.testing.assert_close(centre_CD, expected, rtol=1e-5, atol=1e-6)
+
+    from partial_fc.optim.backbone import build, load_named_state, set_lr
+
+    again = models.build("tiny", D, 16)
+    again.load_state_dict(found.backbone())
+    optimizer = build(kind, again, 0.9, 0.01 if kind == "adamw" else 0.0)
+    load_named_state(optimizer, again, found.optimizer())
+    set_lr(optimizer, 0.1)
+    for number, p in enumerate(again.parameters()):
+        if p.requires_grad:
+            p.grad = torch.full_like(p, 1e-3 * (number + 2))
+    optimizer.step()
+    for name, p in again.named_parameters():
+        torch.testing.assert_close(p, dict(backbone.named_parameters())[name], rtol=1e-5, atol=1e-6)
+
+
+def test_where_the_other_training_stood_is_told(tmp_path, capsys):
+    third_version(tmp_path, 2)
+    import_centres(ImportOptions((tmp_path,), tmp_path / "out", network="tiny", image_size=16))
+    printed = capsys.readouterr().out
+    assert "epoch 3, global_step 1200; to go on from there, say --step and --position" in printed
+    assert f"start with --resume {tmp_path / 'out'}" in printed
+
+
+def test_momentum_of_a_sample_is_told_and_left_out(tmp_path, capsys):
+    third_version(tmp_path, 1)
+    path = tmp_path / "checkpoint_gpu_0.pt"
+    content = torch.load(path, weights_only=True)
+    last = max(content["state_optimizer"]["state"])
+    content["state_optimizer"]["state"][last]["momentum_buffer"] = torch.ones(4, D)
+    torch.save(content, path)
+    import_centres(ImportOptions((path,), tmp_path / "out"))
+    assert "momentum has shape (4, 6), the centres (11, 6): of sampled rows" in capsys.readouterr().out
+    assert not loaded(tmp_path / "out", 1)["momentum"].any()
+
+
+def test_a_backbone_of_its_own(tmp_path):
+    second_version(tmp_path, 2)
+    torch.manual_seed(1)
+    backbone = models.build("tiny", D, 16)
+    torch.save(backbone.state_dict(), tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=r"holds no backbone; give --backbone model\.pt"):
+        import_centres(ImportOptions((tmp_path,), tmp_path / "out", network="tiny", image_size=16))
+    import_centres(
+        ImportOptions((tmp_path,), tmp_path / "out", network="tiny", image_size=16, backbone=tmp_path / "model.pt")
+    )
+    found = checkpoint.Checkpoint(tmp_path / "out").backbone()
+    assert all(torch.equal(found[name], t) for name, t in backbone.state_dict().items())
+
+
+def test_files_of_other_runs_or_kinds_are_refused(tmp_path):
+    first_version(tmp_path, 3)
+    other = tmp_path / "other"
+    other.mkdir()
+    first_version(other, 2)
+    files = tmp_path / "rank_0_softmax_weight.pt", other / "rank_1_softmax_weight.pt"
+    for paths, message in (
+        ((tmp_path, other), "are both of rank 0: give one set"),
+        (files, r"2 file\(s\) with 4, 5 rows; expected 5 in .*rank_0_softmax_weight.pt: are all files of one run"),
+        ((tmp_path / "rank_1_softmax_weight.pt",), "none of rank 0"),
+        ((*files, tmp_path / "rank_0_softmax_weight_mom.pt"), "the momentum of rank 1 is missing"),
+        ((other / "nothing.pt",), "nothing.pt not found"),
+        ((Path(__file__),), "none of a known kind"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            import_centres(ImportOptions(paths, tmp_path / "out"))
+    second_version(tmp_path, 3)
+    with pytest.raises(ValueError, match=r"softmax_fc_gpu_R.pt and .*rank_R_softmax_weight.pt; expected"):
+        import_centres(ImportOptions((tmp_path,), tmp_path / "out"))
+    with pytest.raises(ValueError, match="which are 11 classes; --num-classes says 12"):
+        import_centres(ImportOptions((other,), tmp_path / "out", num_classes=12))
+
+
+class Bomb:
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.write_text, (self.path, "gone off")
+
+
+@pytest.mark.parametrize("old_format", [False, True])
+def test_no_code_of_a_file_runs(tmp_path, old_format):
+    path = tmp_path / "softmax_fc_gpu_0.pt"
+    torch.save({"weight": Bomb(tmp_path / "trace")}, path, _use_new_zipfile_serialization=not old_format)
+    with pytest.raises(ValueError, match="cannot be read as tensors and plain values"):
+        import_centres(ImportOptions((path,), tmp_path / "out"))
+    path.write_bytes(pickle.dumps(Bomb(tmp_path / "trace")))
+    with pytest.raises(ValueError, match="cannot be read as tensors and plain values"):
+        import_centres(ImportOptions((path,), tmp_path / "out"))
+    assert not (tmp_path / "trace").exists()
+
+
+def test_files_before_pytorch_1_6_are_read(tmp_path):
+    torch.save(values(1), tmp_path / "rank_0_softmax_weight.pt", _use_new_zipfile_serialization=False)
+    import_centres(ImportOptions((tmp_path,), tmp_path / "out"))
+    assert torch.equal(loaded(tmp_path / "out", 1)["centres"], values(1))
+
+
+@pytest.mark.parametrize("content", [torch.ones(3), {"other": torch.ones(2, 2)}, [1, 2], torch.ones(2, 2).long()])
+def test_other_contents_are_named(tmp_path, content):
+    torch.save(content, tmp_path / "softmax_fc_gpu_0.pt")
+    with pytest.raises(ValueError, match=r"softmax_fc_gpu_0.pt holds .*; expected"):
+        import_centres(ImportOptions((tmp_path,), tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"backbone": Path("m.pt")}, "--backbone needs --network"),
+        ({"step": 5}, "give --network"),
+        ({"step": -1}, "--step is -1; expected at least 0"),
+        ({"momentum_lr": 0.0}, "more than 0"),
+        ({"momentum_lr": 0.1}, "goes with R_centers_mom.param"),
+        ({"num_classes": 0}, "at least 1"),
+        ({"names_file": Path(__file__)}, "names for 11 classes"),
+    ],
+)
+def test_flags_that_do_not_go_together(tmp_path, flags, message):
+    second_version(tmp_path, 1)
+    with pytest.raises(ValueError, match=message):
+        import_centres(ImportOptions((tmp_path,), tmp_path / "out", **flags))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,124 @@
+"""`partial-fc data show`: which images of which set stand where."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from partial_fc.data.check import tiles
+from partial_fc.data.pairs import write_pairs
+from partial_fc.data.video.lists import write_list
+from partial_fc.verbs.data import show
+from partial_fc.verbs.data.image_databases import DatabaseOptions, make_lmdb
+from partial_fc.verbs.data.pack import PackOptions, pack_images
+from tests.unit.doctor_sets import picture
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Five classes of four images, of which one is none."""
+    for label in range(5):
+        (tmp_path / f"photos/é{label}").mkdir(parents=True)
+        for number in range(4):
+            (tmp_path / f"photos/é{label}/{number}.jpg").write_bytes(picture(10 * label + number))
+    (tmp_path / "photos/é1/2.jpg").write_bytes(b"none")
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def shown(tmp_path, monkeypatch):
+    """Shows a set; the rows that were written as a picture."""
+    taken = []
+
+    def write(path, rows):
+        taken.append(rows)
+        tiles.write_sheet(path, rows)
+
+    monkeypatch.setattr(show, "write_sheet", write)
+
+    def run(source, **options):
+        show.show(show.ShowOptions(source, tmp_path / "sheet.png", **options))
+        assert cv2.imread(str(tmp_path / "sheet.png")) is not None
+        return taken[-1]
+
+    return run
+
+
+def names(rows):
+    return [[tile.caption[0] for tile in row.tiles] for row in rows]
+
+
+def test_a_class_a_row_and_which_by_the_seed(photos, shown, capsys):
+    rows = shown(photos, classes=9, images=3)
+    assert [row.title for row in rows] == [f"class {label} (é{label}): 4 images" for label in range(5)]
+    assert all(len(row.tiles) == 3 for row in rows)
+    assert names(shown(photos, classes=9, images=3)) == names(rows)
+    assert names(shown(photos, classes=9, images=3, seed=1)) != names(rows)
+    assert len(shown(photos, classes=2)) == 2
+    (bad,) = [tile for row in shown(photos, classes=5) for tile in row.tiles if tile.image is None]
+    assert bad.caption == ["2.jpg"]
+    assert f"1 sample cannot be used, drawn as crosses; the first: {photos}/é1/2.jpg: no im" in capsys.readouterr().out
+
+
+def test_records_databases_lists_and_pairs(photos, shown, tmp_path):
+    (photos / "é1/2.jpg").write_bytes(picture(99))
+    pack_images(PackOptions(photos, tmp_path / "rec", image_size=24))
+    write_pairs(tmp_path / "rec/test.bin", [picture(i) for i in range(8)], [True, False] * 2)
+    rows = shown(tmp_path / "rec", classes=1, images=9)
+    assert rows[0].title.endswith("4 images")
+    assert names(rows[1:]) == [["pair 0", "pair 2"], ["pair 1", "pair 3"]]
+    assert rows[1].tiles[0].image.shape == (2 * tiles.SIDE, tiles.SIDE, 3)
+    assert len(shown(tmp_path / "rec/test.bin")) == 2
+    make_lmdb(DatabaseOptions(photos, tmp_path / "lmdb"))
+    assert [len(row.tiles) for row in shown(tmp_path / "lmdb")] == [4] * 5
+    (tmp_path / "list").write_text("photos/é0/1.jpg 7\n")
+    assert names(shown(tmp_path / "list")) == [["1.jpg"]]
+
+
+def test_videos(shown, tmp_path):
+    for video in range(2):
+        (tmp_path / f"v{video}").mkdir()
+        for number in range(1, 4):
+            content = cv2.imencode(".jpg", np.full((32, 48, 3), 60 * number, np.uint8))[1].tobytes()
+            (tmp_path / f"v{video}/img_{number:05}.jpg").write_bytes(content)
+    write_list(tmp_path / "list", [("v0", 3, 0), ("v1", 3, 1)])
+    rows = shown(tmp_path / "list", data_dir=tmp_path)
+    assert [row.title for row in rows] == ["class 0: 1 video", "class 1: 1 video"]
+    assert abs(int(rows[0].tiles[0].image[56, 56, 0]) - 120) < 3  # the frame in the middle
+    rows = shown(tmp_path / "list", data_dir=tmp_path, augmented=True, image_size=24, resize=24)
+    assert rows[0].tiles[1].caption == ["as seen, 1", "24 x 24"]
+
+
+def test_nothing_to_show(shown, tmp_path):
+    write_list(tmp_path / "list", [("v0.mp4", 3, 0)])
+    with pytest.raises(ValueError, match=r"not one of 1 sample can be used; the first: .*v0.mp4"):
+        shown(tmp_path / "list", data_dir=tmp_path)
+
+
+def test_as_training_sees_them(photos, shown):
+    """One image a class, then what recipe face makes of it: mirrored or not."""
+    rows = shown(photos, classes=1, images=8, augmented=True, image_size=16)
+    (first, *seen) = rows[0].tiles
+    assert first.caption[0].endswith(".jpg")
+    assert [tile.caption for tile in seen] == [[f"as seen, {n}", "16 x 16"] for n in range(1, 8)]
+    assert len({tile.image.tobytes() for tile in seen}) == 2
+    glyphs = shown(photos, classes=1, images=8, augmented=True, augment="glyph", mirror=False)
+    assert len({tile.image.tobytes() for tile in glyphs[0].tiles}) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"image_size": 40}, "give --augmented"),
+        ({"mirror": False}, "give --augmented"),
+        ({"augmented": True, "augment": "glyph"}, "add --no-mirror"),
+        ({"augmented": True, "resize": 256}, "leave it out"),
+        ({"classes": 0}, "--classes is 0"),
+        ({"root": Path(".")}, "--root . is for a list"),
+        ({"split": "t10k"}, "--split t10k is for"),
+    ],
+)
+def test_what_would_be_in_vain_is_refused(photos, shown, options, words):
+    with pytest.raises(ValueError, match=words):
+        shown(photos, **options)
