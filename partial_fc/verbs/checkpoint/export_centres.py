@@ -75,7 +75,7 @@ def _rows_of_rank(stored: Checkpoint, rows: RowsNow, column: str, unit: float, s
     width = stored.manifest["embedding_size"]
     start_LD = initial_centres(torch.arange(start, start + num_rows), width, stored.manifest["head"]["row_seed"])
     untouched = {name: torch.zeros(num_rows, *c.shape) for name, c in rows.columns.items()}
-    row_LD = rows.now({**untouched, "centres": start_LD})[column] * unit
+    row_LD = rows.now({**untouched, "centres": start_LD})[column] * unit + 0.0  # of no -0.0
     stop = min(start + num_rows, rows.stop)
     for part in cut(rows, min(start, stop), stop):
         row_LD[part.class_N - start] = part.tensors[column].float() * unit
