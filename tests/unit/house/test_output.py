@@ -180,6 +180,17 @@ def test_help_ends_quietly_where_nobody_reads_on(words, status):
     assert (done.returncode, done.stderr) == (status, b"")
 
 
+def test_help_of_run_sh_starts_no_mpirun():
+    """Which would not end quietly."""
+    read, write = os.pipe()
+    os.close(read)
+    environ = {**os.environ, "PYTHON": sys.executable}
+    words = ["bash", "run.sh", "--help"]
+    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, cwd=ROOT, env=environ)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_what_a_terminal_cannot_show_is_shown_as_escapes():
     program = "from partial_fc import output; output.detach(); print('caf\\u00e9')"
     environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
