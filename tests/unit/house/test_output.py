@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from partial_fc import output
-from tests.faults.outputs import fill
+from tests.faults.signals.outputs import fill
 
 ROOT = Path(__file__).parents[3]
 # Talks for a second, or much at once; "saved" stands for its last checkpoint.

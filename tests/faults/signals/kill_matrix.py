@@ -1,10 +1,10 @@
 """Sends every signal to every process of every launcher's job, takes away what it prints to, and starts the same
 command again:
 
-    python -m tests.faults.kill_matrix FOLDER                          all cells; compares with what is promised
-    python -m tests.faults.kill_matrix FOLDER --launches torchrun --record      and keeps what was seen
+    python -m tests.faults.signals.kill_matrix FOLDER                          all cells; compares with what is promised
+    python -m tests.faults.signals.kill_matrix FOLDER --launches torchrun --record      and keeps what was seen
 
-What is kept (kill_matrix.json) is what docs/reliability.md has as a table: python -m tests.faults.kill_table --write.
+`python -m tests.faults.signals.kill_table --write` puts what is kept (kill_matrix.json) into docs/reliability.md.
 For each launcher and target there is one run that gets one signal after the other, each in the middle between two
 checkpoints, and is started again where it has ended. At the end its losses and its last checkpoint must be, bit for
 bit, those of a run that nobody disturbed.
@@ -22,11 +22,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.faults.kill_table import OUTPUT, OUTPUT_COLUMNS, RESULTS, Cell, differences
 from tests.faults.kills import complete
-from tests.faults.launches import EVERY, LAUNCHES, Started, set_pace
-from tests.faults.outputs import OUTPUTS, File
 from tests.faults.ranks import steps_done
+from tests.faults.signals.kill_table import OUTPUT, OUTPUT_COLUMNS, RESULTS, Cell, differences
+from tests.faults.signals.launches import EVERY, LAUNCHES, Started, set_pace
+from tests.faults.signals.outputs import OUTPUTS, File
 
 SIGNALS = ("STOP", "KILL", "TERM", "USR1", "HUP", "INT")  # STOP, which should end nothing, first
 STOPPED_S = 30.0
@@ -201,7 +201,7 @@ def play(folder: Path, chains: Sequence[Chain], at_once: int) -> tuple[list[Cell
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.faults.kill_matrix", description=(__doc__ or "").partition("\n")[0]
+        prog="python -m tests.faults.signals.kill_matrix", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--launches", nargs="+", choices=LAUNCHES, default=list(LAUNCHES))

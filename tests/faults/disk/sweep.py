@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.faults import operations as op
-from tests.faults.crash_states import Cut, Model, Tree, cuts
-from tests.faults.ground import Ground
-from tests.faults.operations import CRASHED, Disk, Fault, Operation
+from tests.faults.disk import operations as op
+from tests.faults.disk.crash_states import Cut, Model, Tree, cuts
+from tests.faults.disk.ground import Ground
+from tests.faults.disk.operations import CRASHED, Disk, Fault, Operation
 
 # States of each cut, beside those that are chosen: where nothing failed before, and where something did.
 _RANDOM_STATES, _RANDOM_STATES_OF_A_FAULT = 8, 1

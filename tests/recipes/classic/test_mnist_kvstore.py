@@ -16,9 +16,9 @@ from partial_fc.optim.compression.two_bit import decode, encode_
 from recipes import mnist
 from recipes.compat.fit_py import REFUSED, asked_for
 from recipes.mnist_kvstore import parse
-from tests.recipes import kvstore_job
+from tests.recipes.classic import kvstore_job
+from tests.recipes.classic.mnist_job import NUM_TRAIN
 from tests.recipes.conftest import LAUNCHERS, run
-from tests.recipes.mnist_job import NUM_TRAIN
 
 # 5 updates an epoch: 2 workers x 16 images each, or 32 of one.
 FIVE = "--num-examples 150 --num-epochs 1 --backbone lenet --lr 0.02"
@@ -274,7 +274,7 @@ def test_two_bits_are_those_of_our_own_and_train(mx, digits, tmp_path):
     flags = (
         "--network mlp --kv-store dist_sync --gc-type 2bit --gc-threshold 0.1 --batch-size 16 --num-epochs 6 --loss ce"
     )
-    command = [sys.executable, "-m", "tests.recipes.kvstore_job", str(tmp_path / "pulls"), "--data-dir", str(digits)]
+    command = [sys.executable, "-m", kvstore_job.__name__, str(tmp_path / "pulls"), "--data-dir", str(digits)]
     printed = launch([*command, *shlex.split(flags)])
     residuals = [torch.zeros(16) for _ in range(2)]
     size = len(kvstore_job.GRADIENT)

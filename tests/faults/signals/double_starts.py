@@ -1,6 +1,6 @@
 """Starts two runs in one folder, on one host and on two, again and again: one trains, the other one ends and says why.
 
-    python -m tests.faults.double_starts FOLDER --rounds 200 --seed 1                two hosts: as root
+    python -m tests.faults.signals.double_starts FOLDER --rounds 200 --seed 1                two hosts: as root
 
 Who ends must name the other one's host and process. At the end of the one that trains its losses and its last
 checkpoint are, bit for bit, those of a run that was alone, and no file is there that a run alone does not write. In one
@@ -21,8 +21,8 @@ from random import Random
 from typing import Any
 
 from benchmarks.two_hosts import TwoHosts, Unavailable, two_hosts
-from tests.faults.kill_matrix import check_equal, undisturbed
-from tests.faults.launches import PATIENCE_S, Started, set_pace
+from tests.faults.signals.kill_matrix import check_equal, undisturbed
+from tests.faults.signals.launches import PATIENCE_S, Started, set_pace
 
 LAUNCHERS = ("own launch", "horovodrun --gloo", "run.sh", "torchrun")
 NUM_STEPS = 24
@@ -104,7 +104,7 @@ def _names(root: Path) -> set[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.faults.double_starts", description=(__doc__ or "").partition("\n")[0]
+        prog="python -m tests.faults.signals.double_starts", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=200)

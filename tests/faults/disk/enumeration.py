@@ -1,6 +1,6 @@
 """Fails every operation of saves and tools, and looks at every state that a disk may be left in:
 
-    python -m tests.faults.enumeration FOLDER [WORD]        WORD: of the names of sweeps; none: all
+    python -m tests.faults.disk.enumeration FOLDER [WORD]        WORD: of the names of sweeps; none: all
 
 Prints how many of each there were, as JSON, a line for each sweep; two sweeps run at once for each core. Exit
 status 1: some broke a promise; it names them. FOLDER: nothing of it is ever synced, so best one in memory (/dev/shm).
@@ -19,20 +19,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.faults.operations import Disk, under_the_shim
+from tests.faults.disk.operations import Disk, under_the_shim
 
 if TYPE_CHECKING:
-    from tests.faults.sweep import Sweep
+    from tests.faults.disk.sweep import Sweep
 
 _SHOWN = 10
 
 
 def sweeps() -> "dict[str, Callable[[Disk], Sweep]]":
     """By name, those first that take longest: of the processes that share them none is left alone with one."""
-    from tests.faults.owner_sweep import OwnerSweep
-    from tests.faults.save_scenarios import LAYOUTS, SAVES
-    from tests.faults.save_sweep import SaveSweep
-    from tests.faults.tool_sweep import TOOLS, ToolSweep
+    from tests.faults.disk.owner_sweep import OwnerSweep
+    from tests.faults.disk.save_scenarios import LAYOUTS, SAVES
+    from tests.faults.disk.save_sweep import SaveSweep
+    from tests.faults.disk.tool_sweep import TOOLS, ToolSweep
 
     found: dict[str, Callable[[Disk], Sweep]] = {
         f"{what.name}, {layout}": partial(SaveSweep, layout=layout, roots=roots, what=what)

@@ -13,8 +13,8 @@ from partial_fc.data.transform import ShortSideCrop
 from partial_fc.foreign import caffe2_model
 from partial_fc.models import resnet
 from recipes import imagenet, imagenet_epochs
+from tests.recipes.classic.imagenet_job import BATCH, UPDATES, C, N, picture, train_here, train_several
 from tests.recipes.conftest import losses, reported, result
-from tests.recipes.imagenet_job import BATCH, UPDATES, C, N, picture, train_here, train_several
 from tests.unit.databases import datum, encoded_tensors, raw_tensors, write_leveldb, write_lmdb
 
 HEADER = (

@@ -22,10 +22,10 @@ from partial_fc.verbs.checkpoint.import_centres import import_centres
 from partial_fc.verbs.checkpoint.reshard import merge, reshard
 from partial_fc.verbs.checkpoint.verify import findings
 from partial_fc.verbs.model.convert_options import ExportOptions, ImportOptions
-from tests.faults import operations as op
-from tests.faults.crash_states import Tree
-from tests.faults.operations import Disk
-from tests.faults.sweep import Sweep, Wrong
+from tests.faults.disk import operations as op
+from tests.faults.disk.crash_states import Tree
+from tests.faults.disk.operations import Disk
+from tests.faults.disk.sweep import Sweep, Wrong
 from tests.unit.stored_checkpoints import D, heads_of, save
 
 NAMES = ["ada", "bob", "cyd", "dov", "eve"]

@@ -5,14 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.faults.kill_matrix import Chain
-from tests.faults.kill_table import DOCS, RESULTS, differences, in_docs, promised, table
+from tests.faults.signals.kill_matrix import Chain
+from tests.faults.signals.kill_table import DOCS, RESULTS, differences, in_docs, promised, table
 
 
 def test_the_table_in_the_docs_is_what_was_seen_and_that_is_what_is_promised():
     seen = RESULTS.read()
     assert [cell.key for cell in seen] == list(promised()), "each cell, once, in the order of the promises"
-    assert in_docs(DOCS.read_text()) == table(seen), "python -m tests.faults.kill_table --write"
+    assert in_docs(DOCS.read_text()) == table(seen), "python -m tests.faults.signals.kill_table --write"
     assert not differences(seen)
 
 

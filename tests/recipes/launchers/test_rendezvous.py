@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from partial_fc.comm import StartError
-from tests.recipes import rendezvous_job
 from tests.recipes.conftest import ROOT, environment, losses
 from tests.recipes.launch import several, start
+from tests.recipes.launchers import rendezvous_job
 from tests.recipes.several import Given
 from tests.redis_server import free_port, redis_server, skip_without
 
-JOB = [sys.executable, "-m", "partial_fc", "train", str(ROOT / "tests/recipes/rendezvous_job.py")]
+JOB = [sys.executable, "-m", "partial_fc", "train", str(ROOT / "tests/recipes/launchers/rendezvous_job.py")]
 TRAIN = ["--batch-size", "6", "--lr", "0.05", "--precision", "fp32", "--max-steps", "5"]
 PASSWORD = "correct horse"
 

@@ -7,7 +7,7 @@ import pytest
 
 from partial_fc.errors import UsageError
 from recipes.mnist import parse
-from tests.recipes.mnist_job import train_here, write_set
+from tests.recipes.classic.mnist_job import train_here, write_set
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.recipes.conftest import losses, result
-from tests.recipes.mnist_job import (
+from tests.recipes.classic.mnist_job import (
     GLOBAL_BATCH,
     NUM_TEST,
     assert_same_files,
@@ -18,6 +17,7 @@ from tests.recipes.mnist_job import (
     train_here,
     train_several,
 )
+from tests.recipes.conftest import losses, result
 
 OWING = f"--batch-size {GLOBAL_BATCH // 2} --momentum 0.9 --gradient-compression 2bit --compression-threshold 0.01"
 HALVES = f"--batch-size {GLOBAL_BATCH // 2} --momentum 0.9 --precision fp16-o2"

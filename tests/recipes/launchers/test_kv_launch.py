@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.recipes.conftest import ROOT, environment
-from tests.recipes.test_spawn import wait_for_end
+from tests.recipes.launchers.test_spawn import wait_for_end
 
 LAUNCH = [sys.executable, "-m", "partial_fc", "launch", "--launcher", "local"]
-JOB = [sys.executable, str(ROOT / "tests/recipes/kv_job.py")]
+JOB = [sys.executable, str(ROOT / "tests/recipes/launchers/kv_job.py")]
 HOST = socket.gethostname()
 # Only processes that are started here load it.
 needs_mxnet = pytest.mark.skipif(find_spec("mxnet") is None, reason="MXNet is not installed")

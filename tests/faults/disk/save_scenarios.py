@@ -16,9 +16,9 @@ from partial_fc.comm import World
 from partial_fc.errors import describe
 from partial_fc.files import make_folders
 from partial_fc.head import PartialFC
-from tests.faults import operations as op
-from tests.faults.operations import Disk
-from tests.faults.sweep import listening
+from tests.faults.disk import operations as op
+from tests.faults.disk.operations import Disk
+from tests.faults.disk.sweep import listening
 from tests.unit.stored_checkpoints import heads_of
 from tests.unit.thread_world import Meeting, in_world
 

@@ -17,7 +17,7 @@ from partial_fc.comm import Launch, StartError, rendezvous
 from partial_fc.comm.launch import spawn
 from partial_fc.flags import LaunchFlags
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # A recipe that does with its LaunchFlags what all do, and no more: a sum over the ranks.
 JOB = """

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults.outputs import File, take_terminal
 from tests.faults.ranks import steps_done
+from tests.faults.signals.outputs import File, take_terminal
 from tests.recipes.conftest import ROOT, environment
 
 JOB = shlex.split(
@@ -24,7 +24,7 @@ JOB = shlex.split(
     "--start-timeout 60"
 )
 EVERY = 20  # steps between checkpoints
-_RECIPE = "tests/faults/kill_job.py"
+_RECIPE = "tests/faults/signals/kill_job.py"
 _TRAIN = [sys.executable, "train.py", _RECIPE]
 _TAG = "FAULT_TAG"
 _PR_SET_PDEATHSIG = 1  # prctl(2)

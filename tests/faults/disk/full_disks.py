@@ -1,6 +1,6 @@
 """Disks that fill up or cannot be written to, and a rank that stands still for a while:
 
-    python -m tests.faults.disks FOLDER                     as root, on Linux: it mounts small file systems below FOLDER
+    python -m tests.faults.disk.full_disks FOLDER           as root, on Linux: it mounts small file systems below FOLDER
 
 AssertionError: the run did not do what it should. Exit status 3: nothing can be mounted here.
 """

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.faults.crash_states import Tree
+from tests.faults.disk.crash_states import Tree
 
 
 class Ground:

@@ -9,7 +9,7 @@ import torch
 from partial_fc.head import CosFace, HardNegatives, PartialFC
 from partial_fc.train.batch_norm import convert
 from partial_fc.train.guards.policy import NonFinite, roll_back
-from tests.parallel.test_update import CLASSES, D, disturb, everything, job_of, make, micro_batches
+from tests.parallel.train.test_update import CLASSES, D, disturb, everything, job_of, make, micro_batches
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def test_weights_that_are_not_finite_are_a_fault_at_any_scale(world, folder, on_
 
 
 def test_what_a_rollback_needs(world, folder):
-    """The loop's part is in tests/recipes/test_guards.py."""
+    """The loop's part is in tests/recipes/face/test_guards.py."""
     job = job_of(world)
     job.models_root = folder
     job.at.step, fault = 9, NonFinite("the loss is nan at step 10.")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from partial_fc.checkpoint import lock
 from partial_fc.errors import describe
-from tests.faults.crash_states import Tree
-from tests.faults.operations import Disk
-from tests.faults.sweep import Sweep, Wrong, difference, listening
+from tests.faults.disk.crash_states import Tree
+from tests.faults.disk.operations import Disk
+from tests.faults.disk.sweep import Sweep, Wrong, difference, listening
 
 
 class OwnerSweep(Sweep):

@@ -19,9 +19,7 @@ from partial_fc.models.convnet import ConvNet
 from partial_fc.train import loop
 from partial_fc.train import update as updates
 from partial_fc.verbs.demo.digits import load
-from tests.recipes.conftest import losses, reported, result
-from tests.recipes.faults import put_in
-from tests.recipes.mnist_job import (
+from tests.recipes.classic.mnist_job import (
     GLOBAL_BATCH,
     NUM_TEST,
     NUM_TRAIN,
@@ -32,6 +30,8 @@ from tests.recipes.mnist_job import (
     train_here,
     write_set,
 )
+from tests.recipes.conftest import losses, reported, result
+from tests.recipes.faults import put_in
 
 
 def test_equals_the_tutorials_loop(digits, tmp_path):
@@ -147,7 +147,7 @@ def test_orders_of_epochs_differ_and_depend_on_the_seed(digits, tmp_path):
 
 
 def test_half_the_bits_learn_as_fp32(digits, tmp_path):
-    """(The other precisions: tests/parallel/test_update.py.)"""
+    """(The other precisions: tests/parallel/train/test_update.py.)"""
     for mode in ("fp32", "fp16-o2"):
         train_here(digits, tmp_path / mode, f"--epochs 8 --lr 0.01 --momentum 0.9 --precision {mode}")
     wide, narrow = (result(tmp_path / mode) for mode in ("fp32", "fp16-o2"))

@@ -6,11 +6,11 @@ from pathlib import Path
 from partial_fc.checkpoint import lock
 from partial_fc.checkpoint.folders import MARKER, folder_name, step_of
 from partial_fc.verbs.checkpoint.verify import findings
-from tests.faults.crash_states import Tree
-from tests.faults.ground import Ground
-from tests.faults.operations import Disk
-from tests.faults.save_scenarios import SIZE, Ranks, Saves
-from tests.faults.sweep import Sweep, Wrong, difference
+from tests.faults.disk.crash_states import Tree
+from tests.faults.disk.ground import Ground
+from tests.faults.disk.operations import Disk
+from tests.faults.disk.save_scenarios import SIZE, Ranks, Saves
+from tests.faults.disk.sweep import Sweep, Wrong, difference
 
 
 class Judge:

@@ -1,8 +1,8 @@
 """What becomes of a run whose processes get signals: what was seen, what is promised, the table in the docs.
 
-    python -m tests.faults.kill_table --write          puts what was seen into docs/reliability.md
+    python -m tests.faults.signals.kill_table --write          puts what was seen into docs/reliability.md
 
-kill_matrix.json has what was seen last (tests/faults/kill_matrix.py), kill_promises.txt what is promised.
+kill_matrix.json has what was seen last (tests/faults/signals/kill_matrix.py), kill_promises.txt what is promised.
 """
 
 import argparse
@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-DOCS = _HERE.parents[1] / "docs/reliability.md"
-BEGIN, END = "<!-- begin: python -m tests.faults.kill_table --write -->", "<!-- end -->"
+DOCS = _HERE.parents[2] / "docs/reliability.md"
+BEGIN, END = "<!-- begin: python -m tests.faults.signals.kill_table --write -->", "<!-- end -->"
 COLUMNS = ("INT", "TERM", "HUP", "USR1", "KILL", "STOP")
 OUTPUT = "output"  # instead of a process: where all of them print to
 OUTPUT_COLUMNS = ("TEE", "PTY", "STALL", "FULL")
@@ -125,7 +125,7 @@ def in_docs(text: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.faults.kill_table", description=(__doc__ or "").partition("\n")[0]
+        prog="python -m tests.faults.signals.kill_table", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--write", action="store_true", help=f"into {DOCS.name}, not to the terminal")
     made = table(RESULTS.read())

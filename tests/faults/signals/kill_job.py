@@ -1,6 +1,6 @@
 """Recipe face, at the pace that a file says, and with a word in a folder of who is which rank; for real launchers:
 
-    FAULT_FOLDER=DIR python train.py tests/faults/kill_job.py --gpus 2 FLAGS
+    FAULT_FOLDER=DIR python train.py tests/faults/signals/kill_job.py --gpus 2 FLAGS
 
 DIR/rank-R: process number and host of rank R. DIR/pace: seconds between two steps; none where the file is not there.
 DIR/looked-R, DIR/held-R: when this rank looked whose the run's folder is, and when that was known to be its own, in
@@ -21,7 +21,7 @@ from partial_fc import comm
 
 def main(arguments: list[str]) -> int:
     here, launch = Path(os.environ["FAULT_FOLDER"]), comm.detect()
-    sys.path.insert(0, str(Path(__file__).parents[2]))
+    sys.path.insert(0, str(Path(__file__).parents[3]))
     from partial_fc.checkpoint import lock
     from recipes import face
 

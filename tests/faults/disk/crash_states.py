@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from tests.faults import operations as op
-from tests.faults.operations import Operation
+from tests.faults.disk import operations as op
+from tests.faults.disk.operations import Operation
 
 # Path -> content; of folders None. Paths as in the log, in order.
 Tree = dict[str, bytes | None]

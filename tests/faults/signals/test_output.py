@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.operations import compiled
+from tests.faults.disk.operations import compiled
 from tests.recipes.conftest import ROOT, environment
 
 FLAGS = (

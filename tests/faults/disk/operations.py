@@ -2,7 +2,7 @@
 
 disk_shim.c does it, which a process has from its start:
 
-    python -m tests.faults.enumeration ...              starts itself again with LD_PRELOAD (`under_the_shim`)
+    python -m tests.faults.disk.enumeration ...              starts itself again with LD_PRELOAD (`under_the_shim`)
 """
 
 import ctypes

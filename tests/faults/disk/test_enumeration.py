@@ -20,7 +20,7 @@ def test_no_failing_operation_and_no_power_cut_harms_a_checkpoint(tmp_path: Path
     """Saves by two ranks, in one folder and in two; a save again, pruning, owner records; each tool that writes."""
     with TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else tmp_path) as folder:
         # timeout(1) ends all of them, should one hang.
-        command = ["timeout", "900", sys.executable, "-m", "tests.faults.enumeration", folder]
+        command = ["timeout", "900", sys.executable, "-m", "tests.faults.disk.enumeration", folder]
         done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-10_000:]
     total: Counter[str] = Counter()
