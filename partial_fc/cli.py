@@ -19,6 +19,9 @@ from partial_fc.printable import Lines, clean_stderr
 # of _OWN_READERS read their arguments themselves.
 _CLASSES = "checkpoint.classes"
 _OWN_READERS = ("train", "launch", "torture")
+# Those that talk to other processes: there SIGPIPE stays off, as a connection that breaks is an error to be told. They
+# go on where nobody reads what they print.
+_CONNECTED = ("launch", "torture", "doctor env", "embed", "evaluate", "search")
 SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
     "Train": (
         "a backbone and its last layer, on one GPU or many hosts",
@@ -69,10 +72,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
             "checkpoint merge": ("checkpoint.reshard:merge", "merge the files of all ranks into one"),
             "checkpoint reshard": ("checkpoint.reshard:reshard", "write one for another number of ranks"),
             "checkpoint import": ("checkpoint.import_centres:import_centres", "read InsightFace's class centres"),
-            "checkpoint export": (
-                "verbs.checkpoint.export_centres:export_centres",
-                "write InsightFace's class centres",
-            ),
+            "checkpoint export": ("checkpoint.export_centres:export_centres", "write InsightFace's class centres"),
             "checkpoint classes list": (f"{_CLASSES}:list_classes", "list the classes: number, name, last step"),
             "checkpoint classes add": (f"{_CLASSES}:add", "add classes, placed by their images"),
             "checkpoint classes remove": (f"{_CLASSES}:remove", "remove classes by name"),
@@ -195,10 +195,10 @@ def main() -> None:
     output.open_closed()
     clean_stderr()
     name, rest = find(sys.argv[1:])
-    if name not in (*_OWN_READERS, "doctor env"):  # there a connection that breaks is an error to be told, not the end
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `partial-fc ... | head` ends quietly, as other tools do
-    if name in ("launch", "torture"):
+    if name in _CONNECTED:
         output.detach()
+    elif name != "train":  # which does so itself
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `partial-fc ... | head` ends quietly, as other tools do
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are no UTF-8, as stderr has them
     if name in VERBS:

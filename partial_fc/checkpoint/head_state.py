@@ -119,16 +119,6 @@ def load(stored: Mapping[str, Any], rows: Rows, table: Table, where: str) -> lis
     return notes
 
 
-def load_centres(rows: Rows, table: Table) -> None:
-    """Gives a table the centres of its class range and nothing else: their optimizer starts anew."""
-    for part in cut(rows, rows.start, rows.stop):
-        zeros = {
-            name: part.tensors["centres"].new_zeros(1).expand(part.num_rows, *column.shape)
-            for name, column in table.rows.columns.items()
-        }
-        table.rows.write(part.start, part.stop, part.class_N, {**zeros, "centres": part.tensors["centres"]})
-
-
 def hard_negatives_name(table: str, rank: int, world_size: int) -> str:
     return f"{scope(table)}-{rank:05d}-of-{world_size:05d}-hard-negatives.safetensors"
 

@@ -11,6 +11,7 @@ from torch.nn.functional import normalize
 from partial_fc import printable
 from partial_fc.checkpoint.class_names import names_of, read_names
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
+from partial_fc.checkpoint.rows_now import rows_now
 from partial_fc.data import ImageFolder, open_source
 from partial_fc.verbs.checkpoint import imprint, remap_classes
 from partial_fc.verbs.checkpoint.options import (
@@ -80,7 +81,7 @@ def merge_classes(options: MergeClassesOptions) -> None:
     kept = _all_but(parts, len(names))
     now = kept.index(into)
     plan = Plan([names[number] for number in kept], kept, joined=dict.fromkeys(parts, now))
-    rows = stored.rows()
+    rows = rows_now(stored)
     created = [number for number in (into, *parts) if bool(rows.created(number, number + 1))]
     if created:
         centres = rows.read(torch.tensor(created), ["centres"])["centres"].double()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from partial_fc import terminal
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
+from partial_fc.checkpoint.rows_now import rows_now
 from partial_fc.comm import SingleWorld
 from partial_fc.comm.device import device_type
 from partial_fc.embedding.load import from_checkpoint
@@ -71,9 +72,9 @@ def nearest(row_ND: NDArray[np.float32], stored: Checkpoint, top: int) -> tuple[
 
 
 def stored_centres(stored: Checkpoint) -> Iterator[tuple[Tensor, Tensor]]:
-    """(centres, class numbers) of the classes that have some, a block at a time."""
+    """(centres after all steps, class numbers) of the classes that have some, a block at a time."""
     with terminal.bar(total=stored.manifest["num_classes"], unit="class", desc="centres", leave=False) as bar:
-        for part in stored.rows().parts():
+        for part in rows_now(stored).parts():
             centres, class_N = part.tensors["centres"], part.class_N
             for begin in range(0, len(class_N), _CLASSES_AT_ONCE):
                 block = slice(begin, begin + _CLASSES_AT_ONCE)
