@@ -65,14 +65,10 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
         {
             "checkpoint inspect": ("checkpoint.inspect:inspect", "say what is in one, or list those of a run"),
             "checkpoint verify": ("checkpoint.verify:verify", "check that no file is missing or damaged"),
-            "checkpoint diff": ("checkpoint.diff:diff", "say in what two checkpoints differ"),
             "checkpoint merge": ("checkpoint.reshard:merge", "merge the files of all ranks into one"),
             "checkpoint reshard": ("checkpoint.reshard:reshard", "write one for another number of ranks"),
             "checkpoint import": ("checkpoint.import_centres:import_centres", "read InsightFace's class centres"),
-            "checkpoint export": (
-                "verbs.checkpoint.export_centres:export_centres",
-                "write InsightFace's class centres",
-            ),
+            "checkpoint export": ("checkpoint.export_centres:export_centres", "write InsightFace's class centres"),
             "checkpoint classes list": (f"{_CLASSES}:list_classes", "list the classes: number, name, last step"),
             "checkpoint classes add": (f"{_CLASSES}:add", "add classes, placed by their images"),
             "checkpoint classes remove": (f"{_CLASSES}:remove", "remove classes by name"),
@@ -116,7 +112,6 @@ _FLAGS = {
     "checkpoint reshard": "checkpoint.options:ReshardOptions",
     "checkpoint import": "model.convert_options:ImportOptions",
     "checkpoint export": "model.convert_options:ExportOptions",
-    "checkpoint diff": "checkpoint.options:DiffOptions",
     "checkpoint classes list": "checkpoint.options:ListOptions",
     "checkpoint classes add": "checkpoint.options:AddOptions",
     "checkpoint classes remove": "checkpoint.options:RemoveOptions",

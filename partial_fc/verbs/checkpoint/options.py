@@ -55,17 +55,6 @@ class ReshardOptions(MergeOptions):
         check_numbers(self, world_size=PROCESSES)
 
 
-@dataclass(frozen=True)
-class DiffOptions:
-    """Shows in what two checkpoints differ. Exit status 0: training would go on alike from either; 1: it would not.
-    Configuration, versions and scores are shown, and do not count."""
-
-    first: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
-    """A checkpoint, or a folder whose newest counts."""
-    second: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
-    """Another."""
-
-
 Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME...")]
 
 Order = Literal["auto", "sorted", "append"]
