@@ -1,18 +1,15 @@
 """Opening an image database: by what lies at a path, in one process or in all of a run."""
 
-import json
 import os
-import socket
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-
-import numpy as np
 
 from partial_fc.data.databases.source import DatabaseSource, Store
 from partial_fc.data.image_folder import image_names
 from partial_fc.files import regular
-from partial_fc.this_host import identity
 
 if TYPE_CHECKING:
     from partial_fc.comm import World
@@ -34,13 +31,15 @@ def open_database(
     """The records at a path, which all have labels below num_classes. db_type: what the caller takes it for; None:
     whatever lies there. shadow_place: a folder for what opening a LevelDB writes.
 
-    world: of a run of several processes, in which one of each host then reads a LevelDB for all there. A collective,
-    also where it fails: raises ValueError or OSError on the ranks that cannot open it (`open_on_all` tells the others).
+    world: of a run of several processes, which each open it. A collective, also where it fails: raises ValueError or
+    OSError on the ranks that cannot open it (`open_on_all` tells the others).
     """
     path = Path(path)
     if world is None or world.size == 1:
-        return DatabaseSource(_open(path, kind_of(path, db_type), shadow_place), num_classes)
-    return DatabaseSource(_open_in_world(path, db_type, shadow_place, world), num_classes)
+        return DatabaseSource(_open(path, db_type, shadow_place), num_classes)
+    num_shadows = world.local_size if world.local_rank == 0 else 0
+    opening = partial(_open, path, db_type, shadow_place, num_shadows)
+    return DatabaseSource(_open_in_turn(opening, world), num_classes)
 
 
 def kind_of(path: Path, db_type: Kind | None = None) -> Kind:
@@ -80,7 +79,8 @@ def _kind(path: Path) -> Kind:
     raise ValueError(f"{path} is a folder with {found}; {expected}")
 
 
-def _open(path: Path, kind: Kind, shadow_place: Path | None) -> Store:
+def _open(path: Path, db_type: Kind | None, shadow_place: Path | None, num_shadows: int = 1) -> Store:
+    kind = kind_of(path, db_type)
     if kind == "lmdb":
         from partial_fc.data.databases.lmdb_store import LmdbStore
 
@@ -91,63 +91,24 @@ def _open(path: Path, kind: Kind, shadow_place: Path | None) -> Store:
         return MinidbStore(path)
     from partial_fc.data.databases.leveldb_store import LevelDbStore
 
-    return LevelDbStore(path, shadow_place)
+    return LevelDbStore(path, shadow_place, num_shadows)
 
 
-def _open_in_world(path: Path, db_type: Kind | None, shadow_place: Path | None, world: "World") -> Store:
-    problem: Exception | None = None
-    kind, reader, address = None, None, ""
-    try:
-        kind = kind_of(path, db_type)
-        if kind == "leveldb" and world.local_size > 1 and world.local_rank == 0:
-            from partial_fc.data.databases.leveldb_reader import Reader
-
-            reader = Reader(path, shadow_place)
-            address = reader.address
-    except (ValueError, OSError) as error:
-        problem = error
-    host = identity()
-    addresses = _gather({"host": host, "local_rank": world.local_rank, "address": address}, world)
-
-    def opened() -> Store:
-        if problem:
-            raise problem
-        assert kind is not None
-        if kind != "leveldb" or world.local_size == 1:
-            return _open(path, kind, shadow_place)
-        from partial_fc.data.databases.leveldb_reader import RemoteStore
-
-        # Of several with this host's name, the one that came with this process.
-        before = [entry for entry in addresses[: world.rank + 1] if entry["host"] == host and entry["local_rank"] == 0]
-        first = next(
-            entry for entry in (*before[::-1], *addresses) if entry["host"] == host and entry["local_rank"] == 0
-        )
-        if not first["address"]:
-            raise ValueError(f"{path}: local rank 0 of {socket.gethostname()} cannot read it for this process")
-        return RemoteStore(path, first["address"], reader)
+def _open_in_turn(opening: Callable[[], Store], world: "World") -> Store:
+    """Opens a database on the first process of each host, then on the others, which find a LevelDB's keys in the cache
+    where the first has listed them. A collective, also where it fails."""
+    import torch  # not above: who opens a database alone does without torch, which takes seconds
 
     pool = ThreadPoolExecutor(1)
-    opening = pool.submit(opened)
-    pool.shutdown(wait=False)  # where the others give up, this rank need not list to the end
-    _wait_together(opening, world)
-    return opening.result()
-
-
-def _wait_together(opening: Future, world: "World") -> None:
-    """Until all ranks are ready. Listing keys may take longer than a collective may (--comm-timeout)."""
-    import torch  # here and below, and not above: who opens a database alone does without torch, which takes seconds
-
-    while True:
-        wait([opening], timeout=_PATIENCE_S)
-        busy = torch.tensor([0 if opening.done() else 1])
-        if not int(world.all_reduce(busy, op="max", name="data/listing")):
-            return
-
-
-def _gather(entry: dict, world: "World") -> list[dict]:
-    """What each rank says, in the order of the ranks."""
-    import torch
-
-    line = np.frombuffer((json.dumps(entry) + "\n").encode(), np.uint8).copy()
-    gathered = world.all_gather(torch.from_numpy(line), name="data/readers").numpy().tobytes()
-    return [json.loads(text) for text in gathered.decode().splitlines()]
+    opened: Future[Store] = Future()
+    for has_turn in (world.local_rank == 0, world.local_rank > 0):
+        if has_turn:
+            opened = pool.submit(opening)
+        waiting = True
+        while waiting:  # in short collectives: listing keys may take longer than one may (--comm-timeout)
+            if has_turn:
+                wait([opened], timeout=_PATIENCE_S)
+            busy = torch.tensor([int(has_turn and not opened.done())])
+            waiting = bool(world.all_reduce(busy, op="max", name="data/listing"))
+    pool.shutdown(wait=False)
+    return opened.result()
