@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.record_source import MAX_CLASSES
+from partial_fc.data.recordio import MAX_CLASSES
 from partial_fc.findings import Describe, Finding, Severity, counted, findings_at
 
 _MOST_CLASSES = 1 << 27  # counted one by one

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.record_frames import FIRST, FRAME, WHOLE, RecordFile, aligned
-from partial_fc.data.record_index import read_index
-from partial_fc.data.record_source import are_whole
-from partial_fc.data.recordio import HEADER, first_labels
+from partial_fc.data.record_files import FIRST, FRAME, WHOLE, RecordFile, aligned, read_index
+from partial_fc.data.recordio import HEADER, are_whole, first_labels
 from partial_fc.data.sample import BadRecord
 from partial_fc.findings import Describe, Finding, Severity, findings_at
 

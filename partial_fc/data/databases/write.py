@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.databases.leveldb_store import import_plyvel
-from partial_fc.data.databases.schema import BYTE, INT32, STRING, Datum, TensorProtos
+from partial_fc.data.databases.records import BYTE, INT32, STRING, Datum, TensorProtos
 
 Format = Literal["datum", "tensorprotos"]
 Put = Callable[[bytes, bytes], None]

@@ -28,7 +28,7 @@ from partial_fc.data.decode import decode
 from partial_fc.data.loader import Loader, Transform
 from partial_fc.data.open import open_source
 from partial_fc.data.order import Keyed
-from partial_fc.data.record_source import RecordSource
+from partial_fc.data.recordio import RecordSource
 from partial_fc.data.sample import Sample, Source
 from partial_fc.data.transform import ShortSideCrop, SquareImage, mirror
 from partial_fc.verbs.bench.options import DataOptions

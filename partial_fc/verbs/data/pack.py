@@ -13,8 +13,7 @@ import tyro
 from partial_fc import printable, terminal
 from partial_fc.data import ImageFolder, RecordSource, open_source
 from partial_fc.data.decode import encode_square
-from partial_fc.data.record_source import MAX_CLASSES
-from partial_fc.data.recordio import RecordWriter, pack, write_index
+from partial_fc.data.recordio import MAX_CLASSES, RecordWriter, pack, write_index
 from partial_fc.data.sample import BadRecord, naming
 from partial_fc.findings import counted
 from partial_fc.flags.numbers import PIXELS, THREADS, check_numbers
