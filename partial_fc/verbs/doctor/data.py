@@ -12,6 +12,7 @@ import tyro
 from numpy.typing import NDArray
 
 from partial_fc import findings as report
+from partial_fc import pictures
 from partial_fc.data.check.contact_sheet import ContactSheet
 from partial_fc.data.check.digits import check_digits
 from partial_fc.data.check.folders import check_folders
@@ -20,7 +21,6 @@ from partial_fc.data.check.images import check_images, scan_images
 from partial_fc.data.check.labels import check_labels
 from partial_fc.data.check.pairs import check_pairs
 from partial_fc.data.check.recordio import NO_LABEL, CannotCheck, Records
-from partial_fc.data.check.tiles import check_sheet
 from partial_fc.data.image_folder import ImageFolder, image_names
 from partial_fc.findings import Describe, Finding, counted
 from partial_fc.flags.numbers import CLASSES, THREADS, check_numbers
@@ -100,7 +100,7 @@ def _check_options(options: DataOptions) -> None:
     if options.sheet and not options.images:
         raise ValueError(f"--sheet {options.sheet}: nothing is to be seen with --no-images")
     if options.sheet:
-        check_sheet("--sheet", options.sheet)
+        pictures.check_name("--sheet", options.sheet)
 
 
 @dataclass

@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 import partial_fc
+from partial_fc import pictures
 from partial_fc.checkpoint.files import as_json
 from partial_fc.checkpoint.folders import is_step, newest
 from partial_fc.comm import World
 from partial_fc.data.decode import decode
 from partial_fc.embedding.model import EmbeddingModel
-from partial_fc.evaluate import pictures, roc
+from partial_fc.evaluate import roc
 from partial_fc.evaluate.roc import Roc
 from partial_fc.evaluate.verification import Verification, accuracy_values, check_pairs, fold_accuracy
 from partial_fc.findings import check_writable
@@ -231,19 +232,19 @@ def _row(what: str, t: roc.Threshold) -> str:
 
 def _draw(judged: list[Judged], show: int, folder: Path) -> None:
     roc.plot({one.name: one.roc for one in judged}, folder / "roc.png", marked=True)
-    pictures.plot_similarities(
+    roc.plot_similarities(
         {one.name: (one.distance_N, one.same_N, one.roc) for one in judged}, folder / "similarities.png"
     )
     for one in judged:
         if show and one.pixels is not None:
-            pictures.write_png(folder / f"worst_pairs_{one.name}.png", _worst_pairs(one, show))
+            pictures.write(folder / f"worst_pairs_{one.name}.png", _worst_pairs(one, show))
 
 
 def _worst_pairs(one: Judged, show: int) -> pictures.Pixels:
     """Of different ones the most similar, of the same the least similar; those that the threshold judges wrongly have
     a red bar."""
     assert one.pixels is not None
-    best, parts = one.roc.best(), []
+    best, rows = one.roc.best(), []
     for kind, which, sign in (("different, yet similar", ~one.same_N, 1), ("the same, yet dissimilar", one.same_N, -1)):
         pairs = np.flatnonzero(which)
         pairs = pairs[np.argsort(sign * one.distance_N[pairs], kind="stable")][:show]
@@ -251,8 +252,8 @@ def _worst_pairs(one: Judged, show: int) -> pictures.Pixels:
         tiles = []
         for pair in pairs.tolist():
             lines = [f"pair {pair}  cosine {1 - one.distance_N[pair] / 2:.3f}", *one.caption(pair)]
-            images = [pictures.tile(image) for image in one.pixels(pair)]
-            tiles.append(pictures.captioned(images, lines, pictures.RED if wrong[pair] else None))
+            images = np.concatenate([pictures.fit(image) for image in one.pixels(pair)], axis=1)
+            tiles.append(pictures.Tile(images, lines, pictures.RED if wrong[pair] else None))
         title = f"{kind}: {int((wrong & which).sum()):,} of {int(which.sum()):,} wrong at cosine {best.cosine:.4f}"
-        parts.append((title, tiles))
-    return pictures.sheet(parts, _ACROSS)
+        rows.append(pictures.Row(title, tiles))
+    return pictures.sheet(rows, _ACROSS)

@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 
 import partial_fc
+from partial_fc import pictures
 from partial_fc.checkpoint.files import as_json
 from partial_fc.comm import World
 from partial_fc.data import Source, npy, open_on_all, open_source
 from partial_fc.data.sample import still
 from partial_fc.embedding.images import pixels_of
 from partial_fc.embedding.model import EmbeddingModel
-from partial_fc.evaluate import pictures
 from partial_fc.evaluate.identification import FALSE_POSITIVE_RATES, Found, search
 from partial_fc.findings import counted
 from partial_fc.verbs.model.embed_table import embed_together
@@ -83,7 +83,7 @@ def _search(options: SearchOptions, world: World, device: torch.device) -> None:
     (folder / "search.json").write_text(as_json(report))
     if gallery.source and probe.source:
         picture = _neighbours(found, gallery, probe, gallery_label, probe_label)
-        pictures.write_png(folder / "neighbours.png", picture)
+        pictures.write(folder / "neighbours.png", picture)
     else:
         print("no picture of the neighbours: an .npz has no images")
     print(f"written: {folder}")
@@ -181,25 +181,24 @@ def _neighbours(
         "right, and least sure": np.flatnonzero(found.rank_P == 1),
         "not in the gallery, and nearest to somebody": np.flatnonzero(~found.has_mate_P),
     }
-    parts = []
+    rows = []
     for kind, probes in kinds.items():
         sign = 1 if kind.startswith("right") else -1
         tiles = []
         for index in probes[np.argsort(sign * top_P[probes], kind="stable")][:_ROWS].tolist():
-            image = _tile(probe.source, index)
-            tiles.append(pictures.captioned([image], ["probe", probe.class_of(index)]))
+            tiles.append(pictures.Tile(_fitted(probe.source, index), ["probe", probe.class_of(index)]))
             for place, cosine in zip(found.neighbour_PK[index].tolist(), found.cosine_PK[index].tolist(), strict=True):
                 if place < 0:
-                    tiles.append(np.full_like(tiles[-1], 64))
+                    tiles.append(pictures.Tile(np.full((pictures.SIDE, pictures.SIDE, 3), 24, np.uint8)))
                     continue
                 right = gallery_label[place] == probe_label[index]
-                image = _tile(gallery.source, place)
                 lines = [f"cos {cosine:.3f}", gallery.class_of(place)]
-                tiles.append(pictures.captioned([image], lines, pictures.GREEN if right else pictures.RED))
+                colour = pictures.GREEN if right else pictures.RED
+                tiles.append(pictures.Tile(_fitted(gallery.source, place), lines, colour))
         if tiles:
-            parts.append((f"{kind}: {len(probes):,} of {len(top_P):,} probes", tiles))
-    return pictures.sheet(parts, 1 + _SHOWN)
+            rows.append(pictures.Row(f"{kind}: {len(probes):,} of {len(top_P):,} probes", tiles))
+    return pictures.sheet(rows, 1 + _SHOWN)
 
 
-def _tile(source: Source, index: int) -> pictures.Pixels:
-    return pictures.tile(pixels_of(still(source.read(index))))
+def _fitted(source: Source, index: int) -> pictures.Pixels:
+    return pictures.fit(pixels_of(still(source.read(index))))
