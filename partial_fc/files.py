@@ -3,6 +3,7 @@ are on the disk; modes."""
 
 import contextlib
 import errno
+import logging
 import os
 import stat
 import tempfile
@@ -156,6 +157,17 @@ def about(path: str | os.PathLike[str]) -> Iterator[None]:
         if error.errno and error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+@contextmanager
+def warn_on_os_error(what: str) -> Iterator[None]:
+    """Makes errors of the system a warning, around the writing of what a run can do without."""
+    try:
+        yield
+    except OSError as error:
+        logging.getLogger("partial_fc").warning(
+            f"{what} cannot be written ({error.strerror or error}); that alone ends no run"
+        )
 
 
 def _sync(path: Path, flags: int) -> None:

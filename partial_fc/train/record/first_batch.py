@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 
 from partial_fc import pictures
 from partial_fc.data import Batch
-from partial_fc.files import replacing
+from partial_fc.files import replacing, warn_on_os_error
 from partial_fc.train.job import Job
-from partial_fc.train.record.log import warn_on_os_error
 
 NUM_TILES, ACROSS = 24, 8
 

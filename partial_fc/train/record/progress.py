@@ -9,7 +9,8 @@ from pathlib import Path
 from partial_fc import terminal
 from partial_fc.comm import World
 from partial_fc.head.telemetry import Histogram
-from partial_fc.train.record.boards import History, TensorBoard, Wandb
+from partial_fc.train.record.boards import TensorBoard, Wandb
+from partial_fc.train.record.curve import HistoryFile
 from partial_fc.train.record.log import Interval, StepLine
 
 _WARM_STEPS = 10
@@ -26,7 +27,7 @@ class Progress:
         self._world = world
         self._line = line
         self._board = TensorBoard(models_root / "tensorboard", world)
-        self._history = History(models_root, world)
+        self._history = HistoryFile(models_root, world)
         self._wandb = wandb
         self._first_step = step
         self._history.add(step, event="start", world_size=world.size, total_steps=line.total_steps)

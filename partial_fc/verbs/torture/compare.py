@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from partial_fc.checkpoint.folders import MANIFEST, newest
-from partial_fc.train.record.history import read_history, read_losses
+from partial_fc.train.record.curve import read_history, read_losses
 
 # loss.csv has nine digits: that is how near two equal losses can be seen to be there.
 _NINE_DIGITS = 1e-8
