@@ -15,8 +15,9 @@ from partial_fc.files import make_private
 from partial_fc.printable import Lines, clean_stderr
 
 # Section of the help -> (what it is for, an example, verb -> (its function, one line of help)). The function is
-# "module:name" below verbs, imported when its flags are asked for: the type of its `options` has them. Verbs
-# of _OWN_READERS read their arguments themselves.
+# "module:name" below verbs, imported when its flags are asked for: the type of its `options` has them. These modules
+# import torch within functions, so that help and mistakes cost no seconds. Verbs of _OWN_READERS read their arguments
+# themselves.
 _CLASSES = "checkpoint.classes"
 _OWN_READERS = ("train", "launch", "torture")
 SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
@@ -98,31 +99,6 @@ _OTHER_NAMES = {
     **dict.fromkeys(("benchmark", "profile"), ("bench head", "bench data")),
     **dict.fromkeys(("check",), ("doctor data", "doctor env")),
 }
-# The verbs whose module imports torch, which takes seconds: their flags are a class of another one below verbs, and
-# it is imported only once the command line is read.
-_FLAGS = {
-    "embed": "model.embed_options:EmbedOptions",
-    "classify": "model.embed_options:ClassifyOptions",
-    "evaluate": "model.evaluate_options:EvaluateOptions",
-    "search": "model.evaluate_options:SearchOptions",
-    "export": "export.options:ExportOptions",
-    "checkpoint inspect": "checkpoint.options:InspectOptions",
-    "checkpoint verify": "checkpoint.options:VerifyOptions",
-    "checkpoint merge": "checkpoint.options:MergeOptions",
-    "checkpoint reshard": "checkpoint.options:ReshardOptions",
-    "checkpoint import": "model.convert_options:ImportOptions",
-    "checkpoint export": "model.convert_options:ExportOptions",
-    "checkpoint classes list": "checkpoint.options:ListOptions",
-    "checkpoint classes add": "checkpoint.options:AddOptions",
-    "checkpoint classes remove": "checkpoint.options:RemoveOptions",
-    "checkpoint classes merge": "checkpoint.options:MergeClassesOptions",
-    "checkpoint classes rename": "checkpoint.options:RenameOptions",
-    "checkpoint classes match": "checkpoint.options:MatchOptions",
-    "convert": "model.convert_options:ConvertOptions",
-    "bench data": "bench.options:DataOptions",
-    "bench head": "bench.options:HeadOptions",
-    "plan": "bench.options:PlanOptions",
-}
 # "checkpoint classes" is one, too.
 GROUPS = {" ".join(name.split()[:n]) for name in VERBS for n in range(1, len(name.split()))}
 
@@ -180,10 +156,7 @@ def load(name: str) -> Callable[..., Any]:
 
 def flags_of(name: str) -> type:
     """The class whose fields are the flags of a verb."""
-    if name not in _FLAGS:
-        return get_type_hints(load(name))["options"]
-    module, _, flags = _FLAGS[name].partition(":")
-    return getattr(importlib.import_module(f"partial_fc.verbs.{module}"), flags)
+    return get_type_hints(load(name))["options"]
 
 
 def main() -> None:

@@ -17,11 +17,10 @@ from partial_fc.errors import describe
 from partial_fc.foreign import mxnet_ndarray
 from partial_fc.foreign.centre_files import find
 from partial_fc.verbs.checkpoint import classes, options
-from partial_fc.verbs.checkpoint.export_centres import export_centres
-from partial_fc.verbs.checkpoint.import_centres import import_centres
+from partial_fc.verbs.checkpoint.export_centres import ExportOptions, export_centres
+from partial_fc.verbs.checkpoint.import_centres import ImportOptions, import_centres
 from partial_fc.verbs.checkpoint.reshard import merge, reshard
 from partial_fc.verbs.checkpoint.verify import findings
-from partial_fc.verbs.model.convert_options import ExportOptions, ImportOptions
 from tests.faults import operations as op
 from tests.faults.crash_states import Tree
 from tests.faults.operations import Disk

@@ -21,9 +21,8 @@ from partial_fc.head.kernels import AutoPrecision, Precision, choose
 from partial_fc.head.kernels.cpu import CpuKernel
 from partial_fc.machine import PeakMemory, Rates, measure_rates, synchronise
 from partial_fc.verbs.bench.baselines import LocalHead, PlainHead, TorchHead
-from partial_fc.verbs.bench.head import LINE, OURS, REFUSAL
+from partial_fc.verbs.bench.head import LINE, OURS, REFUSAL, HeadOptions
 from partial_fc.verbs.bench.insightface_style import InsightFaceStyleHead
-from partial_fc.verbs.bench.options import HeadOptions
 from partial_fc.verbs.bench.plan import DTYPES, OPTIMIZERS
 
 Head = PartialFC | LocalHead | InsightFaceStyleHead

@@ -15,7 +15,7 @@ from partial_fc.head.kernels import cpu, plain, triton_bytes
 from partial_fc.head.rows import Storage
 from partial_fc.machine import Rates
 from partial_fc.verbs.bench import step_counts
-from partial_fc.verbs.bench.options import PlanOptions
+from partial_fc.verbs.bench.plan_report import PlanOptions
 from partial_fc.verbs.bench.step_counts import OPTIMIZERS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -13,7 +13,8 @@ from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Storage
 from partial_fc.machine import Rates
 from partial_fc.verbs.bench import plan, plan_report
-from partial_fc.verbs.bench.plan import OPTIMIZERS, Machine, PlanOptions
+from partial_fc.verbs.bench.plan import OPTIMIZERS, Machine
+from partial_fc.verbs.bench.plan_report import PlanOptions
 
 
 def workload(**changed):

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 
@@ -45,11 +44,10 @@ def command(monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", cli.VERBS)
 def test_every_verb_has_its_function_and_its_flags(name):
-    function = cli.load(name)
+    assert callable(cli.load(name))
     assert cli.VERBS[name][1]
     if name not in cli._OWN_READERS:
         assert dataclasses.is_dataclass(cli.flags_of(name))
-        assert cli.flags_of(name) is get_type_hints(function)["options"]
 
 
 @pytest.mark.parametrize(
