@@ -4,8 +4,6 @@ imagenet read."""
 import logging
 import os
 import shutil
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -17,7 +15,6 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from partial_fc import terminal
 from partial_fc.data import ImageFolder, Source, open_source
 from partial_fc.data.databases import DatabaseSource, open_database
 from partial_fc.data.databases.write import Format, Put, encode_record, leveldb_writer, lmdb_writer
@@ -26,8 +23,9 @@ from partial_fc.data.idx import IdxSource, Split
 from partial_fc.data.sample import BadRecord, naming, still
 from partial_fc.findings import counted
 from partial_fc.flags.numbers import PIXELS, THREADS, check_numbers
+from partial_fc.verbs.data.left_out import usable
 
-_CHUNK = 512  # images in work at a time
+_JUDGED = 512  # images by which the room is judged that all need
 _MOST_LABELS = 2**31  # int32
 _SPARE = 1.1  # of the space that is needed, for what a database adds
 
@@ -93,8 +91,12 @@ def _make(options: DatabaseOptions, writer: AbstractContextManager[Put]) -> None
     order = np.arange(len(source))
     if options.shuffle:
         order = np.random.default_rng(options.seed).permutation(len(source))
-    records = _records(source, order, options)
-    first = list(islice(records, _CHUNK))
+    made = usable(
+        lambda number: _record(source, number, int(order[number]), options),
+        range(len(order)), options.num_workers, options.max_bad_records, "write",
+    )  # fmt: skip
+    records = (record for _, record in made)
+    first = list(islice(records, _JUDGED))
     if not first:
         raise ValueError(f"{options.source}: not one image could be read")
     _check_room(options.output, [len(value) for _, value in first], len(source))
@@ -127,36 +129,6 @@ def _is_database(path: Path) -> bool:
         with path.open("rb") as file:
             return b"\0" in file.read(20)  # a list has none
     return (path / "data.mdb").exists() or (path / "CURRENT").exists()
-
-
-def _records(source: Source, order: NDArray[np.int64], options: DatabaseOptions) -> Iterator[tuple[bytes, bytes]]:
-    """(key, value) in the given order, without those that cannot be read."""
-    num_bad = 0
-    numbers = range(len(order))
-
-    def record(number: int) -> tuple[bytes, bytes] | BadRecord:
-        try:
-            return _record(source, number, int(order[number]), options)
-        except BadRecord as error:
-            return error
-
-    with (
-        ThreadPoolExecutor(options.num_workers) as pool,
-        terminal.bar(total=len(order), desc="write", unit="image") as bar,
-    ):
-        for start in range(0, len(order), _CHUNK):
-            for made in pool.map(record, numbers[start : start + _CHUNK]):
-                bar.update()
-                if not isinstance(made, BadRecord):
-                    yield made
-                    continue
-                num_bad += 1
-                if num_bad > options.max_bad_records:
-                    raise ValueError(
-                        f"{made} (bad image {num_bad}, at most {options.max_bad_records} are left out: "
-                        "--max-bad-records)"
-                    )
-                _log.warning("left out: %s", made)
 
 
 def _record(source: Source, number: int, index: int, options: DatabaseOptions) -> tuple[bytes, bytes]:
