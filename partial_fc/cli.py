@@ -39,7 +39,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
             "evaluate": ("model.evaluate:evaluate", "test on pairs: accuracy, TAR at FAR, threshold"),
             "search": ("model.search:search_faces", "find each image among those of a gallery"),
             "classify": ("model.classify:classify", "name the classes nearest to an image"),
-            "export": ("export.command:export", "write ONNX, or arcface_torch's model.pt"),
+            "export": ("model.export:export", "write ONNX, or arcface_torch's model.pt"),
             "convert": ("model.convert:convert", "convert weights to or from MXNet or arcface_torch"),
         },
     ),

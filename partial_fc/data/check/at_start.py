@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from partial_fc.comm import World
 from partial_fc.data import RecordSource, Source
-from partial_fc.data.check.folders import check_folders
 from partial_fc.data.check.images import CONSTANT, CUT, REPLACED, ImageScan, check_images, scan_images
-from partial_fc.data.check.labels import check_class_number, check_labels, check_range
+from partial_fc.data.check.labels import check_class_number, check_folders, check_labels, check_range
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
 from partial_fc.findings import Finding, counted, findings_at, text_lines
 

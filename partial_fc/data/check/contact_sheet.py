@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from partial_fc import pictures
-from partial_fc.data.check.decoder_stderr import DecoderStderr
+from partial_fc.data.check.images import DecoderStderr
 from partial_fc.data.decode import decode
 from partial_fc.data.sample import BadRecord
 from partial_fc.findings import Describe, Finding

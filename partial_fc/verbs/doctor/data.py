@@ -15,10 +15,9 @@ from partial_fc import findings as report
 from partial_fc import pictures
 from partial_fc.data.check.contact_sheet import ContactSheet
 from partial_fc.data.check.digits import check_digits
-from partial_fc.data.check.folders import check_folders
 from partial_fc.data.check.identities import check_identities, check_layout
 from partial_fc.data.check.images import check_images, scan_images
-from partial_fc.data.check.labels import check_labels
+from partial_fc.data.check.labels import check_folders, check_labels
 from partial_fc.data.check.pairs import check_pairs
 from partial_fc.data.check.recordio import NO_LABEL, CannotCheck, Records
 from partial_fc.data.image_folder import ImageFolder, image_names

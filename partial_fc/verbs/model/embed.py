@@ -16,7 +16,7 @@ from partial_fc.embedding.sources import ImageFiles, open_images
 from partial_fc.findings import counted
 from partial_fc.flags import Flags, LaunchFlags, check_numbers
 from partial_fc.flags.numbers import BATCH, PIXELS, THREADS
-from partial_fc.verbs.model.table import check_table, new_table
+from partial_fc.verbs.model.table import Layout, check_table, new_table
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +79,7 @@ def _embed(options: EmbedOptions, world: World, device: "torch.device") -> None:
     facts = {"source": str(model.source), **model.facts()}
     labelled = not isinstance(source, ImageFiles)
     names = source.class_names() if labelled else None
-    table_of_all = new_table(options.out, len(source), model.embedding_size, labelled, names, facts)
+    table_of_all = new_table(options.out, Layout(len(source), model.embedding_size, labelled, names, facts))
     bar = terminal.bar(total=len(source), unit="image", desc="embed", shown=leads)
     with bar, table_of_all if leads else nullcontext() as table:
         for part in embedded(model, source, world, options.batch_size, options.num_workers):

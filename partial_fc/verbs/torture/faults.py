@@ -4,14 +4,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from random import Random
 from typing import Any, TextIO
 
-from partial_fc.verbs.doctor.hosts import ROOT, Host
+from partial_fc.verbs.doctor.hosts import Host, HostError
 from partial_fc.verbs.torture import victims
 
 _ANSWER_S = 20.0
@@ -125,14 +124,8 @@ class Faults:
         if host.is_here:
             numbers = [int(word) for word in words]
             return victims.kill(self._folder, numbers) if numbers else victims.processes(self._folder)
-        asked = ["env", "-C", str(ROOT), sys.executable, "-m", "partial_fc.verbs.torture.victims", self._folder, *words]
         try:
-            done = subprocess.run(host.command(asked, _ANSWER_S), capture_output=True, text=True, timeout=_ANSWER_S)
-        except subprocess.TimeoutExpired:
-            self.note(f"{host.name} did not answer within {_ANSWER_S:.0f} s", -1)
+            return host.run_module("partial_fc.verbs.torture.victims", [self._folder, *words], victims.MARK, _ANSWER_S)
+        except HostError as error:
+            self.note(f"{host.name}: {error}", -1)
             return None
-        for line in reversed(done.stdout.splitlines()):
-            if line.startswith(victims.MARK):
-                return json.loads(line.removeprefix(victims.MARK))
-        self.note(f"{host.name}: {(done.stderr.strip().splitlines() or ['no answer'])[-1]}", -1)
-        return None

@@ -83,7 +83,7 @@ def export(options: ExportOptions) -> None:
     """Raises ValueError where a file is found wrong; nothing is left of it then."""
     from partial_fc.embedding.load import load
     from partial_fc.evaluate.verification import Verification
-    from partial_fc.verbs.export import onnx_model
+    from partial_fc.verbs.model import onnx_model
 
     model = load(options.model, image_size=options.image_size, flip=options.flip)
     sets = [Verification(path, model.image_size, 2 * _BATCH_SIZE, flip=model.flip) for path in options.val]
@@ -127,7 +127,7 @@ def _write_torch(model: "EmbeddingModel", path: Path) -> str:
 
 
 def _write_onnx(name: str, fp32: Path, path: Path, model: "EmbeddingModel", options: ExportOptions) -> None:
-    from partial_fc.verbs.export import onnx_model
+    from partial_fc.verbs.model import onnx_model
 
     if name == "onnx":
         shutil.copyfile(fp32, path)
