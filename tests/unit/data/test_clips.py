@@ -238,7 +238,7 @@ def test_scores_of_all_views_are_added_by_video(kind, tmp_path):
 
 def test_lists_of_class_folders(folder, tmp_path, capsys):
     options = ListOptions(folder, tmp_path / "list.txt")
-    with pytest.raises(ValueError, match="1 video cannot be read"):
+    with pytest.raises(ValueError, match="bad video 1, at most 0"):
         make_lists(options)
     assert "clip5.mp4: cut short" in capsys.readouterr().out
     make_lists(replace(options, max_bad_records=1))
