@@ -105,9 +105,7 @@ class MatchOptions(_NewOptions):
 def list_classes(options: ListOptions) -> None:
     import torch
 
-    from partial_fc.checkpoint.read import open_with_centres
-
-    stored = open_with_centres(options.folder)
+    stored = _open(options.folder)
     names, rows, size = stored.names(), stored.rows(), 1 << 16
     for start in range(0, len(names), size):
         stop = min(start + size, len(names))
@@ -120,10 +118,9 @@ def list_classes(options: ListOptions) -> None:
 
 
 def add(options: AddOptions) -> None:
-    from partial_fc.checkpoint.read import open_with_centres
     from partial_fc.verbs.checkpoint import imprint, remap_classes
 
-    stored = open_with_centres(options.folder)
+    stored = _open(options.folder)
     starts = [word.partition("=")[::2] for word in _words(options.names, options.names_file)]  # (name, what it has)
     folder = ImageFolder(options.images) if options.images else None
     new = [name for name, _ in starts] + (folder.classes if folder else [])
@@ -139,10 +136,9 @@ def add(options: AddOptions) -> None:
 
 
 def remove(options: RemoveOptions) -> None:
-    from partial_fc.checkpoint.read import open_with_centres
     from partial_fc.verbs.checkpoint import remap_classes
 
-    stored = open_with_centres(options.folder)
+    stored = _open(options.folder)
     gone = _numbers(stored, _words(options.names, options.names_file))
     names = stored.names()
     kept = _all_but(gone, len(names))
@@ -157,10 +153,9 @@ def merge_classes(options: MergeClassesOptions) -> None:
     import torch
     from torch.nn.functional import normalize
 
-    from partial_fc.checkpoint.read import open_with_centres
     from partial_fc.verbs.checkpoint import remap_classes
 
-    stored = open_with_centres(options.folder)
+    stored = _open(options.folder)
     (into,) = _numbers(stored, [options.into])
     parts = _numbers(stored, options.names)
     if not parts or into in parts:
@@ -185,10 +180,9 @@ def merge_classes(options: MergeClassesOptions) -> None:
 
 
 def rename(options: RenameOptions) -> None:
-    from partial_fc.checkpoint.read import open_with_centres
     from partial_fc.verbs.checkpoint import remap_classes
 
-    stored = open_with_centres(options.folder)
+    stored = _open(options.folder)
     names = stored.names()
     words = _words(options.names, options.names_file)
     if options.names_file and len(words) == len(names) and not options.names and not any("=" in w for w in words):
@@ -214,10 +208,9 @@ def rename(options: RenameOptions) -> None:
 
 def match(options: MatchOptions) -> None:
     from partial_fc.checkpoint.class_names import names_of
-    from partial_fc.checkpoint.read import open_with_centres
     from partial_fc.verbs.checkpoint import imprint, remap_classes
 
-    stored = open_with_centres(options.folder)
+    stored = _open(options.folder)
     source = open_source(options.data)
     wanted = names_of(source, source.num_classes)
     if wanted is None:
@@ -232,6 +225,12 @@ def match(options: MatchOptions) -> None:
     gone = len(number_of) - (len(old) - len(new))
     made_by = f"classes of {stored.where} made those of {options.data}: {len(new)} new, {gone} gone"
     remap_classes.write(stored, plan, options.out, made_by)
+
+
+def _open(folder: Path) -> "Checkpoint":
+    from partial_fc.checkpoint.read import open_with_centres
+
+    return open_with_centres(folder)
 
 
 # ---- names
