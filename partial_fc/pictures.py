@@ -124,7 +124,7 @@ def _draw_tile(picture: Image.Image, draw: ImageDraw.ImageDraw, tile: Tile, left
 
 
 def _fitting(text: str, size: int, width: int, *, keep_end: bool) -> str:
-    """What of a text fits: its end, which says more of a file's name than its beginning, or its beginning."""
+    """Cuts a text to what fits: its end, which says more of a file's name than its beginning, or its beginning."""
     # Names that are no UTF-8 hold what no font has; those of tables hold tabs.
     text = " ".join(text.encode("utf-8", "backslashreplace").decode().split())
     text = "".join(char if _has(char) else f"U+{ord(char):04X} " for char in text)
@@ -136,7 +136,7 @@ def _fitting(text: str, size: int, width: int, *, keep_end: bool) -> str:
 
 @cache
 def _has(char: str) -> bool:
-    """Whether the font has it, or would draw the box that it draws of all that it lacks."""
+    """Tells whether the font has it, or would draw a box instead."""
     return char.isspace() or bytes(_font(10).getmask(char)) != bytes(_font(10).getmask("\uffff"))
 
 

@@ -76,11 +76,11 @@ class RecordFile:
         self.map.close()
 
     def have_room(self, offset_F: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which offsets are those of a possible frame: multiples of 4 with room for its head behind them."""
+        """Tells which offsets can be those of a frame: multiples of 4 with room for its head after them."""
         return (offset_F >= 0) & (offset_F % 4 == 0) & (offset_F <= self.size - FRAME.size)
 
     def heads(self, offset_F: NDArray[np.int64]) -> FrameHeads:
-        """What stands at offsets, which may be any numbers."""
+        """Returns the frame heads at offsets, which may be any numbers."""
         words, inside = self.words, self.have_room(offset_F)
         at = np.where(inside, offset_F // 4, 0)
         is_frame = inside & (words[at] == MAGIC)
@@ -145,7 +145,7 @@ class RecordFile:
 
 
 def aligned(offset: int) -> int:
-    """Where the frame behind one that ends at `offset` starts."""
+    """Returns where the frame after one that ends at `offset` starts."""
     return offset + -offset % 4
 
 
@@ -228,7 +228,7 @@ def _rec_bytes(path: Path) -> int:
 
 
 def _read_cache(cache: Path, stamp: tuple[int, int], rec_bytes: int) -> tuple[Keys, NDArray[np.int64]] | None:
-    """None: there is none of this index, or what is there is no copy of one: the folder may be of others."""
+    """Reads the copy; None where there is no valid copy of this index: the folder may belong to others."""
     try:
         check_regular(cache)
         content = np.memmap(cache, np.uint8, "r")

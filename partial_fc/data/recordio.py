@@ -383,14 +383,14 @@ class RecordSource:
 
 
 def are_whole(raw_N: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which labels, as records hold them, are whole numbers."""
+    """Tells which labels, as records hold them, are whole numbers."""
     with np.errstate(invalid="ignore"):  # NaNs that signal
         return np.isfinite(raw_N) & (raw_N == np.trunc(raw_N))
 
 
 def read_property(path: Path) -> tuple[int | None, tuple[int, int] | None]:
-    """Of a file `property`: (class count, (height, width) of the images) as far as it says so; shuffled sets have a
-    count besides."""
+    """Reads a file `property`: (class count, (height, width) of the images), None where it does not say. Files of
+    shuffled sets hold another count, which is ignored."""
     if not path.exists():
         return None, None
     text = read_bytes(path, _PROPERTY_BYTES).strip()

@@ -25,7 +25,7 @@ _LOSS_UNIT, _LARGEST_LOSS = 2.0**-24, 2.0**12
 
 
 class Classification:
-    """One set of labelled samples; each is seen once, whatever the number of ranks, and in the same batch, so that the
+    """A set of labelled samples; each is seen once, whatever the number of ranks, and in the same batch, so that the
     numbers are equal to the last bit."""
 
     board = ""

@@ -135,8 +135,8 @@ def plot(curves: Mapping[str, Roc], path: Path, marked: bool = False) -> None:
 
 
 def _mark(axes: Any, curves: Mapping[str, Roc], smallest_far: float) -> None:
-    """For the curves in their order of drawing: a point with its TAR at FAR 0.1, 0.01 ... as far as its set can tell; a
-    star at the best threshold."""
+    """Marks the curves, in their order of drawing: a point with its TAR at FAR 0.1, 0.01 ... as far as its set can
+    tell; a star at the best threshold."""
     bottom, top = axes.get_ylim()
     apart = (top - bottom) / 40  # of two texts
     colours = [line.get_color() for line in axes.get_lines()]
@@ -154,8 +154,8 @@ def _mark(axes: Any, curves: Mapping[str, Roc], smallest_far: float) -> None:
 
 
 def plot_similarities(curves: Mapping[str, tuple[NDArray[np.float64], NDArray[np.bool_], Roc]], path: Path) -> None:
-    """Histograms of the cosines of both kinds of pairs, one above the other for each set, by name: (squared distances,
-    same, ROC), with the best threshold."""
+    """Draws histograms of the cosines of both kinds of pairs, one above the other for each set, by name: (squared
+    distances, same, ROC), with the best threshold."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

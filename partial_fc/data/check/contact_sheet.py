@@ -1,4 +1,4 @@
-"""One picture of the images of a check, for a person to look at."""
+"""Draws the images of a check as one picture, for a person to look at."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ def _row(finding: Finding, read: Read) -> Row:
 
 
 def _caption(place: Mapping[str, Any]) -> list[str]:
-    """What names an image in a finding: the file's name or the key first."""
+    """Names an image of a finding: the file's name or the key first."""
     words = [
         str(value).rpartition("/")[2] if name == "file" else f"{name} {value}"
         for name, value in place.items()

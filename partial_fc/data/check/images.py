@@ -171,7 +171,7 @@ def scan_images(
 
 
 def _scan_again(scan: ImageScan, indices: Sequence[int], read: Read, stderr: DecoderStderr) -> None:
-    """One after the other: with several threads nobody can tell which image a line of the decoder is about."""
+    """Scans images one after the other, since with several threads a decoder's line cannot be traced to its image."""
     for index in indices:
         if scan.code_N[index] >= CUT:
             continue

@@ -1,4 +1,4 @@
-"""What labels and class folders say about a training set: out of range, gaps, classes of one image or of nearly all.
+"""Checks of labels and class folders: out of range, gaps, classes of one image or of nearly all.
 
 N samples, C classes.
 """
@@ -50,7 +50,7 @@ def check_labels(
 
 
 def check_class_number(num_classes: int, file: str = "") -> list[Finding]:
-    """One class is an error, and needs no look at the labels."""
+    """Reports a single class as an error, without a look at the labels."""
     if num_classes != 1:
         return []
     what = (
@@ -128,8 +128,8 @@ def _check_classes(count_C: NDArray[np.int64], file: str, names: Sequence[str]) 
 
 
 def check_folders(source: Source, file: str = "") -> list[Finding]:
-    """What is not read of a folder of class folders, and names that may be one class twice; nothing where the source is
-    something else."""
+    """Reports what is not read of a folder of class folders, and names that may be one class twice; nothing for other
+    sources."""
     if not isinstance(source, ImageFolder):
         return []
     findings = []

@@ -151,7 +151,7 @@ def _close(database: Any, cursors: list[_Cursor], shadow: Shadow) -> None:
 
 
 def _cache_file(path: Path, manifest: Manifest) -> Path:
-    """Its name says which database, in which state."""
+    """Returns the file of the key list, named by the database and its state."""
     digest = hashlib.sha256(os.fsencode(os.path.realpath(path)) + manifest.path.read_bytes())
     state = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in (manifest.path, *manifest.logs)]
     digest.update(repr(state).encode())

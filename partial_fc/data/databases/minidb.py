@@ -73,7 +73,7 @@ class MinidbStore:
 
 
 def _offsets(path: Path) -> NDArray[np.int64]:
-    """Where each pair begins, int64, and last the size of the file: read without the values. Raises as `read`."""
+    """Returns where each pair begins, int64, and the size of the file last; reads no values. Raises as `read`."""
     with open(path, "rb", opener=regular) as file:
         starts = np.fromiter((start for start, _, _ in _pairs(path, file)), np.int64)
         return np.append(starts, os.fstat(file.fileno()).st_size)

@@ -1,4 +1,4 @@
-"""One record of an image database -> image and label.
+"""Reads one record of an image database: image and label.
 
 Two messages occur, and each parses as the other without an error, empty. The first byte tells them apart, record by
 record: TensorProtos has one field, number 1 of bytes (0x0a); in a Datum that number is an integer.
@@ -146,7 +146,7 @@ def _label(proto: Any) -> int:
 
 
 def _inside(image: Image, proto: Any) -> NDArray[np.uint8]:
-    """What of the image lies in the box."""
+    """Returns what of the image lies in the box."""
     box = list(proto.int32_data)
     if proto.data_type != INT32 or len(box) != 4:
         raise BadRecord(f"the third tensor has {len(box)} INT32 numbers; expected a box: ymin, xmin, height, width")

@@ -82,13 +82,13 @@ class DatabaseSource:
         return f"{self._store.path}, key {key.decode('utf-8', 'backslashreplace')}"
 
     def will_need(self, indices: Sequence[int]) -> None:
-        """Nothing: neither library takes hints."""
+        """Does nothing: neither library takes hints."""
 
     def labels(self) -> None:
-        """None: they lie within the records, which would all have to be read."""
+        """Returns None: labels lie within the records, which would all have to be read."""
 
     def class_names(self) -> None:
-        """None: they are no more than numbers."""
+        """Returns None: classes are numbers here."""
 
 
 # ---- opening one
@@ -117,7 +117,7 @@ def open_database(
 
 
 def kind_of(path: Path, db_type: Kind | None = None) -> Kind:
-    """What lies at a path. Raises ValueError where it is no database, or not what db_type says."""
+    """Returns what lies at a path. Raises ValueError where it is no database, or not what db_type says."""
     kind = _kind(path)
     if db_type not in (None, kind):
         raise ValueError(f"{path} is a {_NAMES[kind]}, --db_type says {db_type}; give --db_type {kind}")

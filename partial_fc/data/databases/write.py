@@ -69,7 +69,7 @@ def lmdb_writer(path: Path) -> Iterator[Put]:
 
 @contextmanager
 def leveldb_writer(path: Path) -> Iterator[Put]:
-    """As lmdb_writer."""
+    """Gives put(key, value) of a LevelDB; errors as lmdb_writer."""
     plyvel = import_plyvel(f"{path} is to be a LevelDB")
     with _new_folder(path) as folder, _told(path, plyvel.Error):
         last = b""

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go, on rank 0: TensorBoard's files, Weights & Biases where asked for."""
+"""Boards that rank 0 sends the numbers of a run to: TensorBoard's files, and Weights & Biases where asked for."""
 
 import math
 import time
@@ -73,7 +73,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """One run of a project of Weights & Biases, by its own library. A run that is resumed goes on as the same one
+    """A run of a project of Weights & Biases, by its own library. A resumed run goes on as the same one
     (models_root/wandb_id.txt). WANDB_MODE and its other variables hold, as everywhere."""
 
     def __init__(self, project: str, models_root: Path, configuration: Mapping[str, Any]):
@@ -109,8 +109,8 @@ class Wandb:
 
 
 def open_wandb(project: str | None, models_root: Path, configuration: Mapping[str, Any], world: World) -> Wandb | None:
-    """On rank 0, where --wandb asks for it. Raises ValueError, on all ranks, where it cannot begin. A collective with
-    --wandb."""
+    """Begins a run on rank 0 where --wandb asks for it. Raises ValueError, on all ranks, where it cannot begin. A
+    collective with --wandb."""
     if project is None:
         return None
     board, problem = None, ""

@@ -54,7 +54,7 @@ class Curve:
         self._write()
 
     def rewind(self, step: int) -> None:
-        """This step is the last one that is done."""
+        """Goes back: `step` is the last one that counts."""
         with warn_on_os_error(str(self._path)):
             self._cut(step)
 
@@ -80,8 +80,8 @@ class Curve:
             self._file.close()
 
     def _renew(self) -> None:
-        """A copy takes the place of the file: a rank 0 of a world before, which was cut off, may write to that one
-        yet, over a network folder also when it is back. Where there is no room the file stays."""
+        """Replaces the file by a copy: a rank 0 of an earlier world, which was cut off, may still write to the old one,
+        over a network folder also when it is back. Keeps the file where there is no room."""
         if self._path.exists() and str(self._path) != os.devnull:
             with warn_on_os_error(str(self._path)), replacing(self._path) as copy:
                 copy.write_bytes(self._path.read_bytes())
@@ -185,7 +185,7 @@ class History:
 
 
 def read_history(models_root: Path) -> History:
-    """Of a run that has none, an empty one. Lines that a full disk or a lost machine has cut are left out."""
+    """Reads history.jsonl; an empty History where there is none. Skips lines that a full disk or a lost machine cut."""
     found = History()
     path = models_root / "history.jsonl"
     if not path.exists():

@@ -15,7 +15,7 @@ NUM_TILES, ACROSS = 24, 8
 
 
 def write(job: Job, batch: Batch) -> None:
-    """Of rank 0's first batch in this process: tiles without words, ACROSS in a row, and first_batch.json with the
+    """Writes rank 0's first batch in this process: tiles without words, ACROSS in a row, and first_batch.json with the
     label, class name and key of each."""
     if job.world.rank != 0:
         return
@@ -32,7 +32,7 @@ def write(job: Job, batch: Batch) -> None:
 
 
 def tile(image: torch.Tensor) -> NDArray[np.uint8]:
-    """One input, (C, H, W), of a clip (C, T, H, W) the frame in the middle, as a tile."""
+    """Makes a tile of one input, (C, H, W); of a clip, (C, T, H, W), of the frame in the middle."""
     if image.ndim == 4:
         image = image[:, image.shape[1] // 2]
     pixels = image.permute(1, 2, 0).numpy()

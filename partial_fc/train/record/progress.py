@@ -56,7 +56,7 @@ class Progress:
         self._restart(step, position)
 
     def due(self, step: int, position: int) -> bool:
-        """Whether there is a line after this step, which ended at this position in the data."""
+        """Tells whether there is a line after this step, which ended at this position in the data."""
         return self._line.due(step, position) or step - self._first_step in self._line.early
 
     def report(
@@ -98,7 +98,7 @@ class Progress:
             self._wandb.scalars(step, values)
 
     def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-        """For TensorBoard alone."""
+        """Sends histograms to TensorBoard alone."""
         self._board.histograms(step, values)
 
     def evaluated(self, step: int, scores: Mapping[str, float]) -> None:

@@ -139,7 +139,7 @@ def _row(name: str, runs: list[Speed], reference: list[Speed], count: int) -> di
 def _sides(
     options: DataOptions, source: Source, transform: "Transform", size: int, count: int, batch_size: int
 ) -> tuple[dict[str, Callable[[], Speed]], list[str]]:
-    """What is compared, by name, and what could not be, with the reason."""
+    """Returns what is compared, by name, and what could not be, with the reason."""
     from partial_fc.data.order import Keyed
 
     indices = Keyed(len(source), seed=0).select(0, count, 0, 1).index_B.tolist()
@@ -179,7 +179,7 @@ def _imdecode(file: bytes) -> Any:
 
 
 def _bare(file: bytes, size: int, resize: int, flip: int) -> Any:
-    """What any program must do at least."""
+    """Does what any program must do at least."""
     image = _imdecode(file)
     shorter = min(image.shape[:2])
     if shorter != resize:

@@ -134,14 +134,14 @@ def compare(rounds: list[dict[str, Line]], ours: str, other: str) -> Line:
 
 
 def precision_of(options: HeadOptions, side: str, runs: dict[str, Line]) -> str:
-    """Of the operands of a side's products; runs: those of this round, that of this head among them."""
+    """The precision of the operands of a side's products. runs: those of this round, with this head's."""
     if side == OURS:
         return options.precision
     return runs[OURS]["precision"] if options.versus_precision == "same" else options.versus_precision
 
 
 def run(options: HeadOptions, side: str, precision: str) -> Line:
-    """One side's time and memory, in processes of its own."""
+    """Measures one side's time and memory, in processes of its own."""
     with tempfile.TemporaryDirectory(prefix="partial-fc-bench-") as name:
         folder = Path(name)
         job = {**asdict(options), "side": side, "side_precision": precision, "folder": folder}
@@ -206,7 +206,7 @@ _COLUMNS = {
 
 
 def report(line: Line) -> list[str]:
-    """What was measured, as a table."""
+    """Formats what was measured as a table."""
     others: dict[str, Line] = line.get("others", {})
     state = "" if line["state_dtype"] == line["dtype"] else f" --centre-state-dtype {line['state_dtype']}"
     width = max(len(side) for side in (OURS, *others))

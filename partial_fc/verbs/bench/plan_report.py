@@ -105,7 +105,7 @@ class PlanOptions:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether rows lie in the host's memory, beside a GPU, or in files."""
+        """True where rows lie in the host's memory, beside a GPU, or in files."""
         return self.place == "disk" or (self.place == "host" and self.device == "cuda")
 
     @property

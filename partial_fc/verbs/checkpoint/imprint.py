@@ -1,4 +1,4 @@
-"""Where new classes belong: the mean direction of their images, as the checkpoint's own network sees them.
+"""Places new classes at the mean direction of their images, as the checkpoint's own network sees them.
 
 (Imprinting: Qi, Brown and Lowe, "Low-Shot Learning with Imprinted Weights", https://arxiv.org/abs/1712.07136.)
 

@@ -59,7 +59,7 @@ def inspect(options: InspectOptions) -> int:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """What there is to say of one folder, as JSON. "problem": why no more can be said."""
+    """Describes one folder, as JSON. "problem": why no more can be said."""
     from partial_fc.checkpoint.head_state import has_head
     from partial_fc.checkpoint.read import Checkpoint
 
@@ -134,7 +134,7 @@ def _head(checkpoint: "Checkpoint") -> dict[str, Any]:
 
 
 def _line(facts: dict[str, Any]) -> str:
-    """One line of several."""
+    """Describes one of several checkpoints in a line."""
     words = [Path(facts["folder"]).name, f"{_bytes(facts['bytes']):>9}"]
     if "problem" in facts:
         return "  ".join((*words, facts["problem"], *facts["marks"]))
@@ -145,7 +145,7 @@ def _line(facts: dict[str, Any]) -> str:
 
 
 def _lines(values: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """One checkpoint as lines of (name, value)."""
+    """Yields one checkpoint as lines of (name, value)."""
     if name == "head" or not name:
         for key, value in values.items():
             yield from _lines(value, f"{name}.{key}" if name else key)

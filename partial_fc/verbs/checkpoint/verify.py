@@ -130,7 +130,7 @@ def _check_head(checkpoint: "Checkpoint", ranks: set[int]) -> Iterator[tuple[str
 
 
 def _against_manifest(part: "Part", manifest: dict[str, Any]) -> str | None:
-    """What a file holds otherwise than the manifest says, if anything."""
+    """Says how a file differs from the manifest; None where it does not."""
     width, subs = manifest["embedding_size"], manifest["sub_centres"]
     shape = (width,) if subs == 1 else (subs, width)
     actual = part.columns["centres"].shape

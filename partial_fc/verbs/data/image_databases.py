@@ -71,7 +71,7 @@ class DatabaseOptions:
 
     @property
     def copies(self) -> bool:
-        """Whether records of a database stay as they are."""
+        """True where records of a database stay as they are."""
         return self.format is None and self.size is None and not self.raw
 
 
@@ -151,7 +151,7 @@ def _record(source: Source, number: int, index: int, options: DatabaseOptions) -
 
 
 def _image(image: bytes | NDArray[np.uint8], options: DatabaseOptions) -> bytes | NDArray[np.uint8]:
-    """What is written of an image. It is decoded in either case, so that one that cannot be used is found here."""
+    """Returns what is written of an image, which is decoded in either case: a bad one is found here."""
     pixel = decode(image) if isinstance(image, bytes) else image
     check_proportions(pixel)
     resized = pixel if options.size is None else _resize(pixel, options.size)

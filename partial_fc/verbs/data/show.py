@@ -197,7 +197,8 @@ def _tile(source: Source, index: int, make: Transform, rng: np.random.Generator,
 
 
 def _name(source: Source, index: int) -> str:
-    """What tells it from the others: of "photos/alice/1.jpg" the file, of "faces/train.rec, key 17" the key."""
+    """Returns what tells a sample from the others: of "photos/alice/1.jpg" the file, of "faces/train.rec, key 17" the
+    key."""
     return source.where(index).rpartition("/")[2].rpartition(", ")[2]
 
 

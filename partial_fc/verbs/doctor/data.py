@@ -105,7 +105,7 @@ def _check_options(options: DataOptions) -> None:
 
 @dataclass
 class _Check:
-    """One check of a source: what it is, and what is wrong with it. hash_N: of the images to train on."""
+    """A check of a source: what it is, and what is wrong with it. hash_N: of the images to train on."""
 
     options: DataOptions
     findings: list[Finding] = field(default_factory=list)

@@ -42,7 +42,7 @@ class Host:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is this machine, to which the launchers need no ssh."""
+        """True for this machine, to which the launchers need no ssh."""
         if self.name in ("", "localhost", socket.gethostname()):
             return True
         try:
@@ -52,7 +52,7 @@ class Host:
         return address in {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
 
     def command(self, words: Sequence[str], timeout_s: float) -> list[str]:
-        """What runs `words` there, without ever asking anything."""
+        """Returns the command that runs `words` there, without ever asking anything."""
         if self.is_here:
             return list(words)
         port = ["-p", str(self.ssh_port)] if self.ssh_port else []
@@ -64,11 +64,11 @@ class Host:
         self._run(["true"], "", timeout_s, grace_s=2)  # ssh's own words come first
 
     def ask(self, what: str, arguments: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """What the probe answers there. Raises HostError."""
+        """Returns the probe's answer there. Raises HostError."""
         return self.run_module(_PROBE, [what], MARK, timeout_s, json.dumps(arguments))
 
     def run_module(self, module: str, words: Sequence[str], mark: str, timeout_s: float, text: str = "") -> Any:
-        """The JSON that a module of ours prints there behind a mark; text: its standard input. Raises HostError."""
+        """Returns the JSON that a module of ours prints there after a mark; text: its input. Raises HostError."""
         printed = self._run(_python(module, words), text, timeout_s)
         answer = _marked(printed.splitlines(), mark)
         if answer is None:

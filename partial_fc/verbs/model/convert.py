@@ -49,7 +49,7 @@ class ConvertOptions:
 
 @dataclass(frozen=True)
 class _Source:
-    """What is converted: the state dict of our network, and its embeddings as the source gives them."""
+    """A model to convert: the state dict of our network, and its embeddings as the source gives them."""
 
     state: "State"
     network: "Network"

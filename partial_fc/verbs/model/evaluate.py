@@ -105,8 +105,8 @@ def evaluate(options: EvaluateOptions) -> None:
 
 
 def output_folder(out: Path | None, model: Path, name: str) -> Path:
-    """Where a verb writes what it found of a model: --out, or beside the model, but not among checkpoints; made where
-    it is not there. ValueError where it cannot be."""
+    """Makes the folder that a verb writes to: --out, or one beside the model, but not among checkpoints. Raises
+    ValueError where it cannot be made."""
     beside = model if model.is_dir() else model.parent
     if is_step(beside):
         beside = beside.parent
@@ -246,7 +246,7 @@ def _together(judged: Sequence[Judged]) -> Roc | None:
 
 
 def _thresholds(curve: Roc) -> dict[str, roc.Threshold]:
-    """At each FAR that the set is large enough for."""
+    """Returns the threshold at each FAR that the set is large enough for."""
     found = {far: curve.threshold_at(float(far)) for far in FALSE_ACCEPT_RATES}
     return {far: threshold for far, threshold in found.items() if threshold}
 
@@ -291,7 +291,7 @@ def _ranks_text(values: dict[str, float], name: str) -> str:
 
 
 def _row(what: str, t: roc.Threshold) -> str:
-    """Of the table of thresholds, whose head is _HEAD."""
+    """Formats a row of the table of thresholds, whose head is _HEAD."""
     return f"  {what:14}{t.cosine:>11.4f}{t.distance:>21.4f}{t.accuracy:>9.2%}{t.tar:>15.2%}{t.far:>11.4%}"
 
 
@@ -306,8 +306,8 @@ def _draw(judged: list[Judged], show: int, folder: Path) -> None:
 
 
 def _worst_pairs(one: Judged, show: int) -> pictures.Pixels:
-    """Of different ones the most similar, of the same the least similar; those that the threshold judges wrongly have
-    a red bar."""
+    """Draws the most similar pairs of different ones and the least similar of the same; a red bar marks those that the
+    threshold judges wrongly."""
     assert one.pixels is not None
     best, rows = one.roc.best(), []
     for kind, which, sign in (("different, yet similar", ~one.same_N, 1), ("the same, yet dissimilar", one.same_N, -1)):

@@ -134,7 +134,7 @@ def _open(path: Path, name: str, model: "EmbeddingModel", options: SearchOptions
 
 
 def read_npz(path: Path) -> Labelled:
-    """What `partial-fc embed` wrote. Raises ValueError for anything else."""
+    """Reads what `partial-fc embed` wrote. Raises ValueError for anything else."""
     try:
         arrays = npy.read_npz(path)
         row_ND, label_N = arrays["embeddings"], arrays["labels"]

@@ -129,7 +129,7 @@ class _Parquet:
 
 
 def _text(name: str) -> str:
-    """What a table of text can hold: a file's name need not be UTF-8."""
+    """Escapes what a table of text cannot hold: a file's name need not be UTF-8."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 

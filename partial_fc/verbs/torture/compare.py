@@ -80,7 +80,7 @@ def _in_full(root: Path) -> dict[int, tuple[float, float]]:
 
 
 def _ends(undisturbed: Path, disturbed: Path) -> list[str]:
-    """Where the last checkpoints say that the data stand."""
+    """Compares where the last checkpoints say that the data stand."""
     last = [folder for root in (undisturbed, disturbed) if (folder := newest(root / "checkpoints"))]
     if len(last) < 2:
         return []

@@ -18,7 +18,7 @@ _GONE_S = 30.0
 
 
 class Faults:
-    """What happens to a run, and when. counts: how often what has happened."""
+    """The faults of a run, and their moments. counts: how often each kind has happened."""
 
     def __init__(
         self, hosts: Sequence[Host], folder: str, kinds: Sequence[str], command: str | None, random: Random,
@@ -65,7 +65,7 @@ class Faults:
         self._events.flush()
 
     def wait_until_gone(self, step: int) -> None:
-        """After the command's end: who is left has some seconds to notice, and is killed then."""
+        """Gives processes that are left after the command's end some seconds, then kills them."""
         give_up = time.monotonic() + _GONE_S
         while left := {(host, pid) for host in self._hosts for pid in self._processes(host)}:
             if time.monotonic() > give_up:
@@ -120,7 +120,7 @@ class Faults:
         return self._ask(host, [str(pid) for pid in pids]) or [] if pids else []
 
     def _ask(self, host: Host, words: list[str]) -> Any:
-        """What partial_fc.verbs.torture.victims says there; nothing where it does not answer, which is noted."""
+        """Returns what the victims module says there; None where it does not answer, which is noted."""
         if host.is_here:
             numbers = [int(word) for word in words]
             return victims.kill(self._folder, numbers) if numbers else victims.processes(self._folder)
