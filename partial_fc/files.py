@@ -131,6 +131,13 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
         raise
 
 
+def check_new(*paths: Path) -> None:
+    """Raises ValueError where there is something already: before work whose result would have no place."""
+    for path in paths:
+        if path.exists():
+            raise ValueError(f"{path} exists; remove it or choose another name")
+
+
 def sync_folder(path: Path) -> None:
     """Names given and taken in this folder are on the disk when this returns."""
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from partial_fc.files import make_folders, sync_folder
+from partial_fc.files import check_new, make_folders, sync_folder
 from partial_fc.flags.numbers import PROCESSES, check_numbers
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ def export_centres(options: ExportOptions) -> None:
     num_local = -(-rows.stop // size)
     columns = {"centers": "centres"} | ({"centers_mom": "momentum"} if lr is not None else {})
     paths = [[options.out / f"{rank}_{ending}.param" for ending in columns] for rank in range(size)]
-    for path in (path for of_rank in paths for path in of_rank):
-        if path.exists():
-            raise ValueError(f"{path} is there already; remove it, or choose another folder")
+    check_new(*(path for of_rank in paths for path in of_rank))
     make_folders(options.out)
     try:
         # The centres of rank 0 last: without them `import`, and InsightFace, take the others for nothing.

@@ -21,6 +21,7 @@ from partial_fc.data.databases.write import Format, Put, encode_record, leveldb_
 from partial_fc.data.decode import check_proportions, decode
 from partial_fc.data.idx import IdxSource, Split
 from partial_fc.data.sample import BadRecord, naming, still
+from partial_fc.files import check_new
 from partial_fc.findings import counted
 from partial_fc.flags.numbers import PIXELS, THREADS, check_numbers
 from partial_fc.verbs.data.left_out import usable
@@ -84,8 +85,7 @@ def make_leveldb(options: DatabaseOptions) -> None:
 
 
 def _make(options: DatabaseOptions, writer: AbstractContextManager[Put]) -> None:
-    if options.output.exists():
-        raise ValueError(f"{options.output} exists; remove it or choose another folder")
+    check_new(options.output)
     source = open_any(options.source, options.root, options.split, options.leveldb_shadow)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     order = np.arange(len(source))

@@ -13,6 +13,7 @@ from partial_fc.data import ImageFolder, open_source
 from partial_fc.data.decode import encode_square
 from partial_fc.data.recordio import MAX_CLASSES, RecordWriter, pack, write_index
 from partial_fc.data.sample import naming
+from partial_fc.files import check_new
 from partial_fc.findings import counted
 from partial_fc.flags.numbers import PIXELS, THREADS, check_numbers
 from partial_fc.verbs.data.left_out import usable
@@ -51,8 +52,7 @@ def pack_images(options: PackOptions) -> None:
     source = open_source(options.source, root=options.root)
     if source.num_classes > MAX_CLASSES:
         raise ValueError(f"{source.num_classes} classes; float32 labels of a .rec are exact only up to {MAX_CLASSES}")
-    if (options.output / "train.rec").exists():
-        raise ValueError(f"{options.output / 'train.rec'} exists; remove it or choose another folder")
+    check_new(options.output / "train.rec")
     options.output.mkdir(parents=True, exist_ok=True)
     label_N = source.labels()
     # Identity records need the images of a class side by side.
@@ -105,8 +105,7 @@ class IndexOptions:
 def make_index(options: IndexOptions) -> None:
     """Writes the .idx beside options.source, which must not have one."""
     idx_path = options.source.with_suffix(".idx")
-    if idx_path.exists():
-        raise ValueError(f"{idx_path} exists; remove it first if it is wrong")
+    check_new(idx_path)
     print(f"{idx_path}: {counted(write_index(options.source), 'record')}")
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from partial_fc import pictures
 from partial_fc.data.idx import ImageSet, Split, names, write_idx
+from partial_fc.files import check_new
 
 NUM_TRAIN = 1287
 _SIDE, _DRAWN = 28, 20  # pixels of an image, and of the square that a scan fills
@@ -39,9 +40,7 @@ def write_digits(options: DigitsOptions) -> None:
     """Writes the four files and the picture. Raises ValueError where MNIST's files are there already."""
     sets = load()
     for name in (name for split in sets for name in names(split)):
-        for path in (options.out / name, options.out / f"{name}.gz"):
-            if path.exists():
-                raise ValueError(f"{path} exists; remove it or choose another folder")
+        check_new(options.out / name, options.out / f"{name}.gz")
     options.out.mkdir(parents=True, exist_ok=True)
     for split, (image_NHW, label_N) in sets.items():
         for name, array in zip(names(split), (image_NHW, label_N.astype(np.uint8)), strict=True):

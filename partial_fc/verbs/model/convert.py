@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from partial_fc.checkpoint.files import save_tensors
+from partial_fc.files import check_new
 from partial_fc.flags.numbers import PIXELS, check_numbers
 
 if TYPE_CHECKING:
@@ -70,9 +71,7 @@ def convert(options: ConvertOptions) -> None:
     if options.symbol and kinds[0] != "mxnet":
         raise ValueError(f"--symbol goes with a .params file; SOURCE is {source}")
     paths = [output, *([_symbol_path(output)] if kinds[1] == "mxnet" else [])]
-    for path in paths:
-        if path.exists():
-            raise ValueError(f"{path} is there already; remove it, or choose another name")
+    check_new(*paths)
     found = _read_mxnet(options) if kinds[0] == "mxnet" else _read_torch(options)
     network = found.network
     print(f"{source}: {network.name}, embedding {network.embedding_size}, images {network.image_size}")
