@@ -20,6 +20,9 @@ from partial_fc.printable import Lines, clean_stderr
 # themselves.
 _CLASSES = "checkpoint.classes"
 _OWN_READERS = ("train", "launch", "torture")
+# Those that talk to other processes: there SIGPIPE stays off, as a connection that breaks is an error to be told. They
+# go on where nobody reads what they print.
+_CONNECTED = ("launch", "torture", "doctor env", "embed", "evaluate", "search")
 SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
     "Train": (
         "a backbone and its last layer, on one GPU or many hosts",
@@ -163,10 +166,10 @@ def main() -> None:
     output.open_closed()
     clean_stderr()
     name, rest = find(sys.argv[1:])
-    if name not in (*_OWN_READERS, "doctor env"):  # there a connection that breaks is an error to be told, not the end
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `partial-fc ... | head` ends quietly, as other tools do
-    if name in ("launch", "torture"):
+    if name in _CONNECTED:
         output.detach()
+    elif name != "train":  # which does so itself
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `partial-fc ... | head` ends quietly, as other tools do
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are no UTF-8, as stderr has them
     if name in VERBS:

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import stat
 import tempfile
 import warnings
@@ -14,6 +15,8 @@ from pathlib import Path
 
 TEXT_BYTES = 4 << 30  # of a text that is read as a whole: a name each for a hundred million classes
 MANIFEST_BYTES = 2 << 20  # of a manifest, or another file of JSON: it takes up to thirty times as much when it is read
+_RATES = re.compile(rb'"rates": \[[-+0-9.eE,\s]*\]')  # of all steps (--head-catch-up exact), some 29 bytes each
+_RATES_BYTES = 128 << 20  # which take up to eight times as much when they are read
 NO_SUCH_FILE = (errno.EINVAL, errno.EFBIG, errno.EISDIR, errno.ELOOP)  # what `read_bytes` has against what is there
 PRIVATE = 0o077
 """What a umask takes away, so that only the owner of a file can use it."""
@@ -96,6 +99,16 @@ def read_bytes(path: str | os.PathLike[str], most_bytes: int) -> bytes:
         if size > most_bytes:
             raise OSError(errno.EFBIG, f"has {size:,} bytes; at most {most_bytes:,} are read", str(path))
         return file.read()
+
+
+def read_manifest(path: str | os.PathLike[str]) -> bytes:
+    """A checkpoint's manifest. Raises OSError as `read_bytes` does for one of more than MANIFEST_BYTES; lists of
+    learning rates, which grow with the run, do not count."""
+    content = read_bytes(path, MANIFEST_BYTES + _RATES_BYTES)
+    if len(content) > MANIFEST_BYTES and (size := len(_RATES.sub(b"", content))) > MANIFEST_BYTES:
+        more = f"has {size:,} bytes beside learning rates; at most {MANIFEST_BYTES:,} are read"
+        raise OSError(errno.EFBIG, more, str(path))
+    return content
 
 
 def read_text(path: str | os.PathLike[str], most_bytes: int = TEXT_BYTES, encoding: str = "utf-8",

@@ -6,6 +6,7 @@ from partial_fc.checkpoint.consistency import same_checkpoint
 from partial_fc.checkpoint.head_state import check_same_head
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.checkpoint.rows import cut
+from partial_fc.checkpoint.rows_now import rows_now
 from partial_fc.comm import World
 from partial_fc.head import PartialFC
 
@@ -28,7 +29,7 @@ def load_centres(checkpoint: Checkpoint, head: PartialFC) -> None:
     """Gives the head the centres of its class range and nothing else: their optimizer starts anew. Raises ValueError
     where they are of another head, or a file is missing or damaged."""
     check_same_head(checkpoint.manifest, head, str(checkpoint.folder))
-    for part in cut(checkpoint.rows(head.rows.start, head.rows.stop), head.rows.start, head.rows.stop):
+    for part in cut(rows_now(checkpoint, head.rows.start, head.rows.stop), head.rows.start, head.rows.stop):
         zeros = {
             name: part.tensors["centres"].new_zeros(1).expand(part.num_rows, *column.shape)
             for name, column in head.rows.columns.items()

@@ -22,7 +22,7 @@ from partial_fc.checkpoint.manifest import problem
 from partial_fc.checkpoint.rows import StoredRows, part_files
 from partial_fc.checkpoint.snapshot import FORMAT, below, local_name
 from partial_fc.comm import World
-from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, check_regular, read_bytes, read_text
+from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, check_regular, read_manifest, read_text
 from partial_fc.head import PartialFC
 from partial_fc.head.shard import Shard
 from partial_fc.optim.compression import merge_residuals
@@ -272,7 +272,7 @@ def _manifest(folder: Path, lists: Iterable[dict[str, str]]) -> dict[str, Any]:
     ValueError where this version cannot read it."""
     path = folder / MANIFEST
     try:
-        content = read_bytes(path, MANIFEST_BYTES)
+        content = read_manifest(path)
     except FileNotFoundError:
         raise Damaged(f"{path} is missing", _OLDER) from None
     except OSError as error:

@@ -153,6 +153,7 @@ def merge_classes(options: MergeClassesOptions) -> None:
     import torch
     from torch.nn.functional import normalize
 
+    from partial_fc.checkpoint.rows_now import rows_now
     from partial_fc.verbs.checkpoint import remap_classes
 
     stored = _open(options.folder)
@@ -168,7 +169,7 @@ def merge_classes(options: MergeClassesOptions) -> None:
     kept = _all_but(parts, len(names))
     now = kept.index(into)
     plan = remap_classes.Plan([names[number] for number in kept], kept, joined=dict.fromkeys(parts, now))
-    rows = stored.rows()
+    rows = rows_now(stored)
     created = [number for number in (into, *parts) if bool(rows.created(number, number + 1))]
     if created:
         centres = rows.read(torch.tensor(created), ["centres"])["centres"].double()

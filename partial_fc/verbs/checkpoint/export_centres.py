@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from partial_fc.checkpoint.read import Checkpoint
-    from partial_fc.checkpoint.rows import StoredRows
+    from partial_fc.checkpoint.rows_now import RowsNow
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,12 @@ def export_centres(options: ExportOptions) -> None:
     """Raises ValueError where the checkpoint has no such centres, or a file is there already."""
     from partial_fc.checkpoint.output import print_notes
     from partial_fc.checkpoint.read import open_with_centres
+    from partial_fc.checkpoint.rows_now import rows_now
     from partial_fc.foreign import mxnet_ndarray
 
     size, lr = options.world_size, options.momentum_lr
     stored = open_with_centres(*options.folders)
-    rows = stored.rows()
+    rows = rows_now(stored)
     _check(stored, rows, lr)
     num_local = -(-rows.stop // size)
     columns = {"centers": "centres"} | ({"centers_mom": "momentum"} if lr is not None else {})
@@ -82,7 +83,7 @@ def export_centres(options: ExportOptions) -> None:
     )
 
 
-def _check(stored: "Checkpoint", rows: "StoredRows", lr: float | None) -> None:
+def _check(stored: "Checkpoint", rows: "RowsNow", lr: float | None) -> None:
     if stored.manifest["sub_centres"] != 1:
         raise ValueError(f"{stored.where} has {stored.manifest['sub_centres']} centres a class; those files have one")
     if lr is not None and "momentum" not in rows.columns:
@@ -92,33 +93,30 @@ def _check(stored: "Checkpoint", rows: "StoredRows", lr: float | None) -> None:
 
 
 def _rows_of_rank(
-    stored: "Checkpoint", rows: "StoredRows", column: str, unit: float, start: int, num_rows: int
+    stored: "Checkpoint", rows: "RowsNow", column: str, unit: float, start: int, num_rows: int
 ) -> "Tensor":
     """A column of rows [start, start + num_rows), fp32, times unit. Those of no class, or of one that no step has
-    touched, are as they were at the start."""
+    touched, are as they were at the start, or as --head-catch-up has them now."""
     import torch
 
     from partial_fc.checkpoint.rows import cut
     from partial_fc.head.rows.table import initial_centres
 
     width = stored.manifest["embedding_size"]
-    if column == "centres":
-        row_LD = initial_centres(torch.arange(start, start + num_rows), width, stored.manifest["head"]["row_seed"])
-    else:
-        row_LD = torch.zeros(num_rows, width)
+    start_LD = initial_centres(torch.arange(start, start + num_rows), width, stored.manifest["head"]["row_seed"])
+    untouched = {name: torch.zeros(num_rows, *c.shape) for name, c in rows.columns.items()}
+    row_LD = rows.now({**untouched, "centres": start_LD})[column] * unit + 0.0  # of no -0.0
     stop = min(start + num_rows, rows.stop)
     for part in cut(rows, min(start, stop), stop):
         row_LD[part.class_N - start] = part.tensors[column].float() * unit
     return row_LD
 
 
-def _notes(stored: "Checkpoint", rows: "StoredRows", num_rows: int, lr: float | None) -> Sequence[str]:
+def _notes(stored: "Checkpoint", rows: "RowsNow", num_rows: int, lr: float | None) -> Sequence[str]:
     notes = []
     if num_rows > rows.stop:
         notes.append(f"the last {num_rows - rows.stop} row(s) are of no class: to read them back say --num-classes "
                      f"{rows.stop}")  # fmt: skip
     if lr is None and "momentum" in rows.columns:
         notes.append("the centres' momentum is left out; --momentum-lr LR writes it")
-    if stored.manifest["head"]["schedule"]:
-        notes.append("the run catches up on rows that rest (--head-catch-up): they are written as last touched")
     return notes

@@ -103,9 +103,11 @@ def nearest(row_ND: NDArray[np.float32], stored: "Checkpoint", top: int) -> "tup
 
 
 def stored_centres(stored: "Checkpoint") -> "Iterator[tuple[Tensor, Tensor]]":
-    """(centres, class numbers) of the classes that have some, a block at a time."""
+    """(centres after all steps, class numbers) of the classes that have some, a block at a time."""
+    from partial_fc.checkpoint.rows_now import rows_now
+
     with terminal.bar(total=stored.manifest["num_classes"], unit="class", desc="centres", leave=False) as bar:
-        for part in stored.rows().parts():
+        for part in rows_now(stored).parts():
             centres, class_N = part.tensors["centres"], part.class_N
             for begin in range(0, len(class_N), _CLASSES_AT_ONCE):
                 block = slice(begin, begin + _CLASSES_AT_ONCE)

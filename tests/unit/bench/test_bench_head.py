@@ -1,5 +1,5 @@
 """`partial-fc bench head`: what it compares with computes the same as the reference, and flags that mean nothing are
-refused. (Sharded: tests/parallel/test_bench_sides.py.)"""
+refused. (Sharded: tests/parallel/head/test_bench_sides.py.)"""
 
 from dataclasses import replace
 

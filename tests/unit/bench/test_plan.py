@@ -1,4 +1,4 @@
-"""The planner's formulas. (That its memory is what a process takes: tests/recipes/test_bench.py.)"""
+"""The planner's formulas. (That its memory is what a process takes: tests/recipes/face/test_bench.py.)"""
 
 import json
 import math
