@@ -5,6 +5,7 @@ CURRENT names the MANIFEST, a log of edits to the set of tables. (LevelDB's doc/
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from partial_fc.files import read_bytes
@@ -43,14 +44,11 @@ class Manifest:
     @property
     def overlapping_bytes(self) -> int:
         """The size of the tables that share a stretch of keys with others: LevelDB may write them anew when opened."""
-        total, group_bytes, group_size, end = 0, 0, 0, b""
-        for table in sorted(self.tables, key=lambda table: table.smallest):
-            if group_size and table.smallest <= end:
-                group_bytes, group_size, end = group_bytes + table.num_bytes, group_size + 1, max(end, table.largest)
-                continue
-            total += group_bytes if group_size > 1 else 0
-            group_bytes, group_size, end = table.num_bytes, 1, table.largest
-        return total + (group_bytes if group_size > 1 else 0)
+        tables = sorted(self.tables, key=lambda table: table.smallest)
+        ends = list(accumulate((table.largest for table in tables), max))
+        joins = [False, *(table.smallest <= end for table, end in zip(tables[1:], ends, strict=False)), False]
+        shares = [before or after for before, after in pairwise(joins)]  # with the table before or the one after it
+        return sum(table.num_bytes for table, overlaps in zip(tables, shares, strict=False) if overlaps)
 
 
 def read_manifest(folder: Path) -> Manifest:
