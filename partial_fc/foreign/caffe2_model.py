@@ -22,8 +22,7 @@ import torch
 from google.protobuf.message import DecodeError
 from torch import Tensor
 
-from partial_fc import protobuf_messages
-from partial_fc.data.databases import minidb
+from partial_fc.data.databases import minidb, protobuf_messages
 
 _META, _READER, _ITERATION = "!!META_NET_DEF", "!!PREDICTOR_DBREADER", "optimizer_iteration"
 _CHUNK = 1_000_000  # values

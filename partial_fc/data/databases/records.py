@@ -18,9 +18,9 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from partial_fc.data.databases.protobuf_messages import build
 from partial_fc.data.decode import decode
 from partial_fc.data.sample import BadRecord
-from partial_fc.protobuf_messages import build
 
 # Fields are numbered and typed as in Caffe's src/caffe/proto/caffe.proto and Caffe2's caffe2/proto/caffe2.proto;
 # enumerations are int32 and names bytes, the same on the wire; fields that are not needed are left out.

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from partial_fc import protobuf_messages
-from partial_fc.data.databases import minidb
+from partial_fc.data.databases import minidb, protobuf_messages
 from partial_fc.foreign import caffe2_model
 from partial_fc.models import resnet
 from partial_fc.optim.backbone import build, load_named_state, named_state, set_lr
