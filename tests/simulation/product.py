@@ -221,7 +221,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         (device, "metadata", SimpleNamespace(version=lambda name: "0", PackageNotFoundError=KeyError)),
         (loop, "StopSignals", partial(Asked, cluster)),
         (loop, "Progress", Silent),
-        (curve.Curve, "redraw", lambda *_: None),
+        (curve.Curve, "redraw", lambda *_, **_more: None),
         (loop, "first_batch", Silent()),
         (loop, "update", recipe.update),
     ]
