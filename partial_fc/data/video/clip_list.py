@@ -100,7 +100,8 @@ class ClipList:
 
 
 def write_list(path: Path, lines: Iterable[tuple[str, int, int]]) -> None:
-    """Writes a list. Raises ValueError for a path with a blank: the list's columns are separated by them."""
+    """Writes a list as GluonCV reads them, `path num_frames label` a line. Raises ValueError for a path with a blank,
+    which separates the list's columns."""
     with replacing(path) as part, part.open("w", encoding="utf-8", errors="surrogateescape") as file:
         for name, num_frames, label in lines:
             if len(name.split()) != 1:

@@ -15,7 +15,7 @@ import torch
 from partial_fc.head.kernels import cpu, plain, triton_bytes
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, Storage
 from partial_fc.machine import Rates
-from partial_fc.verbs.bench.options import PlanOptions
+from partial_fc.verbs.bench.plan_report import PlanOptions
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OPTIMIZERS: dict[str, type] = {"sgd": RowSGD, "adamw": RowAdamW, "adagrad": RowAdagrad, "adam": RowAdam}
@@ -235,7 +235,8 @@ def traffic_bytes(workload: PlanOptions) -> float:
 
 
 def _moves_rows(workload: PlanOptions) -> bool:
-    """Whether the kernel itself moves rows, where it forms their gradients: not copies of rows that lie elsewhere."""
+    """Tells whether the kernel itself moves rows, where it forms their gradients: not copies of rows that lie
+    elsewhere."""
     return workload.impl != "plain" and not (workload.is_elsewhere and workload.device == "cuda")
 
 
