@@ -1,6 +1,7 @@
 """Unpickling of plain values: lists, tuples, dictionaries, bytes, text, numbers, NumPy arrays of them. No code of the
 file is run: the few functions that such values name are classes of ours, which check what NumPy is given."""
 
+import functools
 import io
 import math
 import pickle
@@ -80,6 +81,12 @@ class _Function:
         raise ValueError("it changes a function")
 
 
+@functools.lru_cache(maxsize=8)
+def _encoded(text: str) -> bytes:
+    """A file may name one text often: it is encoded once."""
+    return text.encode("latin1")
+
+
 class _Bytes(_Function):
     """bytes(), bytearray() and codecs.encode(), as which Python 3 writes bytes with protocols below 3."""
 
@@ -87,7 +94,7 @@ class _Bytes(_Function):
         if isinstance(content, bytes) and encoding is None:
             return content
         if isinstance(content, str) and encoding in ("latin1", "latin-1"):
-            return content.encode("latin1")
+            return _encoded(content)
         raise ValueError("bytes with arguments that are not those of plain values")
 
 

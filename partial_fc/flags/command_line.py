@@ -70,23 +70,22 @@ def parse(
     )
     words = [_translated(word, aliases) for word in given]
     line.check(words)
-    more: dict[str, Any] = {} if default is None else {"default": default}
-    rules = _rules(basic, elsewhere or {})
     with warnings.catch_warnings():
         # Of a default that is no value of its flag: it is refused here, unless the flag replaces it.
         warnings.filterwarnings("ignore", message="The field .* is annotated", module="tyro")
         found, unknown = tyro.cli(
-            flags, args=words, prog=program, description=description, return_unknown_args=True, registry=rules, **more
+            flags,
+            args=words,
+            prog=program,
+            description=description,
+            default=tyro.MISSING_NONPROP if default is None else default,
+            return_unknown_args=True,
+            registry=_rules(basic, elsewhere or {}),
         )
     if unknown:
         raise UsageError(f"{unknown[0]!r} belongs to no flag; every value follows its --flag")
     if isinstance(found, _Mistake):
         raise UsageError(line.as_typed(found.message))
-    if not hasattr(flags, "__post_init__"):
-        try:
-            check_numbers(found)
-        except ValueError as error:
-            raise UsageError(line.as_typed(str(error))) from error
     return found
 
 
@@ -214,12 +213,11 @@ class _Values(NamedTuple):
         """The value, or what is wrong with it."""
         if self.optional and words in (["none"], ["None"]):
             return None
-        if self.choices:
-            for word in words:
-                if word not in self.choices:
-                    hint = elsewhere.get(f"{name} {word.lower()}")
-                    hint = f"; {hint}" if hint else near(word, self.choices)
-                    return _Mistake(f"{flag(name)} is {word}; expected one of {', '.join(self.choices)}{hint}")
+        wrong = [word for word in words if word not in self.choices]
+        if self.choices and wrong:
+            hint = elsewhere.get(f"{name} {wrong[0].lower()}")
+            hint = f"; {hint}" if hint else near(wrong[0], self.choices)
+            return _Mistake(f"{flag(name)} is {wrong[0]}; expected one of {', '.join(self.choices)}{hint}")
         try:
             values = [self.choices[word] if self.choices else self.kind(word) for word in words]
         except ValueError:
@@ -263,14 +261,11 @@ def _rules(basic: Collection[str], elsewhere: Mapping[str, str]) -> ConstructorR
             if default in (tyro.MISSING, tyro.MISSING_NONPROP):
                 own = next((extra.metavar for extra in metadata if getattr(extra, "metavar", None)), field.name.upper())
                 name = own if tyro.conf.Positional in metadata else flag(field.name)
-                default, hint = (
-                    _Mistake(f"missing: {_sentences(whole, 0).partition(': ')[0].rstrip('.')}", name),
-                    "(required)",
-                )
+                what = _sentences(whole, 0).partition(": ")[0].rstrip(".")
+                default, hint = _Mistake(f"missing: {what}", name), "(required)"
+            hint = "(default: none)" if default == () else hint
             spec = [] if tyro.conf.UseAppendAction in metadata else [values.spec(field.name, elsewhere)]
-            kind = Annotated[
-                kind, *spec, tyro.conf.arg(help_behavior_hint="(default: none)" if default == () else hint)
-            ]
+            kind = Annotated[kind, *spec, tyro.conf.arg(help_behavior_hint=hint)]
         if basic and field.name not in basic:
             kind = Annotated[kind, tyro.conf.Suppress]
         helptext = (_sentences(whole, _LONGEST_HELP) if basic else whole) or None
@@ -288,9 +283,12 @@ def _instantiated(make: Callable[..., Any], values: Mapping[str, Any]) -> Any:
         are = "is" if len(mistakes) == 1 else "are"
         return _Mistake(f"{', '.join(mistake.flag for mistake in mistakes)} {are} {mistakes[0].message}")
     try:
-        return make(**values)
+        made = make(**values)
+        if not hasattr(made, "__post_init__"):
+            check_numbers(made)
     except ValueError as error:
         return _Mistake(str(error))
+    return made
 
 
 def _sentences(text: str, longest: int) -> str:

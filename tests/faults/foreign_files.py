@@ -6,7 +6,7 @@ import io
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,13 +72,16 @@ def written(write: Callable[[Path], Any]) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
-@contextlib.contextmanager
-def named(folder: Path) -> Iterator[None]:
-    """As every source names the record."""
-    try:
-        yield
-    except BadRecord as error:
-        raise BadRecord(f"{folder}: {error}") from error
+def named(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """With the names that every source puts before what is wrong with a record."""
+
+    def reading(folder: Path) -> None:
+        try:
+            read(folder)
+        except BadRecord as error:
+            raise BadRecord(f"{folder}: {error}") from error
+
+    return reading
 
 
 def saved(value: Any, **how: Any) -> bytes:
@@ -140,11 +143,6 @@ def read_all(source: Source) -> None:
             assert label_N is None or label == label_N[index], f"labels() says {label_N[index]}, read() {label}"
 
 
-def read_list(folder: Path) -> None:
-    with named(folder):
-        read_all(ImageFolder(list_file=folder / "list.lst"))
-
-
 def idx_files() -> list[Files]:
     def write(folder: Path) -> None:
         write_idx(folder / "t10k-images-idx3-ubyte", np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
@@ -159,11 +157,6 @@ def pair_files() -> list[Files]:
     images, array = [b"\xff\xd8 one", b"two\x00"], [np.arange(6, dtype=np.uint8), np.arange(5, dtype=np.uint8)]
     values = ((images, [True]), (array, np.array([True])), (np.array(images, object), [np.bool_(False)]))
     return [{"a.bin": pickle.dumps(value, protocol)} for value in values for protocol in (0, 2, 4, 5)]
-
-
-def read_image(folder: Path) -> None:
-    with named(folder):
-        assert decode(read_bytes(folder / "image", 1 << 30)).shape[2] == 3
 
 
 @cache
@@ -192,12 +185,6 @@ def video_files() -> list[Files]:
     return [written(lambda folder: videos.write(folder / "a.mp4", 12, {}, codec="libx264"))]
 
 
-def read_video(folder: Path) -> None:
-    with named(folder):
-        for _ in VideoFile(folder / "a.mp4").read(lambda count: [0, count // 2, count - 1]):
-            pass
-
-
 def read_clips(folder: Path) -> None:
     clips = ClipList(folder / "clips.txt", folder, 5, videos=True)
     clips.missing(range(len(clips)))
@@ -218,6 +205,10 @@ config.lr = -(-0.1)
 
 def network() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+
+
+def weight_files(zipped: bool) -> list[Files]:
+    return [{"model.pt": saved(network().state_dict(), _use_new_zipfile_serialization=zipped)}]
 
 
 def trained(module: torch.nn.Module) -> dict[str, Any]:
@@ -260,11 +251,6 @@ def ndarray_files() -> list[Files]:
     return [{"0_centers.param": struct.pack("<QQQ", 0x112, 0, 2) + 2 * array + end} for end in ends]
 
 
-def read_symbol(folder: Path) -> None:
-    graph = mxnet_symbol.read(folder / "model-symbol.json")
-    assert graph.batch_norm("fc1").eps + graph.input_scale
-
-
 def symbol_files() -> list[Files]:
     small = IResNet((1,), 4, 16, widths=(4,), strides=(1, 2))
     return [{"model-symbol.json": mxnet_symbol.symbol_json(small).encode()}]
@@ -300,16 +286,15 @@ def caffe2_files() -> list[Files]:
     return [written(lambda folder: caffe2_model.write(folder / "a.mdl", blobs(), momentum, 5))]
 
 
-def npy(array: np.ndarray) -> bytes:
+def numpys(save: Callable[..., None], *arrays: Any, **named: Any) -> bytes:
     out = io.BytesIO()
-    np.save(out, array)
+    save(out, *arrays, **named)
     return out.getvalue()
 
 
 def npz_files() -> list[Files]:
-    out = io.BytesIO()
-    np.savez(out, embeddings=np.eye(3, 4, dtype="f"), labels=np.array([0, 1, 1]), class_names=np.array(["x", "é"]))
-    return [{"x.npz": out.getvalue()}]
+    names = np.array(["x", "é"])
+    return [{"x.npz": numpys(np.savez, embeddings=np.eye(3, 4, dtype="f"), labels=np.arange(3), class_names=names)}]
 
 
 @cache
@@ -329,7 +314,7 @@ IJB = {
     "ijbc_1N_probe_mixed.csv": b"T,S,F\n9,1,3.png\n",
 }
 IMAGES = dict.fromkeys(("a.png", "b.png"), b"")
-LST = {"list.lst": b"0\t0\ta.png\n1\t1.0\tb.png\n", **IMAGES}
+LST = {"a": b"a.png 0\na.png 1\n\nb.png\t2\n", **IMAGES}
 PAIRS = {"p.txt": b"a.png b.png 1\nc\te\t0\n"}
 HOSTS = {"hosts": b"# ours\nip1:22\n10.0.0.2 slots=8\n\n"}
 CSV = {"a.csv": b"first,second,same\na.png,b.png,1\nb.png,a.png,different\n", **IMAGES}
@@ -359,32 +344,28 @@ READERS = {
     "rec": Reader(record_files, lambda f: read_all(RecordSource(f)), (MAGIC.to_bytes(4, "little"), b"\t", b"0\t0\n")),
     "idx": Reader(idx_files, lambda f: read_set(f, "t10k"), (), in_gzip),
     "bin": Reader(pair_files, lambda f: read_pairs(f / "a.bin"), _CALLS),
-    "list": Reader(lambda: [LST], read_list, _LISTED, changed="list.lst"),
+    "list": Reader(lambda: [LST], named(lambda f: read_all(ImageFolder(list_file=f / "a"))), _LISTED, changed="a"),
     "pair-list": Reader(lambda: [PAIRS], lambda f: _read_pair_list(f / "p.txt"), _LISTED),
     "image": Reader(
         lambda: [{"image": image(suffix)} for suffix in (".jpg", ".png", ".bmp", ".webp", ".gif", ".tiff")],
-        read_image, _SEGMENTS,
+        named(lambda f: decode(read_bytes(f / "image", 1 << 30))), _SEGMENTS,
     ),
     "minidb": Reader(database_files, lambda f: read_all(DatabaseSource(MinidbStore(f / "a.minidb"), 10))),
     "leveldb": Reader(leveldb_files, read_manifest, (b"MANIFEST-", b"../", b"/dev/zero")),
-    "video": Reader(video_files, read_video, _BOXES),
+    "video": Reader(
+        video_files, named(lambda f: [*VideoFile(f / "a.mp4").read(lambda count: [0, count // 2, count - 1])]), _BOXES
+    ),
     "clips": Reader(lambda: [{"clips.txt": b"a.mp4 12 0\nb/c 3 1\n"}], read_clips, _LISTED),
     "config": Reader(lambda: [{"c.py": CONFIG}], lambda f: arcface_torch_config.load(f / "c.py"), _CODE),
     "apex": Reader(apex_files, read_apex, _CALLS, in_zip),
-    "weights": Reader(
-        lambda: [{"model.pt": saved(network().state_dict())}],
-        lambda f: load_weights(network(), f / "model.pt"), _CALLS, in_zip,
-    ),
-    "old-weights": Reader(
-        lambda: [{"model.pt": saved(network().state_dict(), _use_new_zipfile_serialization=False)}],
-        lambda f: load_weights(network(), f / "model.pt"), _CALLS,
-    ),
+    "weights": Reader(lambda: weight_files(True), lambda f: load_weights(network(), f / "model.pt"), _CALLS, in_zip),
+    "old-weights": Reader(lambda: weight_files(False), lambda f: load_weights(network(), f / "model.pt"), _CALLS),
     "arcface": Reader(arcface_files, read_arcface, _CALLS, in_zip),
     "mxnet-params": Reader(ndarray_files, lambda f: mxnet_ndarray.read(f / "0_centers.param")),
-    "mxnet-symbol": Reader(symbol_files, read_symbol, _JSON),
+    "mxnet-symbol": Reader(symbol_files, lambda f: mxnet_symbol.read(f / "model-symbol.json").batch_norm("fc1"), _JSON),
     "gluon-states": Reader(states_files, read_states, _CALLS),
     "caffe2-model": Reader(caffe2_files, lambda f: caffe2_model.read(f / "a.mdl", blobs())),
-    "npy": Reader(lambda: [{"x.npy": npy(np.ones((3, 4), "<f4"))}], lambda f: from_file(f / "x.npy", 4), _NPY),
+    "npy": Reader(lambda: [{"x": numpys(np.save, np.ones((3, 4), "<f4"))}], lambda f: from_file(f / "x", 4), _NPY),
     "npz": Reader(npz_files, lambda f: read_npz(f / "x.npz"), _NPY, in_zip),
     "model": Reader(model_files, lambda f: find(f / "model.safetensors").model(), _JSON, in_header),
     "pairs-csv": Reader(lambda: [CSV], lambda f: read_pair_list(f / "a.csv").digest(), _LISTED, changed="a.csv"),

@@ -3,13 +3,14 @@ runs, no hang.
 
 INPUTS in the environment: changed files of each reader (`make torture`: many, and others in each run)."""
 
+import contextlib
 import os
+import pickle
 import signal
 import struct
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,13 @@ def _audit(event: str, arguments: Any) -> None:
 sys.addaudithook(_audit)
 
 
-class Slow(Exception):
-    """A file took more than SECONDS."""
+class Slow(BaseException):
+    """A file took more than SECONDS; no reader takes it for damage."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Fails where code runs, something warns, or it takes too long."""
+    """Fails where code runs, or it takes too long."""
 
     def too_late(*_: object) -> None:
         raise Slow
@@ -135,3 +136,9 @@ def test_what_is_no_file(tmp_path, name, kind):
     else:
         path.symlink_to("/dev/zero" if kind == "device" else path)
     assert not check(reader, tmp_path, files) or kind == "loop"  # as a file that is not there
+
+
+@pytest.mark.parametrize("code", ["os.system('true')", "os.mkdir('/proc/none')", "pickle.loads(b'cbuiltins\nlen\n.')"])
+def test_the_watch_sees_code_that_runs(code):
+    with pytest.raises(AssertionError), watched(), contextlib.suppress(OSError):
+        eval(code, {"os": os, "pickle": pickle})
