@@ -138,7 +138,7 @@ def test_what_is_no_file(tmp_path, name, kind):
     assert not check(reader, tmp_path, files) or kind == "loop"  # as a file that is not there
 
 
-@pytest.mark.parametrize("code", ["os.system('true')", "os.mkdir('/proc/none')", "pickle.loads(b'cbuiltins\nlen\n.')"])
+@pytest.mark.parametrize("code", ["os.system('true')", "os.mkdir('/proc/none')", r"pickle.loads(b'cbuiltins\nlen\n.')"])
 def test_the_watch_sees_code_that_runs(code):
     with pytest.raises(AssertionError), watched(), contextlib.suppress(OSError):
         eval(code, {"os": os, "pickle": pickle})

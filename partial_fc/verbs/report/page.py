@@ -14,7 +14,6 @@ from partial_fc.flags import flag
 from partial_fc.train.record.history import thinned
 from partial_fc.verbs.report.charts import line_chart, share_bar
 from partial_fc.verbs.report.run_facts import RunFacts
-from partial_fc.verbs.report.style import STYLE
 
 _LOG_FROM = 20.0  # largest loss over smallest, from which on the axis is logarithmic
 
@@ -45,7 +44,6 @@ def page(run: RunFacts) -> str:
     return environment.get_template("page.html").render(
         run=run,
         name=run.root.resolve().name,
-        style=Markup(STYLE),
         headline=_headline(run),
         cards=_cards(run),
         last_steps=counted(_last_tenth(run), "step"),
