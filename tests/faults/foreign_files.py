@@ -19,17 +19,16 @@ from safetensors.torch import save_file
 
 from partial_fc import models
 from partial_fc.checkpoint.class_names import read_names
-from partial_fc.data.databases import minidb_file
+from partial_fc.data.databases import minidb
 from partial_fc.data.databases.leveldb_manifest import read_manifest
-from partial_fc.data.databases.minidb_store import MinidbStore
-from partial_fc.data.databases.schema import INT32, STRING, Datum, TensorProtos
+from partial_fc.data.databases.minidb import MinidbStore
+from partial_fc.data.databases.records import INT32, STRING, Datum, TensorProtos
 from partial_fc.data.databases.source import DatabaseSource
 from partial_fc.data.decode import cv2, decode
 from partial_fc.data.idx import read_set, write_idx
 from partial_fc.data.image_folder import ImageFolder
 from partial_fc.data.pairs import read_pairs
-from partial_fc.data.record_source import RecordSource
-from partial_fc.data.recordio import MAGIC, RecordWriter, pack
+from partial_fc.data.recordio import MAGIC, RecordSource, RecordWriter, pack
 from partial_fc.data.sample import BadRecord, Source
 from partial_fc.data.video.clip_list import ClipList
 from partial_fc.data.video.frames import VideoFile
@@ -166,7 +165,7 @@ def database_files() -> list[Files]:
     both.protos.add(data_type=INT32, int32_data=[2])
     boxed = Datum(channels=3, height=4, width=5, data=bytes(60), label=1)
     items = [(b"%04d" % number, record.SerializeToString()) for number, record in enumerate((boxed, both))]
-    return [written(lambda folder: minidb_file.write(folder / "a.minidb", items))]
+    return [written(lambda folder: minidb.write(folder / "a.minidb", items))]
 
 
 def leveldb_files() -> list[Files]:
