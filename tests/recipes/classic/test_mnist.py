@@ -18,7 +18,6 @@ from partial_fc.foreign import apex
 from partial_fc.models.convnet import ConvNet
 from partial_fc.train import loop
 from partial_fc.train import update as updates
-from partial_fc.verbs.demo.digits import load
 from tests.recipes.classic.mnist_job import (
     GLOBAL_BATCH,
     NUM_TEST,
@@ -28,7 +27,6 @@ from tests.recipes.classic.mnist_job import (
     make_old,
     reference,
     train_here,
-    write_set,
 )
 from tests.recipes.conftest import losses, reported, result
 from tests.recipes.faults import put_in
@@ -114,50 +112,6 @@ def test_resume_continues_bit_by_bit(digits, tmp_path, flags, capfd):
     train_here(digits, parts, flags)
     assert "is finished" in capfd.readouterr().out
     assert (parts / "result.json").read_text() == finished
-
-
-def test_accumulated_batches_are_one_large_one(tmp_path):
-    """All images are the same one, so that batch norm sees the same in every batch, however it is cut."""
-    found = load()["train"]
-    same = np.repeat(found.image_NHW[:1], 84, 0), np.full(84, 3, np.uint8)
-    data = write_set(tmp_path / "data", train=same, t10k=same)
-    for number, more in enumerate(("--momentum 0.9", "--gradient-compression 2bit --compression-threshold 0.01")):
-        one, four = tmp_path / f"one{number}", tmp_path / f"four{number}"
-        train_here(data, one, f"--precision fp64 --batch-size 32 --lr 0.001 {more}")
-        train_here(data, four, f"--precision fp64 --batch-size 8 --accumulate 4 --lr 0.001 {more}")
-        assert len(losses(one)) == 6  # 32, 32 and 20 images, twice
-        assert losses(four) == pytest.approx(losses(one), rel=1e-7)
-        weights = load_file(one / "model.safetensors")
-        assert_same_weights(four, {name: weights[name] for name, _ in ConvNet().named_parameters()}, 1e-8)
-        assert losses(one)[-1] < losses(one)[0]
-
-
-def test_reading_processes_change_nothing(digits, tmp_path):
-    train_here(digits, tmp_path / "none", "--epochs 1")
-    train_here(digits, tmp_path / "two", "--epochs 1 --n_workers 2")
-    assert losses(tmp_path / "two") == losses(tmp_path / "none")
-
-
-def test_orders_of_epochs_differ_and_depend_on_the_seed(digits, tmp_path):
-    for seed in (0, 1):
-        train_here(digits, tmp_path / str(seed), f"--lr 0 --seed {seed}")
-    first, second = losses(tmp_path / "0")[:7], losses(tmp_path / "0")[7:]
-    assert first != second  # with --lr 0 only the order is another one
-    assert first != losses(tmp_path / "1")[:7]
-
-
-def test_half_the_bits_learn_as_fp32(digits, tmp_path):
-    """(The other precisions: tests/parallel/train/test_update.py.)"""
-    for mode in ("fp32", "fp16-o2"):
-        train_here(digits, tmp_path / mode, f"--epochs 8 --lr 0.01 --momentum 0.9 --precision {mode}")
-    wide, narrow = (result(tmp_path / mode) for mode in ("fp32", "fp16-o2"))
-    assert wide["test_accuracy"] > 0.8
-    assert narrow["test_accuracy"] > wide["test_accuracy"] - 0.06  # 6 of 101 images
-    curves = [losses(tmp_path / mode) for mode in ("fp32", "fp16-o2")]
-    assert np.mean(curves[1][-7:]) < np.mean(curves[0][-7:]) + 0.1
-    assert curves[0] != curves[1]
-    weights = load_file(tmp_path / "fp16-o2" / "model.safetensors")
-    assert {t.dtype for name, t in weights.items() if "num_batches" not in name} == {torch.float32}
 
 
 @pytest.fixture

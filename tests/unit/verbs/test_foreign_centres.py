@@ -124,15 +124,6 @@ def test_the_writer_writes_the_layout_and_refuses_what_it_has_no_place_for(tmp_p
     assert not (tmp_path / "bad").exists()
 
 
-@pytest.mark.parametrize("cut", [0, 1, 23, 24, 40, 63, 64, 100, 159, 167])
-def test_a_file_cut_short_is_refused(tmp_path, cut):
-    whole = ndarray_file(np.ones((4, 6), np.float32))
-    assert len(whole) == 168
-    (tmp_path / "x").write_bytes(whole[:cut])
-    with pytest.raises(ValueError, match=r"x"):
-        mxnet_ndarray.read(tmp_path / "x")
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -374,14 +365,6 @@ def test_a_whole_checkpoint_of_arcface_torch_goes_on_as_it_would_there(tmp_path,
     optimizer.step()
     for name, p in again.named_parameters():
         torch.testing.assert_close(p, dict(backbone.named_parameters())[name], rtol=1e-5, atol=1e-6)
-
-
-def test_where_the_other_training_stood_is_told(tmp_path, capsys):
-    third_version(tmp_path, 2)
-    import_centres(ImportOptions((tmp_path,), tmp_path / "out", network="tiny", image_size=16))
-    printed = capsys.readouterr().out
-    assert "epoch 3, global_step 1200; to go on from there, say --step and --position" in printed
-    assert f"start with --resume {tmp_path / 'out'}" in printed
 
 
 def test_momentum_of_a_sample_is_told_and_left_out(tmp_path, capsys):
