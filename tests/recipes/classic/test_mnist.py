@@ -1,7 +1,6 @@
 """Recipe `mnist` as its users start it, in one process, on some of scikit-learn's digits."""
 
 import json
-import math
 import re
 import shutil
 
@@ -122,23 +121,6 @@ def put_in_faults(monkeypatch):
     return lambda faults: put_in(faults, is_last=True)
 
 
-def test_it_has_what_the_loop_has(digits, tmp_path, put_in_faults):
-    """A batch that is left out, checkpoints within epochs, going back to one of them."""
-    put_in_faults("nan@5")
-    train_here(digits, tmp_path / "skip", "--on-nan skip --checkpoint-every 3 --keep-checkpoints 9 --epochs 1")
-    curve = losses(tmp_path / "skip")
-    assert [step for step, loss in enumerate(curve, 1) if math.isnan(loss)] == [5]
-    assert [path.parent.name[-1] for path in sorted((tmp_path / "skip").glob("checkpoints/*/COMPLETE"))] == list("367")
-    assert (tmp_path / "skip/non-finite/step-00000005-rank-00000.json").exists()
-
-    put_in_faults("nan@5")
-    train_here(digits, tmp_path / "rollback", "--on-nan rollback --checkpoint-every 3 --max-steps 7")
-    manifest = json.loads((tmp_path / "rollback/checkpoints/step-00000007/manifest.json").read_text())
-    assert manifest["left_out"] == [[3 * GLOBAL_BATCH, 5 * GLOBAL_BATCH]]
-    assert losses(tmp_path / "rollback")[:3] == curve[:3]
-    assert manifest["position"] == NUM_TRAIN + 2 * GLOBAL_BATCH  # the epoch ended with its seventh batch
-
-
 def test_a_checkpoint_of_version_0_1_goes_on(digits, tmp_path, put_in_faults):
     """Its position counted epochs and their updates, and its manifest had other names."""
     flags = "--precision fp16 --momentum 0.9"
@@ -198,27 +180,3 @@ def test_apex_file_is_written_and_started_from(digits, tmp_path, capfd):
     torch.save({"model": {}}, file)
     with pytest.raises(ValueError, match="expected Apex's three parts"):
         train_here(digits, tmp_path / "third", f"--load-amp {file}")
-
-
-def test_loss_scale_of_apexs_file_falls_until_gradients_fit(digits, tmp_path, capfd):
-    torch.manual_seed(0)
-    net = ConvNet()
-    file = tmp_path / "amp_checkpoint.pt"
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-    apex.write(file, net.state_dict(), optimizer, 2.0**24, 1999)
-    train_here(digits, tmp_path / "fp16", f"--precision fp16 --load-amp {file}")
-    found = result(tmp_path / "fp16")
-    assert found["loss_scale"] == 2.0 ** (24 - found["skipped_updates"])
-    assert found["skipped_updates"] >= 3
-    assert capfd.readouterr().out.count("a gradient overflowed") == found["skipped_updates"]
-    # Updates that were not made left nothing behind: up to the first one made, losses are those at rate 0.
-    train_here(digits, tmp_path / "still", f"--precision fp16 --load-amp {file} --lr 0")
-    first = next(
-        i for i, (a, b) in enumerate(zip(losses(tmp_path / "fp16"), losses(tmp_path / "still"), strict=False)) if a != b
-    )
-    assert first > 3
-    weights = load_file(tmp_path / "fp16" / "model.safetensors")
-    assert all(t.isfinite().all() for t in weights.values())
-
-    train_here(digits, tmp_path / "fp32", f"--load-amp {file}")
-    assert "has loss scale 1.67772e+07; this run, --precision fp32, has none" in capfd.readouterr().out
