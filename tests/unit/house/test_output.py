@@ -157,6 +157,40 @@ def test_commands_that_train_nothing_do_without_a_terminal(closed):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+# What a signal ends has its default action for it; the others go on, as a connection that breaks must not end them.
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("--help", -signal.SIGPIPE),
+        ("data pack --help", -signal.SIGPIPE),
+        ("train --help", 0),
+        ("train face --help-all", 0),
+        ("launch --help", 0),
+        ("doctor env --help", 0),
+        ("evaluate --help", 0),
+    ],
+)
+def test_help_ends_quietly_where_nobody_reads_on(words, status):
+    """As for `partial-fc train --help | head -1`."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "partial_fc", *words.split()]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, cwd=ROOT)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (status, b"")
+
+
+def test_help_of_run_sh_starts_no_mpirun():
+    """Which would not end quietly."""
+    read, write = os.pipe()
+    os.close(read)
+    environ = {**os.environ, "PYTHON": sys.executable}
+    words = ["bash", "run.sh", "--help"]
+    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, cwd=ROOT, env=environ)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_what_a_terminal_cannot_show_is_shown_as_escapes():
     program = "from partial_fc import output; output.detach(); print('caf\\u00e9')"
     environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
