@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +23,7 @@ from partial_fc.flags import (
     ExchangeFlags,
     Flags,
     GuardFlags,
+    HeadFlags,
     LaunchFlags,
     OptimFlags,
     RunFlags,
@@ -31,18 +31,18 @@ from partial_fc.flags import (
     check_numbers,
 )
 from partial_fc.flags.numbers import CLASSES, PIXELS, THREADS
-from partial_fc.train.begin.start import launch
+from partial_fc.recipe import start
 
 from . import face_presets as presets
 from .compat import arcface_torch
 from .compat.insightface import ELSEWHERE
 from .face_backbone import ModelFlags
-from .face_head import HeadFlags
 
 # The parts are imported when the flags are known to be right: torch takes seconds, which --help does without.
 if TYPE_CHECKING:
     from partial_fc.data import Source
     from partial_fc.data.order import Order
+    from partial_fc.train.record.log import SecondFile
     from partial_fc.train.run import Run
 
 # What --help shows.
@@ -139,34 +139,30 @@ class Config:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
-    config, notes = parse(arguments)
-    status = launch(config, _called(config))
-    if status is not None:
-        return status
-    from partial_fc.train.record.log_style import STYLES
-    from partial_fc.train.run import run_in_worlds
 
-    hist = STYLES[config.run.log_style].hist
-    return run_in_worlds("face", config, notes, train_here, hist=hist, called=_called(config))
+    def hist() -> SecondFile:
+        from partial_fc.train.record.log_style import STYLES
+
+        return STYLES[config.run.log_style].hist
+
+    config, notes = parse(arguments)
+    return start("face", train_here, config, notes, called=_called(config), hist=hist)
 
 
 def train_here(run: Run) -> int:
     """Puts the parts together, trains, writes what came out."""
     import torch
 
-    from partial_fc import checkpoint, counter_rng
-    from partial_fc.checkpoint.class_names import names_of
+    from partial_fc import counter_rng
     from partial_fc.data.augment import glyph
     from partial_fc.data.check.at_start import check_data
     from partial_fc.data.transform import SquareImage, mirror
     from partial_fc.evaluate import Verification
-    from partial_fc.train.loop import train
     from partial_fc.train.record.log_style import STYLES
 
     from . import face_backbone
 
-    config, world = run.config, run.world
-    data = config.data
+    config, data, world = run.config, run.config.data, run.world
 
     # ---- data
     source = run.open_data(lambda: _source(data))
@@ -180,48 +176,21 @@ def train_here(run: Run) -> int:
     batch_size = config.optim.batch_size * 2
     sets = [Verification(path, data.image_size, batch_size, flip=data.mirror) for path in _verification_paths(data)]
     transform = SquareImage(data.image_size, glyph if data.augment == "glyph" else mirror if data.mirror else None)
+    loader = run.loader(source, transform, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records)
 
-    with ExitStack() as parts:
-        # ---- model
-        torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
-        network = face_backbone.build(config.model, data.image_size, run.device, data.mirror)
-        backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision)
-        size, precision = network.embedding_size, backbone.precision
-        head = parts.enter_context(
-            config.head.build(num_classes, size, world, precision, config.optim, config.run.seed)
-        )
-        first, last = head.shard.start, head.shard.stop - 1
-        some = f"{last - first + 1} of {num_classes} classes" + (f", {first} to {last}" if last >= first else "")
-        run.logger.info(
-            f"this rank has the centres of {some if world.size > 1 else f'all {num_classes} classes'}; kernel "
-            f"{head.kernel.name}, operands {head.kernel.precision}, {head.optimizer}"
-        )
-        notes = (*network.notes, *config.model.notes(), *_notes(config, source))
-        for note in (*notes, *config.head.notes(config.optim, head)):
-            run.note(note)
+    # ---- model
+    torch.manual_seed(counter_rng.derive_key(config.run.seed, *b"backbone"))
+    network = face_backbone.build(config.model, data.image_size, run.device, data.mirror)
+    backbone = run.backbone(network.module, network.to_input, network.contract, precision=network.precision)
+    head = run.partial_fc(config.head, num_classes, network.embedding_size, backbone)
+    for note in (*network.notes, *config.model.notes(), *_notes(config, source)):
+        run.note(note)
 
-        # ---- start: a given checkpoint, else the newest of this run, else --pretrained and --head-centres, else anew
-        saver = parts.enter_context(run.saver(checkpoint.Saver))
-        start = run.resume(backbone, head, source, head_centres=config.head.head_centres, may_change=_MAY_CHANGE)
-        loader = parts.enter_context(
-            run.loader(
-                source, transform, start, order, num_workers=data.num_workers, max_bad_records=data.max_bad_records
-            )
-        )
-        schedule = run.schedule(start, order)
-        if run.is_finished(start, schedule):
-            return 0
-
-        # ---- train
-        style = STYLES[config.run.log_style]
-        line = style.line(config.run.frequent, schedule.total_steps, len(source))
-        job = run.job(
-            loader, backbone, head, schedule, [style.verifications(sets)], saver, start, line,
-            class_names=names_of(source, num_classes), in_memory=config.head.centre_place != "disk",
-            head_clip=config.head.head_clip, head_lr_ratio=config.head.lr_ratio(config.schedule.lr),
-            telemetry_every=config.head.telemetry_every,
-        )  # fmt: skip
-        return run.finish(job, train(job), {}, deliver=network.deliver)
+    # ---- a given checkpoint, else the newest of this run, else --pretrained and --head-centres, else anew
+    style = STYLES[config.run.log_style]
+    verifications = style.verifications(sets)
+    return run.train(backbone, head, loader, [verifications], line=style.line, may_change=_MAY_CHANGE,
+                     deliver=network.deliver)  # fmt: skip
 
 
 def _called(config: Config) -> tuple[str | Path, str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from partial_fc.models.inputs import InputContract
+    from partial_fc.models.inputs import Pixels
     from partial_fc.train.precision import Mode
 
 
@@ -130,7 +130,7 @@ class Network:
     """What a backbone is made of."""
 
     module: nn.Module
-    to_input: InputContract
+    to_input: Pixels
     contract: dict[str, str]
     embedding_size: int
     precision: Mode | None = None  # the only one that it has
@@ -186,7 +186,7 @@ def build(model: ModelFlags, image_size: int, device: torch.device, flip: bool =
 
 def _symbol_network(model: ModelFlags, image_size: int, flip: bool) -> Network:
     _need_mxnet()
-    from partial_fc.models.inputs import InputContract
+    from partial_fc.models.inputs import Pixels
     from partial_fc.mxnet.symbol import read_network, write_network
 
     assert model.symbol is not None
@@ -200,7 +200,7 @@ def _symbol_network(model: ModelFlags, image_size: int, flip: bool) -> Network:
     }
     mean, std = model.input_mean, model.input_std
     pixels = "pixel, 0 to 255" if (mean, std) == (0.0, 1.0) else f"(pixel - {mean:g}) / {std:g}"
-    to_input = InputContract(f"float32 (N, 3, H, W), RGB, {pixels}", mean, std)
+    to_input = Pixels(f"float32 (N, 3, H, W), RGB, {pixels}", mean, std)
     notes.append(f"{model.symbol}: the embedding is {module.output_name}, {width} wide; input {to_input.description}")
     if is_given(model, "embedding_size") and model.embedding_size != width:
         notes.append(f"--embedding-size {model.embedding_size} without effect: --symbol says {width}")

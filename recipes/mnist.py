@@ -12,16 +12,16 @@ No MNIST here? `partial-fc data digits --out data` writes real digits to train o
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from partial_fc import flags
 from partial_fc.data.idx import IdxSource, Split
 from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
-from partial_fc.train.begin.start import launch
+from partial_fc.recipe import start
 
 from . import mnist_kvstore
 from .compat import fit_py
@@ -100,13 +100,7 @@ def main(arguments: list[str]) -> int:
     if fit_py.asked_for(arguments):
         return mnist_kvstore.start(arguments)
     config = parse(arguments)
-    called = config.mnist.data_dir, "convnet"
-    status = launch(config, called)
-    if status is not None:
-        return status
-    from partial_fc.train.run import run_in_worlds
-
-    return run_in_worlds("mnist", config, [], train_here, bare=True, called=called)
+    return start("mnist", train_here, config, called=(config.mnist.data_dir, "convnet"), bare=True)
 
 
 def train_here(run: Run) -> int:
@@ -118,49 +112,35 @@ def train_here(run: Run) -> int:
     from partial_fc.head import CrossEntropy
     from partial_fc.models.convnet import NUM_CLASSES, ConvNet
     from partial_fc.models.inputs import MNIST
-    from partial_fc.train.loop import train
 
-    from .mnist_epochs import ApexSaver, TestSet, TutorialLine, load_amp, results
+    from .mnist_epochs import ApexFile, TestSet, TutorialLine, load_amp
 
     config = run.config
 
     # ---- data
     train_source = run.open_data(lambda: _source(config, "train"))
-    test = TestSet("test", _source(config, "t10k"), pixels, top=5)
-    test.epochs = config.schedule.epochs
+    test = TestSet(_source(config, "t10k"), config.schedule.epochs)
     order = PerEpoch(len(train_source), config.run.seed)
     run.lengths(order)
     updates = math.ceil(len(train_source) / run.global_batch)
     if updates < config.run.frequent:
         run.note(f"no Step lines: an epoch has {updates} updates, fewer than --frequent {config.run.frequent}")
+    loader = run.loader(train_source, pixels, order, num_workers=config.mnist.n_workers)
 
-    with ExitStack() as parts:
-        # ---- model
-        torch.manual_seed(config.run.seed)  # as the tutorial: its first weights
-        backbone = run.backbone(ConvNet(), MNIST, {"network": "convnet", "output": "float32 (N, 10), logits"})
-        head = CrossEntropy(NUM_CLASSES, run.world, backbone.precision.parameter_dtype)
+    # ---- model
+    torch.manual_seed(config.run.seed)  # as the tutorial: its first weights
+    backbone = run.backbone(ConvNet(), MNIST, {"network": "convnet", "output": "float32 (N, 10), logits"})
+    head = CrossEntropy(NUM_CLASSES, run.world, backbone.precision.parameter_dtype)
 
-        # ---- start: a given checkpoint, else the newest of this run, else --load-amp, else from scratch
-        saver = parts.enter_context(run.saver(ApexSaver))
-        saver.amp = (config.mnist.save_amp, backbone)
-        start = run.resume(backbone, head, train_source, may_change=("n_workers", "load_amp", "save_amp", "data_dir"))
-        if config.mnist.load_amp:
-            load_amp(run, backbone, config.mnist.load_amp, resumed=start.step > 0)
-        loader = parts.enter_context(run.loader(train_source, pixels, start, order, num_workers=config.mnist.n_workers))
-        schedule = run.schedule(start, order)
-        if run.is_finished(start, schedule):
-            return 0
-
-        # ---- train
-        line = TutorialLine(
-            config.run.frequent, schedule.total_steps, len(train_source), run.global_batch, config.schedule.epochs
-        )
-        job = run.job(loader, backbone, head, schedule, [test], saver, start, line, each_epoch=True)
-        outcome = train(job)
-        status = run.finish(job, outcome, {} if outcome.stopped else results(test, outcome.evaluations, start.best))
-        if not outcome.stopped:
-            run.logger.info(f"Training complete in: {timedelta(seconds=run.seconds)}")
-        return status
+    # ---- a given checkpoint, else the newest of this run, else --load-amp, else from scratch
+    load, save = config.mnist.load_amp, config.mnist.save_amp
+    line = partial(TutorialLine, update_size=run.global_batch, epochs=config.schedule.epochs)
+    status = run.train(backbone, head, loader, [test], hooks=ApexFile(save, backbone) if save else None, line=line,
+                       start_from=partial(load_amp, run, backbone, load) if load else None, results=test.results,
+                       may_change=("n_workers", "load_amp", "save_amp", "data_dir"), each_epoch=True)  # fmt: skip
+    if run.outcome and not run.outcome.stopped:
+        run.logger.info(f"Training complete in: {timedelta(seconds=run.seconds)}")
+    return status
 
 
 def _source(config: Config, split: Split) -> IdxSource:

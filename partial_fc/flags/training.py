@@ -109,7 +109,7 @@ class ExchangeFlags:
     """For slow links. fp16, bf16: half the bytes. 2bit (as MXNet has it), powersgd: far fewer; what a step leaves out
     goes with the next ones."""
     compression_threshold: float | None = None
-    """For 2bit: what a value is sent as, in units of the gradient summed over the images; 0.5 when not given."""
+    """For 2bit: what a value is sent as, in units of the gradient summed over the samples; 0.5 when not given."""
     compression_rank: int | None = None
     """For powersgd: rank of the matrices that are sent; 4 when not given."""
 
@@ -139,9 +139,9 @@ class OptimFlags:
     """Batches, the backbone's optimizer, and the precision it computes in."""
 
     batch_size: int = 64
-    """Images of one process in one forward pass; see --accumulate."""
+    """Samples of one process in one forward pass; see --accumulate."""
     accumulate: int = 1
-    """Micro-batches of --batch-size images that make one update: what one batch of all of them would do (batch norm
+    """Micro-batches of --batch-size samples that make one update: what one batch of all of them would do (batch norm
     apart), in the memory of one. Steps, schedules and --max-steps count updates."""
     optimizer: Literal["sgd", "adamw", "muon"] = "sgd"
     """What moves the backbone, and class centres where they have no other. muon: Muon for convolutions and matrices,

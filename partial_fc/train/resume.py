@@ -6,7 +6,10 @@
 4. nothing.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from partial_fc import checkpoint, flags
 from partial_fc.checkpoint.class_names import check_class_names
@@ -21,15 +24,17 @@ from partial_fc.comm import elastic
 from partial_fc.comm.launch.restart_agent import furthest_step
 from partial_fc.data import Source
 from partial_fc.head import PartialFC
-from partial_fc.train.backbone import Stored, TorchBackbone
 from partial_fc.train.begin.differences import compare
-from partial_fc.train.context import RunContext
-from partial_fc.train.job import Head, RunState
+from partial_fc.train.job import Head
+from partial_fc.train.seams import Backbone, RunState, Stored
+
+if TYPE_CHECKING:
+    from partial_fc.train.run import Run
 
 
 def resume(
-    run: RunContext,
-    backbone: TorchBackbone,
+    run: Run,
+    backbone: Backbone,
     head: Head,
     source: Source | None = None,
     *,
@@ -73,7 +78,7 @@ def state_of(found: Stored, source: Source | None = None) -> RunState:
 
 
 def restore(
-    run: RunContext, backbone: TorchBackbone, head: Head, saver: checkpoint.Saver, source: Source | None = None
+    run: Run, backbone: Backbone, head: Head, saver: checkpoint.Saver, source: Source | None = None
 ) -> tuple[int, int] | None:
     """Brings back the newest checkpoint of this run that is whole, or the one that it started from, while it runs.
     (Step, position in the data); none where there is neither. A collective."""
@@ -87,7 +92,7 @@ def restore(
     return found.step, _position(found, source)
 
 
-def _newer_than_commits(run: RunContext) -> checkpoint.Checkpoint | None:
+def _newer_than_commits(run: Run) -> checkpoint.Checkpoint | None:
     """The newest whole checkpoint that is newer than a commit in the memory of any rank; damaged ones are set aside, so
     that a commit counts more. None: there is none, or no commit. A collective."""
     oldest_W = all_gather_json(min((c.step for c in run.memory.commits), default=None), run.world, "resume/commits")
@@ -98,8 +103,8 @@ def _newer_than_commits(run: RunContext) -> checkpoint.Checkpoint | None:
 
 
 def _checkpoint(
-    run: RunContext,
-    backbone: TorchBackbone,
+    run: Run,
+    backbone: Backbone,
     head: Head,
     source: Source | None,
     head_centres: Path | None,
@@ -154,7 +159,7 @@ def _checkpoint(
     return found
 
 
-def _given(run: RunContext) -> Path | None:
+def _given(run: Run) -> Path | None:
     """The checkpoint that the user has named."""
     asked = run.config.run.resume
     return None if asked in flags.NO_CHECKPOINT else Path(asked)
@@ -165,12 +170,12 @@ def _step_in(folder: Path | None) -> int:
     return step_of(folder) if folder and folder.name.removeprefix("step-").isdecimal() else -1
 
 
-def _owner(run: RunContext) -> Owner | None:
+def _owner(run: Run) -> Owner | None:
     """This rank's record in the folder of the checkpoints, where it is the one that holds it."""
     return run.memory.owners.get(run.config.run.checkpoints)
 
 
-def _compare(run: RunContext, found: Stored, backbone: TorchBackbone, head: Head, may_change: tuple[str, ...]) -> None:
+def _compare(run: Run, found: Stored, backbone: Backbone, head: Head, may_change: tuple[str, ...]) -> None:
     """Tells all that differs from the run that was saved. Raises ValueError where nothing can go on from it so."""
     values = flags.flat(run.config)
     num_classes = head.num_classes if head.rows is not None else None
@@ -183,7 +188,7 @@ def _compare(run: RunContext, found: Stored, backbone: TorchBackbone, head: Head
         run.note(f"{found.folder} was trained with {change}: allowed, but not the same run")
 
 
-def _load(run: RunContext, found: Stored, backbone: TorchBackbone, head: Head) -> None:
+def _load(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:
     """What the checkpoint does not have starts anew, whatever the state was before."""
     notes = backbone.load(found)
     check_replicas(backbone.replicated(), run.world)

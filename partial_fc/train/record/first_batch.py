@@ -18,10 +18,13 @@ NUM_TILES, ACROSS, SIDE = 24, 8, 112  # pixels
 
 def write(job: Job, batch: Batch) -> None:
     """Of rank 0's first batch in this process: tiles without words, ACROSS in a row, and first_batch.json with the
-    label, class name and key of each."""
+    label, class name and key of each. Nothing of samples that are no pictures."""
     if job.world.rank != 0:
         return
-    tiles = [tile(image) for image in batch.input_B[:NUM_TILES]]
+    pictures = [job.backbone.to_input.picture(data) for data in batch.input_B[:NUM_TILES]]
+    tiles = [tile(picture) for picture in pictures if picture is not None]
+    if not tiles:
+        return
     tiles += [np.zeros_like(tiles[0])] * (-len(tiles) % min(ACROSS, len(tiles)))
     across = min(ACROSS, len(tiles))
     picture = np.concatenate([np.concatenate(tiles[i : i + across], axis=1) for i in range(0, len(tiles), across)])
@@ -39,11 +42,9 @@ def write(job: Job, batch: Batch) -> None:
             partial.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
-def tile(image: torch.Tensor) -> NDArray[np.uint8]:
-    """One input, (C, H, W), of a clip (C, T, H, W) the frame in the middle, as (SIDE, SIDE, 3) BGR."""
-    if image.ndim == 4:
-        image = image[:, image.shape[1] // 2]
-    pixels = image.permute(1, 2, 0).numpy()
+def tile(picture: torch.Tensor) -> NDArray[np.uint8]:
+    """(H, W, C) as (SIDE, SIDE, 3) BGR."""
+    pixels = picture.numpy()
     if pixels.dtype != np.uint8:  # an engine of its own scale
         low, high = float(pixels.min()), float(pixels.max())
         pixels = ((pixels - low) * (255 / (high - low or 1.0))).astype(np.uint8)

@@ -73,9 +73,9 @@ def _result(run: RunFacts) -> Iterator[str]:
         cards = {name: f"{100 * score:.2f} %" for name, score in run.result.get("best", {}).items()}
     if len(run.loss_N3):
         cards["loss"] = f"{run.loss_N3[-_last_tenth(run) :, 1].mean():.4g}"
-    speed = run.result.get("images_per_s") or _last(run.history.series("speed/images_per_s"))
-    if speed:
-        cards["images/s"] = f"{speed:,.0f}"
+    for unit in ("images", "samples"):
+        if speed := run.result.get(f"{unit}_per_s") or _last(run.history.series(f"speed/{unit}_per_s")):
+            cards[f"{unit}/s"] = f"{speed:,.0f}"
     if seconds := run.result.get("seconds"):
         cards["time"] = str(timedelta(seconds=round(seconds)))
     if peak := run.result.get("peak_memory_bytes"):
@@ -168,9 +168,10 @@ def _first_batch(run: RunFacts) -> Iterator[str]:
 
 
 def _speed(run: RunFacts) -> Iterator[str]:
-    rates = run.history.series("speed/images_per_s")
-    if len(rates) > 1:
-        yield line_chart({"images/s": rates}, "images/s of all processes")
+    for unit in ("images", "samples"):
+        rates = run.history.series(f"speed/{unit}_per_s")
+        if len(rates) > 1:
+            yield line_chart({f"{unit}/s": rates}, f"{unit}/s of all processes")
     parts: dict[str, float] = {}
     before = 0
     for row in run.history.scalars:

@@ -1,4 +1,4 @@
-"""The last layer of recipe `face`: its flags, what may go together, and PartialFC made of them.
+"""The flags of a last layer with class centres: what may go together, and PartialFC made of them.
 
 The head is imported when the flags are known to be right: torch takes seconds, which --help does without.
 """
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from partial_fc.flags import NO_CHECKPOINT, LaunchFlags, OptimFlags, ScheduleFlags, check_numbers, flag, is_given
-from partial_fc.flags.numbers import ANY
+from partial_fc.flags.launch import LaunchFlags
+from partial_fc.flags.numbers import ANY, check_numbers, flag
+from partial_fc.flags.training import NO_CHECKPOINT, OptimFlags, ScheduleFlags, is_given
 
 if TYPE_CHECKING:
     import torch
@@ -220,9 +221,10 @@ class HeadFlags:
             **self._softmax_options(),
         )
 
-    def lr_ratio(self, lr: float) -> float:
-        """What the schedule's learning rate is multiplied by for the centres. lr: of --lr."""
-        return 1.0 if self.head_lr is None else self.head_lr / lr
+    def settings(self, lr: float) -> dict[str, Any]:
+        """What the training loop is to know: of train.job.Settings. lr: of --lr."""
+        ratio = 1.0 if self.head_lr is None else self.head_lr / lr
+        return {"head_clip": self.head_clip, "head_lr_ratio": ratio, "telemetry_every": self.telemetry_every}
 
     def _softmax_options(self) -> dict[str, Any]:
         """Which classes count in the softmax, and how much: options of PartialFC."""
