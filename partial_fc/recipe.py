@@ -20,9 +20,11 @@ from partial_fc.flags import (  # noqa: F401
     OptimFlags,
     RunFlags,
     ScheduleFlags,
+    basic,
     check_numbers,
     parse,
 )
+from partial_fc.flags.facts import Basic, In, MayChange, Refused  # noqa: F401
 from partial_fc.on_demand import on_demand
 from partial_fc.train.begin.start import launch
 

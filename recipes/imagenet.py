@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from partial_fc import flags
 from partial_fc.flags import (
@@ -30,6 +30,7 @@ from partial_fc.flags import (
     RunFlags,
     ScheduleFlags,
 )
+from partial_fc.flags.facts import Shows
 from partial_fc.recipe import start
 
 from .compat import caffe2
@@ -44,17 +45,6 @@ if TYPE_CHECKING:
     from partial_fc.train.job import Head
     from partial_fc.train.run import Run
 
-# Flags that may change between the parts of one run: they do not change what is learned.
-_MAY_CHANGE = ("num_workers", "max_bad_records", "check_data", "test_data", "load_model_path", "save_model_name",
-               "pretrained", "leveldb_shadow", "shard_id", "run_id", "redis_host", "redis_port", "file_store_path",
-               "redis_password_file", "channels_last", "head_impl", "head_centres", "centre_place", "centre_path",
-               "telemetry_every")  # fmt: skip
-# What --help shows.
-_MATTER = (
-    "train_data", "test_data", "db_type", "num_labels", "image_size", "epoch_size", "network", "pretrained",
-    "load_model_path", "save_model_name", "head", "batch_size", "weight_decay", "precision", "lr", "lr_step_epochs",
-    "epochs", "models_root", "resume", "gpus", "num_shards", "shard_id", "run_id", "file_store_path",
-)  # fmt: skip
 _SOFTMAX = HeadFlags(loss="softmax", scale=16.0)
 
 
@@ -66,8 +56,10 @@ class Config:
 
     data: Flags[DataFlags]
     model: Flags[ModelFlags] = ModelFlags()
-    optim: Flags[OptimFlags] = OptimFlags(batch_size=32, weight_decay=1e-4, precision="fp32")
-    schedule: Flags[ScheduleFlags] = ScheduleFlags(
+    optim: Annotated[Flags[OptimFlags], Shows(("weight_decay",))] = OptimFlags(
+        batch_size=32, weight_decay=1e-4, precision="fp32"
+    )
+    schedule: Annotated[Flags[ScheduleFlags], Shows(("lr_step_epochs",))] = ScheduleFlags(
         lr=0.1, lr_scaling="none", base_batch_size=256, lr_scheduler="step", lr_step_epochs=30.0, epochs=1000.0
     )
     run: Flags[RunFlags] = RunFlags(
@@ -157,8 +149,8 @@ def train_here(run: Run) -> int:
 
     # ---- a given checkpoint, else the newest of this run, else the files of other programs, else anew
     start_from = partial(start_from_mdl, run, backbone, order) if config.model.load_model_path else None
-    return run.train(backbone, head, loader, [last, test] if test else [last], hooks=files, start_from=start_from,
-                     may_change=_MAY_CHANGE, each_epoch=True)  # fmt: skip
+    tests = [last, test] if test else [last]
+    return run.train(backbone, head, loader, tests, hooks=files, start_from=start_from, each_epoch=True)
 
 
 def _open(run: Run, path: str) -> Source:
@@ -254,6 +246,6 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     values that make no sense, alone or together."""
     ours, notes = caffe2.translate(arguments)
     config = flags.parse(
-        Config, ours, f"{flags.trainer()} imagenet", matter=_MATTER, typed=arguments, renamed=caffe2.RENAMED
+        Config, ours, f"{flags.trainer()} imagenet", matter=flags.basic(Config), typed=arguments, renamed=caffe2.RENAMED
     )
     return config, notes

@@ -20,31 +20,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from partial_fc import flags
 from partial_fc.data.video import ClipList
-from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
+from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags
+from partial_fc.flags.facts import Shows
 from partial_fc.recipe import start
 
 from .compat import gluoncv
-from .kinetics_flags import DataFlags, ModelFlags
+from .kinetics_flags import DataFlags, ModelFlags, RateFlags
 
 # The parts are imported when the flags are known to be right: torch takes seconds, which --help does without.
 if TYPE_CHECKING:
     from partial_fc.train.backbone import TorchBackbone
     from partial_fc.train.run import Run
-
-# Flags that may change between the parts of one run: they do not change what is learned.
-_MAY_CHANGE = ("num_workers", "prefetch_ratio", "max_bad_records", "check_data", "data_dir", "val_data_dir", "val_list",
-               "logging_file", "save_frequency", "resume_params", "resume_states", "resume_epoch", "train_only",
-               "eval", "num_segments", "three_crop", "view_scores", "channels_last_3d", "lr_steps")  # fmt: skip
-# What --help shows.
-_MATTER = (
-    "train_list", "val_list", "data_dir", "val_data_dir", "num_classes", "video_loader", "new_length", "new_height",
-    "new_width", "input_size", "data_aug", "model", "resume_params", "eval", "num_segments", "three_crop",
-    "batch_size", "weight_decay", "precision", "lr", "lr_decay_epoch", "epochs", "models_root", "gpus",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +44,10 @@ class Config:
 
     data: Flags[DataFlags] = DataFlags()
     model: Flags[ModelFlags]
-    optim: Flags[OptimFlags] = OptimFlags(batch_size=25, weight_decay=1e-4, precision="fp32")
-    schedule: Flags[ScheduleFlags] = ScheduleFlags(
+    optim: Annotated[Flags[OptimFlags], Shows(("weight_decay",))] = OptimFlags(
+        batch_size=25, weight_decay=1e-4, precision="fp32"
+    )
+    schedule: Flags[RateFlags] = RateFlags(
         lr=0.1, lr_scaling="none", base_batch_size=64, lr_scheduler="step", epochs=3.0
     )
     run: Flags[RunFlags] = RunFlags(
@@ -124,7 +116,7 @@ def train_here(run: Run) -> int:
     head = CountedCrossEntropy(data.num_classes, world, backbone.precision.parameter_dtype)
     if train_source is None:
         assert val_source is not None
-        state = run.resume(backbone, head, val_source, _MAY_CHANGE)
+        state = run.resume(backbone, head, val_source)
         if config.model.resume_params:
             load_params(run, backbone)
         elif not state.step:
@@ -153,7 +145,7 @@ def train_here(run: Run) -> int:
     line = partial(ClipLine, batch_size=batch_size, update_size=run.global_batch, head=head)
     return run.train(backbone, head, loader, [training, val] if val else [training], hooks=files, line=line,
                      start_from=partial(start_from, run, backbone, order), rates=decay_steps(run, order),
-                     may_change=_MAY_CHANGE, each_epoch=True)  # fmt: skip
+                     each_epoch=True)  # fmt: skip
 
 
 def _log_to_file(run: Run) -> None:
@@ -225,6 +217,11 @@ def parse(arguments: list[str]) -> tuple[Config, list[str]]:
     values that make no sense, alone or together."""
     ours, notes = gluoncv.translate(arguments)
     config = flags.parse(
-        Config, ours, f"{flags.trainer()} kinetics", matter=_MATTER, typed=arguments, renamed=gluoncv.RENAMED
+        Config,
+        ours,
+        f"{flags.trainer()} kinetics",
+        matter=flags.basic(Config),
+        typed=arguments,
+        renamed=gluoncv.RENAMED,
     )
     return config, notes

@@ -33,24 +33,18 @@ if TYPE_CHECKING:
 
 
 def resume(
-    run: Run,
-    backbone: Backbone,
-    head: Head,
-    source: Source | None = None,
-    *,
-    head_centres: Path | None = None,
-    may_change: tuple[str, ...] = (),
+    run: Run, backbone: Backbone, head: Head, source: Source | None = None, *, head_centres: Path | None = None
 ) -> RunState:
     """Gives backbone and head the state that the run starts from. source: its classes must have the names that those of
-    the checkpoint have. may_change: the recipe's own flags that do not make another run of this one. A collective.
-    Raises ValueError, on all ranks, where the state is of another recipe, network or data."""
+    the checkpoint have. A collective. Raises ValueError, on all ranks, where the state is of another recipe, network
+    or data."""
     found: Stored | None = None
     on_disk: checkpoint.Checkpoint | None = None
     if elastic.active():
         on_disk = _newer_than_commits(run)
         found = recover(run.memory, run.world, run.config.run.checkpoints)
     if found is None:
-        found = _checkpoint(run, backbone, head, source, head_centres, may_change, on_disk)
+        found = _checkpoint(run, backbone, head, source, head_centres, on_disk)
     if found is None:
         return RunState()
     _load(run, found, backbone, head)
@@ -108,7 +102,6 @@ def _checkpoint(
     head: Head,
     source: Source | None,
     head_centres: Path | None,
-    may_change: tuple[str, ...],
     found: checkpoint.Checkpoint | None,
 ) -> checkpoint.Checkpoint | None:
     """The one to start from, whole, of this recipe and network and with the classes of this source. None: there is none
@@ -143,7 +136,7 @@ def _checkpoint(
         for note in check_class_names(start, source) if source is not None and same_recipe else ():
             run.note(note)
     if found is not None:
-        _compare(run, found, backbone, head, may_change)
+        _compare(run, found, backbone, head)
         if asked == "same" and run.differences:
             raise ValueError(
                 f"{found.folder} is of another run (--resume same): it was trained with "
@@ -175,11 +168,13 @@ def _owner(run: Run) -> Owner | None:
     return run.memory.owners.get(run.config.run.checkpoints)
 
 
-def _compare(run: Run, found: Stored, backbone: Backbone, head: Head, may_change: tuple[str, ...]) -> None:
+def _compare(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:
     """Tells all that differs from the run that was saved. Raises ValueError where nothing can go on from it so."""
     values = flags.flat(run.config)
     num_classes = head.num_classes if head.rows is not None else None
-    differences = compare(found.manifest, run.recipe, backbone.contract, values, may_change, num_classes)
+    differences = compare(
+        found.manifest, run.recipe, backbone.contract, values, flags.facts(type(run.config)), num_classes
+    )
     differences.check(found.folder)
     run.differences = differences.allowed
     then = found.manifest.get("configuration", {})

@@ -12,7 +12,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -223,12 +223,10 @@ class Run:
             self.note(note)
         return head
 
-    def resume(
-        self, backbone: Backbone, head: Head, source: Source | None = None, may_change: Collection[str] = ()
-    ) -> RunState:
+    def resume(self, backbone: Backbone, head: Head, source: Source | None = None) -> RunState:
         """Gives backbone and head the state that the run starts from; see `resume.resume`."""
         centres = self.head_flags.head_centres if self.head_flags else None
-        return resume.resume(self, backbone, head, source, head_centres=centres, may_change=tuple(may_change))
+        return resume.resume(self, backbone, head, source, head_centres=centres)
 
     def lengths(self, order: Order) -> tuple[int, int]:
         """(updates of the run, updates of its warm-up). Raises ValueError where the second do not fit into the first,
@@ -365,7 +363,6 @@ class Run:
         rates: flags.ScheduleFlags | None = None,
         results: Callable[[Outcome], Mapping[str, Any]] | None = None,
         deliver: Callable[..., Any] | None = None,
-        may_change: Collection[str] = (),
         each_epoch: bool = False,
     ) -> int:
         """Goes on from where the run stands, trains to its end, writes checkpoints on the way and model.safetensors
@@ -373,11 +370,10 @@ class Run:
 
         line: of the log, from (--frequent, steps of the run, samples of an epoch). start_from: called with the state
         before the first step, which the weights of another program may be put into. rates: see `schedule`. results:
-        what the recipe adds to result.json; not called where the run was stopped. deliver: see `finish`. may_change:
-        the recipe's flags that do not make another run of this one. each_epoch: evaluate and save where an epoch
-        ends."""
+        what the recipe adds to result.json; not called where the run was stopped. deliver: see `finish`. each_epoch:
+        evaluate and save where an epoch ends."""
         saver, order = self.saver(), loader.order
-        start = self.resume(backbone, head, loader.source, may_change)
+        start = self.resume(backbone, head, loader.source)
         if start_from:
             start_from(start)
         loader.seek(start.position)
