@@ -33,7 +33,7 @@ from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
 from partial_fc.evaluate import Evaluation
 from partial_fc.files import make_folders
-from partial_fc.head import PartialFC
+from partial_fc.head import PartialFC, check_head
 from partial_fc.machine import peak_bytes
 from partial_fc.models.inputs import InputContract
 from partial_fc.optim import backbone as torch_optim
@@ -363,15 +363,15 @@ class Run:
         rates: flags.ScheduleFlags | None = None,
         results: Callable[[Outcome], Mapping[str, Any]] | None = None,
         deliver: Callable[..., Any] | None = None,
-        each_epoch: bool = False,
+        **settings: Any,
     ) -> int:
         """Goes on from where the run stands, trains to its end, writes checkpoints on the way and model.safetensors
         and result.json at the end; returns the exit status. A collective.
 
         line: of the log, from (--frequent, steps of the run, samples of an epoch). start_from: called with the state
         before the first step, which the weights of another program may be put into. rates: see `schedule`. results:
-        what the recipe adds to result.json; not called where the run was stopped. deliver: see `finish`. each_epoch:
-        evaluate and save where an epoch ends."""
+        what the recipe adds to result.json; not called where the run was stopped. deliver: see `finish`. settings:
+        of job.Settings, such as each_epoch=True: evaluate and save where an epoch ends."""
         saver, order = self.saver(), loader.order
         start = self.resume(backbone, head, loader.source)
         if start_from:
@@ -383,7 +383,7 @@ class Run:
         lines = line(self.config.run.frequent, schedule.total_steps, order.num_samples)
         job = self.job(
             loader, backbone, head, schedule, evaluations, saver, start, lines, hooks=hooks or Hooks(),
-            class_names=names_of(loader.source, head.num_classes), each_epoch=each_epoch,
+            class_names=names_of(loader.source, head.num_classes), **settings,
         )  # fmt: skip
         self.outcome = loop.train(job)
         more = results(self.outcome) if results and not self.outcome.stopped else {}
@@ -417,6 +417,7 @@ class Run:
             **settings,
         }
         on_disk = self.head_flags is not None and self.head_flags.centre_place == "disk"
+        check_head(head)
         restore = partial(resume.restore, self, backbone, head, saver, loader.source)
         return Job(
             world=self.world,

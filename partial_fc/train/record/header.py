@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partial_fc import checkpoint, flags
-from partial_fc.train.record.log import warn_on_os_error
+from partial_fc.files import warn_on_os_error
 
 if TYPE_CHECKING:
     from partial_fc.train.run import Run
