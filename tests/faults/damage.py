@@ -150,7 +150,7 @@ def _state(job: Job) -> dict[str, Any]:
     assert isinstance(head, PartialFC)
     assert head.hard_negatives is not None
     tensors = {**backbone.weights.state_dict(), **named_state(backbone.optimizer, backbone.weights)}
-    tensors |= {**backbone.sync.state(), **backbone.local_state(), **head.row_state(), **head.hard_negatives.state()}
+    tensors |= {**backbone.sync.state(), **backbone.state()[2], **head.row_state(), **head.hard_negatives.state()}
     return {name: t.clone() for name, t in tensors.items()} | {"facts": head.facts(), "position": job.at.position}
 
 
