@@ -87,7 +87,7 @@ def run_in_worlds(
         logger = open_files(config.run.models_root, world, bare, hist)
         run = Run(recipe, config, world, its_device, logger, memory, keeps_made_up=asked)
         header.begin(run)
-        for note in (*held, *notes, *flags.notes(config, world.size)):
+        for note in (*held, *notes, *flags.notes(config, world.size, elastic.active())):
             run.note(note)
         return train_here(run)
 

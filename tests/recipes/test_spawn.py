@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from partial_fc.comm import Launch, StartError, rendezvous
-from partial_fc.comm.launch import spawn
+from partial_fc.comm.launch import spawn, start
 from partial_fc.flags import LaunchFlags
 
 ROOT = Path(__file__).parents[2]
@@ -23,16 +23,17 @@ ROOT = Path(__file__).parents[2]
 JOB = """
 import os, time
 import torch, tyro
+from partial_fc.comm.launch import start
 from partial_fc.flags import LaunchFlags
 
 def job(what: str = "sum", *, launch: tyro.conf.OmitArgPrefixes[LaunchFlags] = LaunchFlags()):
-    status = launch.start()
+    status = start.start(launch)
     if status is not None:
         return status
     if what == "sleep":
         print("pid", os.getpid(), flush=True)
         time.sleep(100)
-    world = launch.join("cpu")
+    world = start.join(launch, "cpu")
     total = world.all_reduce(torch.tensor([1 + world.rank]), name="sum").item()
     print(f"rank {world.rank} of {world.size}, {world.local_rank} of {world.local_size} here: {total}")
     world.close()
@@ -100,7 +101,7 @@ def test_two_processes_of_one_host_which_partial_fc_launch_calls_one_worker(job,
     for name, value in worker.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(sys, "orig_argv", job)
-    assert LaunchFlags(gpus=2).start() == 0
+    assert start.start(LaunchFlags(gpus=2)) == 0
     lines = ["rank 0 of 2, 0 of 2 here: 3", "rank 1 of 2, 1 of 2 here: 3"]
     if not torch.cuda.is_available():
         lines.insert(0, "no GPU here: 2 processes on the CPU, over gloo")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from partial_fc.comm import Launch, detect, device
-from partial_fc.comm.launch import interface
+from partial_fc.comm.launch import interface, start
 from partial_fc.comm.launch.detect import devices_differ
 from partial_fc.flags import LaunchFlags
 
@@ -115,16 +115,16 @@ def test_flags_that_start_processes_are_refused_under_another_launcher(environ, 
         environ.setenv(name, value)
     launcher = detect().launcher.split()[0]
     with pytest.raises(ValueError, match=rf"{launcher}.* has started this process as rank.*leave --gpus 2 away"):
-        LaunchFlags(gpus=2).start()
+        start.start(LaunchFlags(gpus=2))
     with pytest.raises(ValueError, match="--nodes 2, --nr 1, --master-addr a"):
-        LaunchFlags(nodes=2, nr=1, master_addr="a").start()
-    assert LaunchFlags(comm_timeout=5).start() is None
+        start.start(LaunchFlags(nodes=2, nr=1, master_addr="a"))
+    assert start.start(LaunchFlags(comm_timeout=5)) is None
 
 
 def test_one_process_starts_none_and_says_what_that_makes_useless(environ, capsys):
-    assert LaunchFlags().start() is None
+    assert start.start(LaunchFlags()) is None
     assert not capsys.readouterr().err
-    assert LaunchFlags(master_addr="10.0.0.1", master_port=8888).start() is None
+    assert start.start(LaunchFlags(master_addr="10.0.0.1", master_port=8888)) is None
     assert "--master-addr 10.0.0.1, --master-port 8888 without effect" in capsys.readouterr().err
 
 
@@ -234,7 +234,7 @@ def test_a_recipe_joins_or_ends_with_the_status_of_those_it_started(environ, mon
     environ.setenv("OMP_NUM_THREADS", "1")
     world, its_device = device.join(LaunchFlags(device="cpu"))
     assert (world.backend, world.size, its_device) == ("single", 1, torch.device("cpu"))
-    monkeypatch.setattr(LaunchFlags, "start", lambda _: 3)
+    monkeypatch.setattr(start, "start", lambda _: 3)
     with pytest.raises(SystemExit) as end:
         device.join(LaunchFlags(device="cpu"))
     assert end.value.code == 3
