@@ -27,7 +27,6 @@ _DEAR = (
     "faults/test_enumeration.py",
     "cluster/test_two_hosts.py",
     "cluster/test_sockets.py",
-    "cluster/test_strangers.py",
     "recipes/test_face_head.py",
     "faults/test_runs.py",
     "recipes/test_flag_pairs.py",

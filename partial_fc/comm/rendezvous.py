@@ -9,8 +9,6 @@ Steps, from the second on through keys of that store:
    wrong; the first verdict holds for all. Rank 0 does not answer knocks any more
 """
 
-import ipaddress
-import json
 import os
 import socket
 import sys
@@ -23,7 +21,6 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from partial_fc import printable
-from partial_fc.comm.auth.admission import own_addresses
 from partial_fc.comm.auth.handshake import SECRET, Gate, NoAnswer, NotRank0, knock
 from partial_fc.comm.launch.detect import LISTENING_SOCKET, Launch, StartError, devices_differ, has_agent
 
@@ -62,7 +59,7 @@ def meet(launch: Launch, timeout_s: float, device: str = "cpu", secret: str | No
         # Where a job runs already, its verdict is "all here": the newcomer alone fails, by its own finding.
         verdict = problem or _verdict(store, launch, timeout_s, deadline)
         while _gates:
-            _gates.pop().close(addresses(store, launch) if verdict == _ALL_HERE else ())
+            _gates.pop().close()
     except dist.DistError as error:
         raise StartError(
             f"{launch}: the store at {_where(launch)} went away while the ranks gathered: has rank 0 ended? Its "
@@ -73,15 +70,6 @@ def meet(launch: Launch, timeout_s: float, device: str = "cpu", secret: str | No
             time.sleep(_LINGER_S)
         raise StartError(f"{launch}: {printable.name(verdict[:4000])}")
     return store
-
-
-def addresses(store: dist.Store, launch: Launch) -> list[str]:
-    """Those of all hosts of a launch whose ranks have met."""
-    told = store.multi_get([f"addresses of rank {rank}" for rank in range(launch.size)])
-    try:
-        return sorted({str(ipaddress.ip_address(address)) for each in told for address in json.loads(each)})
-    except (ValueError, TypeError, RecursionError):
-        raise StartError(f"{launch}: the store at {_where(launch)} holds addresses that no rank has written") from None
 
 
 def _open(launch: Launch, timeout_s: float, deadline: float, secret: str) -> dist.Store:
@@ -137,11 +125,10 @@ def _host(launch: Launch, timeout_s: float, secret: str) -> dist.Store:
             f"{launch}: cannot listen at port {launch.master_port} ({_first_line(error)}). Does another job or "
             "program use it? Choose another one (--master-port or MASTER_PORT), the same on all nodes"
         ) from None
-    port, descriptor = listening_store.getsockname()[1], os.dup(listening_store.fileno())
-    # Before the store: from then on it answers nobody who was not let in.
-    _gates.append(Gate(listening, listening_store, secret, launch.size))
+    port = listening_store.getsockname()[1]
+    _gates.append(Gate(listening, port, secret, launch.size))
     address = "127.0.0.1" if own in ("0.0.0.0", "::") else own
-    left = timedelta(seconds=timeout_s)
+    left, descriptor = timedelta(seconds=timeout_s), listening_store.detach()
     return dist.TCPStore(address, port, None, True, left, wait_for_workers=False, master_listen_fd=descriptor)
 
 
@@ -214,7 +201,6 @@ def _claim_rank(store: dist.Store, launch: Launch, device: str) -> str:
             "and --gpus, and every job a port of its own"
         )
     store.set(f"device of rank {launch.rank}", device)
-    store.set(f"addresses of rank {launch.rank}", json.dumps(own_addresses()))
     holder = store.compare_set(f"rank {launch.rank}", "", process).decode()
     if holder != process:
         return (

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from partial_fc.comm.auth import admission
 from partial_fc.comm.journal import Call, Journal
 from partial_fc.comm.launch.detect import Launch
 from partial_fc.comm.watch.status_server import Board, Endpoint
@@ -99,7 +98,6 @@ class World(ABC):
         self.traffic = Traffic()  # since the start
         self.seconds_waiting = 0.0  # since the start: time in which this process did nothing but wait
         self.journal = Journal(launch.rank, launch.size, self.backend)
-        self.host_addresses: list[str] = []  # of the hosts of all ranks; none: not known
         self._watch: Watch | None = None
 
     def __repr__(self) -> str:
@@ -132,8 +130,6 @@ class World(ABC):
         if self.size == 1 or timeout_s == 0:
             return
         board = Board(self.size, self.local_size == self.size, network_interface) if self.rank == 0 else None
-        if board and self.host_addresses:
-            admission.admit_only([board.socket.fileno()], self.host_addresses)
         text = json.dumps(asdict(board.endpoint)) if board else ""
         import torch
 

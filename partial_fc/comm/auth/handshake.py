@@ -1,6 +1,6 @@
 """Where the ranks of a launch over torch.distributed knock before they meet: rank 0 answers there whoever knows the
-run's secret with the port of its store, and has the kernel let his host in (admission.py). Messages are JSON, a line
-each; the secret itself is never sent, both sides prove that they know it (HMAC-SHA-256, RFC 2104):
+run's secret with the port of its store. Messages are JSON, a line each; the secret itself is never sent, both sides
+prove that they know it (HMAC-SHA-256, RFC 2104):
 
     rank 0 -> rank   {"nonce": a}
     rank -> rank 0   {"nonce": b, "proof": of "rank", a, b}
@@ -17,11 +17,9 @@ import secrets
 import socket
 import stat
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from partial_fc.comm.auth.admission import admit_only
 from partial_fc.comm.auth.limiter import HELLO_BYTES, HELLO_S, Porch, end, read_line
 
 SECRET = "PARTIAL_FC_SECRET"  # by those of our launchers that start all ranks: for the ranks, in their environment
@@ -39,24 +37,18 @@ class NoAnswer(OSError):
 class Gate:
     """Rank 0's end, in a thread until `close`."""
 
-    def __init__(self, listening: socket.socket, store: socket.socket, secret: str, size: int):
-        """listening: where the ranks knock. store: that of the store, which answers only hosts that were let in. Both
-        are closed here, the store's for us alone: it has a descriptor of its own."""
+    def __init__(self, listening: socket.socket, store_port: int, secret: str, size: int):
+        """listening: where the ranks knock; it is closed here."""
         self._listening = listening
-        self._store = store
+        self._store_port = store_port
         self._secret = secret
-        own = store.getsockname()[0]
-        self._hosts = set() if own in ("0.0.0.0", "::") else {own}
         self._porch = Porch(size + 16)
-        admit_only([store.fileno()], self._hosts)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
         self._thread.start()
 
-    def close(self, hosts: Iterable[str] = ()) -> None:
-        """Answers nobody any more; the store answers these, and no others that came."""
-        admit_only([self._store.fileno()], hosts)
-        self._store.close()
+    def close(self) -> None:
+        """Answers nobody any more."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
@@ -76,11 +68,8 @@ class Gate:
                 told = json.loads(line)
                 knows = hmac.compare_digest(_proof(self._secret, "rank", ours, told["nonce"]), told["proof"].encode())
             if knows:
-                self._hosts.add(writer.get_extra_info("peername")[0].removeprefix("::ffff:"))
-                admit_only([self._store.fileno()], self._hosts)
-                port = self._store.getsockname()[1]
-                proof = _proof(self._secret, "rank 0", ours, told["nonce"], str(port)).decode()
-                _write(writer, {"port": port, "proof": proof})
+                proof = _proof(self._secret, "rank 0", ours, told["nonce"], str(self._store_port)).decode()
+                _write(writer, {"port": self._store_port, "proof": proof})
             else:
                 _write(writer, {"wrong": "secret"})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -32,7 +32,6 @@ from typing import Any
 
 import psutil
 
-from partial_fc.comm.auth.admission import filters_error
 from partial_fc.memory import available_memory_bytes
 
 # Before the line that is meant: what login scripts print comes first.
@@ -64,7 +63,6 @@ def facts(checkout: str, models_root: str, peers: list[str]) -> dict[str, Any]:
         "shm_bytes": shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
         "disk": _disk(Path(models_root)),
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE),
-        "socket_filters_error": filters_error(),
         "interfaces": interfaces,
         "own_address": _address(socket.gethostname()),
         "routes": {peer: _route(peer, interfaces) for peer in peers},

@@ -20,7 +20,7 @@ LAUNCHER = "PARTIAL_FC_LAUNCHER"  # tells a torch rank what has started it, for 
 # What other hosts get of the environment here; they have their own HOME, LANG and the like.
 _FORWARDED = (
     *("DMLC_*", "PS_*", "MXNET_*", "OMP_*", "MKL_*", "KMP_*", "NCCL_*", "GLOO_*", "TORCH_*", "PYTORCH_*"),
-    *("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "PARTIAL_FC_ADMIT", "PARTIAL_FC_TRACE"),
+    *("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "PARTIAL_FC_TRACE"),
 )
 # launch.py forwards them too, for data on S3. They are on no command line.
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")

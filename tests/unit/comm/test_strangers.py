@@ -1,9 +1,8 @@
-"""What strangers get where ranks meet and where rank 0 keeps its board: no connection, or none for long, and no word in
-the log. (Over a network: tests/cluster/test_strangers.py.)"""
+"""What strangers get where ranks meet and where rank 0 keeps its board: none of them stays connected for long or
+writes a word into the log."""
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import logging
 import os
@@ -16,120 +15,24 @@ import time
 import pytest
 
 from partial_fc.comm import StartError, rendezvous
-from partial_fc.comm.auth import admission, handshake
+from partial_fc.comm.auth import handshake
 from partial_fc.comm.auth.limiter import HELLO_BYTES, HELLO_S, end
-from partial_fc.comm.launch import Launch
+from partial_fc.comm.launch import Launch, interface
 from partial_fc.comm.watch.status_server import Board
 from tests.cluster.stranger import HOSTILE
 from tests.recipes.hang import free_port
 
-
-def other_address() -> str:
-    """One of this host's addresses that is not its loopback's, as a stranger's stand-in."""
-    found = [a for a in admission.own_addresses() if ":" not in a and not a.startswith("127.")]
-    return found[0] if found else pytest.skip("this host has no other address than the loopback's")
-
-
-def connects(server: socket.socket, source: str, timeout_s: float = 0.3) -> bool:
-    """Whether that source gets a connection; the kernel drops what is not admitted without a word."""
-    port = server.getsockname()[1]
-    try:
-        socket.create_connection((source, port), timeout_s, source_address=(source, 0)).close()
-    except TimeoutError:
-        return False
-    return True
-
-
-# ---- the kernel's filter
-
-
-def test_a_socket_answers_the_hosts_it_was_told_and_its_own_loopback():
-    outside = other_address()
-    if error := admission.filters_error():
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            assert not admission.admit_only([server.fileno()], [outside])
-        pytest.skip(f"this user's sockets have no filters: {error}")
-    before = admission.listening()
-    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
-        (descriptor,) = admission.opened_since(before)
-        assert descriptor == server.fileno()
-        assert connects(server, outside)
-        assert admission.admit_only([descriptor], ["192.0.2.77", "2001:db8::77"])
-        assert not connects(server, outside)
-        assert connects(server, "127.0.0.1")
-        assert connects(server, "::1")
-        assert admission.admit_only([descriptor], ["2001:db8::77", outside])
-        assert connects(server, outside)
-
-
-def test_which_addresses_pass_is_up_to_the_last_bit():
-    """Each of many, and none that differs in one bit, as the kernel's virtual machine would run the program."""
-    known = [ipaddress.ip_address(f"10.0.{i}.7") for i in range(200)]
-    known += [ipaddress.ip_address(f"2001:db8::{i:x}:7") for i in range(200)]
-    program = admission._program(known)
-    assert len(program) <= 4096
-    for address in (known[0], known[199], known[200], known[-1]):
-        assert passes(program, address)
-        for bit in range(address.max_prefixlen):
-            other = type(address)(int(address) ^ 1 << bit)
-            assert passes(program, other) == (other in known)
-    assert passes(program, ipaddress.ip_address("127.0.1.1"))
-    assert not passes(program, ipaddress.ip_address("::2"))
-
-
-def passes(program: list[admission.Instruction], source: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    words = {0xFFFFF000: 0x0800 if source.version == 4 else 0x86DD}
-    at = 0xFFF00000 + (12 if source.version == 4 else 8)
-    words |= {at + i: int.from_bytes(source.packed[i : i + 4]) for i in range(0, len(source.packed), 4)}
-    here, held = 0, 0
-    while True:
-        what, skip_if, skip_else, number = program[here]
-        here += 1
-        match what:
-            case 0x20:
-                held = words[number]
-            case 0x54:
-                held &= number
-            case 0x05:
-                here += number
-            case 0x15:
-                here += skip_if if held == number else skip_else
-            case 0x06:
-                return number != 0
-
-
-def test_hosts_behind_address_translation_may_do_without(monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setenv(admission.ADMIT, "any")
-        assert not admission.admit_only([server.fileno()], [])
-        monkeypatch.setenv(admission.ADMIT, "some")
-        with pytest.raises(ValueError, match="PARTIAL_FC_ADMIT=some; expected hosts"):
-            admission.admit_only([server.fileno()], [])
-
-
 # ---- where the ranks meet
 
 
-@pytest.fixture
-def opened(monkeypatch):
-    """A gate with the secret "right", and the store behind it, both on all addresses."""
-    listening, store = socket.create_server(("", 0)), socket.create_server(("", 0))
+def test_who_knows_the_secret_is_told_the_port_and_nobody_else():
+    listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
-    made = handshake.Gate(listening, socket.socket(fileno=os.dup(store.fileno())), "right", 2)
-    yield port, store
-    made.close(["192.0.2.77"])
-    store.close()
-
-
-def test_who_knows_the_secret_is_let_in_and_nobody_else(opened):
-    port, store = opened
-    outside = other_address()
-    assert not connects(store, outside)
+    gate = handshake.Gate(listening, 4711, "right", 2)
     with pytest.raises(handshake.NotRank0, match="give all hosts the same --secret-file"):
-        handshake.knock(outside, port, "wrong", 5.0)
-    assert not connects(store, outside)
-    assert handshake.knock(outside, port, "right", 5.0) == store.getsockname()[1]
-    assert connects(store, outside)
+        handshake.knock("127.0.0.1", port, "wrong", 5.0)
+    assert handshake.knock("127.0.0.1", port, "right", 5.0) == 4711
+    gate.close()
 
 
 def test_a_stranger_cannot_pass_for_rank_0():
@@ -245,19 +148,17 @@ def test_a_crowd_takes_no_place_from_a_rank(board):
 
 
 def test_the_board_is_where_the_ranks_are_invited(monkeypatch):
-    outside = other_address()
-    name = next(name for name, address in admission_names().items() if address == outside)
+    name, outside = next(
+        ((name, address) for name, address in interface.addresses().items() if address[:4] not in ("", "127.")),
+        ("", ""),
+    )
+    if not name:
+        pytest.skip("this host has no other address than the loopback's")
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", name)
     made = Board(2, one_host=False)
     assert made.endpoint.addresses == [outside]
     assert made.socket.getsockname()[0] == outside
     made.socket.close()
-
-
-def admission_names() -> dict[str, str]:
-    from partial_fc.comm.launch.interface import addresses
-
-    return addresses()
 
 
 # ---- our own secrets
