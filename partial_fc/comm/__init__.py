@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partial_fc.comm.auth.handshake import read_secret
-from partial_fc.comm.launch import interface
+from partial_fc.comm.launch import addresses
 from partial_fc.comm.launch.detect import Launch, StartError, detect, has_agent, started_here
 from partial_fc.comm.single import SingleWorld
 from partial_fc.comm.watch.watchdog import report_failure
@@ -65,7 +65,7 @@ def init(
         raise ValueError(f"start_timeout_s is {start_timeout_s}; expected more than 0 seconds")
     launch = detect()
     if network_interface:
-        interface.choose(network_interface)
+        addresses.choose(network_interface)
     world: World
     if launch.backend == "horovod":
         from partial_fc.comm.horovod import HorovodWorld

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from partial_fc import printable
 from partial_fc.comm.auth.handshake import SECRET, Gate, NoAnswer, NotRank0, knock
+from partial_fc.comm.launch import addresses
 from partial_fc.comm.launch.detect import LISTENING_SOCKET, Launch, StartError, devices_differ, has_agent
 
 _ALL_HERE = "all here"
@@ -143,7 +144,7 @@ def _listen(launch: Launch) -> socket.socket:
     loops = any(str(address).startswith("127.") or address == "::1" for address in resolved)
     if resolved and not (loops and name not in (*resolved, "localhost")):
         address = str(min(resolved, key=lambda a: ":" in str(a)))  # IPv4, where it has both
-        if _is_local_address(address):
+        if addresses.is_local(address):
             return _server(address, launch.master_port)
     return _server("", launch.master_port)
 
@@ -182,7 +183,7 @@ def _patiently(launch: Launch, timeout_s: float, deadline: float, attempt: Calla
         time.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
     if silent:
         raise _not_rank_0(launch, timeout_s, problem)
-    here = " That address is this host itself." if _is_local_address(launch.master_addr) else ""
+    here = " That address is this host itself." if addresses.is_local(launch.master_addr) else ""
     raise StartError(
         f"{launch}: nobody listens at {_where(launch)} after {timeout_s:g} s: {problem}.{here} The master "
         "address is that of the host where rank 0 runs (--nr 0), as the other hosts reach it; the port is the same on "
@@ -249,7 +250,7 @@ def _missing(store: dist.Store, ranks: list[str], launch: Launch, timeout_s: flo
         f"{_listed(present)}. Was the command started on every node, each with its own --nr, all with the same master "
         "address and port, and do their messages say why they ended?"
     )
-    if launch.rank == 0 and not _is_local_address(launch.master_addr):
+    if launch.rank == 0 and not addresses.is_local(launch.master_addr):
         text += f" {launch.master_addr} is no address of {socket.gethostname()}, where rank 0 runs."
     elif launch.master_addr in ("localhost", "127.0.0.1", "::1") and launch.size > launch.local_size:
         text += f" {launch.master_addr} means every host itself: other hosts need the address of this one."
@@ -263,17 +264,6 @@ def _absent(store: dist.Store, ranks: list[str]) -> list[str]:
 def _listed(items: list[str], most: int = 16) -> str:
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(items[:most]) + more
-
-
-def _is_local_address(address: str) -> bool:
-    """Whether a socket of this host can be bound to it."""
-    try:
-        family, kind, protocol, _, resolved = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as trial:
-            trial.bind(resolved)
-    except OSError:
-        return False
-    return True
 
 
 def _where(launch: Launch) -> str:

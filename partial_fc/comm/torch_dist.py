@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partial_fc.comm import rendezvous
-from partial_fc.comm.launch import interface
+from partial_fc.comm.launch import addresses
 from partial_fc.comm.launch.detect import Launch, StartError
 from partial_fc.comm.world import Op, World, pad_rows
 
@@ -38,7 +38,7 @@ class TorchWorld(World):
         store = rendezvous.meet(launch, start_timeout_s, device, secret)
         if launch.local_size == launch.size and not os.environ.get("GLOO_SOCKET_IFNAME"):
             # Gloo takes the address of the host's own name, which may be one that others reach.
-            os.environ["GLOO_SOCKET_IFNAME"] = interface.loopback()
+            os.environ["GLOO_SOCKET_IFNAME"] = addresses.loopback()
         try:
             dist.init_process_group(
                 # gloo stays beside NCCL for what lives on the host: barriers, counts, evaluation figures.

@@ -18,13 +18,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import psutil
-
 from partial_fc import comm
 from partial_fc.comm import World, elastic
 from partial_fc.comm.auth.handshake import SECRET
-from partial_fc.comm.launch import restart_agent, spawn
-from partial_fc.comm.watch.status_server import local_addresses
+from partial_fc.comm.launch import addresses, restart_agent, spawn
 from partial_fc.findings import counted
 from partial_fc.flags import LaunchFlags, RendezvousFlags, flag, is_given
 
@@ -159,11 +156,11 @@ def _start_shard(rendezvous: RendezvousFlags, launch: LaunchFlags) -> int | None
 def _run_shard(rendezvous: RendezvousFlags, launch: LaunchFlags, run_id: str) -> int:
     from partial_fc.comm.launch import meeting  # needs torch, which --help does without
 
-    addresses = local_addresses(launch.network_interface)
+    reachable = addresses.reachable(launch.network_interface)
     listens = rendezvous.shard_id == 0
-    address = addresses[0] if launch.network_interface else ""
+    address = reachable[0] if launch.network_interface else ""
     with _listen(address, launch.master_port) if listens else nullcontext() as listening:
-        own = addresses if listens else []
+        own = reachable if listens else []
         me = meeting.Shard.here(rendezvous.shard_id, rendezvous.num_shards, launch.gpus, own, listening)
         store = _open_store(rendezvous, run_id, launch.start_timeout)
         with meeting.meeting(store, me, listening, launch.start_timeout) as met:
@@ -236,10 +233,8 @@ def _environment(met: "Met", network_interface: str | None) -> dict[str, str]:
     """The environment of the processes. Gloo is to listen where this host and shard 0 have just reached each other: it
     would otherwise take the address of the host's own name, which on Debian is 127.0.1.1."""
     environ = {**os.environ, SECRET: met.secret}
-    if network_interface is None and "GLOO_SOCKET_IFNAME" not in environ:
-        for name, entries in psutil.net_if_addrs().items():
-            if any(entry.address == met.own_addr for entry in entries):
-                environ["GLOO_SOCKET_IFNAME"] = name
+    if network_interface is None and (interface := addresses.interface_of(met.own_addr)):
+        environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     return environ
 
 

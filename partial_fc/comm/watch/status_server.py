@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import resource
 import secrets
 import socket
@@ -22,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from partial_fc.comm.auth.limiter import HELLO_BYTES, HELLO_S, LINE_BYTES, Porch, read_line
-from partial_fc.comm.launch import interface
+from partial_fc.comm.launch import addresses
 from partial_fc.comm.watch.report import Link, Observation, RankState
 
 ANSWER_S = 3.0  # a rank that has not answered by then gives no sign of life
@@ -68,10 +67,10 @@ class Board:
         self._num_asked = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._porch = Porch(size + 16)
-        addresses = ["127.0.0.1"] if one_host else local_addresses(network_interface)
+        own = ["127.0.0.1"] if one_host else addresses.reachable(network_interface)
         # Those of a network that was named: nobody is invited to any other.
-        self.socket = socket.create_server((addresses[0] if len(addresses) == 1 else "", 0), backlog=min(size, 1024))
-        self.endpoint = Endpoint(self.socket.getsockname()[1], secrets.token_hex(16), addresses)
+        self.socket = socket.create_server((own[0] if len(own) == 1 else "", 0), backlog=min(size, 1024))
+        self.endpoint = Endpoint(self.socket.getsockname()[1], secrets.token_hex(16), own)
         _allow_open_files(size + 256)
 
     async def serve(self) -> None:
@@ -200,24 +199,6 @@ async def join(
             if writer is not None:
                 writer.close()
     return None
-
-
-def local_addresses(network_interface: str | None = None) -> list[str]:
-    """The addresses by which other hosts may reach this one, the likely ones first. network_interface: the only one to
-    be used; so is that which the launcher or the user has named in the environment, or where all have found rank 0."""
-    if network_interface:
-        return [interface.address_of(network_interface)]
-    address = interface.addresses()
-    named = ",".join(os.environ.get(variable, "") for variable in interface.VARIABLES).split(",")
-    chosen = dict.fromkeys(address.get(name.removeprefix("=")) for name in named)
-    found = [a for a in chosen if a and not a.startswith("127.")]
-    if not found:
-        with contextlib.suppress(OSError):
-            found = [socket.gethostbyname(os.environ.get("MASTER_ADDR", ""))]
-    if len(found) == 1 and found[0] in address.values() and not found[0].startswith("127."):
-        return found
-    found += [a for a in (*address.values(), socket.gethostname()) if a and a not in found]
-    return [a for a in found if not a.startswith(("127.", "0.")) and a != "localhost"] or ["127.0.0.1"]
 
 
 def _allow_open_files(num: int) -> None:

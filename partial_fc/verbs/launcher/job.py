@@ -158,16 +158,9 @@ def _here(host: Host) -> bool:
 def _own_address(options: LaunchOptions, hosts: Sequence[Host], interface: str) -> str:
     """Where the scheduler, which is here, listens."""
     if interface:
-        from partial_fc.comm.launch.interface import addresses  # whose package takes long to import
+        from partial_fc.comm.launch import addresses  # whose package takes long to import
 
-        found = addresses()
-        if not found.get(interface):
-            usable = ", ".join(f"{name} ({ip})" for name, ip in found.items() if ip)
-            raise ValueError(
-                f"DMLC_INTERFACE={interface}: {socket.gethostname()}, where the scheduler is to listen, has "
-                f"no such interface with an IPv4 address; there are {usable}"
-            )
-        return found[interface]
+        return addresses.address_of(interface, "DMLC_INTERFACE=")
     if options.launcher in ("sge", "yarn"):
         return host_file.source_address("198.51.100.1")  # any: where the default route leads
     return host_file.own_address(hosts)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from partial_fc.comm import Launch, detect, device
-from partial_fc.comm.launch import interface, start
+from partial_fc.comm.launch import addresses, start
 from partial_fc.comm.launch.detect import devices_differ
 from partial_fc.flags import LaunchFlags
 
@@ -104,7 +104,7 @@ def test_launch_flags_that_make_no_sense(flags, message):
 @pytest.fixture
 def environ(monkeypatch):
     """The environment of this process, without what a launcher set."""
-    for name in (*TORCHRUN, *HOROVODRUN, *MPIRUN, "SLURM_STEP_ID", *interface.VARIABLES):
+    for name in (*TORCHRUN, *HOROVODRUN, *MPIRUN, "SLURM_STEP_ID", *addresses.VARIABLES):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -130,7 +130,7 @@ def test_one_process_starts_none_and_says_what_that_makes_useless(environ, capsy
 
 def test_a_network_interface_is_set_for_every_backend():
     environ = {"PATH": "/bin"}
-    interface.choose("lo", environ)
+    addresses.choose("lo", environ)
     assert environ == {
         "PATH": "/bin",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -144,36 +144,36 @@ def test_a_network_interface_that_is_not_there_is_an_error_that_lists_the_others
     with pytest.raises(
         ValueError, match=r"--network-interface eth77: does not exist on .*; there are .*lo \(127\.0\.0\.1\)"
     ):
-        interface.choose("eth77", {})
+        addresses.choose("eth77", {})
 
 
-@pytest.mark.parametrize("name", interface.VARIABLES)
+@pytest.mark.parametrize("name", addresses.VARIABLES)
 def test_a_network_interface_must_not_contradict_the_environment(name):
     environ = {name: "eth77"}
     with pytest.raises(ValueError, match=f"says {name}=eth77"):
-        interface.choose("lo", environ)
+        addresses.choose("lo", environ)
     assert environ == {name: "eth77"}
-    interface.choose("lo", {name: "eth77,lo"})
+    addresses.choose("lo", {name: "eth77,lo"})
 
 
 @pytest.mark.parametrize(("said", "agrees"), [("=lo", True), ("^docker0,eth", True), ("^lo", False), ("=eth0", False)])
 def test_the_patterns_of_nccl(said, agrees):
     environ = {"NCCL_SOCKET_IFNAME": said}
     if agrees:
-        interface.choose("lo", environ)
+        addresses.choose("lo", environ)
         assert environ["NCCL_SOCKET_IFNAME"] == "=lo"
     else:
         with pytest.raises(ValueError, match="NCCL_SOCKET_IFNAME"):
-            interface.choose("lo", environ)
+            addresses.choose("lo", environ)
 
 
 def test_a_network_interface_without_an_ipv4_address_is_refused(monkeypatch):
     only_ipv6 = [SimpleNamespace(family=socket.AF_INET6, address="fe80::1")]
     some = {"ib0": only_ipv6, "lo": [*only_ipv6, SimpleNamespace(family=socket.AF_INET, address="127.0.0.1")]}
-    monkeypatch.setattr(interface.psutil, "net_if_addrs", lambda: some)
+    monkeypatch.setattr(addresses.psutil, "net_if_addrs", lambda: some)
     with pytest.raises(ValueError, match=r"ib0: has no IPv4 address on .*; there are lo \(127\.0\.0\.1\)$"):
-        interface.choose("ib0", {})
-    interface.choose("lo", {})
+        addresses.choose("ib0", {})
+    addresses.choose("lo", {})
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from partial_fc.comm import StartError, rendezvous
 from partial_fc.comm.auth import handshake
 from partial_fc.comm.auth.limiter import HELLO_BYTES, HELLO_S, end
-from partial_fc.comm.launch import Launch, interface
+from partial_fc.comm.launch import Launch, addresses
 from partial_fc.comm.watch.status_server import Board
 from tests.cluster.stranger import HOSTILE
 from tests.recipes.hang import free_port
@@ -149,7 +149,7 @@ def test_a_crowd_takes_no_place_from_a_rank(board):
 
 def test_the_board_is_where_the_ranks_are_invited(monkeypatch):
     name, outside = next(
-        ((name, address) for name, address in interface.addresses().items() if address[:4] not in ("", "127.")),
+        ((name, address) for name, address in addresses.by_interface().items() if address[:4] not in ("", "127.")),
         ("", ""),
     )
     if not name:

@@ -13,8 +13,9 @@ import torch
 
 from partial_fc import comm
 from partial_fc.comm.journal import Journal
+from partial_fc.comm.launch import addresses
 from partial_fc.comm.watch.report import MAX_LINES, Observation, Query, RankState, failure_report, hang_report
-from partial_fc.comm.watch.status_server import Board, local_addresses
+from partial_fc.comm.watch.status_server import Board
 from partial_fc.comm.watch.watchdog import Watch
 
 QUERY = Query(rank=0, name="head/sum", nth=12, number=40, step=12, waited_s=600.2, hangs=True)
@@ -294,10 +295,10 @@ def test_journal_numbers_calls_by_name_and_in_all():
 
 
 def test_addresses_of_an_interface():
-    assert local_addresses("lo") == ["127.0.0.1"]
-    assert local_addresses()
+    assert addresses.reachable("lo") == ["127.0.0.1"]
+    assert addresses.reachable()
     with pytest.raises(ValueError, match="--network-interface nowhere0: does not exist on"):
-        local_addresses("nowhere0")
+        addresses.reachable("nowhere0")
 
 
 @pytest.mark.parametrize("timeout_s", [-1.0, float("nan"), float("inf")])
