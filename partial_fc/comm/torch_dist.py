@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from partial_fc.comm import rendezvous
-from partial_fc.comm.launch import addresses
+from partial_fc.comm.launch import addresses, meet_ranks
 from partial_fc.comm.launch.detect import Launch, StartError
 from partial_fc.comm.world import Op, World, pad_rows
 
@@ -35,7 +34,7 @@ class TorchWorld(World):
         self, launch: Launch, device: str, comm_timeout_s: float, start_timeout_s: float, secret: str | None = None
     ):
         """Raises StartError where ranks do not find each other, or some would compute on GPUs and some on the CPU."""
-        store = rendezvous.meet(launch, start_timeout_s, device, secret)
+        store = meet_ranks.meet(launch, start_timeout_s, device, secret)
         if launch.local_size == launch.size and not os.environ.get("GLOO_SOCKET_IFNAME"):
             # Gloo takes the address of the host's own name, which may be one that others reach.
             os.environ["GLOO_SOCKET_IFNAME"] = addresses.loopback()

@@ -1,5 +1,5 @@
 """Commands that are typed on several hosts find each other through Redis or a folder, and train. (The hosts are this
-one; tests/cluster has two. What may go wrong as they meet: tests/unit/comm/test_meeting.py.)"""
+one; tests/cluster has two. What may go wrong as they meet: tests/unit/comm/test_meet_nodes.py.)"""
 
 import os
 import signal

@@ -26,7 +26,7 @@ from partial_fc.findings import counted
 from partial_fc.flags import LaunchFlags, RendezvousFlags, flag, is_given
 
 if TYPE_CHECKING:
-    from partial_fc.comm.launch.meeting import Met, Store
+    from partial_fc.comm.launch.meet_nodes import Peers, Store
 
 
 def start(launch: LaunchFlags, rendezvous: RendezvousFlags | None = None) -> int | None:
@@ -154,25 +154,25 @@ def _start_shard(rendezvous: RendezvousFlags, launch: LaunchFlags) -> int | None
 
 
 def _run_shard(rendezvous: RendezvousFlags, launch: LaunchFlags, run_id: str) -> int:
-    from partial_fc.comm.launch import meeting  # needs torch, which --help does without
+    from partial_fc.comm.launch import meet_nodes  # needs torch, which --help does without
 
     reachable = addresses.reachable(launch.network_interface)
     listens = rendezvous.shard_id == 0
     address = reachable[0] if launch.network_interface else ""
     with _listen(address, launch.master_port) if listens else nullcontext() as listening:
         own = reachable if listens else []
-        me = meeting.Shard.here(rendezvous.shard_id, rendezvous.num_shards, launch.gpus, own, listening)
+        me = meet_nodes.Node.here(rendezvous.shard_id, rendezvous.num_shards, launch.gpus, own, listening)
         store = _open_store(rendezvous, run_id, launch.start_timeout)
-        with meeting.meeting(store, me, listening, launch.start_timeout) as met:
+        with meet_nodes.meet(store, me, listening, launch.start_timeout) as peers:
             return spawn.run(
                 [sys.executable, *sys.orig_argv[1:]],
                 nodes=rendezvous.num_shards,
                 gpus=launch.gpus,
                 nr=rendezvous.shard_id,
-                master_addr=met.master_addr,
-                master_port=met.master_port,
+                master_addr=peers.master_addr,
+                master_port=peers.master_port,
                 listening=listening,
-                environ=_environment(met, launch.network_interface),
+                environ=_environment(peers, launch.network_interface),
             )
 
 
@@ -229,11 +229,11 @@ def _listen(address: str, port: int | None) -> socket.socket:
         raise ValueError(f"--master-port {port}: cannot listen there on {socket.gethostname()}: {error}") from None
 
 
-def _environment(met: "Met", network_interface: str | None) -> dict[str, str]:
+def _environment(peers: "Peers", network_interface: str | None) -> dict[str, str]:
     """The environment of the processes. Gloo is to listen where this host and shard 0 have just reached each other: it
     would otherwise take the address of the host's own name, which on Debian is 127.0.1.1."""
-    environ = {**os.environ, SECRET: met.secret}
-    if network_interface is None and (interface := addresses.interface_of(met.own_addr)):
+    environ = {**os.environ, SECRET: peers.secret}
+    if network_interface is None and (interface := addresses.interface_of(peers.own_addr)):
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     return environ
 

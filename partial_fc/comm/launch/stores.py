@@ -33,7 +33,7 @@ _CONNECT_S = 10.0  # a server runs before the processes do: whoever misspells it
 _MOST_BYTES = 1 << 16
 
 
-class _Polled(dist.Store):
+class PolledStore(dist.Store):
     """What the stores have in common: they ask again and again."""
 
     name: str
@@ -91,7 +91,7 @@ return found or ARGV[2]
 """
 
 
-class RedisStore(_Polled):
+class RedisStore(PolledStore):
     """A hash of a Redis server under the key partial-fc:RUN_ID: the keys of the store are its fields.
 
     It expires, which a thread puts off until `close`.
@@ -153,7 +153,7 @@ class RedisStore(_Polled):
                 answered = False
 
 
-class FolderStore(_Polled):
+class FolderStore(PolledStore):
     """The folder partial-fc-RUN_ID in a folder that all hosts see, with a file for each key; only its owner may enter.
 
     Values are never changed: `compare_set` is for keys that are not there, and there is no `add`, for which network

@@ -14,7 +14,7 @@ from partial_fc.verbs.doctor.hosts import Host
 from partial_fc.verbs.launcher import host_file, shell
 from partial_fc.verbs.launcher.options import OURS, LaunchOptions
 
-SECRET = "PARTIAL_FC_SECRET"  # of the ranks that meet (comm/strangers/gate.py)
+SECRET = "PARTIAL_FC_SECRET"  # of the ranks that meet (comm/auth/handshake.py)
 LAUNCHER = "PARTIAL_FC_LAUNCHER"  # tells a torch rank what has started it, for messages (comm/launch/detect.py)
 
 # What other hosts get of the environment here; they have their own HOME, LANG and the like.

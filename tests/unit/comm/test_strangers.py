@@ -14,10 +14,10 @@ import time
 
 import pytest
 
-from partial_fc.comm import StartError, rendezvous
+from partial_fc.comm import StartError
 from partial_fc.comm.auth import handshake
 from partial_fc.comm.auth.limiter import HELLO_BYTES, HELLO_S, end
-from partial_fc.comm.launch import Launch, addresses
+from partial_fc.comm.launch import Launch, addresses, meet_ranks
 from partial_fc.comm.watch.status_server import Board
 from tests.cluster.stranger import HOSTILE
 from tests.recipes.hang import free_port
@@ -63,12 +63,12 @@ def test_what_others_write_into_the_store_reaches_no_terminal(monkeypatch):
     port = free_port()
     agent = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.setattr(rendezvous, "_stores", {})
-    monkeypatch.setattr(rendezvous, "_num_meetings", 0)
-    monkeypatch.setattr(rendezvous, "_LINGER_S", 0.0)
-    dist.PrefixStore("attempt 0, meeting 1", agent).set("verdict", "\x1b[31mred\nline")
+    monkeypatch.setattr(meet_ranks, "_stores", {})
+    monkeypatch.setattr(meet_ranks, "_num_meetings", 0)
+    monkeypatch.setattr(meet_ranks, "_LINGER_S", 0.0)
+    dist.PrefixStore("attempt 0, meeting 1", agent).set("outcome", "\x1b[31mred\nline")
     with pytest.raises(StartError) as error:
-        rendezvous.meet(Launch("torch", 0, 2, 0, 1, "torchrun", "127.0.0.1", port), 5.0)
+        meet_ranks.meet(Launch("torch", 0, 2, 0, 1, "torchrun", "127.0.0.1", port), 5.0)
     assert str(error.value).isprintable()
     assert r"\x1b[31mred\nline" in str(error.value)
 
