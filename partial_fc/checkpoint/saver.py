@@ -10,7 +10,6 @@ by the training thread, which finds out with the others. So where ranks see fold
 instead of a shared one, a checkpoint is either whole in all of them or older ones are still there.
 """
 
-import contextlib
 import logging
 import os
 import secrets
@@ -81,13 +80,7 @@ class Saver:
     @property
     def lost(self) -> LostOwner | None:
         """Why this rank may not write below root any more, if it has found that another run has it."""
-        if self._owner and self._owner.in_doubt and not self._lost:
-            try:
-                with contextlib.suppress(OSError):  # a disk that is away ends no training
-                    self._check()
-            except LostOwner as error:
-                self._lost = error
-        return self._lost
+        return self._lost or (self._owner.lost if self._owner else None)
 
     def any_lost(self) -> bool:
         """Whether any rank has found so. A collective."""

@@ -26,11 +26,11 @@ def main(arguments: list[str]) -> int:
     from recipes import face
 
     if launch.backend != "single":
-        gone, take, train_here = lock.gone, lock.take, face.train_here
+        look, take, train_here = lock.look, lock.take, face.train_here
 
         def looked(*words: Any) -> Any:
             _write(here / f"looked-{launch.rank}", str(time.monotonic()))
-            return gone(*words)
+            return look(*words)
 
         def held(*words: Any) -> tuple[lock.Owner, str]:
             taken = take(*words)
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
             finally:
                 Loader.__next__ = unpaced  # type: ignore[method-assign]
 
-        lock.gone, lock.take, face.train_here = looked, held, paced
+        lock.look, lock.take, face.train_here = looked, held, paced
     return face.main(arguments)
 
 

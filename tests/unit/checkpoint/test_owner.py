@@ -7,13 +7,13 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from itertools import count
 
 import pytest
 
 from partial_fc.checkpoint import lock
-from partial_fc.checkpoint.lock import InUse, LostOwner, Record, look, take
+from partial_fc.checkpoint.lock import InUse, LostOwner, Record, check_free, take
 from partial_fc.checkpoint.saver import Saver
 from partial_fc.comm import SingleWorld
 
@@ -114,7 +114,7 @@ def test_what_is_no_file_is_an_error(tmp_path):
 @pytest.mark.parametrize("alive", [False, True])
 def test_who_looks_before_it_starts_waits_for_a_sign_of_life_and_makes_nothing(tmp_path, monkeypatch, alive):
     monkeypatch.setattr(lock, "_LOOK_S", 0.1)
-    look([tmp_path / "none", tmp_path])
+    check_free([tmp_path / "none", tmp_path])
     record = write(tmp_path, host="far", machine="another boot")
     read, counts = lock._content, count(1)
 
@@ -125,22 +125,18 @@ def test_who_looks_before_it_starts_waits_for_a_sign_of_life_and_makes_nothing(t
 
     monkeypatch.setattr(lock, "_content", read_and_live)
     with pytest.raises(InUse, match="on far") if alive else nullcontext():
-        look([tmp_path / "none", tmp_path])
+        check_free([tmp_path / "none", tmp_path])
     assert records(tmp_path) == ["owner-1.json"]
 
 
 def test_a_process_that_was_stopped_finds_out_that_it_has_lost_its_folder(tmp_path):
     stopped, _ = take(tmp_path, "stopped")
-    saver = Saver(tmp_path, SingleWorld(), keep=1, owner=stopped)
-    assert saver.lost is None
     stopped.stop()
     text = (tmp_path / "owner-1.json").read_text().replace('"machine": "', '"machine": "elsewhere ')
     (tmp_path / "owner-1.json").write_text(text)
     holder, _ = take(tmp_path, "new")
     with pytest.raises(LostOwner, match=f"is that of process {os.getpid()}"):
         stopped.check()
-    stopped.in_doubt = True  # as its thread sees
-    assert isinstance(saver.lost, LostOwner)
     stopped.release()
     holder.check()
     holder.release()
@@ -165,12 +161,16 @@ def test_a_record_that_was_removed_is_made_anew(tmp_path, caplog):
 
 
 def test_a_record_that_was_removed_and_replaced_is_lost(tmp_path):
+    """Its thread sees it, and so does who asks."""
     holder, _ = take(tmp_path, "run")
-    holder.stop()
-    (tmp_path / "owner-1.json").unlink()
     second = write(tmp_path, run="second")
     with pytest.raises(LostOwner, match=f"is that of {second}"):
         holder.check()
+    deadline = time.monotonic() + 10
+    while holder.lost is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with closing(Saver(tmp_path, SingleWorld(), keep=1, owner=holder)) as saver:
+        assert isinstance(saver.lost, LostOwner)
 
 
 def test_who_was_stopped_while_the_record_went_does_not_make_it_anew(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from partial_fc.checkpoint.lock import InUse, LostOwner, gone, take
+from partial_fc.checkpoint.lock import InUse, LostOwner, look, take
 from partial_fc.checkpoint.peer.commits import Memory
 from partial_fc.train.begin import run_folder
 from partial_fc.train.begin.run_folder import hold, let_go
@@ -130,12 +130,12 @@ def test_of_two_that_begin_at_once_one_gets_both_folders(tmp_path, monkeypatch):
     """Also where what one has for its checkpoints is the other one's for all else. Both find nobody there, and each
     asks for its first folder before anybody asks for a second one."""
     meeting, begun = threading.Barrier(2, timeout=20), set()
-    looking = threading.Barrier(4, timeout=20)  # each looks into two folders
+    looking = threading.Barrier(2, timeout=20)
 
-    def see(root, run):
-        found = gone(root, run)
+    def see(root):
+        seen = look(root)
         looking.wait()
-        return found
+        return seen
 
     def meet(root, run, *known):
         try:
@@ -145,7 +145,7 @@ def test_of_two_that_begin_at_once_one_gets_both_folders(tmp_path, monkeypatch):
                 begun.add(run)
                 meeting.wait()
 
-    monkeypatch.setattr(run_folder, "gone", see)
+    monkeypatch.setattr(run_folder, "look", see)
     monkeypatch.setattr(run_folder, "take", meet)
 
     def begin(config) -> str:
