@@ -22,11 +22,9 @@ from dataclasses import asdict, dataclass
 from partial_fc import printable
 from partial_fc.comm.launch.detect import StartError
 from partial_fc.comm.launch.rendezvous import ALL_HERE, Rendezvous, listed
-from partial_fc.comm.launch.stores import FolderStore, RedisStore
+from partial_fc.comm.launch.stores import FolderStore, Store
 
 _PROBE_S = 2.0  # for one address of shard 0
-
-Store = RedisStore | FolderStore
 
 
 @dataclass(frozen=True)
@@ -166,6 +164,9 @@ class _Meeting(Rendezvous):
                 f"{self.store.leftover}"
             )
         return ""
+
+    def read(self, key: str) -> bytes:
+        return self.store.read(key) or b""
 
     def look(self) -> str:
         if self._listening:

@@ -8,10 +8,7 @@ nodes that start its ranks (meet_nodes.py).
 import sys
 import time
 from collections.abc import Sequence
-
-import torch.distributed as dist
-
-from partial_fc.comm.launch.stores import PolledStore
+from typing import Any
 
 ALL_HERE = "all here"
 _OUTCOME = "outcome"
@@ -21,18 +18,16 @@ _NOTICE_S = 10.0  # after which it is printed who is waited for
 
 
 class Rendezvous:
-    """One participant, number `number` of `size`. kind: what participants are called, "rank"; me, place: this one and
-    the store, for messages; timeout_s: in which all are to come."""
+    """One participant, number `number` of `size`. store: of torch.distributed, or ours; kind: what participants are
+    called, "rank"; me, place: this one and the store, for messages; timeout_s: in which all are to come."""
 
-    def __init__(self, store: dist.Store, kind: str, number: int, size: int, me: str, place: str, timeout_s: float):
+    def __init__(self, store: Any, kind: str, number: int, size: int, me: str, place: str, timeout_s: float):
         self.store, self.me, self.place, self.timeout_s = store, me, place, timeout_s
         self.keys = [f"{kind} {each}" for each in range(size)]
         self.own_key = self.keys[number]
 
     def read(self, key: str) -> bytes:
         """The key's value, at once; b"": there is none."""
-        if isinstance(self.store, PolledStore):
-            return self.store.read(key) or b""
         return self.store.get(key) if self.store.check([key]) else b""
 
     def claim(self, text: str) -> bytes:

@@ -16,17 +16,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from partial_fc import comm
 from partial_fc.comm import World, elastic
 from partial_fc.comm.auth.handshake import SECRET
-from partial_fc.comm.launch import addresses, restart_agent, spawn
+from partial_fc.comm.launch import addresses, meet_nodes, restart_agent, spawn, stores
 from partial_fc.findings import counted
 from partial_fc.flags import LaunchFlags, RendezvousFlags, flag, is_given
-
-if TYPE_CHECKING:
-    from partial_fc.comm.launch.meet_nodes import Peers, Store
 
 
 def start(launch: LaunchFlags, rendezvous: RendezvousFlags | None = None) -> int | None:
@@ -154,8 +150,6 @@ def _start_shard(rendezvous: RendezvousFlags, launch: LaunchFlags) -> int | None
 
 
 def _run_shard(rendezvous: RendezvousFlags, launch: LaunchFlags, run_id: str) -> int:
-    from partial_fc.comm.launch import meet_nodes  # needs torch, which --help does without
-
     reachable = addresses.reachable(launch.network_interface)
     listens = rendezvous.shard_id == 0
     address = reachable[0] if launch.network_interface else ""
@@ -188,9 +182,7 @@ def _compare(rendezvous: RendezvousFlags, by: comm.Launch) -> None:
             )
 
 
-def _open_store(flags: RendezvousFlags, run_id: str, timeout_s: float) -> "Store":
-    from partial_fc.comm.launch import stores
-
+def _open_store(flags: RendezvousFlags, run_id: str, timeout_s: float) -> stores.Store:
     if flags.redis_host is None:
         return stores.open_folder(flags.file_store_path, run_id)
     try:
@@ -229,7 +221,7 @@ def _listen(address: str, port: int | None) -> socket.socket:
         raise ValueError(f"--master-port {port}: cannot listen there on {socket.gethostname()}: {error}") from None
 
 
-def _environment(peers: "Peers", network_interface: str | None) -> dict[str, str]:
+def _environment(peers: meet_nodes.Peers, network_interface: str | None) -> dict[str, str]:
     """The environment of the processes. Gloo is to listen where this host and shard 0 have just reached each other: it
     would otherwise take the address of the host's own name, which on Debian is 127.0.1.1."""
     environ = {**os.environ, SECRET: peers.secret}

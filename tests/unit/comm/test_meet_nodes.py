@@ -257,7 +257,8 @@ def test_an_outcome_of_a_strangers_is_an_error(place):
     """All here, before this host has found shard 0."""
     command = Command(place, 1)
     store = place[0]()
-    store.wait(["shard 1"])
+    while not store.check(["shard 1"]):
+        time.sleep(0.01)
     store.set("outcome", "all here")
     assert "this host has not found shard 0" in heard(command)[0]
     store.close()
