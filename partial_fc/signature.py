@@ -8,8 +8,8 @@ is that of "SENDER NUMBER DIGEST METHOD URL". A server checks MAC before it read
 sender once. It keeps the last ones only, as IPsec does (RFC 4303, 3.4.3): a request that WINDOW others have overtaken
 is refused.
 
-scripts/build_horovod.sh has Horovod's Python call this module, and its C++ write the same header. The token is that of
-this process' environment.
+patches/horovod/signed-store.patch has Horovod's Python call this module, and its C++ write the same header. The token
+is that of this process' environment.
 """
 
 import hashlib

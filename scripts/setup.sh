@@ -55,6 +55,7 @@ if [ "$HOROVOD" = 1 ]; then
         "python3-dev          python_header"
         "g++                  have g++"
         "make                 have make"
+        "patch                have patch"
         "cmake                have cmake"
         "openmpi-bin          have mpirun"
         "libopenmpi-dev       have mpicxx"
@@ -106,7 +107,7 @@ fi
 
 base="$("$python" -V) $python $PWD"
 choices="HOROVOD=$HOROVOD"$'\n'"MXNET=$MXNET"
-stamp="$base ${choices/$'\n'/ } $(cat constraints.txt lock/*.txt setup.cfg setup.py pyproject.toml scripts/setup.sh scripts/build_horovod.sh | sha256sum)"
+stamp="$base ${choices/$'\n'/ } $(cat constraints.txt lock/*.txt setup.cfg setup.py pyproject.toml scripts/setup.sh scripts/build_horovod.sh patches/horovod/* | sha256sum)"
 if [ "$(cat .venv/stamp 2>/dev/null)" = "$stamp" ]; then
     say "already set up"
     exit
@@ -175,7 +176,7 @@ start_building_horovod() {
         parts+=(MXNet)
     fi
     build+="-$(.venv/bin/python -c 'import sys; print(sys.implementation.cache_tag)')-$(uname -m)"
-    build+="${HOROVOD_GPU_OPERATIONS:+-$HOROVOD_GPU_OPERATIONS}-$(cksum <scripts/build_horovod.sh | cut -d' ' -f1)"
+    build+="${HOROVOD_GPU_OPERATIONS:+-$HOROVOD_GPU_OPERATIONS}-$(cat scripts/build_horovod.sh patches/horovod/* | cksum | cut -d' ' -f1)"
     wheels="${XDG_CACHE_HOME:-${HOME:?set HOME or XDG_CACHE_HOME: wheels are kept there}/.cache}/partial-fc/wheels/$build"
     if compgen -G "$wheels/*.whl" >/dev/null; then return; fi
     say "building Horovod $(version horovod) for ${parts[*]}: about 2 minutes on 2 cores; kept in $wheels"

@@ -43,7 +43,7 @@ def test_a_fault_made_by_hand_is_seen(name):
     assert any(simulate(Plan.of(seed), more=MUTATIONS[name]).problem for seed in seeds)
 
 
-# The first two are faults of horovodrun's driver, which waited for ever (scripts/build_horovod.sh,
+# The first two are faults of horovodrun's driver, which waited for ever (patches/horovod/elastic-driver.patch,
 # tests/unit/comm/test_horovodrun.py).
 @pytest.mark.parametrize(
     "seed",

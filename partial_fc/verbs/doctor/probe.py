@@ -109,7 +109,7 @@ def _horovod() -> dict[str, Any]:
     return {
         "frameworks": frameworks,
         "built": [name for name, is_built in built.items() if is_built],
-        "has_signed_store": hasattr(http_server, "signature"),  # scripts/build_horovod.sh
+        "has_signed_store": hasattr(http_server, "signature"),  # patches/horovod/signed-store.patch
     }
 
 

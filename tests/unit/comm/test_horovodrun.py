@@ -1,4 +1,4 @@
-"""horovodrun as scripts/build_horovod.sh builds it: the words of the command are the command's, and it ends."""
+"""horovodrun as patches/horovod changes it: the words of the command are the command's, and it ends."""
 
 import subprocess
 import sys

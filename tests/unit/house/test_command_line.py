@@ -328,7 +328,7 @@ def test_help_and_mistakes_need_no_torch():
     """Nor do the processes of a launch whose command line is wrong."""
     code = (
         "import sys\n"
-        "from partial_fc import train_command\n"
+        "from partial_fc.verbs import train as train_command\n"
         "for words in ('face --help', 'face --lrr 3', 'mnist --epochs 0', 'imagenet --help', 'kinetics --model x'):\n"
         "    try:\n"
         "        train_command.main(words.split())\n"

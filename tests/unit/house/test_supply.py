@@ -111,7 +111,7 @@ def test_images_are_decoded_in_one_place_and_videos_not_by_opencv():
 @pytest.mark.slow
 def test_training_on_torch_loads_no_mxnet(tmp_path):
     code = (
-        "import sys\nfrom partial_fc import train_command\n"
+        "import sys\nfrom partial_fc.verbs import train as train_command\n"
         "status = train_command.main(['face', *sys.argv[1:]], 'train.py')\n"
         "print(status, [name for name in sys.modules if name.startswith(('mxnet', 'partial_fc.mxnet'))])"
     )

@@ -174,7 +174,7 @@ def test_what_reads_or_writes_data_alone_starts_without_torch():
     """The verbs, and the process that reads a LevelDB for a host."""
     verbs = [verb for verb in cli.VERBS if verb.startswith(("data ", "doctor ")) and verb not in GLYPHS]
     assert len(verbs) == 10
-    modules = [f"partial_fc.{cli.VERBS[verb][0].partition(':')[0]}" for verb in verbs]
+    modules = [f"partial_fc.verbs.{cli.VERBS[verb][0].partition(':')[0]}" for verb in verbs]
     modules += ["partial_fc.data.databases.leveldb_reader"]
     code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
