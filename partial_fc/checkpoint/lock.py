@@ -22,7 +22,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 from partial_fc.errors import describe
 from partial_fc.files import about, regular
@@ -74,55 +73,41 @@ class Fence:
     lost: LostOwner | None = None
     """Why the folder is not this run's any more, where somebody has seen that."""
 
-    def __init__(self, path: Path, record: Record):
-        self._path, self._record = path, record
-
-    @property
-    def facts(self) -> list[Any]:
-        """As JSON, for the ranks that do not keep the record: see `of_facts`."""
-        return [self._path.name, asdict(self._record)]
-
-    @classmethod
-    def of_facts(cls, root: Path, facts: list[Any]) -> "Fence":
-        """Of the same folder, as another rank sees it."""
-        name, record = facts
-        return cls(root / name, Record(**record))
+    def __init__(self, root: Path, record: Record):
+        self.root, self.record = root, record
 
     def check(self) -> None:
         """Raises LostOwner where the folder has another record than this world's; OSError where it has none, or cannot
         be read."""
-        if _read(self._path) == self._record:
-            return
-        root = self._path.parent
-        os.stat(root)  # a folder that is away, with its whole disk, is not lost
-        records = {record: path for path in _records(root) if (record := _read(path))}
-        if self._record in records:  # made anew
-            self._path = records[self._record]
-        elif records:
-            raise self._lost(f"it is that of {list(records)[-1]}")
-        else:
-            self._missing()
+        self.find()
 
-    def _missing(self) -> None:
+    def find(self) -> Path:
+        """Where the record is; raises as `check`."""
+        records = {record: path for path in _records(self.root) if (record := _read(path))}
+        if self.record in records:
+            return records[self.record]
+        os.stat(self.root)  # a folder that is away, with its whole disk, is not lost
+        if records:
+            raise LostOwner(
+                f"{self.root} is not this run's any more: it is that of {list(records)[-1]}. Was this process stopped, "
+                "or its host cut off, for more than 10 seconds? Nothing is marked or removed there; start again with "
+                "another --models-root, or when the other run has ended"
+            )
+        return self._missing()
+
+    def _missing(self) -> Path:
         """There is no record. Who does not keep it writes nothing until it is there again."""
-        raise FileNotFoundError(errno.ENOENT, "the record of this run was removed", str(self._path))
-
-    def _lost(self, now: str) -> LostOwner:
-        return LostOwner(
-            f"{self._path.parent} is not this run's any more: {now}. Was this process stopped, or its host cut off, "
-            "for more than 10 seconds? Nothing is marked or removed there; start again with another --models-root, or "
-            "when the other run has ended"
-        )
+        path = self.root / "owner-*.json"
+        raise FileNotFoundError(errno.ENOENT, "the record of this run was removed", str(path))
 
 
 class Owner(Fence):
     """This process's record in a folder, kept alive by a thread until `release`."""
 
-    def __init__(self, path: Path, record: Record):
-        super().__init__(path, record)
+    def __init__(self, root: Path, record: Record):
+        super().__init__(root, record)
         self._ended = threading.Event()
         self._lock = threading.Lock()
-        self._looked = time.monotonic()  # since then no other run can have had the folder unseen
         threading.Thread(target=self._beat, name="owner", daemon=True).start()
 
     def stop(self) -> None:
@@ -134,47 +119,35 @@ class Owner(Fence):
         self.stop()
         try:
             with self._lock:
-                if _read(self._path) == self._record:
-                    self._path.unlink()
+                for path in _records(self.root):
+                    if _read(path) == self.record:
+                        path.unlink()
         except OSError as error:
-            _log.warning(f"{self._path} cannot be removed: {describe(error)}. A run on another host will wait for 10 s")
+            _log.warning(f"{error.filename} stays: {describe(error)}. A run on another host will wait for 10 s")
 
     def _beat(self) -> None:
         count = 0
         while not self._ended.wait(_BEAT_S):
-            try:
-                self.check()
+            with contextlib.suppress(OSError):  # `check` says so before anything comes of it
+                try:
+                    path = self.find()
+                except LostOwner as error:
+                    self.lost = error
+                    return
                 if not self._ended.is_set():
-                    _rewrite(self._path, self._record, count := count + 1)
-                self._looked = time.monotonic()
-            except LostOwner as error:
-                self.lost = error
-                return
-            except FileNotFoundError:  # the whole folder is away: for others, too
-                if self._is_recent():
-                    self._looked = time.monotonic()
-            except OSError:  # `check` says so before anything comes of it
-                pass
+                    _rewrite(path, self.record, count := count + 1)
 
-    def _is_recent(self) -> bool:
-        return time.monotonic() < self._looked + _STALE_S
-
-    def _missing(self) -> None:
-        """Makes the record anew, unless another run may have come and gone since this process has looked."""
+    def _missing(self) -> Path:
+        """Makes the record anew."""
         with self._lock:
-            root = self._path.parent
-            if self._ended.is_set() or _records(root):
-                super()._missing()
-            if not self._is_recent():
-                raise self._lost("its record is gone, and another run may have had it in the meantime")
-            made = _create(root, self._record)
-            if made is None or _records(root) != [made]:  # another run begins there: it removes its own, too, or stays
-                if made:
-                    made.unlink(missing_ok=True)
-                super()._missing()
-            else:
-                self._path = made
-                _log.warning(f"{made} was removed, and is made anew: {root} is still this run's, which goes on")
+            made = None if self._ended.is_set() or _records(self.root) else _create(self.root, self.record)
+            if made and _records(self.root) != [made]:  # another run begins there: it removes its own, too, or stays
+                made.unlink(missing_ok=True)
+                made = None
+            if made is None:
+                return super()._missing()
+        _log.warning(f"{made} was removed, and is made anew: {self.root} is still this run's, which goes on")
+        return made
 
 
 def look(root: Path) -> Sightings:
@@ -194,7 +167,7 @@ def take(root: Path, run: str, seen: Sightings | None = None) -> tuple[Owner, st
             if record and record.run == run:
                 mine = replace(mine, world=record.world + 1)
                 _rewrite(path, mine, 0)
-                return Owner(path, mine), ""
+                return Owner(root, mine), ""
             stale[path] = _when_stale(path, *seen.get(path, (_content(path), time.monotonic())), _STALE_S)
         made = _create(root, mine)
         # A number comes again where all were removed: what was judged has to be what stands there still.
@@ -210,7 +183,7 @@ def take(root: Path, run: str, seen: Sightings | None = None) -> tuple[Owner, st
     left = [str(stale[other] or "a run") for other in others]
     for other in others:
         other.unlink(missing_ok=True)
-    return Owner(made, mine), f"{root} was that of {', '.join(left)}, which is gone: taken over" if left else ""
+    return Owner(root, mine), f"{root} was that of {', '.join(left)}, which is gone: taken over" if left else ""
 
 
 def check_free(roots: Iterable[Path]) -> None:

@@ -36,7 +36,7 @@ class OwnerSweep(Sweep):
     def _act(self) -> None:
         mine, _ = lock.take(self.root, "run")
         mine.check()
-        lock._rewrite(mine._path, mine._record, 1)
+        lock._rewrite(mine.find(), mine.record, 1)
         mine.stop()
         again, _ = lock.take(self.root, "run")
         again.check()

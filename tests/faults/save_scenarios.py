@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import torch
 
 from partial_fc.checkpoint import Saver, Snapshot, capture
 from partial_fc.checkpoint.folders import folder_name, mark, prune, unmark
-from partial_fc.checkpoint.lock import Fence, Owner, take
+from partial_fc.checkpoint.lock import Fence, Owner, Record, take
 from partial_fc.checkpoint.peer.transfer import all_gather_json
 from partial_fc.checkpoint.saver import ranks_beside
 from partial_fc.comm import World
@@ -138,11 +138,11 @@ class Ranks:
                 owner, _ = take(root, f"run{world.rank}")
             except OSError as error:
                 problem = describe(error)
-        said_W = all_gather_json([problem, owner.facts if owner else []], world, "t/owner")
+        said_W = all_gather_json([problem, asdict(owner.record) if owner else {}], world, "t/owner")
         try:
             if any(said for said, _ in said_W):
                 raise ValueError(problem or "another rank")
-            return owner, Saver(root, world, what.keep, owner=owner or Fence.of_facts(root, said_W[keeper][1]))
+            return owner, Saver(root, world, what.keep, owner=owner or Fence(root, Record(**said_W[keeper][1])))
         except ValueError:
             if owner:
                 owner.release()

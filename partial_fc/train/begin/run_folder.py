@@ -3,11 +3,12 @@
 import secrets
 import socket
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from partial_fc.checkpoint.lock import Fence, Sightings, look, take
+from partial_fc.checkpoint.lock import Fence, Record, Sightings, look, take
 from partial_fc.checkpoint.peer.commits import Memory
 from partial_fc.checkpoint.peer.transfer import all_gather_json
 from partial_fc.checkpoint.saver import ranks_beside
@@ -42,17 +43,19 @@ def hold(config: Any, world: World, memory: Memory) -> list[str]:
             raise ValueError(problem)
         notes += [note] if note else []
     facts = {root: facts_of[keeper, number] for number, (root, keeper) in enumerate(keepers.items())}
-    memory.fences = {root: Fence.of_facts(root, of_root) for root, of_root in facts.items()} | memory.owners
+    memory.fences = {root: Fence(root, Record(**of_root)) for root, of_root in facts.items()} | memory.owners
     return notes
 
 
-def _take(root: Path, seen: Sightings | None, problem: str, world: World, memory: Memory) -> tuple[str, str, list[Any]]:
+def _take(
+    root: Path, seen: Sightings | None, problem: str, world: World, memory: Memory
+) -> tuple[str, str, dict[str, Any]]:
     """(what is wrong, note, facts of the record) of a folder that this rank keeps."""
     taken, problem = (None, problem) if problem else _tried(lambda: take(root, memory.run, seen), root, world)
     if taken is None:
-        return problem, "", []
+        return problem, "", {}
     memory.owners[root], note = taken
-    return "", note, memory.owners[root].facts
+    return "", note, asdict(memory.owners[root].record)
 
 
 def _tried(job: Callable[[], T], root: Path, world: World) -> tuple[T | None, str]:

@@ -215,7 +215,7 @@ def test_what_cannot_be_renamed_is_passed_over(root, owner, monkeypatch, caplog)
 def test_nothing_is_renamed_where_the_folder_is_not_this_run_s(root, owner):
     flip(file(root, 30, "backbone.*"))
     owner.stop()
-    (root / "owner-1.json").write_bytes(_text(replace(owner._record, run="second"), 0))
+    (root / "owner-1.json").write_bytes(_text(replace(owner.record, run="second"), 0))
     with pytest.raises(LostOwner):
         owner.check()
     one, two = go_on(root, owner)

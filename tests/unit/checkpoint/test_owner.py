@@ -145,7 +145,7 @@ def test_a_process_that_was_stopped_finds_out_that_it_has_lost_its_folder(tmp_pa
 def test_a_record_that_was_removed_is_made_anew(tmp_path, caplog):
     """`rm -r` in the folder, to make room: by who looks next, and for all ranks of the run."""
     holder, _ = take(tmp_path, "run")
-    other_rank = lock.Fence.of_facts(tmp_path, holder.facts)
+    other_rank = lock.Fence(tmp_path, holder.record)
     (tmp_path / "owner-1.json").unlink()
     holder.check()
     other_rank.check()
@@ -173,19 +173,9 @@ def test_a_record_that_was_removed_and_replaced_is_lost(tmp_path):
         assert isinstance(saver.lost, LostOwner)
 
 
-def test_who_was_stopped_while_the_record_went_does_not_make_it_anew(tmp_path, monkeypatch):
-    """Another run may have come and gone meanwhile."""
-    holder, _ = take(tmp_path, "run")
-    monkeypatch.setattr(lock, "_STALE_S", -1.0)  # no look is recent
-    (tmp_path / "owner-1.json").unlink()
-    with pytest.raises(LostOwner, match="may have had it"):
-        holder.check()
-    assert records(tmp_path) == []
-
-
 def test_a_rank_that_does_not_keep_the_record_waits_for_it(tmp_path):
     holder, _ = take(tmp_path, "run")
-    other_rank = lock.Fence.of_facts(tmp_path, holder.facts)
+    other_rank = lock.Fence(tmp_path, holder.record)
     holder.stop()
     (tmp_path / "owner-1.json").unlink()
     with pytest.raises(FileNotFoundError, match="record of this run was removed"):

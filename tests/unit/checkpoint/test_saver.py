@@ -271,7 +271,7 @@ def test_in_a_folder_that_is_another_run_s_nothing_is_marked_or_removed(tmp_path
     owner, _ = take(tmp_path, "first")
     with closing(checkpoint.Saver(tmp_path, SingleWorld(), keep=1, owner=owner)) as saver:
         save(saver, head, 1)
-        other = replace(owner._record, run="second")
+        other = replace(owner.record, run="second")
         (tmp_path / "owner-1.json").write_bytes(_text(other, 0))
         for step in (1, 2):
             save(saver, head, step)
