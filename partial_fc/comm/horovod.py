@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import elastic
-from partial_fc.comm.launch import full_cores
-from partial_fc.comm.launch.detect import Launch, StartError, devices_differ
+from partial_fc.comm.launch.detect import Launch, StartError, devices_differ, mpi_settings
 from partial_fc.comm.world import Op, World, pad_rows
 
 _LATER_S = 60.0  # from the watch's report to Gloo's own
@@ -41,7 +40,7 @@ class HorovodWorld(World):
             member = elastic.member()
             member.rendezvous(start_timeout_s)
             launch = member.launch
-        chosen = full_cores.settings(launch, len(os.sched_getaffinity(0)), os.environ)
+        chosen = mpi_settings(launch, len(os.sched_getaffinity(0)), os.environ)
         if chosen and launch.rank == 0:
             told = " ".join(f"{name}={value}" for name, value in chosen.items())
             print(f"{told}: the processes fill the cores, and who waits leaves its core to who computes", flush=True)

@@ -16,10 +16,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from partial_fc.comm.journal import Call, Journal
 from partial_fc.comm.launch.detect import Launch
 from partial_fc.comm.watch.status_server import Board, Endpoint
-from partial_fc.comm.watch.watchdog import Watch
+from partial_fc.comm.watch.watchdog import Call, Journal, Watch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ import torch
 
 from partial_fc.comm import Launch, detect, device
 from partial_fc.comm.launch import addresses, start
-from partial_fc.comm.launch.detect import devices_differ
+from partial_fc.comm.launch.detect import MPI_YIELD, devices_differ, mpi_settings
 from partial_fc.flags import LaunchFlags
 
 TORCHRUN = {
@@ -238,3 +238,24 @@ def test_a_recipe_joins_or_ends_with_the_status_of_those_it_started(environ, mon
     with pytest.raises(SystemExit) as end:
         device.join(LaunchFlags(device="cpu"))
     assert end.value.code == 3
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_processes", "threads", "yields"),
+    [
+        (2, 2, "1", True),
+        (16, 2, "1", False),
+        (16, 2, "8", True),
+        (16, 2, "8,2", True),
+        (16, 2, None, True),  # they divide the cores
+        (2, 1, "1", False),
+        (1, 4, None, True),
+    ],
+)
+def test_ranks_that_wait_in_mpi_leave_their_cores_where_all_are_in_use(num_cores, num_processes, threads, yields):
+    launch = Launch("horovod", 0, num_processes, 0, num_processes)
+    environ = {"OMPI_COMM_WORLD_LOCAL_SIZE": str(num_processes)} | ({"OMP_NUM_THREADS": threads} if threads else {})
+    assert mpi_settings(launch, num_cores, environ) == ({MPI_YIELD: "1"} if yields else {})
+    # The user's own word stays; so do processes that MPI has not started.
+    assert mpi_settings(launch, num_cores, environ | {MPI_YIELD: "0"}) == {}
+    assert mpi_settings(launch, num_cores, {"OMP_NUM_THREADS": "1"}) == {}

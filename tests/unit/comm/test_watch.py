@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from partial_fc import comm
-from partial_fc.comm.journal import Journal
 from partial_fc.comm.launch import addresses
 from partial_fc.comm.watch.report import MAX_LINES, Observation, Query, RankState, failure_report, hang_report
 from partial_fc.comm.watch.status_server import Board
-from partial_fc.comm.watch.watchdog import Watch
+from partial_fc.comm.watch.watchdog import Journal, Watch
 
 QUERY = Query(rank=0, name="head/sum", nth=12, number=40, step=12, waited_s=600.2, hangs=True)
 
