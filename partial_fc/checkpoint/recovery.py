@@ -17,9 +17,8 @@ from pathlib import Path
 from partial_fc.checkpoint.consistency import common
 from partial_fc.checkpoint.folders import DAMAGED, LEFT, all_steps, complete, only_one_is_unreadable, set_aside, step_of
 from partial_fc.checkpoint.lock import LostOwner, Owner
-from partial_fc.checkpoint.peer.transfer import all_gather_json
 from partial_fc.checkpoint.read import Checkpoint, Damaged
-from partial_fc.comm import World
+from partial_fc.comm import World, all_gather_json
 from partial_fc.errors import describe
 
 _log = logging.getLogger("partial_fc")

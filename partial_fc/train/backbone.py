@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint.peer.recover import PeerCheckpoint
+from partial_fc.checkpoint.peer import PeerCheckpoint
 from partial_fc.comm import World
 from partial_fc.evaluate.evaluation import Forward
 from partial_fc.models.inputs import InputContract

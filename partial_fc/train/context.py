@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from partial_fc.checkpoint.peer.commits import Memory
+from partial_fc.checkpoint.peer import Memory
 from partial_fc.comm import World
 from partial_fc.comm.device import versions
 

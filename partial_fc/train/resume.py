@@ -14,10 +14,9 @@ from partial_fc.checkpoint.consistency import check_replicas, newest_common, ope
 from partial_fc.checkpoint.folders import step_of
 from partial_fc.checkpoint.initial_centres import check_whole, load_centres, open_centres
 from partial_fc.checkpoint.lock import Owner
-from partial_fc.checkpoint.peer.recover import PeerCheckpoint, recover
-from partial_fc.checkpoint.peer.transfer import all_gather_json
+from partial_fc.checkpoint.peer import PeerCheckpoint, recover
 from partial_fc.checkpoint.recovery import go_back_to, newest_whole
-from partial_fc.comm import elastic
+from partial_fc.comm import all_gather_json, elastic
 from partial_fc.comm.launch.restart_agent import furthest_step
 from partial_fc.data import Source
 from partial_fc.head import PartialFC

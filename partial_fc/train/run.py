@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 from partial_fc import checkpoint, flags
-from partial_fc.checkpoint.peer.commits import Memory
+from partial_fc.checkpoint.peer import Memory
 from partial_fc.comm import elastic
 from partial_fc.comm.device import meet
 from partial_fc.data import Loader, Source, Synthetic, open_on_all

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from partial_fc.checkpoint.peer.commits import Commit, Memory, PeerCopies
-from partial_fc.checkpoint.peer.recover import recover
+from partial_fc.checkpoint.peer.restore import recover
 from tests.unit.checkpoint.test_peer_commits import EVERY, commit, head_of, one_step, same, snapshot_of
 from tests.unit.thread_world import ThreadWorld, in_world
 

@@ -10,9 +10,8 @@ import torch
 from partial_fc.checkpoint import Saver, Snapshot, capture
 from partial_fc.checkpoint.folders import folder_name, mark, prune, unmark
 from partial_fc.checkpoint.lock import Fence, Owner, Record, take
-from partial_fc.checkpoint.peer.transfer import all_gather_json
 from partial_fc.checkpoint.saver import ranks_beside
-from partial_fc.comm import World
+from partial_fc.comm import World, all_gather_json
 from partial_fc.errors import describe
 from partial_fc.files import make_folders
 from partial_fc.head import PartialFC

@@ -6,7 +6,7 @@ import torch
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.peer.commits import Memory, PeerCopies
-from partial_fc.checkpoint.peer.recover import recover
+from partial_fc.checkpoint.peer.restore import recover
 from partial_fc.head import CosFace, PartialFC
 
 C, D = 1000, 16

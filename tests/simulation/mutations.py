@@ -5,7 +5,7 @@ from typing import Any
 
 from partial_fc.checkpoint import folders, saver
 from partial_fc.checkpoint.peer import commits
-from partial_fc.checkpoint.peer import recover as recovery
+from partial_fc.checkpoint.peer import restore as recovery
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.comm.elastic import barrier, membership
 from partial_fc.train import resume

@@ -7,7 +7,7 @@ step is computed. A commit is whole when all ranks have all of it and every tens
 copy, is that of what came; the one before is kept until the next one begins.
 
 After the loss of a host the others have every class range among them: their own, and those that they keep for others
-(recover.py). Two neighbouring hosts lost at once, or the second one before the next commit is whole: then the newest
+(restore.py). Two neighbouring hosts lost at once, or the second one before the next commit is whole: then the newest
 checkpoint on disk is what is left. With one host the peer is the next rank, and the copy survives the loss of a
 process, not the host's.
 
@@ -28,10 +28,10 @@ import torch
 from partial_fc.checkpoint.files import as_json
 from partial_fc.checkpoint.head_state import Head
 from partial_fc.checkpoint.lock import Fence, Owner
-from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, ByteStream, all_gather_json, empty_share, outline
+from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, ByteStream, empty_share, outline
 from partial_fc.checkpoint.rows import class_bytes
 from partial_fc.checkpoint.snapshot import Snapshot
-from partial_fc.comm import Work, World
+from partial_fc.comm import Work, World, all_gather_json
 from partial_fc.comm.watch.report import ranks_in_words
 from partial_fc.memory import available_memory_bytes, refusals
 from partial_fc.this_host import identity

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from partial_fc.checkpoint.lock import Fence, Record, Sightings, look, take
-from partial_fc.checkpoint.peer.commits import Memory
-from partial_fc.checkpoint.peer.transfer import all_gather_json
+from partial_fc.checkpoint.peer import Memory
 from partial_fc.checkpoint.saver import ranks_beside
-from partial_fc.comm import World
+from partial_fc.comm import World, all_gather_json
 from partial_fc.errors import describe
 from partial_fc.train.begin.start import roots
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.peer.commits import Memory, PeerCopies
-from partial_fc.checkpoint.peer.recover import recover
+from partial_fc.checkpoint.peer.restore import recover
 from partial_fc.comm import SingleWorld
 from partial_fc.head import HardNegatives, PartialFC, Storage
 from partial_fc.verbs.checkpoint.reshard import ReshardOptions, reshard

@@ -8,9 +8,9 @@ import torch
 from partial_fc import checkpoint
 from partial_fc.checkpoint import folders
 from partial_fc.checkpoint.peer import commits, transfer
-from partial_fc.checkpoint.peer import recover as recovery
+from partial_fc.checkpoint.peer import restore as recovery
 from partial_fc.checkpoint.peer.commits import Commit, Memory, PeerCopies, peers
-from partial_fc.checkpoint.peer.recover import choose, recover
+from partial_fc.checkpoint.peer.restore import choose, recover
 from partial_fc.checkpoint.rows import Part, class_bytes, cut
 from partial_fc.head import CosFace, HardNegatives, PartialFC
 from partial_fc.head.rows import RowAdamW

@@ -16,16 +16,10 @@ from partial_fc.checkpoint import crc32, head_state, rows
 from partial_fc.checkpoint.folders import newest, step_of
 from partial_fc.checkpoint.head_state import Head
 from partial_fc.checkpoint.peer.commits import Commit, Memory, damage
-from partial_fc.checkpoint.peer.transfer import (
-    PIECE_BYTES,
-    ArrivedDamaged,
-    all_gather_json,
-    broadcast_tensors,
-    check_arrived,
-)
+from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, ArrivedDamaged, broadcast_tensors, check_arrived
 from partial_fc.checkpoint.rows import Part
 from partial_fc.checkpoint.snapshot import Snapshot, below
-from partial_fc.comm import World
+from partial_fc.comm import World, all_gather_json
 from partial_fc.head import PartialFC
 from partial_fc.head.shard import Shard
 from partial_fc.optim.compression import merge_residuals
