@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from partial_fc import printable
-from partial_fc.comm.auth.handshake import SECRET, Gate, NoAnswer, NotRank0, knock
+from partial_fc.comm.auth.handshake import SECRET, Handshake, NoAnswer, NotRank0, connect
 from partial_fc.comm.launch import addresses
 from partial_fc.comm.launch.detect import LISTENING_SOCKET, Launch, StartError, devices_differ, has_agent
 from partial_fc.comm.launch.rendezvous import ALL_HERE, Rendezvous
@@ -36,10 +36,10 @@ def meet(launch: Launch, timeout_s: float, device: str = "cpu", secret: str | No
     who is missing); at once where ranks contradict each other.
     """
     global _num_meetings
-    started, address, gate = time.monotonic(), (launch.master_addr, launch.master_port), None
+    started, address, handshake = time.monotonic(), (launch.master_addr, launch.master_port), None
     if address not in _stores:
         secret = os.environ.get(SECRET, "") if secret is None else secret
-        _stores[address], gate = _open(launch, timeout_s, secret)
+        _stores[address], handshake = _open(launch, timeout_s, secret)
     _num_meetings += 1
     # torchrun's agent keeps its store when it starts failed processes again: they must not read what the first wrote.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -52,8 +52,8 @@ def meet(launch: Launch, timeout_s: float, device: str = "cpu", secret: str | No
             f"{launch}: the store at {_where(launch)} went away while the ranks gathered: has rank 0 ended? Its "
             f"messages say why ({_first_line(error)})"
         ) from None
-    if gate:
-        gate.close()
+    if handshake:
+        handshake.close()
     if outcome != ALL_HERE:
         if launch.rank == 0:
             time.sleep(_LINGER_S)
@@ -121,8 +121,8 @@ class _Ranks(Rendezvous):
 # ---- the store
 
 
-def _open(launch: Launch, timeout_s: float, secret: str) -> tuple[dist.Store, Gate | None]:
-    """The store, and rank 0's gate to it."""
+def _open(launch: Launch, timeout_s: float, secret: str) -> tuple[dist.Store, Handshake | None]:
+    """The store, and the handshake that leads to it, on rank 0."""
     if launch.rank == 0 and not has_agent():
         return _host(launch, timeout_s, secret)
     port = launch.master_port if has_agent() else _ask_rank_0(launch, timeout_s, secret)
@@ -133,8 +133,8 @@ def _open(launch: Launch, timeout_s: float, secret: str) -> tuple[dist.Store, Ga
         raise _not_rank_0(launch, timeout_s, _first_line(error)) from None
 
 
-def _host(launch: Launch, timeout_s: float, secret: str) -> tuple[dist.Store, Gate]:
-    """The store of rank 0, at a port of its own, and the gate to it, at the master's."""
+def _host(launch: Launch, timeout_s: float, secret: str) -> tuple[dist.Store, Handshake]:
+    """Rank 0's store, at a port of its own, and the handshake that leads to it, at the master's."""
     given = os.environ.pop(LISTENING_SOCKET, None)
     try:
         listening = socket.socket(fileno=int(given)) if given else _listen(launch)
@@ -146,10 +146,12 @@ def _host(launch: Launch, timeout_s: float, secret: str) -> tuple[dist.Store, Ga
             "program use it? Choose another one (--master-port or MASTER_PORT), the same on all nodes"
         ) from None
     port = store_socket.getsockname()[1]
-    gate = Gate(listening, port, secret, launch.size)
+    handshake = Handshake(listening, port, secret, launch.size)
     address = "127.0.0.1" if own in ("0.0.0.0", "::") else own
     left, descriptor = timedelta(seconds=timeout_s), store_socket.detach()
-    return dist.TCPStore(address, port, None, True, left, wait_for_workers=False, master_listen_fd=descriptor), gate
+    return dist.TCPStore(
+        address, port, None, True, left, wait_for_workers=False, master_listen_fd=descriptor
+    ), handshake
 
 
 def _listen(launch: Launch) -> socket.socket:
@@ -182,7 +184,7 @@ def _ask_rank_0(launch: Launch, timeout_s: float, secret: str) -> int:
     while (left := deadline - time.monotonic()) > 0:
         silent = False
         try:
-            return knock(launch.master_addr, launch.master_port, secret, left)
+            return connect(launch.master_addr, launch.master_port, secret, left)
         except NotRank0 as error:
             raise _not_rank_0(launch, timeout_s, str(error)) from None
         except NoAnswer as error:

@@ -3,7 +3,7 @@
 The operating system closes the connections of a process that dies, so the board knows of that at once. A stopped
 process, or a host whose cable was pulled, does not answer. Messages are JSON, one a line.
 
-    rank -> board   {"hello": token, "state": {...}}   {"state": {...}}   {"ask": {...}}   {"reported": ""}
+    rank -> board   {"token": token, "state": {...}}   {"state": {...}}   {"ask": {...}}   {"reported": ""}
                     {"answer": n, "state": {...}}   {"bye": why}
     board -> rank   {"welcome": token}   {"query": {...}, "answer": n}   {"observations": [...]}   {"asked_by": r}
                     {"end": r}   {"rank_0_leaves": why}
@@ -20,7 +20,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from partial_fc.comm.auth.limiter import HELLO_BYTES, HELLO_S, LINE_BYTES, Porch, read_line
+from partial_fc.comm.auth.limiter import LINE_BYTES, PRE_AUTH_BYTES, PRE_AUTH_S, Limiter, read_line
 from partial_fc.comm.launch import addresses
 from partial_fc.comm.watch.report import Link, Observation, RankState
 
@@ -66,7 +66,7 @@ class Board:
         self._asking = asyncio.Lock()  # one query after the other
         self._num_asked = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._porch = Porch(size + 16)
+        self._limiter = Limiter(size + 16)
         own = ["127.0.0.1"] if one_host else addresses.reachable(network_interface)
         # Those of a network that was named: nobody is invited to any other.
         self.socket = socket.create_server((own[0] if len(own) == 1 else "", 0), backlog=min(size, 1024))
@@ -74,12 +74,12 @@ class Board:
         _allow_open_files(size + 256)
 
     async def serve(self) -> None:
-        self._server = await asyncio.start_server(self._on_connect, sock=self.socket, limit=HELLO_BYTES)
+        self._server = await asyncio.start_server(self._on_connect, sock=self.socket, limit=PRE_AUTH_BYTES)
 
     async def _on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client: _Client | None = None
         try:
-            with self._porch.waiting(writer):
+            with self._limiter.waiting(writer):
                 state = await self._admit(reader)
             if state is None:
                 return
@@ -105,9 +105,9 @@ class Board:
     async def _admit(self, reader: asyncio.StreamReader) -> dict[str, Any] | None:
         """The state of a rank that knows the token; None where somebody does not, or sends something else."""
         try:
-            hello = json.loads(await asyncio.wait_for(read_line(reader, HELLO_BYTES), HELLO_S))
-            has_token = secrets.compare_digest(hello["hello"].encode(), self.endpoint.token.encode())
-            state = hello["state"]
+            greeting = json.loads(await asyncio.wait_for(read_line(reader, PRE_AUTH_BYTES), PRE_AUTH_S))
+            has_token = secrets.compare_digest(greeting["token"].encode(), self.endpoint.token.encode())
+            state = greeting["state"]
             is_rank = type(state["rank"]) is int and 0 <= state["rank"] < len(self._clients)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
@@ -191,9 +191,9 @@ async def join(
         writer = None
         try:
             async with asyncio.timeout(seconds):
-                reader, writer = await asyncio.open_connection(address, endpoint.port, limit=HELLO_BYTES)
-                send(writer, {"hello": endpoint.token, "state": asdict(state)})
-                if json.loads(await read_line(reader, HELLO_BYTES))["welcome"] == endpoint.token:
+                reader, writer = await asyncio.open_connection(address, endpoint.port, limit=PRE_AUTH_BYTES)
+                send(writer, {"token": endpoint.token, "state": asdict(state)})
+                if json.loads(await read_line(reader, PRE_AUTH_BYTES))["welcome"] == endpoint.token:
                     return reader, writer
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             if writer is not None:

@@ -170,10 +170,10 @@ def test_every_rank_is_asked_for_its_place(watches):
 
 def test_what_a_rank_says_later_does_not_cover_its_answer(watches):
     look_until(watches[0], ["open", "open", "open", "never"])
-    hello = {"hello": watches[0]._endpoint.token, "state": asdict(RankState(3))}
+    greeting = {"token": watches[0]._endpoint.token, "state": asdict(RankState(3))}
     with socket.create_connection(("127.0.0.1", watches[0]._endpoint.port), 5.0) as client:
         lines = client.makefile("rwb", buffering=0)
-        lines.write(json.dumps(hello).encode() + b"\n")
+        lines.write(json.dumps(greeting).encode() + b"\n")
         assert "welcome" in json.loads(lines.readline())
         found: list[list[Observation] | None] = []
         asks = threading.Thread(target=lambda: found.append(watches[0].observe(watches[0]._journal.begin("t/b"))))
@@ -206,7 +206,7 @@ def test_a_stranger_is_not_let_in():
     watch = Watch(a_journal(0, 2), 600.0, board.endpoint, board)
     look_until(watch, ["open", "never"])
     with socket.create_connection(("127.0.0.1", board.endpoint.port), 5.0) as stranger:
-        stranger.sendall(b'{"hello": "1234", "state": {"rank": 1}}\n')
+        stranger.sendall(b'{"token": "1234", "state": {"rank": 1}}\n')
         assert stranger.recv(100) == b""
     look_until(watch, ["open", "never"])
     watch.close()
@@ -217,9 +217,9 @@ def test_a_fault_of_the_board_is_told_and_not_taken_for_a_stranger(monkeypatch, 
     board = Board(2, one_host=True)
     watch = Watch(a_journal(0, 2), 600.0, board.endpoint, board)
     look_until(watch, ["open", "never"])
-    hello = {"hello": board.endpoint.token, "state": {"rank": 1}}
+    greeting = {"token": board.endpoint.token, "state": {"rank": 1}}
     with socket.create_connection(("127.0.0.1", board.endpoint.port), 5.0) as client:
-        client.sendall(json.dumps(hello).encode() + b'\n{"ask": {"without": "hangs"}}\n[17\n')
+        client.sendall(json.dumps(greeting).encode() + b'\n{"ask": {"without": "hangs"}}\n[17\n')
         while client.recv(1000):  # until the board hangs up
             pass
     look_until(watch, ["open", "lost"])

@@ -16,7 +16,7 @@ import pytest
 
 from partial_fc.comm import StartError
 from partial_fc.comm.auth import handshake
-from partial_fc.comm.auth.limiter import HELLO_BYTES, HELLO_S, end
+from partial_fc.comm.auth.limiter import PRE_AUTH_BYTES, PRE_AUTH_S, end
 from partial_fc.comm.launch import Launch, addresses, meet_ranks
 from partial_fc.comm.watch.status_server import Board
 from tests.cluster.stranger import HOSTILE
@@ -28,11 +28,11 @@ from tests.recipes.hang import free_port
 def test_who_knows_the_secret_is_told_the_port_and_nobody_else():
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
-    gate = handshake.Gate(listening, 4711, "right", 2)
+    rank_0 = handshake.Handshake(listening, 4711, "right", 2)
     with pytest.raises(handshake.NotRank0, match="give all hosts the same --secret-file"):
-        handshake.knock("127.0.0.1", port, "wrong", 5.0)
-    assert handshake.knock("127.0.0.1", port, "right", 5.0) == 4711
-    gate.close()
+        handshake.connect("127.0.0.1", port, "wrong", 5.0)
+    assert handshake.connect("127.0.0.1", port, "right", 5.0) == 4711
+    rank_0.close()
 
 
 def test_a_stranger_cannot_pass_for_rank_0():
@@ -52,7 +52,7 @@ def test_a_stranger_cannot_pass_for_rank_0():
             thread = threading.Thread(target=answers, args=(message,))
             thread.start()
             with pytest.raises(handshake.NotRank0, match=why):
-                handshake.knock("127.0.0.1", listening.getsockname()[1], "right", 5.0)
+                handshake.connect("127.0.0.1", listening.getsockname()[1], "right", 5.0)
             thread.join()
 
 
@@ -112,7 +112,7 @@ def board(monkeypatch, caplog):
 
 
 def hangs_up(connection: socket.socket) -> bool:
-    connection.settimeout(HELLO_S + 20)
+    connection.settimeout(PRE_AUTH_S + 20)
     with contextlib.suppress(ConnectionResetError):
         return connection.recv(100) == b""
     return True
@@ -120,7 +120,7 @@ def hangs_up(connection: socket.socket) -> bool:
 
 def test_whatever_a_stranger_says_the_board_hangs_up(board):
     token = json.dumps(board.endpoint.token)
-    nearly = [f'{{"hello": {token}{rest}'.encode() for rest in ("}\n", ', "state": {"rank": 7}}\n', ', "state": []}\n')]
+    nearly = [f'{{"token": {token}{rest}'.encode() for rest in ("}\n", ', "state": {"rank": 7}}\n', ', "state": []}\n')]
     for said in (*HOSTILE, *nearly):
         with socket.create_connection(("127.0.0.1", board.endpoint.port), 5.0) as stranger:
             with contextlib.suppress(ConnectionError):
@@ -132,19 +132,19 @@ def test_whatever_a_stranger_says_the_board_hangs_up(board):
 def test_a_crowd_takes_no_place_from_a_rank(board):
     """Those who say nothing are more than the board lets wait; a rank that comes then is served, and they go."""
     crowd = [socket.create_connection(("127.0.0.1", board.endpoint.port), 5.0) for _ in range(100)]
-    hello = {"hello": board.endpoint.token, "state": {"rank": 1}}
+    greeting = {"token": board.endpoint.token, "state": {"rank": 1}}
     with socket.create_connection(("127.0.0.1", board.endpoint.port), 5.0) as rank:
-        rank.sendall(json.dumps(hello).encode() + b"\n")
+        rank.sendall(json.dumps(greeting).encode() + b"\n")
         assert json.loads(rank.makefile().readline()) == {"welcome": board.endpoint.token}
         for one in crowd:
             assert hangs_up(one)
             one.close()
         # Who is known may say more than a stranger.
-        rank.sendall(json.dumps({"state": {"rank": 1, "code": "x" * 20 * HELLO_BYTES}}).encode() + b"\n")
+        rank.sendall(json.dumps({"state": {"rank": 1, "code": "x" * 20 * PRE_AUTH_BYTES}}).encode() + b"\n")
         until = time.monotonic() + 20
         while "code" not in (board._clients[1].newest or {}) and time.monotonic() < until:
             time.sleep(0.01)
-        assert len(board._clients[1].newest["code"]) == 20 * HELLO_BYTES
+        assert len(board._clients[1].newest["code"]) == 20 * PRE_AUTH_BYTES
 
 
 def test_the_board_is_where_the_ranks_are_invited(monkeypatch):
