@@ -155,7 +155,7 @@ def test_over_tls(tmp_path):
 
 
 def test_a_stopped_process_is_reported(started, redis):
-    """The status board and the watch work as under any launcher."""
+    """The status server and the watch work as under any launcher."""
     flags = ["--run_id", "hang", *redis, "--comm-timeout", "3", "--stop", "1"]
     first, _ = [started(*command) for command in shards(2, *flags)]
     status, printed = ended(first)[0]

@@ -1,11 +1,11 @@
-"""The status board: every rank keeps a connection to rank 0, sends its state now and then, and answers queries.
+"""The status server: every rank keeps a connection to rank 0, sends its state now and then, and answers queries.
 
-The operating system closes the connections of a process that dies, so the board knows of that at once. A stopped
+The operating system closes the connections of a process that dies, so the server knows of that at once. A stopped
 process, or a host whose cable was pulled, does not answer. Messages are JSON, one a line.
 
-    rank -> board   {"token": token, "state": {...}}   {"state": {...}}   {"ask": {...}}   {"reported": ""}
+    rank -> server   {"token": token, "state": {...}}   {"state": {...}}   {"ask": {...}}   {"reported": ""}
                     {"answer": n, "state": {...}}   {"bye": why}
-    board -> rank   {"welcome": token}   {"query": {...}, "answer": n}   {"observations": [...]}   {"asked_by": r}
+    server -> rank   {"welcome": token}   {"query": {...}, "answer": n}   {"peer_states": [...]}   {"asked_by": r}
                     {"end": r}   {"rank_0_leaves": why}
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 from partial_fc.comm.auth.limiter import LINE_BYTES, PRE_AUTH_BYTES, PRE_AUTH_S, Limiter, read_line
 from partial_fc.comm.launch import addresses
-from partial_fc.comm.watch.report import Link, Observation, RankState
+from partial_fc.comm.watch.report import Link, PeerState, RankState
 
 ANSWER_S = 3.0  # a rank that has not answered by then gives no sign of life
 _log = logging.getLogger("partial_fc")
@@ -30,7 +30,7 @@ _log = logging.getLogger("partial_fc")
 
 @dataclass
 class Endpoint:
-    """Where the other ranks reach the board."""
+    """Where the other ranks reach the server."""
 
     port: int
     token: str  # a connection that does not start with it is closed
@@ -39,7 +39,7 @@ class Endpoint:
 
 @dataclass
 class _Client:
-    """A rank, and its connection to the board."""
+    """A rank, and its connection to the server."""
 
     rank: int
     link: Link = "never"
@@ -47,17 +47,17 @@ class _Client:
     heard: float = field(default_factory=time.monotonic)  # when it sent something, or its connection ended
     newest: dict[str, Any] | None = None  # its state
     answer: dict[str, Any] | None = None  # its state with the answer to the query that is being asked
-    farewell: str = ""
+    goodbye: str = ""
 
-    def observe(self) -> Observation:
+    def peer_state(self) -> PeerState:
         given = self.answer or self.newest
         state = RankState(**given) if given else None
         age_s = time.monotonic() - self.heard
-        return Observation(self.rank, self.link, age_s, self.answer is not None, state, self.farewell)
+        return PeerState(self.rank, self.link, age_s, self.answer is not None, state, self.goodbye)
 
 
-class Board:
-    """The board itself, in a thread of rank 0 until its process ends: other ranks may still ask when rank 0 has closed
+class StatusServer:
+    """The server itself, in a thread of rank 0 until its process ends: other ranks may still ask when rank 0 has closed
     its world."""
 
     def __init__(self, size: int, one_host: bool, network_interface: str | None = None):
@@ -94,12 +94,12 @@ class Board:
             pass  # the connection broke, which is noted below
         except Exception:
             who = f"rank {client.rank}" if client else "a rank that came"
-            _log.exception(f"the status board lets {who} go by a fault of its own; reports may take it for ended")
+            _log.exception(f"the status server lets {who} go by a fault of its own; reports may take it for ended")
         finally:
             if client and client.writer is writer:
                 client.writer = None
                 client.heard = time.monotonic()
-                client.link = "left" if client.farewell else "lost"
+                client.link = "left" if client.goodbye else "lost"
             writer.close()
 
     async def _admit(self, reader: asyncio.StreamReader) -> dict[str, Any] | None:
@@ -124,15 +124,15 @@ class Board:
             task = asyncio.get_running_loop().create_task(self._ask(client, message["ask"]))
             self._tasks.add(task)  # the loop alone would not keep it alive
             task.add_done_callback(self._tasks.discard)
-            log_fault_of(task, "the status board did not answer a query by a fault of its own")
+            log_fault_of(task, "the status server did not answer a query by a fault of its own")
         elif "reported" in message:
             for other in self._clients:
                 send(other.writer, {"end": client.rank})
         elif "bye" in message:
-            client.farewell = message["bye"]
+            client.goodbye = message["bye"]
 
     def announce_exit_of_rank_0(self, why: str) -> None:
-        """Tells the others why rank 0 leaves: with its process the board ends, and nobody can ask any more."""
+        """Tells the others why rank 0 leaves: with its process the server ends, and nobody can ask any more."""
         for client in self._clients[1:]:
             send(client.writer, {"rank_0_leaves": why})
 
@@ -152,7 +152,7 @@ class Board:
                 async with asyncio.timeout(ANSWER_S):
                     while any(other.link == "open" and other.answer is None for other in asked):
                         await asyncio.sleep(0.01)
-            send(client.writer, {"observations": [asdict(other.observe()) for other in self._clients]})
+            send(client.writer, {"peer_states": [asdict(other.peer_state()) for other in self._clients]})
 
 
 def send(writer: asyncio.StreamWriter | None, message: dict[str, Any]) -> None:
@@ -172,18 +172,18 @@ def log_fault_of(task: asyncio.Task[None], words: str) -> None:
     task.add_done_callback(on_end)
 
 
-def parse_observations(answer: dict[str, Any] | None) -> list[Observation] | None:
-    """Decodes the observations that the board sent; None where it did not."""
+def parse_peer_states(answer: dict[str, Any] | None) -> list[PeerState] | None:
+    """Decodes what the server sent; None where it did not."""
     if answer is None:
         return None
-    given = answer["observations"]
-    return [Observation(**{**s, "state": RankState(**s["state"]) if s["state"] else None}) for s in given]
+    given = answer["peer_states"]
+    return [PeerState(**{**s, "state": RankState(**s["state"]) if s["state"] else None}) for s in given]
 
 
 async def join(
     endpoint: Endpoint, state: RankState, seconds: float
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-    """Connects to the board at the first of its addresses that answers; None where none does.
+    """Connects to the server at the first of its addresses that answers; None where none does.
 
     A host may have addresses that mean another host elsewhere (a container's bridge), hence the token both ways.
     """

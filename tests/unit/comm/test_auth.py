@@ -1,4 +1,4 @@
-"""What strangers get where ranks meet and where rank 0 keeps its board: none of them stays connected for long or
+"""What strangers get where ranks meet and where rank 0 keeps its server: none of them stays connected for long or
 writes a word into the log."""
 
 import asyncio
@@ -18,7 +18,7 @@ from partial_fc.comm import StartError
 from partial_fc.comm.auth import handshake
 from partial_fc.comm.auth.limiter import PRE_AUTH_BYTES, PRE_AUTH_S, end
 from partial_fc.comm.launch import Launch, addresses, meet_ranks
-from partial_fc.comm.watch.status_server import Board
+from partial_fc.comm.watch.status_server import StatusServer
 from tests.cluster.stranger import HOSTILE
 from tests.recipes.hang import free_port
 
@@ -91,14 +91,14 @@ def test_a_secret_is_of_a_file_that_is_its_owners_alone(tmp_path):
             handshake.read_secret(path)
 
 
-# ---- the status board
+# ---- the status server
 
 
 @pytest.fixture
-def board(monkeypatch, caplog):
+def server(monkeypatch, caplog):
     """One of two ranks, in a thread; nothing may be logged."""
     monkeypatch.setattr(logging.getLogger("partial_fc"), "propagate", True)
-    made = Board(2, one_host=True)
+    made = StatusServer(2, one_host=True)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -118,33 +118,33 @@ def hangs_up(connection: socket.socket) -> bool:
     return True
 
 
-def test_whatever_a_stranger_says_the_board_hangs_up(board):
-    token = json.dumps(board.endpoint.token)
+def test_whatever_a_stranger_says_the_board_hangs_up(server):
+    token = json.dumps(server.endpoint.token)
     nearly = [f'{{"token": {token}{rest}'.encode() for rest in ("}\n", ', "state": {"rank": 7}}\n', ', "state": []}\n')]
     for said in (*HOSTILE, *nearly):
-        with socket.create_connection(("127.0.0.1", board.endpoint.port), 5.0) as stranger:
+        with socket.create_connection(("127.0.0.1", server.endpoint.port), 5.0) as stranger:
             with contextlib.suppress(ConnectionError):
                 stranger.sendall(said)
                 stranger.shutdown(socket.SHUT_WR)
             assert hangs_up(stranger)
 
 
-def test_a_crowd_takes_no_place_from_a_rank(board):
-    """Those who say nothing are more than the board lets wait; a rank that comes then is served, and they go."""
-    crowd = [socket.create_connection(("127.0.0.1", board.endpoint.port), 5.0) for _ in range(100)]
-    greeting = {"token": board.endpoint.token, "state": {"rank": 1}}
-    with socket.create_connection(("127.0.0.1", board.endpoint.port), 5.0) as rank:
+def test_a_crowd_takes_no_place_from_a_rank(server):
+    """Those who say nothing are more than the server lets wait; a rank that comes then is served, and they go."""
+    crowd = [socket.create_connection(("127.0.0.1", server.endpoint.port), 5.0) for _ in range(100)]
+    greeting = {"token": server.endpoint.token, "state": {"rank": 1}}
+    with socket.create_connection(("127.0.0.1", server.endpoint.port), 5.0) as rank:
         rank.sendall(json.dumps(greeting).encode() + b"\n")
-        assert json.loads(rank.makefile().readline()) == {"welcome": board.endpoint.token}
+        assert json.loads(rank.makefile().readline()) == {"welcome": server.endpoint.token}
         for one in crowd:
             assert hangs_up(one)
             one.close()
         # Who is known may say more than a stranger.
         rank.sendall(json.dumps({"state": {"rank": 1, "code": "x" * 20 * PRE_AUTH_BYTES}}).encode() + b"\n")
         until = time.monotonic() + 20
-        while "code" not in (board._clients[1].newest or {}) and time.monotonic() < until:
+        while "code" not in (server._clients[1].newest or {}) and time.monotonic() < until:
             time.sleep(0.01)
-        assert len(board._clients[1].newest["code"]) == 20 * PRE_AUTH_BYTES
+        assert len(server._clients[1].newest["code"]) == 20 * PRE_AUTH_BYTES
 
 
 def test_the_board_is_where_the_ranks_are_invited(monkeypatch):
@@ -155,7 +155,7 @@ def test_the_board_is_where_the_ranks_are_invited(monkeypatch):
     if not name:
         pytest.skip("this host has no other address than the loopback's")
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", name)
-    made = Board(2, one_host=False)
+    made = StatusServer(2, one_host=False)
     assert made.endpoint.addresses == [outside]
     assert made.socket.getsockname()[0] == outside
     made.socket.close()
