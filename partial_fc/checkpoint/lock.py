@@ -42,7 +42,7 @@ class InUse(ValueError):
     """Another run writes to the folder."""
 
 
-class LostOwner(ValueError):
+class LostLock(ValueError):
     """The folder is another run's now: nothing in it may be marked or removed any more."""
 
 
@@ -70,14 +70,14 @@ class Record:
 class Fence:
     """The record of a folder as the ranks of one world know it: who is cut off finds another one there."""
 
-    lost: LostOwner | None = None
+    lost: LostLock | None = None
     """Why the folder is not this run's any more, where somebody has seen that."""
 
     def __init__(self, root: Path, record: Record):
         self.root, self.record = root, record
 
     def check(self) -> None:
-        """Raises LostOwner where the folder has another record than this world's; OSError where it has none, or cannot
+        """Raises LostLock where the folder has another record than this world's; OSError where it has none, or cannot
         be read."""
         self.find()
 
@@ -88,7 +88,7 @@ class Fence:
             return records[self.record]
         os.stat(self.root)  # a folder that is away, with its whole disk, is not lost
         if records:
-            raise LostOwner(
+            raise LostLock(
                 f"{self.root} is not this run's any more: it is that of {list(records)[-1]}. Was this process stopped, "
                 "or its host cut off, for more than 10 seconds? Nothing is marked or removed there; start again with "
                 "another --models-root, or when the other run has ended"
@@ -101,7 +101,7 @@ class Fence:
         raise FileNotFoundError(errno.ENOENT, "the record of this run was removed", str(path))
 
 
-class Owner(Fence):
+class FolderLock(Fence):
     """This process's record in a folder, kept alive by a thread until `release`."""
 
     def __init__(self, root: Path, record: Record):
@@ -131,7 +131,7 @@ class Owner(Fence):
             with contextlib.suppress(OSError):  # `check` says so before anything comes of it
                 try:
                     path = self.find()
-                except LostOwner as error:
+                except LostLock as error:
                     self.lost = error
                     return
                 if not self._ended.is_set():
@@ -150,12 +150,12 @@ class Owner(Fence):
         return made
 
 
-def look(root: Path) -> Sightings:
-    """The records that are in root now, for `take`: it need not wait as long then for those that stand still."""
+def sightings(root: Path) -> Sightings:
+    """The records that are in root now, for `acquire`: it need not wait as long then for those that stand still."""
     return {path: (_content(path), time.monotonic()) for path in _records(root)}
 
 
-def take(root: Path, run: str, seen: Sightings | None = None) -> tuple[Owner, str]:
+def acquire(root: Path, run: str, seen: Sightings | None = None) -> tuple[FolderLock, str]:
     """(this process's record in root, what to tell the user). A record of the same run becomes this process's. Waits
     for as long as records of other runs may be alive. Raises InUse where one is, OSError where the folder cannot be
     written to."""
@@ -167,7 +167,7 @@ def take(root: Path, run: str, seen: Sightings | None = None) -> tuple[Owner, st
             if record and record.run == run:
                 mine = replace(mine, world=record.world + 1)
                 _rewrite(path, mine, 0)
-                return Owner(root, mine), ""
+                return FolderLock(root, mine), ""
             stale[path] = _when_stale(path, *seen.get(path, (_content(path), time.monotonic())), _STALE_S)
         made = _create(root, mine)
         # A number comes again where all were removed: what was judged has to be what stands there still.
@@ -183,14 +183,14 @@ def take(root: Path, run: str, seen: Sightings | None = None) -> tuple[Owner, st
     left = [str(stale[other] or "a run") for other in others]
     for other in others:
         other.unlink(missing_ok=True)
-    return Owner(root, mine), f"{root} was that of {', '.join(left)}, which is gone: taken over" if left else ""
+    return FolderLock(root, mine), f"{root} was that of {', '.join(left)}, which is gone: taken over" if left else ""
 
 
 def check_free(roots: Iterable[Path]) -> None:
     """Raises InUse where another run is seen to live in one of these folders: at once on its own host, else within
-    _LOOK_S. One that is not seen may yet be there: `take` knows. For the time before a run's ranks have met, when no
+    _LOOK_S. One that is not seen may yet be there: `acquire` knows. For the time before a run's ranks have met, when no
     record can be its own."""
-    for path, (first, since) in {path: sight for root in roots for path, sight in look(root).items()}.items():
+    for path, (first, since) in {path: sight for root in roots for path, sight in sightings(root).items()}.items():
         _when_stale(path, first, since, _LOOK_S)
 
 

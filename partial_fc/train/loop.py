@@ -10,7 +10,7 @@ import torch
 
 from partial_fc import checkpoint, counter_rng
 from partial_fc.checkpoint.folders import folder_name
-from partial_fc.checkpoint.lock import LostOwner
+from partial_fc.checkpoint.lock import LostLock
 from partial_fc.comm.launch import restart_agent
 from partial_fc.head import PartialFC, telemetry
 from partial_fc.train.guards import loss_spikes
@@ -224,11 +224,11 @@ def save(job: Job, score: float | None = None) -> None:
         job.saver.begin(taken, began)
 
 
-def save_beside(job: Job) -> LostOwner:
+def save_beside(job: Job) -> LostLock:
     """Another run has the folder: writes the state to one beside it, and returns the error to end with. A
     collective."""
     job.saver.finish()
-    why = job.saver.lost or LostOwner(f"{job.saver.root} is not this run's any more, another rank has found")
+    why = job.saver.lost or LostLock(f"{job.saver.root} is not this run's any more, another rank has found")
     if not job.settings.keep:
         return why
     root = job.models_root.with_name(f"{job.models_root.name}.lost-{job.commits.run}")
@@ -237,10 +237,10 @@ def save_beside(job: Job) -> LostOwner:
             saver.begin(snapshot(job, copy=False))
             saver.finish()
     except ValueError as error:
-        return LostOwner(f"{why}. The state of step {job.at.step} could not be saved elsewhere: {error}")
+        return LostLock(f"{why}. The state of step {job.at.step} could not be saved elsewhere: {error}")
     if saver.last_failed:
-        return LostOwner(f"{why}. The state of step {job.at.step} could not be saved in {root} either, see above")
-    return LostOwner(
+        return LostLock(f"{why}. The state of step {job.at.step} could not be saved in {root} either, see above")
+    return LostLock(
         f"{why}. The state of step {job.at.step} is in {root}: go on from it with --models-root NEW --resume "
         f"{saver.root / folder_name(job.at.step)}"
     )

@@ -83,7 +83,7 @@ def run_in_worlds(
 
     def in_this_world() -> int:
         world, its_device = meet(config.launch)
-        held = run_folder.hold(config, world, memory)
+        held = run_folder.hold_folders(config, world, memory)
         logger = open_files(config.run.models_root, world, bare, hist)
         run = Run(recipe, config, world, its_device, logger, memory, keeps_made_up=asked)
         header.begin(run)
@@ -94,7 +94,7 @@ def run_in_worlds(
     try:
         return elastic.run(in_this_world) or 0
     finally:
-        run_folder.let_go(memory)
+        run_folder.release_folders(memory)
 
 
 class Run(RunContext):
@@ -135,8 +135,8 @@ class Run(RunContext):
     def saver(self, kind: type[V]) -> AbstractContextManager[V]:
         """What writes the checkpoints, below --checkpoint-dir; kind: checkpoint.Saver, or one of the recipe's own."""
         run = self.config.run
-        owner = self.memory.fences.get(run.checkpoints)
-        return closing(kind(run.checkpoints, self.world, run.keep_checkpoints, run.save_best, owner))
+        lock = self.memory.fences.get(run.checkpoints)
+        return closing(kind(run.checkpoints, self.world, run.keep_checkpoints, run.save_best, lock))
 
     def backbone(
         self,

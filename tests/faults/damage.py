@@ -116,7 +116,7 @@ def write(writers: Writers) -> None:
 
 def _saver(run: Run) -> checkpoint.Saver:
     return checkpoint.Saver(
-        run.config.run.checkpoints, run.world, len(STEPS), True, run.memory.owners.get(run.config.run.checkpoints)
+        run.config.run.checkpoints, run.world, len(STEPS), True, run.memory.locks.get(run.config.run.checkpoints)
     )
 
 

@@ -27,7 +27,7 @@ import torch
 
 from partial_fc.checkpoint.files import as_json
 from partial_fc.checkpoint.head_state import Head
-from partial_fc.checkpoint.lock import Fence, Owner
+from partial_fc.checkpoint.lock import Fence, FolderLock
 from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, ByteStream, empty_share, outline
 from partial_fc.checkpoint.rows import class_bytes
 from partial_fc.checkpoint.snapshot import Snapshot
@@ -69,7 +69,7 @@ class Memory:
     # What the run is called in the records that say whose a folder is; "": it has not begun.
     run: str = ""
     # By folder: the records that this process keeps; and the records, whoever keeps them.
-    owners: dict[Path, Owner] = field(default_factory=dict)
+    locks: dict[Path, FolderLock] = field(default_factory=dict)
     fences: dict[Path, Fence] = field(default_factory=dict)
 
 

@@ -14,7 +14,7 @@ import torch
 from partial_fc import checkpoint, files
 from partial_fc.checkpoint import folders
 from partial_fc.checkpoint.folders import DAMAGED, prune, set_aside
-from partial_fc.checkpoint.lock import LostOwner, Owner, _text, take
+from partial_fc.checkpoint.lock import FolderLock, LostLock, _text, acquire
 from partial_fc.checkpoint.peer.commits import PeerCopies
 from partial_fc.checkpoint.recovery import newest_whole
 from partial_fc.comm import elastic
@@ -35,12 +35,12 @@ def root(tmp_path, monkeypatch):
 
 @pytest.fixture
 def owner(root):
-    owner, _ = take(root, "this")
+    owner, _ = acquire(root, "this")
     yield owner
     owner.release()
 
 
-def go_on(root: Path, owner: Owner | None, size: int = 2, **more) -> list[int | str]:
+def go_on(root: Path, owner: FolderLock | None, size: int = 2, **more) -> list[int | str]:
     """The step that each rank goes on from, or what it is told."""
 
     def act(world) -> int | str:
@@ -216,7 +216,7 @@ def test_nothing_is_renamed_where_the_folder_is_not_this_run_s(root, owner):
     flip(file(root, 30, "backbone.*"))
     owner.stop()
     (root / "owner-1.json").write_bytes(_text(replace(owner.record, run="second"), 0))
-    with pytest.raises(LostOwner):
+    with pytest.raises(LostLock):
         owner.check()
     one, two = go_on(root, owner)
     assert one == two
@@ -235,7 +235,7 @@ def test_a_commit_in_memory_counts_more_than_a_damaged_checkpoint(root, owner, m
     def act(world) -> tuple[int, float]:
         run = run_of(world, config)
         if world.rank == 0:
-            run.memory.owners[root] = owner
+            run.memory.locks[root] = owner
         backbone, head = parts_of(world)
         weights = {name: torch.full_like(t, 25.0) for name, t in backbone.weights.state_dict().items()}
         facts = {"position": 25, "best": {}, "configuration": {}}
@@ -274,7 +274,7 @@ def test_a_run_goes_back_where_it_is_told_to(root, owner, where):
     def act(world) -> float:
         run = run_of(world, config)
         if world.rank == 0:
-            run.memory.owners[root] = owner
+            run.memory.locks[root] = owner
         backbone, head = parts_of(world)
         if where == "elsewhere":
             with pytest.raises(ValueError, match="step-00000030 is ahead of where this run would start"):
