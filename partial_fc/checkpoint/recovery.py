@@ -15,7 +15,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from partial_fc.checkpoint.consistency import common
-from partial_fc.checkpoint.folders import DAMAGED, LEFT, all_steps, complete, only_one_is_unreadable, set_aside, step_of
+from partial_fc.checkpoint.folders import (
+    DAMAGED,
+    LEFT,
+    all_steps,
+    complete,
+    only_one_is_unreadable,
+    quarantine,
+    step_of,
+)
 from partial_fc.checkpoint.lock import FolderLock, LostLock
 from partial_fc.checkpoint.read import Checkpoint, Damaged
 from partial_fc.comm import World, all_gather_json
@@ -26,7 +34,7 @@ _RETRIES_S = (1.0, 3.0, 6.0)  # before a file that the disk does not read (EIO) 
 _WHOLE, _DAMAGED, _REFUSED, _UNREADABLE = "whole", "damaged", "refused", "unreadable"
 
 
-def newest_whole(
+def latest_valid(
     root: Path, world: World, lock: FolderLock | None, after: int = -1, instead: object = None
 ) -> Checkpoint | None:
     """The newest checkpoint below root that is whole on all ranks, of more steps than `after`; None: there is none.
@@ -61,7 +69,7 @@ def newest_whole(
     if damaged:
         to = found.step if found else after
         _say(world, logging.WARNING, [f"checkpoint of step {step}: {said}" for step, said in damaged.items()])
-        moved = _set_aside(lambda: [folders[step] for step in damaged], DAMAGED, root, world, lock)
+        moved = _quarantine(lambda: [folders[step] for step in damaged], DAMAGED, root, world, lock)
         lost = (
             f"{max(damaged) - to} step(s) that were trained are lost" if to >= 0 else "what was trained since is lost"
         )
@@ -80,7 +88,7 @@ def go_back_to(found: Checkpoint, root: Path, world: World, lock: FolderLock | N
     def ahead() -> list[Path]:
         return [folder for folder in complete(root) if step_of(folder) > found.step]
 
-    _say(world, logging.WARNING, _set_aside(ahead, LEFT, root, world, lock))
+    _say(world, logging.WARNING, _quarantine(ahead, LEFT, root, world, lock))
 
 
 def _look(folder: Path, world: World) -> tuple[Checkpoint | None, tuple[str, str]]:
@@ -132,7 +140,7 @@ def _worst(verdict_W: Iterable[tuple[str, str]]) -> tuple[str, str]:
     return kind, said
 
 
-def _set_aside(
+def _quarantine(
     choose: Callable[[], Iterable[Path]], why: str, root: Path, world: World, lock: FolderLock | None
 ) -> list[str]:
     """Renames those folders below root, where this rank holds it; returns what came of it, a line each, the same on all
@@ -145,7 +153,7 @@ def _set_aside(
             assert lock is not None
             lock.check()
             try:
-                lines.append(f"{folder} is now {set_aside(folder, why).name}; remove it when nobody wants it")
+                lines.append(f"{folder} is now {quarantine(folder, why).name}; remove it when nobody wants it")
             except OSError as error:
                 lines.append(f"{folder} cannot be set aside, and is passed over: {describe(error)}")
     except LostLock as error:

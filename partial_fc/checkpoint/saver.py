@@ -36,7 +36,7 @@ class Saver:
     """Writes the checkpoints of one run below `root`. All ranks call its methods at the same steps.
 
         saver.begin(snapshot)                       # training goes on
-        saver.settle(any_busy, any_failed)          # after every step, with what all ranks say of busy and failed
+        saver.poll(any_busy, any_failed)          # after every step, with what all ranks say of busy and failed
         saver.finish()                              # waits; a collective
 
     What cannot be written is said in the log of the rank, its files are removed, and the checkpoint does not count;
@@ -114,7 +114,7 @@ class Saver:
                 self._wait()
             self._pause_s = time.perf_counter() - self._began
 
-    def begin_without(self, step: int, error: MemoryError) -> None:
+    def abort(self, step: int, error: MemoryError) -> None:
         """As `begin`, on a rank that has no memory for a snapshot: the checkpoint is given up on all. A collective."""
         self._begin(step, None, error)
 
@@ -131,7 +131,7 @@ class Saver:
         self._give_up(problem)
         return False
 
-    def settle(self, any_busy: bool, any_failed: bool) -> None:
+    def poll(self, any_busy: bool, any_failed: bool) -> None:
         """any_busy, any_failed: what the ranks said of `busy` and `failed`, equal on all of them."""
         if self._job is None or any_busy:
             return
@@ -155,9 +155,9 @@ class Saver:
         """Returns when the checkpoint under way is whole or given up. A collective."""
         while self.under_way:
             self._wait()
-            self.settle(False, self._any(self.failed, "checkpoint/failed"))
+            self.poll(False, self._any(self.failed, "checkpoint/failed"))
 
-    def come_to_rest(self) -> None:
+    def drain(self) -> None:
         """`finish`, and older ones that may go are gone. A collective."""
         self.finish()
         self._thread.submit(int).result()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from partial_fc.checkpoint.peer import Memory
+from partial_fc.checkpoint.peer import ProcessState
 from partial_fc.comm import World
 from partial_fc.comm.device import versions
 
@@ -22,7 +22,7 @@ class RunContext:
     world: World
     device: torch.device
     logger: Logger
-    memory: Memory
+    memory: ProcessState
     versions: dict[str, str] = field(default_factory=versions)
     # Whether no earlier world of this run has trained on the data: else no second look may end or hold up the run.
     data_is_new: bool = True

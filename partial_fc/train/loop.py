@@ -89,7 +89,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve,
         at.position = batches[-1].position
         verdict = vote.result()
         restart_agent.step_done(at.step)
-        job.saver.settle(verdict.busy, verdict.failed)
+        job.saver.poll(verdict.busy, verdict.failed)
         if verdict.lost:
             raise save_beside(job)
         stopped = verdict.stop
@@ -219,7 +219,7 @@ def save(job: Job, score: float | None = None) -> None:
     try:
         taken = snapshot(job, score, copy=job.saver.can_copy, behind=True)
     except MemoryError as error:
-        job.saver.begin_without(job.at.step, error)
+        job.saver.abort(job.at.step, error)
     else:
         job.saver.begin(taken, began)
 

@@ -15,7 +15,7 @@ from partial_fc.checkpoint.folders import step_of
 from partial_fc.checkpoint.initial_centres import check_whole, load_centres, open_centres
 from partial_fc.checkpoint.lock import FolderLock
 from partial_fc.checkpoint.peer import PeerCheckpoint, recover
-from partial_fc.checkpoint.recovery import go_back_to, newest_whole
+from partial_fc.checkpoint.recovery import go_back_to, latest_valid
 from partial_fc.comm import all_gather_json, elastic
 from partial_fc.comm.launch.restart_agent import furthest_step
 from partial_fc.data import Source
@@ -76,9 +76,9 @@ def restore(
 ) -> tuple[int, int] | None:
     """Brings back the newest checkpoint of this run that is whole, or the one that it started from, while it runs.
     (Step, position in the data); none where there is neither. A collective."""
-    saver.come_to_rest()
+    saver.drain()
     given = _given(run)
-    found = newest_whole(run.config.run.checkpoints, run.world, _lock(run), _step_in(given), given)
+    found = latest_valid(run.config.run.checkpoints, run.world, _lock(run), _step_in(given), given)
     found = found or open_checkpoint(given, run.world)  # what is older there is of another run
     if found is None:
         return None
@@ -93,7 +93,7 @@ def _newer_than_commits(run: RunContext) -> checkpoint.Checkpoint | None:
     kept = [step for step in oldest_W if step is not None]
     if not kept:
         return None
-    return newest_whole(run.config.run.checkpoints, run.world, _lock(run), min(kept), "what the ranks have in memory")
+    return latest_valid(run.config.run.checkpoints, run.world, _lock(run), min(kept), "what the ranks have in memory")
 
 
 def _checkpoint(
@@ -113,13 +113,13 @@ def _checkpoint(
     # A later world of the run, or a restart: what it has written since it began counts more than what it began from.
     healing = (
         asked in ("auto", "same")
-        or run.memory.age > 1
+        or run.memory.generation > 1
         or any(all_gather_json(furthest_step(), world, "resume/restart"))
     )
     if found is not None and found.step <= _step_in(given):
         found = None
     if found is None and healing:
-        found = newest_whole(root, world, lock, _step_in(given), given)
+        found = latest_valid(root, world, lock, _step_in(given), given)
     found = found or open_checkpoint(given, world)
     newest = None if healing else newest_common(root, world)
     goes_back = newest is not None and (found.step if found else -1) < step_of(newest)

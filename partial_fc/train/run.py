@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 from partial_fc import checkpoint, flags
-from partial_fc.checkpoint.peer import Memory
+from partial_fc.checkpoint.peer import ProcessState
 from partial_fc.comm import elastic
 from partial_fc.comm.device import meet
 from partial_fc.data import Loader, Source, Synthetic, open_on_all
@@ -76,7 +76,7 @@ def run_in_worlds(
     hist: of the log, see `open_files`; only a recipe with such lines has --log-style. called: data set and network, for
     a --models-root that nobody has given. Where hosts come and go, anew in each world, with what the processes have
     kept."""
-    memory, asked = Memory(), is_asked_for(config)
+    memory, asked = ProcessState(), is_asked_for(config)
     config = named(config, called)
     if config.run.log_style != "own" and hist is None:
         raise ValueError(f"--log-style {config.run.log_style} is for recipe face; recipe {recipe} has lines of its own")
@@ -105,9 +105,9 @@ class Run(RunContext):
     def open_data(self, opened: Callable[[], S]) -> S:
         """What every rank opens, once all have opened the same. Raises ValueError, on all ranks, where they have not. A
         collective."""
-        age_W = self.world.all_gather(torch.tensor([self.memory.age]), name="run/age").tolist()
-        self.data_is_new = not any(age_W)
-        source = open_on_all(opened, self.world, [age > 0 for age in age_W])
+        generation_W = self.world.all_gather(torch.tensor([self.memory.generation]), name="run/generation").tolist()
+        self.data_is_new = not any(generation_W)
+        source = open_on_all(opened, self.world, [generation > 0 for generation in generation_W])
         if isinstance(source, Synthetic) and not self.keeps_made_up:
             self.keeps = False
             self.note("the images are made up: no checkpoints or weights are written unless --models-root is given")

@@ -26,7 +26,7 @@ import torch
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.folders import folder_name
-from partial_fc.checkpoint.peer.commits import Memory
+from partial_fc.checkpoint.peer.commits import ProcessState
 from partial_fc.head import AdaFace, HardNegatives, PartialFC
 from partial_fc.optim.backbone import named_state
 from partial_fc.train import loop, resume
@@ -90,7 +90,7 @@ def _config(root: Path) -> Any:
 def _held(world: ThreadWorld, root: Path) -> Iterator[Run]:
     """A run that has the folder."""
     job_log = job_of(world).logger
-    run = Run("face", _config(root), world, torch.device("cpu"), job_log, Memory(), versions={})
+    run = Run("face", _config(root), world, torch.device("cpu"), job_log, ProcessState(), versions={})
     hold(run.config, world, run.memory)
     try:
         yield run

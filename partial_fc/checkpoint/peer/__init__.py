@@ -1,6 +1,6 @@
 """In-memory replicas of the state on other hosts: how they travel (commits.py), and recovery from them (restore.py)."""
 
-from partial_fc.checkpoint.peer.commits import Memory, PeerCopies
+from partial_fc.checkpoint.peer.commits import PeerCopies, ProcessState
 from partial_fc.checkpoint.peer.restore import PeerCheckpoint, recover
 
-__all__ = ["Memory", "PeerCheckpoint", "PeerCopies", "recover"]
+__all__ = ["PeerCheckpoint", "PeerCopies", "ProcessState", "recover"]

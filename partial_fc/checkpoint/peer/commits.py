@@ -47,7 +47,7 @@ class Commit:
 
     step: int
     # Which world took it, counted from 0; ranks are numbered as there.
-    age: int
+    generation: int
     local: Snapshot
     # By rank: its own share, and those that it keeps for others, as far as they have come.
     shares: dict[int, Snapshot]
@@ -59,13 +59,13 @@ class Commit:
 
 
 @dataclass
-class Memory:
+class ProcessState:
     """What a process keeps from one world to the next. A new process has none of it."""
 
     # By rising step: the last whole ones, two at most, and one under way.
     commits: list[Commit] = field(default_factory=list)
     # How many worlds the run has had before.
-    age: int = 0
+    generation: int = 0
     # What the run is called in the records that say whose a folder is; "": it has not begun.
     run: str = ""
     # By folder: the records that this process keeps; and the records, whoever keeps them.
@@ -103,7 +103,7 @@ class PeerCopies:
         copies.begin(snapshot)        # or why there is none
     """
 
-    def __init__(self, memory: Memory, world: World, every: int):
+    def __init__(self, memory: ProcessState, world: World, every: int):
         """every: steps from one commit to the next. A collective."""
         self._memory, self._world, self._every = memory, world, every
         host = int(identity()[:15], 16)
@@ -193,7 +193,7 @@ class PeerCopies:
             return
         assert taken.is_copy
         manifest = as_json(taken.manifest).encode()
-        self._commit = Commit(taken.step, self._memory.age, taken, {rank: taken}, manifest, zlib.crc32(manifest))
+        self._commit = Commit(taken.step, self._memory.generation, taken, {rank: taken}, manifest, zlib.crc32(manifest))
         self._memory.commits = [*self._memory.commits[-1:], self._commit]
         self._outgoing = outgoing
         self._incoming = {other: (share, ByteStream(share.own)) for other, share in shares.items()}

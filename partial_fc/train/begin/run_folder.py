@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from partial_fc.checkpoint.lock import Fence, Record, Sightings, acquire, sightings
-from partial_fc.checkpoint.peer import Memory
+from partial_fc.checkpoint.peer import ProcessState
 from partial_fc.checkpoint.saver import ranks_beside
 from partial_fc.comm import World, all_gather_json
 from partial_fc.errors import describe
@@ -18,7 +18,7 @@ from partial_fc.train.begin.start import roots
 T = TypeVar("T")
 
 
-def hold_folders(config: Any, world: World, memory: Memory) -> list[str]:
+def hold_folders(config: Any, world: World, memory: ProcessState) -> list[str]:
     """Locks the folders of a run until `release_folders`. In a later world of the run they stay its own. Returns notes
     for the user. Raises ValueError, on all ranks, where another run writes there. A collective."""
     id_W = all_gather_json([memory.run, secrets.token_hex(8)], world, "run/id")
@@ -47,7 +47,7 @@ def hold_folders(config: Any, world: World, memory: Memory) -> list[str]:
 
 
 def _take(
-    root: Path, seen: Sightings | None, problem: str, world: World, memory: Memory
+    root: Path, seen: Sightings | None, problem: str, world: World, memory: ProcessState
 ) -> tuple[str, str, dict[str, Any]]:
     """(what is wrong, note, facts of the record) of a folder that this rank keeps."""
     taken, problem = (None, problem) if problem else _tried(lambda: acquire(root, memory.run, seen), root, world)
@@ -67,7 +67,7 @@ def _tried(job: Callable[[], T], root: Path, world: World) -> tuple[T | None, st
         return None, f"rank {world.rank} cannot write to {root}: {describe(error)}"
 
 
-def release_folders(memory: Memory) -> None:
+def release_folders(memory: ProcessState) -> None:
     """The run has ended; its folders are free."""
     for lock in memory.locks.values():
         lock.release()

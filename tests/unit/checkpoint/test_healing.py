@@ -13,10 +13,10 @@ import torch
 
 from partial_fc import checkpoint, files
 from partial_fc.checkpoint import folders
-from partial_fc.checkpoint.folders import DAMAGED, prune, set_aside
+from partial_fc.checkpoint.folders import DAMAGED, prune, quarantine
 from partial_fc.checkpoint.lock import FolderLock, LostLock, _text, acquire
 from partial_fc.checkpoint.peer.commits import PeerCopies
-from partial_fc.checkpoint.recovery import newest_whole
+from partial_fc.checkpoint.recovery import latest_valid
 from partial_fc.comm import elastic
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
@@ -45,7 +45,7 @@ def go_on(root: Path, owner: FolderLock | None, size: int = 2, **more) -> list[i
 
     def act(world) -> int | str:
         try:
-            found = newest_whole(root, world, owner if world.rank == 0 else None, **more)
+            found = latest_valid(root, world, owner if world.rank == 0 else None, **more)
         except ValueError as error:
             return str(error)
         return found.step if found else -1
@@ -184,7 +184,7 @@ def test_an_error_of_the_disk_is_no_damage(root, owner, monkeypatch):
 
     def act(world) -> str:
         with pytest.raises(ValueError) as raised:
-            newest_whole(root, world, owner if world.rank == 0 else None)
+            latest_valid(root, world, owner if world.rank == 0 else None)
         return str(raised.value)
 
     monkeypatch.setattr("partial_fc.checkpoint.read.sha256", sha256)
@@ -315,7 +315,7 @@ def test_damaged_ones_are_not_among_those_that_are_kept(root):
 
 
 def test_what_is_set_aside_is_no_checkpoint_for_the_tools(root, capsys):
-    set_aside(root / "step-00000030", DAMAGED)
+    quarantine(root / "step-00000030", DAMAGED)
     assert checkpoint.newest(root) == root / "step-00000020"
     assert verify(VerifyOptions((root,))) == 0
     assert f"{root}/step-00000030.damaged: set aside, not looked at" in capsys.readouterr().out

@@ -114,17 +114,17 @@ def test_a_copy_is_made_once(device):
 
 def test_it_counts_when_all_have_written_and_is_marked_once(saver, head):
     saver.begin(snapshot(head, 3))
-    saver.settle(any_busy=True, any_failed=False)
+    saver.poll(any_busy=True, any_failed=False)
     saver._wait()
     assert saver.under_way
     assert checkpoint.newest(saver.root) is None  # others may still write
-    saver.settle(any_busy=False, any_failed=False)
+    saver.poll(any_busy=False, any_failed=False)
     saver._wait()
     assert checkpoint.newest(saver.root) == saver.root / "step-00000003"
     assert saver.under_way  # until all have marked it
     with pytest.raises(ValueError, match="step 3 is still under way"):
         saver.begin(snapshot(head, 4))
-    saver.settle(any_busy=False, any_failed=False)
+    saver.poll(any_busy=False, any_failed=False)
     assert not saver.under_way
 
 
@@ -180,7 +180,7 @@ def test_a_disk_that_is_gone_ends_no_training(saver, head, begun, caplog, monkey
     with monkeypatch.context() as patched:
         patched.setattr(Path, "exists", gone)
         if begun:
-            saver.settle(any_busy=False, any_failed=True)
+            saver.poll(any_busy=False, any_failed=True)
         else:
             saver.begin(snapshot(head, 4))
     assert saver.last_failed
@@ -194,7 +194,7 @@ def test_a_disk_that_is_gone_ends_no_training(saver, head, begun, caplog, monkey
 def test_what_another_rank_cannot_write_does_not_count(saver, head):
     saver.begin(snapshot(head, 3))
     saver._wait()
-    saver.settle(any_busy=False, any_failed=True)
+    saver.poll(any_busy=False, any_failed=True)
     assert saver.last_failed
     assert checkpoint.newest(saver.root) is None
 

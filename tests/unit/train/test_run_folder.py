@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from partial_fc.checkpoint.lock import InUse, LostLock, acquire, sightings
-from partial_fc.checkpoint.peer.commits import Memory
+from partial_fc.checkpoint.peer.commits import ProcessState
 from partial_fc.train.begin import run_folder
 from partial_fc.train.begin.run_folder import hold_folders, release_folders
 from partial_fc.train.begin.start import is_asked_for, launch, named
@@ -76,7 +76,7 @@ def test_all_ranks_are_told_whose_the_folder_is(tmp_path):
     config = config_of(tmp_path / "run", checkpoint_dir=tmp_path / "shared")
 
     def begin(world) -> str:
-        memory = Memory()
+        memory = ProcessState()
         with pytest.raises(ValueError) as refused:
             hold_folders(config, world, memory)
         release_folders(memory)
@@ -108,7 +108,7 @@ assert "torch" not in sys.modules
 def test_in_a_later_world_the_folder_is_the_run_s_own(tmp_path):
     """With a rank that was there before, which is another one now, and one that has only come."""
     config = config_of(tmp_path)
-    first, second, new = Memory(), Memory(), Memory()
+    first, second, new = ProcessState(), ProcessState(), ProcessState()
     in_world(2, lambda world: hold_folders(config, world, (first, second)[world.rank]))
     assert first.run == second.run
     assert first.locks
@@ -149,7 +149,7 @@ def test_of_two_that_begin_at_once_one_gets_both_folders(tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder, "acquire", meet)
 
     def begin(config) -> str:
-        memory = Memory()
+        memory = ProcessState()
         try:
             in_world(1, lambda world: hold_folders(config, world, memory))
             said = "trains"
