@@ -18,9 +18,9 @@ from torch import Tensor
 
 from partial_fc import counter_rng
 from partial_fc.comm import all_gather_json
+from partial_fc.files import warn_on_os_error
 from partial_fc.train.guards.policy import Attempt
 from partial_fc.train.job import Job
-from partial_fc.train.record.log import warn_on_os_error
 
 _MOST_NAMES = 20  # of weights and gradients in the file
 
@@ -72,8 +72,9 @@ class _Look:
 def _look_at_state(job: Job, look: _Look) -> None:
     for name, weight in job.backbone.named_weights():
         look.at("weights", name, weight, f"weight {name}")
-    classes = job.head.non_finite_classes()
-    look.next([f"the centres of classes {', '.join(map(str, classes))}"] if classes else [])
+    for name, table in job.head.tables().items():
+        classes, where = ", ".join(map(str, table.non_finite_classes())), f" in table {name}" if name else ""
+        look.next([f"the centres of classes {classes}{where}"] if classes else [])
 
 
 def _second_forward(job: Job, attempt: Attempt, look: _Look) -> None:

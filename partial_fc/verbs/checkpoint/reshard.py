@@ -1,12 +1,40 @@
 """`partial-fc checkpoint merge` and `reshard`: the files of W ranks become those of another number."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from partial_fc.checkpoint.head_state import hard_negatives_name
-from partial_fc.checkpoint.output import Output, new_checkpoint, print_notes
-from partial_fc.checkpoint.read import Checkpoint, open_with_centres
-from partial_fc.checkpoint.snapshot import below, local_name
-from partial_fc.verbs.checkpoint.options import MergeOptions, ReshardOptions
+import tyro
+
+from partial_fc.flags.numbers import PROCESSES, check_numbers
+
+if TYPE_CHECKING:
+    from partial_fc.checkpoint.output import Output
+    from partial_fc.checkpoint.read import Checkpoint
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """One set of files, as one process would have written it. (Training needs none of this: any number of ranks loads
+    what any other wrote.)"""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR...")]
+    """A checkpoint, or a folder whose newest counts; several where each host has written into a folder of its own."""
+    out: Path
+    """The new checkpoint's folder; --resume takes it."""
+
+
+@dataclass(frozen=True)
+class ReshardOptions(MergeOptions):
+    """The files that another number of ranks would have written, bit for bit the same rows: for hosts that each have
+    a folder of their own, or to join those folders (with the number of ranks that they are from)."""
+
+    world_size: int
+    """Ranks that the new files are for."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, world_size=PROCESSES)
 
 
 def merge(options: MergeOptions) -> None:
@@ -15,18 +43,28 @@ def merge(options: MergeOptions) -> None:
 
 def reshard(options: ReshardOptions) -> None:
     """Raises ValueError where a file is missing or damaged, or the folders are not of one checkpoint."""
+    from partial_fc.checkpoint.head_state import tables_in
+    from partial_fc.checkpoint.output import new_checkpoint, print_notes
+    from partial_fc.checkpoint.read import open_with_centres
+
     size = options.world_size
-    stored = open_with_centres(*options.folders)
+    stored = open_with_centres(*options.folders, named=True)
+    tables = tables_in(stored.manifest, stored.where)
     made_by = f"written anew for {size} rank(s), from {stored.world_size} ({stored.where})"
     manifest = {**stored.manifest, "world_size": size}
     with new_checkpoint(options.out, manifest, stored.class_names, made_by) as output:
-        output.rows(stored.rows())
+        for name in tables:
+            output.rows(stored.rows(table=name), name)
         print_notes(copy_other_files(stored, output))
-    print(f"{options.out}: step {stored.step}, {manifest['num_classes']} classes, {size} rank(s)")
+    counts = ", ".join(f"{f'{name}: ' if name else ''}{facts['num_classes']} classes" for name, facts in tables.items())
+    print(f"{options.out}: step {stored.step}, {counts}, {size} rank(s)")
 
 
-def copy_other_files(stored: Checkpoint, output: Output, same_classes: bool = True) -> Iterator[str]:
+def copy_other_files(stored: "Checkpoint", output: "Output", same_classes: bool = True) -> Iterator[str]:
     """Writes all but the head's rows; yields what is left out or becomes something else."""
+    from partial_fc.checkpoint.head_state import hard_negatives_name, tables_in
+    from partial_fc.checkpoint.snapshot import below, local_name
+
     for name in ("backbone.safetensors", "optimizer.safetensors"):
         output.tensors(name, stored.load(name))
     before, size = stored.world_size, output.world_size
@@ -41,12 +79,13 @@ def copy_other_files(stored: Checkpoint, output: Output, same_classes: bool = Tr
     for rank, tensors in enumerate(local):
         if tensors:
             output.tensors(local_name(rank, size), tensors, rank)
-    for rank in range(before):
-        name = hard_negatives_name(rank, before)
-        lists = stored.load(name, optional=True)
-        if lists and (before != size or not same_classes):
-            yield "lists of hard negatives are for the same ranks with the same classes: left out, they grow anew"
-            output.manifest["hard_negatives"] = 0
-            return
-        if lists:
-            output.tensors(name, lists, rank)
+    for table, facts in tables_in(output.manifest, str(output.folder)).items():
+        for rank in range(before):
+            name = hard_negatives_name(table, rank, before)
+            lists = stored.load(name, optional=True)
+            if lists and (before != size or not same_classes):
+                yield "lists of hard negatives are for the same ranks with the same classes: left out, they grow anew"
+                facts["hard_negatives"] = 0
+                break
+            if lists:
+                output.tensors(name, lists, rank)

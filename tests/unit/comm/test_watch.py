@@ -1,5 +1,5 @@
-"""The words of a report from made-up servers; the server with several ranks in one process. (Launches that really hang:
-tests/recipes/test_hang_report.py.)"""
+"""The words of a report from made-up states; the status server with several ranks in one process. (Launches that really
+hang: tests/recipes/launchers/test_hang_report.py.)"""
 
 import json
 import logging

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint.initial_centres import check_whole, load_centres, open_centres
+from partial_fc.checkpoint.consistency import open_centres
+from partial_fc.checkpoint.rows_now import load_centres
 from partial_fc.comm import SingleWorld
 from partial_fc.head import PartialFC
 from partial_fc.head.rows import RowAdamW
@@ -52,8 +53,8 @@ def test_centres_alone_cannot_be_resumed(tmp_path):
     torch.save(torch.ones(11, D), tmp_path / "rank_0_softmax_weight.pt")
     import_centres(ImportOptions((tmp_path,), tmp_path / "out"))
     with pytest.raises(ValueError, match="without a backbone: start with --head-centres"):
-        check_whole(checkpoint.Checkpoint(tmp_path / "out"))
+        checkpoint.Checkpoint(tmp_path / "out").check_has_backbone()
     load_centres(open_centres(tmp_path / "out", SingleWorld()), head := fresh(1)[0])
     assert bool((head.centres == 1).all())
     (whole_one,) = save(tmp_path / "a", heads_of(1))
-    check_whole(checkpoint.Checkpoint(whole_one))
+    checkpoint.Checkpoint(whole_one).check_has_backbone()
