@@ -5,6 +5,8 @@ import functools
 import io
 import math
 import pickle
+import pickletools
+import re
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -13,21 +15,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 _DTYPES: dict[str, np.dtype[Any] | None] = {d.str[1:]: d for d in map(np.dtype, "?bBhHiIqQefd")} | {"O8": None}
+_AS_ASCII = bytes(range(128)) + b"?" * 128
+_MOST_TUPLES = 10_000  # beside dictionaries
 _DAMAGED = (pickle.UnpicklingError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, struct.error)
 
 
 def loads(content: bytes, kind: "type[Unpickler] | None" = None) -> Any:
     """The value; its arrays are `Array`s. kind: one that takes more than plain values. Raises ValueError for what is
     damaged or no pickle of plain values."""
+    unpickler = kind or Unpickler
     try:
-        return (kind or Unpickler)(io.BytesIO(content), encoding="bytes").load()  # Python 2's str are image files
+        _check_hashed(content, unpickler.has_dictionaries)
+        return unpickler(io.BytesIO(content), encoding="bytes").load()  # Python 2's str are image files
     except (EOFError, MemoryError) as error:
         raise ValueError("cut off or damaged: it ends within a value") from error
     except _DAMAGED as error:
         raise ValueError(f"damaged: {error}") from error
 
 
+def _check_hashed(content: bytes, has_dictionaries: bool) -> None:
+    """Raises UnpicklingError for a file that has tuples hashed which may be nested without end: that takes C's stack,
+    and ends the process."""
+    refused = {"EMPTY_SET", "FROZENSET"} if has_dictionaries else {"EMPTY_SET", "FROZENSET", "DICT", "EMPTY_DICT"}
+    if not content.startswith(b"\x80"):  # Python 2's protocol 0 is text with bytes in it, which genops would decode
+        content = re.sub(rb"S'[^\n]*", lambda found: found[0].translate(_AS_ASCII), content)
+    num_tuples = 0
+    for operation, _, _ in pickletools.genops(content):
+        num_tuples += operation.name.startswith("TUPLE")
+        if operation.name in refused or (has_dictionaries and num_tuples > _MOST_TUPLES):
+            raise pickle.UnpicklingError(f"{operation.name} is nothing that such a file has, or not so often")
+
+
 class Unpickler(pickle.Unpickler):
+    has_dictionaries = False  # whether its files may have some
+
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         if (module, name) not in _CLASSES:
             raise ValueError(

@@ -152,6 +152,8 @@ def _is_state(state: tuple[Any, ...]) -> bool:
 class _Unpickler(restricted_pickle.Unpickler):
     """Of plain values, arrays, and other objects as what they hold."""
 
+    has_dictionaries = True
+
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         if (module, name) == ("mxnet.ndarray.ndarray", "NDArray"):
             return _Array
