@@ -164,6 +164,7 @@ class Head(PartialFC):
     """The rows, and how many steps moved them."""
 
     rows: Rows = None  # type: ignore[assignment]
+    centres = None  # of an instance: the rows as they are
 
     def __init__(self, world: Any):
         self.world, self.num_classes, self.embedding_size, self.sub_centres = world, NUM_CLASSES, 1, 1
