@@ -6,23 +6,25 @@ from typing import Annotated, Literal
 
 import tyro
 
+from partial_fc.flags.facts import Basic, In, may_change
 from partial_fc.flags.numbers import PORT, PROCESSES, THREADS, check_numbers
 
 
+@may_change
 @dataclass(frozen=True, kw_only=True)
 class LaunchFlags:
     """How the processes are started and find each other. horovodrun, mpirun, torchrun and srun need none of these;
     without them --gpus (and --nodes) start the processes."""
 
-    nodes: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
+    nodes: Annotated[int, tyro.conf.arg(aliases=["-n"]), In(PROCESSES)] = 1
     """Hosts of the run. Give the same command on each, with its own --nr."""
-    gpus: Annotated[int, tyro.conf.arg(aliases=["-g"])] = 1
+    gpus: Annotated[int, tyro.conf.arg(aliases=["-g"]), In(THREADS), Basic] = 1
     """Processes to start on this host, one for each GPU; on the CPU where there is none."""
     nr: Annotated[int, tyro.conf.arg(aliases=["-nr"])] = 0
     """Number of this host among --nodes, from 0."""
     master_addr: str | None = None
     """Address of the host with --nr 0, as the others reach it; needed for more than one node."""
-    master_port: int | None = None
+    master_port: Annotated[int | None, In(PORT)] = None
     """A free port of that host, the same on all nodes. none: 8888; on a single node whichever is free."""
     network_interface: str | None = None
     """Where hosts have several networks, the one between them, for example eth0 (`ip addr` lists them). none: what
@@ -34,10 +36,10 @@ class LaunchFlags:
     comm_timeout: float = 600.0
     """Seconds that an exchange between the processes may take before it is reported as hung and the run ends; 0: for
     ever."""
-    start_timeout: float = 120.0
+    start_timeout: Annotated[float, In("(0, inf)")] = 120.0
     """Seconds in which all processes must have found each other. (horovodrun has a --start-timeout of its own; where
     hosts come and go this is the one.)"""
-    restarts: int = 0
+    restarts: Annotated[int, In("[0, 1000000]")] = 0
     """So many times at most, where a process fails or is killed, all go on from the newest checkpoint: each is started
     again at once, in place, with its libraries loaded. Not where five tries bring no step beyond the furthest, nor what
     fails before its first step. With --gpus, --nodes, `partial-fc launch`, srun, and horovodrun where hosts come and go
@@ -48,8 +50,7 @@ class LaunchFlags:
     """Only GPU algorithms that repeat bit by bit, and no messages that Horovod joins by chance (slower)."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, nodes=PROCESSES, gpus=THREADS, master_port=PORT, start_timeout="(0, inf)")
-        check_numbers(self, restarts="[0, 1000000]")
+        check_numbers(self)
         if not 0 <= self.nr < self.nodes:
             raise ValueError(
                 f"--nr is {self.nr}, of --nodes {self.nodes}; nodes are numbered from 0 to {self.nodes - 1}"

@@ -2,25 +2,28 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from partial_fc.flags.facts import Basic, Counts, In, may_change
 from partial_fc.flags.numbers import PORT, PROCESSES, check_numbers, flag
 
 
+@may_change
 @dataclass(frozen=True, kw_only=True)
 class RendezvousFlags:
     """Several hosts without a launcher: the same command on each, with its own --shard-id. They meet in a Redis server,
     or else in a folder that all of them see."""
 
-    num_shards: int = 1
+    num_shards: Annotated[int, In(PROCESSES), Basic, Counts] = 1
     """Hosts of the run."""
-    shard_id: int = 0
+    shard_id: Annotated[int, Basic] = 0
     """Number of this host among --num-shards, from 0."""
-    run_id: str | None = None
+    run_id: Annotated[str | None, Basic] = None
     """A name for this run, the same on all hosts and of no other run that goes on."""
     redis_host: str | None = None
     """Host of the Redis server. Its password comes from REDIS_PASSWORD in the environment, or a file; a user's name
     from REDIS_USERNAME."""
-    redis_port: int = 6379
+    redis_port: Annotated[int, In(PORT)] = 6379
     redis_password_file: Path | None = None
     """A file with nothing but the password."""
     redis_tls: bool = False
@@ -30,12 +33,12 @@ class RendezvousFlags:
     redis_cert: Path | None = None
     """Our certificate, where the server asks for one (`tls-auth-clients`), with --redis_key."""
     redis_key: Path | None = None
-    file_store_path: Path = Path("/tmp")
+    file_store_path: Annotated[Path, Basic] = Path("/tmp")
     """Without --redis-host: a folder that all hosts see (NFS), in which they meet. /tmp serves shards of one host
     only."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, num_shards=PROCESSES, redis_port=PORT)
+        check_numbers(self)
         if not 0 <= self.shard_id < self.num_shards:
             raise ValueError(
                 f"--shard-id is {self.shard_id}, of --num-shards {self.num_shards}; shards are numbered from 0 to "

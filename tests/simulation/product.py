@@ -81,7 +81,7 @@ class StoreHere:
 class Silent:
     """Takes whatever is asked of it."""
 
-    images_per_s = 0.0
+    samples_per_s = 0.0
 
     def __init__(self, *_given: object):
         pass
@@ -215,7 +215,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         (run, "meet", meet),
         (run, "open_files", lambda *_: _log),
         (run, "header", Silent()),
-        (run, "write_results", write_results),
+        (run.Run, "_write_results", write_results),
         # Nothing draws random numbers here; to seed torch and to look for versions is half of the time.
         (loop, "torch", SimpleNamespace(manual_seed=lambda seed: None)),
         (device, "metadata", SimpleNamespace(version=lambda name: "0", PackageNotFoundError=KeyError)),
