@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 _DTYPES: dict[str, np.dtype[Any] | None] = {d.str[1:]: d for d in map(np.dtype, "?bBhHiIqQefd")} | {"O8": None}
-_AS_ASCII = bytes(range(128)) + b"?" * 128
 _MOST_TUPLES = 10_000  # beside dictionaries
 _DAMAGED = (pickle.UnpicklingError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, struct.error)
 
@@ -37,13 +36,17 @@ def _check_hashed(content: bytes, has_dictionaries: bool) -> None:
     """Raises UnpicklingError for a file that has tuples hashed which may be nested without end: that takes C's stack,
     and ends the process."""
     refused = {"EMPTY_SET", "FROZENSET"} if has_dictionaries else {"EMPTY_SET", "FROZENSET", "DICT", "EMPTY_DICT"}
-    if not content.startswith(b"\x80"):  # Python 2's protocol 0 is text with bytes in it, which genops would decode
-        content = re.sub(rb"S'[^\n]*", lambda found: found[0].translate(_AS_ASCII), content)
     num_tuples = 0
-    for operation, _, _ in pickletools.genops(content):
-        num_tuples += operation.name.startswith("TUPLE")
-        if operation.name in refused or (has_dictionaries and num_tuples > _MOST_TUPLES):
-            raise pickle.UnpicklingError(f"{operation.name} is nothing that such a file has, or not so often")
+    try:
+        for operation, _, _ in pickletools.genops(content):
+            num_tuples += operation.name.startswith("TUPLE")
+            if operation.name in refused or (has_dictionaries and num_tuples > _MOST_TUPLES):
+                raise pickle.UnpicklingError(f"{operation.name} is nothing that such a file has, or not so often")
+    except UnicodeDecodeError:  # of Python 2's protocol 0, whose str are text in quotes with any bytes in it
+        without, number = re.subn(rb"S'[^\n]*'\n", b"S''\n", content)
+        if not number or without == content:
+            raise
+        _check_hashed(without, has_dictionaries)
 
 
 class Unpickler(pickle.Unpickler):
