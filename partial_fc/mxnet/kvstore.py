@@ -152,15 +152,11 @@ def absent(after_s: float, environ: Mapping[str, str] = os.environ) -> str:
     number = f"worker {environ['DMLC_TASK_ID']}" if "DMLC_TASK_ID" in environ else "a worker"
     try:
         with socket.create_connection((host, int(port)), timeout=3):
-            who = (
-                f"the scheduler at {host}:{port} answers, so that one or more of the {num_servers} server(s) and "
-                f"{num_workers} worker(s) are missing: look for the last lines of each; PS_VERBOSE=1 shows who came"
-            )
+            who = f"the scheduler at {host}:{port} answers, so that one or more of the {num_servers} server(s) and "
+            who += f"{num_workers} worker(s) are missing: look for the last lines of each; PS_VERBOSE=1 shows who came"
     except OSError as error:
-        who = (
-            f"the scheduler at {host}:{port} does not answer ({error.strerror or error}): did it start, and is that "
-            "address right?"
-        )
+        who = f"the scheduler at {host}:{port} does not answer ({error.strerror or error}): did it start, and is that "
+        who += "address right?"
     return f"{number} on {socket.gethostname()} waited {after_s:g} s (--start-timeout) for the rest of the job: {who}"
 
 

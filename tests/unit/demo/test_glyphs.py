@@ -15,7 +15,7 @@ from partial_fc.data.pairs import read_pairs
 from partial_fc.data.recordio import RecordReader, unpack
 from partial_fc.verbs.demo import glyphs
 from partial_fc.verbs.demo.glyphs import GlyphOptions, build
-from partial_fc.verbs.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, characters, choose, find_fonts
+from partial_fc.verbs.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, find_fonts
 from partial_fc.verbs.demo.glyphs_pairs import SETS, lookalikes
 from partial_fc.verbs.demo.glyphs_render import Pen, drawing, workers
 
@@ -178,24 +178,6 @@ def test_a_typeface_is_used_only_for_what_it_draws(pen: Pen) -> None:
     assert NEVER_TRAINED not in drawn[0x359E]
     assert drawn[0x4E7E] == drawn[0x4E81] == tuple(i for i in CHINESE if i != microhei)
     assert drawn[0x4E00] == CHINESE
-
-
-def test_characters_need_five_typefaces() -> None:
-    held = [{1, 2}, {1, 2}, {1, 2}, {1, 2}, {2}, {3}]
-    fonts = [Font(Path("x"), 0, "1", frozenset(codes)) for codes in held]
-    assert characters(fonts) == {2: (0, 1, 2, 3, 4)}
-
-
-def test_characters_of_all_chinese_typefaces_come_first() -> None:
-    standing = {code: CHINESE if code % 2 else CHINESE[:5] for code in range(100)}
-    classes, unseen = choose(standing, num_classes=70, num_unseen=20, seed=0)
-    assert all(code % 2 for code in unseen + classes[:30])
-    assert not any(code % 2 for code in classes[30:])
-    assert len(set(classes + unseen)) == 90
-    with pytest.raises(ValueError, match="at most 80 classes"):
-        choose(standing, num_classes=81, num_unseen=20, seed=0)
-    with pytest.raises(ValueError, match="only 50 characters"):
-        choose(standing, num_classes=1, num_unseen=51, seed=0)
 
 
 def test_missing_fonts_name_their_packages(tmp_path: Path) -> None:
