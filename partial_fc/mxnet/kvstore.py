@@ -1,12 +1,10 @@
 """MXNet's key-value stores (KVStore), opened so that a job that fails also ends.
 
-What 1.9.1 does, each of which was seen, and what is done about it here:
+What 1.9.1 does, and what is done about it here:
 
-- To free a distributed store is to wait for all other processes of the job, so a worker that raised never ended.
-  Here `close` frees it, and only a worker that has done its part calls that.
+- To free a distributed store waits for all other processes: only a worker that has done its part calls `close`.
 - `kvstore.create` waits for ever for a server that is missing. Here it has a deadline.
-- A name that it does not know, "horovod" among them, gives a store of one process, without a word. `joined` is given
-  names that its caller has checked.
+- A name that it does not know, "horovod" among them, gives a store of one process: the caller of `joined` checks it.
 - A distributed store with compression refuses `pushpull`, which is what Module calls. Here it is a push and a pull.
 - Work that is queued when Python ends is dropped, and the other workers wait for it: `joined` waits before it leaves.
 """
