@@ -35,7 +35,7 @@ class Muon(_AdamW):  # type: ignore[misc, valid-type]
 
     By 0.2 * sqrt(longer side) w moves as far as AdamW would move it, so that one learning rate and one weight decay do
     for both. (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon; Liu et al., 2025,
-    https://arxiv.org/abs/2502.16982.) As torch.optim.Muon with adjust_lr_fn="match_rms_adamw", in the parameter's dtype.
+    https://arxiv.org/abs/2502.16982.) As torch.optim.Muon with adjust_lr_fn="match_rms_adamw" (in the dtype of w).
     Replicas stay equal where processes multiply alike: on processors of one kind, with equal numbers of threads.
     """
 
