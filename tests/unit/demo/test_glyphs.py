@@ -15,7 +15,7 @@ from partial_fc.data.pairs import read_pairs
 from partial_fc.data.recordio import RecordReader, unpack
 from partial_fc.verbs.demo import glyphs
 from partial_fc.verbs.demo.glyphs import GlyphOptions, build
-from partial_fc.verbs.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, find_fonts
+from partial_fc.verbs.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, choose, find_fonts
 from partial_fc.verbs.demo.glyphs_pairs import SETS, lookalikes
 from partial_fc.verbs.demo.glyphs_render import Pen, drawing, workers
 
@@ -180,6 +180,18 @@ def test_a_typeface_is_used_only_for_what_it_draws(pen: Pen) -> None:
     assert drawn[0x4E00] == CHINESE
 
 
+def test_characters_of_all_chinese_typefaces_come_first() -> None:
+    standing = {code: CHINESE if code % 2 else CHINESE[:5] for code in range(100)}
+    classes, unseen = choose(standing, num_classes=70, num_unseen=20, seed=0)
+    assert all(code % 2 for code in unseen + classes[:30])
+    assert not any(code % 2 for code in classes[30:])
+    assert len(set(classes + unseen)) == 90
+    with pytest.raises(ValueError, match="at most 80 classes"):
+        choose(standing, num_classes=81, num_unseen=20, seed=0)
+    with pytest.raises(ValueError, match="only 50 characters"):
+        choose(standing, num_classes=1, num_unseen=51, seed=0)
+
+
 def test_missing_fonts_name_their_packages(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"apt-get install fonts-arphic-ukai fonts-arphic-uming fonts-nanum"):
         build(replace(SMALL, out=tmp_path / "set", fonts=tmp_path))
@@ -221,11 +233,3 @@ def test_other_options_or_damage_are_errors(folder: Path, tmp_path: Path) -> Non
     (copy / "manifest.json").unlink()
     with pytest.raises(ValueError, match="is no glyph set"):
         build(replace(SMALL, out=copy))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("pairs", 6010), ("num_classes", 0), ("quality", 101), ("num_unseen", 100), ("image_size", 8)]
-)
-def test_options_are_checked(field: str, value: int) -> None:
-    with pytest.raises(ValueError, match=field.replace("_", "-")):
-        GlyphOptions(out=Path("x"), **{field: value})
