@@ -58,9 +58,10 @@ class Found:
     step: int | None
 
     def model(self) -> EmbeddingModel:
-        network = self.network
+        network, module = self.network, self.network.build("meta")  # a fresh one's weights would be drawn for nothing
+        module.load_state_dict({name: _fp32(t) for name, t in self.weights.items()}, assign=True)
         return EmbeddingModel(
-            self._module(),
+            module,
             network.name,
             network.embedding_size,
             network.image_size,
@@ -69,11 +70,6 @@ class Found:
             source=self.source,
             step=self.step,
         )
-
-    def _module(self) -> nn.Module:
-        module = self.network.build("meta")  # the weights of a fresh one would be drawn for nothing
-        module.load_state_dict({name: _fp32(t) for name, t in self.weights.items()}, assign=True)
-        return module
 
     def start(self, module: nn.Module, wanted: Network) -> None:
         """Gives the weights to a module, which is `wanted`, to train on from them. Raises ValueError where they are of

@@ -10,8 +10,7 @@ copies: a forward of evaluation leaves MXNet's in the order of numbers that oneD
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -74,7 +73,8 @@ class Graph:
         return _Forward.apply(self, tensors, (module.training, torch.is_grad_enabled()), image_B, *parameters)
 
     def forward(self, image_B: Tensor, training: bool, recording: bool) -> "mx.nd.NDArray":
-        with _mode(training, recording):
+        scope = mx.autograd.record if recording else mx.autograd.pause
+        with scope(train_mode=training):
             return self._block(to_mxnet(image_B))
 
     def backward(self, output_B: "mx.nd.NDArray", grad_B: Tensor, training: bool) -> list[Tensor]:
@@ -145,10 +145,3 @@ def to_mxnet(tensor: Tensor) -> "mx.nd.NDArray":
 def to_torch(array: "mx.nd.NDArray") -> Tensor:
     """The same memory, once what was to be computed there has been."""
     return dlpack.from_dlpack(array.to_dlpack_for_read())
-
-
-@contextmanager
-def _mode(training: bool, recording: bool) -> Iterator[None]:
-    scope = mx.autograd.record if recording else mx.autograd.pause
-    with scope(train_mode=training):
-        yield

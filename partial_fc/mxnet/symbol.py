@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from partial_fc.files import read_text
 from partial_fc.foreign import mxnet_ndarray
-from partial_fc.foreign.state_dicts import misfits
+from partial_fc.foreign.state_dicts import misfits, some
 from partial_fc.mxnet import mx
 from partial_fc.mxnet.graph import Graph
 
@@ -26,7 +26,6 @@ _LOSSES = {
     *("SVMOutput", "MakeLoss", "make_loss"),
 }
 _MULTIPLIERS = ("__lr_mult__", "lr_mult", "__wd_mult__", "wd_mult")
-_MOST_NAMES = 10  # in a message
 
 
 class SymbolNetwork(nn.Module):
@@ -85,20 +84,18 @@ def read_network(
     arguments = output.list_arguments()
     if "data" not in arguments:
         raise ValueError(
-            f"{where}: the network's input must be called data; its arguments are {_some(arguments)}. Rename the "
+            f"{where}: the network's input must be called data; its arguments are {some(arguments)}. Rename the "
             f"variable in {symbol_path}"
         )
     moving = {name for pair in _moving_averages(_nodes(output)) for name in pair}
     if other := [name for name in output.list_auxiliary_states() if name not in moving]:
-        raise ValueError(
-            f"{where}: auxiliary states of no batch norm, {_some(other)}: nothing here knows what they are"
-        )
+        raise ValueError(f"{where}: auxiliary states of no batch norm, {some(other)}: nothing here knows what they are")
     shapes, width = _shapes(output, where, image_size)
     arrays, left = _arrays(params_path, shapes, output.list_auxiliary_states(), where, image_size)
-    notes = [f"{params_path}: not used up to {_name(output)}: {_some(left)}"] if left else []
+    notes = [f"{params_path}: not used up to {_name(output)}: {some(left)}"] if left else []
     if names := sorted({name for name, _ in _multipliers(output)}):
         notes.append(
-            f"{symbol_path}: lr_mult and wd_mult, of {_some(names)}, are not followed, but that an lr_mult of 0 keeps "
+            f"{symbol_path}: lr_mult and wd_mult, of {some(names)}, are not followed, but that an lr_mult of 0 keeps "
             "an argument as it is"
         )
     network = SymbolNetwork(output, arrays)
@@ -125,7 +122,7 @@ def _output(symbol: "mx.sym.Symbol", name: str | None, path: Path, image_size: i
     if name is None:
         outputs = symbol.list_outputs()
         if len(outputs) > 1:
-            raise ValueError(f"{path} has {len(outputs)} outputs: {_some(outputs)}; say which one with --output-name")
+            raise ValueError(f"{path} has {len(outputs)} outputs: {some(outputs)}; say which one with --output-name")
         output = symbol.get_children()[0] if _operator(symbol) in _LOSSES else symbol
     else:
         internals = symbol.get_internals()
@@ -150,7 +147,7 @@ def _no_output(internals: "mx.sym.Symbol", name: str, path: Path, image_size: in
     wide = [o for o, shape in zip(outputs, shapes, strict=True) if o not in arrays and len(shape) == 2]
     near = difflib.get_close_matches(name, [o.removesuffix("_output") for o in outputs if o not in arrays], n=3)
     meant = f"; did you mean {' or '.join(near)}?" if near else "."
-    return f"{path} has no output {name}{meant} Those of two dimensions, as an embedding has: {_some(wide[::-1])}"
+    return f"{path} has no output {name}{meant} Those of two dimensions, as an embedding has: {some(wide[::-1])}"
 
 
 def _shapes(output: "mx.sym.Symbol", where: str, image_size: int) -> tuple[dict[str, tuple[int, ...]], int]:
@@ -183,7 +180,7 @@ def _arrays(
     given = mxnet_ndarray.read(path)
     if given and not any(name.startswith(("arg:", "aux:")) for name in given):
         raise ValueError(
-            f"{path}: its names, {_some(list(given))}, do not begin with arg: or aux:; expected a file of "
+            f"{path}: its names, {some(list(given))}, do not begin with arg: or aux:; expected a file of "
             "mx.model.save_checkpoint or HybridBlock.export (gluon's save_parameters writes no symbol's names)"
         )
     of_ours = {f"{'aux' if name in auxiliary else 'arg'}:{name}": name for name in shapes}
@@ -287,11 +284,6 @@ def _register(module: nn.Module, name: str, values: Tensor, trained: bool | None
 
 
 # ---- words
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _brief(error: Exception) -> str:

@@ -33,11 +33,9 @@ class Muon(_AdamW):  # type: ignore[misc, valid-type]
         u = orthogonal(0.95 m + 0.05 g)               u u^T = 1, about; a convolution is a matrix (out, in * places)
         w = w - lr * (weight_decay * w + 0.2 * sqrt(longer side) * u)
 
-    0.2 * sqrt(longer side): a number of w moves as far, in the root of the mean square, as AdamW moves it, so that one
-    learning rate and one weight decay do for both. (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon;
-    Liu et al., 2025, https://arxiv.org/abs/2502.16982.) As torch.optim.Muon with adjust_lr_fn="match_rms_adamw", which
-    takes matrices only and multiplies in bfloat16; here in the parameter's dtype.
-
+    By 0.2 * sqrt(longer side) w moves as far as AdamW would move it, so that one learning rate and one weight decay do
+    for both. (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon; Liu et al., 2025,
+    https://arxiv.org/abs/2502.16982.) As torch.optim.Muon with adjust_lr_fn="match_rms_adamw" (in the dtype of w).
     Replicas stay equal where processes multiply alike: on processors of one kind, with equal numbers of threads.
     """
 

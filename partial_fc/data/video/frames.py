@@ -41,13 +41,10 @@ class FrameFolder:
         for number in sorted(set(choose(self.num_frames))):
             name = _IMAGE.format(number + 1)
             try:
-                content = read_bytes(self.path / name, MAX_FILE_BYTES)
-            except OSError as error:
-                what = "not found" if isinstance(error, FileNotFoundError) else error.strerror
-                raise BadRecord(f"{name}: {what}; the list says {self.num_frames} frames") from None
-            try:
-                image = decode(content)
-            except BadRecord as error:
+                image = decode(read_bytes(self.path / name, MAX_FILE_BYTES))
+            except FileNotFoundError:
+                raise BadRecord(f"{name}: not found; the list says {self.num_frames} frames") from None
+            except (OSError, BadRecord) as error:
                 raise BadRecord(f"{name}: {error}") from None
             self.num_decoded += 1
             yield number, image

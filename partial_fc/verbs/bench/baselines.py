@@ -1,10 +1,9 @@
 """Two heads without processes, `plain` and `torch`: what the head of this project is measured against, never used to
 train.
 
-Both hold all of their classes in one process and know of no other. Where several processes are measured, each trains
-its own share of the classes with the whole batch, and nothing is exchanged: a bound from below for the time that a
-sharded program around them would take. With a sample rate they train the rows that take part in a step, and the others
-rest, as in PartialFC; the classes of the batch come on top of the rate.
+Both hold all of their classes in one process. Where several processes are measured, each trains its own share of the
+classes with the whole batch, and nothing is exchanged: a lower bound. With a sample rate they train the rows that take
+part in a step, as PartialFC; the classes of the batch come on top of the rate.
 """
 
 import math

@@ -1,13 +1,11 @@
 """The textbook sharded softmax, as users of InsightFace run it: what the head of this project is measured against,
 never used to train.
 
-Written from the published descriptions of Partial FC (https://arxiv.org/abs/2010.05222) and of what its well-known
-implementation does in a step: float32 logits of all sampled classes held at once, in three or four tensors (clamped,
-scaled, softmax in place, gradients), torch.topk over random numbers made on the CPU to sample, three reductions for
-the softmax, a dense gradient over all local rows, and a dense SGD with momentum over them. With precision "bf16" the
-logits' products are under torch.autocast, and what follows is float32, as there. One difference: the classes of the
-batch come on top of the sample rate, as in PartialFC, so that all sides train equally many rows; InsightFace counts
-them within it.
+Written from the published descriptions of Partial FC (https://arxiv.org/abs/2010.05222) and of a step of its well-known
+implementation: float32 logits of all sampled classes at once, in three or four tensors, torch.topk over random numbers
+made on the CPU to sample, three reductions for the softmax, a dense gradient over all local rows, and a dense SGD with
+momentum over them. "bf16": the logits' products under torch.autocast. One difference: the classes of the batch come on
+top of the sample rate, as in PartialFC, so that all sides train equally many rows.
 """
 
 import torch

@@ -91,16 +91,16 @@ def kept_bytes(workload: PlanOptions) -> dict[str, int]:
 
 def kernel_bytes(workload: PlanOptions) -> int:
     """Bytes that a kernel works in, whatever the number of classes."""
+    operand = DTYPES[workload.precision].itemsize
     if workload.impl == "triton":
         rows, kept = _chunk_rows(workload), _taken_over(workload)
         weights = kept + (rows if kept < workload.sampled else 0)
-        return weights * workload.batch * DTYPES[workload.precision].itemsize + rows * workload.dim * 4
+        return weights * workload.batch * operand + rows * workload.dim * 4
     if workload.impl == "cpu":
         # Packed features for all threads; the features' gradient of each, and the chunk of centres in its cache.
-        common = 2 * workload.batch * workload.dim * DTYPES[workload.precision].itemsize
-        each = workload.batch * workload.dim * 4 + _CACHE_BYTES
+        common, each = 2 * workload.batch * workload.dim * operand, workload.batch * workload.dim * 4 + _CACHE_BYTES
         # Rows move where their gradients are formed, which are never stored.
-        return common + workload.threads * each + _taken_over(workload) * _exp_bytes(workload) * _padded_batch(workload)
+        return common + workload.threads * each + _taken_over(workload) * operand * _padded_batch(workload)
     rows = _chunk_rows(workload)
     # A chunk and the rest of the one before: eight tensors like its centres in float32, five like its logits, a mask.
     return rows * (8 * workload.dim * 4 + workload.batch * (5 * 4 + 1))
@@ -131,11 +131,7 @@ def _taken_over(workload: PlanOptions) -> int:
     if workload.impl != "cpu":
         return 0
     room = cpu.exp_cache_bytes(workload.local_classes * workload.dim * DTYPES[workload.dtype].itemsize)
-    return min(workload.sampled, room // (_exp_bytes(workload) * _padded_batch(workload)))
-
-
-def _exp_bytes(workload: PlanOptions) -> int:
-    return 2 if workload.precision == "bf16" else 4
+    return min(workload.sampled, room // (DTYPES[workload.precision].itemsize * _padded_batch(workload)))
 
 
 def memory(workload: PlanOptions) -> dict[str, int]:

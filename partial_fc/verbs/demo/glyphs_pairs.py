@@ -1,8 +1,7 @@
 """Which pairs of glyph images the verification sets hold.
 
-All three sets are of characters never trained on. Half of the pairs show one character twice, half two
-characters; each of the ten folds holds as many of one kind as of the other. The two images of a pair are
-always in two typefaces, in both kinds, so the typeface says nothing about the answer.
+All three sets are of characters never trained on. Half of the pairs show one character twice, in each of the ten folds;
+the two images of a pair are always in two typefaces, so that the typeface says nothing about the answer.
 - unseen: any two of the trained typefaces; the second character is drawn at random.
 - unseen_font: the first image is in the typeface never trained on, the second in a trained one.
 - lookalike: as unseen, but the two characters of a pair are among each other's most similar ones.

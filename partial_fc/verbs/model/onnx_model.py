@@ -24,7 +24,6 @@ INPUT, OUTPUT = "input", "embedding"
 _OPSET = 18
 _PIXELS = "float32 (N, 3, H, W), RGB, pixel, 0 to 255"
 _NEEDED = "`pip install onnx onnxscript onnxruntime`"
-_QUIET = ("torch.onnx", "onnxscript", "onnx_ir", "root")
 
 
 class _FromPixels(nn.Module):
@@ -164,13 +163,11 @@ def _package(name: str) -> Any:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the advice of the exporter's parts to those who write them."""
-    before = {name: logging.getLogger(name).level for name in _QUIET}
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for name in before:
-            logging.getLogger(name).setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
+        logging.disable(before)

@@ -93,14 +93,6 @@ def test_rows_that_lie_elsewhere_need_little_here():
         assert sum(plan.memory(apart).values()) < 0.1 * everything
 
 
-def test_rows_that_lie_elsewhere_have_a_way_to_go():
-    machine = Machine(Rates({"bf16": 1e6}, 1000.0, math.inf), 0.5, 10.0, 1e-5, place_gbytes_per_s=2.0)
-    far = plan.head_seconds(workload(place="disk", sample_rate=0.1), machine)
-    one = sum(plan.row_bytes(workload()).values())
-    assert far["rows from and to their place"] == pytest.approx(workload(sample_rate=0.1).sampled * one / 2e9)
-    assert plan.head_seconds(workload(sample_rate=0.1), machine)["rows from and to their place"] == 0
-
-
 def test_time_follows_from_the_rates():
     machine = Machine(Rates({"bf16": 1e6}, 1000.0, math.inf), 0.5, 10.0, 1e-5)
     full = plan.head_seconds(workload(gpus=1, impl="plain"), machine)

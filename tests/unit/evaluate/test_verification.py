@@ -141,14 +141,6 @@ def test_a_false_accept_rate_below_one_impostor_is_not_measured():
     assert roc.tar_at(0.0) == 1.0
 
 
-def test_far_at_exactly_one_impostor():
-    same = np.array([False, *[True] * 4, *[False] * 999])
-    distances = np.arange(1004) / 1004
-    roc = Roc.from_distances(distances, same, 0.5)
-    assert roc.tar_at(1e-3) == 1.0  # one of 1,000 impostors may be accepted
-    assert roc.tar_at(0.0) == 0.0
-
-
 @pytest.mark.parametrize("kind", [True, False])
 def test_roc_needs_both_kinds(kind):
     with pytest.raises(ValueError, match="genuine and impostor"):
@@ -266,15 +258,3 @@ def test_plot_draws_every_curve(tmp_path):
     assert (both == BLUE).all(2).sum() > 200
     assert (both == ORANGE).all(2).sum() > 200
     assert (one == ORANGE).all(2).sum() == 0
-
-
-def test_plot_of_perfect_separation(tmp_path):
-    same = np.arange(20) < 10
-    plot({"easy": Roc.from_distances(np.where(same, 0.1, 2.0), same, 1.0)}, tmp_path / "easy.png")
-    # No FAR lies between 0 and 1, yet the line along the top must be there.
-    assert (cv2.imread(str(tmp_path / "easy.png")) == BLUE).all(2).sum() > 500
-
-
-def test_nothing_to_plot(tmp_path):
-    with pytest.raises(ValueError, match="no ROC"):
-        plot({}, tmp_path / "roc.png")

@@ -120,13 +120,3 @@ def test_a_file_that_computes_something_else_is_not_left(tmp_path, photos, monke
     assert export([str(tmp_path / "backbone.pth"), *flags]) == 1
     assert "m.onnx is not written" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.onnx*"))
-
-
-def test_a_broken_image_to_calibrate_with_is_named(tmp_path, photos, capsys):
-    torch.save(trained().state_dict(), tmp_path / "backbone.pth")
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    (folder / "a.png").write_bytes(b"\x89PNG cut")
-    flags = ["--image-size", str(SIZE), "--onnx-int8", str(tmp_path / "m.onnx"), "--calibrate", str(folder)]
-    assert export([str(tmp_path / "backbone.pth"), *flags]) == 1
-    assert "a.png" in capsys.readouterr().err

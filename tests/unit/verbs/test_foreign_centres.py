@@ -420,12 +420,6 @@ def test_no_code_of_a_file_runs(tmp_path, old_format):
     assert not (tmp_path / "trace").exists()
 
 
-def test_files_before_pytorch_1_6_are_read(tmp_path):
-    torch.save(values(1), tmp_path / "rank_0_softmax_weight.pt", _use_new_zipfile_serialization=False)
-    import_centres(ImportOptions((tmp_path,), tmp_path / "out"))
-    assert torch.equal(loaded(tmp_path / "out", 1)["centres"], values(1))
-
-
 @pytest.mark.parametrize("content", [torch.ones(3), {"other": torch.ones(2, 2)}, [1, 2], torch.ones(2, 2).long()])
 def test_other_contents_are_named(tmp_path, content):
     torch.save(content, tmp_path / "softmax_fc_gpu_0.pt")
