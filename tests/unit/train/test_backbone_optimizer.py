@@ -53,16 +53,6 @@ def reference(w, curvature, rates, momentum, decay, nesterov):
     return w
 
 
-def test_the_toy_on_which_the_systems_part():
-    """Caffe2 and MXNet's NAG end at 0.411 where torch's Nesterov ends at 0.605."""
-    toys = [Toy([1.0], 0.809), Toy([1.0], 0.809)]
-    ends = [
-        trained(toys[0], RATES, build("sgd", toys[0], 0.9, 0.0, nesterov=True, lr_in_momentum=True)),
-        trained(toys[1], RATES, build("sgd", toys[1], 0.9, 0.0, nesterov=True)),
-    ]
-    assert np.round(ends, 3).tolist() == [[0.411], [0.605]]
-
-
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("rates", [RATES, (0.0, 0.05, 0.1, 0.02, 0.0, 0.3), (0.1,) * 6])
 @pytest.mark.parametrize("decay", [0.0, 0.01])
@@ -80,15 +70,6 @@ def test_equals_torch_while_the_rate_is_constant(nesterov):
     a = trained(own, rates, build("sgd", own, 0.9, 0.01, nesterov=nesterov, lr_in_momentum=True))
     b = trained(torchs, rates, torch.optim.SGD([torchs.w], 0.07, 0.9, weight_decay=0.01, nesterov=nesterov))
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
-
-
-def test_without_momentum_there_is_no_state():
-    own, torchs = Toy([1.0, -2.0]), Toy([1.0, -2.0])
-    optimizer = build("sgd", own, 0.0, 0.01, lr_in_momentum=True)
-    np.testing.assert_allclose(
-        trained(own, RATES, optimizer), trained(torchs, RATES, build("sgd", torchs, 0.0, 0.01)), atol=1e-15
-    )
-    assert named_state(optimizer, own) == {}
 
 
 def test_a_run_that_stops_where_the_rate_falls_goes_on_to_the_same_bits():
