@@ -163,6 +163,7 @@ class Head(PartialFC):
     """The rows, and how many steps moved them."""
 
     rows: Rows = None  # type: ignore[assignment]
+    centres: Tensor = None  # type: ignore[assignment]
 
     def __init__(self, world: Any):
         self.world, self.num_classes, self.embedding_size, self.sub_centres = world, NUM_CLASSES, 1, 1
