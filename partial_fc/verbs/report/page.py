@@ -36,8 +36,7 @@ def page(run: RunFacts) -> str:
     }
     scores = run.history.scores()
     curves, num_points = _curves(run)
-    unit = "samples" if len(run.history.series("speed/samples_per_s")) else "images"
-    rates = run.history.series(f"speed/{unit}_per_s")
+    unit, rates = _speed(run)
     # A dot alone says no more than the table.
     several = any(len(marks) > 1 for marks in scores.values())
     score_chart = line_chart(scores, "score", marks=True, percent=True, until=run.last_step) if several else ""
@@ -91,10 +90,9 @@ def _cards(run: RunFacts) -> dict[str, str]:
         cards = {name: f"{100 * score:.2f} %" for name, score in run.result.get("best", {}).items()}
     if len(run.loss_N3):
         cards["loss"] = f"{run.loss_N3[-_last_tenth(run) :, 1].mean():.4g}"
-    for unit in ("images", "samples"):
-        rates = run.history.series(f"speed/{unit}_per_s")
-        if speed := run.result.get(f"{unit}_per_s") or (rates and rates[-1][1]):
-            cards[f"{unit}/s"] = f"{speed:,.0f}"
+    unit, rates = _speed(run)
+    if speed := run.result.get(f"{unit}_per_s") or (rates and rates[-1][1]):
+        cards[f"{unit}/s"] = f"{speed:,.0f}"
     if seconds := run.result.get("seconds"):
         cards["time"] = str(timedelta(seconds=round(seconds)))
     if peak := run.result.get("peak_memory_bytes"):
@@ -127,6 +125,13 @@ def _curves(run: RunFacts) -> tuple[list[str], int]:
 def _last_values(run: RunFacts) -> dict[str, str]:
     values = run.result.get("evaluations", {})
     return {name: "none" if value is None else f"{value:.6g}" for name, value in values.items()}
+
+
+def _speed(run: RunFacts) -> tuple[str, list[Any]]:
+    """Returns (images or samples, the rates of that as (step, rate))."""
+    series = {unit: run.history.series(f"speed/{unit}_per_s") for unit in ("samples", "images")}
+    unit = "samples" if "samples_per_s" in run.result or series["samples"] else "images"
+    return unit, series[unit]
 
 
 def _time_shares(run: RunFacts) -> dict[str, float]:
