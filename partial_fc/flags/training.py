@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from partial_fc.comm import elastic
 from partial_fc.flags.facts import Basic, Counts, In, MayChange, Refused, may_change
 from partial_fc.flags.numbers import BATCH, check_numbers, flag
 
@@ -206,10 +205,11 @@ class ScheduleFlags:
             raise ValueError("--lr-steps and --lr-step-epochs both say where the rate falls; give one of them")
 
 
-def notes(config: Any, world_size: int) -> Iterator[str]:
-    """What was asked for in the shared groups of a Config and makes no difference here."""
+def notes(config: Any, world_size: int, elastic: bool) -> Iterator[str]:
+    """What was asked for in the shared groups of a Config and makes no difference here. elastic: whether hosts may come
+    and go."""
     run, guards, kind = config.run, config.guards, config.exchange.gradient_compression
-    if run.commit_every and not elastic.active():
+    if run.commit_every and not elastic:
         yield (
             f"--commit-every {run.commit_every} without effect: there are no commits here; they are for horovodrun "
             "with --min-np and --host-discovery-script"

@@ -10,7 +10,7 @@ import torch
 
 from partial_fc import checkpoint, counter_rng
 from partial_fc.checkpoint.folders import folder_name
-from partial_fc.checkpoint.lock import LostOwner
+from partial_fc.checkpoint.lock import LostLock
 from partial_fc.comm.launch import restart_agent
 from partial_fc.files import warn_on_os_error
 from partial_fc.head import telemetry
@@ -88,7 +88,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> 
         at.position = batches[-1].position
         verdict = vote.result()
         restart_agent.step_done(at.step)
-        job.saver.settle(verdict.busy, verdict.failed)
+        job.saver.poll(verdict.busy, verdict.failed)
         if verdict.lost:
             raise save_beside(job)
         stopped = verdict.stop
@@ -223,17 +223,17 @@ def save(job: Job, score: float | None = None) -> None:
     try:
         taken = snapshot(job, score, copy=job.saver.can_copy, behind=True)
     except MemoryError as error:
-        job.saver.begin_without(job.at.step, error)
+        job.saver.abort(job.at.step, error)
     else:
         job.saver.begin(taken, began)
         job.hooks.after_checkpoint(taken)
 
 
-def save_beside(job: Job) -> LostOwner:
+def save_beside(job: Job) -> LostLock:
     """Another run has the folder: writes the state to one beside it, and returns the error to end with. A
     collective."""
     job.saver.finish()
-    why = job.saver.lost or LostOwner(f"{job.saver.root} is not this run's any more, another rank has found")
+    why = job.saver.lost or LostLock(f"{job.saver.root} is not this run's any more, another rank has found")
     if not job.settings.keep:
         return why
     root = job.models_root.with_name(f"{job.models_root.name}.lost-{job.commits.run}")
@@ -242,10 +242,10 @@ def save_beside(job: Job) -> LostOwner:
             saver.begin(snapshot(job, copy=False))
             saver.finish()
     except ValueError as error:
-        return LostOwner(f"{why}. The state of step {job.at.step} could not be saved elsewhere: {error}")
+        return LostLock(f"{why}. The state of step {job.at.step} could not be saved elsewhere: {error}")
     if saver.last_failed:
-        return LostOwner(f"{why}. The state of step {job.at.step} could not be saved in {root} either, see above")
-    return LostOwner(
+        return LostLock(f"{why}. The state of step {job.at.step} could not be saved in {root} either, see above")
+    return LostLock(
         f"{why}. The state of step {job.at.step} is in {root}: go on from it with --models-root NEW --resume "
         f"{saver.root / folder_name(job.at.step)}"
     )

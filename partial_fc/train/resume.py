@@ -15,12 +15,11 @@ from partial_fc import checkpoint, flags
 from partial_fc.checkpoint.class_names import check_class_names
 from partial_fc.checkpoint.consistency import check_replicas, newest_common, open_centres, open_checkpoint
 from partial_fc.checkpoint.folders import step_of
-from partial_fc.checkpoint.lock import Owner
-from partial_fc.checkpoint.peer.recover import PeerCheckpoint, recover
-from partial_fc.checkpoint.peer.transfer import all_gather_json
-from partial_fc.checkpoint.recovery import go_back_to, newest_whole
+from partial_fc.checkpoint.lock import FolderLock
+from partial_fc.checkpoint.peer import PeerCheckpoint, recover
+from partial_fc.checkpoint.recovery import go_back_to, latest_valid
 from partial_fc.checkpoint.rows_now import load_centres
-from partial_fc.comm import elastic
+from partial_fc.comm import all_gather_json, elastic
 from partial_fc.comm.launch.restart_agent import furthest_step
 from partial_fc.data import Source
 from partial_fc.head import check_head
@@ -77,9 +76,9 @@ def restore(
 ) -> tuple[int, int] | None:
     """Brings back the newest checkpoint of this run that is whole, or the one that it started from, while it runs.
     (Step, position in the data); none where there is neither. A collective."""
-    saver.come_to_rest()
+    saver.drain()
     given = _given(run)
-    found = newest_whole(run.config.run.checkpoints, run.world, _owner(run), _step_in(given), given)
+    found = latest_valid(run.config.run.checkpoints, run.world, _lock(run), _step_in(given), given)
     found = found or open_checkpoint(given, run.world)  # what is older there is of another run
     if found is None:
         return None
@@ -94,7 +93,7 @@ def _newer_than_commits(run: Run) -> checkpoint.Checkpoint | None:
     kept = [step for step in oldest_W if step is not None]
     if not kept:
         return None
-    return newest_whole(run.config.run.checkpoints, run.world, _owner(run), min(kept), "what the ranks have in memory")
+    return latest_valid(run.config.run.checkpoints, run.world, _lock(run), min(kept), "what the ranks have in memory")
 
 
 def _checkpoint(
@@ -108,18 +107,18 @@ def _checkpoint(
     """The one to start from, whole, of this recipe and network and with the classes of this source. None: there is none
     to be gone on from, and the centres are those of head_centres, if given. found: the newest whole one of this run,
     where it is known. A collective."""
-    asked, root, world, owner = run.config.run.resume, run.config.run.checkpoints, run.world, _owner(run)
+    asked, root, world, lock = run.config.run.resume, run.config.run.checkpoints, run.world, _lock(run)
     given = _given(run)
     # A later world of the run, or a restart: what it has written since it began counts more than what it began from.
     healing = (
         asked in ("auto", "same")
-        or run.memory.age > 1
+        or run.memory.generation > 1
         or any(all_gather_json(furthest_step(), world, "resume/restart"))
     )
     if found is not None and found.step <= _step_in(given):
         found = None
     if found is None and healing:
-        found = newest_whole(root, world, owner, _step_in(given), given)
+        found = latest_valid(root, world, lock, _step_in(given), given)
     found = found or open_checkpoint(given, world)
     newest = None if healing else newest_common(root, world)
     goes_back = newest is not None and (found.step if found else -1) < step_of(newest)
@@ -145,7 +144,7 @@ def _checkpoint(
             )
         found.check_has_backbone()
         if goes_back:
-            go_back_to(found, root, world, owner)
+            go_back_to(found, root, world, lock)
     elif centres is not None:
         load_centres(centres, head)
         run.logger.info(f"class centres from {centres.folder}")
@@ -163,9 +162,9 @@ def _step_in(folder: Path | None) -> int:
     return step_of(folder) if folder and folder.name.removeprefix("step-").isdecimal() else -1
 
 
-def _owner(run: Run) -> Owner | None:
+def _lock(run: Run) -> FolderLock | None:
     """This rank's record in the folder of the checkpoints, where it is the one that holds it."""
-    return run.memory.owners.get(run.config.run.checkpoints)
+    return run.memory.locks.get(run.config.run.checkpoints)
 
 
 def _compare(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from partial_fc import checkpoint, flags
 from partial_fc.checkpoint.class_names import names_of
-from partial_fc.checkpoint.peer.commits import Memory
+from partial_fc.checkpoint.peer import ProcessState
 from partial_fc.comm import World, elastic
 from partial_fc.comm.device import meet, versions
 from partial_fc.data import Loader, Source, Synthetic, open_on_all
@@ -68,18 +68,18 @@ def run_in_worlds(
     hist: of the log, see `open_files`; only a recipe with such lines has --log-style. called: data set and network, for
     a --models-root that nobody has given. Where hosts come and go, anew in each world, with what the processes have
     kept."""
-    memory, asked = Memory(), is_asked_for(config)
+    memory, asked = ProcessState(), is_asked_for(config)
     config = named(config, called)
     if config.run.log_style != "own" and hist is None:
         raise ValueError(f"--log-style {config.run.log_style} is for recipe face; recipe {recipe} has lines of its own")
 
     def in_this_world() -> int:
         world, its_device = meet(config.launch)
-        held = run_folder.hold(config, world, memory)
+        held = run_folder.hold_folders(config, world, memory)
         logger = open_files(config.run.models_root, world, bare, hist)
         run = Run(recipe, config, world, its_device, logger, memory, keeps_made_up=asked)
         header.begin(run)
-        for note in (*held, *notes, *flags.notes(config, world.size)):
+        for note in (*held, *notes, *flags.notes(config, world.size, elastic.active())):
             run.note(note)
         with run.parts:
             return train_here(run)
@@ -87,7 +87,7 @@ def run_in_worlds(
     try:
         return elastic.run(in_this_world) or 0
     finally:
-        run_folder.let_go(memory)
+        run_folder.release_folders(memory)
 
 
 @dataclass
@@ -102,7 +102,7 @@ class Run:
     world: World
     device: torch.device
     logger: Logger
-    memory: Memory
+    memory: ProcessState
     versions: dict[str, str] = field(default_factory=versions)
     # Whether no earlier world of this run has trained on the data: else no second look may end or hold up the run.
     data_is_new: bool = True
@@ -141,9 +141,9 @@ class Run:
     def open_data(self, opened: Callable[[], S]) -> S:
         """What every rank opens, once all have opened the same. Raises ValueError, on all ranks, where they have not. A
         collective."""
-        age_W = self.world.all_gather(torch.tensor([self.memory.age]), name="run/age").tolist()
-        self.data_is_new = not any(age_W)
-        source = open_on_all(opened, self.world, [age > 0 for age in age_W])
+        generation_W = self.world.all_gather(torch.tensor([self.memory.generation]), name="run/generation").tolist()
+        self.data_is_new = not any(generation_W)
+        source = open_on_all(opened, self.world, [generation > 0 for generation in generation_W])
         if isinstance(source, Synthetic) and not self.keeps_made_up:
             self.keeps = False
             self.note("the images are made up: no checkpoints or weights are written unless --models-root is given")
@@ -171,8 +171,8 @@ class Run:
     def saver(self) -> checkpoint.Saver:
         """What writes the checkpoints, below --checkpoint-dir. Closed at the end. A collective."""
         run = self.config.run
-        owner = self.memory.fences.get(run.checkpoints)
-        saver = checkpoint.Saver(run.checkpoints, self.world, run.keep_checkpoints, run.save_best, owner)
+        lock = self.memory.fences.get(run.checkpoints)
+        saver = checkpoint.Saver(run.checkpoints, self.world, run.keep_checkpoints, run.save_best, lock)
         return self.parts.enter_context(closing(saver))
 
     def backbone(

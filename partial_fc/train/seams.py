@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.checkpoint import Checkpoint, Snapshot
-from partial_fc.checkpoint.peer.recover import PeerCheckpoint
+from partial_fc.checkpoint.peer import PeerCheckpoint
 from partial_fc.evaluate.evaluation import Forward
 from partial_fc.models.inputs import InputContract
 from partial_fc.optim.gradient_sync import StepBytes

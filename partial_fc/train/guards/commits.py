@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from partial_fc.checkpoint import Snapshot
-from partial_fc.checkpoint.peer.commits import Memory, PeerCopies
+from partial_fc.checkpoint.peer import PeerCopies, ProcessState
 from partial_fc.comm import World, elastic
 from partial_fc.head import Head
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("partial_fc")
 class Commits:
     """The commits of one world. Where hosts do not come and go, its methods do nothing."""
 
-    def __init__(self, memory: Memory, world: World, every: int):
+    def __init__(self, memory: ProcessState, world: World, every: int):
         """every: steps from one commit to the next; 0: none. A collective."""
         self._world, self._memory = world, memory
         self._member = elastic.member() if elastic.active() else None
@@ -53,7 +53,7 @@ class Commits:
                 "on below its --models-root"
             )
         short = self._copies.too_little_memory(head, more_bytes()) if self._copies else ""
-        if short and self._memory.age <= 1:
+        if short and self._memory.generation <= 1:
             raise ValueError(
                 f"{short}: --commit-every 0 goes without them, and a lost host then costs the steps since the last "
                 "checkpoint"

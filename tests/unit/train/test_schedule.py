@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from partial_fc.checkpoint.peer.commits import Memory
+from partial_fc.checkpoint.peer.commits import ProcessState
 from partial_fc.comm import SingleWorld
 from partial_fc.data.order import Keyed, PerEpoch
 from partial_fc.flags import OptimFlags, ScheduleFlags
@@ -150,7 +150,7 @@ def schedule_of(start: RunState, order, batch_size: int = 10, **flags):
     given = ScheduleFlags(**{"epochs": 2.0, "lr_scheduler": "constant", "lr_scaling": "none", **flags})
     config = SimpleNamespace(optim=OptimFlags(batch_size=batch_size), schedule=given)
     log, device = logging.getLogger("test"), torch.device("cpu")
-    return Run("face", config, SingleWorld(), device, log, Memory(), versions={}).schedule(start, order)
+    return Run("face", config, SingleWorld(), device, log, ProcessState(), versions={}).schedule(start, order)
 
 
 def test_a_run_of_epochs_goes_on_by_the_data_that_is_left(caplog):
