@@ -1,10 +1,4 @@
-"""The backbone (seams.py) made of a torch module: TorchBackbone.
-
-zero, forward, backward (hold), wait     one update's gradients, summed over the ranks while backward runs
-finite, undo, square_sum, scale, step    the verdict on it, and the update
-train, evaluating                        the two modes; in the second, running statistics of all ranks together
-state, replicated, load                  what a checkpoint keeps: equal on all ranks, and this rank's own
-"""
+"""The backbone (seams.py) made of a torch module: TorchBackbone."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -41,7 +35,8 @@ class _Gradient(torch.autograd.Function):
 
 
 class TorchBackbone:
-    """A torch module with its precision, weights, optimizer and gradient exchange, and its input contract.
+    """A torch module with its precision, weights, optimizer and gradient exchange, and its input contract. The verbs
+    are those of seams.Backbone, which says what each is for.
 
     module: on its device, equal on all ranks (`broadcast_module`). contract: what model.safetensors says of the
     network; its "network" and sizes must be those of a checkpoint that is loaded.
@@ -72,17 +67,14 @@ class TorchBackbone:
 
     @property
     def scaler(self) -> LossScaler | None:
-        """The loss scale, in the modes that have one."""
         return self.precision.scaler
 
     # ---- one update
 
     def keep_statistics(self) -> None:
-        """From now on `undo` also brings back the running statistics of before the update."""
         self._statistics = RunningStatistics(self.module)
 
     def zero(self, num_samples: int) -> None:
-        """Before the first forward of an update over num_samples samples of all ranks."""
         self._statistics.keep()
         self._summed = False
         self.sync.zero(self.precision.loss_scale, num_samples)
@@ -100,39 +92,31 @@ class TorchBackbone:
         _Gradient.apply(output_B, (grad_B * self.precision.loss_scale).to(output_B.dtype)).backward()
 
     def hold(self) -> AbstractContextManager:
-        """Around the backward of every micro-batch but the last."""
         return self.sync.hold()
 
     def wait(self) -> None:
-        """Returns when the gradient is the sum over the ranks."""
         self.sync.wait()
         self._summed = True
 
     def finite(self) -> Tensor:
-        """Whether the summed gradient is finite: bool scalar, equal on all ranks where the sums are."""
         return self.sync.finite()
 
     @property
     def may_overflow(self) -> bool:
-        """Whether a finite gradient can become infinite on its way between the ranks."""
         return self.sync.may_overflow
 
     def square_sum(self) -> Tensor:
-        """Sum of squares of the summed gradient: float64 scalar."""
         return self.sync.square_sum()
 
     def scale(self, factor: float) -> None:
-        """Multiplies the summed gradient."""
         self.sync.scale(factor)
 
     def undo(self) -> None:
-        """The update is not made: running statistics and what a gradient compression remembers are as before it."""
         self._statistics.restore()
         if self._summed:
             self.sync.undo()
 
     def step(self, lr: float) -> None:
-        """The optimizer's update."""
         set_lr(self.optimizer, lr)
         self.optimizer.step()
         self.weights.publish()
@@ -140,7 +124,6 @@ class TorchBackbone:
             self.scaler.update(overflowed=False)
 
     def step_bytes(self) -> StepBytes:
-        """What the exchange of gradients took so far, a step."""
         return self.sync.step_bytes()
 
     def _forward(self, input_B: Tensor) -> Tensor:
@@ -155,8 +138,6 @@ class TorchBackbone:
 
     @contextmanager
     def evaluating(self) -> Iterator[Forward]:
-        """Inside, the model as it would be delivered; gives its forward: inputs on the host, as the loader gives
-        them -> float output. A collective."""
         self.module.eval()
         with joined_statistics(self.module, self.world), torch.no_grad():
             yield lambda input_B: self._forward(input_B).to(self.precision.parameter_dtype)
@@ -165,9 +146,7 @@ class TorchBackbone:
     # ---- state
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """(weights and running statistics of all ranks together, the optimizer's state by name, what only this rank
-        has: its running statistics, the residuals of its gradient compression); the first two equal on all ranks; no
-        copies, but for the joined statistics. A collective."""
+        """What only this rank has are its running statistics and the residuals of its gradient compression."""
         with joined_statistics(self.module, self.world):
             joined = checkpoint.copied(dict(self.module.named_buffers()))
         weights = {name: joined.get(name, t) for name, t in self.weights.state_dict().items()}
@@ -176,13 +155,10 @@ class TorchBackbone:
         return weights, named_state(self.optimizer, self.weights), own
 
     def replicated(self) -> dict[str, Tensor]:
-        """By name, all that must be the same bits on every rank."""
         state = {f"weight {name}": p.detach() for name, p in self.weights.named_parameters()}
         return state | {f"optimizer state {name}": t for name, t in named_state(self.optimizer, self.weights).items()}
 
     def load(self, found: Stored) -> list[str]:
-        """Takes over what a checkpoint has; what it does not have starts anew. Returns what a user should know. A
-        collective."""
         self.weights.load_state_dict(found.backbone())
         load_named_state(self.optimizer, self.weights, found.optimizer())
         buffers = dict(self.module.named_buffers())
@@ -204,8 +180,6 @@ class TorchBackbone:
     # ---- a second look at an update whose numbers are not finite (guards/nan_report.py)
 
     def watch_outputs(self, input_B: Tensor, look: Callable[[str, str, Tensor], None]) -> None:
-        """A forward without gradients that shows every module's output, in order: look(name, kind, output)."""
-
         def hook(module: nn.Module, name: str, output: Any) -> None:
             if isinstance(output, Tensor):
                 look(name, type(module).__name__, output)
@@ -222,8 +196,7 @@ class TorchBackbone:
                 handle.remove()
 
     def gradients(self, input_B: Tensor | None = None, grad_B: Tensor | None = None) -> dict[str, Tensor]:
-        """By name, in backward's order: this rank's part of the gradient for one micro-batch; without one, the sums
-        over the ranks. p.grad stay as they are."""
+        """p.grad stay as they are."""
         named = [(name, p) for name, p in reversed(list(self.module.named_parameters())) if p.requires_grad]
         if input_B is None or grad_B is None:
             return {name: self.sync.gradient_of[p] for name, p in named}

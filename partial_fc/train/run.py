@@ -33,7 +33,7 @@ from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
 from partial_fc.evaluate import Evaluation
 from partial_fc.files import make_folders
-from partial_fc.head import PartialFC, check_head
+from partial_fc.head import PartialFC
 from partial_fc.machine import peak_bytes
 from partial_fc.models.inputs import InputContract
 from partial_fc.optim import backbone as torch_optim
@@ -381,30 +381,18 @@ class Run:
         if self.is_finished(start, schedule):
             return 0
         lines = line(self.config.run.frequent, schedule.total_steps, order.num_samples)
-        job = self.job(
-            loader, backbone, head, schedule, evaluations, saver, start, lines, hooks=hooks or Hooks(),
-            class_names=names_of(loader.source, head.num_classes), **settings,
+        job = self._job(
+            settings, loader=loader, backbone=backbone, head=head, saver=saver, schedule=schedule, at=start,
+            evaluations=evaluations, line=lines, hooks=hooks or Hooks(),
+            class_names=names_of(loader.source, head.num_classes),
         )  # fmt: skip
         self.outcome = loop.train(job)
         more = results(self.outcome) if results and not self.outcome.stopped else {}
         return self.finish(job, self.outcome, more, deliver)
 
-    def job(
-        self,
-        loader: Loader,
-        backbone: Backbone,
-        head: Head,
-        schedule: Schedule | Continued,
-        evaluations: Sequence[Evaluation],
-        saver: checkpoint.Saver,
-        start: RunState,
-        line: StepLine,
-        *,
-        hooks: Hooks,
-        class_names: list[str] | None = None,
-        **settings: Any,
-    ) -> Job:
-        """settings: of job.Settings, besides those that the shared flags and the head's say. A collective."""
+    def _job(self, settings: Mapping[str, Any], *, loader: Loader, backbone: Backbone, head: Head,
+             saver: checkpoint.Saver, **parts: Any) -> Job:  # fmt: skip
+        """The parts and what the flags say. A collective."""
         config = self.config
         settings = {
             "accumulate": config.optim.accumulate,
@@ -416,23 +404,16 @@ class Run:
             **(self.head_flags.settings(config.schedule.lr) if self.head_flags else {}),
             **settings,
         }
-        on_disk = self.head_flags is not None and self.head_flags.centre_place == "disk"
-        check_head(head)
         restore = partial(resume.restore, self, backbone, head, saver, loader.source)
         return Job(
             world=self.world,
             loader=loader,
             backbone=backbone,
             head=head,
-            schedule=schedule,
-            evaluations=evaluations,
             settings=Settings(**settings),
             guards=Guards(**dataclasses.asdict(config.guards), restore=restore),
-            hooks=hooks,
             saver=saver,
-            commits=Commits(self.memory, self.world, self._commit_every(in_memory=not on_disk)),
-            at=start,
-            line=line,
+            commits=Commits(self.memory, self.world, self._commit_every()),
             models_root=self.root,
             logger=self.logger,
             seed=config.run.seed,
@@ -442,17 +423,16 @@ class Run:
                 "configuration": flags.flat(config),
                 "versions": self.versions,
             },
-            class_names=class_names,
             wandb=open_wandb(config.run.wandb, self.root, flags.flat(config), self.world),
+            **parts,
         )
 
-    def _commit_every(self, in_memory: bool) -> int:
-        """Steps between commits; 0: none. Only ranks that come and go go on from them. in_memory: whether the head's
-        rows are."""
-        asked = self.config.run.commit_every
+    def _commit_every(self) -> int:
+        """Steps between commits; 0: none. Only ranks that come and go go on from them."""
+        asked, on_disk = self.config.run.commit_every, self.head_flags and self.head_flags.centre_place == "disk"
         if not elastic.active():
             return 0
-        return asked if asked is not None else 100 if in_memory else 0
+        return asked if asked is not None else 0 if on_disk else 100
 
     # ---- end
 
