@@ -22,8 +22,8 @@ from safetensors import torch as safetensors
 
 import partial_fc.comm.horovod
 import partial_fc.files
-from partial_fc.checkpoint import checksums, folders, lock, read, recovery, rows, saver
 from partial_fc.checkpoint import files as checkpoint_files
+from partial_fc.checkpoint import folders, lock, read, recovery, rows, saver
 from partial_fc.checkpoint.peer import commits, recover, transfer
 from partial_fc.comm import device
 from partial_fc.comm.elastic import barrier, membership
@@ -182,7 +182,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
     ]
     made += [
         (module, "read_bytes", lambda path, most_bytes: path.read_bytes())
-        for module in (partial_fc.files, checksums, read)
+        for module in (partial_fc.files, checkpoint_files)
     ]
     _refuse_bound_clocks({module for module, name, _ in made if name == "time"})
     # Some pieces a commit, and some messages a recovery.
