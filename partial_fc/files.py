@@ -3,6 +3,7 @@ are on the disk; modes."""
 
 import contextlib
 import errno
+import logging
 import os
 import re
 import stat
@@ -143,6 +144,13 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
         raise
 
 
+def check_new(*paths: Path) -> None:
+    """Raises ValueError where there is something already: before work whose result would have no place."""
+    for path in paths:
+        if path.exists():
+            raise ValueError(f"{path} exists; remove it or choose another name")
+
+
 def sync_folder(path: Path) -> None:
     """Names given and taken in this folder are on the disk when this returns."""
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -169,6 +177,17 @@ def about(path: str | os.PathLike[str]) -> Iterator[None]:
         if error.errno and error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+@contextmanager
+def warn_on_os_error(what: str) -> Iterator[None]:
+    """Makes errors of the system a warning, around the writing of what a run can do without."""
+    try:
+        yield
+    except OSError as error:
+        logging.getLogger("partial_fc").warning(
+            f"{what} cannot be written ({error.strerror or error}); that alone ends no run"
+        )
 
 
 def _sync(path: Path, flags: int) -> None:

@@ -72,8 +72,8 @@ class RemappedRows:
         return rows
 
     def _centre(self, number: int, old: Tensor | None) -> Tensor:
-        """One class's (D,) or (sub_centres, D). All sub-centres on one spot would never part: the others of a new class
-        are start values, those of an old one stay."""
+        """Makes one class's centre, (D,) or (sub_centres, D). All sub-centres on one spot would never part: the others
+        of a new class are start values, those of an old one stay."""
         direction_D = self._directions[number]
         length = self._length if old is None else old.reshape(-1, len(direction_D))[0].float().norm()
         centre_D = direction_D / direction_D.norm() * length

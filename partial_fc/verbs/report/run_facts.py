@@ -15,7 +15,7 @@ from partial_fc.checkpoint.folders import MANIFEST, complete
 from partial_fc.data.decode import decode
 from partial_fc.data.sample import BadRecord
 from partial_fc.files import read_manifest
-from partial_fc.train.record.history import History, read_history, read_losses
+from partial_fc.train.record.curve import History, read_history, read_losses
 
 _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) rank (\d+) ([A-Z]) (.*)")
 # What the log says in passing, and what a person looks for afterwards.

@@ -16,12 +16,11 @@ from partial_fc.checkpoint.folders import MARKER
 from partial_fc.errors import describe
 from partial_fc.foreign import mxnet_ndarray
 from partial_fc.foreign.centre_files import find
-from partial_fc.verbs.checkpoint import classes, options
-from partial_fc.verbs.checkpoint.export_centres import export_centres
-from partial_fc.verbs.checkpoint.import_centres import import_centres
-from partial_fc.verbs.checkpoint.reshard import merge, reshard
+from partial_fc.verbs.checkpoint import classes
+from partial_fc.verbs.checkpoint.export_centres import ExportOptions, export_centres
+from partial_fc.verbs.checkpoint.import_centres import ImportOptions, import_centres
+from partial_fc.verbs.checkpoint.reshard import MergeOptions, ReshardOptions, merge, reshard
 from partial_fc.verbs.checkpoint.verify import findings
-from partial_fc.verbs.model.convert_options import ExportOptions, ImportOptions
 from tests.faults.disk import operations as op
 from tests.faults.disk.crash_states import Tree
 from tests.faults.disk.operations import Disk
@@ -50,20 +49,20 @@ def _two(below: Path) -> tuple[Path, ...]:
 
 
 TOOLS = (
-    Tool("merge", merge, lambda d, out: options.MergeOptions(_two(d), out)),
-    Tool("reshard", reshard, lambda d, out: options.ReshardOptions((_one(d),), out, 3)),
+    Tool("merge", merge, lambda d, out: MergeOptions(_two(d), out)),
+    Tool("reshard", reshard, lambda d, out: ReshardOptions((_one(d),), out, 3)),
     Tool("export", export_centres, lambda d, out: ExportOptions((_one(d),), out, 2), False),
     Tool("export, with momentum", export_centres, lambda d, out: ExportOptions(_two(d), out, 1, 0.1), False),
     Tool("import", import_centres, lambda d, out: ImportOptions((d / "0_centers.param",), out, num_classes=5)),
-    Tool("classes add", classes.add, lambda d, out: options.AddOptions(_one(d), out, ("fay", f"gus={d / 'gus.npy'}"))),
-    Tool("classes remove", classes.remove, lambda d, out: options.RemoveOptions(_one(d), out, ("bob",))),
+    Tool("classes add", classes.add, lambda d, out: classes.AddOptions(_one(d), out, ("fay", f"gus={d / 'gus.npy'}"))),
+    Tool("classes remove", classes.remove, lambda d, out: classes.RemoveOptions(_one(d), out, ("bob",))),
     Tool(
         "classes merge",
         classes.merge_classes,
-        lambda d, out: options.MergeClassesOptions(_one(d), out, "ada", ("eve",)),
+        lambda d, out: classes.MergeClassesOptions(_one(d), out, "ada", ("eve",)),
     ),
-    Tool("classes rename", classes.rename, lambda d, out: options.RenameOptions(_one(d), out, ("ada=ann",))),
-    Tool("classes match", classes.match, lambda d, out: options.MatchOptions(_one(d), out, d / "photos")),
+    Tool("classes rename", classes.rename, lambda d, out: classes.RenameOptions(_one(d), out, ("ada=ann",))),
+    Tool("classes match", classes.match, lambda d, out: classes.MatchOptions(_one(d), out, d / "photos")),
 )
 
 

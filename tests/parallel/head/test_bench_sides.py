@@ -6,9 +6,8 @@ import torch
 from partial_fc.head import CosFace, PartialFC
 from partial_fc.head.rows import RowSGD
 from partial_fc.verbs.bench import head_worker
-from partial_fc.verbs.bench.head import OURS
+from partial_fc.verbs.bench.head import OURS, HeadOptions
 from partial_fc.verbs.bench.insightface_style import InsightFaceStyleHead
-from partial_fc.verbs.bench.options import HeadOptions
 
 
 def test_textbook_and_ours_agree_for_three_steps(world):

@@ -16,6 +16,7 @@ from torch.utils.data import DistributedSampler
 from partial_fc.data.idx import read_set
 from partial_fc.foreign import apex
 from partial_fc.models.convnet import ConvNet
+from partial_fc.pictures import CAPTION_LINE, GAP, SIDE
 from partial_fc.train import loop
 from partial_fc.train import update as updates
 from partial_fc.verbs.demo.digits import load
@@ -86,7 +87,7 @@ def test_accuracy_and_mistakes_are_those_of_the_model_it_leaves(digits, tmp_path
     num_drawn = min(60, int((prediction_N != label_N).sum()))
     assert num_drawn > 0
     picture = cv2.imread(str(tmp_path / "mistakes.png"))
-    assert picture.shape == (-(-num_drawn // 10) * (28 * 3 + 18), 10 * (28 * 3 + 2), 3)
+    assert picture.shape == (-(-num_drawn // 10) * (SIDE + CAPTION_LINE + GAP), 10 * (SIDE + GAP) + GAP, 3)
 
 
 @pytest.mark.parametrize(

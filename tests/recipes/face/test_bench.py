@@ -3,8 +3,7 @@
 import pytest
 
 from benchmarks.plan_memory import CASES, planned_bytes
-from partial_fc.verbs.bench.head import measure, report
-from partial_fc.verbs.bench.options import HeadOptions
+from partial_fc.verbs.bench.head import HeadOptions, measure, report
 
 
 def test_a_head_takes_the_memory_that_is_planned():

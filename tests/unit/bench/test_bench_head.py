@@ -9,7 +9,7 @@ import torch
 from partial_fc.head import CosFace, reference
 from partial_fc.verbs.bench import head as bench
 from partial_fc.verbs.bench.baselines import PlainHead, TorchHead
-from partial_fc.verbs.bench.options import HeadOptions
+from partial_fc.verbs.bench.head import HeadOptions
 
 SCALE = 16.0
 

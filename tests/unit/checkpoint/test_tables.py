@@ -14,19 +14,10 @@ from partial_fc.checkpoint.peer.recover import recover
 from partial_fc.checkpoint.read import Damaged
 from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, CrossEntropy, HardNegatives, PartialFC, check_head
-from partial_fc.verbs.checkpoint.classes import list_classes
-from partial_fc.verbs.checkpoint.diff import diff
-from partial_fc.verbs.checkpoint.inspect import inspect
-from partial_fc.verbs.checkpoint.options import (
-    DiffOptions,
-    InspectOptions,
-    ListOptions,
-    MergeOptions,
-    ReshardOptions,
-    VerifyOptions,
-)
-from partial_fc.verbs.checkpoint.reshard import merge, reshard
-from partial_fc.verbs.checkpoint.verify import verify
+from partial_fc.verbs.checkpoint.classes import ListOptions, list_classes
+from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
+from partial_fc.verbs.checkpoint.reshard import MergeOptions, ReshardOptions, merge, reshard
+from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
 from tests.recipes.two_heads import SIZE, TwoHeads
 from tests.unit.thread_world import in_world
 
@@ -113,6 +104,12 @@ def test_all_tables_come_back_on_any_number_of_ranks(stored, size):
     assert loss == expected if size == 2 else loss > 0
 
 
+def same_files(one: Path, other: Path) -> bool:
+    """Whether two checkpoints have the same files of rows, to the byte."""
+    files = [{path.name: path.read_bytes() for path in folder.glob("*head-*.safetensors")} for folder in (one, other)]
+    return files[0] == files[1]
+
+
 def test_the_tools_keep_every_table(stored, tmp_path, capsys):
     reshard(ReshardOptions((stored,), tmp_path / "three", 3))
     merge(MergeOptions((tmp_path / "three",), tmp_path / "one"))
@@ -124,7 +121,7 @@ def test_the_tools_keep_every_table(stored, tmp_path, capsys):
         manifest = json.loads((tmp_path / name / "manifest.json").read_text())
         assert manifest["format"] == 5
         assert manifest["tables"]["fine"]["hard_negatives"] == lists
-        assert diff(DiffOptions(stored, tmp_path / name)) == (lists == 0)  # the lists' k
+        assert same_files(stored, tmp_path / name) == (lists != 0)
     capsys.readouterr()
     assert inspect(InspectOptions(stored, json=True)) == 0
     (summary,) = json.loads(capsys.readouterr().out)

@@ -8,6 +8,7 @@ x86 and ARM have this one.)
 
 import os
 import struct
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -15,6 +16,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc.data.sample import BadRecord
 from partial_fc.files import regular, replacing
 
 _LENGTHS = struct.Struct("<ii")
@@ -31,19 +33,6 @@ def read(path: Path) -> Iterator[tuple[bytes, bytes]]:
             yield content[:key_length], content[key_length:]
 
 
-def offsets(path: Path) -> NDArray[np.int64]:
-    """Where each pair begins, int64, and last the size of the file: read without the values. Raises as `read`."""
-    with open(path, "rb", opener=regular) as file:
-        starts = np.fromiter((start for start, _, _ in _pairs(path, file)), np.int64)
-        return np.append(starts, os.fstat(file.fileno()).st_size)
-
-
-def pair(content: bytes) -> tuple[bytes, bytes]:
-    """The key and value of one pair, given its bytes from `offsets`."""
-    key_length, _ = _LENGTHS.unpack_from(content)
-    return content[_LENGTHS.size : _LENGTHS.size + key_length], content[_LENGTHS.size + key_length :]
-
-
 def write(path: Path, items: Iterable[tuple[bytes, bytes]]) -> None:
     """Writes (key, value) pairs in this order. The file has its name only once it is complete, and is on the disk then.
     Raises ValueError where one is empty or longer than an int32 can say."""
@@ -57,6 +46,43 @@ def write(path: Path, items: Iterable[tuple[bytes, bytes]]) -> None:
             file.write(_LENGTHS.pack(len(key), len(value)))
             file.write(key)
             file.write(value)
+
+
+class MinidbStore:
+    """A minidb as a store of records: their places are listed at the start, the values stay on the disk. Raises
+    ValueError for what is no minidb file, or cut short."""
+
+    kind = "minidb"
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._edges = _offsets(path)
+        self._file = regular(path, os.O_RDONLY)
+        self.close = weakref.finalize(self, os.close, self._file)
+
+    def __len__(self) -> int:
+        return len(self._edges) - 1
+
+    def item(self, index: int) -> tuple[bytes, bytes]:
+        """(key, value) of the index-th record, as they stand in the file. Raises BadRecord where the disk fails."""
+        start, end = map(int, self._edges[index : index + 2])
+        content = os.pread(self._file, end - start, start)
+        if len(content) != end - start:
+            raise BadRecord(f"{self.path}, byte {start}: the file ends before this record does; it was cut meanwhile")
+        return _pair(content)
+
+
+def _offsets(path: Path) -> NDArray[np.int64]:
+    """Returns where each pair begins, int64, and the size of the file last; reads no values. Raises as `read`."""
+    with open(path, "rb", opener=regular) as file:
+        starts = np.fromiter((start for start, _, _ in _pairs(path, file)), np.int64)
+        return np.append(starts, os.fstat(file.fileno()).st_size)
+
+
+def _pair(content: bytes) -> tuple[bytes, bytes]:
+    """The key and value of one pair, given its bytes from `_offsets`."""
+    key_length, _ = _LENGTHS.unpack_from(content)
+    return content[_LENGTHS.size : _LENGTHS.size + key_length], content[_LENGTHS.size + key_length :]
 
 
 def _pairs(path: Path, file: BinaryIO) -> Iterator[tuple[int, int, int]]:

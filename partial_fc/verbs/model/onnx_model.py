@@ -49,8 +49,8 @@ class _FromPixels(nn.Module):
 
 
 def takes_pixels(contract: InputContract) -> bool:
-    """Whether the exported network takes pixels, 0 to 255. InsightFace's ArcFaceONNX feeds (pixel - 127.5) / 127.5 to
-    a network whose first eight nodes do not subtract and multiply, and pixels to one whose nodes do."""
+    """Tells whether the exported network takes pixels, 0 to 255. InsightFace's ArcFaceONNX feeds (pixel - 127.5) /
+    127.5 to a network whose first eight nodes do not subtract and multiply, and pixels to one whose nodes do."""
     return (contract.mean, contract.std, contract.bgr) != (FACE.mean, FACE.std, FACE.bgr)
 
 
@@ -149,7 +149,7 @@ def forward_of(path: Path, contract: InputContract, threads: int = 0) -> Callabl
 
 
 def to_array(image_I3HW: Tensor, contract: InputContract) -> NDArray[np.float32]:
-    """What the exported network takes of uint8 images."""
+    """Makes the exported network's input of uint8 images."""
     values = image_I3HW.float() if takes_pixels(contract) else contract(image_I3HW)
     return values.contiguous().numpy()
 
