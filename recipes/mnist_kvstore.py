@@ -210,22 +210,22 @@ def start(arguments: list[str]) -> int:
 
 def train(config: Config, job: Any) -> None:
     """Puts the parts together and trains. job: a kvstore.Job."""
-    from partial_fc.mxnet import digit_batches, digit_networks, module_fit, mx
+    from partial_fc.mxnet import digits, module_fit, mx
 
     with module_fit.log_lines(job.rank):
         logging.info("start with arguments %s", config)
 
         # ---- data
         images = {split: read_set(config.data_dir, split, config.num_classes) for split in ("train", "t10k")}
-        _check_sizes(config, images, digit_networks.SMALLEST_SIDE[config.network])
+        _check_sizes(config, images, digits.SMALLEST_SIDE[config.network])
         num_images = len(images["train"].label_N)
         begin = config.load_epoch or 0
         order, num_batches = _order(config, job, num_images)
-        train_batches = digit_batches.DigitBatches(images["train"], order, begin)
-        test = digit_batches.TestImages(images["t10k"], config.batch_size)
+        train_batches = digits.DigitBatches(images["train"], order, begin)
+        test = digits.TestImages(images["t10k"], config.batch_size)
 
         # ---- network
-        symbol = digit_networks.build(config.network, config.num_classes)
+        symbol = digits.network(config.network, config.num_classes)
         how = module_fit.initializer(config.initializer)
         weights = module_fit.first_weights(symbol, train_batches, how, config.seed)
         if config.load_epoch is not None:
@@ -275,7 +275,7 @@ def train(config: Config, job: Any) -> None:
 
 def _order(config: Config, job: Any, num_images: int) -> tuple[Callable[[int], Any], int]:
     """(epoch -> the images of each batch of this worker, batches of an epoch)."""
-    from partial_fc.mxnet import digit_batches
+    from partial_fc.mxnet import digits
 
     num_examples, batch_size = config.num_examples or num_images, config.batch_size
     key: tuple[int, ...] = ()
@@ -283,12 +283,12 @@ def _order(config: Config, job: Any, num_images: int) -> tuple[Callable[[int], A
     if job.asynchronous:
         # As in fit.py: all of them, each worker by itself.
         rank, num_workers, key = 0, 1, (job.rank,)
-    num_batches = digit_batches.batches_per_epoch(num_examples, num_workers, batch_size)
+    num_batches = digits.batches_per_epoch(num_examples, num_workers, batch_size)
     if num_workers > 1:
         logging.info("Resizing training data to %d batches per machine", num_batches)
 
     def order(epoch: int) -> Any:
-        return digit_batches.shuffled(num_images, num_batches, batch_size, rank, num_workers, config.seed, epoch, *key)
+        return digits.shuffled(num_images, num_batches, batch_size, rank, num_workers, config.seed, epoch, *key)
 
     return order, num_batches
 
@@ -326,5 +326,4 @@ def _numbers(flag: str, text: str, kind: Any) -> list[Any]:
 @told_as_usage
 def parse(arguments: list[str]) -> Config:
     """The command line -> configuration. Raises ValueError for what MXNet has and this has not."""
-    fit_py.refuse(arguments)
-    return read(Config, arguments, "train.py mnist --engine mxnet", matter=_MATTER)
+    return read(Config, arguments, "train.py mnist --engine mxnet", matter=_MATTER, elsewhere=fit_py.ELSEWHERE)

@@ -48,7 +48,7 @@ _DEAR = (
     "faults/test_network.py",
     "cluster/test_rendezvous.py",
     "recipes/launchers/test_spawn.py",
-    "faults/test_readers.py",
+    "faults/test_foreign_files.py",
 )
 
 

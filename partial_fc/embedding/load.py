@@ -39,10 +39,9 @@ def load(
 ) -> EmbeddingModel:
     """The trained backbone at a path, ready to embed images.
 
-    image_size: pixels of a side, for files that do not say it; None: the largest that the weights' shapes fit (112 for
-    97 to 112). flip: add the mirrored image's embedding; None: what the file says, as it was trained, else yes.
-    Raises ValueError for a file that is damaged or of another kind of network, and for an image_size that is not the
-    file's.
+    image_size: pixels of a side, for files that do not say it; None: the largest that the weights fit. flip: add the
+    mirrored image's embedding; None: what the file says, else yes. Raises ValueError for a file that is damaged, of
+    another kind of network or of another image_size.
     """
     return find(Path(path), image_size, flip).model().to(device)
 

@@ -89,11 +89,10 @@ class EmbeddingModel:
     ) -> NDArray[np.float32]:
         """Embeddings of length 1, (N, D): their products are cosines.
 
-        images: paths, files' bytes, RGB pixels (uint8 (H, W, 3)) or Pillow's images, one or any number of them, read a
-        few batches ahead; of another size than the network takes, their shorter side is resized and the middle cut
-        out. batch_size: images of one call of the network; another one may change the last bits. flip: None: the
-        model's own. on_error: of an image that cannot be used: raise, a ValueError that names it; nan, its row is NaN.
-        Raises ValueError also where an embedding has no direction: the network has diverged.
+        images: paths, files' bytes, RGB pixels (uint8 (H, W, 3)) or Pillow's images, one or any number of them; of
+        another size than the network takes, their shorter side is resized and the middle cut out. batch_size: images of
+        one call of the network. flip: None: the model's own. on_error: of an image that cannot be used: raise, a
+        ValueError that names it; nan, its row is NaN. Raises ValueError where an embedding has no direction.
         """
         if batch_size < 1 or on_error not in ("raise", "nan"):
             raise ValueError(f"batch_size {batch_size}, on_error {on_error!r}; expected at least 1, 'raise' or 'nan'")

@@ -37,11 +37,16 @@ class Evaluation(Protocol):
         ...
 
 
+def own_part(count: int, world: World) -> range:
+    """This rank's part of `count` things: consecutive ones, in rank order."""
+    return range(count * world.rank // world.size, count * (world.rank + 1) // world.size)
+
+
 def read_ahead(read: Callable[[int], Batch], num_batches: int, world: World, name: str) -> Iterator[Batch]:
     """read(b) of this rank's batches, which are consecutive ones. A thread reads one while the network works on the one
     before it. name: of rank 0's progress bar."""
     previous: Future[Batch] | None = None
-    own = range(num_batches * world.rank // world.size, num_batches * (world.rank + 1) // world.size)
+    own = own_part(num_batches, world)
     shown = world.rank == 0
     with (
         ThreadPoolExecutor(1) as ahead,

@@ -1,7 +1,6 @@
 """Against slow, direct versions of the published protocol, and for several ranks against one."""
 
 import math
-from threading import Barrier, Thread
 
 import cv2
 import numpy as np
@@ -12,6 +11,7 @@ from partial_fc.comm import SingleWorld
 from partial_fc.data.pairs import read_pairs, write_pairs
 from partial_fc.evaluate import Roc, Verification, plot
 from partial_fc.evaluate.verification import fold_accuracy, wilson_interval
+from tests.unit.thread_world import in_world
 
 SIZE = 12
 
@@ -91,35 +91,16 @@ def embed():
     return network
 
 
-class RankOf:
-    """One rank of a world made of threads; knows only what Verification needs."""
-
-    def __init__(self, rank, size, parts, barrier):
-        self.rank, self.size, self.parts, self.barrier = rank, size, parts, barrier
-
-    def all_gather(self, t, *, name):
-        self.parts[self.rank] = t
-        self.barrier.wait(timeout=20)
-        return torch.cat(self.parts)
-
-
 def run_on_ranks(size, path, batch_size, embed, **options):
     """What each rank yields, or the error that it raises."""
-    parts, barrier, results = [None] * size, Barrier(size), [None] * size
 
-    def work(rank):
+    def of_rank(world):
         try:
-            verification = Verification(path, SIZE, batch_size, **options)
-            results[rank] = dict(verification.run(embed, RankOf(rank, size, parts, barrier)))
-        except Exception as error:
-            results[rank] = error
+            return dict(Verification(path, SIZE, batch_size, **options).run(embed, world))
+        except ValueError as error:
+            return error
 
-    threads = [Thread(target=work, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    return in_world(size, of_rank)
 
 
 # Numerics
@@ -135,14 +116,6 @@ def test_fold_accuracy_equals_the_loops(num_pairs, seed):
     accuracy = fold_accuracy(distances, same)
     assert (accuracy.mean, accuracy.std) == pytest.approx(slow_accuracy(distances, same), abs=1e-15)
     assert accuracy.low < accuracy.mean < accuracy.high or accuracy.mean in (0, 1)
-
-
-def test_fold_accuracy_of_sorted_kinds():
-    # All genuine pairs first: some folds have no impostor at all.
-    same = np.arange(40) < 20
-    distances = np.where(same, 0.5, 2.0)
-    assert fold_accuracy(distances, same).mean == 1.0
-    assert fold_accuracy(2.5 - distances, same).mean == slow_accuracy(2.5 - distances, same)[0]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -273,24 +246,20 @@ def test_broken_image_is_an_error_on_every_rank(tmp_path, embed, content, words)
         assert f"set.bin: pair 11 of 30 (1 bad in all): image 22 cannot be used: {words}" in str(error)
 
 
-def test_too_few_pairs(tmp_path):
-    make_set(tmp_path / "set.bin", 9)
-    with pytest.raises(ValueError, match=r"set\.bin: 9 pairs; 10 folds"):
-        Verification(tmp_path / "set.bin", SIZE, 8)
-
-
-def test_one_kind_only(tmp_path):
-    make_set(tmp_path / "set.bin", 20)
+@pytest.mark.parametrize(
+    ("num_pairs", "kinds", "batch_size", "message"),
+    [
+        (9, 2, 8, r"set\.bin: 9 pairs; 10 folds"),
+        (20, 1, 8, r"set\.bin: all 20 pairs are of one kind"),
+        (20, 2, 1, "batch size 1"),
+    ],
+)
+def test_sets_that_cannot_be_evaluated(tmp_path, num_pairs, kinds, batch_size, message):
+    make_set(tmp_path / "set.bin", num_pairs)
     encoded, same = read_pairs(tmp_path / "set.bin")
-    write_pairs(tmp_path / "set.bin", encoded, [True] * len(same))
-    with pytest.raises(ValueError, match=r"set\.bin: all 20 pairs are of one kind"):
-        Verification(tmp_path / "set.bin", SIZE, 8)
-
-
-def test_batch_without_a_pair(tmp_path):
-    make_set(tmp_path / "set.bin", 20)
-    with pytest.raises(ValueError, match="batch size 1"):
-        Verification(tmp_path / "set.bin", SIZE, 1)
+    write_pairs(tmp_path / "set.bin", encoded, same.tolist() if kinds == 2 else [True] * num_pairs)
+    with pytest.raises(ValueError, match=message):
+        Verification(tmp_path / "set.bin", SIZE, batch_size)
 
 
 # The picture

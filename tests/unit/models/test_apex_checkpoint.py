@@ -173,15 +173,6 @@ def test_files_that_would_run_code_are_not_loaded(tmp_path):
         apex.read(tmp_path / "none.pt")
 
 
-def test_cut_off_file(tmp_path):
-    whole = tmp_path / "whole.pt"
-    torch.save(by_apex(*trained()), whole)
-    for size in (0, 100, whole.stat().st_size - 200):
-        (tmp_path / "cut.pt").write_bytes(whole.read_bytes()[:size])
-        with pytest.raises(ValueError, match=r"cut.pt cannot be read"):
-            apex.read(tmp_path / "cut.pt")
-
-
 def test_another_model(tmp_path):
     net, optimizer = trained()
     content = by_apex(net, optimizer)

@@ -82,15 +82,6 @@ def test_equals_torch_while_the_rate_is_constant(nesterov):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
 
 
-def test_without_momentum_there_is_no_state():
-    own, torchs = Toy([1.0, -2.0]), Toy([1.0, -2.0])
-    optimizer = build("sgd", own, 0.0, 0.01, lr_in_momentum=True)
-    np.testing.assert_allclose(
-        trained(own, RATES, optimizer), trained(torchs, RATES, build("sgd", torchs, 0.0, 0.01)), atol=1e-15
-    )
-    assert named_state(optimizer, own) == {}
-
-
 def test_a_run_that_stops_where_the_rate_falls_goes_on_to_the_same_bits():
     make = partial(build, "sgd", momentum=0.9, weight_decay=0.01, nesterov=True, lr_in_momentum=True)
     whole, first = Toy([1.0, -2.0]), Toy([1.0, -2.0])

@@ -98,23 +98,6 @@ def test_smaller_files_and_what_they_cost(tmp_path, photos, capsys):
     assert max(largest) <= 64
 
 
-def test_arcface_torch_loads_what_is_written_for_it(tmp_path):
-    torch.save(trained("r18").state_dict(), tmp_path / "backbone.pth")
-    flags = ["--image-size", str(SIZE), "--torch", str(tmp_path / "model.pt")]
-    assert export([str(tmp_path / "backbone.pth"), *flags]) == 0
-    weights = torch.load(tmp_path / "model.pt", weights_only=True)
-    norm = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
-    # The names of its iresnet.py.
-    expected = {"conv1.weight", "prelu.weight", "fc.weight", "fc.bias"}
-    expected |= {f"{layer}.{name}" for layer in ("bn1", "bn2", "features") for name in norm}
-    for block in (f"layer{stage}.{number}" for stage in (1, 2, 3, 4) for number in (0, 1)):
-        expected |= {f"{block}.{name}" for name in ("conv1.weight", "conv2.weight", "prelu.weight")}
-        expected |= {f"{block}.bn{number}.{name}" for number in (1, 2, 3) for name in norm}
-        if block.endswith("0"):
-            expected |= {f"{block}.downsample.0.weight", *(f"{block}.downsample.1.{name}" for name in norm)}
-    assert weights.keys() == expected
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
