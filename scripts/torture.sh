@@ -66,8 +66,6 @@ check "double starts" timeout 14400 python -m tests.faults.signals.double_starts
 check "disks" timeout 600 python -m tests.faults.disk.full_disks "$folder/disks"
 check "network" timeout 600 python -m pytest tests/faults/test_network.py
 check "sanitizers" sanitized "$folder/kernels"
-# Somebody on a third host, for a minute.
-check "strangers" timeout 600 python -m tests.cluster.strangers_job "$folder/strangers"
 # Schedules of the elastic protocol in simulated time: some 15 minutes of one core.
 check "simulation" timeout 7200 python -m tests.simulation --schedules "${SCHEDULES:-10000}" --first "$((seed * 1000000))"
 # A host that dies and one that comes: the scenarios of elastic runs.

@@ -28,7 +28,6 @@ _DEAR = (
     "faults/disk/test_enumeration.py",
     "cluster/test_two_hosts.py",
     "cluster/test_sockets.py",
-    "cluster/test_strangers.py",
     "recipes/face/test_face_head.py",
     "faults/test_runs.py",
     "recipes/face/test_flag_pairs.py",

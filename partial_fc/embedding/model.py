@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from partial_fc.data.sample import BadRecord
 from partial_fc.embedding.definition import sum_of_views, unit_embeddings
 from partial_fc.embedding.images import Image, batches, is_one, name_of, pixels_of
-from partial_fc.models.inputs import FACE, InputContract
+from partial_fc.models.inputs import FACE, Pixels
 
 
 class EmbeddingModel:
@@ -33,7 +33,7 @@ class EmbeddingModel:
         embedding_size: int,
         image_size: int,
         *,
-        to_input: InputContract = FACE,
+        to_input: Pixels = FACE,
         flip: bool = True,
         source: Path,
         step: int | None = None,

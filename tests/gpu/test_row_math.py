@@ -3,7 +3,6 @@
 On a CUDA device, or, with TRITON_INTERPRET=1, on the CPU (tests/unit/kernels/test_triton.py does that).
 """
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -22,15 +21,8 @@ from partial_fc.head.rows import RowSGD, RowTable, Storage
 from partial_fc.head.sampling import BLOCK, Sampling
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import Outcome, RowMath, Targets
+from tests.gpu.test_triton import DEVICE, pytestmark  # noqa: F401
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not INTERPRETED and not torch.cuda.is_available(), reason="no CUDA device, and TRITON_INTERPRET is not 1"
-    ),
-]
 FP32 = torch.float32
 G, L, D = 70, 300, 24
 SHARD = Shard(100, 100 + L, 500)

@@ -36,7 +36,7 @@ def page(run: RunFacts) -> str:
     }
     scores = run.history.scores()
     curves, num_points = _curves(run)
-    rates = run.history.series("speed/images_per_s")
+    unit, rates = _speed(run)
     # A dot alone says no more than the table.
     several = any(len(marks) > 1 for marks in scores.values())
     score_chart = line_chart(scores, "score", marks=True, percent=True, until=run.last_step) if several else ""
@@ -54,7 +54,7 @@ def page(run: RunFacts) -> str:
         score_chart=Markup(score_chart),
         last_values=_last_values(run),
         defaults={name: value for name, value in run.values.items() if name not in (run.differs or {})},
-        speed_chart=Markup(line_chart({"images/s": rates}, "images/s of all processes")) if len(rates) > 1 else "",
+        speed_chart=Markup(line_chart({f"{unit}/s": rates}, f"{unit}/s of all processes")) if len(rates) > 1 else "",
         time_bar=Markup(share_bar(shares)) if shares else "",
         traffic=_traffic(run),
         counts=_counts(run),
@@ -90,9 +90,9 @@ def _cards(run: RunFacts) -> dict[str, str]:
         cards = {name: f"{100 * score:.2f} %" for name, score in run.result.get("best", {}).items()}
     if len(run.loss_N3):
         cards["loss"] = f"{run.loss_N3[-_last_tenth(run) :, 1].mean():.4g}"
-    rates = run.history.series("speed/images_per_s")
-    if speed := run.result.get("images_per_s") or (rates and rates[-1][1]):
-        cards["images/s"] = f"{speed:,.0f}"
+    unit, rates = _speed(run)
+    if speed := run.result.get(f"{unit}_per_s") or (rates and rates[-1][1]):
+        cards[f"{unit}/s"] = f"{speed:,.0f}"
     if seconds := run.result.get("seconds"):
         cards["time"] = str(timedelta(seconds=round(seconds)))
     if peak := run.result.get("peak_memory_bytes"):
@@ -125,6 +125,13 @@ def _curves(run: RunFacts) -> tuple[list[str], int]:
 def _last_values(run: RunFacts) -> dict[str, str]:
     values = run.result.get("evaluations", {})
     return {name: "none" if value is None else f"{value:.6g}" for name, value in values.items()}
+
+
+def _speed(run: RunFacts) -> tuple[str, list[Any]]:
+    """Returns (images or samples, the rates of that as (step, rate))."""
+    series = {unit: run.history.series(f"speed/{unit}_per_s") for unit in ("samples", "images")}
+    unit = "samples" if "samples_per_s" in run.result or series["samples"] else "images"
+    return unit, series[unit]
 
 
 def _time_shares(run: RunFacts) -> dict[str, float]:

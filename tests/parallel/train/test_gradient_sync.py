@@ -152,21 +152,6 @@ def test_layers_of_two_dtypes_share_two_buckets_that_leave_as_they_fill(world):
     assert sync.square_sum() == 6 * 12 * world.size**2
 
 
-def test_backwards_inside_hold_add_up_and_nothing_leaves(world):
-    named = small()
-    sync = GradientSync(named.items(), world, bucket_bytes=100)
-    for _ in range(2):
-        sync.zero()
-        with world.count_traffic() as traffic, sync.hold():
-            for _ in range(3):
-                backward(named, 1.0 + world.rank)
-        assert not traffic.calls
-        backward(named, 1.0 + world.rank)
-        sync.wait()
-        expected = 4.0 * sum(range(1, world.size + 1))
-        assert all(torch.equal(p.grad, torch.full((3, 4), expected)) for p in named.values())
-
-
 def test_what_would_sum_twice_or_too_early_is_refused(world):
     named = small()
     sync = GradientSync(named.items(), world, bucket_bytes=100)

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import signal
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,13 +19,12 @@ from partial_fc.train.guards.commits import Commits
 from partial_fc.train.guards.signals import EXIT_PREEMPTED
 from recipes.kinetics_epochs import ClipLine
 from tests.recipes.conftest import losses, reported, result
-from tests.recipes.launch import forked, here, several
+from tests.recipes.launch import here, several
 from tests.recipes.several import Given
 from tests.unit import videos
 from tests.unit.gluon_states import LR, write_states
 
 R50, N, BATCH = "slowfast_4x16_resnet50_kinetics400", 10, 4
-UPDATES = 3  # of the first epoch; its last batch goes on into the second one
 SMALL = (
     f"--dataset kinetics400 --model {R50} --width 8 --slowfast --video-loader --use-decord --num-classes 2 "
     "--new-height 32 --new-width 40 --input-size 32 --scale-ratios 1.0,0.8 --num-data-workers 1 --num-gpus 0 "
@@ -110,20 +108,6 @@ def test_a_run_that_is_stopped_goes_on(one, data, tmp_path, monkeypatch):
     assert result(tmp_path)["evaluations"] == result(one)["evaluations"]
 
 
-def test_a_run_that_is_killed_goes_on(one, data, tmp_path):
-    given = words(tmp_path, data, "--checkpoint-every 1")
-    process = forked(Given("recipes.kinetics", given), tmp_path / "output")
-    while not any(tmp_path.glob("checkpoints/*/COMPLETE")):
-        assert process.is_alive(), (tmp_path / "output").read_text()
-        time.sleep(0.005)
-    process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert not (tmp_path / "result.json").exists()
-    assert here("recipes.kinetics", given) == 0
-    assert losses(tmp_path) == losses(one)
-
-
 def test_another_world_goes_on_from_the_commit(one, data, tmp_path, monkeypatch):
     """What horovodrun's elastic mode asks of a recipe: that its training is called again, with what was kept. (Lost
     hosts, in earnest: tests/cluster.)"""
@@ -137,7 +121,7 @@ def test_another_world_goes_on_from_the_commit(one, data, tmp_path, monkeypatch)
     class Changes(Commits):
         def __init__(self, memory, world, every):
             super().__init__(memory, world, 2)  # of one process they would be none
-            worlds.append(memory.age)
+            worlds.append(memory.generation)
 
         hosts_changed = property(lambda self: len(worlds) == 1)
 

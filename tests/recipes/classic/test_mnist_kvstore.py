@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from partial_fc.data.idx import read_set
-from partial_fc.errors import UsageError
 from partial_fc.optim.compression.two_bit import decode, encode_
 from recipes import mnist
 from recipes.compat.fit_py import ELSEWHERE, asked_for
@@ -22,39 +21,6 @@ from tests.recipes.conftest import LAUNCHERS, run
 
 # 5 updates an epoch: 2 workers x 16 images each, or 32 of one.
 FIVE = "--num-examples 150 --num-epochs 1 --backbone lenet --lr 0.02"
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--kv-store dits_sync", "dist_sync"),
-        ("--gpus 0;2", "--gpus '0;2': expected numbers with commas"),
-        ("--gpus 0,0", "--gpus 0,0 names a GPU twice"),
-        ("--gpus 0,2 --cpus 2", "both name devices"),
-        ("--cpus 2 --work-load-list 3,1,1", "--work-load-list 3,1,1 for 2 device(s); expected one for each"),
-        ("--cpus 2 --work-load-list 3,0", "--work-load-list 3,0: expected numbers above 0"),
-        ("--cpus 3 --batch-size 2", "--batch-size 2 for 3 devices"),
-        ("--kv-store horovod --cpus 2", "one process a device"),
-        ("--kv-store nccl", "--kv-store nccl adds up on GPUs"),
-        (
-            "--kv-store local --gc-type 2bit",
-            "--gc-type 2bit: --kv-store local has no compression; device and dist_* have",
-        ),
-        ("--gc-type 2bit --gc-threshold 0", "--gc-threshold is 0.0"),
-        ("--gc-threshold 0.1", "--gc-threshold 0.1 goes with --gc-type 2bit"),
-        ("--lr-step-epochs 20,10", "--lr-step-epochs 20,10: expected epochs from 1 on"),
-        ("--lr-step-epochs soon", "--lr-step-epochs 'soon': expected epochs"),
-        ("--top-k 10", "--top-k 10 of 10 classes is always right"),
-        ("--loss mse", "--loss mse: expected ce"),
-        ("--load-epoch 3", "--load-epoch 3 needs --model-prefix"),
-        ("--model-prefix m --load-epoch 20", "--load-epoch 20 of --num-epochs 20: nothing is left"),
-        ("--start-timeout 0", "--start-timeout is 0.0"),
-    ],
-)
-def test_flags_that_make_no_sense(flags, message):
-    with pytest.raises(UsageError) as refused:
-        parse(shlex.split(flags))
-    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)

@@ -5,33 +5,8 @@ import shlex
 import numpy as np
 import pytest
 
-from partial_fc.errors import UsageError
 from recipes.mnist import parse
 from tests.recipes.classic.mnist_job import train_here, write_set
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--epochs 0", "--epochs is 0.0"),
-        ("--batch_size 0", "--batch_size is 0"),
-        ("--accumulate 0", "--accumulate is 0"),
-        ("--lr -1", "--lr is -1.0"),
-        ("--lr nan", "--lr is nan"),
-        ("--momentum 1", "--momentum is 1.0"),
-        ("--n_workers -1", "--n_workers is -1"),
-        ("--max-steps 0", "--max-steps is 0"),
-        ("--compression-rank 2", "--compression-rank goes with --gradient-compression powersgd"),
-        ("--gradient-compression 2bit --compression-threshold 0", "--compression-threshold is 0.0"),
-        ("--load-amp a.pt --resume b", "--load-amp a.pt and --resume b both say where to start"),
-        ("--gpus 0", "--gpus is 0"),
-        ("--save-amp a.pt --precision fp64", "Apex's files hold fp32 weights"),
-    ],
-)
-def test_flags_that_make_no_sense(flags, message):
-    with pytest.raises(UsageError) as refused:
-        parse(shlex.split(flags))
-    assert message in str(refused.value)
 
 
 def test_the_tutorials_command_line():

@@ -70,19 +70,6 @@ def test_affine_identity_and_quarter_turn() -> None:
     np.testing.assert_array_equal(warp(image, turned, (9, 9)), np.rot90(image, -1))  # clockwise
 
 
-def test_affine_moves_right_and_down() -> None:
-    image = random_image(8, 11)
-    matrix = affine((8, 11), (8, 11), degrees=0, slant=0, scale=(1, 1), move=(2, 1))
-    np.testing.assert_array_equal(warp(image, matrix, (8, 11))[1:, 2:], image[:-1, :-2])
-
-
-def test_affine_halves_like_an_area_average() -> None:
-    image = random_image(10, 14)
-    matrix = affine((10, 14), (5, 7), degrees=0, slant=0, scale=(1, 1), move=(0, 0))
-    expected = image.reshape(5, 2, 7, 2).mean(axis=(1, 3))
-    np.testing.assert_allclose(warp(image, matrix, (5, 7)), expected, atol=1)
-
-
 def test_affine_scale_enlarges_about_the_centre() -> None:
     image = np.zeros((21, 21), np.uint8)
     image[8:13, 9:12] = 255

@@ -34,11 +34,6 @@ def test_every_scan_is_in_one_of_the_two_sets(folder, scans):
     assert set(test.label_N) == set(range(10))
 
 
-def test_split_is_where_a_form_begins(scans):
-    """Forms begin with 0 to 9, three times; the text says that the split is at such a place."""
-    np.testing.assert_array_equal(scans.target[NUM_TRAIN : NUM_TRAIN + 20], list(range(10)) * 2)
-
-
 def test_looks_like_mnist(folder):
     """28 x 28, white on black, and as MNIST's description says the centre of mass in the middle."""
     image_NHW = read_set(folder, "train").image_NHW

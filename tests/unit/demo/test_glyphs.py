@@ -15,7 +15,7 @@ from partial_fc.data.pairs import read_pairs
 from partial_fc.data.recordio import RecordReader, unpack
 from partial_fc.verbs.demo import glyphs
 from partial_fc.verbs.demo.glyphs import GlyphOptions, build
-from partial_fc.verbs.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, characters, choose, find_fonts
+from partial_fc.verbs.demo.glyphs_fonts import CHINESE, NEVER_TRAINED, TYPEFACES, Font, choose, find_fonts
 from partial_fc.verbs.demo.glyphs_pairs import SETS, lookalikes
 from partial_fc.verbs.demo.glyphs_render import Pen, drawing, workers
 
@@ -180,12 +180,6 @@ def test_a_typeface_is_used_only_for_what_it_draws(pen: Pen) -> None:
     assert drawn[0x4E00] == CHINESE
 
 
-def test_characters_need_five_typefaces() -> None:
-    held = [{1, 2}, {1, 2}, {1, 2}, {1, 2}, {2}, {3}]
-    fonts = [Font(Path("x"), 0, "1", frozenset(codes)) for codes in held]
-    assert characters(fonts) == {2: (0, 1, 2, 3, 4)}
-
-
 def test_characters_of_all_chinese_typefaces_come_first() -> None:
     standing = {code: CHINESE if code % 2 else CHINESE[:5] for code in range(100)}
     classes, unseen = choose(standing, num_classes=70, num_unseen=20, seed=0)
@@ -239,11 +233,3 @@ def test_other_options_or_damage_are_errors(folder: Path, tmp_path: Path) -> Non
     (copy / "manifest.json").unlink()
     with pytest.raises(ValueError, match="is no glyph set"):
         build(replace(SMALL, out=copy))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("pairs", 6010), ("num_classes", 0), ("quality", 101), ("num_unseen", 100), ("image_size", 8)]
-)
-def test_options_are_checked(field: str, value: int) -> None:
-    with pytest.raises(ValueError, match=field.replace("_", "-")):
-        GlyphOptions(out=Path("x"), **{field: value})

@@ -91,16 +91,13 @@ def embed():
     return network
 
 
-def run_on_ranks(size, path, batch_size, embed, **options):
-    """What each rank yields, or the error that it raises."""
+def errors_of_three_ranks(path, embed, **options) -> list[str]:
+    def work(world):
+        with pytest.raises(ValueError) as error:
+            list(Verification(path, SIZE, 8, **options).run(embed, world))
+        return str(error.value)
 
-    def of_rank(world):
-        try:
-            return dict(Verification(path, SIZE, batch_size, **options).run(embed, world))
-        except ValueError as error:
-            return error
-
-    return in_world(size, of_rank)
+    return in_world(3, work)
 
 
 # Numerics
@@ -189,17 +186,6 @@ def test_equals_the_description(tmp_path, embed, num_pairs, batch_size, flip):
     assert 0.5 < mean < 1.0  # the set is neither hopeless nor trivial, so that mistakes would show
 
 
-@pytest.mark.parametrize("size", [2, 3, 7])
-@pytest.mark.parametrize("batch_size", [7, 16, 200])
-def test_any_number_of_ranks_gives_the_same_bits(tmp_path, embed, size, batch_size):
-    make_set(tmp_path / "set.bin", 61)
-    (one,) = run_on_ranks(1, tmp_path / "set.bin", batch_size, embed)
-    several = run_on_ranks(size, tmp_path / "set.bin", batch_size, embed)
-    assert len(one) == 8
-    for result in several:
-        np.testing.assert_equal(result, one)  # NaN equals NaN here
-
-
 def test_one_collective_and_no_gradients(tmp_path, embed):
     make_set(tmp_path / "set.bin", 21)
     world = SingleWorld()
@@ -223,9 +209,8 @@ def test_bad_embedding_is_an_error_on_every_rank(tmp_path, embed, bad):
         feat_ID[(image_I3HW == target).flatten(1).all(1)] = bad
         return feat_ID
 
-    for error in run_on_ranks(3, tmp_path / "set.bin", 8, sick, flip=False):
-        assert isinstance(error, ValueError)
-        assert "set.bin: pair 17 of 30 (1 bad in all): an embedding is not finite or has length 0" in str(error)
+    for error in errors_of_three_ranks(tmp_path / "set.bin", sick, flip=False):
+        assert "set.bin: pair 17 of 30 (1 bad in all): an embedding" in error
 
 
 @pytest.mark.parametrize(
@@ -241,9 +226,8 @@ def test_broken_image_is_an_error_on_every_rank(tmp_path, embed, content, words)
     encoded, same = read_pairs(tmp_path / "set.bin")
     encoded[2 * 11] = content
     write_pairs(tmp_path / "set.bin", encoded, same.tolist())
-    for error in run_on_ranks(3, tmp_path / "set.bin", 8, embed):
-        assert isinstance(error, ValueError)
-        assert f"set.bin: pair 11 of 30 (1 bad in all): image 22 cannot be used: {words}" in str(error)
+    for error in errors_of_three_ranks(tmp_path / "set.bin", embed):
+        assert f"set.bin: pair 11 of 30 (1 bad in all): image 22 cannot be used: {words}" in error
 
 
 @pytest.mark.parametrize(

@@ -134,16 +134,6 @@ def test_fewer_candidates_than_k_and_none():
     assert lists.classes(torch.tensor([2]), everything()).tolist() == [1, 7], "nothing to compare with: unchanged"
 
 
-def test_state_goes_through_load():
-    unit_GD, label_G, centre_CD = problem()
-    first, second = HardNegatives(C, 3), HardNegatives(C, 3)
-    first.learn(label_G, unit_GD, centre_CD, None, torch.arange(C), step=0)
-    second.load_state({name: tensor.clone() for name, tensor in first.state().items()})
-    assert torch.equal(first.classes(label_G, everything()), second.classes(label_G, everything()))
-    with pytest.raises(ValueError, match="k, capacity and the number of classes"):
-        HardNegatives(C, 4).load_state(first.state())
-
-
 @pytest.mark.parametrize("options", [{"k": 0}, {"k": 1, "every": 0}, {"k": 1, "capacity": 0}])
 def test_refuses_less_than_one(options):
     with pytest.raises(ValueError, match="at least 1"):

@@ -1,7 +1,5 @@
 """The dense reference itself: its slopes against finite differences, its options against their definitions."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 
@@ -130,13 +128,6 @@ def test_correction_makes_the_expected_denominator_the_full_one():
             denominators.append((loss + target_logit).exp())
     full = reference.loss(feat_1D, label, centre_CD, margin)
     torch.testing.assert_close(torch.stack(denominators).mean(), (full + target_logit).exp().mean())
-
-
-def test_curricular_weighs_hard_classes_more_as_training_succeeds():
-    feat_GD, label_G, centre_CD = batch()
-    margin = CurricularFace(8.0)
-    losses = [reference.loss(feat_GD, label_G, centre_CD, margin, state={"t": t}) for t in (0.0, 0.4, 0.8)]
-    assert all(before < after for before, after in pairwise(losses))
 
 
 def test_adaface_asks_more_of_long_features_that_are_hard_and_less_of_short_ones():

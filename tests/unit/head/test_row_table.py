@@ -227,11 +227,6 @@ def test_updates_too_small_for_bfloat16_add_up(make):
     assert abs(ours.centre_LD.double().mean() - (1 - 0.08)) < 2e-3
 
 
-def test_different_steps_and_tensors_round_apart():
-    keys = {counter_rng.rounding_key(seed, stream, step) for seed in (0, 1) for stream in (0, 1) for step in range(50)}
-    assert len(keys) == 200
-
-
 def test_catching_up_rounds_with_the_noise_of_the_last_missed_step(make):
     """The noise of the step at hand is for the update that follows: the same twice would not be independent."""
     ours, wide = (make(optimizer=RowSGD(0.9, 0.1), dtype=dtype, catch_up="exact") for dtype in (BF16, torch.float32))

@@ -30,17 +30,6 @@ def test_published_numbers():
     assert got == expected
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
-def test_schedule_is_complete(name):
-    preset = presets.get(name)
-    if preset["lr_scheduler"] == "step":
-        steps = preset["lr_steps"]
-        assert list(steps) == sorted(set(steps))
-        assert 0 < steps[0] <= steps[-1] < preset["max_steps"]
-    else:
-        assert not {"lr_steps", "max_steps"} & preset.keys()
-
-
 def test_glyphs_are_not_mirrored():
     glyphs = presets.get("glyphs")
     assert not glyphs["mirror"]

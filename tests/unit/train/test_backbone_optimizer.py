@@ -53,16 +53,6 @@ def reference(w, curvature, rates, momentum, decay, nesterov):
     return w
 
 
-def test_the_toy_on_which_the_systems_part():
-    """Caffe2 and MXNet's NAG end at 0.411 where torch's Nesterov ends at 0.605."""
-    toys = [Toy([1.0], 0.809), Toy([1.0], 0.809)]
-    ends = [
-        trained(toys[0], RATES, build("sgd", toys[0], 0.9, 0.0, nesterov=True, lr_in_momentum=True)),
-        trained(toys[1], RATES, build("sgd", toys[1], 0.9, 0.0, nesterov=True)),
-    ]
-    assert np.round(ends, 3).tolist() == [[0.411], [0.605]]
-
-
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("rates", [RATES, (0.0, 0.05, 0.1, 0.02, 0.0, 0.3), (0.1,) * 6])
 @pytest.mark.parametrize("decay", [0.0, 0.01])
@@ -174,13 +164,13 @@ def test_the_loops_backbone_skips_clips_stores_and_goes_on(mode):
         gradients(first, seed)
         first.scale(0.5 / first.precision.loss_scale)
         first.step(lr)
-    weights, state = map(checkpoint.copied, first.state())
+    weights, state, _ = map(checkpoint.copied, first.state())
     assert {name.rpartition("/")[2] for name in state} == {"momentum"}
     assert len(state) == len(list(first.module.parameters()))
 
     gradients(first, 3)
     first.undo()
-    after, state_after = first.state()
+    after, state_after, _ = first.state()
     assert all(torch.equal(a, after[name]) for name, a in weights.items() if "tracked" not in name)
     assert all(torch.equal(a, state_after[name]) for name, a in state.items())
 

@@ -33,24 +33,6 @@ def gradients_of(named, seed):
     }
 
 
-def test_is_one_power_iteration_with_error_feedback():
-    """Against the projection on the columns of M Q, taken by least squares."""
-    named = parameters()
-    sync = sync_of(named)
-    shape = (33, 17)
-    owed, q = torch.zeros(shape, dtype=torch.float64), sync.state()["q/fc.weight"]
-    for step in range(6):
-        gradients = gradients_of(named, step)
-        one_update(named, sync, gradients, loss_scale=8.0)
-        m = owed + gradients["fc.weight"]
-        p = m @ q
-        sent = p @ torch.linalg.lstsq(p, m).solution
-        torch.testing.assert_close(named["fc.weight"].grad, sent, rtol=1e-10, atol=1e-10)
-        owed = m - sent
-        torch.testing.assert_close(sync.state()["residual/fc.weight"], owed, rtol=1e-10, atol=1e-10)
-        q = (m.T @ torch.linalg.qr(p).Q).contiguous()
-
-
 def test_vectors_and_what_would_not_shrink_are_exact():
     """6 x 9 with 4 columns each would be 60 numbers instead of 54."""
     named = parameters()

@@ -36,15 +36,6 @@ def test_vector_of_mxnet():
     assert decode(code, 0.5)[:6].tolist() == [0.5, -0.5, 0.0, 0.5, -0.5, 0.5]
 
 
-def test_two_workers_of_mxnet():
-    """What MXNet 1.9.1's dist_sync store answered to three pushes of g by one worker and 2g by the other."""
-    g = filled_up([0.2, 0.6, -0.5, 1.7])
-    residuals = [torch.zeros(16), torch.zeros(16)]
-    for pulled in ((0, 1, -1, 1), (0.5, 1, -1, 1), (1, 1, -1, 1)):
-        codes = [encode_(r.add_(factor * g), 0.5) for factor, r in zip((1, 2), residuals, strict=True)]
-        assert (decode(codes[0], 0.5) + decode(codes[1], 0.5))[:4].tolist() == list(pulled)
-
-
 @given(st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=40), st.sampled_from([0.5, 0.25, 1.0]))
 def test_codes_and_residuals_follow_the_rule(values, t):
     owed = filled_up(values)

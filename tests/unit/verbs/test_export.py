@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity
 import partial_fc
 from partial_fc import cli, models
 from partial_fc.embedding.model import EmbeddingModel
-from partial_fc.models.inputs import FACE, InputContract
+from partial_fc.models.inputs import FACE, Pixels
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -22,7 +22,7 @@ from partial_fc.verbs.model import onnx_model  # noqa: E402
 SIZE, WIDTH = 32, 16
 
 
-def trained(network: str = "tiny", to_input: InputContract = FACE) -> torch.nn.Module:
+def trained(network: str = "tiny", to_input: Pixels = FACE) -> torch.nn.Module:
     """A network whose statistics are those of some batches, so that every layer counts."""
     torch.manual_seed(0)
     module = models.build(network, WIDTH, SIZE)
@@ -53,7 +53,7 @@ def photos(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("to_input", "first"),
-    [(FACE, []), (InputContract("blue first", (120.0, 110.0, 100.0), (58.0, 57.0, 56.0), bgr=True), ["Sub", "Mul"])],
+    [(FACE, []), (Pixels("blue first", (120.0, 110.0, 100.0), (58.0, 57.0, 56.0), bgr=True), ["Sub", "Mul"])],
 )
 def test_any_batch_gives_the_features_of_the_model(tmp_path, to_input, first):
     model = EmbeddingModel(trained(to_input=to_input), "tiny", WIDTH, SIZE, to_input=to_input, source=tmp_path)

@@ -122,15 +122,6 @@ def test_the_writer_writes_the_layout_and_refuses_what_it_has_no_place_for(tmp_p
     assert not (tmp_path / "bad").exists()
 
 
-@pytest.mark.parametrize("cut", [0, 1, 23, 24, 40, 63, 64, 100, 159, 167])
-def test_a_file_cut_short_is_refused(tmp_path, cut):
-    whole = ndarray_file(np.ones((4, 6), np.float32))
-    assert len(whole) == 168
-    (tmp_path / "x").write_bytes(whole[:cut])
-    with pytest.raises(ValueError, match=r"x"):
-        mxnet_ndarray.read(tmp_path / "x")
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -17,6 +17,7 @@ import torch
 import partial_fc
 from partial_fc.comm import SingleWorld
 from partial_fc.data import Batch
+from partial_fc.models.inputs import FACE
 from partial_fc.train.record import first_batch
 from partial_fc.train.record.curve import Curve
 from partial_fc.train.record.log import StepLine, open_files
@@ -86,7 +87,9 @@ def run(tmp_path):
     start = {"recipe": "face", "command": ["train.py", "face", "--rec", EVIL], "world_size": 1}
     start |= {"configuration": values, "differs": {"rec": EVIL}, "versions": {"torch": "2"}}
     (root / "configuration.json").write_text(json.dumps(start))
-    job: Any = SimpleNamespace(models_root=root, world=SingleWorld(), class_names=["a", EVIL])
+    job: Any = SimpleNamespace(
+        models_root=root, world=SingleWorld(), class_names=["a", EVIL], backbone=SimpleNamespace(to_input=FACE)
+    )
     image = torch.arange(3 * 10 * 20, dtype=torch.uint8).reshape(1, 3, 10, 20).repeat(9, 1, 1, 1)
     label = torch.tensor([1] + [0] * 8)
     first_batch.write(job, Batch(image, label, torch.arange(9), 0.0, 9, 9))
