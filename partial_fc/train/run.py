@@ -416,8 +416,8 @@ class Run:
             **(self.head_flags.settings(config.schedule.lr) if self.head_flags else {}),
             **settings,
         }
-        on_disk = self.head_flags is not None and self.head_flags.centre_place == "disk"
         check_head(head)
+        on_disk = any(table.rows.on_disk for table in head.tables().values())
         restore = partial(resume.restore, self, backbone, head, saver, loader.source)
         return Job(
             world=self.world,
