@@ -404,6 +404,7 @@ class Run:
             **(self.head_flags.settings(config.schedule.lr) if self.head_flags else {}),
             **settings,
         }
+        on_disk = any(table.rows.on_disk for table in head.tables().values())
         restore = partial(resume.restore, self, backbone, head, saver, loader.source)
         return Job(
             world=self.world,
@@ -413,7 +414,7 @@ class Run:
             settings=Settings(**settings),
             guards=Guards(**dataclasses.asdict(config.guards), restore=restore),
             saver=saver,
-            commits=Commits(self.memory, self.world, self._commit_every()),
+            commits=Commits(self.memory, self.world, self._commit_every(on_disk)),
             models_root=self.root,
             logger=self.logger,
             seed=config.run.seed,
@@ -427,9 +428,10 @@ class Run:
             **parts,
         )
 
-    def _commit_every(self) -> int:
-        """Steps between commits; 0: none. Only ranks that come and go go on from them."""
-        asked, on_disk = self.config.run.commit_every, self.head_flags and self.head_flags.centre_place == "disk"
+    def _commit_every(self, on_disk: bool) -> int:
+        """Steps between commits; 0: none. Only ranks that come and go resume from them. on_disk: whether the head's rows
+        are, so that they fit into no memory."""
+        asked = self.config.run.commit_every
         if not elastic.active():
             return 0
         return asked if asked is not None else 0 if on_disk else 100

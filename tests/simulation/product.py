@@ -182,7 +182,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
     ]
     made += [
         (module, "read_bytes", lambda path, most_bytes: path.read_bytes())
-        for module in (partial_fc.files, checkpoint_files, read)
+        for module in (partial_fc.files, checkpoint_files)
     ]
     _refuse_bound_clocks({module for module, name, _ in made if name == "time"})
     # Some pieces a commit, and some messages a recovery.

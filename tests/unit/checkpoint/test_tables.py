@@ -238,6 +238,10 @@ def test_a_head_whose_tables_would_be_lost_is_refused():
     renamed.tables = lambda: {"coarse": renamed.fine, "pairs": renamed.pairs}
     with pytest.raises(ValueError, match="gives 'coarse' for the table with name 'fine'"):
         check_head(renamed)
+    listed = TwoHeads(C, world)
+    listed.tables = lambda: [listed.fine, listed.pairs]
+    with pytest.raises(ValueError, match=r"of head TwoHeads gives .*; expected a dict"):
+        check_head(listed)
     silent = TwoHeads(C, world)
     silent.state = lambda: {"scale": torch.ones(1)}
     with pytest.raises(ValueError, match="of head TwoHeads is not JSON"):
