@@ -159,9 +159,7 @@ def test_an_interrupted_run_goes_on(mx, digits, tmp_path):
         "parts-0002.params", "parts-0004.params", "parts-symbol.json",
     ]  # fmt: skip
     assert all(np.array_equal(parts[name], whole[name]) for name in whole)
-    with pytest.raises(
-        ValueError, match=r"parts-0002.params is of another network: .* convolution0_bias, is not there"
-    ):
+    with pytest.raises(ValueError, match=r"parts-0002.params .* convolution0_bias"):
         train(digits, tmp_path / "parts", "--network lenet --load-epoch 2")
     with pytest.raises(ValueError, match=r"--load-epoch 3: there is no .*/parts-0003.params"):
         train(digits, tmp_path / "parts", "--load-epoch 3")

@@ -111,9 +111,7 @@ def test_a_run_that_goes_on_with_other_flags_is_told_which(glyphs, tmp_path):
     """A note for each; where nothing is left to train an error: the result is not that of the new flags."""
     flags = f"--dataset glyphs --rec {glyphs} --val-targets --batch-size 8 --warmup-steps 0 --max-steps"
     train_here(tmp_path, f"{flags} 1")
-    with pytest.raises(
-        ValueError, match=r"finished run, with --lr 0.003, this run has 0.001: nothing would be trained"
-    ):
+    with pytest.raises(ValueError, match=r"finished run, with --lr 0\.003, this run has 0\.001"):
         train_here(tmp_path, f"{flags} 1 --lr 0.001")
     with pytest.raises(ValueError, match=r"--sub-centres 1, this run has 2: .*; with --optimizer adamw, .* has sgd"):
         train_here(tmp_path, f"{flags} 2 --optimizer sgd --sub-centres 2")

@@ -28,15 +28,6 @@ def test_probabilities_over_all_classes_sum_to_one():
     assert abs(total - 1) < 1e-5
 
 
-def test_one_class_without_margin_has_loss_zero():
-    head = PartialFC(1, D, Softmax(64.0))
-    feat = torch.randn(3, D, requires_grad=True)
-    loss = head(feat, torch.zeros(3, dtype=torch.int64))
-    loss.backward()
-    assert loss.item() == 0
-    assert torch.count_nonzero(feat.grad) == 0
-
-
 def test_a_zero_feature_and_a_zero_centre_are_defined():
     head = PartialFC(5, D, ArcFace())
     head.store.all_rows()[2] = 0

@@ -346,11 +346,6 @@ def test_the_list_of_recipes_fits_a_terminal(capsys):
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
-def test_version_of_the_trainer(capsys):
-    assert train_command.main(["--version"], "train.py") == 0
-    assert capsys.readouterr().out == f"partial-fc {partial_fc.__version__}\n"
-
-
 # ---- the index of messages
 
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from partial_fc import models
 from partial_fc.foreign.backbone_weights import load_weights
 from partial_fc.models.convnet import ConvNet
-from partial_fc.models.inputs import FACE
 from partial_fc.models.iresnet import DEPTHS, IResNet
 
 pytestmark = pytest.mark.slow
@@ -100,15 +99,6 @@ def test_mobilefacenet_has_the_names_and_shapes_of_arcface_torch():
     with torch.device("meta"):
         assert shapes_of(models.build("mbf")) == mobilefacenet_shapes(512, 7)
         assert shapes_of(models.build("mbf", 128, image_size=40)) == mobilefacenet_shapes(128, 3)
-
-
-@pytest.mark.parametrize(("name", "mxnet_count"), [("r50", 43_590_848), ("r100", 65_156_160)])
-def test_parameter_counts_are_those_of_the_mxnet_recipe(name, mxnet_count):
-    """MXNet counts every argument array, so also the 512 gammas of the last batch norm, which stay at 1."""
-    with torch.device("meta"):
-        model = models.build(name)
-    assert sum(p.numel() for p in model.parameters()) == mxnet_count
-    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == mxnet_count - 512
 
 
 def iresnet_by_hand(weights: dict[str, Tensor], depths: tuple[int, ...], x: Tensor) -> Tensor:
@@ -257,14 +247,6 @@ def test_convolutions_start_with_the_sources_spread():
     weight = models.build("r18", image_size=16).layer4[1].conv2.weight
     assert weight.std().item() == pytest.approx(0.1, rel=0.01)
     assert weight.mean().item() == pytest.approx(0.0, abs=0.001)
-
-
-def test_pixels_of_faces():
-    image = torch.tensor([0, 255, 127, 128], dtype=torch.uint8).view(1, 1, 2, 2)
-    expected = torch.tensor([-1.0, 1.0, -0.5 / 127.5, 0.5 / 127.5]).view(1, 1, 2, 2)
-    torch.testing.assert_close(FACE(image), expected)
-    with pytest.raises(ValueError, match=r"float32, expected torch\.uint8"):
-        FACE(image.float())
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,6 @@ def test_every_loss_has_its_margin(flags, margin):
     assert head_of(flags).margin == margin
 
 
-def test_hard_negatives_are_off_unless_asked_for():
-    assert head_of("").hard_negatives is None
-    lists = head_of("--hard-negatives 3 --hard-negatives-every 7 --sample-rate 0.5").hard_negatives
-    assert (lists.k, lists.every) == (3, 7)
-
-
 @pytest.mark.parametrize(
     "flags",
     [

@@ -142,8 +142,3 @@ def test_a_kind_that_remembers_nothing_refuses_a_state():
     sync.load_state(sync.state())
     with pytest.raises(ValueError, match=r"compression none: the state has \['q/a'\], expected \[\]"):
         sync.load_state({"q/a": torch.zeros(1)})
-
-
-def test_a_rank_below_1_is_refused():
-    with pytest.raises(ValueError, match="rank 0 of powersgd"):
-        build_compressor("powersgd", rank=0)
