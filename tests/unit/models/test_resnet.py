@@ -8,8 +8,7 @@ from torch import nn
 
 from partial_fc import models
 from partial_fc.models import resnet
-
-Shapes = dict[str, tuple[int, ...]]
+from tests.unit.models.test_models import Shapes, batch_norm_shapes, shapes_of
 
 # Parameters at 1000 classes, from torchvision's table of weights.
 NUM_PARAMETERS = {
@@ -19,11 +18,6 @@ NUM_PARAMETERS = {
     "resnet101": 44_549_160,
     "resnet152": 60_192_808,
 }
-
-
-def batch_norm_shapes(name: str, width: int) -> Shapes:
-    vectors = ("weight", "bias", "running_mean", "running_var")
-    return {f"{name}.{v}": (width,) for v in vectors} | {f"{name}.num_batches_tracked": ()}
 
 
 def torchvision_shapes(depths: tuple[int, ...], bottleneck: bool, groups: int = 1, base: int = 64) -> Shapes:
@@ -47,10 +41,6 @@ def torchvision_shapes(depths: tuple[int, ...], bottleneck: bool, groups: int = 
                 shapes |= batch_norm_shapes(f"{at}.downsample.1", out)
             width_in = out
     return shapes | {"fc.weight": (1000, width_in), "fc.bias": (1000,)}
-
-
-def shapes_of(model: nn.Module) -> Shapes:
-    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
 
 
 @pytest.mark.parametrize("name", NUM_PARAMETERS)
