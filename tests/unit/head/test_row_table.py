@@ -243,30 +243,6 @@ def test_catching_up_rounds_with_the_noise_of_the_last_missed_step(make):
         assert torch.equal(ours.row_state()[name][row], expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, BF16])
-def test_a_fused_update_needs_the_tables_and_the_keys(make, dtype):
-    """A step written out here leaves the bits that `update` leaves."""
-    optimizer = RowSGD(0.9, 0.01)
-    updated, fused = (make(optimizer=optimizer, dtype=dtype, catch_up="exact") for _ in range(2))
-    for step in range(4):
-        row_S = drawn(step)
-        grad = torch.randn(len(row_S), D, generator=torch.Generator().manual_seed(step))
-        for ours in (updated, fused):
-            ours.fetch(row_S, step)
-        updated.update(row_S, 0, len(row_S), grad.clone(), 0.1, step)
-        keys, tables = fused.begin_fused_update(0.1, step), fused.row_state()
-        centre, momentum = (tables[name][row_S].float() for name in ("centres", "momentum"))
-        momentum = momentum.mul_(0.9).add_(grad.add_(centre, alpha=0.01))
-        centre.add_(momentum, alpha=-0.1)
-        for name, rows in (("centres", centre), ("momentum", momentum)):
-            if dtype == BF16:
-                rows = round_stochastically(rows, row_S + fused.first_row, keys[name])
-            tables[name][row_S] = rows
-        tables["touched"][row_S] = step + 1
-    for name, rows in updated.row_state().items():
-        assert torch.equal(fused.row_state()[name], rows), name
-
-
 # ---- disk
 
 
