@@ -150,9 +150,8 @@ def test_finished_weights_are_measured_in_several_views(one, data, tmp_path, cap
 
 
 @pytest.mark.mxnet
-def test_momentum_of_gluoncv_is_gone_on_with(one, data, tmp_path):
+def test_momentum_of_gluoncv_is_gone_on_with(mx, one, data, tmp_path):
     """At the epoch that was asked for."""
-    mx = pytest.importorskip("partial_fc.mxnet").mx
     (best,) = one.glob("*-best.params")
     model = slowfast.build(R50, 2, width=8)
     gluoncv.load(model, best)

@@ -46,12 +46,6 @@ def test_defaults_are_those_of_train_mnist():
         mnist.main(["--kv_store=dist_sync"])
 
 
-@pytest.fixture(scope="module")
-def mx():
-    # After torch, whose libraries it would otherwise replace. Not at the top: it stays for every later test.
-    return pytest.importorskip("partial_fc.mxnet").mx
-
-
 def train(data: Path, prefix: Path, flags: str) -> dict[str, np.ndarray]:
     """In this process; returns the weights after the last epoch."""
     from partial_fc.mxnet import mx

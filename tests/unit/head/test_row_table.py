@@ -217,16 +217,6 @@ def test_rounding_is_unbiased_and_goes_to_a_neighbour():
     assert torch.equal(round_stochastically(exact, torch.arange(len(x)), 7).float(), exact)
 
 
-def test_updates_too_small_for_bfloat16_add_up(make):
-    """400 steps of 1/5000 of the value: rounding to nearest would not move it at all."""
-    ours = make(optimizer=RowSGD(0.0, 0.0), dtype=BF16)
-    ours.load_row_state({**ours.row_state(), "centres": torch.ones(L, D)})
-    for step in range(400):
-        ours.fetch(None, step)
-        ours.update(None, 0, L, torch.full((L, D), 2e-4), 1.0, step)
-    assert abs(ours.centre_LD.double().mean() - (1 - 0.08)) < 2e-3
-
-
 def test_catching_up_rounds_with_the_noise_of_the_last_missed_step(make):
     """The noise of the step at hand is for the update that follows: the same twice would not be independent."""
     ours, wide = (make(optimizer=RowSGD(0.9, 0.1), dtype=dtype, catch_up="exact") for dtype in (BF16, torch.float32))

@@ -26,11 +26,6 @@ from partial_fc.train.precision import Precision
 from recipes import face, face_backbone
 
 
-@pytest.fixture
-def mx():
-    return pytest.importorskip("partial_fc.mxnet").mx
-
-
 def both(net: IResNet) -> tuple[IResNet, IResNet]:
     """The network for torch, and the same for MXNet."""
     from partial_fc.mxnet.backbone import compute_in_mxnet

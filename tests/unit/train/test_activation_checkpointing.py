@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from partial_fc import comm, models
+from partial_fc import models
 from partial_fc.models.convnet import ConvNet
 from partial_fc.models.iresnet import DEPTHS, IResNet
 from partial_fc.train import activation_checkpointing
-from partial_fc.train.batch_norm import convert
 
 pytestmark = pytest.mark.slow
 
@@ -95,17 +94,6 @@ def test_in_every_precision(name, mode):
 def test_frozen_batch_norms():
     plain, recomputed = backbone("tiny").eval(), activation_checkpointing.enable(backbone("tiny").eval())
     assert_same_bits(steps(recomputed), steps(plain))
-
-
-def test_batch_norms_over_the_global_batch():
-    world = comm.init()
-    plain = convert(backbone("tiny"), world)
-    recomputed = activation_checkpointing.enable(convert(backbone("tiny"), world))
-    assert_same_bits(steps(recomputed), steps(plain))
-    plain, recomputed = halved(convert(backbone("tiny"), world)), halved(convert(backbone("tiny"), world))
-    assert_same_bits(steps(activation_checkpointing.enable(recomputed)), steps(plain))
-    later = convert(activation_checkpointing.enable(backbone("tiny")), world)  # in the other order
-    assert_same_bits(steps(later), steps(convert(backbone("tiny"), world)))
 
 
 def test_an_overflow_leaves_the_same_running_statistics():

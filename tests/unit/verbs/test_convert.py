@@ -211,9 +211,8 @@ def test_graphs_that_begin_in_another_way_are_refused(tmp_path, nodes, message):
 
 @pytest.mark.mxnet
 @pytest.mark.parametrize("name", SIZES)
-def test_mxnet_itself_gives_the_same_embeddings(tmp_path, name, capsys):
+def test_mxnet_itself_gives_the_same_embeddings(mx, tmp_path, name, capsys):
     """Of our files and of its own, whose symbol has the label beside the embedding, as InsightFace's trainer saves."""
-    mx = pytest.importorskip("partial_fc.mxnet").mx
     params, model = mxnet_files(tmp_path, name)
     embedding = mx.sym.load(str(tmp_path / "model-symbol.json"))
     names = list(mxnet_names(model.state_dict()).values())
