@@ -29,7 +29,6 @@ _DEAR = (
     "faults/disk/test_enumeration.py",
     "cluster/test_two_hosts.py",
     "cluster/test_sockets.py",
-    "cluster/test_strangers.py",
     "recipes/face/test_face_head.py",
     "faults/test_runs.py",
     "recipes/face/test_flag_pairs.py",
@@ -49,7 +48,7 @@ _DEAR = (
     "faults/test_network.py",
     "cluster/test_rendezvous.py",
     "recipes/launchers/test_spawn.py",
-    "faults/test_readers.py",
+    "faults/test_foreign_files.py",
 )
 
 

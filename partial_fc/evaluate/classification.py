@@ -95,9 +95,12 @@ class Classification:
         ]
 
     def draw(self, folder: Path) -> None:
-        """mistakes.png: the surest mistakes, each with its label and what it was taken for; none, no picture."""
+        """mistakes.png: the surest mistakes, each with its label and what it was taken for; none, no picture, nor of
+        samples that are no pictures themselves."""
         path = folder / "mistakes.png"
         path.unlink(missing_ok=True)
+        if self._load(0)[0].ndim < 3:
+            return
         tiles = [self._tile(int(index), int(prediction)) for index, prediction, _ in self.mistakes_M3.tolist()]
         if not tiles:
             return

@@ -5,11 +5,8 @@
     MXNet's gradients --added--> p.grad              by torch, as after any backward
     moving averages --copied--> module's buffers     after every backward, in which MXNet updates them
 
-The module's optimizer, gradient exchange, guards and checkpoints see a torch module and nothing of MXNet.
-
-The copy is not to be saved: a forward of evaluation leaves MXNet's convolution weights in the order of numbers that
-oneDNN likes, so what another library saw of them would be garbage afterwards. It takes 1 % of r50's time at a batch of
-4.
+The optimizer, gradient exchange, guards and checkpoints see a torch module and nothing of MXNet. The weights must be
+copies: a forward of evaluation leaves MXNet's in the order of numbers that oneDNN likes.
 """
 
 import math
@@ -27,10 +24,9 @@ from partial_fc.mxnet import mx
 class Graph:
     """A symbol with arrays of its own for one module's tensors.
 
-    symbol: from a variable `data` to one output. names: of the module's parameters and buffers -> the symbol's
-    arguments and auxiliary states, all of them. draws: whether an operator draws random numbers. variances_of_torch:
-    batch norms are to have torch's running variances, those of a batch over n - 1 (MXNet's: over n), with MXNet's
-    default momentum.
+    symbol: from a variable `data` to one output. names: of the module's parameters and buffers -> all of the symbol's
+    arguments and auxiliary states. draws: an operator draws random numbers. variances_of_torch: running variances are
+    of a batch over n - 1, as torch's (MXNet's: over n), with MXNet's default momentum.
     """
 
     def __init__(

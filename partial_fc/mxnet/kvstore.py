@@ -38,9 +38,8 @@ class Store(mx.kv.KVStore):
         self._apart = "dist" in self.type
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """On a distributed store of one CPU device a pull also writes into the array that was pushed: both share a
-        buffer. Each backward pass of Module writes its gradients anew, so that it loses nothing; gradients that are
-        added up (grad_req="add") would be lost."""
+        """A push and a pull where the store is distributed. (On one CPU device the pull also writes into the array that
+        was pushed, which Module's next backward pass writes anew.)"""
         if self._apart:
             self.push(key, value, priority)
             self.pull(key, value if out is None else out, priority)
@@ -74,11 +73,9 @@ class Job:
 
 @contextmanager
 def joined(name: str, start_timeout_s: float) -> Iterator[Job]:
-    """The job that this process is a worker of. name: of a store, or HOROVOD.
-
-    Raises ValueError where the process was not started for such a store. After an error within the block the process
-    must end by os._exit: the others wait for it, and only its end tells them.
-    """
+    """The job that this process is a worker of. name: of a store, or HOROVOD. Raises ValueError where the process was
+    not started for such a store. After an error within the block the process must end by os._exit: only its end tells
+    the others."""
     check_started_for(name)
     job = _with_horovod() if name == HOROVOD else _with_store(name, start_timeout_s)
     yield job

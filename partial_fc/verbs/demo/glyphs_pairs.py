@@ -35,11 +35,8 @@ Typefaces = Mapping[int, tuple[int, ...]]
 def choose_pairs(
     name: str, typefaces: Typefaces, num_pairs: int, seed: int, shape_NTP: NDArray[np.float32]
 ) -> list[Pair]:
-    """The pairs of one of SETS in file order: fold by fold, first the genuine pairs, then the impostors.
-
-    typefaces: the held-out characters and the typefaces that draw each. shape_NTP: what `lookalikes` takes.
-    num_pairs: a multiple of 20. The choice is a function of (name, seed, typefaces).
-    """
+    """The pairs of one of SETS in file order: fold by fold, first the genuine pairs, then the impostors; a function of
+    (name, seed, typefaces). typefaces: those that draw each held-out character. num_pairs: a multiple of 20."""
     use = 1 + SETS.index(name)
     rng = np.random.default_rng((seed, use))
     codes = list(typefaces)

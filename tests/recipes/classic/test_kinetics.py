@@ -121,7 +121,7 @@ def test_another_world_goes_on_from_the_commit(one, data, tmp_path, monkeypatch)
     class Changes(Commits):
         def __init__(self, memory, world, every):
             super().__init__(memory, world, 2)  # of one process they would be none
-            worlds.append(memory.age)
+            worlds.append(memory.generation)
 
         hosts_changed = property(lambda self: len(worlds) == 1)
 

@@ -23,7 +23,7 @@ def train(words: list[str]) -> None:
 
 
 def test_the_others_read_why_a_rank_failed(tmp_path):
-    """(Rank 0, whose end is also that of the status board: test_hang_report.py.)"""
+    """(Rank 0, whose end is also that of the status server: test_hang_report.py.)"""
     damaged = tmp_path / "damaged.pt"
     damaged.write_text("no tensors")
     common, port = ["--models-root", str(tmp_path), *SMALL, *shlex.split(SYNTHETIC)], free_port()

@@ -108,7 +108,6 @@ def test_constraints_name_every_dependency_of_the_project():
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     extras = dict(setup["options.extras_require"])
-    on_demand = extras["torture"].split()  # scripts/torture.sh installs it
     wanted = setup["options"]["install_requires"].split()
     for extra in extras.values():
         wanted += [line for line in extra.splitlines() if line and not line.startswith("#")]
@@ -119,8 +118,7 @@ def test_constraints_name_every_dependency_of_the_project():
         version = pinned.get(canonicalize_name(requirement.name))
         assert version, f"{requirement} of setup.cfg is not in constraints.txt"
         assert requirement.specifier.contains(version)
-        if str(requirement) not in on_demand:
-            assert importlib.metadata.version(requirement.name).split("+")[0] == version
+        assert importlib.metadata.version(requirement.name).split("+")[0] == version
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@ import math
 import pytest
 
 from recipes import face
-from recipes.compat.arcface_torch import load, read, translate
+from recipes.compat.arcface_torch import load, read
+from recipes.compat.settings import translate
 
 SERVER = '''
 """One server, ArcFace."""
@@ -173,24 +174,21 @@ HEAD = "from easydict import EasyDict as edict\nconfig = edict()\n"
         "from .easydict import EasyDict as edict",
         "__import__('os').system('touch x')",
         "config.output = open('x', 'w')",
-        "config.output = f'{config}'",
-        "config.output = config.__class__",
-        "config.output = [1, 2][0]",
+        "config.output = 'a' + 'b'",
+        "config.output = 'a' * 3",
+        "config.output = [i for i in (1, 2)]",
         "config.output = lambda: 1",
         "config.output = {**{}}",
-        "config.output = {1: 2.5}",
-        "config.output = [*(1, 2)]",
-        "config.output = 1 if True else 2",
+        "config.output = True + 1",
         "config.output = 1 / 0",
         "config.output = 9 ** 9 ** 9",
         "config.output = (-8) ** 0.5",
         "config.output = config.missing",
         "config.output = other",
-        "config.output = edict(1)",
+        "config.output = edict(a=1)",
         "config['output'] = 1",
-        "config.output, config.rec = 1, 2",
         "config.lr *= 2",
-        "config.network = 'r50'; config.network.depth = 3",
+        "lr = 0.1",
         "other = edict()",
         "config.nested = edict()",
         "del config",
@@ -226,18 +224,26 @@ def test_no_edict(tmp_path, text):
         read(write(tmp_path, text))
 
 
-@pytest.mark.parametrize(
-    ("key", "words"), [("sample_rat", "did you mean sample_rate"), ("zzz", "known are .*batch_size")]
-)
-def test_unknown_keys_are_named_with_the_file(tmp_path, key, words):
-    with pytest.raises(ValueError, match=rf"config\.py: config\.{key} is .*{words}"):
-        load(write(tmp_path, f"{HEAD}config.{key} = 1"))
+def test_unknown_key_names_near_ones():
+    with pytest.raises(ValueError, match=r"config\.sample_rat is .*did you mean sample_rate"):
+        translate({"sample_rat": 0.1})
 
 
-def test_what_would_change_the_result_is_refused():
-    with pytest.raises(ValueError, match=r"config\.dali_aug = "):
-        translate({"dali_aug": True})
-    assert translate({"dali_aug": False}) == translate({})
+def test_unknown_key_lists_known_ones():
+    with pytest.raises(ValueError, match=r"config\.zzz is .*known are .*batch_size"):
+        translate({"zzz": 0.1})
+
+
+def test_error_of_a_value_names_the_file(tmp_path):
+    with pytest.raises(ValueError, match=r"config\.py: config\.batch_sizes"):
+        load(write(tmp_path, HEAD + "config.batch_sizes = 1"))
+
+
+@pytest.mark.parametrize(("key", "value", "harmless"), [("dali_aug", True, False)])
+def test_what_would_change_the_result_is_refused(key, value, harmless):
+    with pytest.raises(ValueError, match=rf"config\.{key} = "):
+        translate({key: value})
+    assert translate({key: harmless}) == translate({})
 
 
 @pytest.mark.parametrize(
@@ -245,13 +251,11 @@ def test_what_would_change_the_result_is_refused():
     [
         ("batch_size", "128"),
         ("batch_size", True),
-        ("num_classes", [881, 12]),
         ("lr", "0.1"),
         ("fp16", "no"),
-        ("val_targets", "lfw"),
+        ("output", 3),
+        ("val_targets", ["lfw", 1]),
         ("margin_list", (1.0, 0.5)),
-        ("warmup_epoch", 0.5),
-        ("interclass_filtering_threshold", True),
     ],
 )
 def test_wrong_types(key, value):

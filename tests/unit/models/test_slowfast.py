@@ -164,7 +164,7 @@ def test_what_is_no_file_of_a_trainer(tmp_path):
     for value, message in (
         ([1, 2], "no file of Gluon's trainer.save_states for a SlowFast"),
         (OrderedDict(), r"asks for collections\.OrderedDict"),
-        ({(1, 2): 3}, "an item of a dict, by a tuple"),
+        (({(1, 2): 3}, 4), "no file of Gluon's trainer.save_states"),
     ):
         path.write_bytes(pickle.dumps(value))
         with pytest.raises(ValueError, match=message):

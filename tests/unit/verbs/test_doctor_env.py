@@ -28,7 +28,6 @@ GOOD = {
     "shm_bytes": 1 << 35,
     "disk": {"path": "/data", "free_bytes": 1 << 40, "writable": True},
     "open_files": [65536, 65536],
-    "socket_filters_error": "",
     "interfaces": {"lo": {"address": "127.0.0.1", "mbps": -1}, "eth0": {"address": "10.0.0.1", "mbps": 100000}},
     "own_address": "10.0.0.1",
     "routes": {"10.0.0.2": {"address": "10.0.0.2", "source": "10.0.0.1", "interface": "eth0"}},
@@ -86,7 +85,6 @@ WRONG = {
         {"interfaces__docker0": {"address": "172.17.0.1", "mbps": -1}},
         "warning", "interface", "also docker0 (172.17.0.1): name one",
     ),
-    "no filters": ({"socket_filters_error": "EPERM"}, "warning", "socket filters", "CAP_NET_ADMIN"),
     "a variable names another": (
         {"environment__NCCL_SOCKET_IFNAME": "ib0"}, "fault", "interface", "NCCL_SOCKET_IFNAME=ib0, there are lo, eth0",
     ),

@@ -11,8 +11,7 @@ from torch.nn.functional import cosine_similarity
 import partial_fc
 from partial_fc import cli, models
 from partial_fc.embedding.model import EmbeddingModel
-from partial_fc.models.inputs import FACE, InputContract
-from tests.unit.models.test_models import iresnet_shapes
+from partial_fc.models.inputs import FACE, Pixels
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -23,7 +22,7 @@ from partial_fc.verbs.model import onnx_model  # noqa: E402
 SIZE, WIDTH = 32, 16
 
 
-def trained(network: str = "tiny", to_input: InputContract = FACE) -> torch.nn.Module:
+def trained(network: str = "tiny", to_input: Pixels = FACE) -> torch.nn.Module:
     """A network whose statistics are those of some batches, so that every layer counts."""
     torch.manual_seed(0)
     module = models.build(network, WIDTH, SIZE)
@@ -54,7 +53,7 @@ def photos(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("to_input", "first"),
-    [(FACE, []), (InputContract("blue first", (120.0, 110.0, 100.0), (58.0, 57.0, 56.0), bgr=True), ["Sub", "Mul"])],
+    [(FACE, []), (Pixels("blue first", (120.0, 110.0, 100.0), (58.0, 57.0, 56.0), bgr=True), ["Sub", "Mul"])],
 )
 def test_any_batch_gives_the_features_of_the_model(tmp_path, to_input, first):
     model = EmbeddingModel(trained(to_input=to_input), "tiny", WIDTH, SIZE, to_input=to_input, source=tmp_path)
@@ -97,15 +96,6 @@ def test_smaller_files_and_what_they_cost(tmp_path, photos, capsys):
     largest = [int(abs(w.astype(int)).max()) for w in weights if w.dtype == "int8" and w.ndim > 1]
     assert len(largest) > 5
     assert max(largest) <= 64
-
-
-def test_arcface_torch_loads_what_is_written_for_it(tmp_path):
-    torch.save(trained("r18").state_dict(), tmp_path / "backbone.pth")
-    flags = ["--image-size", str(SIZE), "--torch", str(tmp_path / "model.pt")]
-    assert export([str(tmp_path / "backbone.pth"), *flags]) == 0
-    weights = torch.load(tmp_path / "model.pt", weights_only=True)
-    # The names of its iresnet.py: tests/unit/models/test_models.py.
-    assert {name: t.shape for name, t in weights.items()} == iresnet_shapes((2, 2, 2, 2), WIDTH, SIZE // 16)
 
 
 @pytest.mark.parametrize(

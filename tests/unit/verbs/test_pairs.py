@@ -76,7 +76,7 @@ def test_code_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         ((IMAGES, [True]), "got 4 images for 1 pairs"),
         (([], []), "got 0 images for 0 pairs"),
-        ({"images": []}, "EMPTY_DICT at byte"),
+        ({"images": []}, "got a dict"),
         ((IMAGES, 3), "expected two lists"),
         ((IMAGES, [0, 2]), r"issame holds \[0, 2\]"),
         ((IMAGES, [b"0", b"1"]), "expected booleans only"),

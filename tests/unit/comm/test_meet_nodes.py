@@ -11,8 +11,8 @@ from contextlib import ExitStack
 import pytest
 
 from partial_fc.comm import StartError
-from partial_fc.comm.launch import meeting, stores
-from partial_fc.comm.launch.meeting import Shard
+from partial_fc.comm.launch import meet_nodes, stores
+from partial_fc.comm.launch.meet_nodes import Node
 from tests.redis_server import redis_server
 
 HOST = socket.gethostname()
@@ -42,7 +42,7 @@ class Command:
     """What is typed on one host, in a thread; it stays until `end`."""
 
     def __init__(self, place, shard_id, num_shards=2, num_gpus=1, timeout_s=20.0, addresses=("127.0.0.1",)):
-        self.met: meeting.Met | None = None
+        self.met: meet_nodes.Peers | None = None
         self.error = ""
         self.heard = threading.Event()
         self.end = threading.Event()
@@ -55,8 +55,8 @@ class Command:
         try:
             with ExitStack() as stack:
                 listening = stack.enter_context(socket.create_server(("", 0))) if shard_id == 0 else None
-                me = Shard.here(shard_id, num_shards, num_gpus, addresses if listening else [], listening)
-                self.met = stack.enter_context(meeting.meeting(opened(), me, listening, timeout_s))
+                me = Node.here(shard_id, num_shards, num_gpus, addresses if listening else [], listening)
+                self.met = stack.enter_context(meet_nodes.meet(opened(), me, listening, timeout_s))
                 self.heard.set()
                 self.end.wait(60)
         except StartError as error:
@@ -82,7 +82,7 @@ def heard(*commands: Command) -> list[str]:
 def left_by_a_killed_one(place, **claims) -> None:
     """What the processes of a run have written that were killed."""
     store = place[0]()
-    me = Shard(1, 2, 1, "gone", 77, "2026-01-02 03:04:05", "t", "s", [], 0)
+    me = Node(1, 2, 1, "gone", 77, "2026-01-02 03:04:05", "t", "s", [], 0)
     for key, value in claims.items():
         store.set(key.replace("_", " "), value or json.dumps(vars(me)))
     if isinstance(store, stores.RedisStore):
@@ -114,23 +114,23 @@ def test_a_run_id_may_be_used_again_after_the_end(place):
 def test_shard_0_is_reached_where_it_answers():
     """An address of a host may be nobody's elsewhere."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        first = Shard.here(0, 2, 1, ["127.0.0.2", "127.0.0.1"], listening)
+        first = Node.here(0, 2, 1, ["127.0.0.2", "127.0.0.1"], listening)
         stop = threading.Event()
 
         def answer():
             while not stop.wait(0.02):
-                meeting._answer(listening, first.token)
+                meet_nodes.answer(listening, first.token)
 
         thread = threading.Thread(target=answer)
         thread.start()
-        met = meeting._reach(first)
+        met = meet_nodes.reach(first)
         stop.set()
         thread.join()
-    assert met == meeting.Met("127.0.0.1", first.port, "127.0.0.1", first.secret)
+    assert met == meet_nodes.Peers("127.0.0.1", first.port, "127.0.0.1", first.secret)
 
 
 def test_a_listener_that_is_not_shard_0_is_passed_over(monkeypatch):
-    monkeypatch.setattr(meeting, "_PROBE_S", 0.3)
+    monkeypatch.setattr(meet_nodes, "_PROBE_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as wrong:
 
         def answer():
@@ -139,8 +139,8 @@ def test_a_listener_that_is_not_shard_0_is_passed_over(monkeypatch):
 
         threading.Thread(target=answer, daemon=True).start()
         for other in (silent, wrong):
-            first = Shard.here(0, 2, 1, ["127.0.0.1"], other)
-            assert meeting._reach(first) is None
+            first = Node.here(0, 2, 1, ["127.0.0.1"], other)
+            assert meet_nodes.reach(first) is None
 
 
 def test_a_missing_shard_is_named_on_every_host(place):
@@ -204,7 +204,7 @@ def test_a_run_id_in_use_is_refused_and_the_running_one_left_alone(place):
 
 
 def test_a_killed_run_is_named_with_what_removes_it(place, tmp_path):
-    left_by_a_killed_one(place, job="", shard_1="", verdict="all here")
+    left_by_a_killed_one(place, job="", shard_1="", outcome="all here")
     before = place[1]()
     for error in heard(*(Command(place, shard) for shard in range(2))):
         assert "shard 1: gone (process 77, since 2026-01-02 03:04:05)" in error
@@ -224,8 +224,8 @@ def test_one_killed_while_it_waited_is_named(place):
 def test_who_is_stopped_while_waiting_tells_the_others(place):
     waiting = Command(place, 0)
     store = place[0]()
-    me = Shard.here(1, 2, 1, [], None)
-    with pytest.raises(SystemExit), meeting._told(store, me):
+    me = Node.here(1, 2, 1, [], None)
+    with pytest.raises(SystemExit), meet_nodes._Meeting(store, me, None, 1.0).errors():
         raise SystemExit(143)
     assert f"shard 1: {HOST}" in heard(waiting)[0]
     assert "was stopped while the others waited" in waiting.error
@@ -240,7 +240,7 @@ def test_who_is_stopped_while_waiting_tells_the_others(place):
         "[" * 5000,
         "[1, 2]",
         '{"shard_id": 1}',
-        json.dumps({**vars(Shard.here(1, 2, 1, [], None)), "port": 65536}),
+        json.dumps({**vars(Node.here(1, 2, 1, [], None)), "port": 65536}),
     ],
 )
 def test_what_a_stranger_wrote_is_an_error(place, text):
@@ -253,24 +253,25 @@ def test_what_a_stranger_wrote_is_an_error(place, text):
     store.close()
 
 
-def test_a_verdict_of_a_strangers_is_an_error(place):
+def test_an_outcome_of_a_strangers_is_an_error(place):
     """All here, before this host has found shard 0."""
     command = Command(place, 1)
     store = place[0]()
-    store.wait(["shard 1"])
-    store.set("verdict", "all here")
+    while not store.check(["shard 1"]):
+        time.sleep(0.01)
+    store.set("outcome", "all here")
     assert "this host has not found shard 0" in heard(command)[0]
     store.close()
 
 
 def test_addresses_that_are_none_are_passed_over():
     strange = ["", "." * 300, "a" * 70 + ".example", "\x00", "-1"]
-    assert meeting._reach(Shard(0, 2, 1, "h", 1, "", "t", "s", strange, 1)) is None
+    assert meet_nodes.reach(Node(0, 2, 1, "h", 1, "", "t", "s", strange, 1)) is None
 
 
 def test_a_strangers_text_does_not_reach_the_terminal_as_it_is(place):
     store = place[0]()
-    store.set("verdict", b"\x1b[31mred\r\n\xff")
+    store.set("outcome", b"\x1b[31mred\r\n\xff")
     error = heard(Command(place, 0))[0]
     assert r"\x1b[31mred\r\n" in error
     assert error.isprintable()

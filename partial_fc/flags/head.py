@@ -1,4 +1,4 @@
-"""The last layer of recipe `face`: its flags, what may go together, and PartialFC made of them.
+"""The flags of a last layer with class centres: what may go together, and PartialFC made of them.
 
 The head is imported when the flags are known to be right: torch takes seconds, which --help does without.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from partial_fc.flags import NO_CHECKPOINT, LaunchFlags, OptimFlags, ScheduleFlags, check_numbers, flag, is_given
-from partial_fc.flags.numbers import ANY
+from partial_fc.flags.facts import Before, In, MayChange, Refused, Values
+from partial_fc.flags.launch import LaunchFlags
+from partial_fc.flags.numbers import ANY, check_numbers, flag
+from partial_fc.flags.training import NO_CHECKPOINT, OptimFlags, ScheduleFlags, is_given
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +28,19 @@ Loss = Literal[
 ]
 
 
+def _moved_by(values: Values) -> str:
+    """What moves the class centres."""
+    name = values.get("head_optimizer", "same")
+    name = values.get("optimizer") if name == "same" else name
+    return "sgd" if name == "nesterov" else str(name)  # their state is the same
+
+
+_OTHER_STATE = Refused("its state is of no use to another one", lambda then, now: _moved_by(then) != _moved_by(now))
+_NO_PAST = Refused(
+    "the past learning rates of the centres are not known", lambda _, now: now["head_catch_up"] == "exact"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeadFlags:
     """The loss, the class centres, and how they are sampled, stored and moved."""
@@ -33,20 +48,20 @@ class HeadFlags:
     loss: Loss = "cosface"
     """arcface-straight-through: the margin without its slope, as arcface_torch has it. combined: see --margins.
     sphereface, adaface, curricularface: with the margins that were published with them."""
-    scale: float = 64.0
+    scale: Annotated[float, In("(0, inf)")] = 64.0
     """What cosines are multiplied by."""
-    margins: tuple[float, float, float] | None = None
+    margins: Annotated[tuple[float, float, float] | None, In(ANY)] = None
     """For `combined`: m1 m2 m3 of cos(m1 * angle + m2) - m3. (arcface is 1 0.5 0, cosface 1 0 0.4.)"""
-    sub_centres: int = 1
+    sub_centres: Annotated[int, In("[1, 65536]"), Refused("the class centres do not fit")] = 1
     """Centres of each class; the nearest counts. More than one make room for classes with wrong images among theirs."""
-    interclass_filtering_threshold: float = 0.0
+    interclass_filtering_threshold: Annotated[float, In("[0, 1)")] = 0.0
     """A class that is not an image's target and has a larger cosine than this is left out of that image's softmax: it
     may be the same person under another number. 0: none is."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, In("[0, 1)")] = 0.0
     """Share of the target that is spread evenly over the active classes."""
-    sample_rate: float = 1.0
+    sample_rate: Annotated[float, In("(0, 1]")] = 1.0
     """Share of all class centres that are negatives in a step, 0 < rate <= 1. Worth it from millions of classes on."""
-    quota: Literal["negatives", "insightface"] = "negatives"
+    quota: Annotated[Literal["negatives", "insightface"], Before("negatives")] = "negatives"
     """What --sample-rate is the share of. negatives: of them alone; the classes of the batch come on top. insightface:
     of all that take part, the classes of the batch among them, as arcface_torch counts."""
     sampling_correction: bool = False
@@ -55,51 +70,41 @@ class HeadFlags:
     hard_negatives: int = 0
     """Besides the sampled negatives, of each process: so many of its centres, the nearest known ones, for each class
     of the batch."""
-    hard_negatives_every: int = 10
+    hard_negatives_every: Annotated[int, In(1)] = 10
     """Steps from one search for nearer centres, among the active ones, to the next. One takes about a third of the
     arithmetic of the head's step."""
-    head_impl: Literal["auto", "plain", "cpu", "triton"] = "auto"
+    head_impl: Annotated[Literal["auto", "plain", "cpu", "triton"], MayChange] = "auto"
     """What computes the last layer. auto: the Triton kernels on a GPU, the C++ kernel on a CPU, plain PyTorch for
     --precision fp64."""
-    head_centres: Path | None = None
+    head_centres: Annotated[Path | None, MayChange] = None
     """Start from the class centres of this checkpoint, their optimizer anew. `partial-fc checkpoint import` makes one
     of InsightFace's centre files."""
     centre_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """How the class centres are stored; bf16 is rounded stochastically, so that small updates add up."""
     centre_state_dtype: Literal["same", "fp32", "bf16", "fp16"] = "same"
     """How the optimizer's state of the centres is stored, where it is as wide as they are."""
-    centre_place: Literal["device", "host", "disk"] = "device"
+    centre_place: Annotated[Literal["device", "host", "disk"], MayChange] = "device"
     """Where the centres and their state lie: in the memory of the device that computes, in the host's, or in files."""
-    centre_path: Path | None = None
+    centre_path: Annotated[Path | None, MayChange] = None
     """For --centre-place disk: a folder on a fast local disk, with a sub-folder for each process."""
-    head_optimizer: Literal["same", "sgd", "nesterov", "adamw", "adagrad", "adam"] = "same"
+    head_optimizer: Annotated[Literal["same", "sgd", "nesterov", "adamw", "adagrad", "adam"], _OTHER_STATE] = "same"
     """What moves the centres that were active in a step. same: as --optimizer. adagrad and adam are row-wise: one
     number for a centre instead of one for each of its values (adam: for the second moment)."""
     head_lr: float | None = None
     """Learning rate of the centres; scaled and scheduled like --lr, which it is when not given."""
     head_weight_decay: float | None = None
     """Weight decay of the centres; --weight-decay when not given."""
-    head_clip: float = 0.0
+    head_clip: Annotated[float, In("[0, inf]")] = 0.0
     """Largest norm of the gradient of all centres, inf: any; --clip is then the backbone's alone. 0: see --clip."""
-    head_catch_up: Literal["none", "exact"] = "none"
+    head_catch_up: Annotated[Literal["none", "exact"], _NO_PAST] = "none"
     """exact: before a centre is active again it gets what a dense optimizer would have done to it meanwhile (decay,
     momentum). none: it rests."""
-    telemetry_every: int = 500
+    telemetry_every: Annotated[int, MayChange] = 500
     """Steps between two looks at the head's rows, for TensorBoard: rows never touched, their ages, cosines and
     lengths, classes that look like one identity; 0: never."""
 
     def __post_init__(self) -> None:
-        check_numbers(
-            self,
-            scale="(0, inf)",
-            margins=ANY,
-            sub_centres="[1, 65536]",
-            sample_rate="(0, 1]",
-            interclass_filtering_threshold="[0, 1)",
-            label_smoothing="[0, 1)",
-            hard_negatives_every=1,
-            head_clip="[0, inf]",
-        )
+        check_numbers(self)
         if self.margins is not None and self.margins[0] <= 0:
             raise ValueError(f"--margins {self.margins[0]} ...: m1 multiplies the angle; expected more than 0")
         if self.loss == "combined" and self.margins is None:
@@ -220,9 +225,10 @@ class HeadFlags:
             **self._softmax_options(),
         )
 
-    def lr_ratio(self, lr: float) -> float:
-        """What the schedule's learning rate is multiplied by for the centres. lr: of --lr."""
-        return 1.0 if self.head_lr is None else self.head_lr / lr
+    def settings(self, lr: float) -> dict[str, Any]:
+        """What the training loop is to know: of train.job.Settings. lr: of --lr."""
+        ratio = 1.0 if self.head_lr is None else self.head_lr / lr
+        return {"head_clip": self.head_clip, "head_lr_ratio": ratio, "telemetry_every": self.telemetry_every}
 
     def _softmax_options(self) -> dict[str, Any]:
         """Which classes count in the softmax, and how much: options of PartialFC."""

@@ -1,4 +1,7 @@
-"""MNIST's images as batches for MXNet's Module: which images an epoch of a worker has, in which order.
+"""What MXNet's train_mnist.py trains on: MNIST's images as batches for Module, and its two networks, lenet and mlp.
+
+The networks have the sizes and names of example/image-classification/symbols in MXNet 1.9.1, so that its files fit;
+lenet's layers have no names there, but the numbers that MXNet gives them.
 
 N images, W workers, B images of a worker's batch.
 """
@@ -16,6 +19,7 @@ from partial_fc.data.idx import ImageSet
 from partial_fc.mxnet import mx
 
 _ORDER = 0  # what a key of `derive_key` is for
+SMALLEST_SIDE = {"lenet": 16, "mlp": 1}
 
 
 def batches_per_epoch(num_examples: int, num_workers: int, batch_size: int) -> int:
@@ -81,3 +85,30 @@ class TestImages:
         probability_NC = module.predict(self._batches)[: len(self._label_N)]
         metric.update([mx.nd.array(self._label_N)], [probability_NC])
         return metric.get_name_value()
+
+
+def network(name: str, num_classes: int) -> mx.sym.Symbol:
+    """The network with its softmax; its inputs are "data", (B, 1, H, W), and "softmax_label", (B,)."""
+    data = mx.sym.Variable("data")
+    logits = {"lenet": _lenet, "mlp": _mlp}[name](data, num_classes)
+    return mx.sym.SoftmaxOutput(logits, name="softmax")
+
+
+def _mlp(data: mx.sym.Symbol, num_classes: int) -> mx.sym.Symbol:
+    x = mx.sym.Flatten(data, name="flatten0")
+    for number, width in enumerate((128, 64), start=1):
+        x = mx.sym.FullyConnected(x, num_hidden=width, name=f"fc{number}")
+        x = mx.sym.Activation(x, act_type="relu", name=f"relu{number}")
+    return mx.sym.FullyConnected(x, num_hidden=num_classes, name="fc3")
+
+
+def _lenet(data: mx.sym.Symbol, num_classes: int) -> mx.sym.Symbol:
+    x = data
+    for number, width in enumerate((20, 50)):
+        x = mx.sym.Convolution(x, kernel=(5, 5), num_filter=width, name=f"convolution{number}")
+        x = mx.sym.Activation(x, act_type="tanh", name=f"activation{number}")
+        x = mx.sym.Pooling(x, pool_type="max", kernel=(2, 2), stride=(2, 2), name=f"pooling{number}")
+    x = mx.sym.Flatten(x, name="flatten0")
+    x = mx.sym.FullyConnected(x, num_hidden=500, name="fullyconnected0")
+    x = mx.sym.Activation(x, act_type="tanh", name="activation2")
+    return mx.sym.FullyConnected(x, num_hidden=num_classes, name="fullyconnected1")

@@ -15,17 +15,11 @@ from torch import Tensor
 
 from partial_fc.checkpoint import crc32, head_state, rows
 from partial_fc.checkpoint.folders import newest, step_of
-from partial_fc.checkpoint.peer.commits import Commit, Memory, damage
-from partial_fc.checkpoint.peer.transfer import (
-    PIECE_BYTES,
-    ArrivedDamaged,
-    all_gather_json,
-    broadcast_tensors,
-    check_arrived,
-)
+from partial_fc.checkpoint.peer.commits import Commit, ProcessState, damage
+from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, ArrivedDamaged, broadcast_tensors, check_arrived
 from partial_fc.checkpoint.rows import Part
 from partial_fc.checkpoint.snapshot import Snapshot, below
-from partial_fc.comm import World
+from partial_fc.comm import World, all_gather_json
 from partial_fc.head.protocol import Head, Table
 from partial_fc.head.shard import Shard
 from partial_fc.optim.compression import merge_residuals
@@ -44,14 +38,14 @@ class CommitLocation:
 
     step: int
     # Which world took it.
-    age: int
+    generation: int
     # The rank that has the share of each rank of that world.
     holder_W: list[int]
     # The first rank that has what is equal on all.
     root: int
 
 
-def recover(memory: Memory, world: World, root: Path) -> "PeerCheckpoint | None":
+def recover(memory: ProcessState, world: World, root: Path) -> "PeerCheckpoint | None":
     """The newest commit that this world's ranks have all of, undamaged; None where there is none, or where a newer
     checkpoint below `root` is seen by all. A collective."""
     on_disk = newest(root)
@@ -60,14 +54,14 @@ def recover(memory: Memory, world: World, root: Path) -> "PeerCheckpoint | None"
         held = [
             {
                 "step": c.step,
-                "age": c.age,
+                "generation": c.generation,
                 "world_size": c.local.world_size,
                 "ranks": sorted(c.shares),
                 "leads": c.can_lead,
             }
             for c in memory.commits
         ]
-        answer = {"age": memory.age, "held": held, "disk": step_of(on_disk) if on_disk else -1}
+        answer = {"generation": memory.generation, "held": held, "disk": step_of(on_disk) if on_disk else -1}
         answer_W = all_gather_json(answer, world, "recover/held")
         location = choose([answer["held"] for answer in answer_W])
         disk = min(answer["disk"] for answer in answer_W)
@@ -76,7 +70,7 @@ def recover(memory: Memory, world: World, root: Path) -> "PeerCheckpoint | None"
         # What is damaged counts no more; another rank may have the same.
         here = _leave_out_damaged(_commit_at(location, memory), location, world.rank)
         damaged = bool(world.all_gather(torch.tensor([here]), name="recover/damaged").any())
-    memory.age = max(answer["age"] for answer in answer_W) + 1
+    memory.generation = max(answer["generation"] for answer in answer_W) + 1
     if location is None or disk > location.step:
         if any(answer["held"] for answer in answer_W):
             instead = f"going on from the checkpoint of step {disk}" if disk >= 0 else "training starts anew"
@@ -85,9 +79,9 @@ def recover(memory: Memory, world: World, root: Path) -> "PeerCheckpoint | None"
     return PeerCheckpoint(location, _commit_at(location, memory), world)
 
 
-def _commit_at(location: CommitLocation, memory: Memory) -> Commit | None:
+def _commit_at(location: CommitLocation, memory: ProcessState) -> Commit | None:
     """What this rank has of it, if anything."""
-    return next((c for c in memory.commits if (c.step, c.age) == (location.step, location.age)), None)
+    return next((c for c in memory.commits if (c.step, c.generation) == (location.step, location.generation)), None)
 
 
 def _leave_out_damaged(commit: Commit | None, location: CommitLocation, rank: int) -> bool:
@@ -114,22 +108,22 @@ def _leave_out_damaged(commit: Commit | None, location: CommitLocation, rank: in
 def choose(held_W: list[list[dict[str, Any]]]) -> CommitLocation | None:
     """Chooses the newest commit of which the share of every rank is somewhere; of equal steps, that of the newest
     world. A rank's share comes from itself rather than from its peer. held_W: what each rank has of which commits."""
-    commits = {(held["step"], held["age"]): held["world_size"] for rank_held in held_W for held in rank_held}
-    for (step, age), world_size in sorted(commits.items(), reverse=True):
+    commits = {(held["step"], held["generation"]): held["world_size"] for rank_held in held_W for held in rank_held}
+    for (step, generation), world_size in sorted(commits.items(), reverse=True):
         ranks_W: list[list[int]] = [
-            next((held["ranks"] for held in rank_held if (held["step"], held["age"]) == (step, age)), [])
+            next((held["ranks"] for held in rank_held if (held["step"], held["generation"]) == (step, generation)), [])
             for rank_held in held_W
         ]
         leading = [
             new
             for new, rank_held in enumerate(held_W)
-            if any(held["leads"] and (held["step"], held["age"]) == (step, age) for held in rank_held)
+            if any(held["leads"] and (held["step"], held["generation"]) == (step, generation) for held in rank_held)
         ]
         holders = [[new for new, ranks in enumerate(ranks_W) if old in ranks] for old in range(world_size)]
         if all(holders) and leading:
             # Whoever keeps the fewest shares has its own at least, and is the less busy one.
             best = [min(these, key=lambda new: (len(ranks_W[new]), new)) for these in holders]
-            return CommitLocation(step, age, best, leading[0])
+            return CommitLocation(step, generation, best, leading[0])
     return None
 
 
@@ -145,7 +139,7 @@ class PeerCheckpoint:
         self.step = location.step
         self.folder = f"the commit of step {location.step}"  # where a checkpoint's folder is named
 
-    def keep_alone(self, memory: Memory) -> None:
+    def keep_alone(self, memory: ProcessState) -> None:
         """When everything has been loaded: where a rank is lost before, another commit may be what is left."""
         memory.commits = [self._commit] if self._commit else []
 

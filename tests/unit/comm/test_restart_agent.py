@@ -1,5 +1,5 @@
-"""What keeps a rank (`--restarts`) starts it again where it fails, and nothing else. One of a
-training: tests/recipes/launchers/test_torture.py."""
+"""The restart agent of a rank (`--restarts`) starts it again where it fails, and nothing else. One of a training:
+tests/recipes/launchers/test_torture.py."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import pytest
 
 from partial_fc.comm.launch.restart_agent import MAX_WITHOUT_PROGRESS, NAME
 
-# Copy number n does line n of the plan: STEP that it comes to, then how it ends: a status, or "kill", or "wait".
+# Worker number n does line n of the plan: STEP that it comes to, then how it ends: a status, or "kill", or "wait".
 JOB = """
 import os, signal, sys, time
 from partial_fc.comm.launch import restart_agent
@@ -22,9 +22,9 @@ if status is not None:
     sys.exit(status)
 for number in restart_agent._PASSED_ON:
     signal.signal(number, lambda number, _: os._exit(200 + number))
-with open(sys.argv[1] + "/copies", "a") as file:
+with open(sys.argv[1] + "/workers", "a") as file:
     file.write(f"{os.getpid()} {restart_agent.furthest_step()}\\n")
-number = len(open(sys.argv[1] + "/copies").readlines())
+number = len(open(sys.argv[1] + "/workers").readlines())
 step, end = open(sys.argv[1] + "/plan").read().splitlines()[number - 1].split()
 restart_agent.step_done(int(step))
 if end == "wait":
@@ -37,7 +37,7 @@ os._exit(int(end))
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a keeper whose copies follow the plan."""
+    """Starts a agent whose workers follow the plan."""
     started = []
 
     def start(plan: str, restarts: int = 99) -> subprocess.Popen:
@@ -52,19 +52,19 @@ def start(tmp_path):
         process.communicate()
 
 
-def copies(tmp_path: Path, wanted: int = 0) -> list[list[int]]:
+def workers(tmp_path: Path, wanted: int = 0) -> list[list[int]]:
     """[process, furthest step when it began] of each; once there are as many as wanted."""
-    path = tmp_path / "copies"
+    path = tmp_path / "workers"
     while wanted and not (path.exists() and path.read_text().count("\n") >= wanted):
         time.sleep(0.01)
     return [list(map(int, line.split())) for line in path.read_text().splitlines()]
 
 
 def test_what_is_killed_and_what_fails_is_started_again_until_it_ends_well(start, tmp_path):
-    keeper = start("5 kill\n9 1\n9 0\n")
-    _, said = keeper.communicate(timeout=60)
-    assert keeper.returncode == 0, said
-    assert [furthest for _, furthest in copies(tmp_path)] == [0, 5, 9]
+    agent = start("5 kill\n9 1\n9 0\n")
+    _, said = agent.communicate(timeout=60)
+    assert agent.returncode == 0, said
+    assert [furthest for _, furthest in workers(tmp_path)] == [0, 5, 9]
     assert said.splitlines() == [
         "rank 3: ended with signal 9 (Killed); restart 1 of at most 99 now; furthest step 5",
         "rank 3: ended with status 1; restart 2 of at most 99 now; furthest step 9",
@@ -72,7 +72,7 @@ def test_what_is_killed_and_what_fails_is_started_again_until_it_ends_well(start
 
 
 @pytest.mark.parametrize(
-    ("plan", "restarts", "status", "num_copies", "words"),
+    ("plan", "restarts", "status", "num_workers", "words"),
     [
         ("0 1\n", 9, 1, 1, ""),
         ("0 kill\n0 kill\n3 0\n", 9, 0, 3, "restart 2 of at most 9 in 0.01 s"),
@@ -84,28 +84,28 @@ def test_what_is_killed_and_what_fails_is_started_again_until_it_ends_well(start
     ],
     ids=["fails at the start", "killed at the start", "flags", "preempted", "Ctrl-C", "too often", "the same step"],
 )
-def test_how_often(plan, restarts, status, num_copies, words, start, tmp_path):
-    keeper = start(plan, restarts)
-    _, said = keeper.communicate(timeout=60)
-    assert (keeper.returncode, len(copies(tmp_path))) == (status, num_copies), said
+def test_how_often(plan, restarts, status, num_workers, words, start, tmp_path):
+    agent = start(plan, restarts)
+    _, said = agent.communicate(timeout=60)
+    assert (agent.returncode, len(workers(tmp_path))) == (status, num_workers), said
     assert words in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_is_passed_on_and_nothing_is_started_again(number, start, tmp_path):
-    keeper = start("5 wait\n")
-    (copy,) = copies(tmp_path, 1)
-    comm = Path(f"/proc/{keeper.pid}/comm").read_text().strip()
-    assert (comm, len(os.listdir(f"/proc/{keeper.pid}/task"))) == (NAME, 1)
-    assert Path(f"/proc/{copy[0]}/comm").read_text().strip() != NAME
-    keeper.send_signal(number)
-    assert keeper.wait(60) == 200 + number
+    agent = start("5 wait\n")
+    (worker,) = workers(tmp_path, 1)
+    comm = Path(f"/proc/{agent.pid}/comm").read_text().strip()
+    assert (comm, len(os.listdir(f"/proc/{agent.pid}/task"))) == (NAME, 1)
+    assert Path(f"/proc/{worker[0]}/comm").read_text().strip() != NAME
+    agent.send_signal(number)
+    assert agent.wait(60) == 200 + number
 
 
-def test_a_copy_ends_with_its_keeper(start, tmp_path):
-    keeper = start("5 wait\n")
-    (copy,) = copies(tmp_path, 1)
-    keeper.kill()
-    keeper.wait()
-    while Path(f"/proc/{copy[0]}").exists() and "Z" not in Path(f"/proc/{copy[0]}/stat").read_text().split()[2]:
+def test_a_worker_ends_with_its_agent(start, tmp_path):
+    agent = start("5 wait\n")
+    (worker,) = workers(tmp_path, 1)
+    agent.kill()
+    agent.wait()
+    while Path(f"/proc/{worker[0]}").exists() and "Z" not in Path(f"/proc/{worker[0]}/stat").read_text().split()[2]:
         time.sleep(0.01)
