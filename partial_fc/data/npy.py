@@ -1,5 +1,7 @@
 """Reads .npy and .npz files of numbers and names: no pickle, and no more numbers than the file has bytes for."""
 
+import math
+import os
 import tokenize
 import zipfile
 from pathlib import Path
@@ -27,7 +29,7 @@ def read_npy(path: Path) -> NDArray[Any]:
     """The array of numbers, bools or texts in a file. Raises ValueError, which names the file, for one that is damaged
     or of anything else, OSError as open does."""
     with open(path, "rb", opener=regular) as file:
-        return _array(path, file)
+        return _array(path, file, os.fstat(file.fileno()).st_size)
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -37,18 +39,25 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         with open(path, "rb", opener=regular) as file, zipfile.ZipFile(file) as archive:
             if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
                 raise ValueError(f"{path} is compressed; expected what numpy.savez and `partial-fc embed` write")
-            arrays = {}
+            arrays, num_bytes = {}, os.fstat(file.fileno()).st_size
             for part in archive.infolist():
                 with archive.open(part) as content:
-                    arrays[part.filename.removesuffix(".npy")] = _array(f"{path}, {part.filename}", content)
+                    arrays[part.filename.removesuffix(".npy")] = _array(f"{path}, {part.filename}", content, num_bytes)
             return arrays
     except (zipfile.BadZipFile, *_DAMAGED) as error:
         raise ValueError(f"{path} is no .npz file, or damaged: {error}") from None
 
 
-def _array(path: object, file: IO[bytes]) -> NDArray[Any]:
+def _array(path: object, file: IO[bytes], num_bytes: int) -> NDArray[Any]:
+    """num_bytes: of the whole file, which has room for the numbers."""
+    begin, form = file.tell(), np.lib.format
     try:
-        array = np.lib.format.read_array(file, allow_pickle=False)
+        header = form.read_array_header_1_0 if form.read_magic(file) == (1, 0) else form.read_array_header_2_0
+        shape, _, dtype = header(file)
+        if math.prod(shape) * dtype.itemsize > num_bytes:
+            raise ValueError(f"its header says {dtype} {shape}; the file has {num_bytes} bytes")
+        file.seek(begin)
+        array = form.read_array(file, allow_pickle=False)
     except (ValueError, *_DAMAGED) as error:
         raise ValueError(f"{path} is no .npy file of numbers: {error}") from None
     if array.dtype.kind not in "biufU":

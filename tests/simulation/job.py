@@ -163,13 +163,14 @@ class Head(PartialFC):
     """The rows, and how many steps moved them."""
 
     rows: Rows = None  # type: ignore[assignment]
+    centres = property(lambda self: self.rows.row_L)
 
     def __init__(self, world: Any):
         self.world, self.num_classes, self.embedding_size, self.sub_centres = world, NUM_CLASSES, 1, 1
         self.shard = Shard.of(NUM_CLASSES, world.rank, world.size)
         self.rows = Rows(self.shard)
         self.hard_negatives, self.margin_state, self.optimizer, self.num_steps = None, {}, "adding", 0
-        self.name, self.last_step, self.centres = "", {}, self.rows.row_L
+        self.name, self.last_step = "", {}
 
     def facts(self) -> dict[str, Any]:
         return {"num_steps": self.num_steps, "row_seed": 1, "margin": {}, "schedule": {}}
