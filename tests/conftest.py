@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -54,6 +55,13 @@ _DEAR = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: number for number, name in enumerate(_DEAR)}
     items.sort(key=lambda item: place.get(item.path.relative_to(Path(__file__).parent).as_posix(), len(place)))
+
+
+@pytest.fixture(scope="session")
+def mx() -> Any:
+    """MXNet, where it is installed. After torch, whose libraries it would otherwise replace, and in no file's head: it
+    stays for every later test of the process."""
+    return pytest.importorskip("partial_fc.mxnet").mx
 
 
 @pytest.fixture(autouse=True)

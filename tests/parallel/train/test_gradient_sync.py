@@ -99,17 +99,6 @@ def test_gradients_that_zero_grad_has_dropped_are_summed_all_the_same(world, zer
             optimizer.zero_grad()
 
 
-def test_parameters_that_took_no_part_have_gradient_zero(world):
-    module = nn.ModuleDict({"used": nn.Linear(4, 4), "unused": nn.Linear(4, 4)})
-    sync = GradientSync(module, world, bucket_bytes=8)
-    for _ in range(2):
-        sync.zero()
-        module["used"](torch.ones(2, 4)).sum().backward()
-        sync.wait()
-    assert torch.count_nonzero(module["unused"].weight.grad) == 0
-    assert torch.equal(module["used"].bias.grad, torch.full((4,), 2.0 * world.size))
-
-
 def small(dtypes=(torch.float32, torch.float32)) -> dict[str, nn.Parameter]:
     """Parameters (3, 4), alternating over the dtypes."""
     return {f"p{i}": nn.Parameter(torch.ones(3, 4, dtype=dtypes[i % len(dtypes)])) for i in range(6)}

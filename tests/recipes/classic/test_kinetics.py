@@ -150,9 +150,8 @@ def test_finished_weights_are_measured_in_several_views(one, data, tmp_path, cap
 
 
 @pytest.mark.mxnet
-def test_momentum_of_gluoncv_is_gone_on_with(one, data, tmp_path):
+def test_momentum_of_gluoncv_is_gone_on_with(mx, one, data, tmp_path):
     """At the epoch that was asked for."""
-    mx = pytest.importorskip("partial_fc.mxnet").mx
     (best,) = one.glob("*-best.params")
     model = slowfast.build(R50, 2, width=8)
     gluoncv.load(model, best)
@@ -167,21 +166,14 @@ def test_momentum_of_gluoncv_is_gone_on_with(one, data, tmp_path):
         torch.testing.assert_close(after[name], p - 0.81 * LR * 0.25)
 
 
-def test_two_processes_do_what_one_does(one, data, tmp_path):
+def test_two_processes_do_what_one_does(data, tmp_path):
     exact = "--precision fp64 --sync-bn --dropout 0 --check-data off --lr 0.001 --warmup-epochs 0 --num-epochs 1"
     assert here("recipes.kinetics", words(tmp_path / "one", data, exact)) == 0
     two = words(tmp_path / "two", data, exact, batch=BATCH // 2)
-    best = f"--eval --resume-params {next(one.glob('*-best.params'))}"
-    wide = words(tmp_path / "views", data, f"{best} --num-segments 3 --three-crop --view-scores probabilities")
-    printed = several([Given("recipes.kinetics", two), Given("recipes.kinetics", wide)])
+    several([Given("recipes.kinetics", two)])
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
-    assert (
-        result(tmp_path / "two")["evaluations"]["val/accuracy"]
-        == result(tmp_path / "one")["evaluations"]["val/accuracy"]
-    )
-    assert here("recipes.kinetics", wide) == 0
-    (accuracy,) = re.findall(r"\[test\]\[0\] accuracy (\d\.\d+)", printed)
-    assert f"accuracy {accuracy}" in (tmp_path / "views/train.log").read_text().splitlines()[-1]
+    both, alone = (result(tmp_path / name)["evaluations"]["val/accuracy"] for name in ("two", "one"))
+    assert both == alone
 
 
 def test_batch_norms_that_stay_as_they_are(data, tmp_path):

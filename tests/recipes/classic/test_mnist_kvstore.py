@@ -46,12 +46,6 @@ def test_defaults_are_those_of_train_mnist():
         mnist.main(["--kv_store=dist_sync"])
 
 
-@pytest.fixture(scope="module")
-def mx():
-    # After torch, whose libraries it would otherwise replace. Not at the top: it stays for every later test.
-    return pytest.importorskip("partial_fc.mxnet").mx
-
-
 def train(data: Path, prefix: Path, flags: str) -> dict[str, np.ndarray]:
     """In this process; returns the weights after the last epoch."""
     from partial_fc.mxnet import mx
@@ -159,7 +153,7 @@ def test_an_interrupted_run_goes_on(mx, digits, tmp_path):
         "parts-0002.params", "parts-0004.params", "parts-symbol.json",
     ]  # fmt: skip
     assert all(np.array_equal(parts[name], whole[name]) for name in whole)
-    with pytest.raises(ValueError, match=r"parts-0002.params is of another network: .* missing: convolution0_weight"):
+    with pytest.raises(ValueError, match=r"parts-0002.params .* convolution0_weight"):
         train(digits, tmp_path / "parts", "--network lenet --load-epoch 2")
     with pytest.raises(ValueError, match=r"--load-epoch 3: there is no .*/parts-0003.params"):
         train(digits, tmp_path / "parts", "--load-epoch 3")

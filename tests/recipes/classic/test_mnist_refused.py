@@ -32,11 +32,6 @@ def test_the_log_of_another_recipe(tmp_path):
         train_here(tmp_path, tmp_path / "run", "--log-style insightface-mxnet")
 
 
-def test_a_rate_that_is_too_high_ends_the_run(digits, tmp_path):
-    with pytest.raises(FloatingPointError, match=r"at step \d+.*--lr.*Nothing was updated in this step"):
-        train_here(digits, tmp_path, "--lr 1e30")
-
-
 def test_checkpoints_of_other_runs(digits, tmp_path, capfd):
     train_here(digits, tmp_path, "--epochs 1")
     with pytest.raises(ValueError, match="is ahead of where this run would start"):

@@ -77,7 +77,7 @@ def test_the_log_says_who_what_and_where_the_time_went(launched):
 
 def test_learns_to_tell_unseen_characters_apart(glyphs, tmp_path):
     """Sampled negatives, bf16, two ranks: the losses fall, accuracy is far above chance (0.5)."""
-    flags = "--max-steps 120 --batch-size 32 --sample-rate 0.5 --precision bf16 --verbose 60 --frequent 20"
+    flags = "--max-steps 120 --batch-size 32 --sample-rate 0.5 --precision bf16 --verbose 120 --frequent 20"
     flags += " --log-style insightface-mxnet"
     train_several({tmp_path: f"--dataset glyphs --rec {glyphs} {flags}"})
     curve = losses(tmp_path)

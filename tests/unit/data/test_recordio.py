@@ -59,8 +59,7 @@ def test_bytes_equal_mxnets(tmp_path: Path) -> None:
 
 
 @pytest.mark.mxnet
-def test_mxnet_reads_ours_and_we_read_theirs(tmp_path: Path) -> None:
-    mx = pytest.importorskip("partial_fc.mxnet").mx
+def test_mxnet_reads_ours_and_we_read_theirs(mx, tmp_path: Path) -> None:
     theirs = RecordReader(mxnet_write(tmp_path / "theirs.rec", PAYLOADS))
     ours = write(tmp_path / "ours.rec", PAYLOADS)
     mxnet_reader = mx.recordio.MXIndexedRecordIO(str(ours.with_suffix(".idx")), str(ours), "r")
@@ -71,8 +70,7 @@ def test_mxnet_reads_ours_and_we_read_theirs(tmp_path: Path) -> None:
 
 @pytest.mark.mxnet
 @pytest.mark.parametrize("label", [3, 7.5, [2.0], [5.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
-def test_label_header_equals_mxnets(label: float | list[float]) -> None:
-    mx = pytest.importorskip("partial_fc.mxnet").mx
+def test_label_header_equals_mxnets(mx, label: float | list[float]) -> None:
     theirs = mxnet_pack(label, b"image", 11, 12)
     assert pack(label, b"image", 11, 12) == theirs
     header, content = unpack(theirs)

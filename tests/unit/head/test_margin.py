@@ -179,11 +179,6 @@ def test_bound_holds_for_every_own_and_every_other_cosine(margin):
     assert reached > 0.9 * margin.bound
 
 
-def test_value_at_the_pole_is_the_limit():
-    value, _ = value_and_slope(ArcFace(64.0, 0.5), torch.tensor([1.0]), torch.tensor([1.0]), {})
-    assert abs(float(value) - 64 * math.cos(0.5)) < 0.02
-
-
 @pytest.mark.parametrize("options", [{"scale": 0.0}, {"scale": -1.0}, {"m1": 0.0}])
 def test_refuses_what_is_no_margin(options):
     with pytest.raises(ValueError, match="must be positive"):

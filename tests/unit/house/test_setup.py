@@ -1,7 +1,6 @@
 """The shell scripts around the program, with stand-ins for what they call."""
 
 import importlib.metadata
-import os
 import shutil
 import subprocess
 from configparser import ConfigParser
@@ -208,13 +207,3 @@ def test_run_with_a_bad_host_file(mpirun, content, message):
     assert done.returncode == 1
     assert message in done.stderr
     assert str(hosts) in done.stderr
-
-
-@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "hosts").iterdir() if not path.suffix))
-def test_host_files_suit_horovodrun_too(name):
-    """Its reader takes the first word of every line and what follows "=", also of comments and empty lines."""
-    for line in (ROOT / "hosts" / name).read_text().splitlines():
-        host, slots = line.split(" slots=")
-        assert host
-        assert os.path.basename(host) == host
-        assert int(slots) > 0

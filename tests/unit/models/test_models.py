@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from partial_fc import models
 from partial_fc.foreign.backbone_weights import load_weights
-from partial_fc.models.inputs import FACE
 from partial_fc.models.iresnet import DEPTHS, IResNet
 from tests.unit.state_shapes import digest
 

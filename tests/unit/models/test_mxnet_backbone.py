@@ -13,7 +13,6 @@ from torch import nn
 
 from partial_fc import models
 from partial_fc.comm import SingleWorld
-from partial_fc.errors import UsageError
 from partial_fc.foreign import mxnet_ndarray
 from partial_fc.foreign.mxnet_symbol import mxnet_names, symbol_json
 from partial_fc.head import CosFace, PartialFC
@@ -24,11 +23,6 @@ from partial_fc.optim.compression import build_compressor
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.precision import Precision
 from recipes import face, face_backbone
-
-
-@pytest.fixture
-def mx():
-    return pytest.importorskip("partial_fc.mxnet").mx
 
 
 def both(net: IResNet) -> tuple[IResNet, IResNet]:
@@ -161,33 +155,6 @@ def test_twenty_updates_each_from_the_weights_of_torch_have_its_losses(mx):
         found.append(pair)
         its_net.load_state_dict(net.state_dict())
     assert_close(*map(list, zip(*found, strict=True)))
-
-
-# ---- flags
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--precision bf16", "--precision bf16 with --engine mxnet"),
-        ("--precision fp64", "--precision fp64 with --engine mxnet"),
-        ("--sync-bn", "--sync-bn with --engine mxnet"),
-        ("--dropout 0.4", "--dropout 0.4 with --engine mxnet"),
-        ("--activation-checkpointing", "--activation-checkpointing with --engine mxnet"),
-        ("--device cuda", "--device cuda with --engine mxnet"),
-        ("--network mbf", "--network mbf with --engine mxnet"),
-        ("--symbol net-symbol.json", "give both, or none"),
-        ("--symbol s.json --params p.params --engine torch", "add --engine mxnet"),
-        ("--symbol s.json --params p.params --pretrained x.pt", "leave one of the two out"),
-        ("--output-name fc1", "--output-name is about --symbol"),
-        ("--input-std 128", "--input-std is about --symbol"),
-        ("--symbol s.json --params p.params --input-std 0", "--input-std is 0"),
-    ],
-)
-def test_what_mxnet_cannot_do_is_refused_by_name(words, message):
-    with pytest.raises(UsageError) as refused:
-        face.parse(["--dataset", "100w", "--engine", "mxnet", *words.split()])
-    assert message in str(refused.value)
 
 
 def test_a_missing_mxnet_is_said_with_the_command(monkeypatch):

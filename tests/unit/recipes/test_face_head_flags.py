@@ -37,12 +37,6 @@ def test_every_loss_has_its_margin(flags, margin):
     assert head_of(flags).margin == margin
 
 
-def test_hard_negatives_are_off_unless_asked_for():
-    assert head_of("").hard_negatives is None
-    lists = head_of("--hard-negatives 3 --hard-negatives-every 7 --sample-rate 0.5").hard_negatives
-    assert (lists.k, lists.every) == (3, 7)
-
-
 @pytest.mark.parametrize(
     "flags",
     [
@@ -76,3 +70,19 @@ def test_operands_of_the_head(mode, asked, operands):
         assert head.kernel.precision == "bf16"
     is_emulated = asked == "bf16" and auto_precision("cpu", torch.device("cpu")) == "fp32"
     assert any("the head only rounds to it" in note for note in given.head.notes(given.optim, head)) == is_emulated
+
+
+@pytest.mark.parametrize(
+    ("flags", "noted"),
+    [
+        ("--centre-place host", "--centre-place host"),
+        ("--head-impl plain --precision bf16", "--head-impl plain multiplies fp32"),
+        ("--head-catch-up exact", "--head-catch-up exact: without sampling"),
+        ("--head-catch-up exact --sample-rate 0.5 --head-optimizer adagrad --head-weight-decay 0", "Adagrad"),
+    ],
+)
+def test_flags_that_make_no_difference_are_noted(flags, noted):
+    given = config(flags)
+    head = given.head.build(50, 8, SingleWorld(), Precision("fp32", torch.device("cpu")), given.optim, seed=0)
+    (note,) = given.head.notes(given.optim, head)
+    assert noted in note

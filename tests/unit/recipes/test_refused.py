@@ -34,6 +34,21 @@ FACE = """
     --head-impl cpu --device cuda | --head-impl cpu with --device cuda
     --head-centres a --resume b | --head-centres with --resume b
 """
+ON_MXNET = """
+    --precision bf16 | --precision bf16 with --engine mxnet
+    --precision fp64 | --precision fp64 with --engine mxnet
+    --sync-bn | --sync-bn with --engine mxnet
+    --dropout 0.4 | --dropout 0.4 with --engine mxnet
+    --activation-checkpointing | --activation-checkpointing with --engine mxnet
+    --device cuda | --device cuda with --engine mxnet
+    --network mbf | --network mbf with --engine mxnet
+    --symbol net-symbol.json | give both, or none
+    --symbol s.json --params p.params --engine torch | add --engine mxnet
+    --symbol s.json --params p.params --pretrained x.pt | leave one of the two out
+    --output-name fc1 | --output-name is about --symbol
+    --input-std 128 | --input-std is about --symbol
+    --symbol s.json --params p.params --input-std 0 | --input-std is 0
+"""
 MNIST = """
     --compression-rank 2 | --compression-rank goes with --gradient-compression powersgd
     --load-amp a.pt --resume b | --load-amp a.pt and --resume b
@@ -99,6 +114,7 @@ KINETICS = """
 """
 RECIPES = {
     "face": (face.parse, "--dataset synthetic --num-classes 50", FACE),
+    "face on mxnet": (face.parse, "--dataset 100w --engine mxnet", ON_MXNET),
     "mnist": (mnist.parse, "", MNIST),
     "mnist on mxnet": (mnist_kvstore.parse, "", KVSTORE),
     "imagenet": (imagenet.parse, "--train_data db", IMAGENET),

@@ -86,16 +86,6 @@ def test_a_run_that_stops_where_the_rate_falls_goes_on_to_the_same_bits():
     assert trained(second, RATES[2:], again).tolist() == whole.w.tolist()
 
 
-def test_gradients_are_not_touched_and_those_without_stay():
-    toy = Toy([1.0])
-    toy.other = nn.Parameter(torch.ones(1))
-    optimizer = build("sgd", toy, 0.9, 0.5, **CARRIED)
-    trained(toy, (0.1,), optimizer)
-    assert toy.w.grad.item() == 1.0
-    assert toy.other.item() == 1.0
-    assert named_state(optimizer, toy).keys() == {"w/momentum"}
-
-
 def test_biases_do_not_decay_but_batch_norms_weights_do():
     """Caffe2's WEIGHT tag: convolutions, the last layer, and the scale of batch norms."""
     model = resnet.build("resnet18", 10)

@@ -72,23 +72,6 @@ def test_gradient_zero_and_of_less_rank_stay_finite():
     torch.testing.assert_close(named["fc.weight"].grad, torch.ones(33, 17))
 
 
-def test_warm_start_finds_the_largest_directions():
-    """The same gradient again and again, without error feedback's help: the best approximation of that rank."""
-    named = parameters()
-    sync = sync_of(named, rank=2)
-    u, _, v = torch.linalg.svd(torch.randn(33, 17, dtype=torch.float64), full_matrices=False)
-    spectrum = 0.5 ** torch.arange(17, dtype=torch.float64)
-    gradients = gradients_of(named, 0) | {"fc.weight": u @ torch.diag(spectrum) @ v}
-    for _ in range(20):
-        one_update(named, sync, gradients)
-        owes_nothing = {
-            name: torch.zeros_like(t) if name.startswith("residual/") else t for name, t in sync.state().items()
-        }
-        sync.load_state(owes_nothing)
-    best = u[:, :2] @ torch.diag(spectrum[:2]) @ v[:2]
-    torch.testing.assert_close(named["fc.weight"].grad, best, rtol=0, atol=1e-6)
-
-
 def test_first_guess_depends_on_seed_and_name_only():
     one, same, other = (
         sync_of(parameters(seed), seed=guess, bucket_bytes=size).state()

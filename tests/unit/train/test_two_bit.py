@@ -79,17 +79,6 @@ def one_update(named, sync, gradient_of_mean, global_batch, loss_scale=1.0):
     sync.wait()
 
 
-def test_unit_is_the_gradient_summed_over_images_without_the_loss_scale():
-    """0.125 of the mean over 4 images is 0.5 of their sum: just enough for the threshold."""
-    named, sync = sync_of((3, 5), (7,))
-    one_update(named, sync, gradient_of_mean=0.125, global_batch=4, loss_scale=1024.0)
-    for name, p in named.items():
-        assert torch.equal(p.grad, torch.full_like(p, 0.125))
-        assert torch.count_nonzero(sync.state()[f"residual/{name}"]) == 0
-    one_update(named, sync, gradient_of_mean=0.12, global_batch=4)
-    assert all(torch.count_nonzero(p.grad) == 0 for p in named.values())
-
-
 def test_bytes_are_a_sixteenth_and_whole_words_a_parameter():
     named, sync = sync_of((17,), (3, 16), (1,))
     with sync._world.count_traffic() as traffic:

@@ -134,10 +134,7 @@ def spoilt(**changed):
         (spoilt(**{"arg:bn0_beta": None}), "does not fit this mini of MXNet: 1 missing: arg:bn0_beta"),
         (spoilt(**{"arg:bn0_beta": torch.ones(3)}), r"arg:bn0_beta is \(3,\), expected \(32,\)"),
         (spoilt(**{"arg:extra": torch.ones(3)}), "1 unexpected: arg:extra"),
-        (
-            spoilt(**{"arg:stage3_unit2_conv1_weight": torch.ones(3)}),
-            "stages of 1-2-2 blocks; expected the blocks of r18",
-        ),
+        (spoilt(**{"arg:stage3_unit2_conv1_weight": torch.ones(3)}), "stages of 1-2-2 blocks"),
         (spoilt(**{"arg:pre_fc1_weight": None}), "has no fc.weight or arg:pre_fc1_weight"),
     ],
 )
@@ -205,9 +202,8 @@ def test_graphs_that_begin_in_another_way_are_refused(tmp_path, nodes, message):
 
 @pytest.mark.mxnet
 @pytest.mark.parametrize("name", SIZES)
-def test_mxnet_itself_gives_the_same_embeddings(tmp_path, name, capsys):
+def test_mxnet_itself_gives_the_same_embeddings(mx, tmp_path, name, capsys):
     """Of our files and of its own, whose symbol has the label beside the embedding, as InsightFace's trainer saves."""
-    mx = pytest.importorskip("partial_fc.mxnet").mx
     params, model = mxnet_files(tmp_path, name)
     embedding = mx.sym.load(str(tmp_path / "model-symbol.json"))
     names = list(mxnet_names(model).values())

@@ -65,8 +65,7 @@ def mx_files(folder: Path, size: int, momentum: bool = True) -> tuple[torch.Tens
 
 
 @pytest.mark.mxnet
-def test_the_reader_reads_what_mxnet_writes_and_writes_the_same(tmp_path):
-    mx = pytest.importorskip("partial_fc.mxnet").mx
+def test_the_reader_reads_what_mxnet_writes_and_writes_the_same(mx, tmp_path):
     arrays = {
         "arg:a": np.arange(6, dtype=np.float32).reshape(2, 3),
         "aux:b": np.arange(5, dtype=np.float64),
@@ -98,8 +97,7 @@ def test_the_reader_reads_what_mxnet_writes_and_writes_the_same(tmp_path):
 
 
 @pytest.mark.mxnet
-def test_sparse_and_bool_arrays_are_refused(tmp_path):
-    mx = pytest.importorskip("partial_fc.mxnet").mx
+def test_sparse_and_bool_arrays_are_refused(mx, tmp_path):
     mx.nd.save(str(tmp_path / "sparse"), mx.nd.zeros((3, 2), stype="row_sparse"))
     with pytest.raises(ValueError, match=r"array 0 is sparse \(storage type 1\)"):
         mxnet_ndarray.read(tmp_path / "sparse")
@@ -155,9 +153,8 @@ def test_mxnet_centres_and_momentum(tmp_path, monkeypatch, size):
 
 
 @pytest.mark.mxnet
-def test_momentum_of_mxnet_means_the_same_step_here(tmp_path):
+def test_momentum_of_mxnet_means_the_same_step_here(mx, tmp_path):
     """Two steps there; one step there, imported, and one here."""
-    mx = pytest.importorskip("partial_fc.mxnet").mx
     lr, grads = 0.05, [values(3), values(4)]
     weight, mom = mx.nd.array(values(1).numpy()), mx.nd.array(values(2).numpy() * 0.01)
 

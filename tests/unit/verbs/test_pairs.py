@@ -11,15 +11,9 @@ import pytest
 from partial_fc.data.decode import decode
 from partial_fc.data.pairs import read_pairs, write_pairs
 from partial_fc.verbs.data.draw_pairs import PairsOptions, draw_pairs, make_pairs
+from tests.unit.verbs.test_pack import make_images
 
 IMAGES = [b"\xff\xd8 one", b"two\x00", b"", bytes(range(256))]
-
-
-def make_images(root: Path, counts: list[int]) -> None:
-    """ROOT/classC/N.png, 12 x 12: each image one grey value of its own."""
-    for value, (label, number) in enumerate((c, n) for c, count in enumerate(counts) for n in range(count)):
-        (root / f"class{label}").mkdir(parents=True, exist_ok=True)
-        cv2.imwrite(str(root / f"class{label}/{number}.png"), np.full((12, 12, 3), 7 * value, np.uint8))
 
 
 def test_what_we_write_insightface_reads(tmp_path: Path) -> None:
