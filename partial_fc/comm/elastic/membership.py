@@ -129,7 +129,7 @@ class Member:
                 "cannot be reached from here. The others go on if it can be from theirs; else start the job again, it "
                 "goes on from its newest checkpoint"
             ) from error
-        self._hand_over(met=True)
+        self._hand_over(joined=True)
         self.store.assignment = ",".join(map(str, self.assignment)).encode()
         for name, value in zip(_RANK_VARIABLES, self.assignment, strict=True):
             os.environ[name] = str(value)
@@ -157,7 +157,7 @@ class Member:
                     time.sleep(_ASK_AGAIN_S)
                     continue
                 self.assignment, self.is_restart = answer, False
-            self._hand_over(met=False)
+            self._hand_over(joined=False)
             self.has_assignment = False
             if self.assignment[0] < 0:
                 raise Evicted(f"{self.host}, process {self.local_rank}: not part of the job any more")
@@ -192,16 +192,16 @@ class Member:
         _, answer = request(self.store.driver, "GET", path, remind=remind)
         return tuple(int(number) for number in answer.split(b","))
 
-    def _hand_over(self, met: bool) -> None:
-        """Saves the state for the next worker, if this process is killed. met: the ranks have joined."""
-        restart_agent.hand_over(json.dumps([self.name.decode(), self.assignment, met]).encode())
+    def _hand_over(self, joined: bool) -> None:
+        """Saves the state for the next worker, if this process is killed. joined: the ranks have joined."""
+        restart_agent.hand_over(json.dumps([self.name.decode(), self.assignment, joined]).encode())
 
     def take_place(self, handover: bytes) -> None:
         """Takes over from a worker that has ended, unknown to Horovod's driver. If the ranks had joined, it asks the
         driver for a rank, as the others do; if not, they wait for it at the barrier."""
-        name, assignment, met = json.loads(handover)
-        self.assignment, self.has_assignment, self.is_restart = tuple(assignment), not met, met
-        if met:  # the name registered in this world's store
+        name, assignment, joined = json.loads(handover)
+        self.assignment, self.has_assignment, self.is_restart = tuple(assignment), not joined, joined
+        if joined:  # the name registered in this world's store
             self.name = name.encode()
 
     @property
