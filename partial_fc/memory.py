@@ -32,7 +32,7 @@ def keep_freed() -> None:
 
 
 def give_back_freed() -> None:
-    """Returns the memory kept by `keep_freed` to the system, between two steps that of the activations."""
+    """Gives the memory kept by `keep_freed` back to the system, between two steps that of the activations."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 

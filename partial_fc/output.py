@@ -1,8 +1,7 @@
 """Output that never delays or ends the process that prints.
 
 A terminal may be closed, the reader of a pipe may stall or be gone, the disk with the log may be full. Bytes for
-descriptors 1 and 2 are therefore queued, up to a limit, and written by a thread; what cannot be written is dropped and
-counted.
+descriptors 1 and 2 are therefore queued, up to a limit, and written by a thread; what fails is dropped and counted.
 """
 
 import atexit

@@ -4,8 +4,7 @@ A bar is drawn if stderr is a terminal, or if a launcher passes our output on to
 every 30 s, and nothing for short tasks.
 
 Under a launcher everything goes through one pipe, our stdout, which keeps the order of bar and lines, and each drawing
-ends with a carriage return: launchers pass on whole lines and what ends so, and the next line of any process erases the
-bar.
+ends with a carriage return: launchers pass on whole lines and what ends so, and the next line erases the bar.
 """
 
 import functools
