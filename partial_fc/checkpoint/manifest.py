@@ -20,7 +20,7 @@ def _facts(value: Any) -> bool:
 
 
 def _position(value: Any) -> bool:
-    """Returns whether it is samples; recipe mnist of version 0.1 had more in it."""
+    """Returns whether it is a number of samples, or the position of recipe mnist of version 0.1, which had more."""
     old = _facts(value) and "best" in value and all(_whole(value.get(key)) for key in ("epoch", "update"))
     return _whole(value) or old
 

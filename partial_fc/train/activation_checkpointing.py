@@ -61,7 +61,7 @@ class _Again(AbstractContextManager):
         self._kept: list[tuple[_BatchNorm, str, Tensor]] = []
 
     def remember_moments(self) -> None:
-        """Keeps the moments of the global batch of the last computation, which came from other ranks."""
+        """Keeps the moments of the last computation's global batch, which came from other ranks."""
         self._moments = [norm.latest_moments for norm in self._global]
 
     def __enter__(self) -> None:

@@ -182,7 +182,7 @@ def _compare(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:
 
 
 def _load(run: Run, found: Stored, backbone: Backbone, head: Head) -> None:
-    """Loads the checkpoint; state that it lacks starts anew."""
+    """Loads the checkpoint; state that it lacks is initialised."""
     notes = backbone.load(found)
     check_replicas(backbone.replicated(), run.world)
     for note in (*found.load_head(head), *notes):

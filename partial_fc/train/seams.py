@@ -116,7 +116,7 @@ class Backbone(Protocol):
         ...
 
     def load(self, found: Stored) -> list[str]:
-        """Loads a checkpoint; state that it lacks starts anew. Returns notes for the user. A collective."""
+        """Loads a checkpoint; state that it lacks is initialised. Returns notes for the user. A collective."""
         ...
 
     # ---- a second look at an update with NaN or Inf; running statistics and gradients stay as they are

@@ -1,7 +1,7 @@
 """The rendezvous of ranks over torch.distributed, at the store of rank 0.
 
-1. every rank shakes hands at the launch's master address, where knowing the run's secret gets it the store's port
-   (auth/handshake.py), and connects to it; under torchrun the store is its agent's, at the master address itself
+1. every rank shakes hands at the launch's master address, where rank 0 gives it the store's port
+   if it knows the run's secret (auth/handshake.py), and connects to it; torchrun's agent has the store itself
 2. every rank writes the size of its launch, its kind of device, and claims its number: two jobs that meet
    by mistake differ in the former or claim the same number
 3. rank 0 sees all ranks there, with one kind of device: the outcome is "all here". It then stops answering handshakes

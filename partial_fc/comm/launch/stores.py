@@ -33,7 +33,7 @@ class Store:
     name: str
     """Its kind and place, for messages."""
     leftover: str
-    """How the keys of a killed run are removed, for messages."""
+    """The removal of a killed run's keys, for messages."""
     errors: tuple[type[Exception], ...] = (OSError,)
 
     def set(self, key: str, value: str | bytes) -> None:

@@ -42,8 +42,8 @@ def is_asked_for(config: Any) -> bool:
 
 
 def named(config: Any, called: tuple[str | Path, str] | None) -> Any:
-    """Returns the configuration with this run's --models-root: in a recipe's default, DATA and NETWORK stand for what
-    is trained on and for what is trained, `called`."""
+    """Returns the configuration with this run's --models-root: in a recipe's default, DATA and NETWORK stand for data
+    set and network, `called`."""
     default = _default(config).models_root
     if called is None or config.run.models_root != default:
         return config
