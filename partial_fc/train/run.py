@@ -429,8 +429,8 @@ class Run:
         )
 
     def _commit_every(self, on_disk: bool) -> int:
-        """Steps between commits; 0: none. Only ranks that come and go resume from them. on_disk: whether rows of the head
-        are, which then fit into no memory."""
+        """Steps between commits; 0: none. Only ranks that come and go resume from them. on_disk: whether the head has
+        rows there, which then fit into no memory."""
         asked = self.config.run.commit_every
         if not elastic.active():
             return 0
