@@ -414,7 +414,7 @@ class Run:
             settings=Settings(**settings),
             guards=Guards(**dataclasses.asdict(config.guards), restore=restore),
             saver=saver,
-            commits=Commits(self.memory, self.world, self._commit_every(on_disk)),
+            commits=Commits(self.memory, self.world, self._commit_every(in_memory=not on_disk)),
             models_root=self.root,
             logger=self.logger,
             seed=config.run.seed,
@@ -428,13 +428,13 @@ class Run:
             **parts,
         )
 
-    def _commit_every(self, on_disk: bool) -> int:
-        """Steps between commits; 0: none. Only ranks that come and go resume from them. on_disk: whether the head has
-        rows there, which then fit into no memory."""
+    def _commit_every(self, in_memory: bool) -> int:
+        """Steps between commits; 0: none. Only ranks that come and go resume from them. in_memory: whether the head's
+        rows are, and not on disk because they fit into no memory."""
         asked = self.config.run.commit_every
         if not elastic.active():
             return 0
-        return asked if asked is not None else 0 if on_disk else 100
+        return asked if asked is not None else 100 if in_memory else 0
 
     # ---- end
 
