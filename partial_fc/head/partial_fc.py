@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from partial_fc.comm import SingleWorld, World
-from partial_fc.head import kernels
+from partial_fc.head import kernels, predict
 from partial_fc.head import state as saved
 from partial_fc.head.active_rows import ActiveRows, RowSelector
 from partial_fc.head.backward import Backward, Loss
@@ -254,6 +254,22 @@ class PartialFC(AbstractContextManager):
     def active_rows(self, label_G: Tensor) -> ActiveRows:
         """The rows that take part in the step of this global batch."""
         return self._selector.fetch(self._selector.choose(label_G, self.num_steps), self.num_steps)
+
+    def topk(self, feat_BD: Tensor, k: int = 5) -> tuple[Tensor, Tensor]:
+        """The k nearest classes of each feature over all ranks, (cosine_BK, class_BK): `predict.topk`. A collective."""
+        return predict.topk(self, feat_BD, k)
+
+    def logits(self, feat_BD: Tensor, class_N: Tensor) -> Tensor:
+        """Logits of some classes without margin, (B, N): `predict.logits`. A collective."""
+        return predict.logits(self, feat_BD, class_N)
+
+    def centres_of(self, class_N: Tensor) -> Tensor:
+        """The centres of some classes, whichever ranks have them: `predict.centres_of`. A collective."""
+        return predict.centres_of(self, class_N)
+
+    def rank_of(self, class_N: Tensor) -> Tensor:
+        """The rank that has each class, (N,) int64."""
+        return Shard.owners(class_N, self.num_classes, self.world.size)
 
     def finite(self) -> Tensor:
         """Whether all numbers of the pending gradient are finite here: bool scalar. Ranks may differ."""
