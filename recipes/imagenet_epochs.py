@@ -22,7 +22,7 @@ from partial_fc.data.order import Order, Sharded
 from partial_fc.data.transform import ShortSideCrop
 from partial_fc.evaluate import Classification
 from partial_fc.evaluate.evaluation import Forward
-from partial_fc.head import PartialFC
+from partial_fc.head import Table
 from partial_fc.machine import gpu_load
 from partial_fc.optim.backbone import load_named_state
 from partial_fc.optim.schedule import Continued, Schedule
@@ -97,7 +97,7 @@ def _batch_statistics(module: nn.Module) -> Iterator[None]:
 class PartialFCTest(Classification):
     """A test in which the nearest class centre is the prediction. Every rank gathers all of them."""
 
-    def __init__(self, *arguments: Any, head: PartialFC, **more: Any):
+    def __init__(self, *arguments: Any, head: Table, **more: Any):
         super().__init__(*arguments, **more)
         self._head = head
 
@@ -121,8 +121,9 @@ def epoch_test(config: Any, source: Source, backbone: TorchBackbone, head: Head)
         return Caffe2Test(source, crop, backbone, config.optim.batch_size, config.run.seed)
     middle = ShortSideCrop(data.resize, data.image_size, random=False)
     batch_size = min(config.optim.batch_size, 64)
-    if isinstance(head, PartialFC):
-        return PartialFCTest("test", source, middle, batch_size, limit=data.test_epoch_size, head=head)
+    table = head.tables().get("")
+    if table is not None:
+        return PartialFCTest("test", source, middle, batch_size, limit=data.test_epoch_size, head=table)
     return Classification("test", source, middle, batch_size, limit=data.test_epoch_size)
 
 

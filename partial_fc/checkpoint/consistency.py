@@ -13,7 +13,7 @@ from torch import Tensor
 
 from partial_fc.checkpoint.folders import complete, step_of
 from partial_fc.checkpoint.peer.transfer import all_gather_json
-from partial_fc.checkpoint.read import Checkpoint
+from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.comm import World
 from partial_fc.comm.watch.report import ranks_in_words
 
@@ -62,6 +62,20 @@ def open_checkpoint(folder: Path | None, world: World) -> Checkpoint | None:
 
     remedy = "give another --checkpoint-dir or --resume, or start anew with another --models-root"
     return same_checkpoint(opened, remedy, world)
+
+
+def open_centres(folder: Path, world: World) -> Checkpoint:
+    """folder: a checkpoint, or one whose newest counts. Raises ValueError, on all ranks, where one finds none with a
+    head, or another step than the others. A collective."""
+
+    def opened() -> Checkpoint:
+        found = open_with_centres(folder, named=True)
+        found.check_rows(world.rank, world.size)
+        return found
+
+    checkpoint = same_checkpoint(opened, "give --head-centres the folder of one step", world)
+    assert checkpoint is not None
+    return checkpoint
 
 
 def same_checkpoint(opened: Callable[[], Checkpoint | None], remedy: str, world: World) -> Checkpoint | None:

@@ -8,7 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partial_fc.files import about, regular, replacing
+from partial_fc.files import TEXT_BYTES, about, read_bytes, regular, replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,6 +85,29 @@ def sha256(path: Path) -> str:
     """The SHA-256 of a file's contents, in hex."""
     with about(path), open(path, "rb", opener=regular) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksums_name(rank: int, world_size: int) -> str:
+    """The file with the checksums of what this rank wrote."""
+    return f"rank-{rank:05d}-of-{world_size:05d}.sha256"
+
+
+def write_checksums(checksums: Mapping[str, str], path: Path) -> None:
+    """checksums: file name -> SHA-256 in hex."""
+    write(path, ("".join(f"{hexadecimal}  {name}\n" for name, hexadecimal in checksums.items()).encode(),))
+
+
+def read_checksums(path: Path) -> dict[str, str]:
+    """File name -> SHA-256 in hex. Raises ValueError, with the line, for anything else."""
+    checksums = {}
+    for number, line in enumerate(read_bytes(path, TEXT_BYTES).split(b"\n"), 1):
+        if not line:
+            continue
+        hexadecimal, _, name = line.decode("utf-8", "replace").partition("  ")
+        if len(hexadecimal) != 64 or not set(hexadecimal) <= set("0123456789abcdef") or not name or "/" in name:
+            raise ValueError(f"{path}, line {number}: expected a SHA-256 in hex, two spaces and a file name")
+        checksums[name] = hexadecimal
+    return checksums
 
 
 def _finite(value: Any) -> Any:

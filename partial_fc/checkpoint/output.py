@@ -9,11 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from partial_fc import terminal
-from partial_fc.checkpoint.checksums import checksums_name, write_checksums
-from partial_fc.checkpoint.files import save_tensors, write_json, write_lines
+from partial_fc.checkpoint.files import checksums_name, save_tensors, write_checksums, write_json, write_lines
 from partial_fc.checkpoint.folders import MANIFEST, mark, unmark
+from partial_fc.checkpoint.head_state import FORMAT, NAMED_FORMAT
 from partial_fc.checkpoint.rows import Rows, cut, file_name
-from partial_fc.checkpoint.snapshot import FORMAT
 from partial_fc.files import make_folders
 from partial_fc.head.shard import Shard
 
@@ -37,13 +36,14 @@ class Output:
     def text(self, name: str, lines: Iterable[str]) -> None:
         self.checksums[0][name] = write_lines(lines, self.folder / name)
 
-    def rows(self, rows: Rows) -> None:
-        """The whole head; rows: of all classes. One file's rows at a time are in memory."""
+    def rows(self, rows: Rows, table: str = "") -> None:
+        """A whole table; rows: of all classes. One file's rows at a time are in memory."""
         with terminal.bar(total=rows.stop, unit="class", desc="head", leave=False) as bar:
             for rank in range(self.world_size):
                 shard = Shard.of(rows.stop, rank, self.world_size)
                 for part in cut(rows, shard.start, shard.stop):
-                    self.tensors(file_name(rank, self.world_size, part.start, part.stop), part.tensors, rank)
+                    name = file_name(table, rank, self.world_size, part.start, part.stop)
+                    self.tensors(name, part.tensors, rank)
                     bar.update(part.stop - part.start)
 
 
@@ -57,7 +57,8 @@ def new_checkpoint(
     existed = folder.exists()
     if existed and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"--out {folder} is there already; give a new folder")
-    manifest = {**manifest, "format": FORMAT, "history": [*manifest.get("history", ()), made_by]}
+    form = NAMED_FORMAT if manifest.get("format") == NAMED_FORMAT else FORMAT
+    manifest = {**manifest, "format": form, "history": [*manifest.get("history", ()), made_by]}
     size = manifest["world_size"]
     output = Output(folder, manifest, [{} for _ in range(size)])
     try:

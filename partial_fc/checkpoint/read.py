@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatch
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,21 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from partial_fc.checkpoint import head_state
-from partial_fc.checkpoint.checksums import checksums_name, read_checksums
-from partial_fc.checkpoint.files import sha256
+from partial_fc.checkpoint.files import checksums_name, read_checksums, sha256
 from partial_fc.checkpoint.folders import MANIFEST, MARKER, OLD_FORMAT, step_folder
-from partial_fc.checkpoint.head_state import Head, has_head
+from partial_fc.checkpoint.head_state import FORMAT, NAMED_FORMAT, check_same_head, hard_negatives_name, tables_in
 from partial_fc.checkpoint.manifest import problem
 from partial_fc.checkpoint.rows import StoredRows, part_files
-from partial_fc.checkpoint.snapshot import FORMAT, below, local_name
+from partial_fc.checkpoint.snapshot import below, local_name
 from partial_fc.comm import World
 from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, check_regular, read_bytes, read_text
-from partial_fc.head import PartialFC
+from partial_fc.head.protocol import Head
 from partial_fc.head.shard import Shard
 from partial_fc.optim.compression import merge_residuals
 
-_READABLE = (OLD_FORMAT, FORMAT)
+_READABLE = (OLD_FORMAT, FORMAT, NAMED_FORMAT)
 _UNNAMED = 1 << 19  # classes; more only where the files have a byte for each
-_SAME = ("step", "world_size", "num_classes", "head", "position")  # in the folders of all hosts
+_SAME = ("step", "world_size", "num_classes", "tables", "head", "position")  # in the folders of all hosts
 _OLDER = "; go on from another checkpoint (--resume DIR)"
 
 
@@ -119,7 +119,9 @@ class Checkpoint:
             if not path.exists():
                 self.check(path)
         same_size = self.world_size == size
-        own = (local_name(rank, self.world_size), head_state.hard_negatives_name(rank, self.world_size))
+        tables = tables_in(self.manifest, self.where)
+        own = [hard_negatives_name(table, rank, self.world_size) for table in tables]
+        own.append(local_name(rank, self.world_size))
         for name in ("class-names.txt", "backbone.safetensors", "optimizer.safetensors", *(own if same_size else ())):
             self.path(name)
         # Of another number of ranks, each takes its part of what all of them had.
@@ -130,9 +132,9 @@ class Checkpoint:
 
     def check_rows(self, rank: int, size: int) -> None:
         """`check_share`, of the head's rows alone."""
-        if has_head(self.manifest, self.where):
-            shard = Shard.of(self.manifest["num_classes"], rank, size)
-            for file in self.rows(shard.start, shard.stop).files:
+        for name, table in tables_in(self.manifest, self.where).items():
+            shard = Shard.of(table["num_classes"], rank, size)
+            for file in self.rows(shard.start, shard.stop, name).files:
                 self.check(file.path)
 
     def path(self, name: str) -> Path | None:
@@ -173,7 +175,7 @@ class Checkpoint:
             raise ValueError(f"{path} is damaged: {error}") from None
 
     def names(self) -> list[str]:
-        """The names of all classes: their numbers, where they have no others."""
+        """The names of all classes: their numbers, where they have no others. Of a head whose one table has no name."""
         if named := self.class_names:
             return named
         num_classes = self.manifest["num_classes"]
@@ -220,33 +222,54 @@ class Checkpoint:
         another number of ranks goes on with (empty here)."""
         return below("buffer/", self.local(world.rank)) if self.world_size == world.size else {}
 
-    def rows(self, start: int = 0, stop: int | None = None) -> StoredRows:
-        """The rows of classes [start, stop), from as many files as they lie in; stop None: to the last. Raises
+    def rows(self, start: int = 0, stop: int | None = None, table: str = "") -> StoredRows:
+        """A table's rows of classes [start, stop), from as many files as they lie in; stop None: to the last. Raises
         ValueError where a class is in no file."""
-        end = self.manifest["num_classes"]
-        files = part_files(self.folders, self.world_size)
-        return StoredRows(files, start, end if stop is None else stop, end, self.where, self.check)
+        end = tables_in(self.manifest, self.where)[table]["num_classes"]
+        files = part_files(self.folders, self.world_size, table)
+        where = f"{self.where}, table {table}" if table else self.where
+        return StoredRows(files, start, end if stop is None else stop, end, where, self.check)
 
     def load_head(self, head: Head) -> list[str]:
-        """Gives the head the rows of its class range, of which one file's at a time are in memory. Returns what the
-        user should know: what could not be taken over. A head without rows gets nothing."""
-        if head.rows is None:
-            return []
-        assert isinstance(head, PartialFC)
-        head_state.check_same_head(self.manifest, head, self.where)
-        notes = head_state.load(self.manifest, self.rows(head.rows.start, head.rows.stop), head, self.where)
+        """Gives each table of the head the rows of its class range, of which one file's at a time are in memory.
+        Returns what the user should know: what could not be taken over."""
+        stored, notes = check_same_head(self.manifest, head, self.where), []
+        for name, table in head.tables().items():
+            rows = self.rows(table.rows.start, table.rows.stop, name)
+            notes += head_state.load(stored[name], rows, table, self.where)
+            lists = partial(self.load, hard_negatives_name(name, table.world.rank, self.world_size))
+            notes += head_state.load_hard_negatives(stored[name], self.world_size, lists, table, self.where)
+        head.load(head_state.state_in(self.manifest))
+        return notes
 
-        def lists() -> dict[str, Tensor]:
-            return self.load(head_state.hard_negatives_name(head.world.rank, self.world_size))
+    def load_centres(self, head: Head) -> None:
+        """Gives the head the centres of its class range and nothing else: their optimizer starts anew. Raises
+        ValueError where they are of another head, or a file is missing or damaged."""
+        check_same_head(self.manifest, head, self.where)
+        for name, table in head.tables().items():
+            head_state.load_centres(self.rows(table.rows.start, table.rows.stop, name), table)
 
-        return notes + head_state.load_hard_negatives(self.manifest, lists, head, self.where)
+    def check_has_backbone(self) -> None:
+        """Raises ValueError for a checkpoint that holds centres alone: a run cannot resume from it."""
+        if self.path("backbone.safetensors") is None:
+            raise ValueError(
+                f"{self.folder} holds class centres without a backbone: start with --head-centres {self.folder} and "
+                "--pretrained instead of --resume"
+            )
 
 
-def open_with_centres(*folders: Path) -> Checkpoint:
-    """folders: those of a checkpoint, or roots whose newest counts. Raises ValueError also where it has no centres."""
+def open_with_centres(*folders: Path, named: bool = False) -> Checkpoint:
+    """folders: those of a checkpoint, or roots whose newest counts. named: also one whose tables have names. Raises
+    ValueError where it has no centres, or others than these."""
     checkpoint = Checkpoint(*map(step_folder, folders))
-    if not has_head(checkpoint.manifest, checkpoint.where):
+    tables = tables_in(checkpoint.manifest, checkpoint.where)
+    if not tables:
         raise ValueError(f"{checkpoint.where} has no class centres: it is not of recipe face")
+    if not named and list(tables) != [""]:
+        raise ValueError(
+            f"{checkpoint.where} has the tables {', '.join(map(repr, tables))}; expected a checkpoint of a head with "
+            "one table, without a name (inspect, verify, diff, merge and reshard take any)"
+        )
     return checkpoint
 
 
@@ -289,7 +312,7 @@ def _manifest(folder: Path, lists: Iterable[dict[str, str]]) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Damaged(f"{path} is damaged: {error!r}", _OLDER) from error
     if form not in _READABLE:
-        raise ValueError(f"{folder} has format {form!r}; this version reads {' and '.join(map(str, _READABLE))}")
+        raise ValueError(f"{folder} has format {form!r}; this version reads {', '.join(map(str, _READABLE))}")
     if wrong := problem(manifest):
         raise Damaged(f"{path} is damaged: {wrong}", _OLDER)
     return manifest

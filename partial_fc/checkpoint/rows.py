@@ -25,11 +25,12 @@ from torch import Tensor
 from partial_fc.checkpoint import crc32
 from partial_fc.files import check_regular
 from partial_fc.head.class_rows import Column
+from partial_fc.head.protocol import scope
 
 PART_BYTES = 256 << 20
 _BLOCK = 1 << 16  # classes that are looked at together
 _CLASS = "class"
-_NAME = re.compile(r"head-(\d{5})-of-(\d{5})-classes-(\d{12})-(\d{12})\.safetensors")
+_NAME = re.compile(r"head-(?:([A-Za-z]\w*)-)?(\d{5})-of-(\d{5})-classes-(\d{12})-(\d{12})\.safetensors")
 
 
 class Rows(Protocol):
@@ -173,8 +174,8 @@ def copied(t: Tensor) -> Tensor:
 # ---- files
 
 
-def file_name(rank: int, world_size: int, start: int, stop: int) -> str:
-    return f"head-{rank:05d}-of-{world_size:05d}-classes-{start:012d}-{stop:012d}.safetensors"
+def file_name(table: str, rank: int, world_size: int, start: int, stop: int) -> str:
+    return f"{scope(table)}-{rank:05d}-of-{world_size:05d}-classes-{start:012d}-{stop:012d}.safetensors"
 
 
 @dataclass(frozen=True)
@@ -203,14 +204,14 @@ class PartFile:
         return part
 
 
-def part_files(folders: Iterable[Path], world_size: int) -> list[PartFile]:
-    """The files with rows that so many ranks have written into these folders, by rising class; those of one name once,
-    as the first of the folders has it."""
+def part_files(folders: Iterable[Path], world_size: int, table: str = "") -> list[PartFile]:
+    """The files with rows of this table that so many ranks have written into these folders, by rising class; those of
+    one name once, as the first of the folders has it."""
     by_name: dict[str, PartFile] = {}
     for path in (path for folder in folders for path in folder.glob(f"head-*-of-{world_size:05d}-classes-*")):
         m = _NAME.fullmatch(path.name)
-        if m and int(m[3]) < int(m[4]):
-            by_name.setdefault(path.name, PartFile(path, int(m[1]), int(m[3]), int(m[4])))
+        if m and (m[1] or "") == table and int(m[4]) < int(m[5]):
+            by_name.setdefault(path.name, PartFile(path, int(m[2]), int(m[4]), int(m[5])))
     return sorted(by_name.values(), key=lambda file: (file.start, file.path.name))
 
 

@@ -9,23 +9,33 @@ from typing import Any
 
 from torch import Tensor
 
-from partial_fc.checkpoint import crc32, rows
-from partial_fc.checkpoint.checksums import checksums_name, write_checksums
-from partial_fc.checkpoint.files import save_tensors, write_json, write_lines
+from partial_fc.checkpoint import crc32
+from partial_fc.checkpoint import rows as stored
+from partial_fc.checkpoint.files import checksums_name, save_tensors, write_checksums, write_json, write_lines
 from partial_fc.checkpoint.folders import MANIFEST
-from partial_fc.checkpoint.head_state import Head, facts_of, hard_negatives_name
+from partial_fc.checkpoint.head_state import facts_of, hard_negatives_name
 from partial_fc.checkpoint.rows import Part, class_bytes, cut
 from partial_fc.comm import World
-from partial_fc.head import PartialFC
-from partial_fc.head.class_rows import CopiedRows
+from partial_fc.head.class_rows import ClassRows, CopiedRows
+from partial_fc.head.protocol import Head, scope
 from partial_fc.memory import available_memory_bytes, give_back_freed, refusals
 
-FORMAT = 4
 # Of memory that is free, what a part may take that is read while training stands still (of rows that are no views), and
 # what it may take in any case.
 _PART_SHARE, _LEAST_PART_BYTES = 1 / 16, 8 << 20
 REMEDY = "More processes or hosts have less each; --centre-place disk needs no copy of the centres"
 _log = logging.getLogger("partial_fc")
+
+
+@dataclass
+class TableShare:
+    """What one rank has of a table of class centres."""
+
+    # Where the snapshot is no copy these are cut as they are written.
+    parts: Iterable[Part] = ()
+    hard_negatives: dict[str, Tensor] = field(default_factory=dict)
+    # The parts, where they are still to be copied.
+    copying: CopiedRows | None = None
 
 
 @dataclass
@@ -41,25 +51,26 @@ class Snapshot:
     optimizer: dict[str, Tensor]
     # What only this rank has: running statistics, residuals of a compression.
     local: dict[str, Tensor]
-    # The head's rows. Where the snapshot is no copy these are cut as they are written, and the tensors above views.
-    parts: Iterable[Part] = ()
-    hard_negatives: dict[str, Tensor] = field(default_factory=dict)
+    # The head's tables by name.
+    tables: dict[str, TableShare] = field(default_factory=dict)
     class_names: list[str] | None = None
+    # Else the tensors above are views.
     is_copy: bool = True
-    # The parts, where they are still to be copied.
-    copying: CopiedRows | None = None
     # CRC-32 of the tensors of `own` and `replicated`, where they were asked for.
     crcs: dict[str, int] = field(default_factory=dict)
 
     @property
     def own(self) -> dict[str, Tensor]:
-        """What only this rank has, by a name to be told by."""
-        parts = {_in_words(part, name): t for part in self.parts for name, t in part.tensors.items()}
-        return parts | _below("local/", self.local) | _below("hard_negatives/", self.hard_negatives)
+        """What only this rank has, by a name for messages."""
+        found = _below("local/", self.local)
+        for table, share in self.tables.items():
+            found |= {_in_words(table, part, name): t for part in share.parts for name, t in part.tensors.items()}
+            found |= _below(f"{scope(table)}/hard_negatives/", share.hard_negatives)
+        return found
 
     @property
     def replicated(self) -> dict[str, Tensor]:
-        """What is equal on all ranks, by a name to be told by."""
+        """What is equal on all ranks, by a name for messages."""
         return _below("backbone/", self.backbone) | _below("optimizer/", self.optimizer)
 
     def damaged(self, tensors: Mapping[str, Tensor]) -> list[str]:
@@ -69,16 +80,18 @@ class Snapshot:
     @property
     def num_bytes(self) -> int:
         """The bytes that a copy keeps."""
-        tables = (self.backbone, self.optimizer, self.local, self.hard_negatives)
-        num_bytes = sum(t.nbytes for table in tables for t in table.values())
-        return num_bytes + (sum(part.num_bytes for part in self.parts) if self.is_copy else 0)
+        shares = self.tables.values()
+        kept = (self.backbone, self.optimizer, self.local, *(share.hard_negatives for share in shares))
+        num_bytes = sum(t.nbytes for tensors in kept for t in tensors.values())
+        return num_bytes + (sum(part.num_bytes for share in shares for part in share.parts) if self.is_copy else 0)
 
     def write(self, folder: Path, leads: bool, check: Callable[[], None] = lambda: None) -> int:
         """Writes this rank's files, the checksums last; returns their bytes. leads: also what is equal on all ranks.
         check: called before each is removed or written; a rank that was cut off may find the others' checkpoint of this
         step there. Raises OSError, having removed what was written, MemoryError, and what check raises."""
-        if self.copying is not None:
-            self.copying.finish()
+        for share in self.tables.values():
+            if share.copying is not None:
+                share.copying.finish()
         folder.mkdir(parents=True, exist_ok=True)
         self.remove(folder, leads, check)  # of an earlier try at this step, which may have cut other ranges
         try:
@@ -94,15 +107,17 @@ class Snapshot:
     def _write_files(self, folder: Path, leads: bool, check: Callable[[], None]) -> Iterator[tuple[str, str]]:
         """Writes the files; yields the name and SHA-256 of each."""
         rank, size = self.rank, self.world_size
-        for part in self.parts:
-            check()
-            name = rows.file_name(rank, size, part.start, part.stop)
-            yield name, save_tensors(part.tensors, folder / name)
-        tables = {local_name(rank, size): self.local, hard_negatives_name(rank, size): self.hard_negatives}
-        tables = {name: tensors for name, tensors in tables.items() if tensors}
+        for table, share in self.tables.items():
+            for part in share.parts:
+                check()
+                name = stored.file_name(table, rank, size, part.start, part.stop)
+                yield name, save_tensors(part.tensors, folder / name)
+        files = {local_name(rank, size): self.local}
+        files |= {hard_negatives_name(table, rank, size): share.hard_negatives for table, share in self.tables.items()}
+        files = {name: tensors for name, tensors in files.items() if tensors}
         if leads:
-            tables |= {"backbone.safetensors": self.backbone, "optimizer.safetensors": self.optimizer}
-        for name, tensors in tables.items():
+            files |= {"backbone.safetensors": self.backbone, "optimizer.safetensors": self.optimizer}
+        for name, tensors in files.items():
             check()
             yield name, save_tensors(tensors, folder / name)
         check()
@@ -114,7 +129,7 @@ class Snapshot:
     def remove(self, folder: Path, leads: bool, check: Callable[[], None] = lambda: None) -> None:
         """Removes this rank's files, also those of a try that did not end. check: called before each."""
         mine = f"-{self.rank:05d}-of-{self.world_size:05d}"
-        names = [f"head{mine}-*", f"rank{mine}.*"]
+        names = [f"head*{mine}-*", f"rank{mine}.*"]
         if leads:
             names += ["backbone.safetensors*", "optimizer.safetensors*", "class-names.txt*", "manifest.json*"]
         for name in names:
@@ -146,17 +161,15 @@ def capture(
     on, or what says of so many bytes whether they are; else to be written before it does, which is what becomes of a
     copy that there is no memory for, too. behind: where they can be, rows are copied when the snapshot is written,
     whatever training has made of them. checksums: also the copies' CRCs; there is no snapshot then that is no copy.
-    A head without rows has no part of it. Raises MemoryError."""
-    hard_negatives: dict[str, Tensor] = {}
-    num_bytes = 0
-    if head.rows is not None:
-        assert isinstance(head, PartialFC)
-        hard_negatives = head.hard_negatives.state() if head.hard_negatives else {}
-        num_bytes = int(head.rows.created(head.rows.start, head.rows.stop).sum()) * class_bytes(head.rows)
-    tables = dict(backbone), dict(optimizer), dict(local), hard_negatives
-    num_bytes += sum(t.nbytes for table in tables for t in table.values())
+    Raises MemoryError."""
+    tables = head.tables()
+    lists = {name: table.hard_negatives.state() for name, table in tables.items() if table.hard_negatives}
+    tensors = dict(backbone), dict(optimizer), dict(local)
+    num_bytes = sum(t.nbytes for each in (*tensors, *lists.values()) for t in each.values())
+    for rows in (table.rows for table in tables.values()):
+        num_bytes += int(rows.created(rows.start, rows.stop).sum()) * class_bytes(rows)
     is_copy = copy if isinstance(copy, bool) else copy(num_bytes)
-    if head.rows is not None and head.rows.on_disk and not checksums:  # they lie there as they fit into no memory
+    if any(table.rows.on_disk for table in tables.values()) and not checksums:  # there as they fit into no memory
         is_copy = False
     if checksums and not is_copy:
         free = available_memory_bytes()
@@ -165,22 +178,16 @@ def capture(
     def take(is_copy: bool) -> Snapshot:
         if not is_copy:  # memory may be short; what is written also passes through the page cache
             give_back_freed()
-        copying = head.rows.begin_copy() if head.rows is not None and is_copy and behind else None
-        weights, state, own, lists = (copied(table) if is_copy else table for table in tables)
-        return Snapshot(
-            world.rank,
-            world.size,
-            step,
-            {"format": FORMAT, "step": step, "world_size": world.size, **facts_of(head), **facts},
-            weights,
-            state,
-            own,
-            _parts(head, copying, is_copy, checksums, world.local_size),
-            lists,
-            class_names,
-            is_copy,
-            copying,
-        )
+        copying = {name: t.rows.begin_copy() if is_copy and behind else None for name, t in tables.items()}
+        weights, state, own = (copied(each) if is_copy else each for each in tensors)
+        shares = {}
+        for name, table in tables.items():
+            parts = _parts(table.rows, copying[name], is_copy, checksums, world.local_size)
+            near = lists.get(name, {})
+            shares[name] = TableShare(parts, copied(near) if is_copy else near, copying[name])
+        said = facts_of(head)
+        manifest = {"format": said.pop("format"), "step": step, "world_size": world.size, **said, **facts}
+        return Snapshot(world.rank, world.size, step, manifest, weights, state, own, shares, class_names, is_copy)
 
     problem = None
     try:
@@ -195,26 +202,29 @@ def capture(
         _log.warning(f"the checkpoint of step {step} is written while training stands still: {problem}. {REMEDY}")
         taken = take(False)
     if checksums:
-        made = {_in_words(part, name): crc for part in taken.parts for name, crc in part.crcs.items()}
+        made = {
+            _in_words(table, part, name): crc
+            for table, share in taken.tables.items()
+            for part in share.parts
+            for name, crc in part.crcs.items()
+        }
         rest = {name: t for name, t in (taken.own | taken.replicated).items() if name not in made}
         taken.crcs = made | {name: crc32.crc32(t) for name, t in rest.items()}
     return taken
 
 
-def _parts(head: Head, copying: CopiedRows | None, copy: bool, checksums: bool, local_size: int) -> Iterable[Part]:
-    if head.rows is None:
-        return ()
+def _parts(rows: ClassRows, copying: CopiedRows | None, copy: bool, checksums: bool, local_size: int) -> Iterable[Part]:
     if copying is not None:
         return list(cut(copying, copying.start, copying.stop))
     if copy:
-        return list(cut(head.rows, head.rows.start, head.rows.stop, copy=True, checksums=checksums))
+        return list(cut(rows, rows.start, rows.stop, copy=True, checksums=checksums))
     most_bytes = max(_LEAST_PART_BYTES, int(_PART_SHARE * available_memory_bytes()) // local_size)
-    return cut(head.rows, head.rows.start, head.rows.stop, min(rows.PART_BYTES, most_bytes))
+    return cut(rows, rows.start, rows.stop, min(stored.PART_BYTES, most_bytes))
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors in memory of their own, on the CPU."""
-    return {name: rows.copied(t.detach()) for name, t in tensors.items()}
+    return {name: stored.copied(t.detach()) for name, t in tensors.items()}
 
 
 def local_name(rank: int, world_size: int) -> str:
@@ -222,8 +232,8 @@ def local_name(rank: int, world_size: int) -> str:
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
-def _in_words(part: Part, name: str) -> str:
-    return f"{name} of classes {part.start} to {part.stop - 1}"
+def _in_words(table: str, part: Part, name: str) -> str:
+    return f"{name} of classes {part.start} to {part.stop - 1}{f' in table {table}' if table else ''}"
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

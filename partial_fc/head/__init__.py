@@ -9,6 +9,7 @@ from partial_fc.head.hard_negatives import HardNegatives
 from partial_fc.head.margin import ArcFace, CombinedMargin, CosFace, Margin, Softmax, SphereFace
 from partial_fc.head.margin_adaptive import AdaFace, CurricularFace
 from partial_fc.head.partial_fc import PartialFC
+from partial_fc.head.protocol import Head, Table, check_head
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD, Storage
 from partial_fc.head.shard import Shard
 
@@ -20,6 +21,7 @@ __all__ = [
     "CrossEntropy",
     "CurricularFace",
     "HardNegatives",
+    "Head",
     "Margin",
     "PartialFC",
     "RowAdagrad",
@@ -30,4 +32,6 @@ __all__ = [
     "Softmax",
     "SphereFace",
     "Storage",
+    "Table",
+    "check_head",
 ]

@@ -14,9 +14,10 @@ class Batches:
     """Brings a step's batches together, checks them and finds their rows. Here, and nowhere else in a step, the host
     waits for numbers of the device: for all of them at once."""
 
-    def __init__(self, num_classes: int, world: World, selector: RowSelector):
-        self._gather = Gather(num_classes, world)
-        self._gather_labels = Gather(num_classes, world, "head/labels")
+    def __init__(self, num_classes: int, world: World, selector: RowSelector, scope: str = "head"):
+        """scope: what the names of the collectives begin with."""
+        self._gather = Gather(num_classes, world, f"{scope}/gather")
+        self._gather_labels = Gather(num_classes, world, f"{scope}/labels")
         self._selector = selector
         # Of this step's micro-batches: their active rows, and their labels, ascending.
         self._prepared: tuple[ActiveRows, Tensor] | None = None

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from partial_fc.comm import SingleWorld, World
+from partial_fc.head.protocol import Table
 
 
 class CrossEntropy(AbstractContextManager):
@@ -22,8 +23,6 @@ class CrossEntropy(AbstractContextManager):
     One collective a forward, head/cross_entropy: an all-reduce of (sum of losses, rows, labels outside of the range),
     24 bytes. The batch sizes of the ranks may differ, and be 0.
     """
-
-    rows = None  # no class centres: nothing to update, to store or to reshard
 
     def __init__(self, num_classes: int, world: World | None = None, dtype: torch.dtype = torch.float32):
         """dtype: what the loss is computed in; float64 is for checks."""
@@ -46,7 +45,7 @@ class CrossEntropy(AbstractContextManager):
         """The losses of this rank's rows, from `last_step` as a forward left it: (num_rows,)."""
         return last_step["loss_B"]
 
-    # ---- what PartialFC does with its rows
+    # ---- there are no class centres: nothing to update, to store or to reshard
 
     def prepare(self, label_B: Tensor) -> None:
         """Nothing: no classes have to be chosen for an update."""
@@ -66,11 +65,14 @@ class CrossEntropy(AbstractContextManager):
     def step(self, lr: float) -> None:
         """There are no rows to update."""
 
-    def facts(self) -> dict[str, Any]:
+    def tables(self) -> dict[str, Table]:
         return {}
 
-    def non_finite_classes(self, most: int = 5) -> list[int]:
-        return []
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """There is nothing to remember."""
 
     def close(self) -> None:
         """Nothing is open."""

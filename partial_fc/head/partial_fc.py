@@ -23,7 +23,6 @@ from torch import Tensor
 
 from partial_fc.comm import SingleWorld, World
 from partial_fc.head import kernels, predict
-from partial_fc.head import state as saved
 from partial_fc.head.active_rows import ActiveRows, RowSelector
 from partial_fc.head.backward import Backward, Loss
 from partial_fc.head.batches import Batches, class_numbers
@@ -34,6 +33,7 @@ from partial_fc.head.kernels import Logits
 from partial_fc.head.margin import Margin
 from partial_fc.head.options import check_options
 from partial_fc.head.pending import DeferredGradient, Pending
+from partial_fc.head.protocol import scope
 from partial_fc.head.rows import RowOptimizer, RowSGD, RowTable, Storage
 from partial_fc.head.sampling import Quota, Sampling
 from partial_fc.head.shard import Shard
@@ -62,7 +62,8 @@ class PartialFC(AbstractContextManager):
     interclass_filtering_threshold: a negative with a larger cosine is left out of the row's softmax. sub_centres: a
     class has so many centres and its logit is that of the nearest. label_smoothing: the share of the target that is
     spread evenly over the classes that take part. sampling_correction: logits of negatives get -log(sample_rate), so
-    that the loss estimates that over all classes. hard_negatives: also take part.
+    that the loss estimates that over all classes. hard_negatives: also take part. name: of a head that is one of
+    several, for its files and collectives.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class PartialFC(AbstractContextManager):
         sampling_correction: bool = False,
         hard_negatives: HardNegatives | None = None,
         quota: Quota = "negatives",
+        name: str = "",
     ):
         check_options(
             margin,
@@ -104,6 +106,7 @@ class PartialFC(AbstractContextManager):
         storage = storage or Storage(dtype)
         if storage.dtype == torch.float64 != dtype:
             raise ValueError(f"centres stored in float64 with dtype {dtype}: give dtype float64, too, or store less")
+        self.name, self.scope = name, scope(name)
         self.world = world or SingleWorld()
         self.num_classes = num_classes  # of all ranks
         self.margin = margin
@@ -138,7 +141,7 @@ class PartialFC(AbstractContextManager):
         )
         self._row_math = RowMath()
         self._fuse()
-        self._batches = Batches(num_classes, self.world, self._selector)
+        self._batches = Batches(num_classes, self.world, self._selector, self.scope)
         self._margin_before: dict[str, Any] | None = None  # what `discard` goes back to
 
     def _fuse(self) -> None:
@@ -202,7 +205,7 @@ class PartialFC(AbstractContextManager):
         del batch  # the features as they came are done with
         target_cos_G = None
         if margin.needs_target_cosines:
-            target_cos_G = world.all_reduce(targets.spread(targets.cos_G.double()), name="head/target")
+            target_cos_G = world.all_reduce(targets.spread(targets.cos_G.double()), name=f"{self.scope}/target")
         if training:
             if self._margin_before is None:
                 self._margin_before = self.margin_state
@@ -218,7 +221,7 @@ class PartialFC(AbstractContextManager):
         )
         sums = self.kernel.sums(logits, training, self.label_smoothing > 0)
         terms = rows.local_terms(targets, target_logit_G, sums, margin.scale, logits.num_sampled)
-        terms = world.start_all_reduce(terms, name="head/softmax", in_place=True).wait()
+        terms = world.start_all_reduce(terms, name=f"{self.scope}/softmax", in_place=True).wait()
         outcome = rows.finish(terms, targets, target_slope_G, sums, margin.scale, self.label_smoothing, training)
         self.last_step = {
             "target_cos": targets.cos_G,
@@ -229,7 +232,7 @@ class PartialFC(AbstractContextManager):
         loss = outcome.loss_G.mean().to(self.dtype)
         if outcome.logit_grad is None or outcome.grad_feat_GD is None:
             return loss, None
-        features = world.start_reduce_scatter(outcome.grad_feat_GD, rows_W, name="head/features")
+        features = world.start_reduce_scatter(outcome.grad_feat_GD, rows_W, name=f"{self.scope}/features")
         if self.hard_negatives is not None:  # while they travel
             class_N = self._selector.classes(active)
             self.hard_negatives.learn(label_G, unit_GD, table, row_S, class_N, self.num_steps)
@@ -289,7 +292,7 @@ class PartialFC(AbstractContextManager):
         The gradient is not kept anywhere: this passes over the centres once more."""
         with own_arithmetic(self.store.device):
             here = self.pending.square_sum(self.kernel, self.store.device)
-        return self.world.all_reduce(here, name="head/gradient_norm")
+        return self.world.all_reduce(here, name=f"{self.scope}/gradient_norm")
 
     def scale_gradient(self, factor: float) -> None:
         """Multiplies the gradient that `step` will use."""
@@ -340,20 +343,47 @@ class PartialFC(AbstractContextManager):
         """This rank's classes with all that belongs to them: what a checkpoint stores, together with `facts`."""
         return ClassRows(self.store, self.shard, self.sub_centres)
 
+    def tables(self) -> dict[str, "PartialFC"]:
+        """The head is its own table."""
+        return {self.name: self}
+
+    def state(self) -> dict[str, Any]:
+        """Nothing: all that there is to remember is the table's."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """There is nothing besides the table."""
+
     def state_dict(self) -> dict[str, Any]:
         """All that this rank's part of the head is, for torch.save: every rank saves its own. Not copies. (To load it
         with another number of ranks: partial_fc.checkpoint.)"""
         lists = {} if self.hard_negatives is None else self.hard_negatives.state()
-        return {**saved.identity(self), "facts": self.facts(), "rows": self.row_state(), "hard_negatives": lists}
+        return {**self._identity(), "facts": self.facts(), "rows": self.row_state(), "hard_negatives": lists}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what `state_dict` gave. Raises ValueError for another range of classes, or another head's."""
-        saved.check_fits(self, state)
+        for name, expected in self._identity().items():
+            if state.get(name) != expected:
+                raise ValueError(
+                    f"{self.world}: the state has {name} {state.get(name)}, this head {expected}: each rank loads what "
+                    "it saved, with as many ranks as saved it; partial_fc.checkpoint loads with any number"
+                )
+        if (self.hard_negatives is None) != (not state["hard_negatives"]):
+            raise ValueError("the state is that of a head with hard negatives, or this head has them: not of both")
         self._forget()
         self.load_facts(state["facts"])
         self.store.load_row_state({name: t.reshape(-1, t.shape[-1]) for name, t in state["rows"].items()})
         if self.hard_negatives is not None:
             self.hard_negatives.load_state(state["hard_negatives"])
+
+    def _identity(self) -> dict[str, Any]:
+        """What has to be equal in a head that loads a state."""
+        return {
+            "num_classes": self.num_classes,
+            "classes": [self.shard.start, self.shard.stop],
+            "embedding_size": self.embedding_size,
+            "sub_centres": self.sub_centres,
+        }
 
     def row_state(self) -> dict[str, Tensor]:
         """Everything that a class has here, by name, one entry for each local class. Not copies."""
@@ -361,11 +391,20 @@ class PartialFC(AbstractContextManager):
 
     def facts(self) -> dict[str, Any]:
         """What there is to remember besides the rows, as JSON: equal on every rank."""
-        return saved.facts(self)
+        return {
+            "num_steps": self.num_steps,
+            "row_seed": self.store.seed,
+            "margin": self.margin_state,
+            "schedule": self.store.schedule_state(),
+        }
 
     def load_facts(self, facts: dict[str, Any]) -> None:
         """Takes over what `facts` gave, of any rank. A margin of another kind starts anew."""
-        saved.load_facts(self, facts)
+        self.store.seed = facts["row_seed"]  # rows that no step has touched yet are made from it
+        self.store.load_schedule_state(facts["schedule"])
+        same = facts["margin"].keys() == self.margin_state.keys()
+        self.margin_state = dict(facts["margin"]) if same else self.margin.state()
+        self.num_steps = facts["num_steps"]
 
     def centre_gradients(self) -> Iterator[tuple[Tensor | None, int, int, Tensor]]:
         """(row_S, begin, end, gradient) of everything pending; several backwards before a step are added up."""

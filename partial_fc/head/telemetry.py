@@ -16,6 +16,7 @@ from torch.nn.functional import normalize
 
 from partial_fc import counter_rng
 from partial_fc.head.partial_fc import PartialFC
+from partial_fc.head.protocol import Head
 
 NUM_ROWS = 8192
 NUM_QUERIES = 128
@@ -115,6 +116,11 @@ class Report:
     similar: list[tuple[int, int, float]]  # (class, other class, cosine of their centres), the nearest first
 
 
+def observe_tables(head: Head) -> dict[str, Report]:
+    """`observe`, of each table that is a PartialFC."""
+    return {name: observe(table) for name, table in head.tables().items() if isinstance(table, PartialFC)}
+
+
 def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
     """Reports on the head after a step, from its rows and its last forward pass. A collective: all-reduce of
     the queries' centres, NUM_QUERIES * D float32 (head/telemetry_queries); all-gather of (cosine, class) for each
@@ -127,27 +133,27 @@ def observe(head: PartialFC, similar: float = SIMILAR) -> Report:
     touched_N = _of(rows["touched"], at_N).squeeze(1)
     length_N = _of(rows["centres"], at_N.to(touched_N.device)[touched_N > 0]).float().norm(dim=1)
     values = {
-        "head/age": (head.num_steps - touched_N[touched_N > 0], AGE_EDGES),  # steps since the last touch
-        "head/centre_length": (length_N, LENGTH_EDGES),
-        "head/target_cosine": (last["target_cos"][~last["elsewhere"]], COSINE_EDGES),
+        f"{head.scope}/age": (head.num_steps - touched_N[touched_N > 0], AGE_EDGES),  # steps since the last touch
+        f"{head.scope}/centre_length": (length_N, LENGTH_EDGES),
+        f"{head.scope}/target_cosine": (last["target_cos"][~last["elsewhere"]], COSINE_EDGES),
     }
     counts = torch.tensor([len(at_N), (touched_N == 0).sum()], dtype=torch.float64)
     parts = [counts, *(pack(*value) for value in values.values())]
-    total = head.world.all_reduce(torch.cat([part.to(device) for part in parts]), name="head/telemetry")
+    total = head.world.all_reduce(torch.cat([part.to(device) for part in parts]), name=f"{head.scope}/telemetry")
     counts, *parts = total.split([len(part) for part in parts])
     named = zip(values.items(), parts, strict=True)
     histograms = {name: Histogram.unpack(packed, edges) for (name, (_, edges)), packed in named}
     class_Q, near_class_Q, near_cos_Q = _nearest_of_all(head, rows, key, device)
-    histograms["head/nearest_cosine"] = Histogram.unpack(pack(near_cos_Q, COSINE_EDGES), COSINE_EDGES)
+    histograms[f"{head.scope}/nearest_cosine"] = Histogram.unpack(pack(near_cos_Q, COSINE_EDGES), COSINE_EDGES)
     is_similar = near_cos_Q > similar
-    scalars = {"head/never_touched": (counts[1] / counts[0]).item()}
+    scalars = {f"{head.scope}/never_touched": (counts[1] / counts[0]).item()}
     if len(is_similar):
-        scalars["head/similar_classes"] = is_similar.double().mean().item()
+        scalars[f"{head.scope}/similar_classes"] = is_similar.double().mean().item()
     if head.sampling.rate < 1.0:
         covered_G = covered_mass(
             last["denominator"], last["target_logit"], head.sampling.rate, head.sampling_correction
         )
-        scalars["head/covered_mass"] = covered_G.mean().item()
+        scalars[f"{head.scope}/covered_mass"] = covered_G.mean().item()
     pairs = zip(*(x[is_similar].tolist() for x in (class_Q, near_class_Q, near_cos_Q)), strict=True)
     return Report(scalars, histograms, sorted(pairs, key=lambda pair: -pair[2]))
 
@@ -165,7 +171,7 @@ def _nearest_of_all(
     local = class_Q[mine] - shard.start
     touched = (_of(rows["touched"], local) > 0).cpu()
     query_QD[mine] = torch.where(touched, _of(rows["centres"], local).float().cpu(), 0.0)
-    query_QD = world.all_reduce(query_QD.to(device), name="head/telemetry_queries")
+    query_QD = world.all_reduce(query_QD.to(device), name=f"{head.scope}/telemetry_queries")
 
     def compared() -> Iterator[tuple[Tensor, Tensor]]:
         # Whole blocks of rows, so that a disk is read piece by piece and not row by row.
@@ -179,7 +185,7 @@ def _nearest_of_all(
     class_Q = class_Q.to(device)
     cos_Q, near_Q = nearest(query_QD, class_Q, compared())
     mine_1Q2 = torch.stack((cos_Q, near_Q.double()), dim=1)[None]
-    best_WQ2 = world.all_gather(mine_1Q2, name="head/telemetry_nearest")
+    best_WQ2 = world.all_gather(mine_1Q2, name=f"{head.scope}/telemetry_nearest")
     cos_Q, rank_Q = best_WQ2[:, :, 0].max(dim=0)
     near_Q = best_WQ2[:, :, 1].gather(0, rank_Q[None]).squeeze(0).long()
     valid = (query_QD.norm(dim=1) > 0) & (near_Q >= 0)

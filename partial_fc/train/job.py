@@ -10,15 +10,13 @@ from partial_fc.checkpoint import Saver
 from partial_fc.comm import World
 from partial_fc.data import Loader
 from partial_fc.evaluate import Evaluation
-from partial_fc.head import CrossEntropy, PartialFC
+from partial_fc.head import Head
 from partial_fc.optim.gradient_sync import StepBytes
 from partial_fc.optim.schedule import Continued, Schedule
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.guards.commits import Commits
 from partial_fc.train.record.boards import Wandb
 from partial_fc.train.record.log import StepLine
-
-Head = PartialFC | CrossEntropy
 
 
 @dataclass(frozen=True, kw_only=True)

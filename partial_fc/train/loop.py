@@ -12,7 +12,7 @@ from partial_fc import checkpoint, counter_rng
 from partial_fc.checkpoint.folders import folder_name
 from partial_fc.checkpoint.lock import LostOwner
 from partial_fc.comm.launch import restart_agent
-from partial_fc.head import PartialFC, telemetry
+from partial_fc.head import telemetry
 from partial_fc.train.guards import loss_spikes
 from partial_fc.train.guards.policy import NonFinite, roll_back
 from partial_fc.train.guards.replica_check import compare_replicas
@@ -111,8 +111,8 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve,
         if report:
             scale = backbone.scaler.scale if backbone.scaler else None
             progress.report(at.step, at.position, batches[-1].epoch, loss, lr, watch.drain_shares(), scale)
-        if is_due(at.step, settings.telemetry_every) and isinstance(job.head, PartialFC):
-            look_at_rows(job, job.head, progress)
+        if is_due(at.step, settings.telemetry_every):
+            look_at_rows(job, progress)
         if is_due(at.step, job.guards.desync_every):
             compare_replicas(job)
         paused = time.perf_counter()
@@ -157,17 +157,19 @@ def is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def look_at_rows(job: Job, head: PartialFC, progress: Progress) -> None:
+def look_at_rows(job: Job, progress: Progress) -> None:
     """Telemetry of the head; classes whose centres almost coincide are named."""
-    step, report = job.at.step, telemetry.observe(head)
-    progress.scalars(step, report.scalars)
-    progress.histograms(step, report.histograms)
-    if report.similar:
-        named = ", ".join(f"{one} and {other} ({cos:.2f})" for one, other, cos in report.similar[:3])
-        job.logger.info(
-            f"step {step}: of {telemetry.NUM_QUERIES} classes that were looked at, {len(report.similar)} have another "
-            f"one's centre at a cosine above {telemetry.SIMILAR}: {named}. If that lasts: one identity, two numbers?"
-        )
+    step = job.at.step
+    for table, report in telemetry.observe_tables(job.head).items():
+        progress.scalars(step, report.scalars)
+        progress.histograms(step, report.histograms)
+        if report.similar:
+            named = ", ".join(f"{one} and {other} ({cos:.2f})" for one, other, cos in report.similar[:3])
+            job.logger.info(
+                f"step {step}: of {telemetry.NUM_QUERIES} classes that were looked at"
+                f"{f' in table {table}' if table else ''}, {len(report.similar)} have another one's centre at a cosine "
+                f"above {telemetry.SIMILAR}: {named}. If that lasts: one identity, two numbers?"
+            )
 
 
 def evaluate(job: Job, progress: Progress) -> dict[str, float]:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from partial_fc import checkpoint, flags
 from partial_fc.checkpoint.class_names import check_class_names
-from partial_fc.checkpoint.consistency import check_replicas, newest_common, open_checkpoint
+from partial_fc.checkpoint.consistency import check_replicas, newest_common, open_centres, open_checkpoint
 from partial_fc.checkpoint.folders import step_of
-from partial_fc.checkpoint.initial_centres import check_whole, load_centres, open_centres
 from partial_fc.checkpoint.lock import Owner
 from partial_fc.checkpoint.peer.recover import PeerCheckpoint, recover
 from partial_fc.checkpoint.peer.transfer import all_gather_json
@@ -20,7 +19,7 @@ from partial_fc.checkpoint.recovery import go_back_to, newest_whole
 from partial_fc.comm import elastic
 from partial_fc.comm.launch.restart_agent import furthest_step
 from partial_fc.data import Source
-from partial_fc.head import PartialFC
+from partial_fc.head import check_head
 from partial_fc.train.backbone import Stored, TorchBackbone
 from partial_fc.train.begin.differences import compare
 from partial_fc.train.context import RunContext
@@ -38,7 +37,8 @@ def resume(
 ) -> RunState:
     """Gives backbone and head the state that the run starts from. source: its classes must have the names that those of
     the checkpoint have. may_change: the recipe's own flags that do not make another run of this one. A collective.
-    Raises ValueError, on all ranks, where the state is of another recipe, network or data."""
+    Raises ValueError, on all ranks, where the state is of another recipe, network or data, or the head lacks a verb."""
+    check_head(head)
     found: Stored | None = None
     on_disk: checkpoint.Checkpoint | None = None
     if elastic.active():
@@ -144,12 +144,11 @@ def _checkpoint(
                 f"{found.folder} is of another run (--resume same): it was trained with "
                 f"{'; with '.join(run.differences)}. Use another --models-root, or go on from it with --resume auto"
             )
-        check_whole(found)
+        found.check_has_backbone()
         if goes_back:
             go_back_to(found, root, world, owner)
     elif centres is not None:
-        assert isinstance(head, PartialFC)
-        load_centres(centres, head)
+        centres.load_centres(head)
         run.logger.info(f"class centres from {centres.folder}")
     return found
 
@@ -173,7 +172,8 @@ def _owner(run: RunContext) -> Owner | None:
 def _compare(run: RunContext, found: Stored, backbone: TorchBackbone, head: Head, may_change: tuple[str, ...]) -> None:
     """Tells all that differs from the run that was saved. Raises ValueError where nothing can go on from it so."""
     values = flags.flat(run.config)
-    num_classes = head.num_classes if head.rows is not None else None
+    table = head.tables().get("")
+    num_classes = table.num_classes if table else None
     differences = compare(found.manifest, run.recipe, backbone.contract, values, may_change, num_classes)
     differences.check(found.folder)
     run.differences = differences.allowed

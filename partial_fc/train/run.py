@@ -41,6 +41,7 @@ from partial_fc.data.loader import Transform
 from partial_fc.data.order import Order
 from partial_fc.evaluate import Evaluation
 from partial_fc.files import make_folders
+from partial_fc.head import check_head
 from partial_fc.models.inputs import InputContract
 from partial_fc.optim import backbone as torch_optim
 from partial_fc.optim.gradient_sync import broadcast_module
@@ -322,6 +323,7 @@ class Run(RunContext):
             "keep": self.keeps,
             **settings,
         }
+        check_head(head)
         restore = partial(resume.restore, self, backbone, head, saver, loader.source)
         return Job(
             world=self.world,

@@ -5,8 +5,7 @@ import json
 import pytest
 import torch
 
-from partial_fc.checkpoint.consistency import check_replicas, open_checkpoint
-from partial_fc.checkpoint.initial_centres import open_centres
+from partial_fc.checkpoint.consistency import check_replicas, open_centres, open_checkpoint
 from tests.unit.stored_checkpoints import heads_of, save
 
 pytestmark = pytest.mark.transport

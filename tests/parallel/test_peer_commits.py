@@ -57,10 +57,10 @@ def test_a_rank_that_has_forgotten_all_gets_it_from_the_others(world, tmp_path):
     assert recovered.load_head(again) == []
     assert again.num_steps == 1
     rows = again.row_state()
-    for part in taken.parts:
+    for part in taken.tables[""].parts:
         at_M = part.class_N - again.shard.start
         for name in rows:
             assert torch.equal(rows[name][at_M], part.rows[name])
     assert int(again.rows.created(again.rows.start, again.rows.stop).sum()) == sum(
-        len(part.rows["centres"]) for part in taken.parts
+        len(part.rows["centres"]) for part in taken.tables[""].parts
     )

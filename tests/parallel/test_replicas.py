@@ -36,10 +36,11 @@ class Model:
         self.backbone.step(0.1)
 
     def check(self, **facts) -> None:
+        table = SimpleNamespace(name="", facts=lambda: {"num_steps": 70, **facts})
         job = SimpleNamespace(
             world=self.world,
             backbone=self.backbone,
-            head=SimpleNamespace(facts=lambda: {"num_steps": 70, **facts}),
+            head=SimpleNamespace(tables=lambda: {"": table}, state=dict),
             at=SimpleNamespace(step=70),
             guards=SimpleNamespace(last_equal=60),
         )

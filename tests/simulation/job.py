@@ -170,6 +170,7 @@ class Head(PartialFC):
         self.shard = Shard.of(NUM_CLASSES, world.rank, world.size)
         self.rows = Rows(self.shard)
         self.hard_negatives, self.margin_state, self.optimizer, self.num_steps = None, {}, "adding", 0
+        self.name, self.last_step, self.centres = "", {}, self.rows.row_L
 
     def facts(self) -> dict[str, Any]:
         return {"num_steps": self.num_steps, "row_seed": 1, "margin": {}, "schedule": {}}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partial_fc.checkpoint import folders
-from partial_fc.checkpoint.checksums import checksums_name
+from partial_fc.checkpoint.files import checksums_name
 from partial_fc.checkpoint.peer.commits import Commit, Memory
 from tests.simulation.disk import File, Path
 

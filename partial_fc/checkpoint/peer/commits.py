@@ -26,13 +26,13 @@ from pathlib import Path
 import torch
 
 from partial_fc.checkpoint.files import as_json
-from partial_fc.checkpoint.head_state import Head
 from partial_fc.checkpoint.lock import Fence, Owner
 from partial_fc.checkpoint.peer.transfer import PIECE_BYTES, ByteStream, all_gather_json, empty_share, outline
 from partial_fc.checkpoint.rows import class_bytes
 from partial_fc.checkpoint.snapshot import Snapshot
 from partial_fc.comm import Work, World
 from partial_fc.comm.watch.report import ranks_in_words
+from partial_fc.head.protocol import Head
 from partial_fc.memory import available_memory_bytes, refusals
 from partial_fc.this_host import identity
 
@@ -140,14 +140,16 @@ class PeerCopies:
         """Which rank has too little memory for two commits; "": none. Alike on all ranks, but for the numbers of the
         local one. more_bytes: of a snapshot besides the head's. A collective."""
         # A single rank commits only before it leaves, and keeps nobody else's share.
-        if self._world.size == 1 or head.rows is None:
+        rows = [table.rows for table in head.tables().values()]
+        if self._world.size == 1 or not rows:
             return ""
-        num_bytes = class_bytes(head.rows) * (head.rows.stop - head.rows.start)  # once all classes have been met
+        num_bytes = sum(class_bytes(each) * (each.stop - each.start) for each in rows)  # once all classes have been met
         bytes_W = self._world.all_gather(torch.tensor([num_bytes]), name="peer/bytes").tolist()
         commit = (num_bytes + more_bytes + sum(bytes_W[rank] for rank in self._keeps)) * self._world.local_size
         # What is held from the world before goes when the first commit is whole.
         shares = [share for before in self._memory.commits for share in before.shares.values()]
-        held = sum(part.num_bytes for share in shares for part in share.parts) * self._world.local_size
+        parts = [part for share in shares for table in share.tables.values() for part in table.parts]
+        held = sum(part.num_bytes for part in parts) * self._world.local_size
         need = 2 * commit - min(commit, held)
         free = available_memory_bytes()
         short = torch.tensor([int(need > _MEMORY_SHARE * free)])

@@ -5,6 +5,7 @@ import logging
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from partial_fc.checkpoint import crc32, head_state, rows
 from partial_fc.checkpoint.folders import newest, step_of
-from partial_fc.checkpoint.head_state import Head
 from partial_fc.checkpoint.peer.commits import Commit, Memory, damage
 from partial_fc.checkpoint.peer.transfer import (
     PIECE_BYTES,
@@ -26,7 +26,7 @@ from partial_fc.checkpoint.peer.transfer import (
 from partial_fc.checkpoint.rows import Part
 from partial_fc.checkpoint.snapshot import Snapshot, below
 from partial_fc.comm import World
-from partial_fc.head import PartialFC
+from partial_fc.head.protocol import Head, Table
 from partial_fc.head.shard import Shard
 from partial_fc.optim.compression import merge_residuals
 
@@ -167,18 +167,17 @@ class PeerCheckpoint:
         return self._of_this_rank(lambda share: below("buffer/", share.local)) if self._same_size else {}
 
     def load_head(self, head: Head) -> list[str]:
-        """Gives the head the rows of its class range; a piece of each rank is on its way at a time. Returns what the
-        user should know. A head without rows gets nothing."""
-        if head.rows is None:
-            return []
-        assert isinstance(head, PartialFC)
-        head.load_facts(self.manifest["head"])
-        self._received(lambda: self._load_rows(head))
-
-        def lists() -> _Tensors:
-            return self._of_this_rank(lambda share: share.hard_negatives)
-
-        return head_state.load_hard_negatives(self.manifest, lists, head, self.folder)
+        """Gives each table of the head the rows of its class range; a piece of each rank is on its way at a time.
+        Returns what the user should know."""
+        stored, notes = head_state.check_same_head(self.manifest, head, self.folder), []
+        for name, table in head.tables().items():
+            table.load_facts(stored[name]["head"])
+            self._received(partial(self._load_rows, table))
+            lists = partial(self._of_this_rank, partial(_lists, name))
+            ranks = len(self._location.holder_W)
+            notes += head_state.load_hard_negatives(stored[name], ranks, lists, table, self.folder)
+        head.load(head_state.state_in(self.manifest))
+        return notes
 
     def _received(self, receive: Callable[[], _T]) -> _T:
         """What `receive` returns; again, on all ranks, where something arrived damaged."""
@@ -193,20 +192,24 @@ class PeerCheckpoint:
 
     # ---- rows
 
-    def _load_rows(self, head: PartialFC) -> None:
+    def _load_rows(self, table: Table) -> None:
         damaged: list[str] = []
-        for part in self._parts(head.shard.num_classes, damaged):
-            head.rows.write(part.start, part.stop, part.class_N, part.rows)
+        for part in self._parts(table, damaged):
+            table.rows.write(part.start, part.stop, part.class_N, part.rows)
         check_arrived(damaged, self._world, "recover/rows")
 
-    def _parts(self, num_classes: int, damaged: list[str]) -> Iterator[Part]:
+    def _parts(self, table: Table, damaged: list[str]) -> Iterator[Part]:
         """The rows of this rank's classes, wherever they are. damaged: gets what did not arrive as it was sent, and is
         left out."""
         world = self._world
-        yield from self._kept(Shard.of(num_classes, world.rank, world.size))
+
+        def kept(rank: int) -> Iterator[Part]:
+            return self._kept(table.name, Shard.of(table.num_classes, rank, world.size))
+
+        yield from kept(world.rank)
         # Each begins with the rank after it, so that not all send to one.
         others = [(world.rank + i) % world.size for i in range(1, world.size)]
-        outgoing = ((rank, part) for rank in others for part in self._kept(Shard.of(num_classes, rank, world.size)))
+        outgoing = ((rank, part) for rank in others for part in kept(rank))
         while True:
             to, part = next(outgoing, (world.rank, None))
             data = _packed(part) if part else torch.empty(0, dtype=torch.uint8)
@@ -222,10 +225,11 @@ class PeerCheckpoint:
                 elif len(data):
                     damaged.append(f"a part of the classes from rank {rank}")
 
-    def _kept(self, shard: Shard) -> Iterator[Part]:
+    def _kept(self, table: str, shard: Shard) -> Iterator[Part]:
         """The rows of these classes in the shares that this rank is to give, at most PIECE_BYTES at a time."""
-        for old, holder in enumerate(self._location.holder_W):
-            for part in self._commit.shares[old].parts if self._commit and holder == self._world.rank else ():
+        given = [old for old, holder in enumerate(self._location.holder_W) if holder == self._world.rank]
+        for share in (self._commit.shares[old] for old in given if self._commit):
+            for part in share.tables[table].parts:
                 low, high = max(part.start, shard.start), min(part.stop, shard.stop)
                 yield from rows.cut(part, low, max(low, high), PIECE_BYTES)
 
@@ -246,6 +250,10 @@ class PeerCheckpoint:
 
     def _broadcast(self, tensors: _Tensors | None, root: int) -> _Tensors:
         return self._received(lambda: broadcast_tensors(tensors, root, self._world, "recover/broadcast"))
+
+
+def _lists(table: str, share: Snapshot) -> _Tensors:
+    return share.tables[table].hard_negatives
 
 
 def _residuals(share: Snapshot) -> _Tensors:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from partial_fc.checkpoint import crc32
 from partial_fc.checkpoint.rows import Part
-from partial_fc.checkpoint.snapshot import Snapshot
+from partial_fc.checkpoint.snapshot import Snapshot, TableShare
 from partial_fc.comm import World
 
 # At most so much of a rank is on its way at a time.
@@ -59,9 +59,14 @@ def outline(share: Snapshot) -> dict[str, Any]:
         "rank": share.rank,
         "world_size": share.world_size,
         "step": share.step,
-        "parts": [[part.start, part.stop, shapes(part.tensors)] for part in share.parts],
         "local": shapes(share.local),
-        "hard_negatives": shapes(share.hard_negatives),
+        "tables": {
+            name: {
+                "parts": [[part.start, part.stop, shapes(part.tensors)] for part in table.parts],
+                "hard_negatives": shapes(table.hard_negatives),
+            }
+            for name, table in share.tables.items()
+        },
     }
 
 
@@ -75,8 +80,13 @@ def empty_share(outlined: Mapping[str, Any]) -> Snapshot:
         {},
         {},
         empty(outlined["local"]),
-        [Part(start, stop, empty(tensors)) for start, stop, tensors in outlined["parts"]],
-        empty(outlined["hard_negatives"]),
+        {
+            name: TableShare(
+                [Part(start, stop, empty(tensors)) for start, stop, tensors in table["parts"]],
+                empty(table["hard_negatives"]),
+            )
+            for name, table in outlined["tables"].items()
+        },
         crcs=outlined["crcs"],
     )
 

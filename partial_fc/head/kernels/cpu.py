@@ -18,6 +18,7 @@ from torch import Tensor
 
 from partial_fc.head.kernels import Kernel, LogitGrad, Logits, Precision, Sums
 from partial_fc.head.kernels.native.build import VARIANTS, load_library
+from partial_fc.head.kernels.native.job import Job, RowJob, call, check_layout
 from partial_fc.head.kernels.plain import PlainKernel
 from partial_fc.head.margin import Negatives
 from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
@@ -43,39 +44,19 @@ EXP_CACHE_SHARE = 0.25
 _SHARE_OF_FREE_MEMORY = 1 / 16  # the processes of a machine divide it
 
 
-class _Job(ctypes.Structure):
-    """The arguments of a call: native/job.h, field by field."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("G", "D", "S")),
-        *((name, ctypes.c_void_p) for name in ("unit", "centre", "row", "target", "bias", "hard")),
-        *((name, ctypes.c_float) for name in ("scale", "shift", "filter_above", "hard_t")),
-        *((name, ctypes.c_int32) for name in ("sub_centres", "centre_dtype", "low_precision", "threads")),
-        *((name, ctypes.c_void_p) for name in ("denominator", "weighted_sum", "centre_sum", "cache")),
-        ("cached_rows", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("factor", "target_grad", "uniform")),
-        *((name, ctypes.c_int64) for name in ("begin", "end")),
-        ("grad", ctypes.c_void_p),
-        *((name, ctypes.c_int32) for name in ("optimizer", "nesterov")),
-        *((name, ctypes.c_void_p * 2) for name in ("wide", "scalar")),
-        ("wide_dtype", ctypes.c_int32),
-        ("centre_key", ctypes.c_uint32),
-        ("wide_key", ctypes.c_uint32 * 2),
-        *((name, ctypes.c_float) for name in ("lr", "weight_decay", "eps", "beta1", "beta2")),
-        ("touched", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("touched_step", "first_row")),
-    ]
-
-
 @functools.cache
 def load(variant: str | None = None) -> ctypes.CDLL:
     """The compiled kernel: of the given variant, else of the best that this processor has; compiles it at first use.
-    CompilerNotFoundError where that cannot be, RuntimeError where the operating system does not let us use it."""
+    CompilerNotFoundError where that cannot be, RuntimeError where the operating system does not let us use it,
+    AssertionError where job.h and job.py differ."""
     if variant is None:
         variant = variant_here()
     compiled = load_library(variant)
-    for name in ("best", "prepare", "sums", "gradients", "update", "row_targets", "row_gradients"):
+    functions = ("best", "prepare", "sums", "gradients", "update", "row_targets", "row_gradients")
+    for name in (*functions, "job_layout", "row_job_layout"):
         getattr(compiled, f"head_{name}").restype = ctypes.c_char_p
+    check_layout(Job, compiled.head_job_layout().decode())
+    check_layout(RowJob, compiled.head_row_job_layout().decode())
     compiled.head_cache_row.restype = ctypes.c_int64
     compiled.head_cache_row.argtypes = [ctypes.c_int64, ctypes.c_int32]
     refusal = compiled.head_prepare()
@@ -165,7 +146,7 @@ class CpuKernel(Kernel):
         job, shift = self._job(logits)
         results = {"denominator": denominator_G, "weighted_sum": weighted_sum_GD, "centre_sum": centre_sum_D}
         cache = self._cache_for(job) if with_weighted_sum else {}
-        self._call("head_sums", job, **results, **cache)
+        call(self.compiled, "head_sums", Job, {**job, **results, **cache})
         self._cache_owner = object() if cache else None
         if logits.num_sampled and bool((denominator_G < _SMALLEST_DENOMINATOR).any()):
             return PlainKernel().sums(logits, with_weighted_sum, with_centre_sum)
@@ -185,7 +166,7 @@ class CpuKernel(Kernel):
             end = min(begin + step, logits.num_sampled)
             grad_KD = torch.empty(end - begin, width, dtype=torch.float32)
             results = {"begin": begin, "end": end, "grad": grad_KD}
-            self._call("head_gradients", job, **_logit_grad_fields(logit_grad, shift), **results)
+            call(self.compiled, "head_gradients", Job, {**job, **_logit_grad_fields(logit_grad, shift), **results})
             yield begin, end, grad_KD
 
     def update(self, logits: Logits, logit_grad: LogitGrad, store: "RowTable", lr: float, step: int) -> bool:
@@ -198,7 +179,7 @@ class CpuKernel(Kernel):
         more = _logit_grad_fields(logit_grad, shift)
         if logit_grad.cache is not None and logit_grad.cache is self._cache_owner:  # no other pass has come since
             more |= self._cache_for(job)
-        self._call("head_update", job, **more, **_optimizer_fields(store, lr, step))
+        call(self.compiled, "head_update", Job, {**job, **more, **_optimizer_fields(store, lr, step)})
         return True
 
     def _cache_for(self, job: dict[str, Any]) -> dict[str, Any]:
@@ -242,48 +223,10 @@ class CpuKernel(Kernel):
         _check_indices(logits)
         return job, shift
 
-    def _call(self, name: str, job: dict[str, Any], **more: Any) -> None:
-        arguments = job | more
-        check_tensors(arguments)
-        fields = {k: v.data_ptr() if isinstance(v, Tensor) else v for k, v in arguments.items()}
-        failure = getattr(self.compiled, name)(ctypes.byref(_Job(**fields)))
-        if failure:
-            raise RuntimeError(f"{name}: {failure.decode()}")
-
 
 def exp_cache_bytes(centre_bytes: int) -> int:
     """The most that the first pass' exponentials may take beside so many bytes of centres."""
     return max(EXP_CACHE_BYTES, int(EXP_CACHE_SHARE * centre_bytes))
-
-
-# Of the tensors whose memory C++ reads: dtype, and the sizes in its job that its shape is made of.
-_READ = {
-    "row": (torch.int64, "S"),
-    "target": (torch.int64, "G"),
-    "unit": (torch.float32, "GD"),
-    "hard": (torch.float32, "G"),
-    "bias": (torch.float32, "S"),
-    "factor": (torch.float32, "G"),
-    "target_grad": (torch.float32, "G"),
-    "uniform": (torch.float32, "D"),
-    # (of cpu_rows.py)
-    "label": (torch.int64, "G"),
-    "active": (torch.int64, "S"),
-    "sum": (torch.float32, "GD"),
-    "weight": (torch.float32, "G"),
-}
-
-
-def check_tensors(arguments: dict[str, Any]) -> None:
-    """Raises ValueError for a tensor that is shorter or of another dtype than what C++ would read."""
-    for name, (dtype, letters) in _READ.items():
-        tensor = arguments.get(name)
-        shape = tuple(arguments[letter] for letter in letters)
-        if tensor is not None and ((tensor.dtype, tensor.shape) != (dtype, shape) or not tensor.is_contiguous()):
-            raise ValueError(
-                f"the C++ kernel's {name} is {tensor.dtype} of shape {tuple(tensor.shape)}, strides {tensor.stride()}; "
-                f"expected {dtype} of shape {shape} without gaps"
-            )
 
 
 def _check_indices(logits: Logits) -> None:

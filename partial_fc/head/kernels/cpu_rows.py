@@ -3,7 +3,6 @@ kernel's, and one after it. Centres of targets are read where they lie, twice, i
 features.
 """
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,24 +11,10 @@ from torch import Tensor
 
 from partial_fc.head.active_rows import ActiveRows
 from partial_fc.head.kernels import Kernel
-from partial_fc.head.kernels.cpu import DTYPES, CpuKernel, check_tensors
+from partial_fc.head.kernels.cpu import DTYPES, CpuKernel
+from partial_fc.head.kernels.native.job import RowJob, call
 from partial_fc.head.shard import Shard
 from partial_fc.head.softmax import RowMath, Targets
-
-
-class _RowJob(ctypes.Structure):
-    """The arguments of a call: native/job.h, field by field."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("G", "D", "S")),
-        ("label", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("start", "num_local")),
-        *((name, ctypes.c_void_p) for name in ("active", "row", "table", "feat")),
-        ("feat_stride", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("table_dtype", "feat_dtype", "sub_centres", "threads")),
-        *((name, ctypes.c_void_p) for name in ("unit", "norm", "position", "cos", "elsewhere")),
-        *((name, ctypes.c_void_p) for name in ("sum", "weight", "target_grad", "uniform")),
-    ]
 
 
 @dataclass(frozen=True)
@@ -76,7 +61,7 @@ class CpuRowMath(RowMath):
             "feat_dtype": DTYPES[feat_GD.dtype],
             "feat_stride": feat_GD.stride(0) * feat_GD.itemsize,
         }
-        self._call("head_row_targets", job, **feat, cos=cos_G, elsewhere=elsewhere_G)
+        call(self.compiled, "head_row_targets", RowJob, {**job, **feat, "cos": cos_G, "elsewhere": elsewhere_G})
         return TableTargets(unit_GD, norm_G1, elsewhere_G, cos_G, None, position_G, job)
 
     def feature_gradient(
@@ -89,13 +74,5 @@ class CpuRowMath(RowMath):
     ) -> Tensor:
         assert isinstance(targets, TableTargets)
         numbers = {"weight": weight_G, "target_grad": target_grad_G, "uniform": uniform_D}
-        self._call("head_row_gradients", targets.job, sum=weighted_sum_GD, **numbers)
+        call(self.compiled, "head_row_gradients", RowJob, {**targets.job, "sum": weighted_sum_GD, **numbers})
         return weighted_sum_GD
-
-    def _call(self, name: str, job: dict[str, Any], **more: Any) -> None:
-        arguments = job | more
-        check_tensors(arguments)
-        fields = {k: v.data_ptr() if isinstance(v, Tensor) else v for k, v in arguments.items()}
-        failure = getattr(self.compiled, name)(ctypes.byref(_RowJob(**fields)))
-        if failure:
-            raise RuntimeError(f"{name}: {failure.decode()}")

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 from partial_fc.checkpoint import Snapshot
-from partial_fc.checkpoint.head_state import Head
 from partial_fc.checkpoint.peer.commits import Memory, PeerCopies
 from partial_fc.comm import World, elastic
+from partial_fc.head import Head
 
 _log = logging.getLogger("partial_fc")
 

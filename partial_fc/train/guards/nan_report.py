@@ -72,8 +72,9 @@ class _Look:
 def _look_at_state(job: Job, look: _Look) -> None:
     for name, weight in job.backbone.named_weights():
         look.at("weights", name, weight, f"weight {name}")
-    classes = job.head.non_finite_classes()
-    look.next([f"the centres of classes {', '.join(map(str, classes))}"] if classes else [])
+    for name, table in job.head.tables().items():
+        classes, where = ", ".join(map(str, table.non_finite_classes())), f" in table {name}" if name else ""
+        look.next([f"the centres of classes {classes}{where}"] if classes else [])
 
 
 def _second_forward(job: Job, attempt: Attempt, look: _Look) -> None:

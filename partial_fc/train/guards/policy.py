@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ class Pass:
     """One micro-batch, as far as it came."""
 
     output_B: Tensor  # the head's input; its .grad: what the head gave back
-    seen: dict[str, Tensor]  # what the head remembers of it (last_step)
+    seen: Any  # what the head remembers of it (last_step)
 
 
 @dataclass
@@ -106,6 +107,6 @@ def weights_are_finite(job: Job) -> bool:
     """Whether the backbone's weights, and the centres that the last passes saw, are finite on all ranks. A
     collective."""
     fine = all(bool(p.isfinite().all()) for _, p in job.backbone.named_weights())
-    fine = fine and not job.head.non_finite_classes()
+    fine = fine and not any(table.non_finite_classes() for table in job.head.tables().values())
     broken = torch.tensor([int(not fine)])
     return not job.world.all_reduce(broken, "max", name="train/weights").item()

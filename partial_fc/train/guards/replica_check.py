@@ -13,7 +13,10 @@ def compare_replicas(job: Job) -> None:
     the others, and in what first. A collective (consistency.compare_replicas)."""
     scaler, step = job.backbone.scaler, job.at.step
     facts = {"loss scale": scaler.state() if scaler else 1.0}
-    facts |= {f"the head's {name}": fact for name, fact in job.head.facts().items() if name in ("num_steps", "margin")}
+    for table in job.head.tables().values():
+        of = f"table {table.name}'s" if table.name else "the head's"
+        facts |= {f"{of} {name}": fact for name, fact in table.facts().items() if name in ("num_steps", "margin")}
+    facts |= {f"the head's {name}": fact for name, fact in job.head.state().items()}
     found = consistency.compare_replicas({**facts, **job.backbone.replicated()}, job.world, "train/replicas")
     if found:
         last = job.guards.last_equal

@@ -1,6 +1,6 @@
 """`partial-fc checkpoint diff`: in what two checkpoints differ, whatever numbers of ranks wrote them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from partial_fc import terminal
-from partial_fc.checkpoint.head_state import hard_negatives_name
+from partial_fc.checkpoint.head_state import hard_negatives_name, tables_in
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.checkpoint.rows import Rows, class_bytes
 from partial_fc.checkpoint.snapshot import local_name
+from partial_fc.head.protocol import scope
 from partial_fc.verbs.checkpoint.options import DiffOptions
 
 _SHOWN = 10
@@ -19,7 +20,7 @@ _PIECE_BYTES = 32 << 20
 # Facts on which the course of training depends. The others are shown, and do not count as a difference.
 _STATE = (
     *("step", "position", "num_classes", "embedding_size", "sub_centres", "hard_negatives", "head"),
-    *("loss_scaler", "left_out"),
+    *("tables", "loss_scaler", "left_out"),
 )
 _ASIDE = ("format", "world_size", "best", "score", "configuration", "versions")
 _Table = dict[str, Tensor]
@@ -27,7 +28,7 @@ _Table = dict[str, Tensor]
 
 def diff(options: DiffOptions) -> int:
     """Prints the differences; returns the exit status."""
-    first, second = open_with_centres(options.first), open_with_centres(options.second)
+    first, second = (open_with_centres(folder, named=True) for folder in (options.first, options.second))
     different = False
     for counts, line in differences(first, second):
         different |= counts
@@ -46,25 +47,30 @@ def differences(first: Checkpoint, second: Checkpoint) -> Iterator[tuple[bool, s
     for key in _ASIDE:
         for line in _unlike(key, first.manifest.get(key), second.manifest.get(key)):
             yield False, f"(aside) {line}"
-    if first.names() != second.names():
+    tables, others = (tables_in(each.manifest, each.where) for each in (first, second))
+    both = [name for name in tables if name in others]  # a table that one lacks is a difference of the manifests
+    if "" in both and first.names() != second.names():
         pairs = zip(first.names(), second.names(), strict=False)
         number = next((i for i, (one, two) in enumerate(pairs) if one != two), None)
         yield (True, "class names: " + (f"first at class {number}" if number is not None else "different counts"))
-    for name, one, two in _tables(first, second):
+    for name, one, two in _tables(first, second, both):
         lines = list(_tensors(name, one, two))
         yield from ((True, line) for line in lines[:_SHOWN])
         if len(lines) > _SHOWN:
             yield True, f"{name}: ... and {len(lines) - _SHOWN} more"
     if first.world_size != second.world_size:
         yield False, "(aside) what each rank has for itself is not compared: other numbers of ranks"
-    yield from ((True, line) for line in _rows(first.rows(), second.rows()))
+    for name in both:
+        rows = first.rows(table=name), second.rows(table=name)
+        yield from ((True, line) for line in _rows(scope(name), *rows))
 
 
-def _tables(first: Checkpoint, second: Checkpoint) -> Iterator[tuple[str, _Table, _Table]]:
-    """The tensors of each file but the head's rows."""
+def _tables(first: Checkpoint, second: Checkpoint, both: Sequence[str]) -> Iterator[tuple[str, _Table, _Table]]:
+    """The tensors of each file but the head's rows. both: the head's tables that both have."""
     size = first.world_size
     ranks = range(size) if size == second.world_size else ()
-    for name in ("backbone.safetensors", "optimizer.safetensors", *(hard_negatives_name(r, size) for r in ranks)):
+    lists = [hard_negatives_name(table, rank, size) for table in both for rank in ranks]
+    for name in ("backbone.safetensors", "optimizer.safetensors", *lists):
         yield name, first.load(name, optional=True), second.load(name, optional=True)
     for rank in ranks:
         yield local_name(rank, size), first.local(rank), second.local(rank)
@@ -131,19 +137,19 @@ class _Classes:
         return f"class {', '.join(map(str, self.first))}{', ...' if len(self.first) == _SHOWN else ''}"
 
 
-def _rows(first: Rows, second: Rows) -> Iterator[str]:
-    """Compares the head's rows, piece by piece."""
+def _rows(table: str, first: Rows, second: Rows) -> Iterator[str]:
+    """Compares the rows of a table, piece by piece."""
     one, two = first.columns, second.columns
     if first.stop != second.stop:
-        yield f"head: {first.stop} | {second.stop} classes, of which the common numbers are compared"
+        yield f"{table}: {first.stop} | {second.stop} classes, of which the common numbers are compared"
     for name in sorted(one.keys() | two.keys()):
         if one.get(name) != two.get(name):
-            yield f"head: {name} is {one.get(name)} | {two.get(name)}"
+            yield f"{table}: {name} is {one.get(name)} | {two.get(name)}"
     columns = {name: _Classes() for name in sorted(one) if one[name] == two.get(name)}
     only = {"the first": _Classes(), "the second": _Classes()}
     num_classes = min(first.stop, second.stop)
     step = max(1, _PIECE_BYTES // max(1, class_bytes(first)))
-    for start in terminal.bar(range(0, num_classes, step), desc="head", leave=False):
+    for start in terminal.bar(range(0, num_classes, step), desc=table, leave=False):
         stop = min(start + step, num_classes)
         created_2L = torch.stack((first.created(start, stop), second.created(start, stop)))
         for here_L, there_L, classes in zip(created_2L, created_2L.flip(0), only.values(), strict=True):
@@ -156,10 +162,10 @@ def _rows(first: Rows, second: Rows) -> Iterator[str]:
                 classes.add(class_M[unlike_M], _largest(rows_one[name][unlike_M], rows_two[name][unlike_M]))
     for where, classes in only.items():
         if classes.count:
-            yield f"head: {classes.count} classes have rows in {where} only: {classes}"
+            yield f"{table}: {classes.count} classes have rows in {where} only: {classes}"
     for name, classes in columns.items():
         if classes.count:
             yield (
-                f"head: {name} differs in {classes.count} of {num_classes} classes, by at most "
+                f"{table}: {name} differs in {classes.count} of {num_classes} classes, by at most "
                 f"{classes.largest:.3g}: {classes}"
             )

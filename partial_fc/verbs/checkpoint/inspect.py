@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from partial_fc.checkpoint.folders import MARKER, best, is_set_aside, is_step, newest, steps_below
-from partial_fc.checkpoint.head_state import has_head
+from partial_fc.checkpoint.head_state import tables_in
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows import gaps, part_files
 from partial_fc.files import check_regular
@@ -71,8 +71,9 @@ def summary(folder: Path) -> dict[str, Any]:
         facts["class_names"] = len(names) if names is not None else None
         facts["backbone"] = _tensors(folder / "backbone.safetensors")
         facts["optimizer"] = _tensors(folder / "optimizer.safetensors")
-        if has_head(manifest, str(folder)):
-            facts["head"] = _head(checkpoint)
+        tables = {name: _table(checkpoint, name, said) for name, said in tables_in(manifest, str(folder)).items()}
+        if tables:
+            facts["head"] = tables[""] if [*tables] == [""] else tables
     except (ValueError, OSError) as error:
         facts["problem"] = str(error)
     return facts
@@ -91,16 +92,16 @@ def _tensors(path: Path) -> dict[str, Any]:
     return {"tensors": len(tensors), "numbers": numbers, "dtypes": dtypes, "bytes": path.stat().st_size}
 
 
-def _head(checkpoint: Checkpoint) -> dict[str, Any]:
-    manifest = checkpoint.manifest
-    files = part_files(checkpoint.folders, checkpoint.world_size)
+def _table(checkpoint: Checkpoint, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """manifest: what it says of this table."""
+    files = part_files(checkpoint.folders, checkpoint.world_size, name)
     columns: dict[str, Any] = {}
     num_created = num_touched = 0
     for file in files:
         part = file.open()
         columns = columns or {
-            name: {"shape": column.shape, "dtype": str(column.dtype).removeprefix("torch.")}
-            for name, column in part.columns.items()
+            key: {"shape": column.shape, "dtype": str(column.dtype).removeprefix("torch.")}
+            for key, column in part.columns.items()
         }
         num_created += part.num_rows
         if "touched" in part.rows:
@@ -122,14 +123,15 @@ def _line(facts: dict[str, Any]) -> str:
     if "problem" in facts:
         return "  ".join((*words, facts["problem"], *facts["marks"]))
     words += [f"{_age(facts['age_s']):>8} old", f"{facts['world_size']} rank(s)"]
-    words += [f"{facts['head']['num_classes']} classes"] if "head" in facts else []
+    head = facts.get("head", {})
+    words += [f"{f'{name}: ' if name else ''}{table['num_classes']} classes" for name, table in _tables(head).items()]
     words += [f"score {facts['score']:.5f}"] if isinstance(facts.get("score"), int | float) else []
     return "  ".join((*words, *facts["marks"]))
 
 
 def _lines(values: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """One checkpoint as lines of (name, value)."""
-    if name == "head" or not name:
+    if not name or (isinstance(values, dict) and (name == "head" or "num_classes" in values)):
         for key, value in values.items():
             yield from _lines(value, f"{name}.{key}" if name else key)
     elif name == "history":
@@ -140,6 +142,11 @@ def _lines(values: Any, name: str = "") -> Iterator[tuple[str, str]]:
         yield "age", _age(values)
     else:
         yield name, _bytes(values) if name.endswith("bytes") else _words(values)
+
+
+def _tables(head: dict[str, Any]) -> dict[str, Any]:
+    """A summary's tables by name."""
+    return {"": head} if "num_classes" in head else head
 
 
 def _words(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from partial_fc.checkpoint.head_state import hard_negatives_name
+from partial_fc.checkpoint.head_state import hard_negatives_name, tables_in
 from partial_fc.checkpoint.output import Output, new_checkpoint, print_notes
 from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.checkpoint.snapshot import below, local_name
@@ -16,13 +16,16 @@ def merge(options: MergeOptions) -> None:
 def reshard(options: ReshardOptions) -> None:
     """Raises ValueError where a file is missing or damaged, or the folders are not of one checkpoint."""
     size = options.world_size
-    stored = open_with_centres(*options.folders)
+    stored = open_with_centres(*options.folders, named=True)
+    tables = tables_in(stored.manifest, stored.where)
     made_by = f"written anew for {size} rank(s), from {stored.world_size} ({stored.where})"
     manifest = {**stored.manifest, "world_size": size}
     with new_checkpoint(options.out, manifest, stored.class_names, made_by) as output:
-        output.rows(stored.rows())
+        for name in tables:
+            output.rows(stored.rows(table=name), name)
         print_notes(copy_other_files(stored, output))
-    print(f"{options.out}: step {stored.step}, {manifest['num_classes']} classes, {size} rank(s)")
+    counts = ", ".join(f"{f'{name}: ' if name else ''}{facts['num_classes']} classes" for name, facts in tables.items())
+    print(f"{options.out}: step {stored.step}, {counts}, {size} rank(s)")
 
 
 def copy_other_files(stored: Checkpoint, output: Output, same_classes: bool = True) -> Iterator[str]:
@@ -41,12 +44,13 @@ def copy_other_files(stored: Checkpoint, output: Output, same_classes: bool = Tr
     for rank, tensors in enumerate(local):
         if tensors:
             output.tensors(local_name(rank, size), tensors, rank)
-    for rank in range(before):
-        name = hard_negatives_name(rank, before)
-        lists = stored.load(name, optional=True)
-        if lists and (before != size or not same_classes):
-            yield "lists of hard negatives are for the same ranks with the same classes: left out, they grow anew"
-            output.manifest["hard_negatives"] = 0
-            return
-        if lists:
-            output.tensors(name, lists, rank)
+    for table, facts in tables_in(output.manifest, str(output.folder)).items():
+        for rank in range(before):
+            name = hard_negatives_name(table, rank, before)
+            lists = stored.load(name, optional=True)
+            if lists and (before != size or not same_classes):
+                yield "lists of hard negatives are for the same ranks with the same classes: left out, they grow anew"
+                facts["hard_negatives"] = 0
+                break
+            if lists:
+                output.tensors(name, lists, rank)

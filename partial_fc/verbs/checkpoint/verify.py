@@ -1,6 +1,6 @@
 """`partial-fc checkpoint verify`: is everything there, and as it was written?"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from partial_fc import terminal
-from partial_fc.checkpoint.checksums import checksums_name
+from partial_fc.checkpoint.files import checksums_name
 from partial_fc.checkpoint.folders import MARKER, is_set_aside, is_step, steps_below
-from partial_fc.checkpoint.head_state import has_head
+from partial_fc.checkpoint.head_state import tables_in
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows import Part, gaps, mismatch, part_files
 from partial_fc.files import TEXT_BYTES, check_regular, read_bytes
@@ -44,7 +44,7 @@ def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]
     """Yields ("bad" or "note", what) for the folders of one checkpoint."""
     try:
         checkpoint = Checkpoint(*folders)
-        with_head = has_head(checkpoint.manifest, str(folders[0]))
+        tables = tables_in(checkpoint.manifest, str(folders[0]))
     except (ValueError, OSError) as error:  # nothing else can be said of the folders then
         yield "bad", str(error)
         return
@@ -55,8 +55,9 @@ def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]
         yield from _check_checksums(checkpoint, ranks)
     if len(ranks) < size:
         yield ("note", f"these folders hold the files of ranks {sorted(ranks)} of {size}: the others' were not checked")
-    if with_head:
-        yield from _check_head(checkpoint, ranks)
+    for name, facts in tables.items():
+        yield from _check_table(checkpoint, ranks, name, facts)
+    yield from _check_class_names(checkpoint, [facts["num_classes"] for facts in tables.values()])
     if finite:
         yield from _check_finite(folders)
 
@@ -83,20 +84,26 @@ def _check_checksums(checkpoint: Checkpoint, ranks: set[int]) -> Iterator[tuple[
                 yield "bad", str(error)
 
 
-def _check_head(checkpoint: Checkpoint, ranks: set[int]) -> Iterator[tuple[str, str]]:
-    """Checks class ranges, shapes, dtypes, and how often rows moved."""
-    num_classes, size = checkpoint.manifest["num_classes"], checkpoint.world_size
-    files = part_files(checkpoint.folders, size)
+def _check_class_names(checkpoint: Checkpoint, counts: Sequence[int]) -> Iterator[tuple[str, str]]:
+    """counts: the classes of each table, of which one has the names."""
+    names = checkpoint.folder / "class-names.txt"
+    if counts and names.exists():
+        num_names = read_bytes(names, TEXT_BYTES).count(b"\n")
+        if num_names not in counts:
+            yield "bad", f"{names} has {num_names} names for {' or '.join(map(str, counts))} classes"
+
+
+def _check_table(
+    checkpoint: Checkpoint, ranks: set[int], table: str, facts: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Checks class ranges, shapes, dtypes, and how often rows moved. facts: what the manifest says of the table."""
+    size = checkpoint.world_size
+    files = part_files(checkpoint.folders, size, table)
     for rank in sorted(ranks):
-        shard = Shard.of(num_classes, rank, size)
+        shard = Shard.of(facts["num_classes"], rank, size)
         files_of_rank = [file for file in files if file.rank == rank]
         for gap in gaps(files_of_rank, shard.start, shard.stop, shard.stop):
-            yield "bad", f"rank {rank} in {checkpoint.where}: {gap}"
-    names = checkpoint.folder / "class-names.txt"
-    if names.exists():
-        num_names = read_bytes(names, TEXT_BYTES).count(b"\n")
-        if num_names != num_classes:
-            yield "bad", f"{names} has {num_names} names for {num_classes} classes"
+            yield "bad", f"rank {rank} in {checkpoint.where}{f', table {table}' if table else ''}: {gap}"
     first: tuple[Part, str] | None = None
     for file in terminal.bar(files, desc="head", unit="file", leave=False):
         try:
@@ -104,7 +111,7 @@ def _check_head(checkpoint: Checkpoint, ranks: set[int]) -> Iterator[tuple[str, 
         except ValueError as error:
             yield "bad", str(error)
             continue
-        problem = _against_manifest(part, checkpoint.manifest)
+        problem = _against_manifest(part, facts)
         problem = problem or (mismatch(first[0].columns, part.columns, first[1]) if first else None)
         if problem:
             yield "bad", f"{file.path}: {problem}"
@@ -112,7 +119,7 @@ def _check_head(checkpoint: Checkpoint, ranks: set[int]) -> Iterator[tuple[str, 
             first = first or (part, file.path.name)
 
 
-def _against_manifest(part: Part, manifest: dict[str, Any]) -> str | None:
+def _against_manifest(part: Part, manifest: Mapping[str, Any]) -> str | None:
     """What a file holds otherwise than the manifest says, if anything."""
     width, subs = manifest["embedding_size"], manifest["sub_centres"]
     shape = (width,) if subs == 1 else (subs, width)

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from partial_fc import checkpoint
-from partial_fc.checkpoint.checksums import read_checksums, write_checksums
-from partial_fc.checkpoint.files import sha256
+from partial_fc.checkpoint.files import read_checksums, sha256, write_checksums
 from partial_fc.checkpoint.folders import newest
 from partial_fc.checkpoint.read import Damaged
 from partial_fc.head import AdaFace, CosFace, CurricularFace, HardNegatives, PartialFC, Storage

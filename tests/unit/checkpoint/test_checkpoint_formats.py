@@ -7,7 +7,6 @@ never created; bfloat16 centres, float32 state.
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from partial_fc import checkpoint
 from partial_fc.checkpoint.peer.commits import Memory, PeerCopies
 from partial_fc.checkpoint.peer.recover import recover
 from partial_fc.comm import SingleWorld
-from partial_fc.head import HardNegatives, PartialFC, Storage
+from partial_fc.head import CrossEntropy, HardNegatives, PartialFC, Storage
 from partial_fc.verbs.checkpoint.reshard import ReshardOptions, reshard
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
 from tests.unit.stored_checkpoints import OneOf, heads_of, whole
@@ -86,7 +85,7 @@ def test_all_else_of_earlier_versions_is_read():
     assert read.exchange(OneOf(0, 1))["residual/w"].tolist() == [3.0] * 3
 
 
-NO_ROWS = SimpleNamespace(rows=None)
+NO_ROWS = CrossEntropy(3)
 
 
 def taken(world, step: int) -> checkpoint.Snapshot:

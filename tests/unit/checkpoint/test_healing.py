@@ -139,9 +139,9 @@ def test_a_folder_that_is_not_there_for_this_host_is_no_damage(root, owner, monk
 def test_a_checkpoint_of_a_later_version_names_the_way_back(root, owner):
     """Its writer may come back: it is left as it is, and the run ends."""
     folder = root / "step-00000030"
-    rewrite(folder, format=5)
+    rewrite(folder, format=6)
     (said, _) = go_on(root, owner)
-    assert "format 5; this version reads 3 and 4" in said
+    assert "format 6; this version reads 3, 4, 5" in said
     assert f"--resume {root}/step-00000020" in said
     assert names(root) == ["10", "20", "30"]
 

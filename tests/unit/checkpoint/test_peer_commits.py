@@ -183,7 +183,7 @@ def test_hosts_go_and_come_and_go(tmp_path):
         assert {step for step, _, _ in found} == {committed[0].step}
         assert {memory.age for memory in memories} == {age}
         whole = {name: torch.cat([rows[name] for _, rows, _ in found]) for name in found[0][1]}
-        for part in (part for snapshot in committed for part in snapshot.parts):
+        for part in (part for snapshot in committed for part in snapshot.tables[""].parts):
             at_M = part.class_N
             for name in whole:
                 assert torch.equal(whole[name][at_M], part.rows[name])

@@ -35,7 +35,10 @@ def taken(head, world, **how) -> checkpoint.Snapshot:
 
 
 def rows_of(snapshot) -> list:
-    return [(part.start, part.stop, {name: t.clone() for name, t in part.tensors.items()}) for part in snapshot.parts]
+    return [
+        (part.start, part.stop, {name: t.clone() for name, t in part.tensors.items()})
+        for part in snapshot.tables[""].parts
+    ]
 
 
 def same_rows(one: list, other: list) -> bool:
@@ -73,16 +76,16 @@ def test_it_is_what_it_was_when_it_was_taken(monkeypatch, name, size, all_made):
             for _ in range(2):
                 assert one_step(head, world) == one_step(undisturbed, world)
             expected, behind = rows_of(taken(head, world)), taken(head, world, behind=True)
-            assert behind.copying is not None
+            assert behind.tables[""].copying is not None
             assert (sum(len(part["touched"]) for _, _, part in expected) == len(head.shard)) >= all_made
-            beside = [threading.Thread(target=behind.copying.finish) for _ in range(after == 2)]
+            beside = [threading.Thread(target=behind.tables[""].copying.finish) for _ in range(after == 2)]
             for thread in beside:
                 thread.start()
             for _ in range(after):
                 assert one_step(head, world) == one_step(undisturbed, world)
             for thread in beside:
                 thread.join()
-            behind.copying.finish()
+            behind.tables[""].copying.finish()
             assert same_rows(rows_of(behind), expected)
         return True
 
@@ -97,12 +100,12 @@ def test_a_snapshot_within_a_step_and_rows_that_are_loaded_meanwhile():
     head(feat_BD, torch.arange(G)).backward()  # its rows are known before the snapshot is taken
     expected, within = rows_of(taken(head, world)), taken(head, world, behind=True)
     head.step(0.05)
-    within.copying.finish()
+    within.tables[""].copying.finish()
     assert same_rows(rows_of(within), expected)
 
     expected, behind = rows_of(taken(head, world)), taken(head, world, behind=True)
     head.store.load_row_state({name: torch.ones_like(t) for name, t in head.row_state().items()})
-    behind.copying.finish()
+    behind.tables[""].copying.finish()
     assert same_rows(rows_of(behind), expected)
 
 

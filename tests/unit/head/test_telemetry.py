@@ -109,6 +109,7 @@ def stand_in(world, num_classes=200, dim=16, rate=0.1, sub_centres=1):
         shard=shard,
         embedding_size=dim,
         num_steps=5,
+        scope="head",
         sampling=SimpleNamespace(seed=0, rate=rate),
         sampling_correction=False,
         row_state=lambda: {k: t[mine, 0] if sub_centres == 1 else t[mine] for k, t in rows.items()},

@@ -185,8 +185,7 @@ def test_each_file_that_is_damaged_or_missing_is_named(tmp_path, capsys, name):
 
 def rewritten(folder: Path, path: Path, tensors=None, **manifest) -> None:
     """Another content, with its right checksum: what only a look at the content can find."""
-    from partial_fc.checkpoint.checksums import read_checksums, write_checksums
-    from partial_fc.checkpoint.files import write_json
+    from partial_fc.checkpoint.files import read_checksums, write_checksums, write_json
 
     if tensors is not None:
         digest = save_tensors(tensors, path)

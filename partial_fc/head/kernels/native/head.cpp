@@ -17,6 +17,7 @@
 #include "crc.h"
 
 #include <cerrno>
+#include <cstddef>
 #include <string>
 
 namespace {
@@ -105,6 +106,18 @@ EXPORT const char* head_row_targets(const RowJob* j) {
 }
 EXPORT const char* head_row_gradients(const RowJob* j) {
     return guarded([&] { share(0, j->G, j->threads, 1, [&](int, int64_t begin, int64_t end) { RowMath(*j).gradients(begin, end); }); });
+}
+// Size of a struct; then name, offset and size of each field, a line each.
+#define FIELD(name) + "\n" #name " " + std::to_string(offsetof(Struct, name)) + " " + std::to_string(sizeof(Struct::name))
+EXPORT const char* head_job_layout() {
+    using Struct = Job;
+    static const std::string text = std::to_string(sizeof(Struct)) FIELDS_OF_JOB(FIELD);
+    return text.c_str();
+}
+EXPORT const char* head_row_job_layout() {
+    using Struct = RowJob;
+    static const std::string text = std::to_string(sizeof(Struct)) FIELDS_OF_ROW_JOB(FIELD);
+    return text.c_str();
 }
 // The length of a row of Job.cache.
 EXPORT int64_t head_cache_row(int64_t G, int32_t low_precision) {

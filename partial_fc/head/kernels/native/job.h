@@ -1,4 +1,5 @@
-// What Python hands over (cpu.py mirrors this struct field by field): sizes, pointers, and where the results go.
+// What Python hands over: sizes, pointers, and where the results go. job.py mirrors both structs, and compares its own with the lists
+// of fields below when a library is loaded.
 #pragma once
 #include <cstdint>
 
@@ -57,7 +58,7 @@ struct Job {
 
 enum Optimizer : int32_t { kSGD = 0, kAdamW = 1, kRowAdam = 2, kRowAdagrad = 3 };
 
-// For the functions of rows.h (cpu_rows.py mirrors it).
+// For the functions of rows.h.
 struct RowJob {
     int64_t G, D, S;
     const int64_t* label;    // (G): class numbers of all ranks
@@ -83,3 +84,12 @@ struct RowJob {
     const float* target_grad;  // (G)
     const float* uniform;    // (D) or null: is subtracted from each row
 };
+
+#define FIELDS_OF_JOB(F) \
+    F(G) F(D) F(S) F(unit) F(centre) F(row) F(target) F(bias) F(hard) F(scale) F(shift) F(filter_above) F(hard_t) F(sub_centres) \
+    F(centre_dtype) F(low_precision) F(threads) F(denominator) F(weighted_sum) F(centre_sum) F(cache) F(cached_rows) F(factor) \
+    F(target_grad) F(uniform) F(begin) F(end) F(grad) F(optimizer) F(nesterov) F(wide) F(scalar) F(wide_dtype) F(centre_key) \
+    F(wide_key) F(lr) F(weight_decay) F(eps) F(beta1) F(beta2) F(touched) F(touched_step) F(first_row)
+#define FIELDS_OF_ROW_JOB(F) \
+    F(G) F(D) F(S) F(label) F(start) F(num_local) F(active) F(row) F(table) F(feat) F(feat_stride) F(table_dtype) F(feat_dtype) \
+    F(sub_centres) F(threads) F(unit) F(norm) F(position) F(cos) F(elsewhere) F(sum) F(weight) F(target_grad) F(uniform)

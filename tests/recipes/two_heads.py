@@ -1,0 +1,119 @@
+"""A head of one's own: two PartialFC on the same features, over classes and over pairs of classes, losses added.
+
+partial-fc train tests/recipes/two_heads.py --gpus 2 --folder DIR --models-root DIR --max-steps 8
+"""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from torch import Tensor, nn
+
+from partial_fc import checkpoint
+from partial_fc.comm import World
+from partial_fc.data import ImageFolder
+from partial_fc.data.transform import SquareImage
+from partial_fc.flags import ExchangeFlags, Flags, GuardFlags, LaunchFlags, OptimFlags, RunFlags, ScheduleFlags
+from partial_fc.head import CosFace, PartialFC
+from partial_fc.models.inputs import FACE
+from partial_fc.train.begin.start import launch
+from partial_fc.train.loop import train
+from partial_fc.train.record.log import StepLine
+from partial_fc.train.run import Run, run_in_worlds
+
+SIZE = 6
+
+
+class TwoHeads:
+    """The sum of two losses. It remembers how many steps it made, besides its tables."""
+
+    def __init__(self, num_classes: int, world: World, dtype: torch.dtype = torch.float32, **of_fine: Any):
+        options: dict[str, Any] = {"sample_rate": 0.5, "world": world, "dtype": dtype}
+        self.num_classes, self.num_steps = num_classes, 0
+        self.fine = PartialFC(num_classes, SIZE, CosFace(8.0, 0.1), name="fine", **options, **of_fine)
+        self.pairs = PartialFC(-(-num_classes // 2), SIZE, CosFace(8.0, 0.1), name="pairs", **options)
+        self.both = (self.fine, self.pairs)
+
+    def __call__(self, feat_BD: Tensor, label_B: Tensor) -> Tensor:
+        return self.fine(feat_BD, label_B) + self.pairs(feat_BD, label_B // 2)
+
+    def prepare(self, label_B: Tensor) -> None:
+        self.fine.prepare(label_B)
+        self.pairs.prepare(label_B // 2)
+
+    def finite(self) -> Tensor:
+        return self.fine.finite() & self.pairs.finite()
+
+    def discard(self) -> None:
+        for table in self.both:
+            table.discard()
+
+    def gradient_square_sum(self) -> Tensor:
+        return self.fine.gradient_square_sum() + self.pairs.gradient_square_sum()
+
+    def scale_gradient(self, factor: float) -> None:
+        for table in self.both:
+            table.scale_gradient(factor)
+
+    def step(self, lr: float) -> None:
+        self.num_steps += 1
+        for table in self.both:
+            table.step(lr)
+
+    @property
+    def last_step(self) -> list[dict[str, Tensor]]:
+        return [table.last_step for table in self.both]
+
+    def row_losses(self, last_step: list[dict[str, Tensor]], num_rows: int) -> Tensor:
+        fine, pairs = (table.row_losses(seen, num_rows) for table, seen in zip(self.both, last_step, strict=True))
+        return fine + pairs
+
+    def tables(self) -> dict[str, PartialFC]:
+        return self.fine.tables() | self.pairs.tables()
+
+    def state(self) -> dict[str, Any]:
+        return {"num_steps": self.num_steps}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.num_steps = state["num_steps"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Trains a linear layer below two heads on a folder of class folders."""
+
+    folder: Path
+    run: Flags[RunFlags] = RunFlags(models_root=Path("runs/two-heads"))
+    optim: Flags[OptimFlags] = OptimFlags(batch_size=8, precision="fp32", weight_decay=0.0)
+    schedule: Flags[ScheduleFlags] = ScheduleFlags(lr=0.01, lr_scaling="none")
+    guards: Flags[GuardFlags] = GuardFlags()
+    exchange: Flags[ExchangeFlags] = ExchangeFlags()
+    launch: Flags[LaunchFlags] = LaunchFlags()
+
+
+def train_here(run: Run) -> int:
+    config = run.config
+    source = run.open_data(lambda: ImageFolder(config.folder))
+    with ExitStack() as parts:
+        torch.manual_seed(config.run.seed)
+        module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, SIZE))
+        backbone = run.backbone(module, FACE, {"network": "linear"})
+        head = TwoHeads(source.num_classes, run.world, backbone.precision.parameter_dtype)
+        saver = parts.enter_context(run.saver(checkpoint.Saver))
+        start = run.resume(backbone, head, source)
+        loader = parts.enter_context(run.loader(source, SquareImage(16), start))
+        schedule = run.schedule(start, loader.order)
+        if run.is_finished(start, schedule):
+            return 0
+        line = StepLine(config.run.frequent, schedule.total_steps, len(source))
+        job = run.job(loader, backbone, head, schedule, [], saver, start, line, telemetry_every=2)
+        return run.finish(job, train(job), {})
+
+
+def main(arguments: list[str]) -> int:
+    config = tyro.cli(Config, args=arguments)
+    status = launch(config)
+    return run_in_worlds("two-heads", config, [], train_here) if status is None else status
