@@ -33,6 +33,11 @@ class Batches:
         batch, active = self._look(self._gather_labels, no_feature_B0, label_B, False, step)
         self._prepared = active, batch.label_G.sort().values
 
+    @property
+    def are_prepared(self) -> bool:
+        """Whether the labels of the step's micro-batches are known."""
+        return self._prepared is not None
+
     def forget(self) -> None:
         """The micro-batches that were prepared are done, or not to be."""
         self._prepared = None

@@ -124,7 +124,7 @@ def test_clipping_scales_what_step_uses():
 
 def test_shapes_that_do_not_fit_are_named():
     head = PartialFC(5, D, CosFace())
-    with pytest.raises(ValueError, match=r"\(2, 8\) with labels \(2,\); expected \(B, 16\)"):
+    with pytest.raises(ValueError, match=r"\(2, 8\) with labels \(2,\); expected .*as \(B, 16\)"):
         head(torch.randn(2, 8), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ValueError, match="global batch is empty"):
         head(torch.randn(0, D), torch.zeros(0, dtype=torch.int64))
@@ -134,12 +134,12 @@ def test_row_state_goes_through_load():
     first, second = PartialFC(9, D, CosFace(), seed=1), PartialFC(9, D, CosFace(), seed=2)
     step(first, torch.randn(4, D), torch.arange(4))
     state = first.state_dict()
-    second.load_state_dict({**state, "rows": {k: v.clone() for k, v in state["rows"].items()}})
+    second.load_state_dict({k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in state.items()})
     feat = torch.randn(4, D)
     assert step(first, feat.clone(), torch.arange(4)) == step(second, feat.clone(), torch.arange(4))
     assert torch.equal(first.centres, second.centres)
-    with pytest.raises(ValueError, match="expected \\['centres', 'momentum', 'touched'\\]"):
-        second.load_state_dict({**state, "rows": {"centres": first.centres}})
+    with pytest.raises(RuntimeError, match="expected \\['centres', 'momentum', 'touched'\\]"):
+        second.load_state_dict({k: v for k, v in state.items() if "momentum" not in k})
 
 
 def test_a_kernel_that_is_not_there_is_refused_with_a_remedy(monkeypatch):
