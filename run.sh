@@ -32,6 +32,9 @@ if [ $# -gt 0 ] && [[ $1 != -* ]]; then
     hosts=$1
     shift
 fi
+for word in "$@"; do # help needs no hosts, and mpirun does not stand a reader who leaves (| head)
+    case $word in -h | --help | --help-all | --help_all) exec bash "$here/config.sh" "$@" ;; esac
+done
 [[ -f $hosts && -r $hosts ]] || { say "cannot read the host file $hosts: expected a file"; exit 1; }
 # ssh takes a name with a dash before it for an option, mpirun one with a comma for two.
 bad=$(LC_ALL=C awk '!/^[ \t]*(#|$)/ && $1 !~ /^[A-Za-z0-9_.][A-Za-z0-9_.-]*$/ { print NR; exit }' "$hosts")

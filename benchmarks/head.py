@@ -26,8 +26,7 @@ import tyro
 from tqdm import tqdm
 
 from partial_fc.machine import has_bf16
-from partial_fc.verbs.bench.head import OURS, Line, compare, run
-from partial_fc.verbs.bench.options import HeadOptions
+from partial_fc.verbs.bench.head import OURS, HeadOptions, Line, compare, run
 
 # Classes of all processes, by (batch, rate): as many as leave a step of the slowest side at some seconds.
 CLASSES = {

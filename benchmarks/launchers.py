@@ -27,7 +27,7 @@ import torch
 import tyro
 
 from benchmarks.demo_job import DEMO, demo_job
-from partial_fc.train.record.history import read_history
+from partial_fc.train.record.curve import read_history
 
 ROOT = Path(__file__).parents[1]
 REPORT_EVERY = 10  # steps; what is before the second line of these warms up and counts for nothing

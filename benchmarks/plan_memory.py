@@ -9,7 +9,7 @@ import sys
 
 from partial_fc.verbs.bench import plan_report
 from partial_fc.verbs.bench.head import HeadOptions, measure
-from partial_fc.verbs.bench.plan import PlanOptions
+from partial_fc.verbs.bench.plan_report import PlanOptions
 
 # Each says its dtypes: the memory depends on them, and auto on the machine.
 CASES = (

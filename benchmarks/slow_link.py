@@ -26,7 +26,7 @@ import tyro
 
 from benchmarks.demo_job import DEMO, demo_job
 from benchmarks.two_hosts import ADDRESSES, TwoHosts, Unavailable, two_hosts
-from partial_fc.train.record.history import read_history
+from partial_fc.train.record.curve import read_history
 
 ROOT = Path(__file__).parents[1]
 HOSTS = ",".join(f"{address}:1" for address in ADDRESSES)

@@ -15,10 +15,14 @@ from partial_fc.files import make_private
 from partial_fc.printable import Lines, clean_stderr
 
 # Section of the help -> (what it is for, an example, verb -> (its function, one line of help)). The function is
-# "module:name" below verbs, imported when its flags are asked for: the type of its `options` has them. Verbs
-# of _OWN_READERS read their arguments themselves.
+# "module:name" below verbs, imported when its flags are asked for: the type of its `options` has them. These modules
+# import torch within functions, so that help and mistakes cost no seconds. Verbs of _OWN_READERS read their arguments
+# themselves.
 _CLASSES = "checkpoint.classes"
 _OWN_READERS = ("train", "launch", "torture")
+# Those that talk to other processes: there SIGPIPE stays off, as a connection that breaks is an error to be told. They
+# go on where nobody reads what they print.
+_CONNECTED = ("launch", "torture", "doctor env", "embed", "evaluate", "search")
 SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
     "Train": (
         "a backbone and its last layer, on one GPU or many hosts",
@@ -38,7 +42,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
             "evaluate": ("model.evaluate:evaluate", "test on pairs: accuracy, TAR at FAR, threshold"),
             "search": ("model.search:search_faces", "find each image among those of a gallery"),
             "classify": ("model.classify:classify", "name the classes nearest to an image"),
-            "export": ("export.command:export", "write ONNX, or arcface_torch's model.pt"),
+            "export": ("model.export:export", "write ONNX, or arcface_torch's model.pt"),
             "convert": ("model.convert:convert", "convert weights to or from MXNet or arcface_torch"),
         },
     ),
@@ -65,7 +69,6 @@ SECTIONS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
         {
             "checkpoint inspect": ("checkpoint.inspect:inspect", "say what is in one, or list those of a run"),
             "checkpoint verify": ("checkpoint.verify:verify", "check that no file is missing or damaged"),
-            "checkpoint diff": ("checkpoint.diff:diff", "say in what two checkpoints differ"),
             "checkpoint merge": ("checkpoint.reshard:merge", "merge the files of all ranks into one"),
             "checkpoint reshard": ("checkpoint.reshard:reshard", "write one for another number of ranks"),
             "checkpoint import": ("checkpoint.import_centres:import_centres", "read InsightFace's class centres"),
@@ -98,32 +101,6 @@ _OTHER_NAMES = {
     **dict.fromkeys(("identify", "retrieve"), ("search",)),
     **dict.fromkeys(("benchmark", "profile"), ("bench head", "bench data")),
     **dict.fromkeys(("check",), ("doctor data", "doctor env")),
-}
-# The verbs whose module imports torch, which takes seconds: their flags are a class of another one below verbs, and
-# it is imported only once the command line is read.
-_FLAGS = {
-    "embed": "model.embed_options:EmbedOptions",
-    "classify": "model.embed_options:ClassifyOptions",
-    "evaluate": "model.evaluate_options:EvaluateOptions",
-    "search": "model.evaluate_options:SearchOptions",
-    "export": "export.options:ExportOptions",
-    "checkpoint inspect": "checkpoint.options:InspectOptions",
-    "checkpoint verify": "checkpoint.options:VerifyOptions",
-    "checkpoint merge": "checkpoint.options:MergeOptions",
-    "checkpoint reshard": "checkpoint.options:ReshardOptions",
-    "checkpoint import": "model.convert_options:ImportOptions",
-    "checkpoint export": "model.convert_options:ExportOptions",
-    "checkpoint diff": "checkpoint.options:DiffOptions",
-    "checkpoint classes list": "checkpoint.options:ListOptions",
-    "checkpoint classes add": "checkpoint.options:AddOptions",
-    "checkpoint classes remove": "checkpoint.options:RemoveOptions",
-    "checkpoint classes merge": "checkpoint.options:MergeClassesOptions",
-    "checkpoint classes rename": "checkpoint.options:RenameOptions",
-    "checkpoint classes match": "checkpoint.options:MatchOptions",
-    "convert": "model.convert_options:ConvertOptions",
-    "bench data": "bench.options:DataOptions",
-    "bench head": "bench.options:HeadOptions",
-    "plan": "bench.options:PlanOptions",
 }
 # "checkpoint classes" is one, too.
 GROUPS = {" ".join(name.split()[:n]) for name in VERBS for n in range(1, len(name.split()))}
@@ -182,20 +159,17 @@ def load(name: str) -> Callable[..., Any]:
 
 def flags_of(name: str) -> type:
     """The class whose fields are the flags of a verb."""
-    if name not in _FLAGS:
-        return get_type_hints(load(name))["options"]
-    module, _, flags = _FLAGS[name].partition(":")
-    return getattr(importlib.import_module(f"partial_fc.verbs.{module}"), flags)
+    return get_type_hints(load(name))["options"]
 
 
 def main() -> None:
     output.open_closed()
     clean_stderr()
     name, rest = find(sys.argv[1:])
-    if name not in (*_OWN_READERS, "doctor env"):  # there a connection that breaks is an error to be told, not the end
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `partial-fc ... | head` ends quietly, as other tools do
-    if name in ("launch", "torture"):
+    if name in _CONNECTED:
         output.detach()
+    elif name != "train":  # which does so itself
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `partial-fc ... | head` ends quietly, as other tools do
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names that are no UTF-8, as stderr has them
     if name in VERBS:

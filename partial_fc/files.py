@@ -3,7 +3,9 @@ are on the disk; modes."""
 
 import contextlib
 import errno
+import logging
 import os
+import re
 import stat
 import tempfile
 import warnings
@@ -13,6 +15,8 @@ from pathlib import Path
 
 TEXT_BYTES = 4 << 30  # of a text that is read as a whole: a name each for a hundred million classes
 MANIFEST_BYTES = 2 << 20  # of a manifest, or another file of JSON: it takes up to thirty times as much when it is read
+_RATES = re.compile(rb'"rates": \[[-+0-9.eE,\s]*\]')  # of all steps (--head-catch-up exact), some 29 bytes each
+_RATES_BYTES = 128 << 20  # which take up to eight times as much when they are read
 NO_SUCH_FILE = (errno.EINVAL, errno.EFBIG, errno.EISDIR, errno.ELOOP)  # what `read_bytes` has against what is there
 PRIVATE = 0o077
 """What a umask takes away, so that only the owner of a file can use it."""
@@ -97,6 +101,16 @@ def read_bytes(path: str | os.PathLike[str], most_bytes: int) -> bytes:
         return file.read()
 
 
+def read_manifest(path: str | os.PathLike[str]) -> bytes:
+    """A checkpoint's manifest. Raises OSError as `read_bytes` does for one of more than MANIFEST_BYTES; lists of
+    learning rates, which grow with the run, do not count."""
+    content = read_bytes(path, MANIFEST_BYTES + _RATES_BYTES)
+    if len(content) > MANIFEST_BYTES and (size := len(_RATES.sub(b"", content))) > MANIFEST_BYTES:
+        more = f"has {size:,} bytes beside learning rates; at most {MANIFEST_BYTES:,} are read"
+        raise OSError(errno.EFBIG, more, str(path))
+    return content
+
+
 def read_text(path: str | os.PathLike[str], most_bytes: int = TEXT_BYTES, encoding: str = "utf-8",
               errors: str = "strict") -> str:  # fmt: skip
     """All of a regular file of text. Raises OSError as `read_bytes`, ValueError where it is no such text."""
@@ -130,6 +144,13 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
         raise
 
 
+def check_new(*paths: Path) -> None:
+    """Raises ValueError where there is something already: before work whose result would have no place."""
+    for path in paths:
+        if path.exists():
+            raise ValueError(f"{path} exists; remove it or choose another name")
+
+
 def sync_folder(path: Path) -> None:
     """Names given and taken in this folder are on the disk when this returns."""
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -156,6 +177,17 @@ def about(path: str | os.PathLike[str]) -> Iterator[None]:
         if error.errno and error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+@contextmanager
+def warn_on_os_error(what: str) -> Iterator[None]:
+    """Makes errors of the system a warning, around the writing of what a run can do without."""
+    try:
+        yield
+    except OSError as error:
+        logging.getLogger("partial_fc").warning(
+            f"{what} cannot be written ({error.strerror or error}); that alone ends no run"
+        )
 
 
 def _sync(path: Path, flags: int) -> None:

@@ -22,6 +22,7 @@ from partial_fc.data.order import Order, Sharded
 from partial_fc.data.transform import ShortSideCrop
 from partial_fc.evaluate import Classification
 from partial_fc.evaluate.evaluation import Forward
+from partial_fc.files import warn_on_os_error
 from partial_fc.head import Table
 from partial_fc.machine import gpu_load
 from partial_fc.optim.backbone import load_named_state
@@ -29,7 +30,6 @@ from partial_fc.optim.schedule import Continued, Schedule
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.job import Head, RunState
 from partial_fc.train.record.caffe2_log import Caffe2Log, first_start
-from partial_fc.train.record.log import warn_on_os_error
 from partial_fc.train.run import Run
 from partial_fc.train.running_statistics import RunningStatistics
 

@@ -16,11 +16,12 @@ from partial_fc.data.order import Order
 from partial_fc.evaluate import Classification
 from partial_fc.evaluate.evaluation import Forward
 from partial_fc.evaluate.video import VideoViews
+from partial_fc.files import warn_on_os_error
 from partial_fc.foreign import gluoncv, mxnet_ndarray
 from partial_fc.head import CrossEntropy
 from partial_fc.train.backbone import TorchBackbone
 from partial_fc.train.job import RunState
-from partial_fc.train.record.log import Interval, StepLine, warn_on_os_error
+from partial_fc.train.record.log import Interval, StepLine
 from partial_fc.train.run import Run
 
 

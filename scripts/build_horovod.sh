@@ -21,7 +21,7 @@ source="$work/horovod-$version"
 
 for patch in "$root"/patches/horovod/*.patch; do
     if [ "$(basename "$patch")" = cpu-only.patch ] && [ -n "$(env | sed -n 's/^HOROVOD_GPU[A-Z_]*=//p')" ]; then continue; fi
-    patch --batch --directory="$source" --strip=1 --fuzz=0 --forward --silent <"$patch" ||
+    patch --batch --no-backup-if-mismatch --directory="$source" --strip=1 --fuzz=0 --forward --silent <"$patch" ||
         { echo "build_horovod.sh: horovod $version: $patch does not apply; it needs a new look" >&2; exit 1; }
 done
 

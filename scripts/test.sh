@@ -40,8 +40,8 @@ stage() {
 # ends the others.
 ranks=(python -m pytest -x --tb=short --color=no -o faulthandler_timeout=120 -o faulthandler_exit_on_timeout=true "$@")
 # A file that has no test of a mark is not imported, which is what the short stages would spend most on.
-marked() { grep -l "mark\.$1" "${@:2}"; }
-transport=("${ranks[@]}" -m transport $(marked transport tests/parallel/test_*.py))
+marked() { grep -rl --include="test_*.py" "mark\.$1" "${@:2}" | sort; }
+transport=("${ranks[@]}" -m transport $(marked transport tests/parallel))
 run() { timeout --kill-after=10 900 "$@"; }
 horovod() { command -v horovodrun >/dev/null || return 77 && run horovodrun "$@"; }
 gloo() { horovod -np "$1" -H "localhost:$1" --gloo "${@:2}"; }
@@ -55,9 +55,9 @@ unit=(tests/unit tests/simulation "${two[@]}")
 if [ "$mode" = quick ]; then
     stage "unit" 82 python -m pytest "${unit[@]}" -m "not slow and not mxnet" "$@"
     stage "transport, torchrun, 2 ranks" 10 torch 2 "${transport[@]}"
-    stage "recipe face, one rank and two" 15 python -m pytest tests/recipes/test_face.py -k two_processes_give_the_curve_of_one "$@"
+    stage "recipe face, one rank and two" 15 python -m pytest tests/recipes/face/test_face.py -k two_processes_give_the_curve_of_one "$@"
 elif [ "$mode" = long ]; then
-    stage "every failing operation, attacks, launchers killed" 240 python -m pytest -m long $(marked long tests/{recipes,faults,cluster}/test_*.py) "${three[@]}" -rs "$@"
+    stage "every failing operation, attacks, launchers killed" 240 python -m pytest -m long $(marked long tests/{recipes,faults,cluster}) "${three[@]}" -rs "$@"
 elif [ "$mode" = old ]; then
     # PyTorch, oneDNN, OpenBLAS and numpy each have a setting of their own; the head's kernel takes what PyTorch takes.
     export ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Zen
@@ -68,7 +68,7 @@ elif [ "$mode" = old ]; then
 else
     stage "unit" 150 python -m pytest "${unit[@]}" -m "not mxnet" "$@"
     # In a process of their own: a crash under MXNet's handler for it is silent, and so were the tests after it.
-    stage "MXNet: engine, oracle and stores" 74 python -m pytest -m mxnet $(marked mxnet tests/unit/*/test_*.py tests/recipes/test_*.py) "$@"
+    stage "MXNet: engine, oracle and stores" 74 python -m pytest -m mxnet $(marked mxnet tests/{unit,recipes}) "$@"
     # The mathematics does not depend on the transport: all of it over these two, MPI on three ranks, by which the numbers of
     # classes do not divide. Elsewhere only what speaks to the transport.
     stage "parallel, horovodrun Gloo, 2 ranks" 30 gloo 2 "${ranks[@]}" tests/parallel
@@ -78,7 +78,7 @@ else
     stage "transport, torchrun, 2 ranks" 8 torch 2 "${transport[@]}"
     stage "transport, one process" 6 "${transport[@]}"
     # The GPU's kernel, sharded, in Triton's interpreter. (One process: tests/unit/kernels/test_triton.py.)
-    stage "Triton, horovodrun MPI, 3 ranks" 12 mpi 3 env TRITON_INTERPRET=1 "${ranks[@]}" tests/parallel/test_head_kinds.py -k sharded_equals_dense
+    stage "Triton, horovodrun MPI, 3 ranks" 12 mpi 3 env TRITON_INTERPRET=1 "${ranks[@]}" tests/parallel/head/test_head_kinds.py -k sharded_equals_dense
     # Faults are of processes, disks and cables. -rs: why, where some are skipped.
     stage "recipes, faults and two hosts" 330 python -m pytest tests/{recipes,faults,cluster} "${three[@]}" -m "not mxnet and not long" -rs "$@"
 fi

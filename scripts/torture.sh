@@ -61,9 +61,9 @@ check "kills" timeout 7200 python -m tests.faults.kills "$folder/kills" --rounds
 check "damage" timeout 3600 python -m tests.faults.damage "$folder/damage" --rounds "$((20 * rounds))" --seed "$seed"
 check "bits" timeout 1200 python -m tests.faults.bit_flips --flips 1000 --seed "$seed"
 # shellcheck disable=SC2086  # signals are words
-check "signals" timeout 7200 python -m tests.faults.kill_matrix "$folder/signals" ${SIGNALS:+--signals $SIGNALS}
-check "double starts" timeout 14400 python -m tests.faults.double_starts "$folder/starts" --rounds "$((4 * rounds))" --seed "$seed"
-check "disks" timeout 600 python -m tests.faults.disks "$folder/disks"
+check "signals" timeout 7200 python -m tests.faults.signals.kill_matrix "$folder/signals" ${SIGNALS:+--signals $SIGNALS}
+check "double starts" timeout 14400 python -m tests.faults.signals.double_starts "$folder/starts" --rounds "$((4 * rounds))" --seed "$seed"
+check "disks" timeout 600 python -m tests.faults.disk.full_disks "$folder/disks"
 check "network" timeout 600 python -m pytest tests/faults/test_network.py
 check "sanitizers" sanitized "$folder/kernels"
 # Somebody on a third host, for a minute.

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -22,38 +23,38 @@ for _number in (signal.SIGHUP, signal.SIGINT):
 # left alone with a dear one at the end. (With --no-loadscope-reorder of xdist. tests/unit: its own conftest.py.)
 _DEAR = (
     "cluster/test_elastic.py",
-    "recipes/test_imagenet.py",
-    "recipes/test_preemption.py",
-    "faults/test_enumeration.py",
+    "recipes/classic/test_imagenet.py",
+    "recipes/launchers/test_preemption.py",
+    "faults/disk/test_enumeration.py",
     "cluster/test_two_hosts.py",
     "cluster/test_sockets.py",
     "cluster/test_strangers.py",
-    "recipes/test_face_head.py",
+    "recipes/face/test_face_head.py",
     "faults/test_runs.py",
-    "recipes/test_flag_pairs.py",
-    "recipes/test_hang_report.py",
-    "recipes/test_face.py",
-    "recipes/test_rendezvous.py",
-    "recipes/test_resume.py",
-    "recipes/test_mnist_kvstore.py",
-    "recipes/test_mnist.py",
-    "recipes/test_mnist_several.py",
-    "recipes/test_guards.py",
-    "recipes/test_kinetics.py",
-    "recipes/test_kv_launch.py",
+    "recipes/face/test_flag_pairs.py",
+    "recipes/launchers/test_hang_report.py",
+    "recipes/face/test_face.py",
+    "recipes/launchers/test_rendezvous.py",
+    "recipes/face/test_resume.py",
+    "recipes/classic/test_mnist_kvstore.py",
+    "recipes/classic/test_mnist.py",
+    "recipes/classic/test_mnist_several.py",
+    "recipes/face/test_guards.py",
+    "recipes/classic/test_kinetics.py",
+    "recipes/launchers/test_kv_launch.py",
     "cluster/test_kv_launch.py",
     "cluster/test_kinetics.py",
-    "faults/test_kill_matrix.py",
+    "faults/signals/test_kill_matrix.py",
     "faults/test_network.py",
     "cluster/test_rendezvous.py",
-    "recipes/test_spawn.py",
+    "recipes/launchers/test_spawn.py",
     "faults/test_readers.py",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: number for number, name in enumerate(_DEAR)}
-    items.sort(key=lambda item: place.get(f"{item.path.parent.name}/{item.path.name}", len(place)))
+    items.sort(key=lambda item: place.get(item.path.relative_to(Path(__file__).parent).as_posix(), len(place)))
 
 
 @pytest.fixture(autouse=True)

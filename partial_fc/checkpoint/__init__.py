@@ -10,6 +10,7 @@ models_root/checkpoints/step-00001000/
                                      each rank has as many of these as its rows need
     head-00000-of-00002-hard-negatives.safetensors
                                      that rank's lists, if there are any
+    head-NAME-00000-of-00002-...     the same of a table with a name, of a head with several
     rank-00000-of-00002.safetensors  what only that rank has: its running statistics, residuals of a compression
     rank-00000-of-00002.sha256       the checksums of what that rank wrote: `sha256sum -c rank-*.sha256`
     COMPLETE                         written last; a folder without it does not count
@@ -17,7 +18,8 @@ models_root/checkpoints/step-00001000/
 A rank's share is taken at once (snapshot.py), written in the background (saver.py) and found again (folders.py,
 consistency.py, read.py). What is equal on all ranks is written by one rank of each folder, so that it is on every host
 where hosts do not share one. rows.py has the one description of rows, how they are cut into files and read back;
-head_state.py the rest of the head. peer/ keeps copies in the memory of other hosts, tools/ is `partial-fc checkpoint`.
+head_state.py the rest of the head. peer/ keeps copies in the memory of other hosts, verbs/checkpoint is `partial-fc
+checkpoint`.
 """
 
 from typing import TYPE_CHECKING

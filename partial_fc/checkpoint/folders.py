@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from partial_fc.checkpoint.files import write_json
-from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, about, read_text, regular, sync_folder
+from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, about, read_manifest, read_text, regular, sync_folder
 
 MARKER = "COMPLETE"
 MANIFEST = "manifest.json"
@@ -137,7 +137,7 @@ def best(root: Path, last: int | None = None) -> Path | None:
 def _score(folder: Path) -> float | None:
     path = folder / MANIFEST
     try:
-        score = json.loads(read_text(path, MANIFEST_BYTES)).get("score")
+        score = json.loads(read_manifest(path)).get("score")
     except (FileNotFoundError, ValueError, AttributeError, RecursionError) as error:
         # Nothing can go on from it, so it may go. Where the disk fails (another OSError), nothing is known of it.
         _log.warning(f"{path} is missing or damaged ({error}): its checkpoint counts as one without a score")
@@ -150,7 +150,7 @@ def _looks_whole(folder: Path) -> bool:
     all of a checkpoint."""
     try:
         marker = read_text(folder / MARKER, MANIFEST_BYTES)
-        manifest = json.loads(read_text(folder / MANIFEST, MANIFEST_BYTES))
+        manifest = json.loads(read_manifest(folder / MANIFEST))
         says_nothing = not marker and manifest["format"] == OLD_FORMAT
         said = {manifest["step"], manifest["step"] if says_nothing else json.loads(marker)["step"]}
     except OSError as error:

@@ -46,9 +46,11 @@ def tables_in(manifest: dict[str, Any], where: str) -> dict[str, dict[str, Any]]
     that cannot be."""
     tables: Any = {"": manifest} if "num_classes" in manifest else {}
     if manifest.get("format") == NAMED_FORMAT:
-        tables = manifest.get("tables")
+        tables, state = manifest.get("tables"), manifest.get("head")
         if not isinstance(tables, dict) or not all(map(is_table_name, tables)):
             raise ValueError(f"{where}: manifest.json says tables is {tables!r}; expected facts by the table's name")
+        if not isinstance(state, dict):
+            raise ValueError(f"{where}: manifest.json says head is {state!r}; expected the head's state by name")
     for name, table in tables.items():
         _check_facts(manifest, table, f"{where}: manifest.json says{f' of table {name}' if name else ''}")
     return tables
@@ -98,11 +100,8 @@ def _in_words(tables: Iterable[str]) -> str:
 
 
 def state_in(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What the head remembers besides its tables."""
-    state = manifest["head"] if manifest["format"] == NAMED_FORMAT else {}
-    if not isinstance(state, dict):
-        raise ValueError(f"manifest.json says head is {state!r}; expected the head's state by name")
-    return state
+    """What the head remembers besides its tables, of a manifest whose `tables_in` are right."""
+    return manifest["head"] if manifest["format"] == NAMED_FORMAT else {}
 
 
 def load(stored: Mapping[str, Any], rows: Rows, table: Table, where: str) -> list[str]:
@@ -118,16 +117,6 @@ def load(stored: Mapping[str, Any], rows: Rows, table: Table, where: str) -> lis
     for part in cut(rows, rows.start, rows.stop):
         table.rows.write(part.start, part.stop, part.class_N, part.rows)
     return notes
-
-
-def load_centres(rows: Rows, table: Table) -> None:
-    """Gives a table the centres of its class range and nothing else: their optimizer starts anew."""
-    for part in cut(rows, rows.start, rows.stop):
-        zeros = {
-            name: part.tensors["centres"].new_zeros(1).expand(part.num_rows, *column.shape)
-            for name, column in table.rows.columns.items()
-        }
-        table.rows.write(part.start, part.stop, part.class_N, {**zeros, "centres": part.tensors["centres"]})
 
 
 def hard_negatives_name(table: str, rank: int, world_size: int) -> str:

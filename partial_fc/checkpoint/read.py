@@ -22,7 +22,7 @@ from partial_fc.checkpoint.manifest import problem
 from partial_fc.checkpoint.rows import StoredRows, part_files
 from partial_fc.checkpoint.snapshot import below, local_name
 from partial_fc.comm import World
-from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, check_regular, read_bytes, read_text
+from partial_fc.files import MANIFEST_BYTES, NO_SUCH_FILE, check_regular, read_manifest, read_text
 from partial_fc.head.protocol import Head
 from partial_fc.head.shard import Shard
 from partial_fc.optim.compression import merge_residuals
@@ -242,13 +242,6 @@ class Checkpoint:
         head.load(head_state.state_in(self.manifest))
         return notes
 
-    def load_centres(self, head: Head) -> None:
-        """Gives the head the centres of its class range and nothing else: their optimizer starts anew. Raises
-        ValueError where they are of another head, or a file is missing or damaged."""
-        check_same_head(self.manifest, head, self.where)
-        for name, table in head.tables().items():
-            head_state.load_centres(self.rows(table.rows.start, table.rows.stop, name), table)
-
     def check_has_backbone(self) -> None:
         """Raises ValueError for a checkpoint that holds centres alone: a run cannot resume from it."""
         if self.path("backbone.safetensors") is None:
@@ -295,7 +288,7 @@ def _manifest(folder: Path, lists: Iterable[dict[str, str]]) -> dict[str, Any]:
     ValueError where this version cannot read it."""
     path = folder / MANIFEST
     try:
-        content = read_bytes(path, MANIFEST_BYTES)
+        content = read_manifest(path)
     except FileNotFoundError:
         raise Damaged(f"{path} is missing", _OLDER) from None
     except OSError as error:

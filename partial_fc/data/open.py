@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partial_fc.data.image_folder import ImageFolder, class_folders, image_names
-from partial_fc.data.record_source import RecordSource, read_property
+from partial_fc.data.recordio import RecordSource, read_property
 from partial_fc.data.sample import Source
 from partial_fc.findings import counted
 

@@ -7,27 +7,25 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from partial_fc import pictures
 from partial_fc.comm import World
 from partial_fc.data.sample import Sample, Source, naming
 from partial_fc.data.transform import channels_first
 from partial_fc.evaluate.evaluation import Forward, read_ahead
-from partial_fc.evaluate.pictures import shown, write_png
 
 _MOST_CLASSES = 1000  # of a confusion matrix
 _MOST_MISTAKES = 60  # of the picture
-_CAPTION, _ACROSS = 18, 10  # of the picture: pixels below an image, images in a row
 # Losses are added as whole multiples of this: whole numbers have one sum, whatever the order.
 _LOSS_UNIT, _LARGEST_LOSS = 2.0**-24, 2.0**12
 
 
 class Classification:
-    """One set of labelled samples; each is seen once, whatever the number of ranks, and in the same batch, so that the
+    """A set of labelled samples; each is seen once, whatever the number of ranks, and in the same batch, so that the
     numbers are equal to the last bit."""
 
     board = ""
@@ -103,9 +101,7 @@ class Classification:
         tiles = [self._tile(int(index), int(prediction)) for index, prediction, _ in self.mistakes_M3.tolist()]
         if not tiles:
             return
-        tiles += [np.zeros_like(tiles[0])] * (-len(tiles) % _ACROSS)
-        rows = [np.concatenate(tiles[i : i + _ACROSS], axis=1) for i in range(0, len(tiles), _ACROSS)]
-        write_png(path, np.concatenate(rows))
+        pictures.write(path, pictures.sheet([pictures.Row("", tiles)]))
 
     def _read(self, batch: int) -> tuple[Tensor, Tensor, Tensor, Exception | None]:
         """(sample numbers, inputs, labels, what is wrong with them) of a batch."""
@@ -134,15 +130,11 @@ class Classification:
                 f"evaluation {self.name}: the output is not finite for {counts[-2]} of {self.num_samples} samples"
             )
 
-    def _tile(self, index: int, prediction: int) -> NDArray[np.uint8]:
+    def _tile(self, index: int, prediction: int) -> pictures.Tile:
         image, label = self._load(index)
         image = image[-1] if image.ndim == 5 else image  # of several crops one
         image = image[image.shape[0] // 2] if image.ndim == 4 else image  # of a clip one frame
-        tile = shown(image)
-        tile = np.pad(tile, ((0, _CAPTION), (1, 1), (0, 0)), constant_values=64)
-        text, corner = f"{label} as {prediction}", (6, len(tile) - 5)
-        cv2.putText(tile, text, corner, cv2.FONT_HERSHEY_SIMPLEX, 0.45, (255, 255, 255), 1, cv2.LINE_AA)
-        return tile
+        return pictures.Tile(pictures.fit(image), [f"{label} as {prediction}"])
 
 
 def surest(row_M3: Tensor) -> Tensor:

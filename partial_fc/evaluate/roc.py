@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 _FARTHEST = 4.0  # squared distance of two vectors of length 1
 
@@ -134,8 +135,8 @@ def plot(curves: Mapping[str, Roc], path: Path, marked: bool = False) -> None:
 
 
 def _mark(axes: Any, curves: Mapping[str, Roc], smallest_far: float) -> None:
-    """For the curves in their order of drawing: a point with its TAR at FAR 0.1, 0.01 ... as far as its set can tell; a
-    star at the best threshold."""
+    """Marks the curves, in their order of drawing: a point with its TAR at FAR 0.1, 0.01 ... as far as its set can
+    tell; a star at the best threshold."""
     bottom, top = axes.get_ylim()
     apart = (top - bottom) / 40  # of two texts
     colours = [line.get_color() for line in axes.get_lines()]
@@ -150,3 +151,29 @@ def _mark(axes: Any, curves: Mapping[str, Roc], smallest_far: float) -> None:
         best = roc.best()
         axes.plot(max(best.far, smallest_far), best.tar, "*", color=colour, markersize=12, clip_on=False)
     axes.plot([], [], "*", color="0.3", markersize=12, label="threshold with the best accuracy")
+
+
+def plot_similarities(curves: Mapping[str, tuple[NDArray[np.float64], NDArray[np.bool_], Roc]], path: Path) -> None:
+    """Draws histograms of the cosines of both kinds of pairs, one above the other for each set, by name: (squared
+    distances, same, ROC), with the best threshold."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1 + 2.6 * len(curves)), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    lowest = min(float((1 - distance_N / 2).min()) for distance_N, _, _ in curves.values())
+    bins = np.linspace(max(-1.0, np.floor(lowest * 10) / 10), 1, 91)
+    all_axes = figure.subplots(len(curves), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (name, (distance_N, same_N, roc)) in zip(all_axes, curves.items(), strict=True):
+        cosine_N = 1 - distance_N / 2
+        for kind, which, colour in (("different", ~same_N, "tab:orange"), ("same", same_N, "tab:blue")):
+            share = np.full(int(which.sum()), 100 / which.sum())
+            label = f"{kind}: {len(share):,} pairs"
+            axes.hist(cosine_N[which], bins, weights=share, color=colour, alpha=0.6, label=label)
+        best = roc.best()
+        label = f"threshold {best.cosine:.4f}: {best.accuracy:.2%} right"
+        axes.axvline(best.cosine, color="0.2", linestyle="--", label=label)
+        axes.set(title=name, ylabel="% of its kind")
+        axes.legend(fontsize=9)
+    all_axes[-1].set_xlabel("cosine of the two embeddings")
+    figure.savefig(path, format="png")

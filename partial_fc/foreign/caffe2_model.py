@@ -22,8 +22,7 @@ import torch
 from google.protobuf.message import DecodeError
 from torch import Tensor
 
-from partial_fc import protobuf_messages
-from partial_fc.data.databases import minidb_file
+from partial_fc.data.databases import minidb, protobuf_messages
 
 _META, _READER, _ITERATION = "!!META_NET_DEF", "!!PREDICTOR_DBREADER", "optimizer_iteration"
 _CHUNK = 1_000_000  # values
@@ -156,7 +155,7 @@ def write(
         if kind != "momentum" or name not in names:
             raise ValueError(f"{path}: optimizer state {full_name!r} is not momentum that carries the learning rate")
         tensors[f"{device}/{names[name]}_momentum"] = t
-    minidb_file.write(path, _pairs(tensors, iteration))
+    minidb.write(path, _pairs(tensors, iteration))
 
 
 def _pairs(tensors: Mapping[str, Tensor], iteration: int) -> Iterator[tuple[bytes, bytes]]:
@@ -197,7 +196,7 @@ def _read_blobs(path: Path) -> dict[str, np.ndarray]:
     values: dict[str, np.ndarray] = {}
     pieces: dict[str, list[tuple[int, int]]] = {}  # of each blob, in any order: Caffe2 writes them with many threads
     full_names: dict[str, str] = {}
-    for key, content in minidb_file.read(path):
+    for key, content in minidb.read(path):
         blob = _Blob()
         try:
             blob.ParseFromString(content)

@@ -14,6 +14,7 @@ from torch import Tensor
 from partial_fc.comm import World
 from partial_fc.head.class_rows import ClassRows
 from partial_fc.head.hard_negatives import HardNegatives
+from partial_fc.head.rows import RowOptimizer
 
 _NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
 
@@ -21,109 +22,75 @@ _NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
 class Table(Protocol):
     """Class centres that are sharded over the ranks, with their optimizer's state."""
 
-    @property
-    def name(self) -> str:
-        """A word that no other table of the head has; "" in a head with one table. Files and collectives have it."""
-        ...
-
-    @property
-    def world(self) -> World: ...
-
-    @property
-    def num_classes(self) -> int:
-        """The classes of all ranks."""
-        ...
-
-    @property
-    def embedding_size(self) -> int: ...
-
-    @property
-    def sub_centres(self) -> int: ...
-
-    @property
-    def optimizer(self) -> object:
-        """What moves the rows, for messages."""
-        ...
-
-    @property
-    def hard_negatives(self) -> HardNegatives | None: ...
+    # A word that no other table of the head has; "" in a head with one table. Files and collectives have it.
+    name: str
+    world: World
+    num_classes: int  # of all ranks
+    embedding_size: int
+    sub_centres: int
+    optimizer: RowOptimizer
+    hard_negatives: HardNegatives | None
 
     @property
     def rows(self) -> ClassRows:
         """The rows of this rank's classes."""
-        ...
 
     @property
     def centres(self) -> Tensor:
         """This rank's centres after all steps so far, (classes, D) or (classes, sub_centres, D). Read only."""
-        ...
 
     def facts(self) -> dict[str, Any]:
         """What there is to remember besides the rows, as JSON, equal on every rank: num_steps, row_seed, margin,
         schedule."""
-        ...
 
     def load_facts(self, facts: dict[str, Any], /) -> None:
         """Takes over what `facts` gave. The rows are written after it."""
-        ...
 
     def non_finite_classes(self) -> list[int]:
         """Some of this rank's classes with a centre that has NaN or Inf, of those in the pending gradient."""
-        ...
 
 
 class Head(Protocol):
     """What makes the loss. All ranks call all of it alike."""
 
-    @property
-    def num_classes(self) -> int: ...
+    num_classes: int
 
     def __call__(self, out: Tensor, label_B: Tensor, /) -> Tensor:
         """The loss, a scalar that is equal on every rank: the mean over the global batch."""
-        ...
 
     def prepare(self, label_B: Tensor, /) -> None:
         """Is told the labels of all micro-batches of a step, before the first of several."""
-        ...
 
     def finite(self) -> Tensor:
         """Whether this rank's pending gradient has neither NaN nor Inf: bool scalar."""
-        ...
 
     def discard(self) -> None:
         """Forgets the pending gradient: the step is not made."""
-        ...
 
     def gradient_square_sum(self) -> Tensor:
         """The sum of squares of the pending gradient over all ranks: float64 scalar."""
-        ...
 
-    def scale_gradient(self, factor: float, /) -> None: ...
+    def scale_gradient(self, factor: float, /) -> None:
+        """Multiplies the pending gradient."""
 
     def step(self, lr: float, /) -> None:
         """Updates the rows with the pending gradient."""
-        ...
 
     @property
     def last_step(self) -> Any:
         """What `row_losses` needs of the last forward pass."""
-        ...
 
     def row_losses(self, last_step: Any, num_rows: int, /) -> Tensor:
         """The losses of this rank's num_rows rows in the forward pass that left this `last_step`."""
-        ...
 
     def tables(self) -> Mapping[str, Table]:
         """The tables by name, in an order that is the same on all ranks: a checkpoint has the rows of these."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """What there is to remember besides the tables, as JSON, equal on every rank."""
-        ...
 
     def load(self, state: dict[str, Any], /) -> None:
         """Takes over what `state` gave, when the tables have been loaded."""
-        ...
 
 
 def scope(table: str) -> str:
@@ -137,7 +104,7 @@ def is_table_name(name: str) -> bool:
 
 def check_head(head: Any) -> None:
     """Raises ValueError, which says what is missing, for a head that a run could not train or a checkpoint not hold."""
-    kind = f"the head, a {type(head).__name__},"
+    kind = f"head {type(head).__name__}"
     _check_verbs(head, Head, kind)
     tables = head.tables()
     for name, table in tables.items():
@@ -169,8 +136,11 @@ def _check_verbs(value: object, protocol: type, what: str) -> None:
 
 
 def _missing(value: object, protocol: type) -> list[str]:
-    members = [name for name in vars(protocol) if not name.startswith("_") or name == "__call__"]
-    return [name for name in members if not hasattr(value, name)]
+    named = {**protocol.__annotations__, **vars(protocol)}
+    members = [name for name in named if not name.startswith("_") or name == "__call__"]
+    # Not by hasattr(value, name): to read a table's centres creates those that are not there yet.
+    has = {*dir(type(value)), *getattr(value, "__dict__", {})}
+    return [name for name in members if name not in has]
 
 
 def _held(head: object) -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ from partial_fc import checkpoint, counter_rng
 from partial_fc.checkpoint.folders import folder_name
 from partial_fc.checkpoint.lock import LostOwner
 from partial_fc.comm.launch import restart_agent
+from partial_fc.files import warn_on_os_error
 from partial_fc.head import telemetry
 from partial_fc.train.guards import loss_spikes
 from partial_fc.train.guards.policy import NonFinite, roll_back
@@ -20,9 +21,7 @@ from partial_fc.train.guards.signals import StopSignals
 from partial_fc.train.guards.step_vote import StepVote
 from partial_fc.train.job import Job, Outcome
 from partial_fc.train.record import first_batch
-from partial_fc.train.record.log import warn_on_os_error
-from partial_fc.train.record.loss_csv import LossCurve
-from partial_fc.train.record.loss_picture import LossPicture
+from partial_fc.train.record.curve import Curve
 from partial_fc.train.record.progress import Progress
 from partial_fc.train.stopwatch import Stopwatch
 from partial_fc.train.update import update
@@ -33,18 +32,16 @@ def train(job: Job) -> Outcome:
     early, with a checkpoint, where any rank was asked to by a signal (guards/signals.py). Raises elastic.HostsChanged,
     on all ranks, where these are to meet in another world."""
     progress = Progress(job.models_root, job.world, job.line, job.at.step, job.at.position, job.wandb)
-    curve = LossCurve(job.models_root, job.world, job.at.step)
-    picture = LossPicture(job.models_root, job.world)
+    curve = Curve(job.models_root, job.world, job.at.step)
     with (
         StopSignals(job.world.rank, partial(checkpoint.newest, job.saver.root)) as signals,
-        closing(picture),
         closing(curve),
         closing(progress),
     ):
-        return _train(job, signals, progress, curve, picture)
+        return _train(job, signals, progress, curve)
 
 
-def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve, picture: LossPicture) -> Outcome:
+def _train(job: Job, signals: StopSignals, progress: Progress, curve: Curve) -> Outcome:
     world, backbone, at, settings = job.world, job.backbone, job.at, job.settings
     total_steps, first_step = job.schedule.total_steps, at.step
     watch, vote, spikes = Stopwatch(world, backbone.device), StepVote(world), loss_spikes.SpikeDetector()
@@ -122,7 +119,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve,
             evaluations = evaluate(job, progress)
             evaluated = at.step
             score, is_best = rate(job, evaluations)
-            picture.redraw()
+            curve.redraw()
         if is_due(at.step, settings.checkpoint_every) or ends_epoch or stopped or (is_best and settings.save_best):
             save(job, score)
             saved = at.step
@@ -146,7 +143,7 @@ def _train(job: Job, signals: StopSignals, progress: Progress, curve: LossCurve,
     spikes.sum_up(job)
     progress.end(at.step, bool(stopped))
     if not stopped:  # who has asked does not wait: launchers end a rank that others have left, too
-        picture.redraw(at_end=True)
+        curve.redraw(at_end=True)
     traffic = world.traffic.per_step(max(1, at.step - first_step))
     saved_at_end = not job.saver.last_failed
     return Outcome(loss, progress.images_per_s, evaluations, stopped, saved_at_end, traffic, backbone.step_bytes())

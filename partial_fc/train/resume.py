@@ -16,6 +16,7 @@ from partial_fc.checkpoint.lock import Owner
 from partial_fc.checkpoint.peer.recover import PeerCheckpoint, recover
 from partial_fc.checkpoint.peer.transfer import all_gather_json
 from partial_fc.checkpoint.recovery import go_back_to, newest_whole
+from partial_fc.checkpoint.rows_now import load_centres
 from partial_fc.comm import elastic
 from partial_fc.comm.launch.restart_agent import furthest_step
 from partial_fc.data import Source
@@ -148,7 +149,7 @@ def _checkpoint(
         if goes_back:
             go_back_to(found, root, world, owner)
     elif centres is not None:
-        centres.load_centres(head)
+        load_centres(centres, head)
         run.logger.info(f"class centres from {centres.folder}")
     return found
 

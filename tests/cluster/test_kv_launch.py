@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.two_hosts import ADDRESSES, TwoHosts
-from tests.recipes.test_kv_launch import needs_mxnet
+from tests.recipes.launchers.test_kv_launch import needs_mxnet
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = [sys.executable, "-m", "partial_fc", "launch"]
-JOB = [sys.executable, str(ROOT / "tests/recipes/kv_job.py")]
+JOB = [sys.executable, str(ROOT / "tests/recipes/launchers/kv_job.py")]
 # The network of a second cable.
 OTHERS = ("10.78.0.1", "10.78.0.2")
 

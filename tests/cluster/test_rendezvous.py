@@ -11,7 +11,8 @@ from tests.cluster.test_two_hosts import ended, start_on
 from tests.recipes.conftest import ROOT
 from tests.redis_server import command, free_port, skip_without
 
-JOB = [sys.executable, "-m", "partial_fc", "train", str(ROOT / "tests/recipes/rendezvous_job.py"), "--num_shards", "2"]
+RECIPE = str(ROOT / "tests/recipes/launchers/rendezvous_job.py")
+JOB = [sys.executable, "-m", "partial_fc", "train", RECIPE, "--num_shards", "2"]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.cluster.stranger import listeners
 from tests.cluster.test_two_hosts import HOSTS
 from tests.recipes.conftest import ROOT
 
-RECIPE = str(ROOT / "tests/recipes/rendezvous_job.py")
+RECIPE = str(ROOT / "tests/recipes/launchers/rendezvous_job.py")
 TRAIN = [sys.executable, "train.py", RECIPE]
 PATIENT = ["--start-timeout", "300"]
 LOCAL = "--start-timeout 300 -np 2 -H localhost:2"

@@ -37,7 +37,7 @@ from recipes import face
 from tests.faults.damaging import Done, damage_newest
 from tests.faults.kills import EVERY, check_equal
 from tests.faults.ranks import Ranks, flags, preload
-from tests.parallel.test_update import CLASSES, D, job_of, make, micro_batches
+from tests.parallel.train.test_update import CLASSES, D, job_of, make, micro_batches
 from tests.unit.thread_world import ThreadWorld, in_world
 
 STEPS = (1, 2, 3, 4)  # of which checkpoints are there

@@ -11,13 +11,12 @@ from unittest import mock
 
 import numpy as np
 
-from partial_fc.data import record_index
 from partial_fc.data.decode import cv2, decode
 from partial_fc.data.idx import read_idx, read_set, write_idx
 from partial_fc.data.image_folder import ImageFolder
 from partial_fc.data.pairs import read_pairs, write_pairs
-from partial_fc.data.record_source import RecordSource
-from partial_fc.data.recordio import MAGIC, RecordWriter, pack, write_index
+from partial_fc.data.record_files import _COPY_HEAD
+from partial_fc.data.recordio import MAGIC, RecordSource, RecordWriter, pack, write_index
 from partial_fc.data.sample import BadRecord, Source
 from partial_fc.files import read_bytes
 from partial_fc.verbs.data.draw_pairs import _read_pair_list
@@ -100,18 +99,16 @@ def cached_files() -> list[Files]:
 
 def read_cached(folder: Path) -> None:
     os.utime(folder / "train.idx", ns=(_TIME_NS, _TIME_NS))
-    with mock.patch.object(record_index, "_CACHED_FROM_BYTES", 1):
+    with mock.patch("partial_fc.data.record_files._CACHED_FROM_BYTES", 1):
         read_records(folder)
 
 
 def signed_cache(files: Files) -> Files:
     """With the head that its contents need to be believed."""
     content = files["train.idx.cache"]
-    body = content[record_index._HEAD.size :]
+    body = content[_COPY_HEAD.size :]
     num_records = int.from_bytes(content[24:32], "little")  # as it is, or was changed to
-    head = record_index._HEAD.pack(
-        b"PFCIDX01", len(files["train.idx"]), _TIME_NS, num_records, zlib.crc32(body), len(body)
-    )
+    head = _COPY_HEAD.pack(b"PFCIDX01", len(files["train.idx"]), _TIME_NS, num_records, zlib.crc32(body), len(body))
     return files | {"train.idx.cache": head + body}
 
 

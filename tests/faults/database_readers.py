@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from partial_fc.data.databases import minidb_file
+from partial_fc.data.databases import minidb
 from partial_fc.data.databases.leveldb_manifest import read_manifest
-from partial_fc.data.databases.minidb_store import MinidbStore
-from partial_fc.data.databases.schema import BYTE, INT32, STRING, Datum, TensorProtos
+from partial_fc.data.databases.minidb import MinidbStore
+from partial_fc.data.databases.records import BYTE, INT32, STRING, Datum, TensorProtos
 from partial_fc.data.databases.source import DatabaseSource
 from partial_fc.data.decode import cv2, decode
 from partial_fc.data.sample import BadRecord
@@ -36,7 +36,7 @@ def _records() -> list[bytes]:
 @cache
 def minidb_files() -> list[Files]:
     items = [(b"%04d" % i, record) for i, record in enumerate(_records())]
-    return [written(lambda folder: minidb_file.write(folder / "a.minidb", items))]
+    return [written(lambda folder: minidb.write(folder / "a.minidb", items))]
 
 
 def read_minidb(folder: Path) -> None:

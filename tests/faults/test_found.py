@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from partial_fc.data.decode import fit
-from partial_fc.data.record_source import RecordSource
-from partial_fc.data.recordio import MAGIC, RecordReader, pack, write_index
+from partial_fc.data.recordio import MAGIC, RecordReader, RecordSource, pack, write_index
 from partial_fc.data.sample import BadRecord
 from tests.faults.checkpoint_readers import checkpoint_files
 from tests.faults.data_readers import image_files, record_files

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.disks import CANNOT_MOUNT
+from tests.faults.disk.full_disks import CANNOT_MOUNT
 from tests.recipes.conftest import ROOT, environment
 
 
@@ -27,7 +27,7 @@ def test_kills_at_random_moments_leave_no_trace(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_full_and_read_only_disks_and_a_rank_that_stands_still(tmp_path: Path) -> None:
-    done = run("disks", str(tmp_path))
+    done = run("disk.full_disks", str(tmp_path))
     if done.returncode == CANNOT_MOUNT:
         pytest.skip(f"needs root and tmpfs: {done.stdout}")
     assert done.returncode == 0, done.stdout + done.stderr[-6000:]

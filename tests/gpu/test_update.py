@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from partial_fc.comm import SingleWorld
-from tests.parallel.test_update import disturb, everything, job_of, make, micro_batches
+from tests.parallel.train.test_update import disturb, everything, job_of, make, micro_batches
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")]
 

@@ -1,5 +1,5 @@
 """Ranks that would compute on different kinds of devices, over Horovod. (Over torch.distributed:
-tests/recipes/test_spawn.py.)"""
+tests/recipes/launchers/test_spawn.py.)"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A LevelDB that all ranks of a host read through one process."""
+"""A LevelDB that each process opens through a shadow of its own."""
 
 import os
 import tempfile
@@ -15,7 +15,7 @@ from tests.unit import databases
 N = 100
 
 
-def test_one_opener(world, monkeypatch):
+def test_all_ranks_read_the_same_records(world, monkeypatch):
     # One folder for all ranks.
     folder = Path(tempfile.mkdtemp()) if world.rank == 0 else Path()
     name = torch.zeros(200, dtype=torch.uint8)
@@ -36,9 +36,10 @@ def test_one_opener(world, monkeypatch):
         assert sample.label == i % 10
         np.testing.assert_array_equal(pixels, databases.picture(i, 5, 5))
     world.barrier(name="read")
-    assert len(list(place.iterdir())) == 1
+    assert len(list(place.iterdir())) == world.size
     world.barrier(name="seen")
     source.close()
+    world.barrier(name="closed")
     if world.rank == 0:
         assert databases.hashes(folder / "db") == before
         assert not list(place.iterdir())

@@ -71,7 +71,7 @@ def glyphs(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory) -> Path:
     """Some of scikit-learn's, as MNIST's files."""
-    from tests.recipes.mnist_job import some_digits  # which needs this file
+    from tests.recipes.classic.mnist_job import some_digits  # which needs this file
 
     return some_digits(tmp_path_factory.mktemp("mnist"))
 

@@ -4,7 +4,7 @@ No tensor is computed with: what has gone backward once may not be forked."""
 import tempfile
 from pathlib import Path
 
-from partial_fc.train.record.loss_picture import draw
+from partial_fc.train.record.curve import draw
 from recipes import face
 
 face.parse(["--dataset", "synthetic", "--num-classes", "2"])

@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 
 from partial_fc.train import loop
 from partial_fc.verbs import train as train_command
-from partial_fc.verbs.checkpoint.options import VerifyOptions
-from partial_fc.verbs.checkpoint.verify import verify
+from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
 from tests.recipes.conftest import losses
 from tests.recipes.hang import free_port
 from tests.recipes.launch import ranks, start

@@ -22,15 +22,15 @@ from safetensors import torch as safetensors
 
 import partial_fc.comm.horovod
 import partial_fc.files
-from partial_fc.checkpoint import checksums, folders, lock, read, recovery, rows, saver
 from partial_fc.checkpoint import files as checkpoint_files
+from partial_fc.checkpoint import folders, lock, read, recovery, rows, saver
 from partial_fc.checkpoint.peer import commits, recover, transfer
 from partial_fc.comm import device
 from partial_fc.comm.elastic import barrier, membership
 from partial_fc.train import loop, resume, run
 from partial_fc.train.begin import run_folder
 from partial_fc.train.guards import commits as commits_of_loop
-from partial_fc.train.record import loss_csv
+from partial_fc.train.record import curve
 from tests.simulation import waiting
 from tests.simulation.cluster import Cluster
 from tests.simulation.collectives import Horovod
@@ -178,11 +178,11 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
     made += [(module, "request", request) for module in (membership, barrier)]
     made += [
         (module, "os", as_os)
-        for module in (membership, partial_fc.comm.horovod, partial_fc.files, folders, read, lock, saver, loss_csv)
+        for module in (membership, partial_fc.comm.horovod, partial_fc.files, folders, read, lock, saver, curve)
     ]
     made += [
         (module, "read_bytes", lambda path, most_bytes: path.read_bytes())
-        for module in (partial_fc.files, checksums, read)
+        for module in (partial_fc.files, checkpoint_files, read)
     ]
     _refuse_bound_clocks({module for module, name, _ in made if name == "time"})
     # Some pieces a commit, and some messages a recovery.
@@ -204,7 +204,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         (recovery, "time", as_time),
         (lock, "_machine", lambda: str(cluster.here.host.name)),
         (commits, "identity", lambda: cluster.here.host.name.encode().hex().ljust(15, "0")),
-        (loss_csv, "FileIO", Raw),
+        (curve, "FileIO", Raw),
         (resume, "recover", observed),
         (read, "sha256", partial(_compared, cluster, read.sha256)),
         (checkpoint_files, "open", lambda path, mode, opener: path.open(mode)),
@@ -221,7 +221,7 @@ def replacements(cluster: Cluster, recipe: Recipe) -> list[Replacement]:
         (device, "metadata", SimpleNamespace(version=lambda name: "0", PackageNotFoundError=KeyError)),
         (loop, "StopSignals", partial(Asked, cluster)),
         (loop, "Progress", Silent),
-        (loop, "LossPicture", Silent),
+        (curve.Curve, "redraw", lambda *_, **_more: None),
         (loop, "first_batch", Silent()),
         (loop, "update", recipe.update),
     ]

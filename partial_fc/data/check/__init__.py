@@ -1,1 +1,1 @@
-"""What is wrong with a data set: `partial-fc doctor data`, and the check before a run (--check-data)."""
+"""Checks of a data set: `partial-fc doctor data`, and the check before a run (--check-data)."""

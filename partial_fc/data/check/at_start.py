@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from partial_fc.comm import World
 from partial_fc.data import RecordSource, Source
-from partial_fc.data.check.folders import check_folders
 from partial_fc.data.check.images import CONSTANT, CUT, REPLACED, ImageScan, check_images, scan_images
-from partial_fc.data.check.labels import check_class_number, check_labels, check_range
+from partial_fc.data.check.labels import check_class_number, check_folders, check_labels, check_range
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, still
 from partial_fc.findings import Finding, counted, findings_at, text_lines
 
@@ -112,7 +111,7 @@ def check_data(
 
 
 def _choose_indices(num_samples: int, mode: Mode, seed: int) -> NDArray[np.int64]:
-    """One of each of n equal stretches of the set, or all; equal on all ranks."""
+    """Chooses one sample of each of n equal stretches of the set, or all; the same on all ranks."""
     if mode == "full" or num_samples <= _SAMPLE:
         return np.arange(num_samples)
     edges = np.linspace(0, num_samples, _SAMPLE + 1).astype(np.int64)
@@ -200,7 +199,7 @@ def _labels(source: Source) -> NDArray[np.int64] | None:
 
 
 def _check_whole(scan: ImageScan, num_samples: int, max_bad_records: int) -> list[Finding]:
-    """What the images scanned say about all of the set."""
+    """Judges the whole set by the images that were scanned."""
     num_scanned = len(scan.code_N)
     findings = []
     bad = np.flatnonzero(scan.code_N >= CUT)

@@ -1,16 +1,18 @@
-"""One picture of the images of a check, for a person to look at."""
+"""Draws the images of a check as one picture, for a person to look at."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from partial_fc.data.check.decoder_stderr import DecoderStderr
-from partial_fc.data.check.tiles import A_ROW, Pixels, Row, Tile, place_lines, whole, write_sheet
+from partial_fc import pictures
+from partial_fc.data.check.images import DecoderStderr
 from partial_fc.data.decode import decode
 from partial_fc.data.sample import BadRecord
 from partial_fc.findings import Describe, Finding
+from partial_fc.pictures import A_ROW, Pixels, Row, Tile
 
 Read = Callable[[int], bytes]
 
@@ -29,24 +31,35 @@ class ContactSheet:
         self.rows.append((Finding("info", f"some of {file}", "", num_images, spread, describe), read))
 
     def write(self, path: Path) -> str:
-        """Says what was written. ValueError where the file cannot be, or there is no image."""
+        """Says what was written. Raises ValueError where there is no image, OSError where the file is not written."""
         if not self.rows:
             raise ValueError(f"{path}: not written, there is no image to show")
         with DecoderStderr():  # the decoder has said it all before
             rows = [_row(finding, read) for finding, read in self.rows]
-        write_sheet(path, rows)
+        pictures.write(path, pictures.sheet(rows))
         return f"pictures: {path}"
 
 
 def _row(finding: Finding, read: Read) -> Row:
     what = f": {finding.what}" if finding.what else ""
     places = [int(place) for place in finding.places[:A_ROW]]
-    tiles = [Tile(_image(read, place), place_lines(finding.describe(place))) for place in places]
+    tiles = [Tile(_image(read, place), _caption(finding.describe(place))) for place in places]
     return Row(f"{finding.key} ({finding.count:,}){what}", tiles)
+
+
+def _caption(place: Mapping[str, Any]) -> list[str]:
+    """Names an image of a finding: the file's name or the key first."""
+    words = [
+        str(value).rpartition("/")[2] if name == "file" else f"{name} {value}"
+        for name, value in place.items()
+        if name not in ("problem", "height", "width")
+    ]
+    size = [f"{place['width']} x {place['height']}"] if "height" in place else []
+    return [*words[:1], ", ".join([*words[1:], *size])]
 
 
 def _image(read: Read, index: int) -> Pixels | None:
     try:
-        return whole(decode(read(index)))
+        return pictures.fit(decode(read(index)))
     except BadRecord:
         return None

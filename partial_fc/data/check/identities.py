@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.check.recordio import Records
-from partial_fc.data.record_source import are_whole
+from partial_fc.data.recordio import are_whole
 from partial_fc.findings import Finding, Severity, counted, findings_at
 
 _EXACT = 2**24

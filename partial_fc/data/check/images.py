@@ -5,17 +5,18 @@ N images scanned. All that is kept of one are 16 bytes.
 """
 
 import hashlib
+import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, Self, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc import terminal
-from partial_fc.data.check.decoder_stderr import DecoderStderr
 from partial_fc.data.decode import check_proportions, decode
 from partial_fc.data.sample import BadRecord
 from partial_fc.findings import Describe, Finding, Severity, findings_at
@@ -57,6 +58,37 @@ _GREY = (125, 131)  # libjpeg's filling decodes to 128, give or take
 _NOT_OF_PIXELS = "libpng warning:"
 # All pixels have their value by then: a few bytes are a writer's padding, many are left over by damage before them.
 _PADDING = re.compile(r"Corrupt JPEG data: ([12]?\d|3[0-2]) extraneous bytes before marker 0xd9")
+
+
+class DecoderStderr:
+    """Within its block what anything in this process writes to stderr goes to a file without a name, to be read here.
+    libjpeg fills what is missing or garbled in a JPEG with grey, returns an image as if nothing were wrong, and reports
+    it nowhere else. The descriptor belongs to the whole process: for commands, not for a run that trains."""
+
+    def __enter__(self) -> Self:
+        self._file = tempfile.TemporaryFile()
+        self._before = os.dup(2)
+        os.dup2(self._file.fileno(), 2)
+        self.terminal: TextIO = os.fdopen(os.dup(self._before), "w")
+        """The stderr of before, for a progress bar."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.dup2(self._before, 2)
+        os.close(self._before)
+        self.terminal.close()
+        self._file.close()
+
+    def new_lines(self) -> list[str]:
+        """The lines written since the last call."""
+        if os.fstat(self._file.fileno()).st_size == 0:
+            return []
+        self._file.seek(0)
+        written = self._file.read().decode(errors="replace")
+        self._file.truncate(0)
+        # Both descriptors share one position.
+        self._file.seek(0)
+        return written.splitlines()
 
 
 class ImageScan:
@@ -139,7 +171,7 @@ def scan_images(
 
 
 def _scan_again(scan: ImageScan, indices: Sequence[int], read: Read, stderr: DecoderStderr) -> None:
-    """One after the other: with several threads nobody can tell which image a line of the decoder is about."""
+    """Scans images one after the other, since with several threads a decoder's line cannot be traced to its image."""
     for index in indices:
         if scan.code_N[index] >= CUT:
             continue

@@ -1,15 +1,18 @@
-"""What labels say about a training set: out of range, gaps, classes of one image or of nearly all.
+"""Checks of labels and class folders: out of range, gaps, classes of one image or of nearly all.
 
 N samples, C classes.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.record_source import MAX_CLASSES
+from partial_fc.data.image_folder import ImageFolder
+from partial_fc.data.recordio import MAX_CLASSES
+from partial_fc.data.sample import Source
 from partial_fc.findings import Describe, Finding, Severity, counted, findings_at
 
 _MOST_CLASSES = 1 << 27  # counted one by one
@@ -47,7 +50,7 @@ def check_labels(
 
 
 def check_class_number(num_classes: int, file: str = "") -> list[Finding]:
-    """One class is an error, and needs no look at the labels."""
+    """Reports a single class as an error, without a look at the labels."""
     if num_classes != 1:
         return []
     what = (
@@ -121,4 +124,30 @@ def _check_classes(count_C: NDArray[np.int64], file: str, names: Sequence[str]) 
         )
         huge = (count_C > _MANY_TIMES * median) | ((count_C > num_images / 2) & (len(used) > 2))
         add("warning", "class-huge", what, huge)
+    return findings
+
+
+def check_folders(source: Source, file: str = "") -> list[Finding]:
+    """Reports what is not read of a folder of class folders, and names that may be one class twice; nothing for other
+    sources."""
+    if not isinstance(source, ImageFolder):
+        return []
+    findings = []
+    paths = [path for paths in source.left_out.values() for path in paths]
+    if paths:
+        what = f"files are left out: {source.left_out_text()}"
+        findings.append(
+            Finding("warning", "files-left-out", what, len(paths), np.arange(len(paths)),
+                    lambda i: {"file": str(source.root / paths[i])}, file)
+        )  # fmt: skip
+    alike: defaultdict[str, list[str]] = defaultdict(list)
+    for name in source.classes:
+        alike[" ".join(name.casefold().replace("_", " ").split())].append(name)
+    groups = [" = ".join(names) for names in alike.values() if len(names) > 1]
+    if groups:
+        what = "names of class folders differ only in case, blanks or `_`: is that one class, twice?"
+        findings.append(
+            Finding("warning", "class-names-alike", what, len(groups), np.arange(len(groups)),
+                    lambda i: {"folders": groups[i]}, file)
+        )  # fmt: skip
     return findings

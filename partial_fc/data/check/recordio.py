@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.record_frames import FIRST, FRAME, WHOLE, RecordFile, aligned
-from partial_fc.data.record_index import read_index
-from partial_fc.data.record_source import are_whole
-from partial_fc.data.recordio import HEADER, first_labels
+from partial_fc.data.record_files import FIRST, FRAME, WHOLE, RecordFile, aligned, read_index
+from partial_fc.data.recordio import HEADER, are_whole, first_labels
 from partial_fc.data.sample import BadRecord
 from partial_fc.findings import Describe, Finding, Severity, findings_at
 
@@ -65,7 +63,7 @@ class Records:
         return np.where(are_whole(raw), np.clip(label, -_FAR, _FAR), NO_LABEL).astype(np.int64)
 
     def describe(self, i: int) -> Mapping[str, Any]:
-        """What names image i in a finding."""
+        """Names image i in a finding."""
         label = float(self.raw_label_R[self.image_N[i]])
         return {"key": int(self.key_N[i]), "class": int(label) if label.is_integer() else str(label)}
 
@@ -131,7 +129,7 @@ class Records:
         return sum(end - begin for begin, end in parts) + 4 * (len(parts) - 1), parts[-1][1]
 
     def _check_gaps(self, start_R: NDArray[np.int64], end_R: NDArray[np.int64]) -> None:
-        """What lies between the records that the index names; in file order."""
+        """Looks at what lies between the records that the index names; in file order."""
         before = np.concatenate(([0], np.maximum.accumulate(end_R)))
         after = np.append(start_R, self._file.size)
         nameless, waste = [], []

@@ -1,6 +1,5 @@
 """Image databases of Caffe and Caffe2 (LMDB, LevelDB, minidb) as sources; nothing is converted."""
 
-from partial_fc.data.databases.open import open_database
-from partial_fc.data.databases.source import DatabaseSource
+from partial_fc.data.databases.source import DatabaseSource, open_database
 
 __all__ = ["DatabaseSource", "open_database"]

@@ -54,7 +54,7 @@ class KeyList:
 
     @classmethod
     def load(cls, path: Path) -> "KeyList | None":
-        """None: there is none, or not a whole one."""
+        """Reads a saved list; None where there is no whole one."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 stride, num_records = map(int, file["numbers"])

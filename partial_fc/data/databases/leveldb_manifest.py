@@ -1,18 +1,20 @@
-"""Which files make up a LevelDB: its MANIFEST, read without opening the database.
+"""Lists the files of a LevelDB from its MANIFEST, without opening the database.
 
 CURRENT names the MANIFEST, a log of edits to the set of tables. (LevelDB's doc/log_format.md and db/version_edit.cc.)
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from partial_fc.files import read_bytes
 
 _BLOCK, _HEADER = 32768, 7
-_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
-# Tags of an edit.
-_COMPARATOR, _LOG, _NEXT_FILE, _LAST_SEQUENCE, _COMPACT_POINTER, _DELETED, _NEW, _PREVIOUS_LOG = 1, 2, 3, 4, 5, 6, 7, 9
+_FULL, _FIRST, _LAST = 1, 2, 4
+_LOG, _DELETED, _NEW, _PREVIOUS_LOG = 2, 6, 7, 9
+# The fields of an edit by its tag: n, a number of 7 bits a byte; t, a text with its length before it.
+_FIELDS = {1: "t", _LOG: "n", 3: "n", 4: "n", 5: "nt", _DELETED: "nn", _NEW: "nnntt", _PREVIOUS_LOG: "n"}
 _CURRENT_BYTES, _MOST_BYTES = 4096, 1 << 30  # of the files CURRENT and MANIFEST
 _SEQUENCE_BYTES = 8  # at the end of a key in a table
 
@@ -27,13 +29,13 @@ class Table:
     largest: bytes
 
 
-@dataclass
+@dataclass(frozen=True)
 class Manifest:
-    """path: of the MANIFEST. logs: not yet in any table."""
+    """path: of the MANIFEST. logs: files with records that are not yet in any table."""
 
     path: Path
-    tables: list[Table] = field(default_factory=list)
-    logs: list[Path] = field(default_factory=list)
+    tables: list[Table]
+    logs: list[Path]
 
     @property
     def num_bytes(self) -> int:
@@ -42,14 +44,11 @@ class Manifest:
     @property
     def overlapping_bytes(self) -> int:
         """The size of the tables that share a stretch of keys with others: LevelDB may write them anew when opened."""
-        total, group_bytes, group_size, end = 0, 0, 0, b""
-        for table in sorted(self.tables, key=lambda table: table.smallest):
-            if group_size and table.smallest <= end:
-                group_bytes, group_size, end = group_bytes + table.num_bytes, group_size + 1, max(end, table.largest)
-                continue
-            total += group_bytes if group_size > 1 else 0
-            group_bytes, group_size, end = table.num_bytes, 1, table.largest
-        return total + (group_bytes if group_size > 1 else 0)
+        tables = sorted(self.tables, key=lambda table: table.smallest)
+        ends = list(accumulate((table.largest for table in tables), max))
+        joins = [False, *(table.smallest <= end for table, end in zip(tables[1:], ends, strict=False)), False]
+        shares = [before or after for before, after in pairwise(joins)]  # with the table before or the one after it
+        return sum(table.num_bytes for table, overlaps in zip(tables, shares, strict=False) if overlaps)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -60,45 +59,34 @@ def read_manifest(folder: Path) -> Manifest:
         raise ValueError(
             f"{folder / 'CURRENT'} names {name[:40]!r}; expected a file MANIFEST-NUMBER beside it: copy it again"
         )
-    live: dict[int, tuple[int, bytes, bytes]] = {}
-    log, previous_log = 0, 0
+    tables: dict[int, Table] = {}
+    log = {_LOG: 0, _PREVIOUS_LOG: 0}
     for edit in _edits(read_bytes(path, _MOST_BYTES)):
-        reader = _Reader(edit, path)
-        while not reader.at_end:
-            tag = reader.number()
-            if tag in (_NEXT_FILE, _LAST_SEQUENCE):
-                reader.number()
-            elif tag == _LOG:
-                log = reader.number()
-            elif tag == _PREVIOUS_LOG:
-                previous_log = reader.number()
-            elif tag == _COMPARATOR:
-                reader.text()
-            elif tag == _COMPACT_POINTER:
-                reader.number(), reader.text()
+        for tag, values in _fields(edit, path):
+            if tag in log:
+                log[tag] = values[0]
             elif tag == _DELETED:
-                reader.number()
-                live.pop(reader.number(), None)
+                tables.pop(values[1], None)
             elif tag == _NEW:
-                reader.number()
-                number, size = reader.number(), reader.number()
-                live[number] = (size, reader.text()[:-_SEQUENCE_BYTES], reader.text()[:-_SEQUENCE_BYTES])
-            else:
-                raise ValueError(f"{path}: field {tag} is not LevelDB's; did RocksDB write it? Only LevelDB is read")
-    tables = [Table(_table(folder, number, entry[0]), *entry) for number, entry in sorted(live.items())]
+                _, number, size, smallest, largest = values
+                file = folder / f"{number:06d}.ldb"
+                tables[number] = Table(file, size, smallest[:-_SEQUENCE_BYTES], largest[:-_SEQUENCE_BYTES])
+    present = [_present(table) for _, table in sorted(tables.items())]
     logs = {int(file.stem): file for file in folder.glob("*.log") if file.stem.isdigit()}
-    needed = [file for number, file in sorted(logs.items()) if number >= log or number == previous_log]
-    return Manifest(path, tables, needed)
+    needed = [file for number, file in sorted(logs.items()) if number >= log[_LOG] or number == log[_PREVIOUS_LOG]]
+    return Manifest(path, present, needed)
 
 
-def _table(folder: Path, number: int, size: int) -> Path:
-    for ending in ("ldb", "sst"):
-        path = folder / f"{number:06d}.{ending}"
+def _present(table: Table) -> Table:
+    """The table with the name that its file has: older ones end in .sst."""
+    for path in (table.path, table.path.with_suffix(".sst")):
         if path.is_file():
-            if path.stat().st_size != size:
-                raise ValueError(f"{path} has {path.stat().st_size} bytes, the MANIFEST says {size}: copy it again")
-            return path
-    raise ValueError(f"{folder / f'{number:06d}.ldb'} (or .sst) is missing, which the MANIFEST lists: copy it again")
+            if path.stat().st_size != table.num_bytes:
+                raise ValueError(
+                    f"{path} has {path.stat().st_size} bytes, the MANIFEST says {table.num_bytes}: copy it again"
+                )
+            return Table(path, table.num_bytes, table.smallest, table.largest)
+    raise ValueError(f"{table.path} (or .sst) is missing, which the MANIFEST lists: copy it again")
 
 
 def _edits(content: bytes) -> Iterator[bytes]:
@@ -119,31 +107,33 @@ def _edits(content: bytes) -> Iterator[bytes]:
             yield pieces
 
 
-class _Reader:
-    """Numbers of 7 bits a byte, and texts with their length before them."""
+def _fields(edit: bytes, path: Path) -> Iterator[tuple[int, list]]:
+    """Yields each tag of an edit with its values."""
+    at = 0
 
-    def __init__(self, content: bytes, path: Path):
-        self._content, self._at, self._path = content, 0, path
-
-    @property
-    def at_end(self) -> bool:
-        return self._at >= len(self._content)
-
-    def number(self) -> int:
-        value, shift = 0, 0
-        while True:
-            if self.at_end or shift > 63:
-                raise ValueError(f"{self._path} is damaged: copy it again")
-            byte = self._content[self._at]
-            self._at += 1
+    def number() -> int:
+        nonlocal at
+        value = 0
+        for shift in range(0, 70, 7):
+            if at >= len(edit):
+                break
+            byte = edit[at]
+            at += 1
             value |= (byte & 0x7F) << shift
-            shift += 7
             if byte < 0x80:
                 return value
+        raise ValueError(f"{path} is damaged: copy it again")
 
-    def text(self) -> bytes:
-        length = self.number()
-        if self._at + length > len(self._content):
-            raise ValueError(f"{self._path} is damaged: copy it again")
-        self._at += length
-        return self._content[self._at - length : self._at]
+    def text() -> bytes:
+        nonlocal at
+        length = number()
+        if at + length > len(edit):
+            raise ValueError(f"{path} is damaged: copy it again")
+        at += length
+        return edit[at - length : at]
+
+    while at < len(edit):
+        tag = number()
+        if tag not in _FIELDS:
+            raise ValueError(f"{path}: field {tag} is not LevelDB's; did RocksDB write it? Only LevelDB is read")
+        yield tag, [number() if kind == "n" else text() for kind in _FIELDS[tag]]

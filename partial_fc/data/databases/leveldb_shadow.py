@@ -1,4 +1,4 @@
-"""A folder through which a LevelDB is opened and that takes what opening it changes.
+"""A folder through which one process opens a LevelDB and that takes what opening it changes.
 
 Opening a LevelDB writes: a new MANIFEST, tables from its logs, and compactions, which may rewrite all of it. The
 shadow holds copies of MANIFEST and CURRENT and links to the tables and logs that MANIFEST lists. Nothing else is
@@ -24,17 +24,19 @@ _log = logging.getLogger(__name__)
 
 
 class Shadow:
-    """folder: what to open. manifest: the original's. Lies in `place`, by default the folder of temporary files. Raises
+    """folder: what to open. manifest: the original's. Lies in `place`, by default the folder of temporary files.
+    num_shadows: how many of this database the place must have room for; 0: another process has looked. Raises
     ValueError where the original is damaged or the place has too little room, OSError where it cannot be written."""
 
-    def __init__(self, original: Path, place: Path | None = None):
+    def __init__(self, original: Path, place: Path | None = None, num_shadows: int = 1):
         original = original.resolve()
         self.manifest = read_manifest(original)
         self._place = place or Path(tempfile.gettempdir())
         if not self._place.is_dir():
             raise ValueError(f"{self._place}, the place for the shadow of {original}, is not a folder")
         _remove_stale(self._place)
-        _check_room(original, self.manifest, self._place)
+        if num_shadows:
+            _check_room(original, self.manifest, self._place, num_shadows)
         new = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=self._place))
         # Locked before it has a name that others look for.
         self._owner = os.open(new / _OWNER, os.O_CREAT | os.O_RDWR)
@@ -51,11 +53,11 @@ class Shadow:
         os.close(self._owner)
 
 
-def _check_room(original: Path, manifest: Manifest, place: Path) -> None:
+def _check_room(original: Path, manifest: Manifest, place: Path, num_shadows: int) -> None:
     # A key-ordered database is taken as it is; where tables overlap, each may be written once or twice before the old
     # one goes: 28 to 53 MiB for one of 34 MiB.
     logs = sum(log.stat().st_size for log in manifest.logs)
-    needed = int(1.5 * manifest.overlapping_bytes) + 2 * logs + _MARGIN
+    needed = num_shadows * (int(1.5 * manifest.overlapping_bytes) + 2 * logs + _MARGIN)
     free = shutil.disk_usage(place).free
     if free < needed:
         raise ValueError(

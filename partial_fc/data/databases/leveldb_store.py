@@ -1,5 +1,4 @@
-"""LevelDB as a store of records, opened through a shadow. One process of a host may open it; the others ask that one
-(leveldb_reader.py).
+"""LevelDB as a store of records, opened through a shadow, of which each process has its own.
 
 LevelDB knows no places, only keys in order. The keys are listed in one pass, which reads the whole database, since keys
 and values share blocks; the list is kept in the user's cache.
@@ -51,15 +50,15 @@ class _Cursor:
 
 
 class LevelDbStore:
-    """Raises ValueError for a database that is damaged, or without the package plyvel."""
+    """num_shadows: as Shadow has it. Raises ValueError for a damaged database, and without the package plyvel."""
 
     kind = "LevelDB"
 
-    def __init__(self, path: Path, shadow_place: Path | None = None):
+    def __init__(self, path: Path, shadow_place: Path | None = None, num_shadows: int = 1):
         plyvel = import_plyvel(f"{path} is a LevelDB")
         self.path = path
         self._error = plyvel.Error
-        shadow = Shadow(path, shadow_place)
+        shadow = Shadow(path, shadow_place, num_shadows)
         try:
             self._database = plyvel.DB(str(shadow.folder), create_if_missing=False)
         except plyvel.Error as error:
@@ -152,7 +151,7 @@ def _close(database: Any, cursors: list[_Cursor], shadow: Shadow) -> None:
 
 
 def _cache_file(path: Path, manifest: Manifest) -> Path:
-    """Its name says which database, in which state."""
+    """Returns the file of the key list, named by the database and its state."""
     digest = hashlib.sha256(os.fsencode(os.path.realpath(path)) + manifest.path.read_bytes())
     state = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in (manifest.path, *manifest.logs)]
     digest.update(repr(state).encode())

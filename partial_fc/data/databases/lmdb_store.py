@@ -44,7 +44,7 @@ class LmdbStore:
             return cursor.item()
 
     def close(self) -> None:
-        """Nothing: another store may use the environment; it goes with the last one."""
+        """Does nothing: another store may use the environment, which closes with the last one."""
 
 
 # LMDB allows one environment of a file in a process, which stores share, and none that came from before a fork.

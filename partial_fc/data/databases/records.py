@@ -1,4 +1,4 @@
-"""One record of an image database -> image and label.
+"""Reads one record of an image database: image and label.
 
 Two messages occur, and each parses as the other without an error, empty. The first byte tells them apart, record by
 record: TensorProtos has one field, number 1 of bytes (0x0a); in a Datum that number is an integer.
@@ -18,9 +18,40 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from partial_fc.data.databases.schema import BYTE, FLOAT, INT32, INT64, STRING, Datum, TensorProtos
+from partial_fc.data.databases.protobuf_messages import build
 from partial_fc.data.decode import decode
 from partial_fc.data.sample import BadRecord
+
+# Fields are numbered and typed as in Caffe's src/caffe/proto/caffe.proto and Caffe2's caffe2/proto/caffe2.proto;
+# enumerations are int32 and names bytes, the same on the wire; fields that are not needed are left out.
+# The first five are values of TensorProto.data_type.
+FLOAT, INT32, BYTE, STRING, INT64 = 1, 2, 3, 4, 10
+
+_MESSAGES = {
+    "Datum": [
+        (1, "channels", "int32"),
+        (2, "height", "int32"),
+        (3, "width", "int32"),
+        (4, "data", "bytes"),
+        (5, "label", "int32"),
+        (6, "float_data", "float*"),
+        (7, "encoded", "bool"),
+    ],
+    "TensorProto": [
+        (1, "dims", "int64*"),
+        (2, "data_type", f"int32={FLOAT}"),
+        (3, "float_data", "float packed"),
+        (4, "int32_data", "int32 packed"),
+        (5, "byte_data", "bytes"),
+        (6, "string_data", "bytes*"),
+        (10, "int64_data", "int64 packed"),
+    ],
+    "TensorProtos": [(1, "protos", "TensorProto*")],
+}
+_CLASSES = build("image_databases", _MESSAGES)
+# Classes of protobuf's own making, which a type checker does not know.
+Datum: Any = _CLASSES["Datum"]
+TensorProtos: Any = _CLASSES["TensorProtos"]
 
 Image = bytes | NDArray[np.uint8]
 
@@ -115,7 +146,7 @@ def _label(proto: Any) -> int:
 
 
 def _inside(image: Image, proto: Any) -> NDArray[np.uint8]:
-    """What of the image lies in the box."""
+    """Returns what of the image lies in the box."""
     box = list(proto.int32_data)
     if proto.data_type != INT32 or len(box) != 4:
         raise BadRecord(f"the third tensor has {len(box)} INT32 numbers; expected a box: ymin, xmin, height, width")

@@ -1,11 +1,24 @@
 """An image database as a source: records in key order, each a Datum or TensorProtos."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from partial_fc.data.databases.records import read_record
+from partial_fc.data.image_folder import image_names
 from partial_fc.data.sample import BadRecord, LabelOutOfRange, Sample
+from partial_fc.files import regular
+
+if TYPE_CHECKING:
+    from partial_fc.comm import World
+
+Kind = Literal["lmdb", "leveldb", "minidb"]
+
+_LMDB_MAGIC, _LMDB_MAGIC_AT = b"\xde\xc0\xef\xbe", 16
+_PATIENCE_S = 10  # for which a rank waits before it tells the others that it is still listing keys
 
 
 class Store(Protocol):
@@ -69,10 +82,107 @@ class DatabaseSource:
         return f"{self._store.path}, key {key.decode('utf-8', 'backslashreplace')}"
 
     def will_need(self, indices: Sequence[int]) -> None:
-        """Nothing: neither library takes hints."""
+        """Does nothing: neither library takes hints."""
 
     def labels(self) -> None:
-        """None: they lie within the records, which would all have to be read."""
+        """Returns None: labels lie within the records, which would all have to be read."""
 
     def class_names(self) -> None:
-        """None: they are no more than numbers."""
+        """Returns None: classes are numbers here."""
+
+
+# ---- opening one
+
+
+def open_database(
+    path: str | os.PathLike[str],
+    db_type: Kind | None,
+    num_classes: int,
+    *,
+    shadow_place: Path | None = None,
+    world: "World | None" = None,
+) -> DatabaseSource:
+    """The records at a path, which all have labels below num_classes. db_type: what the caller takes it for; None:
+    whatever lies there. shadow_place: a folder for what opening a LevelDB writes.
+
+    world: of a run of several processes, which each open it. A collective, also where it fails: raises ValueError or
+    OSError on the ranks that cannot open it (`open_on_all` tells the others).
+    """
+    path = Path(path)
+    if world is None or world.size == 1:
+        return DatabaseSource(_open(path, db_type, shadow_place), num_classes)
+    num_shadows = world.local_size if world.local_rank == 0 else 0
+    opening = partial(_open, path, db_type, shadow_place, num_shadows)
+    return DatabaseSource(_open_in_turn(opening, world), num_classes)
+
+
+def kind_of(path: Path, db_type: Kind | None = None) -> Kind:
+    """Returns what lies at a path. Raises ValueError where it is no database, or not what db_type says."""
+    kind = _kind(path)
+    if db_type not in (None, kind):
+        raise ValueError(f"{path} is a {_NAMES[kind]}, --db_type says {db_type}; give --db_type {kind}")
+    return kind
+
+
+_NAMES = {"lmdb": "LMDB", "leveldb": "LevelDB", "minidb": "minidb file"}
+
+
+def _kind(path: Path) -> Kind:
+    expected = "expected an LMDB (a folder with data.mdb), a LevelDB (one with CURRENT) or a minidb file"
+    if not path.exists():
+        raise ValueError(f"{path} not found; {expected}")
+    if (path / "data.mdb").is_file():
+        return "lmdb"
+    if (path / "CURRENT").is_file():
+        return "leveldb"
+    if path.is_file():
+        with open(path, "rb", opener=regular) as file:
+            head = file.read(_LMDB_MAGIC_AT + 4)
+        if path.suffix == ".rec":
+            raise ValueError(f"{path} holds MXNet's records; {expected}: `partial-fc data lmdb {path} OUT` makes one")
+        return "lmdb" if head[_LMDB_MAGIC_AT:] == _LMDB_MAGIC else "minidb"
+    if any(path.glob("MANIFEST-*")) or any(path.glob("*.ldb")):
+        raise ValueError(f"{path} has LevelDB's files but no CURRENT: it was not copied as a whole")
+    entries = sorted(entry for entry in path.iterdir() if entry.is_dir())
+    if image_names(path) or any(image_names(entry) for entry in entries[:10]) or (path / "train.rec").exists():
+        raise ValueError(
+            f"{path} is a folder of images or records; {expected}: `partial-fc data lmdb {path} OUT` makes one. "
+            "(Recipe face reads it as it is, --rec.)"
+        )
+    found = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
+    raise ValueError(f"{path} is a folder with {found}; {expected}")
+
+
+def _open(path: Path, db_type: Kind | None, shadow_place: Path | None, num_shadows: int = 1) -> Store:
+    kind = kind_of(path, db_type)
+    if kind == "lmdb":
+        from partial_fc.data.databases.lmdb_store import LmdbStore
+
+        return LmdbStore(path)
+    if kind == "minidb":
+        from partial_fc.data.databases.minidb import MinidbStore
+
+        return MinidbStore(path)
+    from partial_fc.data.databases.leveldb_store import LevelDbStore
+
+    return LevelDbStore(path, shadow_place, num_shadows)
+
+
+def _open_in_turn(opening: Callable[[], Store], world: "World") -> Store:
+    """Opens a database on the first process of each host, then on the others, which find a LevelDB's keys in the cache
+    where the first has listed them. A collective, also where it fails."""
+    import torch  # not above: who opens a database alone does without torch, which takes seconds
+
+    pool = ThreadPoolExecutor(1)
+    opened: Future[Store] = Future()
+    for has_turn in (world.local_rank == 0, world.local_rank > 0):
+        if has_turn:
+            opened = pool.submit(opening)
+        waiting = True
+        while waiting:  # in short collectives: listing keys may take longer than one may (--comm-timeout)
+            if has_turn:
+                wait([opened], timeout=_PATIENCE_S)
+            busy = torch.tensor([int(has_turn and not opened.done())])
+            waiting = bool(world.all_reduce(busy, op="max", name="data/listing"))
+    pool.shutdown(wait=False)
+    return opened.result()

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partial_fc.data.databases.leveldb_store import import_plyvel
-from partial_fc.data.databases.schema import BYTE, INT32, STRING, Datum, TensorProtos
+from partial_fc.data.databases.records import BYTE, INT32, STRING, Datum, TensorProtos
+from partial_fc.files import check_new
 
 Format = Literal["datum", "tensorprotos"]
 Put = Callable[[bytes, bytes], None]
@@ -69,7 +70,7 @@ def lmdb_writer(path: Path) -> Iterator[Put]:
 
 @contextmanager
 def leveldb_writer(path: Path) -> Iterator[Put]:
-    """As lmdb_writer."""
+    """Gives put(key, value) of a LevelDB; errors as lmdb_writer."""
     plyvel = import_plyvel(f"{path} is to be a LevelDB")
     with _new_folder(path) as folder, _told(path, plyvel.Error):
         last = b""
@@ -100,8 +101,7 @@ def _twice(path: Path, key: bytes) -> ValueError:
 
 @contextmanager
 def _new_folder(path: Path) -> Iterator[Path]:
-    if path.exists():
-        raise ValueError(f"{path} exists; remove it or choose another folder")
+    check_new(path)
     partial = path.with_name(path.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
     partial.mkdir(parents=True)

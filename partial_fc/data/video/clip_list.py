@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from partial_fc.data.sample import Sample
 from partial_fc.data.video.frames import FrameFolder, VideoFile
-from partial_fc.files import regular
+from partial_fc.files import regular, replacing
 
 _COLUMNS = "path num_frames label"
 _MOST_DIGITS = 12
@@ -97,3 +97,13 @@ class ClipList:
                 f"{len(missing):,} are not there, such as {', '.join(missing[:3])}; expected them below --data-dir "
                 f"{self.data_dir}, at the same path on every host (or {flag} --video-loader?)"
             )
+
+
+def write_list(path: Path, lines: Iterable[tuple[str, int, int]]) -> None:
+    """Writes a list as GluonCV reads them, `path num_frames label` a line. Raises ValueError for a path with a blank,
+    which separates the list's columns."""
+    with replacing(path) as part, part.open("w", encoding="utf-8", errors="surrogateescape") as file:
+        for name, num_frames, label in lines:
+            if len(name.split()) != 1:
+                raise ValueError(f"{name!r} has a blank in it, which separates the columns of a list; rename it")
+            file.write(f"{name} {num_frames} {label}\n")

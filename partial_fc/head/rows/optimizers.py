@@ -5,6 +5,7 @@ results back. A row that takes no part rests with its state, as in InsightFace's
 for it. Where every row takes part in every step, each is its dense namesake.
 """
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
@@ -124,6 +125,22 @@ class RowAdagrad(RowOptimizer):
         # A row whose gradients were all 0 stays, also with eps 0.
         scale_K1 = square_sum_K1.sqrt().add_(self.eps)
         centre_KD.addcdiv_(grad_KD, scale_K1.masked_fill_(scale_K1 == 0, 1.0), value=-lr)
+
+
+_KINDS: dict[str, type[RowOptimizer]] = {k.__name__: k for k in (RowSGD, RowAdamW, RowAdam, RowAdagrad)}
+
+
+def from_repr(text: object) -> RowOptimizer:
+    """The optimizer whose repr this is, as a checkpoint's manifest has it. Raises ValueError for what is none."""
+    found = re.fullmatch(r"(\w{1,20})\((.{0,200})\)", str(text))
+    try:
+        if not found:
+            raise ValueError
+        settings = dict(re.findall(r"(\w+)=([^ ,]+)", found[2]))
+        values = {name: value == "True" if name == "nesterov" else float(value) for name, value in settings.items()}
+        return _KINDS[found[1]](**values)
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{str(text)[:200]!r}; expected one of {', '.join(_KINDS)} with its settings") from None
 
 
 def _bias_corrections(num_K1: Tensor, *betas: float) -> list[Tensor]:

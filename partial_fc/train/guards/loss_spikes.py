@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from partial_fc.data import Batch
+from partial_fc.files import warn_on_os_error
 from partial_fc.train.job import Job
-from partial_fc.train.record.log import warn_on_os_error
 
 WINDOW = 200  # losses that are looked back at
 LEAST = 50  # before there are so many, nothing is called far

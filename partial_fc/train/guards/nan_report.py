@@ -18,9 +18,9 @@ from torch import Tensor
 
 from partial_fc import counter_rng
 from partial_fc.checkpoint.peer.transfer import all_gather_json
+from partial_fc.files import warn_on_os_error
 from partial_fc.train.guards.policy import Attempt
 from partial_fc.train.job import Job
-from partial_fc.train.record.log import warn_on_os_error
 
 _MOST_NAMES = 20  # of weights and gradients in the file
 

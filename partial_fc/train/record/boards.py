@@ -1,8 +1,6 @@
-"""Where the numbers of a run go, on rank 0: TensorBoard's files, history.jsonl, Weights & Biases where asked for."""
+"""Boards that rank 0 sends the numbers of a run to: TensorBoard's files, and Weights & Biases where asked for."""
 
-import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partial_fc.comm import World
+from partial_fc.files import warn_on_os_error
 from partial_fc.head.telemetry import Histogram
-from partial_fc.train.record.log import warn_on_os_error
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -74,43 +72,8 @@ class TensorBoard:
             self._writer = writer
 
 
-class History:
-    """models_root/history.jsonl: a row for each start, report, evaluation and end, in the order of time.
-
-        {"event": "start", "step": 0, "time": 1795390000.1, "world_size": 2, ...}
-        {"step": 20, "time": ..., "train/loss": 21.5, "time/data": 0.01, ...}          as TensorBoard gets them
-        {"event": "evaluation", "step": 2000, "time": ..., "scores": {"lfw": 0.9965}}
-
-    Where a run goes back (a checkpoint, a rollback) a row says so ("start", "back"): rows of later steps before it are
-    of no run any more. Where a row cannot be written, the next ones are left out for some time.
-    """
-
-    def __init__(self, models_root: Path, world: World):
-        self._path = models_root / "history.jsonl" if world.rank == 0 else Path(os.devnull)
-        self._next_try = 0.0
-        self._begin = ""
-
-    def add(self, step: int, **values: Any) -> None:
-        if time.monotonic() < self._next_try:
-            return
-        row = {"step": step, "time": round(time.time(), 3), **{name: _json(value) for name, value in values.items()}}
-        begin, self._begin = self._begin, "\n"  # what has been cut is a line of its own
-        self._next_try = time.monotonic() + _TRY_AGAIN_S
-        with warn_on_os_error(str(self._path)):
-            with self._path.open("a") as file:
-                file.write(begin + json.dumps(row, allow_nan=False) + "\n")
-            self._next_try, self._begin = 0.0, ""
-
-
-def _json(value: Any) -> Any:
-    """JSON has no NaN: none stands for it."""
-    if isinstance(value, dict):
-        return {name: _json(one) for name, one in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 class Wandb:
-    """One run of a project of Weights & Biases, by its own library. A run that is resumed goes on as the same one
+    """A run of a project of Weights & Biases, by its own library. A resumed run goes on as the same one
     (models_root/wandb_id.txt). WANDB_MODE and its other variables hold, as everywhere."""
 
     def __init__(self, project: str, models_root: Path, configuration: Mapping[str, Any]):
@@ -146,8 +109,8 @@ class Wandb:
 
 
 def open_wandb(project: str | None, models_root: Path, configuration: Mapping[str, Any], world: World) -> Wandb | None:
-    """On rank 0, where --wandb asks for it. Raises ValueError, on all ranks, where it cannot begin. A collective with
-    --wandb."""
+    """Begins a run on rank 0 where --wandb asks for it. Raises ValueError, on all ranks, where it cannot begin. A
+    collective with --wandb."""
     if project is None:
         return None
     board, problem = None, ""

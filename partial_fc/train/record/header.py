@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from partial_fc import checkpoint, flags
+from partial_fc.files import warn_on_os_error
 from partial_fc.train.context import RunContext
-from partial_fc.train.record.log import warn_on_os_error
 
 _WIDE = 96  # with its indent it fits into 100 columns
 

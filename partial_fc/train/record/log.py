@@ -2,8 +2,6 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
@@ -93,15 +91,6 @@ class _AboveBar(logging.Handler):
             terminal.say(self.format(record))
         except OSError:
             self.handleError(record)
-
-
-@contextmanager
-def warn_on_os_error(what: str) -> Iterator[None]:
-    """Around the writing of what a run can do without: what the disk has against it is said, and ends no training."""
-    try:
-        yield
-    except OSError as error:
-        _log.warning(f"{what} cannot be written ({error.strerror or error}); that alone ends no run")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 from partial_fc import terminal
 from partial_fc.comm import World
 from partial_fc.head.telemetry import Histogram
-from partial_fc.train.record.boards import History, TensorBoard, Wandb
+from partial_fc.train.record.boards import TensorBoard, Wandb
+from partial_fc.train.record.curve import HistoryFile
 from partial_fc.train.record.log import Interval, StepLine
 
 _WARM_STEPS = 10
@@ -26,7 +27,7 @@ class Progress:
         self._world = world
         self._line = line
         self._board = TensorBoard(models_root / "tensorboard", world)
-        self._history = History(models_root, world)
+        self._history = HistoryFile(models_root, world)
         self._wandb = wandb
         self._first_step = step
         self._history.add(step, event="start", world_size=world.size, total_steps=line.total_steps)
@@ -55,7 +56,7 @@ class Progress:
         self._restart(step, position)
 
     def due(self, step: int, position: int) -> bool:
-        """Whether there is a line after this step, which ended at this position in the data."""
+        """Tells whether there is a line after this step, which ended at this position in the data."""
         return self._line.due(step, position) or step - self._first_step in self._line.early
 
     def report(
@@ -97,7 +98,7 @@ class Progress:
             self._wandb.scalars(step, values)
 
     def histograms(self, step: int, values: Mapping[str, Histogram]) -> None:
-        """For TensorBoard alone."""
+        """Sends histograms to TensorBoard alone."""
         self._board.histograms(step, values)
 
     def evaluated(self, step: int, scores: Mapping[str, float]) -> None:

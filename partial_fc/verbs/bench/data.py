@@ -16,22 +16,62 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import cv2
 import numpy as np
+import tyro
 from simplejpeg import decode_jpeg
 
 from partial_fc import terminal
 from partial_fc.data.databases import open_database
 from partial_fc.data.decode import decode
-from partial_fc.data.loader import Loader, Transform
 from partial_fc.data.open import open_source
-from partial_fc.data.order import Keyed
-from partial_fc.data.record_source import RecordSource
+from partial_fc.data.recordio import RecordSource
 from partial_fc.data.sample import Sample, Source
 from partial_fc.data.transform import ShortSideCrop, SquareImage, mirror
-from partial_fc.verbs.bench.options import DataOptions
+from partial_fc.flags.numbers import BATCH, PIXELS, THREADS, check_numbers
+
+if TYPE_CHECKING:
+    from partial_fc.data.loader import Transform
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Reads and decodes images of a training set in several ways, and prints a table."""
+
+    source: Annotated[Path | None, tyro.conf.Positional] = None
+    """A folder with train.rec, a .rec file, a folder of class folders, or a list. Or else:"""
+    rec: Path | None = None
+    """The same, by recipe face's name for it."""
+    train_data: Path | None = None
+    """An image database, as recipe imagenet takes it."""
+    train_list: Path | None = None
+    """A list of videos, as recipe kinetics takes it."""
+    data_dir: Path = Path()
+    """What the paths of --train-list are relative to."""
+    rawframes: bool = False
+    """They are folders of frames."""
+    image_size: int | None = None
+    """Pixels of a side, as the network takes them; none: 112, of a database 227, of videos 224."""
+    resize: int = 256
+    """The shorter side of a database's images before the crop; the height that frames of videos are made, whose width
+    is made 340/256 of it."""
+    mirror: bool = True
+    """Exchange left and right every second time."""
+    images: int | None = None
+    """So many of the set, in shuffled order, in each round; none: 4000, or 64 videos."""
+    batch_size: int | None = None
+    """Images of a batch; none: 64, of videos 2."""
+    threads: int = len(os.sched_getaffinity(0))
+    """The loader runs with 1, 2, 4, ... up to so many."""
+    rounds: int = 5
+    """The median counts."""
+    json: bool = False
+    """One line for programs instead of the table."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, image_size=PIXELS, resize=PIXELS, images=1, batch_size=BATCH, threads=THREADS, rounds=1)
 
 
 @dataclass(frozen=True)
@@ -65,10 +105,16 @@ def bench_data(options: DataOptions) -> None:
         print(json.dumps({"images": count, "sides": table, "left_out": left_out}))
         return
     print(f"{count:,} images of {paths[0]}, to {size} x {size} pixels")
-    print(f"{'':34}  images/s  CPU us an image  ratio to cv2.imdecode")
+    print_table(f"{'':34}  images/s  CPU us an image  ratio to cv2.imdecode", table, left_out, "8,.0f", 1)
+
+
+def print_table(head: str, table: list[dict[str, Any]], notes: list[str], rate: str, unit_us: float) -> None:
+    """rate: the format of samples a second. unit_us: of the column of CPU time."""
+    print(head)
     for row in table:
-        print(f"{row['side']:34}  {row['images_per_s']:8,.0f}  {row['cpu_us']:15.1f}  {row['ratio']:8.2f}")
-    for note in left_out:
+        cpu = row["cpu_us"] / unit_us
+        print(f"{row['side']:34}  {row['images_per_s']:{rate}}  {cpu:15.1f}  {row['ratio']:8.2f}")
+    for note in notes:
         print(note)
 
 
@@ -91,9 +137,11 @@ def _row(name: str, runs: list[Speed], reference: list[Speed], count: int) -> di
 
 
 def _sides(
-    options: DataOptions, source: Source, transform: Transform, size: int, count: int, batch_size: int
+    options: DataOptions, source: Source, transform: "Transform", size: int, count: int, batch_size: int
 ) -> tuple[dict[str, Callable[[], Speed]], list[str]]:
-    """What is compared, by name, and what could not be, with the reason."""
+    """Returns what is compared, by name, and what could not be, with the reason."""
+    from partial_fc.data.order import Keyed
+
     indices = Keyed(len(source), seed=0).select(0, count, 0, 1).index_B.tolist()
     files = [bytes(image) for index in indices if isinstance(image := source.read(index).image, bytes)]
     if len(files) < count:
@@ -131,7 +179,7 @@ def _imdecode(file: bytes) -> Any:
 
 
 def _bare(file: bytes, size: int, resize: int, flip: int) -> Any:
-    """What any program must do at least."""
+    """Does what any program must do at least."""
     image = _imdecode(file)
     shorter = min(image.shape[:2])
     if shorter != resize:
@@ -149,7 +197,7 @@ def timed(work: Callable[[], object]) -> Speed:
 
 
 def loaders(
-    source: Source, transform: Transform, most_threads: int, count: int, batch_size: int
+    source: Source, transform: "Transform", most_threads: int, count: int, batch_size: int
 ) -> dict[str, Callable[[], Speed]]:
     """The loader with 1, 2, 4, ... threads."""
     return {
@@ -160,7 +208,9 @@ def loaders(
     }
 
 
-def _loader(source: Source, transform: Transform, threads: int, count: int, batch_size: int) -> Speed:
+def _loader(source: Source, transform: "Transform", threads: int, count: int, batch_size: int) -> Speed:
+    from partial_fc.data.loader import Loader
+
     batches = max(1, count // batch_size)
     with Loader(source, transform, batch_size=batch_size, num_workers=threads) as loader:
         next(loader)

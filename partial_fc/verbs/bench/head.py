@@ -9,20 +9,92 @@ import json
 import os
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from partial_fc import terminal
 from partial_fc.comm.launch import spawn
-from partial_fc.verbs.bench.options import HeadOptions
+from partial_fc.flags.numbers import BATCH, CLASSES, THREADS, check_numbers
 
 Line = dict[str, Any]
 OURS = "this head"
 LINE, REFUSAL = "line.json", "refusal-{}.txt"  # the files in which a run's processes hand back what they found
 _RATIOS = {"times_as_fast": "step_s", "memory_ratio": "added_bytes"}
 _ROWS_APART = 0.02  # sides whose rows differ by more are not compared
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """Trains the head on random features and prints a table. The defaults are what suits this machine, without
+    emulating a number format: it says what that is, and how recipe face is told to train so."""
+
+    classes: int = 1_000_000
+    """Classes over all processes."""
+    sample_rate: float = 1.0
+    """Share of the classes that are negatives in a step."""
+    batch: int = 128
+    """Global batch."""
+    dim: int = 512
+    """Width of a feature."""
+    num_processes: Annotated[int, tyro.conf.arg(name="np")] = 2
+    """Processes on this machine; with --device cuda each takes a GPU."""
+    threads: int = 1
+    """Threads of each process."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the head computes."""
+    impl: Literal["auto", "plain", "cpu", "triton"] = "auto"
+    """The kernel; auto: the fastest that this machine has."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of the matrix products' operands, as in PartialFC; auto: bf16 where this machine multiplies such
+    numbers itself, else fp32. Sums are float32 either way."""
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Dtype of this head's centres; auto: that of the operands. bf16 halves the memory either way. (Recipe face: fp32
+    without --centre-dtype.)"""
+    state_dtype: Literal["same", "fp32", "bf16", "fp16"] = "same"
+    """Dtype of this head's optimizer state; same: as the centres'."""
+    optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
+    """Optimizer of the centres, on the active rows; adagrad and adam have one second moment a row."""
+    place: Literal["device", "host", "disk"] = "device"
+    """Where this head's centres and state are kept."""
+    path: Path | None = None
+    """Folder of the files of --place disk; none: a temporary one."""
+    fresh: bool = False
+    """Rows are created when they first take part, as in the first steps of a run. Else all of them are created before,
+    as later on: then every row takes memory."""
+    steps: int = 3
+    """Timed steps, after one that is not; the median counts."""
+    versus: tuple[Literal["plain", "torch", "insightface-style"], ...] = ()
+    """In turn with others. plain: what people write themselves in PyTorch (normalise, CosFace, cross_entropy, SGD).
+    torch: F.linear_cross_entropy of torch 2.13 and SGD, without margin and without normalised centres, for which it has
+    no place. Both know nothing of processes: with --np above 1 each trains its own share of the classes and exchanges
+    nothing, a lower bound of their time; --np 1 is exact. insightface-style: the sharded head as users of InsightFace
+    run it. A side whose rows differ from this head's by more than 2 % is not compared."""
+    versus_precision: Literal["same", "fp32", "bf16"] = "same"
+    """Precision of the other sides' operands; same: as this head's."""
+    versus_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Dtype of the other sides' centres and momentum. bf16 is for comparing time and memory: torch.optim.SGD rounds to
+    nearest, so that small updates are lost."""
+    rounds: int = 3
+    """Rounds with --versus: each side runs once in each; the median, the smallest and the largest ratio are said."""
+    json: bool = False
+    """One line for programs instead of the table."""
+
+    def __post_init__(self) -> None:
+        check_numbers(
+            self,
+            classes=CLASSES,
+            sample_rate="(0, 1]",
+            batch=BATCH,
+            dim="[1, 65536]",
+            num_processes=THREADS,
+            threads=THREADS,
+            steps=1,
+            rounds=1,
+        )
 
 
 def bench_head(options: HeadOptions) -> None:
@@ -62,14 +134,14 @@ def compare(rounds: list[dict[str, Line]], ours: str, other: str) -> Line:
 
 
 def precision_of(options: HeadOptions, side: str, runs: dict[str, Line]) -> str:
-    """Of the operands of a side's products; runs: those of this round, that of this head among them."""
+    """The precision of the operands of a side's products. runs: those of this round, with this head's."""
     if side == OURS:
         return options.precision
     return runs[OURS]["precision"] if options.versus_precision == "same" else options.versus_precision
 
 
 def run(options: HeadOptions, side: str, precision: str) -> Line:
-    """One side's time and memory, in processes of its own."""
+    """Measures one side's time and memory, in processes of its own."""
     with tempfile.TemporaryDirectory(prefix="partial-fc-bench-") as name:
         folder = Path(name)
         job = {**asdict(options), "side": side, "side_precision": precision, "folder": folder}
@@ -134,7 +206,7 @@ _COLUMNS = {
 
 
 def report(line: Line) -> list[str]:
-    """What was measured, as a table."""
+    """Formats what was measured as a table."""
     others: dict[str, Line] = line.get("others", {})
     state = "" if line["state_dtype"] == line["dtype"] else f" --centre-state-dtype {line['state_dtype']}"
     width = max(len(side) for side in (OURS, *others))

@@ -21,9 +21,8 @@ from partial_fc.head.kernels import AutoPrecision, Precision, choose
 from partial_fc.head.kernels.cpu import CpuKernel
 from partial_fc.machine import PeakMemory, Rates, measure_rates, synchronise
 from partial_fc.verbs.bench.baselines import LocalHead, PlainHead, TorchHead
-from partial_fc.verbs.bench.head import LINE, OURS, REFUSAL
+from partial_fc.verbs.bench.head import LINE, OURS, REFUSAL, HeadOptions
 from partial_fc.verbs.bench.insightface_style import InsightFaceStyleHead
-from partial_fc.verbs.bench.options import HeadOptions
 from partial_fc.verbs.bench.plan import DTYPES, OPTIMIZERS
 
 Head = PartialFC | LocalHead | InsightFaceStyleHead
@@ -32,7 +31,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Side:
-    """What is measured: the name, and the dtypes of its operands and of what it stores."""
+    """A side that is measured: the name, and the dtypes of its operands and of what it stores."""
 
     name: str
     precision: Precision
@@ -41,7 +40,7 @@ class Side:
 
     @classmethod
     def of(cls, options: HeadOptions, name: str, precision: AutoPrecision, device: torch.device) -> "Side":
-        """With what "auto" and "same" stand for here."""
+        """Replaces "auto" and "same" by what they stand for here."""
         if name == OURS:
             operands = choose(options.impl, device, torch.float32, precision).precision
             dtype = operands if options.dtype == "auto" else options.dtype
@@ -107,8 +106,9 @@ def _computed_in(head: Head, side: Side) -> dict[str, Any]:
 
 
 def _bound(head: Head, side: Side, options: HeadOptions, rows: int, step_s: float, rates: Rates) -> dict[str, Any]:
-    """What a step takes at least: the three products at torch.mm's rate; the bytes that have to move at that of a copy.
-    Those are of each active row: its centre once for the logits; it and its state, read and written, when it moves."""
+    """Bounds the time of a step from below: the three products at torch.mm's rate; the bytes that have to move at that
+    of a copy. Those are of each active row: its centre once for the logits; it and its state, read and written, when it
+    moves."""
     precision = head.kernel.precision if isinstance(head, PartialFC) else head.precision
     gflop = 6 * options.batch * options.dim * rows / 1e9
     kept = _kept_bytes(head) / max(1, len(head.shard) if not isinstance(head, LocalHead) else head.num_local)

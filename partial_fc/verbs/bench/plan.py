@@ -15,7 +15,7 @@ from partial_fc.head.kernels import cpu, plain, triton_bytes
 from partial_fc.head.rows import Storage
 from partial_fc.machine import Rates
 from partial_fc.verbs.bench import step_counts
-from partial_fc.verbs.bench.options import PlanOptions
+from partial_fc.verbs.bench.plan_report import PlanOptions
 from partial_fc.verbs.bench.step_counts import OPTIMIZERS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -187,7 +187,8 @@ def traffic_bytes(workload: PlanOptions) -> float:
 
 
 def _moves_rows(workload: PlanOptions) -> bool:
-    """Whether the kernel itself moves rows, where it forms their gradients: not copies of rows that lie elsewhere."""
+    """Tells whether the kernel itself moves rows, where it forms their gradients: not copies of rows that lie
+    elsewhere."""
     return workload.impl != "plain" and not (workload.is_elsewhere and workload.device == "cuda")
 
 
@@ -208,7 +209,7 @@ def operations(workload: PlanOptions) -> float:
 
 
 def _chunk_operations(workload: PlanOptions) -> int:
-    """Those of them that grow with the number of rows."""
+    """The operations that grow with the number of rows."""
     count, each_chunk = 0, step_counts.KERNEL_OPERATIONS[workload.impl][1]
     if each_chunk:
         count += each_chunk * math.ceil(workload.sampled / max(1, _chunk_rows(workload)))

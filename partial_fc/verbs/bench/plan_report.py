@@ -3,14 +3,14 @@
 import json
 import math
 import re
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
+from partial_fc.flags.numbers import CLASSES, PROCESSES, THREADS, check_numbers
 
-from partial_fc.machine import Rates, has_bf16, measure_rates
-from partial_fc.verbs.bench import plan
-from partial_fc.verbs.bench.plan import PlanOptions
+if TYPE_CHECKING:
+    from partial_fc.verbs.bench import plan
 
 # Of the product rate that a kernel's products reach, beside exponentials and reading of rows. cpu and plain: measured
 # on the machine of docs/benchmarks.md at D = 512, batch 128; triton: assumed.
@@ -18,6 +18,103 @@ KERNEL_SHARE = {"cpu": 0.85, "plain": 0.4, "triton": 0.6}
 
 
 _SHOWN = ("classes", "local_classes", "sampled", "dim", "gpus", "batch", "sample_rate", "place", "impl")
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Memory, traffic and time of a head, before anything is allocated. Rates are measured here (on one process, within
+    a second) unless they are given."""
+
+    classes: int
+    """Classes over all processes."""
+    dim: int = 512
+    """Width of a feature."""
+    gpus: int = 1
+    """Processes: one for each GPU, or some on CPUs."""
+    batch: int = 1024
+    """Global batch."""
+    memory: str | None = None
+    """Memory that one process may use, e.g. 80GiB: how many classes fit?"""
+    reserve: str = "0"
+    """Part of --memory that is kept for the backbone's activations and the libraries."""
+    sample_rate: float = 0.1
+    """Share of the classes that are negatives in a step; compared with all of them."""
+    dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Dtype of the centres."""
+    state_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Dtype of the optimizer's state."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Precision of the matrix products' operands; auto: bf16 where the device multiplies such numbers itself (a GPU
+    that is not here does, a CPU is taken to be this one), else fp32."""
+    optimizer: Literal["sgd", "adamw", "adagrad", "adam"] = "sgd"
+    """Optimizer of the centres."""
+    place: Literal["device", "host", "disk"] = "device"
+    """Where centres and state are kept."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the head; auto: a GPU if there is one here."""
+    impl: Literal["auto", "plain", "cpu", "triton"] = "auto"
+    """The kernel; auto: triton on GPUs, cpu on CPUs."""
+    threads: int = 1
+    """Threads of each process, on CPUs."""
+    backbone_parameters: int = 0
+    """Adds the backbone's parameters, gradient and optimizer state to the memory, and its all-reduce."""
+    step_ms: float | None = None
+    """Milliseconds of a step without the head: does sampling pay?"""
+    images_per_s: float | None = None
+    """The same as images a second of one process."""
+    rates: Path | None = None
+    """A file with the "rates" of another machine, as --json prints them."""
+    tflops: float | None = None
+    """Matrix products of --precision on one GPU, instead of what is measured."""
+    bandwidth: float | None = None
+    """GB/s of its memory, read plus written."""
+    launch_us: float | None = None
+    """Microseconds that the host takes to launch one operation, where --tflops describes the machine; none: 5."""
+    place_bandwidth: float | None = None
+    """GB/s each way between --place and the device; none: 50 for the host (PCIe 5), 2 for a disk."""
+    link_gbps: float = 100.0
+    """Gbit/s of one process's link, each way."""
+    latency_us: float = 20.0
+    """Microseconds that one message takes beside its bytes."""
+    json: bool = False
+    """One JSON object instead of the table."""
+
+    def __post_init__(self) -> None:
+        check_numbers(
+            self,
+            classes=CLASSES,
+            dim="[1, 65536]",
+            gpus=PROCESSES,
+            batch="[1, 1000000000]",
+            sample_rate="(0, 1]",
+            threads=THREADS,
+            step_ms="(0, inf)",
+            images_per_s="(0, inf)",
+            tflops="(0, inf)",
+            bandwidth="(0, inf)",
+            launch_us="(0, inf)",
+            place_bandwidth="(0, inf)",
+            link_gbps="(0, inf)",
+        )
+
+    @property
+    def local_classes(self) -> int:
+        from partial_fc.head.shard import Shard  # whose package imports torch
+
+        return len(Shard.of(self.classes, 0, self.gpus))
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """True where rows lie in the host's memory, beside a GPU, or in files."""
+        return self.place == "disk" or (self.place == "host" and self.device == "cuda")
+
+    @property
+    def sampled(self) -> int:
+        """S: the negatives, and the batch's classes of this rank."""
+        if self.sample_rate == 1.0:
+            return self.local_classes
+        positives = math.ceil(self.batch / self.gpus)
+        return min(self.local_classes, math.ceil(self.sample_rate * self.local_classes) + positives)
 
 
 def report(options: PlanOptions) -> None:
@@ -28,6 +125,8 @@ def report(options: PlanOptions) -> None:
 
 def make(options: PlanOptions) -> dict[str, Any]:
     """Everything that the table shows, in bytes and seconds."""
+    from partial_fc.verbs.bench import plan
+
     workload = _resolved(options)
     machine = _machine(options, workload)
     gexp_per_s = machine.rates.gexp_per_s
@@ -147,6 +246,10 @@ def num_bytes(text: str) -> int:
 
 def _resolved(options: PlanOptions) -> PlanOptions:
     """The options, checked, with what is really used where they leave it open."""
+    import torch
+
+    from partial_fc.machine import has_bf16
+
     device, impl = options.device, options.impl
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -163,7 +266,12 @@ def _resolved(options: PlanOptions) -> PlanOptions:
     return replace(options, device=device, impl=impl, precision=precision)
 
 
-def _machine(options: PlanOptions, workload: PlanOptions) -> plan.Machine:
+def _machine(options: PlanOptions, workload: PlanOptions) -> "plan.Machine":
+    import torch
+
+    from partial_fc.machine import Rates, measure_rates
+    from partial_fc.verbs.bench import plan
+
     if options.launch_us and not options.tflops:
         raise ValueError(
             "--launch-us describes another machine, as --tflops and --bandwidth do: give all three, or none"

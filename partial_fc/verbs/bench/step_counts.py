@@ -1,4 +1,4 @@
-"""What a step of the head moves and launches, by count: the planner's numbers of operations and bytes.
+"""Counts what a step of the head moves and launches: the planner's numbers of operations and bytes.
 
 tests/unit/head/test_step_counts.py compares the tables with what torch is handed in real steps. kernels/triton_bytes.py
 has what the kernels that move rows themselves read and write.
@@ -45,18 +45,18 @@ _PLAIN_PASSES = 76
 
 
 def update_operations(optimizer: str, storage: Storage) -> int:
-    """Of one chunk in `RowTable.update`: where no kernel moves the rows itself."""
+    """Operations of one chunk in `RowTable.update`, where no kernel moves the rows itself."""
     return _UPDATE_OPERATIONS[optimizer] + _ROUNDING_OPERATIONS * _tables(optimizer, storage).count(torch.bfloat16)
 
 
 def update_bytes(optimizer: str, storage: Storage, sampled: bool) -> int:
-    """Of one number of an active row in `RowTable.update`."""
+    """Bytes of one number of an active row in `RowTable.update`."""
     tables = _tables(optimizer, storage)
     return _STEP[optimizer] + sum(_LOAD[dtype][sampled] + _STORE[dtype][sampled] for dtype in tables)
 
 
 def plain_pass_bytes(storage: Storage, sampled: bool) -> int:
-    """Of one number of an active centre in the plain kernel's two passes."""
+    """Bytes of one number of an active centre in the plain kernel's two passes."""
     return _PLAIN_PASSES + 2 * _LOAD[storage.dtype][sampled]
 
 

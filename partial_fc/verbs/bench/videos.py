@@ -14,7 +14,7 @@ import numpy as np
 from partial_fc.data.order import Keyed
 from partial_fc.data.sample import Frames, naming
 from partial_fc.data.video import ClipList, ClipTransform, Window
-from partial_fc.verbs.bench.data import DataOptions, in_turn, loaders, timed
+from partial_fc.verbs.bench.data import DataOptions, in_turn, loaders, print_table, timed
 
 
 def bench_videos(options: DataOptions) -> None:
@@ -52,11 +52,7 @@ def bench_videos(options: DataOptions) -> None:
         return
     frames = len(set(transform.window.offsets()))
     print(f"{count:,} clips of {frames} frames of {options.train_list}, to {size} x {size} pixels")
-    print(f"{'':34}   clips/s    CPU ms a clip  ratio to {name}")
-    for row in table:
-        print(f"{row['side']:34}  {row['images_per_s']:8,.1f}  {row['cpu_us'] / 1000:15.1f}  {row['ratio']:8.2f}")
-    for note in notes:
-        print(note)
+    print_table(f"{'':34}   clips/s    CPU ms a clip  ratio to {name}", table, notes, "8,.1f", 1000)
 
 
 def _choose(source: ClipList, index: int, window: Window, rng: np.random.Generator) -> list[int]:

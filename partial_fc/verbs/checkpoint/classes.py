@@ -2,31 +2,110 @@
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
-from torch import Tensor
-from torch.nn.functional import normalize
+import tyro
 
 from partial_fc import printable
-from partial_fc.checkpoint.class_names import names_of, read_names
-from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.data import ImageFolder, open_source
-from partial_fc.verbs.checkpoint import imprint, remap_classes
-from partial_fc.verbs.checkpoint.options import (
-    AddOptions,
-    ListOptions,
-    MatchOptions,
-    MergeClassesOptions,
-    Order,
-    RemoveOptions,
-    RenameOptions,
-)
-from partial_fc.verbs.checkpoint.remap_classes import Plan
+from partial_fc.flags.numbers import check_numbers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from partial_fc.checkpoint.read import Checkpoint
+    from partial_fc.verbs.checkpoint.remap_classes import Plan
+
+Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME...")]
+Order = Literal["auto", "sorted", "append"]
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """Prints number, name and last step of each class, tabs between them; - : no step has touched it."""
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    """A checkpoint, or a folder whose newest counts."""
+
+
+@dataclass(frozen=True)
+class _NewOptions(ListOptions):
+    out: Path
+    """The new checkpoint's folder; --resume takes it."""
+
+
+@dataclass(frozen=True)
+class AddOptions(_NewOptions):
+    """New classes. One with images starts at their mean direction, as the checkpoint's network sees them, with the
+    length of trained centres; one without starts like any untrained class. All other rows stay as they are."""
+
+    names: Names = ()
+    """NAME, NAME=FOLDER of its images, or NAME=FILE.npy with embeddings of it, (N, D)."""
+    names_file: Path | None = None
+    """More of them, one a line."""
+    images: Path | None = None
+    """A folder with a sub-folder of images for each new class, which gives its name."""
+    order: Order = "auto"
+    """Where new classes go: sorted by name, as a folder of class folders has them; or after all others. auto: sorted
+    where the names are so far."""
+    max_bad_records: int = 0
+    """Images that cannot be read are named and left out, at most so many."""
+
+
+@dataclass(frozen=True)
+class RemoveOptions(_NewOptions):
+    """Classes go; the numbers of those after them move up."""
+
+    names: Names = ()
+    """Which."""
+    names_file: Path | None = None
+    """More of them, one a line."""
+
+
+@dataclass(frozen=True)
+class MergeClassesOptions(_NewOptions):
+    """Several classes turn out to be one. It gets the mean of their directions, and keeps its own length and
+    optimizer's state. (Its own direction alone would fit only its own images: they were trained apart.)"""
+
+    into: str
+    """The class that stays."""
+    names: Names = ()
+    """Those that become part of it."""
+    images: tuple[float, ...] = ()
+    """How many images each had, first that of --into, then the NAMEs: directions count by it. none: all alike, which
+    is as good only where they had about as many."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, images="(0, 1e18)")
+
+
+@dataclass(frozen=True)
+class RenameOptions(_NewOptions):
+    """Other names; nothing else changes."""
+
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="OLD=NEW...")] = ()
+    """Which."""
+    names_file: Path | None = None
+    """More of them, one a line; or one NEW name for each class, by number."""
+
+
+@dataclass(frozen=True)
+class MatchOptions(_NewOptions):
+    """Makes the classes those of a data set, in its order: new ones start from their images there, those that it lacks
+    go."""
+
+    data: Path
+    """The data set that training will go on with; its classes have names."""
+    max_bad_records: int = 0
+    """Images that cannot be read are named and left out, at most so many."""
 
 
 def list_classes(options: ListOptions) -> None:
-    stored = open_with_centres(options.folder)
+    import torch
+
+    stored = _open(options.folder)
     names, rows, size = stored.names(), stored.rows(), 1 << 16
     for start in range(0, len(names), size):
         stop = min(start + size, len(names))
@@ -39,7 +118,9 @@ def list_classes(options: ListOptions) -> None:
 
 
 def add(options: AddOptions) -> None:
-    stored = open_with_centres(options.folder)
+    from partial_fc.verbs.checkpoint import imprint, remap_classes
+
+    stored = _open(options.folder)
     starts = [word.partition("=")[::2] for word in _words(options.names, options.names_file)]  # (name, what it has)
     folder = ImageFolder(options.images) if options.images else None
     new = [name for name, _ in starts] + (folder.classes if folder else [])
@@ -55,19 +136,27 @@ def add(options: AddOptions) -> None:
 
 
 def remove(options: RemoveOptions) -> None:
-    stored = open_with_centres(options.folder)
+    from partial_fc.verbs.checkpoint import remap_classes
+
+    stored = _open(options.folder)
     gone = _numbers(stored, _words(options.names, options.names_file))
     names = stored.names()
     kept = _all_but(gone, len(names))
     if not gone or not kept:
         raise ValueError(f"{len(gone)} of {len(names)} classes would go; name at least one, and not all")
-    plan = Plan([names[number] for number in kept], kept)
+    plan = remap_classes.Plan([names[number] for number in kept], kept)
     made_by = f"{len(gone)} classes removed from {stored.where}: {_some(names[n] for n in gone)}"
     remap_classes.write(stored, plan, options.out, made_by)
 
 
 def merge_classes(options: MergeClassesOptions) -> None:
-    stored = open_with_centres(options.folder)
+    import torch
+    from torch.nn.functional import normalize
+
+    from partial_fc.checkpoint.rows_now import rows_now
+    from partial_fc.verbs.checkpoint import remap_classes
+
+    stored = _open(options.folder)
     (into,) = _numbers(stored, [options.into])
     parts = _numbers(stored, options.names)
     if not parts or into in parts:
@@ -79,8 +168,8 @@ def merge_classes(options: MergeClassesOptions) -> None:
     weights = dict(zip(words, options.images or (1.0,) * len(words), strict=True))
     kept = _all_but(parts, len(names))
     now = kept.index(into)
-    plan = Plan([names[number] for number in kept], kept, joined=dict.fromkeys(parts, now))
-    rows = stored.rows()
+    plan = remap_classes.Plan([names[number] for number in kept], kept, joined=dict.fromkeys(parts, now))
+    rows = rows_now(stored)
     created = [number for number in (into, *parts) if bool(rows.created(number, number + 1))]
     if created:
         centres = rows.read(torch.tensor(created), ["centres"])["centres"].double()
@@ -92,7 +181,9 @@ def merge_classes(options: MergeClassesOptions) -> None:
 
 
 def rename(options: RenameOptions) -> None:
-    stored = open_with_centres(options.folder)
+    from partial_fc.verbs.checkpoint import remap_classes
+
+    stored = _open(options.folder)
     names = stored.names()
     words = _words(options.names, options.names_file)
     if options.names_file and len(words) == len(names) and not options.names and not any("=" in w for w in words):
@@ -112,12 +203,15 @@ def rename(options: RenameOptions) -> None:
             raise ValueError(f"classes {first[name]} and {number} would both be called {name!r}")
     if renamed == names:
         raise ValueError("no class gets another name: give OLD=NEW, or --names-file")
-    plan = Plan(renamed, list(range(len(names))))
+    plan = remap_classes.Plan(renamed, list(range(len(names))))
     remap_classes.write(stored, plan, options.out, f"classes of {stored.where} renamed")
 
 
 def match(options: MatchOptions) -> None:
-    stored = open_with_centres(options.folder)
+    from partial_fc.checkpoint.class_names import names_of
+    from partial_fc.verbs.checkpoint import imprint, remap_classes
+
+    stored = _open(options.folder)
     source = open_source(options.data)
     wanted = names_of(source, source.num_classes)
     if wanted is None:
@@ -128,20 +222,28 @@ def match(options: MatchOptions) -> None:
     number_of = _numbers_by_name(stored)
     old = [number_of.get(name, -1) for name in wanted]
     new = [number for number, before in enumerate(old) if before < 0]
-    plan = Plan(wanted, old, imprint.directions(stored, source, new, options.max_bad_records))
+    plan = remap_classes.Plan(wanted, old, imprint.directions(stored, source, new, options.max_bad_records))
     gone = len(number_of) - (len(old) - len(new))
     made_by = f"classes of {stored.where} made those of {options.data}: {len(new)} new, {gone} gone"
     remap_classes.write(stored, plan, options.out, made_by)
+
+
+def _open(folder: Path) -> "Checkpoint":
+    from partial_fc.checkpoint.read import open_with_centres
+
+    return open_with_centres(folder)
 
 
 # ---- names
 
 
 def _words(words: Iterable[str], file: Path | None) -> list[str]:
+    from partial_fc.checkpoint.class_names import read_names
+
     return [*words, *(filter(None, read_names(file)) if file else ())]
 
 
-def _check_new(new: Iterable[str], stored: Checkpoint) -> None:
+def _check_new(new: Iterable[str], stored: "Checkpoint") -> None:
     """Raises ValueError where classes cannot be called so."""
     taken = set(stored.names())
     for name in new:
@@ -152,7 +254,7 @@ def _check_new(new: Iterable[str], stored: Checkpoint) -> None:
         taken.add(name)
 
 
-def _numbers_by_name(stored: Checkpoint) -> dict[str, int]:
+def _numbers_by_name(stored: "Checkpoint") -> dict[str, int]:
     """Name -> number. Raises ValueError where two classes have one name."""
     number_of: dict[str, int] = {}
     for number, name in enumerate(stored.names()):
@@ -164,7 +266,7 @@ def _numbers_by_name(stored: Checkpoint) -> dict[str, int]:
     return number_of
 
 
-def _numbers(stored: Checkpoint, names: Iterable[str]) -> list[int]:
+def _numbers(stored: "Checkpoint", names: Iterable[str]) -> list[int]:
     """The numbers of classes by name, ascending. Raises ValueError for a name that is unknown, or named twice."""
     number_of = _numbers_by_name(stored)
     numbers = []
@@ -183,7 +285,9 @@ def _all_but(gone: Iterable[int], count: int) -> list[int]:
     return [number for number in range(count) if number not in left_out]
 
 
-def _with_new(stored: Checkpoint, new: list[str], directions: dict[str, Tensor], order: Order) -> Plan:
+def _with_new(stored: "Checkpoint", new: list[str], directions: "dict[str, Tensor]", order: Order) -> "Plan":
+    from partial_fc.verbs.checkpoint import remap_classes
+
     names = stored.names()
     if order == "auto":
         order = "sorted" if stored.class_names and names == sorted(names) else "append"
@@ -192,13 +296,15 @@ def _with_new(stored: Checkpoint, new: list[str], directions: dict[str, Tensor],
         if names != sorted(names):
             raise ValueError(f"--order sorted: the classes of {stored.where} are not sorted by name so far")
         pairs.sort(key=lambda pair: pair[0])
-    plan = Plan([name for name, _ in pairs], [old for _, old in pairs])
+    plan = remap_classes.Plan([name for name, _ in pairs], [old for _, old in pairs])
     plan.directions = {number: directions[name] for number, name in enumerate(plan.names) if name in directions}
     return plan
 
 
-def _direction(stored: Checkpoint, path: Path, max_bad: int) -> Tensor:
+def _direction(stored: "Checkpoint", path: Path, max_bad: int) -> "Tensor":
     """The direction of one class: from its embeddings, or from a folder of its images."""
+    from partial_fc.verbs.checkpoint import imprint
+
     if path.suffix == ".npy":
         return imprint.from_file(path, stored.manifest["embedding_size"])
     if not path.is_dir():

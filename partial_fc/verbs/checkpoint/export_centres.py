@@ -8,31 +8,55 @@ the last class: those are start values there, and so they are here.)
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import torch
-from torch import Tensor
+import tyro
 
-from partial_fc.checkpoint.output import print_notes
-from partial_fc.checkpoint.read import Checkpoint, open_with_centres
-from partial_fc.checkpoint.rows import StoredRows, cut
-from partial_fc.files import make_folders, sync_folder
-from partial_fc.foreign import mxnet_ndarray
-from partial_fc.head.rows.table import initial_centres
-from partial_fc.verbs.model.convert_options import ExportOptions
+from partial_fc.files import check_new, make_folders, sync_folder
+from partial_fc.flags.numbers import PROCESSES, check_numbers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from partial_fc.checkpoint.read import Checkpoint
+    from partial_fc.checkpoint.rows_now import RowsNow
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Writes the class centres of a checkpoint as InsightFace's MXNet trainer does: R_centers.param, one for each of
+    its ranks, and R_centers_mom.param where --momentum-lr is given. The backbone goes by `partial-fc convert`."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR...")]
+    """A checkpoint, or a folder whose newest counts; several where each host has written into a folder of its own."""
+    out: Path
+    """The folder to write to (that trainer's --models-root)."""
+    world_size: int
+    """Ranks that the files are for."""
+    momentum_lr: float | None = None
+    """The learning rate of the last steps, which momentum of MXNet holds; none: no momentum is written."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, world_size=PROCESSES, momentum_lr="(0, inf)")
 
 
 def export_centres(options: ExportOptions) -> None:
     """Raises ValueError where the checkpoint has no such centres, or a file is there already."""
+    from partial_fc.checkpoint.output import print_notes
+    from partial_fc.checkpoint.read import open_with_centres
+    from partial_fc.checkpoint.rows_now import rows_now
+    from partial_fc.foreign import mxnet_ndarray
+
     size, lr = options.world_size, options.momentum_lr
     stored = open_with_centres(*options.folders)
-    rows = stored.rows()
+    rows = rows_now(stored)
     _check(stored, rows, lr)
     num_local = -(-rows.stop // size)
     columns = {"centers": "centres"} | ({"centers_mom": "momentum"} if lr is not None else {})
     paths = [[options.out / f"{rank}_{ending}.param" for ending in columns] for rank in range(size)]
-    for path in (path for of_rank in paths for path in of_rank):
-        if path.exists():
-            raise ValueError(f"{path} is there already; remove it, or choose another folder")
+    check_new(*(path for of_rank in paths for path in of_rank))
     make_folders(options.out)
     try:
         # The centres of rank 0 last: without them `import`, and InsightFace, take the others for nothing.
@@ -59,7 +83,7 @@ def export_centres(options: ExportOptions) -> None:
     )
 
 
-def _check(stored: Checkpoint, rows: StoredRows, lr: float | None) -> None:
+def _check(stored: "Checkpoint", rows: "RowsNow", lr: float | None) -> None:
     if stored.manifest["sub_centres"] != 1:
         raise ValueError(f"{stored.where} has {stored.manifest['sub_centres']} centres a class; those files have one")
     if lr is not None and "momentum" not in rows.columns:
@@ -68,27 +92,31 @@ def _check(stored: Checkpoint, rows: StoredRows, lr: float | None) -> None:
         )
 
 
-def _rows_of_rank(stored: Checkpoint, rows: StoredRows, column: str, unit: float, start: int, num_rows: int) -> Tensor:
+def _rows_of_rank(
+    stored: "Checkpoint", rows: "RowsNow", column: str, unit: float, start: int, num_rows: int
+) -> "Tensor":
     """A column of rows [start, start + num_rows), fp32, times unit. Those of no class, or of one that no step has
-    touched, are as they were at the start."""
+    touched, are as they were at the start, or as --head-catch-up has them now."""
+    import torch
+
+    from partial_fc.checkpoint.rows import cut
+    from partial_fc.head.rows.table import initial_centres
+
     width = stored.manifest["embedding_size"]
-    if column == "centres":
-        row_LD = initial_centres(torch.arange(start, start + num_rows), width, stored.manifest["head"]["row_seed"])
-    else:
-        row_LD = torch.zeros(num_rows, width)
+    start_LD = initial_centres(torch.arange(start, start + num_rows), width, stored.manifest["head"]["row_seed"])
+    untouched = {name: torch.zeros(num_rows, *c.shape) for name, c in rows.columns.items()}
+    row_LD = rows.now({**untouched, "centres": start_LD})[column] * unit + 0.0  # of no -0.0
     stop = min(start + num_rows, rows.stop)
     for part in cut(rows, min(start, stop), stop):
         row_LD[part.class_N - start] = part.tensors[column].float() * unit
     return row_LD
 
 
-def _notes(stored: Checkpoint, rows: StoredRows, num_rows: int, lr: float | None) -> Sequence[str]:
+def _notes(stored: "Checkpoint", rows: "RowsNow", num_rows: int, lr: float | None) -> Sequence[str]:
     notes = []
     if num_rows > rows.stop:
         notes.append(f"the last {num_rows - rows.stop} row(s) are of no class: to read them back say --num-classes "
                      f"{rows.stop}")  # fmt: skip
     if lr is None and "momentum" in rows.columns:
         notes.append("the centres' momentum is left out; --momentum-lr LR writes it")
-    if stored.manifest["head"]["schedule"]:
-        notes.append("the run catches up on rows that rest (--head-catch-up): they are written as last touched")
     return notes

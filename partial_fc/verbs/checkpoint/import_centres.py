@@ -1,31 +1,72 @@
 """`partial-fc checkpoint import`: centre files of other trainers, of any number of ranks, into a checkpoint."""
 
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
-from torch import Tensor
+import tyro
 
-from partial_fc import models
-from partial_fc.checkpoint.class_names import read_names
-from partial_fc.checkpoint.output import new_checkpoint, print_notes
-from partial_fc.foreign import arcface_torch
-from partial_fc.foreign.backbone_weights import load_state, load_weights
-from partial_fc.foreign.centre_files import CHECKPOINT, CentreFiles, ForeignRows, find
-from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowOptimizer, RowSGD
-from partial_fc.verbs.model.convert_options import ImportOptions
+from partial_fc.flags.numbers import CLASSES, PIXELS, check_numbers
 
-_OPTIMIZERS: dict[str, type[RowOptimizer]] = {"sgd": RowSGD, "adamw": RowAdamW, "adam": RowAdam, "adagrad": RowAdagrad}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from partial_fc.foreign.centre_files import CentreFiles, ForeignRows
+
+
+_NETWORK = Literal["r18", "r34", "r50", "r100", "r200", "mbf"]
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Joins class centres that InsightFace's trainers wrote, a file for each rank, into a checkpoint that any number of
+    ranks loads. With the backbone (--network), --resume OUT goes on from it; without, train.py face takes the centres
+    with --head-centres OUT, and the backbone with --pretrained."""
+
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")]
+    """Those of all ranks, or the folder that they are in: R_centers.param and R_centers_mom.param (MXNet);
+    checkpoint_gpu_R.pt, softmax_fc_gpu_R.pt, or rank_R_softmax_weight.pt and rank_R_softmax_weight_mom.pt
+    (arcface_torch)."""
+    out: Path
+    """The new checkpoint's folder."""
+    num_classes: int | None = None
+    """For MXNet's files, whose last ones may end with padding."""
+    names_file: Path | None = None
+    """What the classes are called, one name a line."""
+    network: _NETWORK | None = None
+    """Which network checkpoint_gpu_0.pt, or --backbone, holds; none: the backbone is left out."""
+    backbone: Path | None = None
+    """Its weights, where they are in a file of their own (model.pt, backbone.pth)."""
+    image_size: int = 112
+    """That it was trained with."""
+    optimizer: Literal["auto", "sgd", "adamw", "adam", "adagrad"] = "auto"
+    """Optimizer of the centres, in the training that goes on. auto: what the files have the state of, else sgd."""
+    momentum_lr: float | None = None
+    """For R_centers_mom.param: the learning rate of the last steps."""
+    step: int = 0
+    """Where training goes on with --resume: so many updates are made."""
+    position: int = 0
+    """And so many samples were seen."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, num_classes=CLASSES, image_size=PIXELS, momentum_lr="(0, inf)")
 
 
 def import_centres(options: ImportOptions) -> None:
     """Raises ValueError where the files do not fit together, or hold something else."""
+    from partial_fc.checkpoint.class_names import read_names
+    from partial_fc.checkpoint.output import new_checkpoint, print_notes
+    from partial_fc.foreign.centre_files import ForeignRows, find
+    from partial_fc.head.rows import RowAdagrad, RowAdam, RowAdamW, RowSGD
+
     _check(options)
+    row_optimizers = {"sgd": RowSGD, "adamw": RowAdamW, "adam": RowAdam, "adagrad": RowAdagrad}
     files = find(options.files)
     rows = ForeignRows(files, options.num_classes, options.momentum_lr)
     optimizer = options.optimizer
     if optimizer == "auto":
         optimizer = "adamw" if "first_moment" in rows.file_states else "sgd"
-    rows.set_state(_OPTIMIZERS[optimizer](), touched=options.step)
+    rows.set_state(row_optimizers[optimizer](), touched=options.step)
     notes = rows.notes
     unused = rows.file_states - rows.columns.keys()
     if unused:
@@ -64,9 +105,14 @@ def _check(options: ImportOptions) -> None:
 
 
 def _backbone(
-    files: CentreFiles, options: ImportOptions, width: int
-) -> tuple[dict[str, Tensor] | None, dict[str, Tensor], dict[str, int]]:
+    files: "CentreFiles", options: ImportOptions, width: int
+) -> "tuple[dict[str, Tensor] | None, dict[str, Tensor], dict[str, int]]":
     """(weights, the optimizer's state by name, where the training stood)."""
+    from partial_fc import models
+    from partial_fc.foreign import arcface_torch
+    from partial_fc.foreign.backbone_weights import load_state, load_weights
+    from partial_fc.foreign.centre_files import CHECKPOINT
+
     if options.network is None:
         return None, {}, {}
     model = models.build(options.network, width, options.image_size)
@@ -81,7 +127,9 @@ def _backbone(
     return model.state_dict(), state, facts
 
 
-def _manifest(options: ImportOptions, rows: ForeignRows) -> dict[str, Any]:
+def _manifest(options: ImportOptions, rows: "ForeignRows") -> dict[str, Any]:
+    import torch
+
     sizes = {"embedding_size": rows.width, "image_size": options.image_size}
     return {
         "step": options.step,

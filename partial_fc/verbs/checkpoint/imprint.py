@@ -1,11 +1,11 @@
-"""Where new classes belong: the mean direction of their images, as the checkpoint's own network sees them.
+"""Places new classes at the mean direction of their images, as the checkpoint's own network sees them.
 
 (Imprinting: Qi, Brown and Lowe, "Low-Shot Learning with Imprinted Weights", https://arxiv.org/abs/1712.07136.)
 
 N images, B of a batch, D feature width.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from partial_fc import terminal
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.data import ImageFolder, Source
 from partial_fc.data.decode import decode, fit
 from partial_fc.data.image_folder import image_names
 from partial_fc.data.npy import read_npy
-from partial_fc.data.sample import BadRecord, naming, still
+from partial_fc.data.sample import naming, still
 from partial_fc.embedding.definition import unit_embeddings
 from partial_fc.embedding.load import from_checkpoint
+from partial_fc.verbs.data.left_out import usable
 
 _BATCH = 64
 
@@ -50,43 +50,27 @@ def directions(stored: Checkpoint, source: Source, labels: Iterable[int], max_ba
         return {}
     model = from_checkpoint(stored).model()
     total: dict[int, Tensor] = {}
-    images = _read(source, index_N, wanted, model.image_size, max_bad)
-    with terminal.bar(total=len(index_N), unit="image", desc="embed", leave=False) as bar:
-        while batch := list(islice(images, _BATCH)):
-            image_B3HW = torch.from_numpy(np.stack([image for image, _ in batch])).permute(0, 3, 1, 2).contiguous()
-            unit_BD, _ = unit_embeddings(model.forward, image_B3HW, model.flip)
-            if not bool(torch.isfinite(unit_BD).all()):
-                raise ValueError(
-                    f"{stored.where}: an embedding is not finite or has length 0: the network has diverged, or was "
-                    "never trained"
-                )
-            for (_, label), unit_D in zip(batch, unit_BD, strict=True):
-                total[label] = total.get(label, torch.zeros(())) + unit_D
-            bar.update(len(batch))
+
+    def read(index: int) -> tuple[np.ndarray, int] | None:
+        sample = source.read(index)
+        if sample.label not in wanted:
+            return None
+        with naming(source, index):
+            given = still(sample)
+            return fit(decode(given) if isinstance(given, bytes) else given, model.image_size), sample.label
+
+    images = (made for _, made in usable(read, index_N, 1, max_bad, "embed") if made)
+    while batch := list(islice(images, _BATCH)):
+        image_B3HW = torch.from_numpy(np.stack([image for image, _ in batch])).permute(0, 3, 1, 2).contiguous()
+        unit_BD, _ = unit_embeddings(model.forward, image_B3HW, model.flip)
+        if not bool(torch.isfinite(unit_BD).all()):
+            raise ValueError(
+                f"{stored.where}: an embedding is not finite or has length 0: the network has diverged, or was "
+                "never trained"
+            )
+        for (_, label), unit_D in zip(batch, unit_BD, strict=True):
+            total[label] = total.get(label, torch.zeros(())) + unit_D
     return {label: normalize(sum_D, dim=0).float() for label, sum_D in total.items()}
-
-
-def _read(
-    source: Source, index_N: list[int], wanted: set[int], size: int, max_bad: int
-) -> Iterator[tuple[np.ndarray, int]]:
-    """Pixels and label of each that is good and of a wanted class."""
-    num_bad = 0
-    for index in index_N:
-        try:
-            sample = source.read(index)
-            if sample.label not in wanted:
-                continue
-            with naming(source, index):
-                given = still(sample)
-                image = decode(given) if isinstance(given, bytes) else given
-                yield fit(image, size), sample.label
-        except BadRecord as error:
-            num_bad += 1
-            print(f"left out: {error}")
-            if num_bad > max_bad:
-                raise ValueError(
-                    f"{error} (bad image {num_bad}, at most {max_bad} are left out: --max-bad-records)"
-                ) from error
 
 
 def from_file(path: Path, width: int) -> Tensor:

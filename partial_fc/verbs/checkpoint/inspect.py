@@ -3,25 +3,37 @@
 import json
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import tyro
 from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from partial_fc.checkpoint.folders import MARKER, best, is_set_aside, is_step, newest, steps_below
-from partial_fc.checkpoint.head_state import tables_in
-from partial_fc.checkpoint.read import Checkpoint
-from partial_fc.checkpoint.rows import gaps, part_files
 from partial_fc.files import check_regular
-from partial_fc.verbs.checkpoint.options import InspectOptions
+
+if TYPE_CHECKING:
+    from partial_fc.checkpoint.read import Checkpoint
 
 _HIGHLIGHTS = (
     *("dataset", "rec", "network", "embedding_size", "image_size", "loss", "scale", "margins", "sample_rate"),
     *("optimizer", "head_optimizer", "lr", "lr_scheduler", "epochs", "max_steps", "batch_size", "accumulate"),
     *("precision", "centre_dtype", "centre_state_dtype", "head_catch_up", "gradient_compression", "sync_bn", "seed"),
 )
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """Shows what a checkpoint holds; of a folder of checkpoints, which there are. Reads no more than it shows:
+    `partial-fc checkpoint verify` tells whether the files are whole."""
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    """A checkpoint, a folder of checkpoints, or a run's --models-root."""
+    json: bool = False
+    """As JSON: a list with one object for each checkpoint."""
 
 
 def inspect(options: InspectOptions) -> int:
@@ -47,7 +59,10 @@ def inspect(options: InspectOptions) -> int:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """What there is to say of one folder, as JSON. "problem": why no more can be said."""
+    """Describes one folder, as JSON. "problem": why no more can be said."""
+    from partial_fc.checkpoint.head_state import tables_in
+    from partial_fc.checkpoint.read import Checkpoint
+
     marker = folder / MARKER
     num_bytes = sum(path.stat().st_size for path in folder.iterdir())
     facts: dict[str, Any] = {"folder": str(folder), "complete": marker.exists(), "bytes": num_bytes}
@@ -92,8 +107,10 @@ def _tensors(path: Path) -> dict[str, Any]:
     return {"tensors": len(tensors), "numbers": numbers, "dtypes": dtypes, "bytes": path.stat().st_size}
 
 
-def _table(checkpoint: Checkpoint, name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """manifest: what it says of this table."""
+def _table(checkpoint: "Checkpoint", name: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the facts of a table's files. manifest: what it says of this table."""
+    from partial_fc.checkpoint.rows import gaps, part_files
+
     files = part_files(checkpoint.folders, checkpoint.world_size, name)
     columns: dict[str, Any] = {}
     num_created = num_touched = 0
@@ -118,7 +135,7 @@ def _table(checkpoint: Checkpoint, name: str, manifest: Mapping[str, Any]) -> di
 
 
 def _line(facts: dict[str, Any]) -> str:
-    """One line of several."""
+    """Describes one of several checkpoints in a line."""
     words = [Path(facts["folder"]).name, f"{_bytes(facts['bytes']):>9}"]
     if "problem" in facts:
         return "  ".join((*words, facts["problem"], *facts["marks"]))
@@ -130,7 +147,7 @@ def _line(facts: dict[str, Any]) -> str:
 
 
 def _lines(values: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """One checkpoint as lines of (name, value)."""
+    """Yields one checkpoint as lines of (name, value)."""
     if not name or (isinstance(values, dict) and (name == "head" or "num_classes" in values)):
         for key, value in values.items():
             yield from _lines(value, f"{name}.{key}" if name else key)

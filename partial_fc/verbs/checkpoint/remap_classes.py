@@ -14,6 +14,7 @@ from partial_fc import printable
 from partial_fc.checkpoint.output import new_checkpoint, print_notes
 from partial_fc.checkpoint.read import Checkpoint
 from partial_fc.checkpoint.rows import StoredRows, class_numbers
+from partial_fc.checkpoint.rows_now import RowsNow, rows_now
 from partial_fc.head.class_rows import Column
 from partial_fc.head.rows.table import initial_centres
 from partial_fc.verbs.checkpoint.reshard import copy_other_files
@@ -39,13 +40,13 @@ class RemappedRows:
     state, like a row that starts; an old one that gets another direction keeps its length and state. A new class
     without a direction is not created: whoever trains starts it as any other."""
 
-    def __init__(self, stored: StoredRows, plan: Plan, num_steps: int, row_seed: int):
+    def __init__(self, stored: StoredRows, now: RowsNow, plan: Plan, num_steps: int, row_seed: int):
         self.start, self.stop = 0, len(plan.old)
         self._stored, self._directions = stored, plan.directions
         self._num_steps, self._row_seed = num_steps, row_seed
         self._old_C = torch.tensor(plan.old, dtype=torch.int64)
         self._kept_C = stored.created(0, stored.stop)[self._old_C.clamp(min=0)] & (self._old_C >= 0)
-        self._length = typical_length(stored) if plan.directions else 0.0
+        self._length = typical_length(now) if plan.directions else 0.0
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -71,8 +72,8 @@ class RemappedRows:
         return rows
 
     def _centre(self, number: int, old: Tensor | None) -> Tensor:
-        """One class's (D,) or (sub_centres, D). All sub-centres on one spot would never part: the others of a new class
-        are start values, those of an old one stay."""
+        """Makes one class's centre, (D,) or (sub_centres, D). All sub-centres on one spot would never part: the others
+        of a new class are start values, those of an old one stay."""
         direction_D = self._directions[number]
         length = self._length if old is None else old.reshape(-1, len(direction_D))[0].float().norm()
         centre_D = direction_D / direction_D.norm() * length
@@ -86,7 +87,7 @@ class RemappedRows:
         return centre_RD
 
 
-def typical_length(stored: StoredRows) -> float:
+def typical_length(stored: RowsNow) -> float:
     """The median length of centres that a step has moved; of start values where there are none."""
     lengths = [torch.empty(0)]
     for part in stored.parts():
@@ -102,7 +103,7 @@ def typical_length(stored: StoredRows) -> float:
 def write(stored: Checkpoint, plan: Plan, out: Path, made_by: str) -> None:
     """The new checkpoint, for as many ranks as before, with a map of the numbers beside it."""
     head, before = stored.manifest["head"], stored.names()
-    rows = RemappedRows(stored.rows(), plan, head["num_steps"], head["row_seed"])
+    rows = RemappedRows(stored.rows(), rows_now(stored), plan, head["num_steps"], head["row_seed"])
     manifest = {**stored.manifest, "num_classes": len(plan.names)}
     with new_checkpoint(out, manifest, plan.names, made_by) as output:
         output.rows(rows)

@@ -1,12 +1,40 @@
 """`partial-fc checkpoint merge` and `reshard`: the files of W ranks become those of another number."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from partial_fc.checkpoint.head_state import hard_negatives_name, tables_in
-from partial_fc.checkpoint.output import Output, new_checkpoint, print_notes
-from partial_fc.checkpoint.read import Checkpoint, open_with_centres
-from partial_fc.checkpoint.snapshot import below, local_name
-from partial_fc.verbs.checkpoint.options import MergeOptions, ReshardOptions
+import tyro
+
+from partial_fc.flags.numbers import PROCESSES, check_numbers
+
+if TYPE_CHECKING:
+    from partial_fc.checkpoint.output import Output
+    from partial_fc.checkpoint.read import Checkpoint
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """One set of files, as one process would have written it. (Training needs none of this: any number of ranks loads
+    what any other wrote.)"""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR...")]
+    """A checkpoint, or a folder whose newest counts; several where each host has written into a folder of its own."""
+    out: Path
+    """The new checkpoint's folder; --resume takes it."""
+
+
+@dataclass(frozen=True)
+class ReshardOptions(MergeOptions):
+    """The files that another number of ranks would have written, bit for bit the same rows: for hosts that each have
+    a folder of their own, or to join those folders (with the number of ranks that they are from)."""
+
+    world_size: int
+    """Ranks that the new files are for."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, world_size=PROCESSES)
 
 
 def merge(options: MergeOptions) -> None:
@@ -15,6 +43,10 @@ def merge(options: MergeOptions) -> None:
 
 def reshard(options: ReshardOptions) -> None:
     """Raises ValueError where a file is missing or damaged, or the folders are not of one checkpoint."""
+    from partial_fc.checkpoint.head_state import tables_in
+    from partial_fc.checkpoint.output import new_checkpoint, print_notes
+    from partial_fc.checkpoint.read import open_with_centres
+
     size = options.world_size
     stored = open_with_centres(*options.folders, named=True)
     tables = tables_in(stored.manifest, stored.where)
@@ -28,8 +60,11 @@ def reshard(options: ReshardOptions) -> None:
     print(f"{options.out}: step {stored.step}, {counts}, {size} rank(s)")
 
 
-def copy_other_files(stored: Checkpoint, output: Output, same_classes: bool = True) -> Iterator[str]:
+def copy_other_files(stored: "Checkpoint", output: "Output", same_classes: bool = True) -> Iterator[str]:
     """Writes all but the head's rows; yields what is left out or becomes something else."""
+    from partial_fc.checkpoint.head_state import hard_negatives_name, tables_in
+    from partial_fc.checkpoint.snapshot import below, local_name
+
     for name in ("backbone.safetensors", "optimizer.safetensors"):
         output.tensors(name, stored.load(name))
     before, size = stored.world_size, output.world_size

@@ -1,22 +1,33 @@
 """`partial-fc checkpoint verify`: is everything there, and as it was written?"""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
+import tyro
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from partial_fc import terminal
 from partial_fc.checkpoint.files import checksums_name
 from partial_fc.checkpoint.folders import MARKER, is_set_aside, is_step, steps_below
-from partial_fc.checkpoint.head_state import tables_in
-from partial_fc.checkpoint.read import Checkpoint
-from partial_fc.checkpoint.rows import Part, gaps, mismatch, part_files
 from partial_fc.files import TEXT_BYTES, check_regular, read_bytes
-from partial_fc.head.shard import Shard
-from partial_fc.verbs.checkpoint.options import VerifyOptions
+
+if TYPE_CHECKING:
+    from partial_fc.checkpoint.read import Checkpoint
+    from partial_fc.checkpoint.rows import Part
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Checks that a checkpoint is whole: every file there and as its checksum says, every class held once, shapes and
+    dtypes in agreement. Exit status 1 where anything is wrong; each problem names its file."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR...")]
+    """One checkpoint, or several folders of one, where each host has its own; or one folder of checkpoints, of which
+    all are checked."""
+    finite: bool = False
+    """Also look for numbers that are not finite."""
 
 
 def verify(options: VerifyOptions) -> int:
@@ -42,6 +53,9 @@ def verify(options: VerifyOptions) -> int:
 
 def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]:
     """Yields ("bad" or "note", what) for the folders of one checkpoint."""
+    from partial_fc.checkpoint.head_state import tables_in
+    from partial_fc.checkpoint.read import Checkpoint
+
     try:
         checkpoint = Checkpoint(*folders)
         tables = tables_in(checkpoint.manifest, str(folders[0]))
@@ -62,7 +76,7 @@ def findings(folders: Sequence[Path], finite: bool) -> Iterator[tuple[str, str]]
         yield from _check_finite(folders)
 
 
-def _check_checksums(checkpoint: Checkpoint, ranks: set[int]) -> Iterator[tuple[str, str]]:
+def _check_checksums(checkpoint: "Checkpoint", ranks: set[int]) -> Iterator[tuple[str, str]]:
     """Compares every file that a rank wrote with its checksum."""
     listed = checkpoint.checksums
     names_here = {path.name for folder in checkpoint.folders for path in folder.iterdir()}
@@ -84,7 +98,7 @@ def _check_checksums(checkpoint: Checkpoint, ranks: set[int]) -> Iterator[tuple[
                 yield "bad", str(error)
 
 
-def _check_class_names(checkpoint: Checkpoint, counts: Sequence[int]) -> Iterator[tuple[str, str]]:
+def _check_class_names(checkpoint: "Checkpoint", counts: Sequence[int]) -> Iterator[tuple[str, str]]:
     """counts: the classes of each table, of which one has the names."""
     names = checkpoint.folder / "class-names.txt"
     if counts and names.exists():
@@ -94,9 +108,12 @@ def _check_class_names(checkpoint: Checkpoint, counts: Sequence[int]) -> Iterato
 
 
 def _check_table(
-    checkpoint: Checkpoint, ranks: set[int], table: str, facts: Mapping[str, Any]
+    checkpoint: "Checkpoint", ranks: set[int], table: str, facts: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     """Checks class ranges, shapes, dtypes, and how often rows moved. facts: what the manifest says of the table."""
+    from partial_fc.checkpoint.rows import gaps, mismatch, part_files
+    from partial_fc.head.shard import Shard
+
     size = checkpoint.world_size
     files = part_files(checkpoint.folders, size, table)
     for rank in sorted(ranks):
@@ -119,8 +136,8 @@ def _check_table(
             first = first or (part, file.path.name)
 
 
-def _against_manifest(part: Part, manifest: Mapping[str, Any]) -> str | None:
-    """What a file holds otherwise than the manifest says, if anything."""
+def _against_manifest(part: "Part", manifest: Mapping[str, Any]) -> str | None:
+    """Says how a file differs from the manifest; None where it does not."""
     width, subs = manifest["embedding_size"], manifest["sub_centres"]
     shape = (width,) if subs == 1 else (subs, width)
     actual = part.columns["centres"].shape
@@ -136,6 +153,9 @@ def _against_manifest(part: Part, manifest: Mapping[str, Any]) -> str | None:
 
 
 def _check_finite(folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    import torch
+    from safetensors.torch import load_file
+
     paths = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
     for path in terminal.bar(paths, desc="finite", unit="file", leave=False):
         try:

@@ -15,7 +15,7 @@ from partial_fc.data import open_source
 from partial_fc.data.decode import encode_square
 from partial_fc.data.pairs import write_pairs
 from partial_fc.data.sample import MAX_FILE_BYTES, BadRecord, still
-from partial_fc.files import read_bytes, read_text
+from partial_fc.files import check_new, read_bytes, read_text
 from partial_fc.findings import counted
 from partial_fc.flags.numbers import PIXELS, check_numbers
 
@@ -48,8 +48,7 @@ class PairsOptions:
 
 def make_pairs(options: PairsOptions) -> None:
     """Writes options.output, which must not exist. ValueError names the line, the file or the fold that is wrong."""
-    if options.output.exists():
-        raise ValueError(f"{options.output} exists; remove it or choose another name")
+    check_new(options.output)
     if options.source.is_file() and options.source.suffix != ".rec":
         names, same = _read_pair_list(options.source)
         root = options.root or options.source.parent

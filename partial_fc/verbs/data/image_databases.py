@@ -4,8 +4,6 @@ imagenet read."""
 import logging
 import os
 import shutil
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -17,17 +15,18 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from partial_fc import terminal
 from partial_fc.data import ImageFolder, Source, open_source
 from partial_fc.data.databases import DatabaseSource, open_database
 from partial_fc.data.databases.write import Format, Put, encode_record, leveldb_writer, lmdb_writer
 from partial_fc.data.decode import check_proportions, decode
 from partial_fc.data.idx import IdxSource, Split
 from partial_fc.data.sample import BadRecord, naming, still
+from partial_fc.files import check_new
 from partial_fc.findings import counted
 from partial_fc.flags.numbers import PIXELS, THREADS, check_numbers
+from partial_fc.verbs.data.left_out import usable
 
-_CHUNK = 512  # images in work at a time
+_JUDGED = 512  # images by which the room is judged that all need
 _MOST_LABELS = 2**31  # int32
 _SPARE = 1.1  # of the space that is needed, for what a database adds
 
@@ -73,7 +72,7 @@ class DatabaseOptions:
 
     @property
     def copies(self) -> bool:
-        """Whether records of a database stay as they are."""
+        """True where records of a database stay as they are."""
         return self.format is None and self.size is None and not self.raw
 
 
@@ -86,15 +85,18 @@ def make_leveldb(options: DatabaseOptions) -> None:
 
 
 def _make(options: DatabaseOptions, writer: AbstractContextManager[Put]) -> None:
-    if options.output.exists():
-        raise ValueError(f"{options.output} exists; remove it or choose another folder")
+    check_new(options.output)
     source = open_any(options.source, options.root, options.split, options.leveldb_shadow)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     order = np.arange(len(source))
     if options.shuffle:
         order = np.random.default_rng(options.seed).permutation(len(source))
-    records = _records(source, order, options)
-    first = list(islice(records, _CHUNK))
+    made = usable(
+        lambda number: _record(source, number, int(order[number]), options),
+        range(len(order)), options.num_workers, options.max_bad_records, "write",
+    )  # fmt: skip
+    records = (record for _, record in made)
+    first = list(islice(records, _JUDGED))
     if not first:
         raise ValueError(f"{options.source}: not one image could be read")
     _check_room(options.output, [len(value) for _, value in first], len(source))
@@ -129,36 +131,6 @@ def _is_database(path: Path) -> bool:
     return (path / "data.mdb").exists() or (path / "CURRENT").exists()
 
 
-def _records(source: Source, order: NDArray[np.int64], options: DatabaseOptions) -> Iterator[tuple[bytes, bytes]]:
-    """(key, value) in the given order, without those that cannot be read."""
-    num_bad = 0
-    numbers = range(len(order))
-
-    def record(number: int) -> tuple[bytes, bytes] | BadRecord:
-        try:
-            return _record(source, number, int(order[number]), options)
-        except BadRecord as error:
-            return error
-
-    with (
-        ThreadPoolExecutor(options.num_workers) as pool,
-        terminal.bar(total=len(order), desc="write", unit="image") as bar,
-    ):
-        for start in range(0, len(order), _CHUNK):
-            for made in pool.map(record, numbers[start : start + _CHUNK]):
-                bar.update()
-                if not isinstance(made, BadRecord):
-                    yield made
-                    continue
-                num_bad += 1
-                if num_bad > options.max_bad_records:
-                    raise ValueError(
-                        f"{made} (bad image {num_bad}, at most {options.max_bad_records} are left out: "
-                        "--max-bad-records)"
-                    )
-                _log.warning("left out: %s", made)
-
-
 def _record(source: Source, number: int, index: int, options: DatabaseOptions) -> tuple[bytes, bytes]:
     prefix = b"%08d" % number
     if isinstance(source, DatabaseSource):
@@ -179,7 +151,7 @@ def _record(source: Source, number: int, index: int, options: DatabaseOptions) -
 
 
 def _image(image: bytes | NDArray[np.uint8], options: DatabaseOptions) -> bytes | NDArray[np.uint8]:
-    """What is written of an image. It is decoded in either case, so that one that cannot be used is found here."""
+    """Returns what is written of an image, which is decoded in either case: a bad one is found here."""
     pixel = decode(image) if isinstance(image, bytes) else image
     check_proportions(pixel)
     resized = pixel if options.size is None else _resize(pixel, options.size)

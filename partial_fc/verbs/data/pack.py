@@ -1,8 +1,6 @@
 """`partial-fc data pack`: images into train.rec, .idx, .lst and property, without MXNet's im2rec."""
 
 import logging
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,16 +8,15 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from partial_fc import printable, terminal
-from partial_fc.data import ImageFolder, RecordSource, open_source
+from partial_fc import printable
+from partial_fc.data import ImageFolder, open_source
 from partial_fc.data.decode import encode_square
-from partial_fc.data.record_source import MAX_CLASSES
-from partial_fc.data.recordio import RecordWriter, pack, write_index
-from partial_fc.data.sample import BadRecord, naming
+from partial_fc.data.recordio import MAX_CLASSES, RecordWriter, pack, write_index
+from partial_fc.data.sample import naming
+from partial_fc.files import check_new
 from partial_fc.findings import counted
 from partial_fc.flags.numbers import PIXELS, THREADS, check_numbers
-
-_CHUNK = 1024  # images in work at a time
+from partial_fc.verbs.data.left_out import usable
 
 _log = logging.getLogger(__name__)
 
@@ -55,19 +52,26 @@ def pack_images(options: PackOptions) -> None:
     source = open_source(options.source, root=options.root)
     if source.num_classes > MAX_CLASSES:
         raise ValueError(f"{source.num_classes} classes; float32 labels of a .rec are exact only up to {MAX_CLASSES}")
-    if (options.output / "train.rec").exists():
-        raise ValueError(f"{options.output / 'train.rec'} exists; remove it or choose another folder")
+    check_new(options.output / "train.rec")
     options.output.mkdir(parents=True, exist_ok=True)
     label_N = source.labels()
     # Identity records need the images of a class side by side.
     order = np.arange(len(label_N)) if options.plain else np.argsort(label_N, kind="stable")
     first_key = 0 if options.plain else 1
+
+    def encoded(index: int) -> bytes:
+        image = source.read(index).image
+        assert isinstance(image, bytes), "files and records give encoded images"
+        with naming(source, index):
+            return encode_square(image, options.image_size, options.quality)
+
     labels: list[int] = []  # of the images written, by key
     with (
         RecordWriter(options.output / "train.rec") as writer,
         open(options.output / "train.lst", "w", encoding="utf-8", errors="surrogateescape") as lst,
     ):
-        for index, content in _encoded_images(source, order, options):
+        images = usable(encoded, order.tolist(), options.num_workers, options.max_bad_records, "pack")
+        for index, content in images:
             key, label = first_key + len(labels), int(label_N[index])
             name = source.names[index] if isinstance(source, ImageFolder) else source.where(index)
             writer.write(key, pack(label if options.plain else [label, 1.0], content, id=key))
@@ -101,8 +105,7 @@ class IndexOptions:
 def make_index(options: IndexOptions) -> None:
     """Writes the .idx beside options.source, which must not have one."""
     idx_path = options.source.with_suffix(".idx")
-    if idx_path.exists():
-        raise ValueError(f"{idx_path} exists; remove it first if it is wrong")
+    check_new(idx_path)
     print(f"{idx_path}: {counted(write_index(options.source), 'record')}")
 
 
@@ -113,41 +116,6 @@ def write_identities(writer: RecordWriter, count_C: np.ndarray) -> None:
     writer.write(0, pack([first, first + len(count_C)], b""))
     for label, (count, end) in enumerate(zip(count_C.tolist(), end_C.tolist(), strict=True)):
         writer.write(first + label, pack([end - count, end], b"", id=first + label))
-
-
-def _encoded_images(
-    source: ImageFolder | RecordSource, order: np.ndarray, options: PackOptions
-) -> Iterator[tuple[int, bytes]]:
-    """(index, image file) in the given order, without those that cannot be read."""
-
-    def encoded(index: int) -> bytes | BadRecord:
-        try:
-            image = source.read(index).image
-            assert isinstance(image, bytes), "files and records give encoded images"
-            with naming(source, index):
-                return encode_square(image, options.image_size, options.quality)
-        except BadRecord as error:
-            return error
-
-    num_bad = 0
-    with (
-        ThreadPoolExecutor(options.num_workers) as pool,
-        terminal.bar(total=len(order), desc="pack", unit="image") as bar,
-    ):
-        for start in range(0, len(order), _CHUNK):
-            indices = order[start : start + _CHUNK].tolist()
-            for index, content in zip(indices, pool.map(encoded, indices), strict=True):
-                bar.update()
-                if isinstance(content, bytes):
-                    yield index, content
-                    continue
-                num_bad += 1
-                if num_bad > options.max_bad_records:
-                    raise ValueError(
-                        f"{content} (bad image {num_bad}, at most {options.max_bad_records} are left out: "
-                        f"--max-bad-records)"
-                    )
-                _log.warning("left out: %s", content)
 
 
 def _report(output: Path, count_C: np.ndarray, class_names: list[str] | None) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
+from partial_fc import pictures
 from partial_fc.data import ImageFolder, RecordSource, Source
 from partial_fc.data.augment import glyph
-from partial_fc.data.check.tiles import Pixels, Row, Tile, check_sheet, whole, write_sheet
 from partial_fc.data.decode import decode
 from partial_fc.data.idx import IdxSource, Split
 from partial_fc.data.image_folder import class_folders
@@ -22,6 +22,7 @@ from partial_fc.data.video import ClipList, ClipTransform, Window
 from partial_fc.files import regular
 from partial_fc.findings import counted
 from partial_fc.flags.numbers import PIXELS, check_numbers
+from partial_fc.pictures import Pixels, Row, Tile
 from partial_fc.verbs.data.image_databases import open_any
 
 _LOOKED_AT = 4096  # records, where their labels lie within them
@@ -75,7 +76,7 @@ class ShowOptions:
 
 def show(options: ShowOptions) -> None:
     """Writes options.out. ValueError where there is nothing to show or the file cannot be written."""
-    check_sheet("--out", options.out)
+    pictures.check_name("--out", options.out)
     path = options.source
     if not path.exists():
         raise ValueError(f"{path} not found; expected a folder, a list, a .rec, a .bin or a database of images")
@@ -93,7 +94,7 @@ def show(options: ShowOptions) -> None:
     rows += [row for each in bins for row in _pair_rows(each, options, problems)]
     if problems and all(tile.image is None for row in rows for tile in row.tiles):
         raise ValueError(f"not one of {counted(len(problems), 'sample')} can be used; the first: {problems[0]}")
-    write_sheet(options.out, rows)
+    pictures.write(options.out, pictures.sheet(rows, max(pictures.A_ROW, options.images)))
     print(f"{options.out}: {counted(len(rows), 'row')}{seen}")
     if problems:
         print(f"{counted(len(problems), 'sample')} cannot be used, drawn as crosses; the first: {problems[0]}")
@@ -192,11 +193,12 @@ def _labels(source: Source, rng: np.random.Generator) -> tuple[NDArray[np.int64]
 def _tile(source: Source, index: int, make: Transform, rng: np.random.Generator, caption: str) -> Tile:
     image = make(source.read(index), rng)
     height, width = image.shape[:2]
-    return Tile(whole(image), [caption or _name(source, index), f"{width} x {height}"])
+    return Tile(pictures.fit(image), [caption or _name(source, index), f"{width} x {height}"])
 
 
 def _name(source: Source, index: int) -> str:
-    """What tells it from the others: of "photos/alice/1.jpg" the file, of "faces/train.rec, key 17" the key."""
+    """Returns what tells a sample from the others: of "photos/alice/1.jpg" the file, of "faces/train.rec, key 17" the
+    key."""
     return source.where(index).rpartition("/")[2].rpartition(", ")[2]
 
 
@@ -213,7 +215,7 @@ def _pair_rows(path: Path, options: ShowOptions, problems: list[str]) -> Iterato
     pairs, rng = read_pairs(path), np.random.default_rng(options.seed)
 
     def image(index: int) -> Pixels:
-        return whole(decode(pairs.images[index]))
+        return pictures.fit(decode(pairs.images[index]))
 
     for same, what in ((True, "one class"), (False, "two classes")):
         of_kind = np.flatnonzero(pairs.same == same)

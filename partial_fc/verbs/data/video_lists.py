@@ -2,20 +2,19 @@
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from partial_fc import terminal
 from partial_fc.data.sample import BadRecord
+from partial_fc.data.video.clip_list import write_list
 from partial_fc.data.video.frames import VideoFile
-from partial_fc.data.video.lists import write_list
 from partial_fc.files import read_text
 from partial_fc.findings import counted
 from partial_fc.flags.numbers import THREADS, check_numbers
+from partial_fc.verbs.data.left_out import usable
 
 _SUFFIXES = (".mp4", ".avi", ".mkv", ".webm", ".mov", ".m4v", ".mpg", ".ts")
 
@@ -53,28 +52,15 @@ def make_lists(options: ListOptions) -> None:
         raise ValueError(f"{options.folder}: no videos in its {counted(len(names), 'class')}; expected {kind} in them")
     count = _count_images if options.rawframes else _count_frames
 
-    def look(name: str) -> int | BadRecord:
+    def look(video: tuple[str, int]) -> int:
+        path = options.folder / video[0]
         try:
-            return count(options.folder / name)
+            return count(path)
         except BadRecord as error:
-            return error
+            raise BadRecord(f"{path}: {error}") from None
 
-    lines, num_bad = [], 0
-    with ThreadPoolExecutor(options.num_workers) as pool:
-        found = pool.map(look, (name for name, _ in videos))
-        for (name, label), num_frames in zip(
-            videos, terminal.bar(found, total=len(videos), desc="videos"), strict=True
-        ):
-            if isinstance(num_frames, BadRecord):
-                num_bad += 1
-                print(f"left out: {options.folder / name}: {num_frames}")
-                if num_bad > options.max_bad_records:
-                    raise ValueError(
-                        f"{counted(num_bad, 'video')} cannot be read; at most {options.max_bad_records} are left out "
-                        "(--max-bad-records)"
-                    )
-            else:
-                lines.append((name, num_frames, label))
+    counted_frames = usable(look, videos, options.num_workers, options.max_bad_records, "videos", "video")
+    lines = [(name, num_frames, label) for (name, label), num_frames in counted_frames]
     write_list(options.out, lines)
     text = "".join(f"{name}\n" for name in names)
     options.out.with_suffix(".classes").write_text(text, encoding="utf-8", errors="surrogateescape")

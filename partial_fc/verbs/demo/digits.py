@@ -13,11 +13,12 @@ writer may be in both parts.
 from dataclasses import dataclass
 from pathlib import Path
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from partial_fc import pictures
 from partial_fc.data.idx import ImageSet, Split, names, write_idx
+from partial_fc.files import check_new
 
 NUM_TRAIN = 1287
 _SIDE, _DRAWN = 28, 20  # pixels of an image, and of the square that a scan fills
@@ -39,16 +40,12 @@ def write_digits(options: DigitsOptions) -> None:
     """Writes the four files and the picture. Raises ValueError where MNIST's files are there already."""
     sets = load()
     for name in (name for split in sets for name in names(split)):
-        for path in (options.out / name, options.out / f"{name}.gz"):
-            if path.exists():
-                raise ValueError(f"{path} exists; remove it or choose another folder")
+        check_new(options.out / name, options.out / f"{name}.gz")
     options.out.mkdir(parents=True, exist_ok=True)
     for split, (image_NHW, label_N) in sets.items():
         for name, array in zip(names(split), (image_NHW, label_N.astype(np.uint8)), strict=True):
             write_idx(options.out / (name if options.plain else f"{name}.gz"), array)
-    sheet = contact_sheet(sets["train"])
-    if not cv2.imwrite(str(options.out / "digits.png"), sheet):
-        raise ValueError(f"{options.out / 'digits.png'}: cannot be written")
+    pictures.write(options.out / "digits.png", contact_sheet(sets["train"]))
     print(f"{options.out}: {NUM_TRAIN} digits to train, {len(sets['t10k'].label_N)} to test; digits.png shows some")
 
 
@@ -107,9 +104,8 @@ def _cubic_weights(size_in: int, size: int) -> NDArray[np.int64]:
 
 def contact_sheet(digits: ImageSet, num_a_class: int = 20, zoom: int = 2) -> NDArray[np.uint8]:
     """Classes, one a row, with their first images; uint8 (height, width)."""
-    rows = []
+    images: list[pictures.Pixels] = []
     for label in np.unique(digits.label_N):
-        image_MHW = digits.image_NHW[digits.label_N == label][:num_a_class]
-        missing = num_a_class - len(image_MHW)
-        rows.append(np.concatenate(list(np.pad(image_MHW, ((0, missing), (0, 0), (0, 0)))), axis=1))
-    return np.concatenate(rows).repeat(zoom, 0).repeat(zoom, 1)
+        of_class = list(digits.image_NHW[digits.label_N == label][:num_a_class])
+        images += of_class + [np.zeros_like(of_class[0])] * (num_a_class - len(of_class))
+    return pictures.grid(images, num_a_class).repeat(zoom, 0).repeat(zoom, 1)

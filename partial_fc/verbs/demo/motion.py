@@ -17,7 +17,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from partial_fc.data.video.lists import write_list
+from partial_fc.data.video.clip_list import write_list
 from partial_fc.findings import counted
 from partial_fc.flags.numbers import check_numbers
 from partial_fc.verbs.demo.glyphs_fonts import CHINESE, characters, choose, find_fonts

@@ -12,16 +12,16 @@ import tyro
 from numpy.typing import NDArray
 
 from partial_fc import findings as report
+from partial_fc import pictures
 from partial_fc.data.check.contact_sheet import ContactSheet
 from partial_fc.data.check.digits import check_digits
-from partial_fc.data.check.folders import check_folders
 from partial_fc.data.check.identities import check_identities, check_layout
 from partial_fc.data.check.images import check_images, scan_images
-from partial_fc.data.check.labels import check_labels
+from partial_fc.data.check.labels import check_folders, check_labels
 from partial_fc.data.check.pairs import check_pairs
 from partial_fc.data.check.recordio import NO_LABEL, CannotCheck, Records
-from partial_fc.data.check.tiles import check_sheet
 from partial_fc.data.image_folder import ImageFolder, image_names
+from partial_fc.data.recordio import read_property
 from partial_fc.findings import Describe, Finding, counted
 from partial_fc.flags.numbers import CLASSES, THREADS, check_numbers
 
@@ -100,12 +100,12 @@ def _check_options(options: DataOptions) -> None:
     if options.sheet and not options.images:
         raise ValueError(f"--sheet {options.sheet}: nothing is to be seen with --no-images")
     if options.sheet:
-        check_sheet("--sheet", options.sheet)
+        pictures.check_name("--sheet", options.sheet)
 
 
 @dataclass
 class _Check:
-    """One check of a source: what it is, and what is wrong with it. hash_N: of the images to train on."""
+    """A check of a source: what it is, and what is wrong with it. hash_N: of the images to train on."""
 
     options: DataOptions
     findings: list[Finding] = field(default_factory=list)
@@ -233,18 +233,17 @@ def _read_property(
     if not path.exists():
         what = "no `property` file (`num_classes,height,width`): the classes are counted instead"
         return None, None, [Finding("info", "property", what, file=file)]
-    line = path.read_text(errors="replace").strip().partition("\n")[0]
-    numbers = [int(text) if text.strip().isdecimal() else 0 for text in line.split(",")]
-    num_classes, height_width = numbers[0], numbers[1:3]
-    if num_classes < 1:
-        what = f"expected `num_classes,height,width`, got {line[:80]!r}"
-        return None, None, [Finding("error", "property", what, file=file)]
+    try:
+        num_classes, size = read_property(path)
+    except ValueError as error:
+        return None, None, [Finding("error", "property", str(error), file=file)]
     findings = []
     if num_identities and num_classes != num_identities:
         what = f"it says {num_classes} classes; the .rec has {num_identities} identity records"
         findings.append(Finding("warning", "property-classes", what, file=file))
-    if len(numbers) > 3 and numbers[3] and numbers[3] != num_images:
-        what = f"it says {numbers[3]} images; the .rec has {num_images}"
+    fields = path.read_text(errors="replace").strip().partition("\n")[0].split(",")
+    stated_images = int(fields[3]) if len(fields) > 3 and fields[3].strip().isdecimal() else 0
+    if stated_images not in (0, num_images):
+        what = f"it says {stated_images} images; the .rec has {num_images}"
         findings.append(Finding("warning", "property-images", what, file=file))
-    square = len(height_width) == 2 and height_width[0] == height_width[1] > 0
-    return num_classes, height_width[0] if square else None, findings
+    return num_classes, size[0] if size and size[0] == size[1] > 0 else None, findings

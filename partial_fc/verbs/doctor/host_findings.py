@@ -1,4 +1,4 @@
-"""From what hosts say about themselves (probe.facts) to findings: ok, warning or fault, and what to do."""
+"""Makes findings of what hosts say about themselves (probe.facts): ok, warning or fault, and what to do."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLO
 
 @dataclass(frozen=True)
 class HostFinding:
-    """One thing looked at on one host."""
+    """A result of looking at one thing on one host."""
 
     status: Status
     host: str
@@ -35,7 +35,7 @@ class HostFinding:
 
 
 def host_findings(host: Host, facts: dict[str, Any], num_hosts: int) -> Iterator[HostFinding]:
-    """What one host's facts mean for a run on num_hosts."""
+    """Yields what one host's facts mean for a run on num_hosts."""
     yield _horovod(host.name, facts)
     remedy = "run.sh and horovodrun --mpi need it; horovodrun --gloo does not"
     yield HostFinding.judge(bool(facts["mpirun"]), host.name, "MPI", facts["mpirun"] or "no mpirun", remedy)
@@ -164,7 +164,7 @@ def _interface(host: str, interfaces: dict[str, dict[str, Any]], used: set[str])
 
 
 def common_findings(answers: list[tuple[Host, dict[str, Any]]]) -> Iterator[HostFinding]:
-    """What must be the same on all hosts; the first one's counts."""
+    """Compares what must be the same on all hosts with the first one's."""
     if len(answers) < 2:
         return
     first, first_facts = answers[0]
@@ -192,7 +192,7 @@ def _packages(facts: dict[str, Any]) -> str:
 
 
 def _differing(theirs: str, ours: str) -> str:
-    """What is in one of two lists only."""
+    """Says what is in one of two lists only."""
     left, right = theirs.split(", "), ours.split(", ")
     only = [[word for word in one if word not in other] for one, other in ((left, right), (right, left))]
     return f"{', '.join(only[0]) or 'nothing'}, not {', '.join(only[1]) or 'nothing'}"

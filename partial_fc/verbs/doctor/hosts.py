@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[3]
 NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,252}")
 COUNT = re.compile(r"[0-9]{1,6}")
 HOST_FILE_BYTES = 16 << 20
+_PROBE = "partial_fc.verbs.doctor.probe"
 
 
 class HostError(RuntimeError):
@@ -41,7 +42,7 @@ class Host:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is this machine, to which the launchers need no ssh."""
+        """True for this machine, to which the launchers need no ssh."""
         if self.name in ("", "localhost", socket.gethostname()):
             return True
         try:
@@ -51,7 +52,7 @@ class Host:
         return address in {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
 
     def command(self, words: Sequence[str], timeout_s: float) -> list[str]:
-        """What runs `words` there, without ever asking anything."""
+        """Returns the command that runs `words` there, without ever asking anything."""
         if self.is_here:
             return list(words)
         port = ["-p", str(self.ssh_port)] if self.ssh_port else []
@@ -63,25 +64,29 @@ class Host:
         self._run(["true"], "", timeout_s, grace_s=2)  # ssh's own words come first
 
     def ask(self, what: str, arguments: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """What the probe answers there. Raises HostError."""
-        printed = self._run(_probe(what), json.dumps(arguments), timeout_s)
-        answer = _marked(printed.splitlines())
+        """Returns the probe's answer there. Raises HostError."""
+        return self.run_module(_PROBE, [what], MARK, timeout_s, json.dumps(arguments))
+
+    def run_module(self, module: str, words: Sequence[str], mark: str, timeout_s: float, text: str = "") -> Any:
+        """Returns the JSON that a module of ours prints there after a mark; text: its input. Raises HostError."""
+        printed = self._run(_python(module, words), text, timeout_s)
+        answer = _marked(printed.splitlines(), mark)
         if answer is None:
-            raise HostError(f"the probe printed {printed[-200:]!r}")
+            raise HostError(f"{module} printed {printed[-200:]!r}")
         return answer
 
     @contextmanager
     def serving(self, seconds: float, address: str = "127.0.0.1") -> Iterator[dict[str, Any]]:
         """port and token with which the probe there answers one `connect` at the address, within the block. Raises
         HostError."""
-        command, pipe = self.command(_probe("serve"), seconds), subprocess.PIPE
+        command, pipe = self.command(_python(_PROBE, ["serve"]), seconds), subprocess.PIPE
         with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             try:
                 process.stdin.write(json.dumps({"seconds": seconds, "address": address}))
                 process.stdin.close()
-                answer = _marked(process.stdout)
+                answer = _marked(process.stdout, MARK)
                 if answer is None:
                     raise HostError(f"its end of the transfer ended with status {process.wait()}")
                 yield answer
@@ -103,14 +108,14 @@ class Host:
         return done.stdout
 
 
-def _probe(what: str) -> list[str]:
-    """The Python and the sources that lie at the same path on all hosts."""
-    return ["env", "-C", str(ROOT), sys.executable, "-m", "partial_fc.verbs.doctor.probe", what]
+def _python(module: str, words: Sequence[str]) -> list[str]:
+    """Runs a module with the Python and the sources that lie at the same path on all hosts."""
+    return ["env", "-C", str(ROOT), sys.executable, "-m", module, *words]
 
 
-def _marked(lines: Iterable[str]) -> dict[str, Any] | None:
-    """The probe's answer among what login scripts print."""
-    return next((json.loads(line.removeprefix(MARK)) for line in lines if line.startswith(MARK)), None)
+def _marked(lines: Iterable[str], mark: str) -> Any:
+    """The answer among what login scripts print; none: there is none."""
+    return next((json.loads(line.removeprefix(mark)) for line in lines if line.startswith(mark)), None)
 
 
 def parse(text: str, ssh_port: int | None = None) -> list[Host]:

@@ -1,4 +1,4 @@
-"""What a host says about itself, and how fast two hosts talk: run on each host by `partial-fc doctor env` (hosts.py).
+"""Says what a host is, and measures how fast two hosts talk: run on each host by `partial-fc doctor env` (hosts.py).
 
     python -m partial_fc.verbs.doctor.probe facts|serve|connect <<<'{"name of the argument": its value, ...}'
 
@@ -47,7 +47,7 @@ _ORDER, _TIME = struct.Struct("!cQ"), struct.Struct("!d")
 
 
 def facts(checkout: str, models_root: str, peers: list[str]) -> dict[str, Any]:
-    """What a run needs to know of this host. peers: names of the others, as they are given to the launchers."""
+    """Returns what a run needs to know of this host. peers: names of the others, as they are given to the launchers."""
     interfaces = _interfaces()
     return {
         "name": socket.gethostname(),
@@ -95,7 +95,7 @@ def _digest(checkout: Path) -> str:
 
 
 def _horovod() -> dict[str, Any]:
-    """What it was built with. `frameworks`: by the files, since to load one takes seconds."""
+    """Returns what it was built with. `frameworks`: by the files, since to load one takes seconds."""
     spec = util.find_spec("horovod")
     if spec is None or not spec.origin:
         return {"error": "not installed"}
@@ -128,7 +128,7 @@ def _torch() -> dict[str, Any]:
 
 
 def _output(command: list[str]) -> str:
-    """What it prints; nothing where it is missing or fails."""
+    """Returns what a command prints; nothing where it is missing or fails."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
@@ -147,7 +147,8 @@ def _disk(path: Path) -> dict[str, Any]:
 
 
 def _interfaces() -> dict[str, dict[str, Any]]:
-    """Those that are up and have an IPv4 address. mbps: what the link says of itself; 0 where it says nothing."""
+    """Returns the interfaces that are up and have an IPv4 address. mbps: what the link says of itself; 0 where it says
+    nothing."""
     addresses = {
         name: [entry.address for entry in entries if entry.family == socket.AF_INET]
         for name, entries in psutil.net_if_addrs().items()
@@ -281,7 +282,7 @@ def connect(address: str, port: int, token: str) -> dict[str, float]:
 
 
 def _gbps(transfer: Callable[[int], None]) -> float:
-    """With twice as many bytes until it takes long enough to be measured."""
+    """Measures Gbit/s, with twice as many bytes until it takes long enough."""
     num_bytes = _FIRST_BYTES
     while True:
         started = time.perf_counter()

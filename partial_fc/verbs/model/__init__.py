@@ -1,1 +1,1 @@
-"""What one does with a trained model: embed, evaluate, search, classify, convert."""
+"""The verbs that use a trained model: embed, evaluate, search, classify, export, convert."""

@@ -4,26 +4,56 @@ N images, M classes of a part of the centres, K nearest ones, D feature width.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
+import tyro
 from numpy.typing import NDArray
-from torch import Tensor
 
 from partial_fc import terminal
-from partial_fc.checkpoint.read import Checkpoint, open_with_centres
 from partial_fc.comm import SingleWorld
-from partial_fc.comm.device import device_type
-from partial_fc.embedding.load import from_checkpoint
-from partial_fc.embedding.on_ranks import embedded, why_bad
 from partial_fc.embedding.sources import open_images
-from partial_fc.verbs.model.embed_options import ClassifyOptions
+from partial_fc.flags import check_numbers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from partial_fc.checkpoint.read import Checkpoint
 
 _CLASSES_AT_ONCE = 65536
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClassifyOptions:
+    """Prints, for each image, the classes whose centres are nearest to its embedding, with names and cosines: what the
+    training would take it for. A class that no step has touched has no place yet, and is not asked."""
+
+    checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
+    """A run's folder, whose newest checkpoint counts, or a checkpoint's. (model.safetensors has no class centres.)"""
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
+    """Image files; or a folder, a list or a .rec."""
+    top: int = 5
+    """Classes for each image."""
+    flip: bool | None = None
+    """Add the embedding of the mirrored image; none: as the checkpoint says."""
+    device: str = "auto"
+    """cpu, cuda, or auto: a GPU where there is one."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, top=1)
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"--device is {self.device!r}; expected auto, cpu or cuda")
+
+
 def classify(options: ClassifyOptions) -> int:
     """Prints; returns the exit status: 1 where an image cannot be used."""
+    from partial_fc.checkpoint.read import open_with_centres
+    from partial_fc.comm.device import device_type
+    from partial_fc.embedding.load import from_checkpoint
+    from partial_fc.embedding.on_ranks import embedded, why_bad
+
     if not options.images:
         raise ValueError("IMAGES is missing: image files, a folder, a list or a .rec")
     if options.checkpoint.is_file():
@@ -49,10 +79,12 @@ def classify(options: ClassifyOptions) -> int:
     return 1 if bad else 0
 
 
-def nearest(row_ND: NDArray[np.float32], stored: Checkpoint, top: int) -> tuple[Tensor, Tensor]:
+def nearest(row_ND: NDArray[np.float32], stored: "Checkpoint", top: int) -> "tuple[Tensor, Tensor]":
     """(cosines, class numbers) of the `top` nearest classes of each embedding, (N, K), falling. Of several centres of a
     class the nearest counts. One file's centres at a time are in memory. Raises ValueError where no class has a centre.
     """
+    import torch
+
     row = torch.from_numpy(row_ND)
     cosine_NK, class_NK = row.new_empty(len(row), 0), torch.empty(len(row), 0, dtype=torch.int64)
     for centres, class_M in stored_centres(stored):
@@ -70,10 +102,12 @@ def nearest(row_ND: NDArray[np.float32], stored: Checkpoint, top: int) -> tuple[
     return cosine_NK, class_NK
 
 
-def stored_centres(stored: Checkpoint) -> Iterator[tuple[Tensor, Tensor]]:
-    """(centres, class numbers) of the classes that have some, a block at a time."""
+def stored_centres(stored: "Checkpoint") -> "Iterator[tuple[Tensor, Tensor]]":
+    """(centres after all steps, class numbers) of the classes that have some, a block at a time."""
+    from partial_fc.checkpoint.rows_now import rows_now
+
     with terminal.bar(total=stored.manifest["num_classes"], unit="class", desc="centres", leave=False) as bar:
-        for part in stored.rows().parts():
+        for part in rows_now(stored).parts():
             centres, class_N = part.tensors["centres"], part.class_N
             for begin in range(0, len(class_N), _CLASSES_AT_ONCE):
                 block = slice(begin, begin + _CLASSES_AT_ONCE)

@@ -5,22 +5,19 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import torch
-from safetensors.torch import load_file
-from torch import Tensor
-from torch.nn.functional import cosine_similarity
+import tyro
 
 from partial_fc.checkpoint.files import save_tensors
-from partial_fc.foreign import mxnet_backbone, mxnet_ndarray, mxnet_symbol, torch_file
-from partial_fc.foreign.backbone_weights import read_weights
-from partial_fc.foreign.mxnet_backbone import State, network_of
-from partial_fc.foreign.mxnet_symbol import Graph
-from partial_fc.foreign.networks import Network
-from partial_fc.foreign.state_dicts import check_fits
-from partial_fc.models.inputs import FACE
-from partial_fc.models.iresnet import IResNet
-from partial_fc.verbs.model.convert_options import ConvertOptions
+from partial_fc.files import check_new
+from partial_fc.flags.numbers import PIXELS, check_numbers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from partial_fc.foreign.mxnet_backbone import State
+    from partial_fc.foreign.networks import Network
 
 _PARAMS = re.compile(r"(.+)-\d{4}\.params")
 _TORCH = (".pt", ".pth")
@@ -30,18 +27,43 @@ _SMALLEST_COSINE = 1 - 1e-8  # that of no fixed gamma is .995, of no scale .9999
 
 
 @dataclass(frozen=True)
-class _Source:
-    """What is converted: the state dict of our network, and its embeddings as the source gives them."""
+class ConvertOptions:
+    """Moves a backbone (r18 to r200, tiny, mini) between MXNet's .params, this trainer's model.safetensors and
+    arcface_torch's model.pt; the names of the files say from where to where. Embeddings stay the same: random images
+    are embedded before and after, and nothing is written where they differ."""
 
-    state: State
-    network: Network
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+    """PREFIX-0000.params, X.safetensors (also a checkpoint's backbone.safetensors), X.pt or X.pth (also
+    checkpoint_gpu_R.pt)."""
+    output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
+    """The same. Beside PREFIX-0000.params PREFIX-symbol.json is written."""
+    symbol: Path | None = None
+    """The symbol of a SOURCE of MXNet, which says its input's scale, epsilons and fixed gammas; none:
+    PREFIX-symbol.json beside it, else what InsightFace's recipe has."""
+    image_size: int | None = None
+    """That the network is for, where several fit its shapes; none: what SOURCE says, else the largest (112 for 97 to
+    112)."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, image_size=PIXELS)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A model to convert: the state dict of our network, and its embeddings as the source gives them."""
+
+    state: "State"
+    network: "Network"
     notes: list[str]
     # By who computes them: uint8 images -> embeddings.
-    embed: dict[str, Callable[[Tensor], Tensor]]
+    embed: "dict[str, Callable[[Tensor], Tensor]]"
 
 
 def convert(options: ConvertOptions) -> None:
     """Raises ValueError where a file is of another network, damaged, or there already."""
+    from partial_fc.foreign import mxnet_backbone, mxnet_ndarray, mxnet_symbol
+    from partial_fc.models.iresnet import IResNet
+
     source, output = options.source, options.output
     kinds = [_kind(path) for path in (source, output)]
     if kinds == ["mxnet", "mxnet"]:
@@ -49,9 +71,7 @@ def convert(options: ConvertOptions) -> None:
     if options.symbol and kinds[0] != "mxnet":
         raise ValueError(f"--symbol goes with a .params file; SOURCE is {source}")
     paths = [output, *([_symbol_path(output)] if kinds[1] == "mxnet" else [])]
-    for path in paths:
-        if path.exists():
-            raise ValueError(f"{path} is there already; remove it, or choose another name")
+    check_new(*paths)
     found = _read_mxnet(options) if kinds[0] == "mxnet" else _read_torch(options)
     network = found.network
     print(f"{source}: {network.name}, embedding {network.embedding_size}, images {network.image_size}")
@@ -96,6 +116,10 @@ def _symbol_path(params: Path) -> Path:
 
 
 def _read_mxnet(options: ConvertOptions) -> _Source:
+    from partial_fc.foreign import mxnet_backbone, mxnet_ndarray, mxnet_symbol
+    from partial_fc.foreign.mxnet_backbone import network_of
+    from partial_fc.foreign.mxnet_symbol import Graph
+
     path, symbol = options.source, options.symbol
     if symbol is None and _symbol_path(path).exists():
         symbol = _symbol_path(path)
@@ -106,13 +130,18 @@ def _read_mxnet(options: ConvertOptions) -> _Source:
     if symbol is None:
         notes.insert(0, "no symbol beside it: taken for the graph of InsightFace's recipe")
 
-    def as_mxnet(image_B3HW: Tensor) -> Tensor:
+    def as_mxnet(image_B3HW: "Tensor") -> "Tensor":
         return mxnet_backbone.embed_as_mxnet(arrays, network, graph, image_B3HW, path)
 
     return _Source(state, network, notes, {"torch with MXNet's rules": as_mxnet, **_mxnet_itself(symbol, path)})
 
 
 def _read_torch(options: ConvertOptions) -> _Source:
+    from partial_fc.foreign import mxnet_backbone
+    from partial_fc.foreign.backbone_weights import read_weights
+    from partial_fc.foreign.mxnet_backbone import network_of
+    from partial_fc.foreign.state_dicts import check_fits
+
     path = options.source
     state, contract = read_weights(path)
     image_size, said = options.image_size, contract.get("image_size", "")
@@ -124,7 +153,7 @@ def _read_torch(options: ConvertOptions) -> _Source:
     return _Source(state, network, [], {"torch": lambda image: mxnet_backbone.embed(state, network, image)})
 
 
-def _mxnet_itself(symbol: Path | None, params: Path) -> dict[str, Callable[[Tensor], Tensor]]:
+def _mxnet_itself(symbol: Path | None, params: Path) -> "dict[str, Callable[[Tensor], Tensor]]":
     """MXNet as one that computes embeddings; none where it is not installed, or has no symbol."""
     if symbol is None:
         return {}
@@ -140,6 +169,10 @@ def _mxnet_itself(symbol: Path | None, params: Path) -> dict[str, Callable[[Tens
 
 
 def _write_torch(found: _Source, path: Path, source: Path) -> None:
+    import torch
+
+    from partial_fc.models.inputs import FACE
+
     if path.suffix in _TORCH:
         torch.save(found.state, path)
         return
@@ -158,6 +191,12 @@ def _write_torch(found: _Source, path: Path, source: Path) -> None:
 def _compare(found: _Source, written: list[Path], output: Path) -> None:
     """Embeds random images with what is converted and with what was written, and prints the smallest cosine. Raises
     ValueError where it is too small."""
+    import torch
+    from safetensors.torch import load_file
+    from torch.nn.functional import cosine_similarity
+
+    from partial_fc.foreign import mxnet_backbone, mxnet_ndarray, mxnet_symbol, torch_file
+
     network = found.network
     shape = (_NUM_IMAGES, 3, network.image_size, network.image_size)
     image_B3HW = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
@@ -166,7 +205,7 @@ def _compare(found: _Source, written: list[Path], output: Path) -> None:
     if path.suffix == ".params":
         arrays = mxnet_ndarray.read(path)
 
-        def as_mxnet(image: Tensor) -> Tensor:
+        def as_mxnet(image: "Tensor") -> "Tensor":
             return mxnet_backbone.embed_as_mxnet(arrays, network, mxnet_symbol.read(written[1]), image, output)
 
         after = {"torch with MXNet's rules": as_mxnet, **_mxnet_itself(written[1], path)}

@@ -1,28 +1,74 @@
 """`partial-fc embed`: the embeddings of many images, as a table."""
 
 from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
+import numpy as np
+import tyro
+from numpy.typing import NDArray
 
 from partial_fc import terminal
 from partial_fc.comm import World
-from partial_fc.data import ImageFolder, open_on_all
-from partial_fc.embedding.load import load
-from partial_fc.embedding.on_ranks import embedded, why_bad
+from partial_fc.data import ImageFolder, Source, open_on_all
 from partial_fc.embedding.sources import ImageFiles, open_images
 from partial_fc.findings import counted
-from partial_fc.verbs.model.embed_options import EmbedOptions
-from partial_fc.verbs.model.table import new_table
-from partial_fc.verbs.on_ranks import on_ranks
+from partial_fc.flags import Flags, LaunchFlags, check_numbers
+from partial_fc.flags.numbers import BATCH, PIXELS, THREADS
+from partial_fc.verbs.model.table import Layout, check_table, new_table
+
+if TYPE_CHECKING:
+    import torch
+
+    from partial_fc.embedding.model import EmbeddingModel
 
 _NAMED = 10  # bad images that are named
 
 
+@dataclass(frozen=True, kw_only=True)
+class EmbedOptions:
+    """Embeds images with a trained model: a table of keys, labels and embeddings of length 1, in the images' order. On
+    all ranks of horovodrun, torchrun and so on, or of --gpus; the table is the same for any number of them (to the bit,
+    with as many threads each)."""
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A run's folder, a checkpoint, model.safetensors, or arcface_torch's model.pt, backbone.pth, checkpoint_gpu_0.pt
+    """
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
+    """A folder of images or of class folders, a .rec (or its folder), a list (a path, or `path label`, a line), or
+    image files."""
+    out: Path
+    """The table: .npz (keys, labels, embeddings) or .parquet (key, label, embedding). A .rec's keys are its numbers."""
+    image_size: int | None = None
+    """Of models whose file does not say it; none: the largest that its weights fit."""
+    flip: bool | None = None
+    """Add the embedding of the mirrored image; none: as the model says."""
+    on_bad: Literal["stop", "nan"] = "stop"
+    """What to do with an image that cannot be used: end without a table, or write NaN and name it."""
+    batch_size: int = 64
+    """Images of one call of the network."""
+    num_workers: int = 2
+    """Decoding threads of each process."""
+    launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)
+
+    def __post_init__(self) -> None:
+        check_numbers(self, image_size=PIXELS, batch_size=BATCH, num_workers=THREADS)
+        if not self.images:
+            raise ValueError("IMAGES is missing: a folder, a .rec, a list, or image files")
+        check_table(self.out)
+
+
 def embed(options: EmbedOptions) -> None:
+    from partial_fc.verbs.on_ranks import on_ranks
+
     on_ranks("partial-fc embed", options.launch, lambda world, device: _embed(options, world, device))
 
 
-def _embed(options: EmbedOptions, world: World, device: torch.device) -> None:
+def _embed(options: EmbedOptions, world: World, device: "torch.device") -> None:
+    from partial_fc.embedding.load import load
+    from partial_fc.embedding.on_ranks import embedded, why_bad
+
     model = load(options.model, device, image_size=options.image_size, flip=options.flip)
     source = open_on_all(lambda: open_images(options.images), world)
     leads, num_bad = world.rank == 0, 0
@@ -33,7 +79,7 @@ def _embed(options: EmbedOptions, world: World, device: torch.device) -> None:
     facts = {"source": str(model.source), **model.facts()}
     labelled = not isinstance(source, ImageFiles)
     names = source.class_names() if labelled else None
-    table_of_all = new_table(options.out, len(source), model.embedding_size, labelled, names, facts)
+    table_of_all = new_table(options.out, Layout(len(source), model.embedding_size, labelled, names, facts))
     bar = terminal.bar(total=len(source), unit="image", desc="embed", shown=leads)
     with bar, table_of_all if leads else nullcontext() as table:
         for part in embedded(model, source, world, options.batch_size, options.num_workers):
@@ -52,3 +98,20 @@ def _embed(options: EmbedOptions, world: World, device: torch.device) -> None:
     if leads:
         bad = f"; NaN for {counted(num_bad, 'image')} that could not be used" if num_bad else ""
         print(f"{options.out}: {len(source):,} x {model.embedding_size}{bad}")
+
+
+def embed_together(
+    model: "EmbeddingModel", source: Source, world: World, batch_size: int, name: str, unit: bool = True
+) -> NDArray[np.float32]:
+    """(N, D), the same bits for any number of ranks. unit: of length 1, else as long as the network gives them. Raises
+    ValueError, on all ranks alike, for an image that cannot be used or has no embedding."""
+    from partial_fc.embedding.on_ranks import embedded, why_bad
+
+    row_ND = np.empty((len(source), model.embedding_size), np.float32)
+    with terminal.bar(total=len(source), desc=name, unit="image", shown=world.rank == 0) as bar:
+        for part in embedded(model, source, world, batch_size, unit=unit):
+            if part.bad:
+                raise ValueError(f"{name}: {why_bad(source, part.bad[0])} (image {part.bad[0]} of {len(source)})")
+            row_ND[part.first : part.first + len(part.row_ID)] = part.row_ID
+            bar.update(len(part.row_ID))
+    return row_ND

@@ -1,35 +1,87 @@
 """`partial-fc evaluate`: how well a trained model tells pairs apart, and the threshold to use."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-import torch
+import tyro
 from numpy.typing import NDArray
 
 import partial_fc
+from partial_fc import pictures
 from partial_fc.checkpoint.files import as_json
 from partial_fc.checkpoint.folders import is_step, newest
 from partial_fc.comm import World
 from partial_fc.data.decode import decode
-from partial_fc.embedding.model import EmbeddingModel
-from partial_fc.evaluate import pictures, roc
+from partial_fc.evaluate import roc
 from partial_fc.evaluate.roc import Roc
-from partial_fc.evaluate.verification import Verification, accuracy_values, check_pairs, fold_accuracy
 from partial_fc.findings import check_writable
-from partial_fc.verbs.model import ijb as janus
-from partial_fc.verbs.model.embed_table import embed_together
-from partial_fc.verbs.model.evaluate_options import EvaluateOptions
+from partial_fc.flags import Flags, LaunchFlags, check_numbers
+from partial_fc.flags.numbers import PIXELS
+from partial_fc.verbs.model.embed import embed_together
 from partial_fc.verbs.model.pair_list import PairList, read_pair_list
-from partial_fc.verbs.on_ranks import on_ranks
+
+if TYPE_CHECKING:
+    import torch
+
+    from partial_fc.embedding.model import EmbeddingModel
 
 FALSE_ACCEPT_RATES = ("1e-1", "1e-2", "1e-3", "1e-4", "1e-5", "1e-6")
 _ACROSS = 5  # pairs in a row of the picture
 _HEAD = (
     f"  {'threshold':14}{'cosine >=':>11}{'squared distance <=':>21}{'right':>9}{'same accepted':>15}{'different':>11}"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """Measures a model on pairs of images: accuracy, TAR at FAR, the threshold to use and what it gives. Writes
+    evaluation.json, roc.png, similarities.png and the worst pairs of each set."""
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A run's folder, model.safetensors, a checkpoint, or arcface_torch's model.pt."""
+    sets: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[SET ...]")] = ()
+    """Pairs: InsightFace's .bin, or a CSV file with `path,path,same` or `path,path,different` a line."""
+    root: Path | None = None
+    """What the paths of CSV files are relative to; each file's own folder if not given."""
+    ijb: Path | None = None
+    """The folder of IJB-B or IJB-C (meta, loose_crop), as InsightFace publishes it: 1:1, and 1:N where its lists are
+    there."""
+    target: Literal["IJBB", "IJBC"] = "IJBC"
+    """Which of the two --ijb is."""
+    detector_score: bool = True
+    """--ijb: weigh an image by the score of the face detector."""
+    feature_length: bool = True
+    """--ijb: weigh an image by the length of its feature. (Both as InsightFace's table has it.)"""
+    image_size: int | None = None
+    """Of models whose file does not say it; none: the largest that its weights fit."""
+    flip: bool | None = None
+    """Add the embedding of the mirrored image; none: as the model says."""
+    batch_size: int = 128
+    """Images of one call of the network."""
+    show: int = 10
+    """How many pairs of each kind the picture of the worst has; 0: no picture."""
+    out: Path | None = None
+    """Where to write; `evaluation` in the run's folder, or beside the model's file, if not given."""
+    launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)
+
+    def __post_init__(self) -> None:
+        check_numbers(self, image_size=PIXELS, batch_size=2, show=0)
+        if not self.sets and self.ijb is None:
+            raise ValueError("nothing to evaluate on: give a .bin, a CSV file of pairs, or --ijb DIR")
+        names = [path.stem for path in self.sets] + ([self.target] if self.ijb else [])
+        if len(set(names)) < len(names):
+            raise ValueError(
+                f"two sets of one name among {', '.join(names)}: their results would be mixed up; rename one"
+            )
+        for path in (*self.sets, *([self.ijb] if self.ijb else [])):
+            if not path.exists():
+                raise ValueError(f"{path} not found; expected a .bin or .csv of pairs, or --ijb DIR")
+        for path in self.sets:
+            if path.suffix not in (".bin", ".csv", ".tsv"):
+                raise ValueError(f"{path}: expected a .bin of pairs, or a .csv (or .tsv) that names them")
 
 
 @dataclass
@@ -47,12 +99,14 @@ class Judged:
 
 
 def evaluate(options: EvaluateOptions) -> None:
+    from partial_fc.verbs.on_ranks import on_ranks
+
     on_ranks("partial-fc evaluate", options.launch, lambda world, device: _evaluate(options, world, device))
 
 
 def output_folder(out: Path | None, model: Path, name: str) -> Path:
-    """Where a verb writes what it found of a model: --out, or beside the model, but not among checkpoints; made where
-    it is not there. ValueError where it cannot be."""
+    """Makes the folder that a verb writes to: --out, or one beside the model, but not among checkpoints. Raises
+    ValueError where it cannot be made."""
     beside = model if model.is_dir() else model.parent
     if is_step(beside):
         beside = beside.parent
@@ -67,7 +121,7 @@ def output_folder(out: Path | None, model: Path, name: str) -> Path:
     return folder
 
 
-def _evaluate(options: EvaluateOptions, world: World, device: torch.device) -> None:
+def _evaluate(options: EvaluateOptions, world: World, device: "torch.device") -> None:
     folder = output_folder(options.out, options.model, "evaluation") if world.rank == 0 else None
     model = partial_fc.load(options.model, device, image_size=options.image_size, flip=options.flip)
     if folder:
@@ -94,7 +148,9 @@ def _evaluate(options: EvaluateOptions, world: World, device: torch.device) -> N
         print(f"written: {folder}")
 
 
-def _judge_bin(path: Path, model: EmbeddingModel, options: EvaluateOptions, world: World) -> Judged:
+def _judge_bin(path: Path, model: "EmbeddingModel", options: EvaluateOptions, world: World) -> Judged:
+    from partial_fc.evaluate.verification import Verification
+
     one = Verification(path, model.image_size, options.batch_size, flip=model.flip)
     values = dict(one.run(model.forward, world))
     assert one.roc is not None
@@ -106,7 +162,9 @@ def _judge_bin(path: Path, model: EmbeddingModel, options: EvaluateOptions, worl
     return Judged(one.name, one.distance_N, one.same_N, one.roc, kept | _tar(one.roc), pixels)
 
 
-def _judge_list(path: Path, model: EmbeddingModel, options: EvaluateOptions, world: World) -> Judged:
+def _judge_list(path: Path, model: "EmbeddingModel", options: EvaluateOptions, world: World) -> Judged:
+    from partial_fc.evaluate.verification import accuracy_values, fold_accuracy
+
     name, pairs = path.stem, _read_together(path, options.root, world)
     row_ND = embed_together(model, pairs.images, world, options.batch_size, name)
     difference = (row_ND[pairs.first_N] - row_ND[pairs.second_N]).astype(np.float64)
@@ -129,6 +187,10 @@ def _judge_list(path: Path, model: EmbeddingModel, options: EvaluateOptions, wor
 
 def _read_together(path: Path, root: Path | None, world: World) -> PairList:
     """Raises ValueError on all ranks where one cannot read it, or reads something else."""
+    import torch
+
+    from partial_fc.evaluate.verification import check_pairs
+
     pairs, problem = None, None
     try:
         pairs = read_pair_list(path, root)
@@ -148,8 +210,10 @@ def _read_together(path: Path, root: Path | None, world: World) -> PairList:
 
 
 def _judge_ijb(
-    folder: Path, model: EmbeddingModel, options: EvaluateOptions, world: World, device: torch.device
+    folder: Path, model: "EmbeddingModel", options: EvaluateOptions, world: World, device: "torch.device"
 ) -> Judged:
+    from partial_fc.verbs.model import ijb as janus
+
     ijb = janus.Ijb(folder, options.target, model.image_size)
     feat_ND = embed_together(
         model, ijb.images, world, options.batch_size, options.target, unit=not options.feature_length
@@ -182,7 +246,7 @@ def _together(judged: Sequence[Judged]) -> Roc | None:
 
 
 def _thresholds(curve: Roc) -> dict[str, roc.Threshold]:
-    """At each FAR that the set is large enough for."""
+    """Returns the threshold at each FAR that the set is large enough for."""
     found = {far: curve.threshold_at(float(far)) for far in FALSE_ACCEPT_RATES}
     return {far: threshold for far, threshold in found.items() if threshold}
 
@@ -219,31 +283,33 @@ def _lines(one: Judged) -> list[str]:
 
 
 def _ranks_text(values: dict[str, float], name: str) -> str:
+    from partial_fc.verbs.model import ijb as janus
+
     keys = [*(f"rank{rank}" for rank in janus.RANKS), "tpir@fpir=1e-1", "tpir@fpir=1e-2"]
     shares = {key: values[f"{name}/{key}"] for key in keys}
     return ", ".join(f"{key} {'not measured' if np.isnan(x) else f'{x:.2%}'}" for key, x in shares.items())
 
 
 def _row(what: str, t: roc.Threshold) -> str:
-    """Of the table of thresholds, whose head is _HEAD."""
+    """Formats a row of the table of thresholds, whose head is _HEAD."""
     return f"  {what:14}{t.cosine:>11.4f}{t.distance:>21.4f}{t.accuracy:>9.2%}{t.tar:>15.2%}{t.far:>11.4%}"
 
 
 def _draw(judged: list[Judged], show: int, folder: Path) -> None:
     roc.plot({one.name: one.roc for one in judged}, folder / "roc.png", marked=True)
-    pictures.plot_similarities(
+    roc.plot_similarities(
         {one.name: (one.distance_N, one.same_N, one.roc) for one in judged}, folder / "similarities.png"
     )
     for one in judged:
         if show and one.pixels is not None:
-            pictures.write_png(folder / f"worst_pairs_{one.name}.png", _worst_pairs(one, show))
+            pictures.write(folder / f"worst_pairs_{one.name}.png", _worst_pairs(one, show))
 
 
 def _worst_pairs(one: Judged, show: int) -> pictures.Pixels:
-    """Of different ones the most similar, of the same the least similar; those that the threshold judges wrongly have
-    a red bar."""
+    """Draws the most similar pairs of different ones and the least similar of the same; a red bar marks those that the
+    threshold judges wrongly."""
     assert one.pixels is not None
-    best, parts = one.roc.best(), []
+    best, rows = one.roc.best(), []
     for kind, which, sign in (("different, yet similar", ~one.same_N, 1), ("the same, yet dissimilar", one.same_N, -1)):
         pairs = np.flatnonzero(which)
         pairs = pairs[np.argsort(sign * one.distance_N[pairs], kind="stable")][:show]
@@ -251,8 +317,8 @@ def _worst_pairs(one: Judged, show: int) -> pictures.Pixels:
         tiles = []
         for pair in pairs.tolist():
             lines = [f"pair {pair}  cosine {1 - one.distance_N[pair] / 2:.3f}", *one.caption(pair)]
-            images = [pictures.tile(image) for image in one.pixels(pair)]
-            tiles.append(pictures.captioned(images, lines, pictures.RED if wrong[pair] else None))
+            images = np.concatenate([pictures.fit(image) for image in one.pixels(pair)], axis=1)
+            tiles.append(pictures.Tile(images, lines, pictures.RED if wrong[pair] else None))
         title = f"{kind}: {int((wrong & which).sum()):,} of {int(which.sum()):,} wrong at cosine {best.cosine:.4f}"
-        parts.append((title, tiles))
-    return pictures.sheet(parts, _ACROSS)
+        rows.append(pictures.Row(title, tiles))
+    return pictures.sheet(rows, _ACROSS)

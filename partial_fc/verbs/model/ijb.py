@@ -175,8 +175,8 @@ def values_1_1(roc: Roc, target: str) -> Iterator[tuple[str, float]]:
 def values_1_n(
     template_TD: NDArray[np.float64], ijb: Ijb, world: World, device: torch.device
 ) -> Iterator[tuple[str, float]]:
-    """Of each gallery, as Found.values; of both: ranks over the probes that have a mate in one, TPIR and map@r as the
-    mean of the two."""
+    """Yields the values of each gallery, as Found.values; of both: ranks over the probes that have a mate in one, TPIR
+    and map@r as the mean of the two."""
     row_TD = template_TD.astype(np.float32)
     probe, probe_subject = ijb.galleries["probe"]
     of_both: list[tuple[Found, dict[str, float]]] = []

@@ -33,16 +33,16 @@ class PairList(NamedTuple):
     same_N: NDArray[np.bool_]
 
     def digest(self) -> int:
-        """Of all that it says, to compare it between hosts."""
+        """Returns a checksum of the whole list, to compare it between hosts."""
         names = "\n".join(self.images.names).encode("utf-8", "surrogateescape")
         return zlib.crc32(self.same_N.tobytes(), zlib.crc32(self.first_N.tobytes() + self.second_N.tobytes() + names))
 
 
 def read_pair_list(path: Path, root: Path | None = None) -> PairList:
-    """One pair a line: `path,path,same` or `path,path,different` (or 1 and 0, true and false, yes and no; tabs between
-    them in a file without commas). Line 1 may be a header: no field of it is a path, with a dot or a slash, nor a
-    file. Paths are relative to root, or else to the CSV file's folder. ValueError names a bad line, or what is missing.
-    """
+    """Reads one pair a line: `path,path,same` or `path,path,different` (or 1 and 0, true and false, yes and no; tabs
+    between them in a file without commas). Line 1 may be a header: no field of it is a path, with a dot or a slash, nor
+    a file. Paths are relative to root, or else to the CSV file's folder. ValueError names a bad line, or what is
+    missing."""
     root = root or path.parent
     # As lists of images are read; and a spreadsheet's mark at the beginning is dropped.
     text = read_text(path, encoding="utf-8-sig", errors="surrogateescape")

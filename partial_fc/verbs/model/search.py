@@ -1,30 +1,60 @@
 """`partial-fc search`: whose image is it? Each probe is searched in a gallery."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import torch
+import tyro
 from numpy.typing import NDArray
 
 import partial_fc
+from partial_fc import pictures
 from partial_fc.checkpoint.files import as_json
 from partial_fc.comm import World
 from partial_fc.data import Source, npy, open_on_all, open_source
 from partial_fc.data.sample import still
-from partial_fc.embedding.images import pixels_of
-from partial_fc.embedding.model import EmbeddingModel
-from partial_fc.evaluate import pictures
-from partial_fc.evaluate.identification import FALSE_POSITIVE_RATES, Found, search
 from partial_fc.findings import counted
-from partial_fc.verbs.model.embed_table import embed_together
+from partial_fc.flags import Flags, LaunchFlags, check_numbers
+from partial_fc.flags.numbers import PIXELS
+from partial_fc.verbs.model.embed import embed_together
 from partial_fc.verbs.model.evaluate import output_folder
-from partial_fc.verbs.model.evaluate_options import SearchOptions
-from partial_fc.verbs.on_ranks import on_ranks
+
+if TYPE_CHECKING:
+    import torch
+
+    from partial_fc.embedding.model import EmbeddingModel
+    from partial_fc.evaluate.identification import Found
 
 _SHOWN = 5  # neighbours of a probe in the picture
 _ROWS = 4  # probes of a kind in the picture
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """Searches each image of --probe among those of --gallery: rank-1, rank-5, TPIR at FPIR (probes whose class is not
+    in the gallery), P@1 and mAP@R. Writes search.json, and neighbours.png where there are images."""
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A run's folder, model.safetensors, a checkpoint, or arcface_torch's model.pt."""
+    gallery: Path
+    """Who is known: a folder of class folders, a .rec, a list, or an .npz that `partial-fc embed` wrote."""
+    probe: Path | None = None
+    """Who is searched, likewise; if not given, each image of the gallery is searched among the others."""
+    image_size: int | None = None
+    """Of models whose file does not say it; none: the largest that its weights fit."""
+    flip: bool | None = None
+    """Add the embedding of the mirrored image; none: as the model says."""
+    batch_size: int = 128
+    """Images of one call of the network."""
+    out: Path | None = None
+    """Where to write; `search` in the run's folder, or beside the model's file, if not given."""
+    launch: Flags[LaunchFlags] = field(default_factory=LaunchFlags)
+
+    def __post_init__(self) -> None:
+        check_numbers(self, image_size=PIXELS, batch_size=1)
+        if self.probe == self.gallery:
+            raise ValueError("--probe is --gallery: leave --probe away, and each image is searched among the others")
 
 
 @dataclass
@@ -43,10 +73,14 @@ class Labelled:
 
 
 def search_faces(options: SearchOptions) -> None:
+    from partial_fc.verbs.on_ranks import on_ranks
+
     on_ranks("partial-fc search", options.launch, lambda world, device: _search(options, world, device))
 
 
-def _search(options: SearchOptions, world: World, device: torch.device) -> None:
+def _search(options: SearchOptions, world: World, device: "torch.device") -> None:
+    from partial_fc.evaluate.identification import search
+
     folder = output_folder(options.out, options.model, "search") if world.rank == 0 else None
     model = partial_fc.load(options.model, device, image_size=options.image_size, flip=options.flip)
     if folder:
@@ -83,13 +117,13 @@ def _search(options: SearchOptions, world: World, device: torch.device) -> None:
     (folder / "search.json").write_text(as_json(report))
     if gallery.source and probe.source:
         picture = _neighbours(found, gallery, probe, gallery_label, probe_label)
-        pictures.write_png(folder / "neighbours.png", picture)
+        pictures.write(folder / "neighbours.png", picture)
     else:
         print("no picture of the neighbours: an .npz has no images")
     print(f"written: {folder}")
 
 
-def _open(path: Path, name: str, model: EmbeddingModel, options: SearchOptions, world: World) -> Labelled:
+def _open(path: Path, name: str, model: "EmbeddingModel", options: SearchOptions, world: World) -> Labelled:
     if path.suffix == ".npz":
         return read_npz(path)
     source = open_on_all(lambda: open_source(path), world)
@@ -100,7 +134,7 @@ def _open(path: Path, name: str, model: EmbeddingModel, options: SearchOptions, 
 
 
 def read_npz(path: Path) -> Labelled:
-    """What `partial-fc embed` wrote. Raises ValueError for anything else."""
+    """Reads what `partial-fc embed` wrote. Raises ValueError for anything else."""
     try:
         arrays = npy.read_npz(path)
         row_ND, label_N = arrays["embeddings"], arrays["labels"]
@@ -150,6 +184,8 @@ def _name(names: list[str] | None, label: int) -> str:
 
 
 def _lines(values: dict[str, float], num_strangers: int) -> list[str]:
+    from partial_fc.evaluate.identification import FALSE_POSITIVE_RATES
+
     lines = [
         f"  rank-1 (P@1) {values['rank1']:.2%}, 95 % interval {values['rank1_low']:.2%} to {values['rank1_high']:.2%}",
         f"  rank-5       {values['rank5']:.2%}",
@@ -170,7 +206,7 @@ def _lines(values: dict[str, float], num_strangers: int) -> list[str]:
 
 
 def _neighbours(
-    found: Found, gallery: Labelled, probe: Labelled, gallery_label: NDArray[np.int64], probe_label: NDArray[np.int64]
+    found: "Found", gallery: Labelled, probe: Labelled, gallery_label: NDArray[np.int64], probe_label: NDArray[np.int64]
 ) -> pictures.Pixels:
     """Each probe with its nearest images: green where the class is the probe's."""
     assert gallery.source is not None
@@ -181,25 +217,26 @@ def _neighbours(
         "right, and least sure": np.flatnonzero(found.rank_P == 1),
         "not in the gallery, and nearest to somebody": np.flatnonzero(~found.has_mate_P),
     }
-    parts = []
+    rows = []
     for kind, probes in kinds.items():
         sign = 1 if kind.startswith("right") else -1
         tiles = []
         for index in probes[np.argsort(sign * top_P[probes], kind="stable")][:_ROWS].tolist():
-            image = _tile(probe.source, index)
-            tiles.append(pictures.captioned([image], ["probe", probe.class_of(index)]))
+            tiles.append(pictures.Tile(_fitted(probe.source, index), ["probe", probe.class_of(index)]))
             for place, cosine in zip(found.neighbour_PK[index].tolist(), found.cosine_PK[index].tolist(), strict=True):
                 if place < 0:
-                    tiles.append(np.full_like(tiles[-1], 64))
+                    tiles.append(pictures.Tile(np.full((pictures.SIDE, pictures.SIDE, 3), 24, np.uint8)))
                     continue
                 right = gallery_label[place] == probe_label[index]
-                image = _tile(gallery.source, place)
                 lines = [f"cos {cosine:.3f}", gallery.class_of(place)]
-                tiles.append(pictures.captioned([image], lines, pictures.GREEN if right else pictures.RED))
+                colour = pictures.GREEN if right else pictures.RED
+                tiles.append(pictures.Tile(_fitted(gallery.source, place), lines, colour))
         if tiles:
-            parts.append((f"{kind}: {len(probes):,} of {len(top_P):,} probes", tiles))
-    return pictures.sheet(parts, 1 + _SHOWN)
+            rows.append(pictures.Row(f"{kind}: {len(probes):,} of {len(top_P):,} probes", tiles))
+    return pictures.sheet(rows, 1 + _SHOWN)
 
 
-def _tile(source: Source, index: int) -> pictures.Pixels:
-    return pictures.tile(pixels_of(still(source.read(index))))
+def _fitted(source: Source, index: int) -> pictures.Pixels:
+    from partial_fc.embedding.images import pixels_of
+
+    return pictures.fit(pixels_of(still(source.read(index))))

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.lib import format as npy
@@ -35,19 +35,22 @@ def check_table(path: Path) -> None:
         _pyarrow(path)
 
 
+class Layout(NamedTuple):
+    """with_labels: else there are none. facts: of the model, kept beside the rows."""
+
+    num_rows: int
+    width: int
+    with_labels: bool
+    class_names: list[str] | None
+    facts: dict[str, str]
+
+
 @contextmanager
-def new_table(
-    path: Path, num_rows: int, width: int, with_labels: bool, class_names: list[str] | None, facts: dict[str, str]
-) -> Iterator[Table]:
-    """A file that is there, whole, when the `with` block ends, and not at all if it fails. with_labels: else there are
-    none. facts: of the model, kept beside the rows."""
+def new_table(path: Path, layout: Layout) -> Iterator[Table]:
+    """Makes a file that is there, whole, when the `with` block ends, and not at all if it fails."""
     with ExitStack() as opened:
         partial = opened.enter_context(replacing(path))
-        table: Table
-        if path.suffix == ".npz":
-            table = _Npz(opened, partial, (num_rows, width), with_labels, class_names, facts)
-        else:
-            table = _Parquet(opened, partial, width, with_labels, class_names, facts)
+        table: Table = (_Npz if path.suffix == ".npz" else _Parquet)(opened, partial, layout)
         yield table
         table.finish()
 
@@ -55,19 +58,11 @@ def new_table(
 class _Npz:
     """keys (N,), labels (N,), embeddings (N, D) float32; class_names, by label, where they are known; model: JSON."""
 
-    def __init__(
-        self,
-        opened: ExitStack,
-        path: Path,
-        shape: tuple[int, int],
-        with_labels: bool,
-        class_names: list[str] | None,
-        facts: dict[str, str],
-    ):
+    def __init__(self, opened: ExitStack, path: Path, layout: Layout):
+        self._layout = layout
         self._archive = opened.enter_context(zipfile.ZipFile(path, "w"))
         self._file = opened.enter_context(self._archive.open("embeddings.npy", "w", force_zip64=True))
-        npy.write_array_header_1_0(self._file, {"descr": "<f4", "fortran_order": False, "shape": shape})
-        self._with_labels, self._class_names, self._facts = with_labels, class_names, facts
+        npy.write_array_header_1_0(self._file, {"descr": "<f4", "fortran_order": False, "shape": layout[:2]})
         self._keys: list[str] = []
         self._labels: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
 
@@ -79,11 +74,11 @@ class _Npz:
     def finish(self) -> None:
         self._file.close()
         arrays: dict[str, Any] = {"keys": np.array(self._keys, np.str_)}
-        if self._with_labels:
+        if self._layout.with_labels:
             arrays["labels"] = np.concatenate(self._labels)
-        if self._class_names is not None:
-            arrays["class_names"] = np.array([*map(_text, self._class_names)], np.str_)
-        arrays |= {f"model_{name}": np.array(value) for name, value in self._facts.items()}
+        if self._layout.class_names is not None:
+            arrays["class_names"] = np.array([*map(_text, self._layout.class_names)], np.str_)
+        arrays |= {f"model_{name}": np.array(value) for name, value in self._layout.facts.items()}
         for name, array in arrays.items():
             with self._archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 npy.write_array(file, array, allow_pickle=False)
@@ -93,25 +88,18 @@ class _Parquet:
     """key: string, label: int64, embedding: list of D float32; class: string, where names are known. The model is in
     the file's metadata."""
 
-    def __init__(
-        self,
-        opened: ExitStack,
-        path: Path,
-        width: int,
-        with_labels: bool,
-        class_names: list[str] | None,
-        facts: dict[str, str],
-    ):
+    def __init__(self, opened: ExitStack, path: Path, layout: Layout):
         arrow = self._arrow = _pyarrow(path)
-        self._width, self._with_labels = width, with_labels
-        self._class_names = None if class_names is None else [*map(_text, class_names)]
+        self._width = layout.width
+        self._class_names = None if layout.class_names is None else [*map(_text, layout.class_names)]
         fields = {"key": arrow.string()}
-        if with_labels:
+        if layout.with_labels:
             fields["label"] = arrow.int64()
-        if class_names is not None:
+        if layout.class_names is not None:
             fields["class"] = arrow.string()
-        fields["embedding"] = arrow.list_(arrow.float32(), width)
-        self._schema = arrow.schema(list(fields.items()), metadata={f"model_{k}": v for k, v in facts.items()})
+        fields["embedding"] = arrow.list_(arrow.float32(), layout.width)
+        metadata = {f"model_{name}": value for name, value in layout.facts.items()}
+        self._schema = arrow.schema(list(fields.items()), metadata=metadata)
         self._file = opened.enter_context(arrow.parquet.ParquetWriter(path, self._schema))
         self._held: list[tuple[Sequence[str], NDArray[np.int64], NDArray[np.float32]]] = []
 
@@ -141,7 +129,7 @@ class _Parquet:
 
 
 def _text(name: str) -> str:
-    """What a table of text can hold: a file's name need not be UTF-8."""
+    """Escapes what a table of text cannot hold: a file's name need not be UTF-8."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 

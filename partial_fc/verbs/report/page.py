@@ -9,7 +9,7 @@ from typing import Any
 
 from partial_fc.findings import counted
 from partial_fc.flags import flag
-from partial_fc.train.record.history import thinned
+from partial_fc.train.record.curve import thinned
 from partial_fc.verbs.report.charts import line_chart, share_bar
 from partial_fc.verbs.report.run_facts import RunFacts
 from partial_fc.verbs.report.style import STYLE

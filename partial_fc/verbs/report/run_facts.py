@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from partial_fc.checkpoint.folders import MANIFEST, complete
 from partial_fc.data.decode import decode
 from partial_fc.data.sample import BadRecord
-from partial_fc.files import MANIFEST_BYTES, read_text
-from partial_fc.train.record.history import History, read_history, read_losses
+from partial_fc.files import read_manifest
+from partial_fc.train.record.curve import History, read_history, read_losses
 
 _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) rank (\d+) ([A-Z]) (.*)")
 # What the log says in passing, and what a person looks for afterwards.
@@ -122,7 +122,7 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        value = json.loads(read_text(path, MANIFEST_BYTES))
+        value = json.loads(read_manifest(path))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: no JSON ({error}); move it away and report again") from error
     if not isinstance(value, dict):

@@ -80,7 +80,7 @@ class TortureOptions:
 
 @dataclass
 class Result:
-    """What is written to torture.json."""
+    """The content of torture.json."""
 
     command: str
     seed: int
@@ -158,7 +158,7 @@ def _undisturbed(command: list[str], root: Path, output: Any) -> float:
 
 
 def _disturbed(command: list[str], root: Path, output: Any, faults: Faults, result: Result) -> None:
-    """Until the command has ended with 0. Raises ValueError where it gets no further."""
+    """Runs the command with faults until it ends with 0. Raises ValueError where it gets no further."""
     print(f"{_PROGRAM}: disturbed, to {root}", flush=True)
     watch, began, fruitless = Watch(root / "loss.csv"), time.monotonic(), 0
     while True:

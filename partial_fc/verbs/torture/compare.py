@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from partial_fc.checkpoint.folders import MANIFEST, newest
-from partial_fc.train.record.history import read_history, read_losses
+from partial_fc.train.record.curve import read_history, read_losses
 
 # loss.csv has nine digits: that is how near two equal losses can be seen to be there.
 _NINE_DIGITS = 1e-8
@@ -80,7 +80,7 @@ def _in_full(root: Path) -> dict[int, tuple[float, float]]:
 
 
 def _ends(undisturbed: Path, disturbed: Path) -> list[str]:
-    """Where the last checkpoints say that the data stand."""
+    """Compares where the last checkpoints say that the data stand."""
     last = [folder for root in (undisturbed, disturbed) if (folder := newest(root / "checkpoints"))]
     if len(last) < 2:
         return []

@@ -4,14 +4,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from random import Random
 from typing import Any, TextIO
 
-from partial_fc.verbs.doctor.hosts import ROOT, Host
+from partial_fc.verbs.doctor.hosts import Host, HostError
 from partial_fc.verbs.torture import victims
 
 _ANSWER_S = 20.0
@@ -19,7 +18,7 @@ _GONE_S = 30.0
 
 
 class Faults:
-    """What happens to a run, and when. counts: how often what has happened."""
+    """The faults of a run, and their moments. counts: how often each kind has happened."""
 
     def __init__(
         self, hosts: Sequence[Host], folder: str, kinds: Sequence[str], command: str | None, random: Random,
@@ -66,7 +65,7 @@ class Faults:
         self._events.flush()
 
     def wait_until_gone(self, step: int) -> None:
-        """After the command's end: who is left has some seconds to notice, and is killed then."""
+        """Gives processes that are left after the command's end some seconds, then kills them."""
         give_up = time.monotonic() + _GONE_S
         while left := {(host, pid) for host in self._hosts for pid in self._processes(host)}:
             if time.monotonic() > give_up:
@@ -121,18 +120,12 @@ class Faults:
         return self._ask(host, [str(pid) for pid in pids]) or [] if pids else []
 
     def _ask(self, host: Host, words: list[str]) -> Any:
-        """What partial_fc.verbs.torture.victims says there; nothing where it does not answer, which is noted."""
+        """Returns what the victims module says there; None where it does not answer, which is noted."""
         if host.is_here:
             numbers = [int(word) for word in words]
             return victims.kill(self._folder, numbers) if numbers else victims.processes(self._folder)
-        asked = ["env", "-C", str(ROOT), sys.executable, "-m", "partial_fc.verbs.torture.victims", self._folder, *words]
         try:
-            done = subprocess.run(host.command(asked, _ANSWER_S), capture_output=True, text=True, timeout=_ANSWER_S)
-        except subprocess.TimeoutExpired:
-            self.note(f"{host.name} did not answer within {_ANSWER_S:.0f} s", -1)
+            return host.run_module("partial_fc.verbs.torture.victims", [self._folder, *words], victims.MARK, _ANSWER_S)
+        except HostError as error:
+            self.note(f"{host.name}: {error}", -1)
             return None
-        for line in reversed(done.stdout.splitlines()):
-            if line.startswith(victims.MARK):
-                return json.loads(line.removeprefix(victims.MARK))
-        self.note(f"{host.name}: {(done.stderr.strip().splitlines() or ['no answer'])[-1]}", -1)
-        return None

@@ -18,7 +18,7 @@ MARK = "partial-fc torture: "
 _RANKS = tuple(
     name.encode() for name in ("HOROVOD_RANK=", "OMPI_COMM_WORLD_RANK=", "PMI_RANK=", "SLURM_PROCID=", "RANK=")
 )
-# What the keeper of a rank that --restarts has is called (comm/launch/keeper.py): a launcher, it does not train.
+# The name of the restart agent of a rank (--restarts) (comm/launch/keeper.py): a launcher, it does not train.
 _KEEPER = "partial-fc keep"
 
 
@@ -49,7 +49,7 @@ def _is_rank(words: list[str], environ: bytes) -> bool:
 
 
 def _is_of(folder: str, words: list[str]) -> bool:
-    """Whether a command line names the folder; that of a shell has it within a word. Not those that look for it."""
+    """Tells whether a command line names the folder; a shell's has it within a word. Not those that look for it."""
     if any("partial_fc.verbs.torture.victims" in word for word in words):
         return False
     return any(folder in (word, *word.replace("'", " ").replace("=", " ").split()) for word in words)

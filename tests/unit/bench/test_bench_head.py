@@ -1,5 +1,5 @@
 """`partial-fc bench head`: what it compares with computes the same as the reference, and flags that mean nothing are
-refused. (Sharded: tests/parallel/test_bench_sides.py.)"""
+refused. (Sharded: tests/parallel/head/test_bench_sides.py.)"""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ import torch
 from partial_fc.head import CosFace, reference
 from partial_fc.verbs.bench import head as bench
 from partial_fc.verbs.bench.baselines import PlainHead, TorchHead
-from partial_fc.verbs.bench.options import HeadOptions
+from partial_fc.verbs.bench.head import HeadOptions
 
 SCALE = 16.0
 

@@ -1,4 +1,4 @@
-"""The planner's formulas. (That its memory is what a process takes: tests/recipes/test_bench.py.)"""
+"""The planner's formulas. (That its memory is what a process takes: tests/recipes/face/test_bench.py.)"""
 
 import json
 import math
@@ -13,7 +13,8 @@ from partial_fc.comm import SingleWorld
 from partial_fc.head import CosFace, PartialFC, Storage
 from partial_fc.machine import Rates
 from partial_fc.verbs.bench import plan, plan_report
-from partial_fc.verbs.bench.plan import OPTIMIZERS, Machine, PlanOptions
+from partial_fc.verbs.bench.plan import OPTIMIZERS, Machine
+from partial_fc.verbs.bench.plan_report import PlanOptions
 
 
 def workload(**changed):
@@ -167,7 +168,7 @@ def test_what_cannot_be_planned_is_said(changed, message):
 )
 def test_precision_auto_is_what_the_head_would_take(precision, device, multiplies_bf16, expected, monkeypatch):
     """(of a GPU that is not here)"""
-    monkeypatch.setattr(plan_report, "has_bf16", lambda device: multiplies_bf16)
+    monkeypatch.setattr("partial_fc.machine.has_bf16", lambda device: multiplies_bf16)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     found = plan_report.make(replace(ELSEWHERE, precision=precision, device=device))
     assert list(found["rates"]["gflops"]) == [expected]

@@ -1,5 +1,5 @@
 """The store of horovodrun, as patches/horovod/signed-store.patch changes it: requests without a signature are refused
-before their bodies are read, which released Horovod unpickles (CVE-2024-10190). tests/cluster has a whole elastic job."""
+before their bodies, which released Horovod unpickles, are read (CVE-2024-10190). tests/cluster: a whole elastic job."""
 
 import http.client
 import json

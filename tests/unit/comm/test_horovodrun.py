@@ -48,17 +48,20 @@ def test_an_elastic_job_on_one_host_says_what_it_waits_for(tmp_path):
     assert "--network-interfaces NAME" in done.stderr
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_checks_are_kept_only_where_there_is_a_home(tmp_path, monkeypatch, kept):
+@pytest.mark.parametrize("home", ["usable", "missing", "refused"])
+def test_checks_are_kept_only_where_there_is_a_home(tmp_path, monkeypatch, home):
     class Reached(Exception):
         pass
 
     def look(_, __, ___, cache):
-        assert (cache is not None) == kept
+        assert (cache is not None) == (home == "usable")
         raise Reached
 
-    monkeypatch.setenv("HOME", str(tmp_path if kept else tmp_path / "missing"))
-    monkeypatch.setattr(launch, "CACHE_FOLDER", f"{tmp_path}/.horovod")
+    (tmp_path / "usable").mkdir()
+    (tmp_path / "refused").mkdir()
+    (tmp_path / "refused/.horovod").touch()  # as /proc/1 for root: it may write there, and no folder can be made
+    monkeypatch.setenv("HOME", f"{tmp_path}/{home}")
+    monkeypatch.setattr(launch, "CACHE_FOLDER", f"{tmp_path}/{home}/.horovod")
     monkeypatch.setattr(launch.driver_service, "get_common_interfaces", look)
     with pytest.raises(Reached):
         launch._run(parsed("-np 1 -H localhost:1 true", monkeypatch))

@@ -1,5 +1,5 @@
-"""What keeps a rank (`--restarts`) starts it again where it fails, and nothing else. tests/recipes/test_torture.py has
-one of a training."""
+"""What keeps a rank (`--restarts`) starts it again where it fails, and nothing else. One of a
+training: tests/recipes/launchers/test_torture.py."""
 
 import os
 import signal

@@ -76,7 +76,7 @@ def test_a_terminal_keeps_nobody_from_the_checkpoint(end):
     program = f"""
 import os
 from partial_fc.train.guards.signals import StopSignals
-from tests.faults.outputs import fill
+from tests.faults.signals.outputs import fill
 read, write = os.pipe()
 {end}
 os.dup2(write, 2)

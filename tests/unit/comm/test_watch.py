@@ -1,5 +1,5 @@
 """The words of a report from made-up boards; the board with several ranks in one process. (Launches that really hang:
-tests/recipes/test_hang_report.py.)"""
+tests/recipes/launchers/test_hang_report.py.)"""
 
 import json
 import logging

@@ -236,11 +236,10 @@ def test_scores_of_all_views_are_added_by_video(kind, tmp_path):
     assert not (whole[0] == whole[1]).all()
 
 
-def test_lists_of_class_folders(folder, tmp_path, capsys):
+def test_lists_of_class_folders(folder, tmp_path):
     options = ListOptions(folder, tmp_path / "list.txt")
-    with pytest.raises(ValueError, match="1 video cannot be read"):
+    with pytest.raises(ValueError, match=r"clip5\.mp4: cut short.*bad video 1, at most 0"):
         make_lists(options)
-    assert "clip5.mp4: cut short" in capsys.readouterr().out
     make_lists(replace(options, max_bad_records=1))
     expected = ["class_0/clip0.mp4 30 0", "class_0/clip2.mp4 90 0", "class_0/clip4.mp4 110 0"]
     assert options.out.read_text().splitlines() == [*expected, "class_1/clip1.mp4 80 1", "class_1/clip3.mp4 100 1"]
@@ -250,9 +249,8 @@ def test_lists_of_class_folders(folder, tmp_path, capsys):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     frames = ListOptions(tmp_path / "frames", tmp_path / "raw.txt", rawframes=True, classes=tmp_path / "list.classes")
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match=r"3 images of a video, but no img_00003\.jpg"):
         make_lists(frames)
-    assert "3 images of a video, but no img_00003.jpg" in capsys.readouterr().out
     path.rename(path.with_name("img_00003.jpg"))
     make_lists(frames)
     assert frames.out.read_text() == "class_1/video 3 1\n"

@@ -9,7 +9,7 @@ import lmdb
 import numpy as np
 import pytest
 
-from partial_fc.data.databases import minidb_file, open_database
+from partial_fc.data.databases import minidb, open_database
 from partial_fc.data.decode import decode
 from partial_fc.data.idx import write_idx
 from partial_fc.verbs.data.image_databases import DatabaseOptions, make_leveldb, make_lmdb
@@ -109,7 +109,7 @@ def test_leveldb_to_lmdb_and_back(tmp_path: Path) -> None:
     assert hashes(path) == before
     make_leveldb(DatabaseOptions(tmp_path / "lmdb", tmp_path / "again"))
     assert make(tmp_path / "again", tmp_path / "lmdb2") == items
-    minidb_file.write(tmp_path / "mini", items.items())
+    minidb.write(tmp_path / "mini", items.items())
     assert make(tmp_path / "mini", tmp_path / "lmdb3") == items
     other = make(path, tmp_path / "tensors", format="tensorprotos")
     assert list(other) == list(items)
@@ -141,7 +141,7 @@ def test_bad_images(writer: Writer, tmp_path: Path) -> None:
 
 
 def test_a_key_that_comes_twice(writer: Writer, tmp_path: Path) -> None:
-    minidb_file.write(tmp_path / "mini", [(b"b", b"1"), (b"a", b"2"), (b"b", b"3")])
+    minidb.write(tmp_path / "mini", [(b"b", b"1"), (b"a", b"2"), (b"b", b"3")])
     with pytest.raises(ValueError, match="two records have the key b"):
         writer(DatabaseOptions(tmp_path / "mini", tmp_path / "out"))
     assert not list(tmp_path.glob("out*"))

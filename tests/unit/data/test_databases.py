@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from partial_fc.data import BadRecord, Loader
-from partial_fc.data.databases import DatabaseSource, minidb_file, open_database
+from partial_fc.data.databases import DatabaseSource, minidb, open_database
 from partial_fc.data.databases.keys import KeyList
 from partial_fc.data.decode import decode
 from partial_fc.data.order import Sharded
@@ -74,7 +74,7 @@ def test_lmdb_that_is_written_to_meanwhile(tmp_path: Path) -> None:
 
 def test_minidb(tmp_path: Path) -> None:
     path = tmp_path / "db.minidb"
-    minidb_file.write(path, records(N).items())
+    minidb.write(path, records(N).items())
     check(open_database(path, "minidb", 10))
     source = open_database(path, None, 10)
     check(source, [7, 3, 29, 0])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from partial_fc.data.databases import minidb_file
+from partial_fc.data.databases import minidb
 
 # What MiniDB of caffe2/core/db.cc writes on x86: two int32, key, value.
 BYTES = b"\x03\x00\x00\x00\x02\x00\x00\x00abcXY" + b"\x01\x00\x00\x00\x00\x00\x00\x00k"
@@ -15,12 +15,12 @@ ITEMS = [(b"abc", b"XY"), (b"k", b"")]
 
 def test_bytes_as_caffe2_has_them(tmp_path: Path) -> None:
     path = tmp_path / "a.mdl"
-    minidb_file.write(path, iter(ITEMS))
+    minidb.write(path, iter(ITEMS))
     assert path.read_bytes() == BYTES
-    assert list(minidb_file.read(path)) == ITEMS
-    edges = minidb_file.offsets(path).tolist()
+    assert list(minidb.read(path)) == ITEMS
+    edges = minidb._offsets(path).tolist()
     assert edges == [0, 13, 22]
-    assert [minidb_file.pair(BYTES[a:b]) for a, b in pairwise(edges)] == ITEMS
+    assert [minidb._pair(BYTES[a:b]) for a, b in pairwise(edges)] == ITEMS
 
 
 @pytest.mark.parametrize(
@@ -37,15 +37,15 @@ def test_what_is_none(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "a.mdl"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        list(minidb_file.read(path))
+        list(minidb.read(path))
     with pytest.raises(ValueError, match=message):
-        minidb_file.offsets(path)
+        minidb._offsets(path)
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.mdl"
     path.write_bytes(BYTES)
     with pytest.raises(ValueError, match="keys of at least 1"):
-        minidb_file.write(path, [(b"", b"x")])
+        minidb.write(path, [(b"", b"x")])
     assert path.read_bytes() == BYTES
     assert list(tmp_path.iterdir()) == [path]

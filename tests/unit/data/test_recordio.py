@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partial_fc.data import record_index, recordio
+from partial_fc.data import record_files, recordio
 from partial_fc.data.recordio import RecordReader, RecordWriter, pack, unpack
 from partial_fc.data.sample import BadRecord
 from tests.unit.mxnet_recordio import mxnet_pack
@@ -113,10 +113,10 @@ def test_threads_read_the_same_as_one(tmp_path: Path) -> None:
 
 
 def test_index_over_several_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_index, "_CHUNK_BYTES", 50)
+    monkeypatch.setattr(record_files, "_CHUNK_BYTES", 50)
     keys = np.random.default_rng(0).permutation(1000)
     (tmp_path / "a.idx").write_text("".join(f"{key}\t{key * 2**33}\n" for key in keys).rstrip("\n"))
-    got_keys, got_offsets = record_index.read_index(tmp_path / "a.idx")
+    got_keys, got_offsets = record_files.read_index(tmp_path / "a.idx")
     np.testing.assert_array_equal(got_keys, np.arange(1000))
     np.testing.assert_array_equal(got_offsets, np.arange(1000) * 2**33)
 
@@ -134,7 +134,7 @@ def test_index_over_several_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_wrong_index(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "a.idx").write_text(text)
     with pytest.raises(ValueError, match=message):
-        record_index.read_index(tmp_path / "a.idx")
+        record_files.read_index(tmp_path / "a.idx")
 
 
 def test_missing_or_foreign_index(tmp_path: Path) -> None:
@@ -196,22 +196,22 @@ def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
 
 def test_the_copy_of_a_large_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read instead of the text as long as it is whole and the index the same."""
-    monkeypatch.setattr(record_index, "_CACHED_FROM_BYTES", 1)
+    monkeypatch.setattr(record_files, "_CACHED_FROM_BYTES", 1)
     index, cache = tmp_path / "a.idx", tmp_path / "a.idx.cache"
     for lines in (["0\t0", "1\t40", "2\t88"], ["7\t88", "5\t0", "6\t40"]):
         index.write_text("\n".join(lines))
-        parsed = record_index._parse(index)
+        parsed = record_files._parse(index)
         for _ in range(2):
-            keys, offsets = record_index.read_index(index)
+            keys, offsets = record_files.read_index(index)
             assert (list(keys), offsets.tolist()) == (list(parsed[0]), parsed[1].tolist())
         assert isinstance(keys, range) == (lines[0] == "0\t0")
         with monkeypatch.context() as patch:
-            patch.delattr(record_index, "_parse")
-            assert record_index.read_index(index)[1].tolist() == [0, 40, 88]  # of the copy
+            patch.delattr(record_files, "_parse")
+            assert record_files.read_index(index)[1].tolist() == [0, 40, 88]  # of the copy
         whole = cache.read_bytes()
         for damaged in (b"", whole[:-8], whole[:-1] + b"\x01", whole[:30]):
             cache.write_bytes(damaged)
-            assert record_index.read_index(index)[1].tolist() == [0, 40, 88]
+            assert record_files.read_index(index)[1].tolist() == [0, 40, 88]
             assert cache.read_bytes() == whole
     for offsets, num_records in (
         ([-5, 40, 88], 3),
@@ -224,12 +224,12 @@ def test_the_copy_of_a_large_index(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (tmp_path / "a.rec").write_bytes(bytes(100))
         stat = index.stat()
         head = (b"PFCIDX01", stat.st_size, stat.st_mtime_ns, num_records, zlib.crc32(body), len(body))
-        cache.write_bytes(record_index._HEAD.pack(*head) + body)
-        assert record_index.read_index(index)[1].tolist() == [0, 40, 88], (offsets, num_records)
+        cache.write_bytes(record_files._COPY_HEAD.pack(*head) + body)
+        assert record_files.read_index(index)[1].tolist() == [0, 40, 88], (offsets, num_records)
     (tmp_path / "a.rec").unlink()
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(PermissionError("read-only")))
     cache.unlink()
-    assert record_index.read_index(index)[1].tolist() == [0, 40, 88]
+    assert record_files.read_index(index)[1].tolist() == [0, 40, 88]
     assert [path.name for path in tmp_path.iterdir()] == ["a.idx"]
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from partial_fc.data import BadRecord, ImageFolder, RecordSource, Synthetic, open_source
 from partial_fc.data.decode import decode, fit
-from partial_fc.data.record_source import _image_keys, read_property
-from partial_fc.data.recordio import Header, RecordWriter, pack
+from partial_fc.data.recordio import Header, RecordWriter, _image_keys, pack, read_property
 from partial_fc.embedding.sources import open_images
 from tests.unit.mxnet_recordio import mxnet_pack
 

@@ -1,4 +1,4 @@
-"""The head in one process: its defined corners. (tests/parallel/test_head.py has the comparison with the dense one.)"""
+"""The head in one process: its defined corners. (Beside the dense one: tests/parallel/head/test_head.py.)"""
 
 import contextlib
 import sys

@@ -5,6 +5,7 @@ import torch
 
 from partial_fc import checkpoint
 from partial_fc.checkpoint.consistency import open_centres
+from partial_fc.checkpoint.rows_now import load_centres
 from partial_fc.comm import SingleWorld
 from partial_fc.head import PartialFC
 from partial_fc.head.rows import RowAdamW
@@ -23,7 +24,7 @@ def test_centres_alone_whatever_the_optimizer_and_the_number_of_ranks(tmp_path, 
     save(tmp_path / "step-00000007", heads)
     started = fresh(after, optimizer=RowAdamW(), sub_centres=2)
     for head in started:
-        open_centres(tmp_path, SingleWorld()).load_centres(head)
+        load_centres(open_centres(tmp_path, SingleWorld()), head)
         assert head.num_steps == 0
     rows = whole(started)
     assert torch.equal(rows.pop("centres"), whole(heads)["centres"])
@@ -35,15 +36,15 @@ def test_centres_alone_whatever_the_optimizer_and_the_number_of_ranks(tmp_path, 
 def test_another_head_and_missing_files_are_refused(tmp_path):
     (folder,) = save(tmp_path / "a", heads_of(3))
     with pytest.raises(ValueError, match="sub_centres 1; this run has 2"):
-        open_centres(folder, SingleWorld()).load_centres(fresh(1, sub_centres=2)[0])
+        load_centres(open_centres(folder, SingleWorld()), fresh(1, sub_centres=2)[0])
     sorted(folder.glob("head-00001-*"))[0].unlink()
     with pytest.raises(ValueError, match="no file holds classes 4 to 7"):
         open_centres(folder, SingleWorld())
-    checkpoint.Checkpoint(folder).load_centres(fresh(3)[2])  # whoever does not need it does not miss it
+    load_centres(checkpoint.Checkpoint(folder), fresh(3)[2])  # whoever does not need it does not miss it
     path = sorted(folder.glob("head-00002-*"))[0]
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(ValueError, match="is damaged"):
-        checkpoint.Checkpoint(folder).load_centres(fresh(3)[2])
+        load_centres(checkpoint.Checkpoint(folder), fresh(3)[2])
 
 
 def test_centres_alone_cannot_be_resumed(tmp_path):
@@ -53,7 +54,7 @@ def test_centres_alone_cannot_be_resumed(tmp_path):
     import_centres(ImportOptions((tmp_path,), tmp_path / "out"))
     with pytest.raises(ValueError, match="without a backbone: start with --head-centres"):
         checkpoint.Checkpoint(tmp_path / "out").check_has_backbone()
-    open_centres(tmp_path / "out", SingleWorld()).load_centres(head := fresh(1)[0])
+    load_centres(open_centres(tmp_path / "out", SingleWorld()), head := fresh(1)[0])
     assert bool((head.centres == 1).all())
     (whole_one,) = save(tmp_path / "a", heads_of(1))
     checkpoint.Checkpoint(whole_one).check_has_backbone()

@@ -6,7 +6,7 @@ import torch
 from partial_fc.head import CosFace, PartialFC, RowSGD, Storage
 from partial_fc.head.rows import RowTable
 from partial_fc.verbs.bench import plan, step_counts
-from partial_fc.verbs.bench.options import PlanOptions
+from partial_fc.verbs.bench.plan_report import PlanOptions
 from tests.unit.operations import Operations
 
 D, ROWS = 256, 1024

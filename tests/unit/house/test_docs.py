@@ -1,13 +1,15 @@
 """Commands and programs on the pages of docs can be typed as they stand: verbs and flags exist, the parser takes them,
-and programs that need no data run. (README.md: tests/recipes/first_hour.sh; docs/library.md: test_library.py.)"""
+and programs run. (README.md: tests/recipes/first_hour.sh; docs/library.md: test_library.py.)"""
 
 import importlib
 import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from partial_fc import cli
@@ -72,9 +74,43 @@ def test_every_program_is_python():
     assert sum(map(len, found.values())) >= 7
 
 
-# The two that time a step for minutes of processor time are not run: `python -m benchmarks.head` is their like.
-@pytest.mark.parametrize(("page", "number"), [("benchmarks.md", 1), ("head.md", 0)])
-def test_a_program_that_needs_no_data_runs(page, number, tmp_path):
+def test_every_line_for_an_interpreter_is_python():
+    """Those after >>> and in python -c "...": their files are of runs and conversions that the pages tell of."""
+    num_examples = 0
+    for page in PAGES:
+        text = page.read_text()
+        examples = re.findall(r"^ *>>> (.*)$", text, re.MULTILINE)
+        examples += [
+            textwrap.dedent(code) for code in re.findall(r'\$ python3? -c "(.*?)"$', text, re.DOTALL | re.MULTILINE)
+        ]
+        num_examples += len(examples)
+        for example in examples:
+            compile(example, page.name, "exec")
+    assert num_examples >= 6
+
+
+# What stands there -> what is run: classes enough for a look, and a kernel that every machine has.
+_SMALLER = {"C, G, D = 100_000, 128, 512": "C, G, D = 500, 16, 32", "range(40)": "range(22)"}
+_VARIANTS = 'variants = ("avx512_bf16", "avx512", "avx2", "portable")'
+
+
+@pytest.mark.parametrize(
+    ("page", "number", "changes"),
+    [
+        ("benchmarks.md", 0, {_VARIANTS: 'variants = ("portable",)', **dict([*_SMALLER.items()][:1])}),
+        ("benchmarks.md", 1, {}),
+        ("benchmarks.md", 2, _SMALLER),
+        ("head.md", 0, {}),
+        ("python-api.md", 1, {}),
+    ],
+)
+def test_a_program_runs(page, number, changes, tmp_path):
+    """All but the first of python-api.md: it needs a trained model, and tests/recipes/first_hour.sh runs README.md's,
+    which does the same."""
+    np.savez(tmp_path / "faces.npz", keys=np.array([*"abcdef"]), embeddings=np.eye(6, dtype=np.float32))
     program = programs(page)[number]
+    for then, now in changes.items():
+        assert then in program
+        program = program.replace(then, now)
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

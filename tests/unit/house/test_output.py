@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from partial_fc import output
-from tests.faults.outputs import fill
+from tests.faults.signals.outputs import fill
 
 ROOT = Path(__file__).parents[3]
 # Talks for a second, or much at once; "saved" stands for its last checkpoint.
@@ -154,6 +154,40 @@ with open(sys.argv[1], "w") as file:
 def test_commands_that_train_nothing_do_without_a_terminal(closed):
     words = shlex.join([sys.executable, "-m", "partial_fc", "--version"])
     done = subprocess.run(["bash", "-c", f"{words} {closed}"], capture_output=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+# What a signal ends has its default action for it; the others go on, as a connection that breaks must not end them.
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("--help", -signal.SIGPIPE),
+        ("data pack --help", -signal.SIGPIPE),
+        ("train --help", 0),
+        ("train face --help-all", 0),
+        ("launch --help", 0),
+        ("doctor env --help", 0),
+        ("evaluate --help", 0),
+    ],
+)
+def test_help_ends_quietly_where_nobody_reads_on(words, status):
+    """As for `partial-fc train --help | head -1`."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "partial_fc", *words.split()]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, cwd=ROOT)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (status, b"")
+
+
+def test_help_of_run_sh_starts_no_mpirun():
+    """Which would not end quietly."""
+    read, write = os.pipe()
+    os.close(read)
+    environ = {**os.environ, "PYTHON": sys.executable}
+    words = ["bash", "run.sh", "--help"]
+    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, cwd=ROOT, env=environ)
+    os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from partial_fc import protobuf_messages
-from partial_fc.data.databases import minidb_file
+from partial_fc.data.databases import minidb, protobuf_messages
 from partial_fc.foreign import caffe2_model
 from partial_fc.models import resnet
 from partial_fc.optim.backbone import build, load_named_state, named_state, set_lr
@@ -113,7 +112,7 @@ def theirs(blobs):
 
 
 def written(folder, items):
-    minidb_file.write(folder / "resnet50_model_3.mdl", items)
+    minidb.write(folder / "resnet50_model_3.mdl", items)
     return folder / "resnet50_model_3.mdl"
 
 
@@ -218,7 +217,7 @@ def test_what_is_written_is_what_caffe2_writes(tmp_path, theirs, blobs):
     state = caffe2_model.read(written(tmp_path, theirs), model.state_dict())
     path = tmp_path / "own.mdl"
     caffe2_model.write(path, state.state, state.momentum, iteration=7030)
-    own = list(minidb_file.read(path))
+    own = list(minidb.read(path))
     assert own[0][0] == b"!!META_NET_DEF"
     meta = BlobProto.FromString(own[0][1])
     assert meta.type == "std::string"

@@ -92,6 +92,34 @@ def linear_prelu() -> IResNet:
     return IResNet((1, 1), 16, 24, widths=(8, 16), strides=(2, 2, 2), activation=activation)
 
 
+def features_and_gradient(net: nn.Module, image_B: torch.Tensor, slope_B: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    feat_B = net(image_B)
+    trained = [p for p in net.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(feat_B, trained, slope_B.to(feat_B.dtype))
+    return feat_B.detach(), torch.cat([g.flatten() for g in gradients])
+
+
+@pytest.mark.mxnet
+@pytest.mark.parametrize(("bends", "features_off", "gradient_off"), [(False, 1e-5, 1e-5), (True, 1e-4, 1e-2)])
+def test_one_update_is_as_near_to_fp64_as_that_of_torch_channels_last(mx, bends, features_off, gradient_off):
+    """docs/mxnet_engine.md: both add up in fp32 in batch norms, which moves values over the kinks of ReLU."""
+    torch.manual_seed(0)
+    activation = (lambda _: nn.ReLU()) if bends else partial(nn.PReLU, init=1.0)
+    net = IResNet((2, 1, 1), 128, 40, widths=(32, 64, 128), strides=(2, 1, 2, 2), activation=activation)
+    image_B, slope_B = torch.randn(32, 3, 40, 40), torch.randn(32, 128)
+    exact = features_and_gradient(copy.deepcopy(net).double(), image_B.double(), slope_B)
+    ours, theirs = both(net.to(memory_format=torch.channels_last))
+    off = [
+        [
+            ((a - b).norm() / b.norm()).item()
+            for a, b in zip(features_and_gradient(n, image_B, slope_B), exact, strict=True)
+        ]
+        for n in (ours, theirs)
+    ]
+    assert off[1][0] < min(features_off, 3 * off[0][0] + 1e-6)
+    assert off[1][1] < min(gradient_off, 3 * off[0][1] + 1e-6)
+
+
 def losses(net: nn.Module, lr: float) -> Iterator[float]:
     """Of 20 updates with images of noise, one by one."""
     optimizer = partial(torch_optim.build, "sgd", momentum=0.9, weight_decay=5e-4)

@@ -21,7 +21,7 @@ from partial_fc.train.job import Job
 from partial_fc.train.loop import snapshot
 from partial_fc.train.resume import restore
 from partial_fc.train.run import Run
-from tests.parallel.test_update import CLASSES, D, job_of, make, micro_batches
+from tests.parallel.train.test_update import CLASSES, D, job_of, make, micro_batches
 
 
 def job(compression: str) -> Job:

@@ -13,10 +13,8 @@ import pytest
 from partial_fc.comm import SingleWorld
 from partial_fc.flags import RunFlags
 from partial_fc.train.record.boards import open_wandb
-from partial_fc.train.record.history import read_history, read_losses, thinned
+from partial_fc.train.record.curve import Curve, draw, read_history, read_losses, thinned
 from partial_fc.train.record.log import StepLine
-from partial_fc.train.record.loss_csv import LossCurve
-from partial_fc.train.record.loss_picture import draw
 from partial_fc.train.record.progress import Progress
 from tests.unit.full_disk import full_disk
 
@@ -27,7 +25,7 @@ def row(step: int) -> str:
     return f"{step},{1 / step:.9g},0.1\n"
 
 
-def add(curve: LossCurve, first: int, last: int) -> None:
+def add(curve: Curve, first: int, last: int) -> None:
     for step in range(first, last + 1):
         curve.add(step, 1 / step, 0.1)
 
@@ -38,7 +36,7 @@ def whole(last: int) -> str:
 
 def test_rows_wait_while_the_disk_is_full(tmp_path, caplog):
     path = tmp_path / "loss.csv"
-    curve = LossCurve(tmp_path, SingleWorld(), 0)
+    curve = Curve(tmp_path, SingleWorld(), 0)
     add(curve, 1, 3)
     assert path.read_text() == whole(3)
     with full_disk(len(whole(5)) + 4):  # in the middle of a row
@@ -52,9 +50,9 @@ def test_rows_wait_while_the_disk_is_full(tmp_path, caplog):
 
 def test_who_wrote_before_writes_to_another_file(tmp_path):
     """A rank 0 that was cut off, and is back."""
-    before = LossCurve(tmp_path, SingleWorld(), 0)
+    before = Curve(tmp_path, SingleWorld(), 0)
     add(before, 1, 5)
-    curve = LossCurve(tmp_path, SingleWorld(), 4)
+    curve = Curve(tmp_path, SingleWorld(), 4)
     add(before, 6, 6)
     add(curve, 5, 7)
     assert (tmp_path / "loss.csv").read_text() == whole(7)
@@ -65,7 +63,7 @@ def test_who_wrote_before_writes_to_another_file(tmp_path):
 @pytest.mark.parametrize("back_to", [0, 2, 5, 6, 9, 12])
 def test_going_back_needs_no_room(tmp_path, back_to):
     """... to steps whose rows are there, or still wait."""
-    curve = LossCurve(tmp_path, SingleWorld(), 0)
+    curve = Curve(tmp_path, SingleWorld(), 0)
     with full_disk(len(whole(5)) + 4):
         add(curve, 1, 9)
         curve.rewind(back_to)
@@ -76,7 +74,7 @@ def test_going_back_needs_no_room(tmp_path, back_to):
 
 
 def test_what_a_full_disk_never_took_is_told_at_the_end(tmp_path, caplog):
-    curve = LossCurve(tmp_path, SingleWorld(), 0)
+    curve = Curve(tmp_path, SingleWorld(), 0)
     with full_disk(len(whole(5)) + 4):
         add(curve, 1, 9)
         curve.close()
@@ -88,7 +86,7 @@ def test_a_resumed_run_goes_on_where_its_checkpoint_stands(tmp_path, tail):
     path = tmp_path / "loss.csv"
     path.write_text(whole(6) + tail)
     for first, kept in ((6, 6), (4, 4), (0, 0)):
-        curve = LossCurve(tmp_path, SingleWorld(), first)
+        curve = Curve(tmp_path, SingleWorld(), first)
         assert path.read_text() == whole(kept)
         add(curve, kept + 1, kept + 2)
         curve.close()
@@ -97,7 +95,7 @@ def test_a_resumed_run_goes_on_where_its_checkpoint_stands(tmp_path, tail):
 
 def test_a_file_that_is_no_curve_is_begun_anew(tmp_path):
     (tmp_path / "loss.csv").write_text("step,lo")
-    LossCurve(tmp_path, SingleWorld(), 5).close()
+    Curve(tmp_path, SingleWorld(), 5).close()
     assert (tmp_path / "loss.csv").read_text() == HEADER
 
 
@@ -158,7 +156,7 @@ def test_a_full_disk_costs_history_no_training(tmp_path, caplog):
 def test_the_loss_picture(tmp_path):
     draw(tmp_path)  # of a run without a step
     assert not list(tmp_path.iterdir())
-    curve = LossCurve(tmp_path, SingleWorld(), 0)
+    curve = Curve(tmp_path, SingleWorld(), 0)
     add(curve, 1, 1500)
     curve.add(1501, math.nan, 0.1)
     curve.close()

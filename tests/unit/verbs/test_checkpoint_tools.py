@@ -1,4 +1,4 @@
-"""`partial-fc checkpoint inspect | verify | merge | reshard | diff`."""
+"""`partial-fc checkpoint inspect | verify | merge | reshard`."""
 
 import contextlib
 import json
@@ -15,7 +15,6 @@ from partial_fc.checkpoint.files import save_tensors
 from partial_fc.checkpoint.output import new_checkpoint
 from partial_fc.head import HardNegatives, PartialFC, Storage
 from partial_fc.machine import PeakMemory
-from partial_fc.verbs.checkpoint.diff import DiffOptions, diff
 from partial_fc.verbs.checkpoint.inspect import InspectOptions, inspect
 from partial_fc.verbs.checkpoint.reshard import MergeOptions, ReshardOptions, merge, reshard
 from partial_fc.verbs.checkpoint.verify import VerifyOptions, verify
@@ -32,7 +31,7 @@ def loaded(folder: Path, size: int, **options) -> list[PartialFC]:
 
 @pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3), (8, 3), (2, 13)])
 @pytest.mark.parametrize("made", [None, (), (0, 5, 10), range(3, 9)])
-def test_resharded_rows_are_the_same_bit_for_bit(tmp_path, monkeypatch, capsys, before, after, made):
+def test_resharded_rows_are_the_same_bit_for_bit(tmp_path, monkeypatch, before, after, made):
     """In files of at most two classes, with three centres each, of mixed dtypes."""
     options = {"storage": Storage(torch.bfloat16, torch.float32), "sub_centres": 3}
     monkeypatch.setattr("partial_fc.checkpoint.rows.PART_BYTES", 2 * 3 * (D * (2 + 4) + 4))
@@ -47,9 +46,7 @@ def test_resharded_rows_are_the_same_bit_for_bit(tmp_path, monkeypatch, capsys, 
     # Classes that were never made still are not.
     assert torch.equal(*(torch.cat([h.rows.created(h.rows.start, h.rows.stop) for h in hs]) for hs in (heads, again)))
     assert verify(VerifyOptions((tmp_path / "b",), finite=True)) == 0
-    assert diff(DiffOptions(tmp_path / "a", tmp_path / "b")) == 0
     assert checkpoint.Checkpoint(tmp_path / "b").class_names == [f"n{i}" for i in range(11)]
-    assert "the same state" in capsys.readouterr().out
 
 
 def test_folders_of_several_hosts_become_one(tmp_path):
@@ -109,11 +106,6 @@ def test_lists_of_hard_negatives_stay_with_as_many_ranks(tmp_path, capsys):
     for rank, head in enumerate(heads(2)):
         assert checkpoint.Checkpoint(tmp_path / "b").load_head(head) == []
         assert all(bool((t == 3 + rank).all()) for t in head.hard_negatives.state().values())
-    assert diff(DiffOptions(tmp_path / "a", tmp_path / "b")) == 0
-    saved[1].hard_negatives.state()["near"][5] = 9
-    save(tmp_path / "d", saved)
-    assert diff(DiffOptions(tmp_path / "a", tmp_path / "d")) == 1
-    assert "head-00001-of-00002-hard-negatives.safetensors: near differs in 2 of" in capsys.readouterr().out
     merge(MergeOptions((tmp_path / "a",), tmp_path / "c"))
     assert "left out, they grow anew" in capsys.readouterr().out
     assert not list((tmp_path / "c").glob("*hard-negatives*"))
@@ -252,56 +244,6 @@ def test_a_host_folder_is_checked_for_its_ranks(tmp_path, capsys):
     assert f"rank 2 in {first}: no file holds classes 8 to 10" in capsys.readouterr().out
 
 
-# ---- diff
-
-
-def test_what_differs_is_shown_with_class_numbers(tmp_path, capsys):
-    save(tmp_path / "a", heads_of(1, made=range(10)), configuration={"lr": 0.1, "seed": 0})
-    heads = heads_of(3, made=range(1, 11))
-    for head in heads:
-        rows = head.row_state()["momentum"]
-        rows[-1] += 0.5
-    save(tmp_path / "b", heads, configuration={"lr": 0.2, "seed": 0}, backbone={"w": torch.tensor([0.0, 1.0, 5.0])})
-    assert diff(DiffOptions(tmp_path / "a", tmp_path / "b")) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert "(aside) configuration.lr: 0.1 | 0.2" in lines
-    assert "(aside) world_size: 1 | 3" in lines
-    assert "backbone.safetensors: n is only in the first" in lines
-    assert "backbone.safetensors: w differs in 1 of 3 numbers, by at most 3" in lines
-    assert "head: 1 classes have rows in the first only: class 0" in lines
-    assert "head: 1 classes have rows in the second only: class 10" in lines
-    assert "head: momentum differs in 2 of 11 classes, by at most 0.5: class 3, 7" in lines
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"step": 8}, {"position": 71}, {"loss_scaler": {"scale": 2.0, "clean_steps": 0}}, {"left_out": [[20, 40]]}],
-)
-def test_another_place_in_the_run_is_another_state(tmp_path, change):
-    save(tmp_path / "a", heads_of(1))
-    save(tmp_path / "b", heads_of(1), **change)
-    assert diff(DiffOptions(tmp_path / "a", tmp_path / "b")) == 1
-
-
-def test_configuration_alone_does_not_count(tmp_path):
-    save(tmp_path / "a", heads_of(2), configuration={"models_root": "x"}, best={"lfw": 1})
-    save(tmp_path / "b", heads_of(2), configuration={"models_root": "y"}, best={"lfw": 2}, left_out=[])
-    assert diff(DiffOptions(tmp_path / "a", tmp_path / "b")) == 0
-
-
-@pytest.mark.parametrize(("owed", "status"), [(1.0, 0), (2.0, 1)])
-def test_what_compression_owes_is_compared_in_the_format_before_too(tmp_path, owed, status):
-    for name in "ab":
-        save(tmp_path / name, heads_of(1), local=[{"exchange/w": torch.ones(3)}])
-    one(tmp_path / "b", "rank-*.safetensors").unlink()
-    one(tmp_path / "b", "rank-*.sha256").unlink()
-    save_tensors({"w": torch.full((3,), owed)}, tmp_path / "b/exchange-00000-of-00001.safetensors")
-    manifest = json.loads((tmp_path / "b/manifest.json").read_text())
-    (tmp_path / "b/manifest.json").write_text(json.dumps({**manifest, "format": 3}))
-    (tmp_path / "b/COMPLETE").write_text("")
-    assert diff(DiffOptions(tmp_path / "a", tmp_path / "b")) == status
-
-
 # ---- inspect
 
 
@@ -389,7 +331,6 @@ def test_whatever_a_manifest_or_marker_says_errors_are_named(whole_folder, data)
         lambda: verify(VerifyOptions((folder,), finite=True)),
         lambda: inspect(InspectOptions(folder)),
         lambda: inspect(InspectOptions(folder, json=True)),
-        lambda: diff(DiffOptions(folder, folder)),
     ):
         with contextlib.suppress(ValueError):
             command()

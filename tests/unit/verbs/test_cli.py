@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 
@@ -45,11 +44,10 @@ def command(monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", cli.VERBS)
 def test_every_verb_has_its_function_and_its_flags(name):
-    function = cli.load(name)
+    assert callable(cli.load(name))
     assert cli.VERBS[name][1]
     if name not in cli._OWN_READERS:
         assert dataclasses.is_dataclass(cli.flags_of(name))
-        assert cli.flags_of(name) is get_type_hints(function)["options"]
 
 
 @pytest.mark.parametrize(
@@ -171,11 +169,9 @@ for name in (name for name in cli.VERBS if name not in cli._OWN_READERS):
 
 
 def test_what_reads_or_writes_data_alone_starts_without_torch():
-    """The verbs, and the process that reads a LevelDB for a host."""
     verbs = [verb for verb in cli.VERBS if verb.startswith(("data ", "doctor ")) and verb not in GLYPHS]
     assert len(verbs) == 10
     modules = [f"partial_fc.verbs.{cli.VERBS[verb][0].partition(':')[0]}" for verb in verbs]
-    modules += ["partial_fc.data.databases.leveldb_reader"]
     code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -11,15 +11,15 @@ import cv2
 import numpy as np
 import pytest
 
-from partial_fc.data.check.tiles import CAPTION_LINE, CAPTION_LINES, GAP, SIDE, TITLE
 from partial_fc.data.idx import write_idx
 from partial_fc.data.pairs import write_pairs
+from partial_fc.pictures import CAPTION_LINE, GAP, SIDE, TITLE
 from partial_fc.verbs.data.pack import PackOptions, pack_images
 from partial_fc.verbs.doctor.data import DataOptions, doctor_data
 from tests.unit.data.test_decode import turned
 from tests.unit.doctor_sets import examine, picture, records, write
 
-ROW = TITLE + SIDE + CAPTION_LINES * CAPTION_LINE + GAP  # pixels of a sheet
+ROW = TITLE + SIDE + 2 * CAPTION_LINE + GAP  # pixels of a sheet
 
 
 def test_what_pack_writes_is_good(tmp_path):

@@ -13,6 +13,7 @@ from partial_fc import models
 from partial_fc.data.pairs import write_pairs
 from partial_fc.embedding.load import load
 from partial_fc.evaluate import Roc
+from partial_fc.pictures import GAP, SIDE
 from partial_fc.verbs.model.evaluate import EvaluateOptions, evaluate, output_folder
 from partial_fc.verbs.model.pair_list import read_pair_list
 from partial_fc.verbs.model.search import SearchOptions, search_faces
@@ -141,7 +142,7 @@ def test_a_bin_and_a_list_of_the_same_pairs_agree(given, tmp_path, capsys):
         assert 0.6 < right < 1.0  # the set is neither hopeless nor trivial
         assert f"{name}: 40 pairs, {same.sum()} of them the same" in printed
         assert f"{threshold['cosine']:.4f}" in printed
-        assert cv2.imread(str(tmp_path / f"worst_pairs_{name}.png")).shape[1] == 5 * (2 * 96 + 8)
+        assert cv2.imread(str(tmp_path / f"worst_pairs_{name}.png")).shape[1] == 5 * (2 * SIDE + GAP) + GAP
     assert report["sets"]["set"]["values"]["accuracy"] == report["sets"]["list"]["values"]["accuracy"]
     assert report["together"]["threshold"]["accuracy"] == pytest.approx(report["sets"]["set"]["threshold"]["accuracy"])
     for name in ("roc.png", "similarities.png"):

@@ -17,7 +17,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-from partial_fc.verbs.export import onnx_model  # noqa: E402
+from partial_fc.verbs.model import onnx_model  # noqa: E402
 
 SIZE, WIDTH = 32, 16
 

@@ -231,7 +231,7 @@ def test_centres_go_back_to_the_files_that_they_came_from(tmp_path, monkeypatch,
             part = whole[rank * each : (rank + 1) * each].numpy()
             assert (tmp_path / f"again/{rank}_centers{ending}.param").read_bytes() == ndarray_file(part)
     assert ("say --num-classes 11" in capsys.readouterr().out) == (size > 1)
-    with pytest.raises(ValueError, match=r"0_centers\.param is there already"):
+    with pytest.raises(ValueError, match=r"0_centers\.param exists"):
         export_centres(ExportOptions((tmp_path / "out",), tmp_path / "again", size))
 
 

@@ -16,8 +16,8 @@ import torch
 from partial_fc.comm import SingleWorld
 from partial_fc.data import Batch
 from partial_fc.train.record import first_batch
+from partial_fc.train.record.curve import Curve
 from partial_fc.train.record.log import StepLine, open_files
-from partial_fc.train.record.loss_csv import LossCurve
 from partial_fc.train.record.progress import Progress
 from partial_fc.verbs.report.charts import line_chart
 from partial_fc.verbs.report.command import ReportOptions, report
@@ -73,7 +73,7 @@ def run(tmp_path):
             handler.close()
         logger.propagate = True
     for start in (0, 20):
-        curve = LossCurve(root, SingleWorld(), start)
+        curve = Curve(root, SingleWorld(), start)
         progress = Progress(root, SingleWorld(), StepLine(20, 100, 50), start, 0)
         for step in range(start + 1, start + 21):
             curve.add(step, 30 / step, 0.1)

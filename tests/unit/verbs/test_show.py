@@ -6,9 +6,9 @@ import cv2
 import numpy as np
 import pytest
 
-from partial_fc.data.check import tiles
+from partial_fc import pictures
 from partial_fc.data.pairs import write_pairs
-from partial_fc.data.video.lists import write_list
+from partial_fc.data.video.clip_list import write_list
 from partial_fc.verbs.data import show
 from partial_fc.verbs.data.image_databases import DatabaseOptions, make_lmdb
 from partial_fc.verbs.data.pack import PackOptions, pack_images
@@ -31,11 +31,12 @@ def shown(tmp_path, monkeypatch):
     """Shows a set; the rows that were written as a picture."""
     taken = []
 
-    def write(path, rows):
+    def draw(rows, across):
         taken.append(rows)
-        tiles.write_sheet(path, rows)
+        return sheet(rows, across)
 
-    monkeypatch.setattr(show, "write_sheet", write)
+    sheet = pictures.sheet
+    monkeypatch.setattr(pictures, "sheet", draw)
 
     def run(source, **options):
         show.show(show.ShowOptions(source, tmp_path / "sheet.png", **options))
@@ -68,7 +69,7 @@ def test_records_databases_lists_and_pairs(photos, shown, tmp_path):
     rows = shown(tmp_path / "rec", classes=1, images=9)
     assert rows[0].title.endswith("4 images")
     assert names(rows[1:]) == [["pair 0", "pair 2"], ["pair 1", "pair 3"]]
-    assert rows[1].tiles[0].image.shape == (2 * tiles.SIDE, tiles.SIDE, 3)
+    assert rows[1].tiles[0].image.shape == (2 * pictures.SIDE, pictures.SIDE, 3)
     assert len(shown(tmp_path / "rec/test.bin")) == 2
     make_lmdb(DatabaseOptions(photos, tmp_path / "lmdb"))
     assert [len(row.tiles) for row in shown(tmp_path / "lmdb")] == [4] * 5

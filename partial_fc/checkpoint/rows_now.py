@@ -1,0 +1,112 @@
+"""The rows of a checkpoint as they are after its last step, for readers that use centres as weights.
+
+With --head-catch-up exact a stored row lags behind: it stands for the steps until it last took part, and what decay and
+momentum do to it after that is applied when it takes part again. Readers that do not train get their rows from here,
+as `PartialFC.centres` has them, by the learning rates in the manifest. Tools that copy rows copy what is stored.
+"""
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from partial_fc.checkpoint.head_state import check_same_head, tables_in
+from partial_fc.checkpoint.read import Checkpoint
+from partial_fc.checkpoint.rows import Part, StoredRows, cut
+from partial_fc.head.class_rows import Column
+from partial_fc.head.protocol import Head
+from partial_fc.head.rows import catch_up
+from partial_fc.head.rows.optimizers import from_repr
+
+_CHUNK = 1 << 20  # numbers of each column that are worked on at a time
+
+
+class RowsNow:
+    """Stored rows, each brought up to the checkpoint's last step when it is read. The files stay as they are."""
+
+    def __init__(self, stored: StoredRows, schedule: dict[str, Any], where: str):
+        """schedule: of the manifest; {}: no row lags behind. Raises ValueError for one that cannot be."""
+        self.start, self.stop = stored.start, stored.stop
+        self._stored, self._where = stored, where
+        self._num_steps, self._catch_up = 0, None
+        if not schedule:
+            return
+        rates = schedule.get("rates")
+        if not isinstance(rates, list) or not all(type(lr) in (int, float) and math.isfinite(lr) for lr in rates):
+            raise ValueError(f"{where}: manifest.json says head.schedule.rates is no list of finite learning rates")
+        try:
+            optimizer = from_repr(schedule.get("optimizer"))
+        except ValueError as error:
+            raise ValueError(f"{where}: manifest.json says head.schedule.optimizer is {error}") from None
+        self._num_steps, self._catch_up = len(rates), catch_up.make(optimizer, rates, torch.device("cpu"))
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        return self._stored.columns
+
+    def created(self, start: int, stop: int) -> Tensor:
+        return self._stored.created(start, stop)
+
+    def read(self, classes: Tensor | range, names: Collection[str] | None = None) -> dict[str, Tensor]:
+        """names: the columns to read; None: all."""
+        if self._catch_up is None:
+            return self._stored.read(classes, names)
+        rows = self.now(self._stored.read(classes))
+        return {name: t for name, t in rows.items() if names is None or name in names}
+
+    def parts(self) -> Iterator[Part]:
+        """One file after the other."""
+        for part in self._stored.parts():
+            yield part if self._catch_up is None else replace(part, tensors={**part.tensors, **self.now(part.rows)})
+
+    def now(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Rows as stored, all columns of them -> the same after all steps; copies where something has changed. Raises
+        ValueError where they stand for more steps than were made."""
+        if self._catch_up is None or not len(rows["centres"]):
+            return rows
+        table = {name: t.reshape(-1, t.shape[-1]) for name, t in rows.items()}  # a row for each sub-centre
+        touched_L = table["touched"].squeeze(1).long()
+        least, most = int(touched_L.min()), int(touched_L.max())
+        if least < 0 or most > self._num_steps:
+            raise ValueError(
+                f"{self._where}: its rows stand for {least} to {most} steps; expected 0 to {self._num_steps}, of which "
+                "manifest.json has the learning rates"
+            )
+        late = (touched_L < self._num_steps).nonzero().squeeze(1)
+        late = late[touched_L[late].argsort(stable=True)]  # the longest first
+        if not len(late):
+            return rows
+        table = {name: t.clone() for name, t in table.items()}
+        work_dtype = torch.float64 if table["centres"].dtype == torch.float64 else torch.float32
+        for late_K in late.split(max(1, _CHUNK // table["centres"].shape[1])):
+            state = {name: t[late_K].to(work_dtype) for name, t in table.items() if name != "touched"}
+            centre_KD = state.pop("centres")
+            self._catch_up.apply(centre_KD, state, touched_L[late_K], self._num_steps)
+            for name, t in {"centres": centre_KD, **state}.items():
+                table[name][late_K] = t.to(table[name].dtype)
+        table["touched"].fill_(self._num_steps)
+        return {name: t.view_as(rows[name]) for name, t in table.items()}
+
+
+def rows_now(checkpoint: Checkpoint, start: int = 0, stop: int | None = None, table: str = "") -> RowsNow:
+    """A table's rows of classes [start, stop) after the checkpoint's last step; stop None: to the last. Raises
+    ValueError as `Checkpoint.rows` does."""
+    facts = tables_in(checkpoint.manifest, checkpoint.where)[table]
+    return RowsNow(checkpoint.rows(start, stop, table), facts["head"]["schedule"], checkpoint.where)
+
+
+def load_centres(checkpoint: Checkpoint, head: Head) -> None:
+    """Gives the head the centres of its class ranges and nothing else: their optimizer starts anew. Raises ValueError
+    where they are of another head, or a file is missing or damaged."""
+    check_same_head(checkpoint.manifest, head, checkpoint.where)
+    for name, table in head.tables().items():
+        start, stop = table.rows.start, table.rows.stop
+        for part in cut(rows_now(checkpoint, start, stop, name), start, stop):
+            zeros = {
+                name: part.tensors["centres"].new_zeros(1).expand(part.num_rows, *column.shape)
+                for name, column in table.rows.columns.items()
+            }
+            table.rows.write(part.start, part.stop, part.class_N, {**zeros, "centres": part.tensors["centres"]})

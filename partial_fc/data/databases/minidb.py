@@ -1,0 +1,105 @@
+"""Caffe2's minidb files (.mdl checkpoints, `--db_type minidb`): pairs of key and value, one after the other.
+
+    repeated: [int32 length of the key][int32 length of the value][key][value], little-endian, nothing aligned
+
+(The order of fields is that of MiniDBTransaction::Put in caffe2/core/db.cc, which writes the machine's own byte order;
+x86 and ARM have this one.)
+"""
+
+import os
+import struct
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partial_fc.data.sample import BadRecord
+from partial_fc.files import regular, replacing
+
+_LENGTHS = struct.Struct("<ii")
+_MAX_LENGTH = 2**31 - 1
+
+
+def read(path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """(key, value) as they stand in the file, one at a time in memory. Raises ValueError, with the place, for a file
+    that is no minidb, empty or cut short."""
+    with open(path, "rb", opener=regular) as file:
+        for start, key_length, value_length in _pairs(path, file):
+            file.seek(start + _LENGTHS.size)
+            content = file.read(key_length + value_length)
+            yield content[:key_length], content[key_length:]
+
+
+def write(path: Path, items: Iterable[tuple[bytes, bytes]]) -> None:
+    """Writes (key, value) pairs in this order. The file has its name only once it is complete, and is on the disk then.
+    Raises ValueError where one is empty or longer than an int32 can say."""
+    with replacing(path, durable=True) as partial, partial.open("wb") as file:
+        for key, value in items:
+            if not key or max(len(key), len(value)) > _MAX_LENGTH:
+                raise ValueError(
+                    f"{path}, key {key[:80]!r}: {len(key)} bytes of key, {len(value)} of value; a minidb file holds "
+                    f"keys of at least 1 and neither of more than {_MAX_LENGTH}"
+                )
+            file.write(_LENGTHS.pack(len(key), len(value)))
+            file.write(key)
+            file.write(value)
+
+
+class MinidbStore:
+    """A minidb as a store of records: their places are listed at the start, the values stay on the disk. Raises
+    ValueError for what is no minidb file, or cut short."""
+
+    kind = "minidb"
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._edges = _offsets(path)
+        self._file = regular(path, os.O_RDONLY)
+        self.close = weakref.finalize(self, os.close, self._file)
+
+    def __len__(self) -> int:
+        return len(self._edges) - 1
+
+    def item(self, index: int) -> tuple[bytes, bytes]:
+        """(key, value) of the index-th record, as they stand in the file. Raises BadRecord where the disk fails."""
+        start, end = map(int, self._edges[index : index + 2])
+        content = os.pread(self._file, end - start, start)
+        if len(content) != end - start:
+            raise BadRecord(f"{self.path}, byte {start}: the file ends before this record does; it was cut meanwhile")
+        return _pair(content)
+
+
+def _offsets(path: Path) -> NDArray[np.int64]:
+    """Returns where each pair begins, int64, and the size of the file last; reads no values. Raises as `read`."""
+    with open(path, "rb", opener=regular) as file:
+        starts = np.fromiter((start for start, _, _ in _pairs(path, file)), np.int64)
+        return np.append(starts, os.fstat(file.fileno()).st_size)
+
+
+def _pair(content: bytes) -> tuple[bytes, bytes]:
+    """The key and value of one pair, given its bytes from `_offsets`."""
+    key_length, _ = _LENGTHS.unpack_from(content)
+    return content[_LENGTHS.size : _LENGTHS.size + key_length], content[_LENGTHS.size + key_length :]
+
+
+def _pairs(path: Path, file: BinaryIO) -> Iterator[tuple[int, int, int]]:
+    """(start, length of the key, length of the value) of each pair."""
+    size = os.fstat(file.fileno()).st_size
+    if not size:
+        raise ValueError(f"{path} is empty; expected a minidb file")
+    start = 0
+    while start < size:
+        file.seek(start)
+        head = file.read(_LENGTHS.size)
+        key_length, value_length = _LENGTHS.unpack(head) if len(head) == _LENGTHS.size else (0, 0)
+        end = start + _LENGTHS.size + key_length + value_length
+        if key_length < 1 or value_length < 0 or end > size:
+            raise ValueError(
+                f"{path}, byte {start}: expected a key of at least 1 byte and a value within the {size} bytes of the "
+                f"file; got lengths {key_length} and {value_length}. It is cut short, or no minidb file"
+            )
+        yield start, key_length, value_length
+        start = end

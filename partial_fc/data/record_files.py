@@ -1,0 +1,265 @@
+"""The two files of a RecordIO set: the frames of NAME.rec and the index NAME.idx. Neither knows what a record holds.
+
+NAME.rec is a sequence of frames, each starting at a multiple of 4 bytes, little-endian:
+    uint32 0xCED7230A | uint32 part << 29 | length | payload | zeros up to a multiple of 4
+part is 0 for a whole record. A payload that holds the magic number at a multiple of 4 would confuse a scanner, so the
+writer splits it there and leaves those 4 bytes out: parts 1, 2, ..., 2, 3, which the reader joins with the magic number
+between them. Source of the format: dmlc-core `recordio.h`, `recordio.cc`.
+
+NAME.idx is text, one line a record: `key<TAB>offset of its first frame`. A large one gets a binary copy that opens at
+once, NAME.idx.cache, made anew when the size or time of NAME.idx changes:
+    8 bytes "PFCIDX01" | five u64: size of NAME.idx, its time in ns, R, CRC-32 of what follows, bytes of it
+    int64 offset (R,) | int64 key (R,), left out where the keys are 0, 1, ..., R - 1
+
+F frames, R records.
+"""
+
+import logging
+import mmap
+import os
+import platform
+import re
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partial_fc.data.sample import BadRecord
+from partial_fc.files import check_regular, regular
+
+MAGIC = 0xCED7230A
+MAGIC_BYTES = struct.pack("<I", MAGIC)
+FRAME = struct.Struct("<II")
+MAX_RECORD_BYTES = 2**29 - 1
+WHOLE, FIRST, MIDDLE, LAST = range(4)
+_CHUNK_BYTES = 2**26
+_CACHED_FROM_BYTES = 2**24  # a million records, which take a quarter of a second to parse
+_COPY_HEAD = struct.Struct("<8s5Q")
+_COPY_MAGIC = b"PFCIDX01"
+
+Keys = NDArray[np.int64] | range
+
+_log = logging.getLogger(__name__)
+
+
+class FrameHeads(NamedTuple):
+    """is_frame: does a frame begin there? Else its part and length are 0. length: bytes of its payload."""
+
+    is_frame: NDArray[np.bool_]
+    part: NDArray[np.uint8]
+    length: NDArray[np.int64]
+
+
+class RecordFile:
+    """A mapped .rec file: opening it costs nothing, and processes of one machine share the pages. words: all of it as
+    numbers of 32 bits. Raises ValueError where it is too short for a frame."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with open(path, "rb", opener=regular) as file:
+            self.size = os.fstat(file.fileno()).st_size
+            if self.size < FRAME.size:
+                raise ValueError(f"{path} has {self.size} bytes; expected records")
+            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    @property
+    def words(self) -> NDArray[np.uint32]:
+        # Not kept: a map cannot be closed while an array shows it.
+        return np.frombuffer(self.map, "<u4", self.size // 4)
+
+    def close(self) -> None:
+        self.map.close()
+
+    def have_room(self, offset_F: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tells which offsets can be those of a frame: multiples of 4 with room for its head after them."""
+        return (offset_F >= 0) & (offset_F % 4 == 0) & (offset_F <= self.size - FRAME.size)
+
+    def heads(self, offset_F: NDArray[np.int64]) -> FrameHeads:
+        """Returns the frame heads at offsets, which may be any numbers."""
+        words, inside = self.words, self.have_room(offset_F)
+        at = np.where(inside, offset_F // 4, 0)
+        is_frame = inside & (words[at] == MAGIC)
+        head = np.where(is_frame, words[np.where(is_frame, at + 1, 0)], np.uint32(0))
+        return FrameHeads(is_frame, (head >> 29).astype(np.uint8), (head & MAX_RECORD_BYTES).astype(np.int64))
+
+    def walk(self, begin: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """(part, begin, end) of the frames that follow one another from `begin` on, as long as they are whole and end
+        before `stop`. 17 million take 20 s."""
+        at = begin
+        while at + FRAME.size <= stop:
+            magic, word = FRAME.unpack_from(self.map, at)
+            end = at + FRAME.size + (word & MAX_RECORD_BYTES)
+            if magic != MAGIC or end > stop:
+                return
+            yield word >> 29, at, end
+            at = aligned(end)
+
+    def parts(self, offset: int) -> list[tuple[int, int]]:
+        """(begin, end) of the payloads that make the record which starts at an offset. Raises BadRecord."""
+        part, begin, end = self._frame(offset)
+        parts = [(begin, end)]
+        if part == WHOLE:
+            return parts
+        if part != FIRST:
+            raise BadRecord(f"offset {offset}: got part {part} of a split record, expected its first part")
+        while part != LAST:
+            at = aligned(end)
+            part, begin, end = self._frame(at)
+            if part not in (MIDDLE, LAST):
+                raise BadRecord(
+                    f"offset {at}: got part {part}, expected part 2 or 3 of the split record that starts at {offset}"
+                )
+            parts.append((begin, end))
+        return parts
+
+    def read(self, offset: int) -> bytes:
+        """The record that starts at an offset. Raises BadRecord."""
+        part, begin, end = self._frame(offset)
+        if part == WHOLE:
+            return self.map[begin:end]
+        return MAGIC_BYTES.join([self.map[begin:end] for begin, end in self.parts(offset)])
+
+    def _frame(self, offset: int) -> tuple[int, int, int]:
+        """(part, begin, end of its payload) of the frame at an offset."""
+        begin = offset + FRAME.size
+        if begin > self.size:
+            raise BadRecord(f"offset {offset}: the file ends at {self.size}, inside a frame header")
+        magic, word = FRAME.unpack_from(self.map, offset)
+        if magic != MAGIC:
+            raise BadRecord(
+                f"offset {offset}: got {magic:#010x}, expected the magic number {MAGIC:#010x}; the record is damaged, "
+                "or the index belongs to another file"
+            )
+        end = begin + (word & MAX_RECORD_BYTES)
+        if end > self.size:
+            raise BadRecord(
+                f"offset {offset}: record of {end - begin} bytes ends at {end}, expected at most {self.size}, the size "
+                "of the file: it is cut short"
+            )
+        return word >> 29, begin, end
+
+
+def aligned(offset: int) -> int:
+    """Returns where the frame after one that ends at `offset` starts."""
+    return offset + -offset % 4
+
+
+# ---- the index
+
+
+def read_index(path: str | os.PathLike[str]) -> tuple[Keys, NDArray[np.int64]]:
+    """(keys, offsets) of a .idx file, sorted by key; the keys are a range where they are 0, 1, 2, ...
+
+    8 bytes a record then, else 16, mapped from the copy where there is one. Parsing takes 16 and the text of a chunk.
+    """
+    path = Path(path)
+    stat = os.stat(path)
+    stamp = (stat.st_size, stat.st_mtime_ns)
+    cache = path.with_name(f"{path.name}.cache")
+    if stat.st_size >= _CACHED_FROM_BYTES and (cached := _read_cache(cache, stamp, _rec_bytes(path))):
+        return cached
+    keys, offset_R = _parse(path)
+    if stat.st_size >= _CACHED_FROM_BYTES:
+        try:
+            _write_cache(cache, stamp, keys, offset_R)
+        except OSError as error:
+            _log.info("%s is parsed at every start: no room for its binary copy (%s)", path, error)
+    return keys, offset_R
+
+
+def _parse(path: Path) -> tuple[Keys, NDArray[np.int64]]:
+    num_records = sum(_lines(text) for text in _read_lines(path))
+    if num_records == 0:
+        raise ValueError(f"{path} has no lines; expected `key<TAB>offset` for each record")
+    key_R, offset_R = np.empty(num_records, np.int64), np.empty(num_records, np.int64)
+    begin = 0
+    for text in _read_lines(path):
+        table = _parse_chunk(path, text)
+        key_R[begin : begin + len(table)], offset_R[begin : begin + len(table)] = table.T
+        begin += len(table)
+    step = np.diff(key_R)
+    if (step <= 0).any():
+        order = np.argsort(key_R, kind="stable")
+        key_R, offset_R = key_R[order], offset_R[order]
+        step = np.diff(key_R)
+    if (step == 0).any():
+        raise ValueError(f"{path}: key {key_R[int((step == 0).argmax())]} occurs more than once")
+    dense = key_R[0] == 0 and key_R[-1] == num_records - 1  # sorted and unique: 0, 1, 2, ...
+    return range(num_records) if dense else key_R, offset_R
+
+
+def _read_lines(path: Path) -> Iterator[bytes]:
+    """The file in pieces of whole lines, so that never the whole text lies in memory beside the numbers."""
+    with open(path, "rb", opener=regular) as file:
+        while text := file.read(_CHUNK_BYTES):
+            yield text + file.readline()
+
+
+def _lines(text: bytes) -> int:
+    return text.count(b"\n") + (not text.endswith(b"\n"))
+
+
+def _parse_chunk(path: Path, text: bytes) -> NDArray[np.int64]:
+    """int64 (lines, 2): key, offset."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DeprecationWarning)  # how numpy 1 says that a word is no number
+            table = np.fromstring(text, np.int64, sep=" ")
+    except (ValueError, DeprecationWarning):
+        table = np.empty(0, np.int64)
+    if len(table) != 2 * _lines(text):
+        pattern = re.compile(rb"\s*-?\d+\s+-?\d+\s*")
+        bad = next((line for line in text.splitlines() if not pattern.fullmatch(line)), text[:80])
+        raise ValueError(f"{path}: expected `key<TAB>offset` on each line, got {bad[:80]!r}")
+    return table.reshape(-1, 2)
+
+
+def _rec_bytes(path: Path) -> int:
+    """The size of the records' file beside an index."""
+    try:
+        return os.stat(path.with_suffix(".rec")).st_size
+    except OSError:  # who opens it says what is wrong
+        return 1 << 62
+
+
+def _read_cache(cache: Path, stamp: tuple[int, int], rec_bytes: int) -> tuple[Keys, NDArray[np.int64]] | None:
+    """Reads the copy; None where there is no valid copy of this index: the folder may belong to others."""
+    try:
+        check_regular(cache)
+        content = np.memmap(cache, np.uint8, "r")
+    except (OSError, ValueError):  # not there; empty
+        return None
+    if len(content) < _COPY_HEAD.size:
+        return None
+    magic, *made_of, num_records, crc, num_bytes = _COPY_HEAD.unpack(content[: _COPY_HEAD.size].tobytes())
+    body = content[_COPY_HEAD.size :]
+    if magic != _COPY_MAGIC or tuple(made_of) != stamp or len(body) != num_bytes or zlib.crc32(body.data) != crc:
+        return None
+    if not num_records or num_bytes not in (8 * num_records, 16 * num_records):
+        return None
+    offset_R, *keys = body.view("<i8").reshape(-1, num_records)
+    if offset_R.min() < 0 or offset_R.max() >= rec_bytes or any((key_R[1:] <= key_R[:-1]).any() for key_R in keys):
+        return None
+    return (keys[0] if keys else range(num_records)), offset_R
+
+
+def _write_cache(cache: Path, stamp: tuple[int, int], keys: Keys, offset_R: NDArray[np.int64]) -> None:
+    columns = [offset_R] if isinstance(keys, range) else [offset_R, keys]
+    crc = 0
+    for column in columns:
+        crc = zlib.crc32(column.astype("<i8", copy=False).data, crc)
+    # The name is this process' own: all ranks may come here at once.
+    own = cache.with_name(f"{cache.name}.{platform.node()}.{os.getpid()}")
+    try:
+        with own.open("wb") as file:
+            file.write(_COPY_HEAD.pack(_COPY_MAGIC, *stamp, len(offset_R), crc, 8 * len(columns) * len(offset_R)))
+            for column in columns:
+                column.astype("<i8", copy=False).tofile(file)
+        own.replace(cache)
+    finally:
+        own.unlink(missing_ok=True)

@@ -1,0 +1,278 @@
+"""The curve of a run: loss.csv, history.jsonl and loss.png, written and read. Needs no torch."""
+
+import json
+import logging
+import math
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from partial_fc.files import check_regular, replacing, warn_on_os_error
+
+if TYPE_CHECKING:
+    from partial_fc.comm import World
+
+_REDRAW_EVERY_S = 30.0
+_LOG_FROM = 20.0  # largest loss over smallest, from which on the axis is logarithmic
+_TRY_AGAIN_S = 600.0  # after history.jsonl could not be written
+_GOES_BACK = ("start", "back")
+_log = logging.getLogger("partial_fc")
+
+
+class Curve:
+    """Writes models_root/loss.csv and loss.png on rank 0; the other ranks write to nowhere and draw nothing.
+
+    loss.csv has a row for each update: step, loss, lr. A resumed run goes on where its checkpoint stands: rows of later
+    steps are dropped. Rows that a full disk does not take wait in memory.
+
+    loss.png is drawn in a thread from loss.csv and history.jsonl. A redraw costs 0.1 s of one core, 0.5 s after 600,000
+    steps, and the first of a process 0.4 s more for matplotlib (docs/after-training.md).
+    """
+
+    HEADER = b"step,loss,lr\n"
+
+    def __init__(self, models_root: Path, world: "World", first_step: int):
+        self._root = models_root if world.rank == 0 else None
+        self._path = models_root / "loss.csv" if world.rank == 0 else Path(os.devnull)
+        self._renew()
+        self._file = FileIO(self._path, "a")
+        self._waiting = b""
+        self._failed = False
+        self._cut(first_step)
+        self._drawing: threading.Thread | None = None
+        self._drawn = time.monotonic()
+
+    def add(self, step: int, loss: float, lr: float) -> None:
+        self._waiting += b"%d,%.9g,%.9g\n" % (step, loss, lr)
+        self._write()
+
+    def rewind(self, step: int) -> None:
+        """Goes back: `step` is the last one that counts."""
+        with warn_on_os_error(str(self._path)):
+            self._cut(step)
+
+    def redraw(self, at_end: bool = False) -> None:
+        """Begins to draw loss.png, every 30 s at most; waits for what is being drawn. at_end: in any case."""
+        if self._root and (at_end or time.monotonic() >= self._drawn + _REDRAW_EVERY_S):
+            self._drawn = time.monotonic()
+            self._finish_drawing()
+            self._drawing = threading.Thread(target=draw, args=(self._root,), name="loss.png", daemon=True)
+            self._drawing.start()
+
+    def _finish_drawing(self) -> None:
+        if self._drawing:
+            self._drawing.join()
+            self._drawing = None
+
+    def close(self) -> None:
+        self._finish_drawing()
+        self._write()
+        if left := self._waiting.count(b"\n"):
+            _log.warning(f"{self._path} lacks the last {left:,} rows")
+        with warn_on_os_error(str(self._path)):
+            self._file.close()
+
+    def _renew(self) -> None:
+        """Replaces the file by a copy: a rank 0 of an earlier world, which was cut off, may still write to the old one,
+        over a network folder also when it is back. Keeps the file where there is no room."""
+        if self._path.exists() and str(self._path) != os.devnull:
+            with warn_on_os_error(str(self._path)), replacing(self._path) as copy:
+                copy.write_bytes(self._path.read_bytes())
+
+    def _cut(self, step: int) -> None:
+        """Drops rows after `step` without writing any: a run that is killed here, or has a full disk, loses none."""
+        written = there = self._path.read_bytes()
+        text = there + self._waiting
+        if not text.startswith(self.HEADER):
+            there, text = b"", self.HEADER
+        kept = len(self.HEADER)
+        for row in text[kept:].splitlines(keepends=True):
+            number = row.partition(b",")[0]
+            if not (row.endswith(b"\n") and number.isdigit() and int(number) <= step):
+                break  # also where a lost machine or a full disk has cut it
+            kept += len(row)
+        in_file = min(kept, len(there))
+        if in_file < len(written):
+            self._file.truncate(in_file)
+        self._waiting = text[len(there) : kept]
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
+        except OSError as error:
+            if not self._failed:
+                _log.warning(
+                    f"{self._path} cannot be written ({error.strerror}); training goes on, and its rows wait in memory "
+                    "until there is room"
+                )
+            self._failed = True
+            return
+        if self._failed:
+            _log.info(f"{self._path} is written again, with the rows that have waited")
+        self._failed = False
+
+
+class HistoryFile:
+    """models_root/history.jsonl: a row for each start, report, evaluation and end, in the order of time.
+
+        {"event": "start", "step": 0, "time": 1795390000.1, "world_size": 2, ...}
+        {"step": 20, "time": ..., "train/loss": 21.5, "time/data": 0.01, ...}          as TensorBoard gets them
+        {"event": "evaluation", "step": 2000, "time": ..., "scores": {"lfw": 0.9965}}
+
+    Where a run goes back (a checkpoint, a rollback) a row says so ("start", "back"): rows of later steps before it are
+    of no run any more. Where a row cannot be written, the next ones are left out for some time.
+    """
+
+    def __init__(self, models_root: Path, world: "World"):
+        self._path = models_root / "history.jsonl" if world.rank == 0 else Path(os.devnull)
+        self._next_try = 0.0
+        self._begin = ""
+
+    def add(self, step: int, **values: Any) -> None:
+        if time.monotonic() < self._next_try:
+            return
+        row = {"step": step, "time": round(time.time(), 3), **{name: _json(value) for name, value in values.items()}}
+        begin, self._begin = self._begin, "\n"  # what has been cut is a line of its own
+        self._next_try = time.monotonic() + _TRY_AGAIN_S
+        with warn_on_os_error(str(self._path)):
+            with self._path.open("a") as file:
+                file.write(begin + json.dumps(row, allow_nan=False) + "\n")
+            self._next_try, self._begin = 0.0, ""
+
+
+def _json(value: Any) -> Any:
+    """JSON has no NaN: none stands for it."""
+    if isinstance(value, dict):
+        return {name: _json(one) for name, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ---- reading
+
+
+@dataclass
+class History:
+    """The rows of history.jsonl that count: what was done again, or after a checkpoint that the run went back to, is
+    left out. starts: all of them."""
+
+    starts: list[dict[str, Any]] = field(default_factory=list)
+    scalars: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    num_backs: int = 0
+    ended: str = ""  # "end", "stopped", or nothing: it is under way, or was killed
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """(step, value) of a scalar; where there is none (NaN) it is left out."""
+        return [(row["step"], row[name]) for row in self.scalars if row.get(name) is not None]
+
+    def scores(self) -> dict[str, list[tuple[int, float]]]:
+        """(step, score) by evaluated set."""
+        found: dict[str, list[tuple[int, float]]] = {}
+        for row in self.evaluations:
+            for name, score in row["scores"].items():
+                if score is not None:
+                    found.setdefault(name, []).append((row["step"], score))
+        return found
+
+
+def read_history(models_root: Path) -> History:
+    """Reads history.jsonl; an empty History where there is none. Skips lines that a full disk or a lost machine cut."""
+    found = History()
+    path = models_root / "history.jsonl"
+    if not path.exists():
+        return found
+    check_regular(path)
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+            step, event = int(row["step"]), row.get("event")
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            continue
+        if event in _GOES_BACK:
+            found.scalars = [one for one in found.scalars if one["step"] <= step]
+            found.evaluations = [one for one in found.evaluations if one["step"] <= step]
+            found.num_backs += event == "back"
+        found.ended = event if event in ("end", "stopped") else ""
+        if event == "start":
+            found.starts.append(row)
+        elif event == "evaluation" and isinstance(row.get("scores"), dict):
+            found.evaluations.append(row)
+        elif event is None:
+            found.scalars.append(row)
+    return found
+
+
+def read_losses(models_root: Path) -> NDArray[np.float64]:
+    """(steps, 3): step, loss, learning rate. Rows that are not whole are left out."""
+    path = models_root / "loss.csv"
+    if not path.exists():
+        return np.zeros((0, 3))
+    check_regular(path)
+    rows = path.read_bytes().splitlines()[1:]
+    whole = [row for row in rows if row.count(b",") == 2 and not row.endswith(b",") and b"\0" not in row]
+    if not whole:
+        return np.zeros((0, 3))
+    try:
+        return np.loadtxt(whole, delimiter=",", ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; expected a step, a loss and a learning rate a line") from None
+
+
+def thinned(row_N3: NDArray[np.float64], num_points: int = 300) -> NDArray[np.float64]:
+    """(points, 5): step, mean loss, smallest, largest, learning rate of at most so many equal parts of the curve. What
+    is not finite is left out."""
+    row_N3 = row_N3[np.isfinite(row_N3[:, 1])]
+    size = -(-len(row_N3) // num_points)
+    parts = [row_N3[start : start + size] for start in range(0, len(row_N3), size or 1)]
+    return np.array(
+        [(p[-1, 0], p[:, 1].mean(), p[:, 1].min(), p[:, 1].max(), p[-1, 2]) for p in parts], dtype=np.float64
+    ).reshape(-1, 5)
+
+
+# ---- drawing
+
+
+def draw(models_root: Path) -> None:
+    """Writes loss.png: loss and learning rate, with the evaluations as marks; nothing where there is no step yet."""
+    # The object interface needs no display, and leaves pyplot's global state alone.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    point_P5 = thinned(read_losses(models_root))
+    if not len(point_P5):
+        return
+    step_P, loss_P, low_P, high_P, lr_P = point_P5.T
+    figure = Figure(figsize=(9, 6), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    above.fill_between(step_P, low_P, high_P, alpha=0.25, linewidth=0)
+    above.plot(step_P, loss_P)
+    if loss_P.min() > 0 and loss_P.max() > _LOG_FROM * loss_P.min():
+        above.set(yscale="log", ylim=(max(low_P.min(), loss_P.min() / 10), None))
+    above.set(ylabel="loss", title=models_root.resolve().name)
+    below.plot(step_P, lr_P, color="tab:gray")
+    below.set(xlabel="step", ylabel="learning rate")
+    scores = read_history(models_root).scores()
+    if scores:
+        right = above.twinx()
+        for number, (name, marks) in enumerate(scores.items(), start=1):
+            label = f"{name} {100 * marks[-1][1]:.2f} %"
+            steps, percent = [step for step, _ in marks], [100 * score for _, score in marks]
+            right.plot(steps, percent, "o-", markersize=4, linewidth=0.8, color=f"C{number}", label=label)
+        every = [100 * score for marks in scores.values() for _, score in marks]
+        room = max(5.0, 0.2 * (max(every) - min(every)))  # a tenth more or less is no mountain
+        right.set(ylabel="score, %", ylim=(min(every) - room, max(every) + room))
+        figure.legend(loc="outside lower center", ncols=4, fontsize="small")  # inside it would cover marks
+    for axes in (above, below):
+        axes.grid(color="0.9")
+    with warn_on_os_error(f"{models_root / 'loss.png'}"), replacing(models_root / "loss.png") as partial:
+        figure.savefig(partial, format="png")

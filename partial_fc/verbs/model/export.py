@@ -1,0 +1,180 @@
+"""`partial-fc export`: a trained backbone for other programs, compared with ours before it has its name.
+
+I images of a batch, D feature width.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import tyro
+
+from partial_fc.comm import SingleWorld
+from partial_fc.data.sample import still
+from partial_fc.embedding.sources import open_images
+from partial_fc.files import replacing
+from partial_fc.flags.numbers import PIXELS, check_numbers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from partial_fc.embedding.model import EmbeddingModel
+
+_BATCHES = (1, 5, 2)  # sizes that the batch of an ONNX file is tried with
+_BATCH_SIZE = 32
+# Of fp32 the rounding of another order of sums; of fp16 its 11 bits, through a hundred layers. int8 is what it is.
+_SMALLEST_COSINE = {"onnx": 1 - 1e-5, "onnx_fp16": 0.999, "onnx_int8": -1.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Writes a trained backbone for other programs. Each file is compared with the model before it has its name, and
+    the largest difference printed; --val says what it costs in accuracy.
+
+    The ONNX files have an input "input", float32 (N, 3, H, W) with any N, an output "embedding" (N, D), not
+    normalised, and in their metadata network, input contract and flip rule. InsightFace's ArcFaceONNX reads them."""
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A run's folder, a checkpoint, model.safetensors, or arcface_torch's model.pt, backbone.pth, checkpoint_gpu_0.pt
+    """
+    onnx: Path | None = None
+    """Write ONNX in fp32 here."""
+    onnx_fp16: Path | None = None
+    """Write ONNX with weights and arithmetic in fp16 here: half the size. Input and output stay fp32."""
+    onnx_int8: Path | None = None
+    """Write ONNX with 8-bit weights and values here: a quarter of the size; needs --calibrate."""
+    torch: Path | None = None
+    """Write arcface_torch's model.pt here: the weights under its names, for torch.load and load_state_dict."""
+    calibrate: Path | None = None
+    """Images like those that will be embedded, which say the range of each layer's 8-bit values: a folder, a .rec, a
+    list."""
+    num_calibrate: int = 256
+    """Of them that are used, evenly spread."""
+    val: tuple[Path, ...] = ()
+    """Verification sets (.bin): the accuracy of the model and of each ONNX file is printed beside each other."""
+    image_size: int | None = None
+    """Of models whose file does not say it; none: the largest that its weights fit."""
+    flip: bool | None = None
+    """Add the embedding of the mirrored image; none: as the model says. It is written into the metadata."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, image_size=PIXELS, num_calibrate=1)
+        if not self.files():
+            raise ValueError("nothing to write: give --onnx, --onnx-fp16, --onnx-int8 or --torch, with a file's name")
+        if len({path.absolute() for path in self.files().values()}) < len(self.files()):
+            raise ValueError("two of the files to write are the same: give each a name of its own")
+        for name, path in self.files().items():
+            expected = (".pt", ".pth") if name == "torch" else (".onnx",)
+            if path.suffix not in expected:
+                raise ValueError(f"--{name.replace('_', '-')} {path}: expected a name that ends in {expected[0]}")
+        if (self.onnx_int8 is None) != (self.calibrate is None):
+            raise ValueError("--onnx-int8 FILE and --calibrate IMAGES go together: give both, or none")
+
+    def files(self) -> dict[str, Path]:
+        given = {"torch": self.torch, "onnx": self.onnx, "onnx_fp16": self.onnx_fp16, "onnx_int8": self.onnx_int8}
+        return {name: path for name, path in given.items() if path is not None}
+
+
+def export(options: ExportOptions) -> None:
+    """Raises ValueError where a file is found wrong; nothing is left of it then."""
+    from partial_fc.embedding.load import load
+    from partial_fc.evaluate.verification import Verification
+    from partial_fc.verbs.model import onnx_model
+
+    model = load(options.model, image_size=options.image_size, flip=options.flip)
+    sets = [Verification(path, model.image_size, 2 * _BATCH_SIZE, flip=model.flip) for path in options.val]
+    print(model)
+    forwards: dict[str, Callable[[Tensor], Tensor]] = {"model": model.forward}
+    with tempfile.TemporaryDirectory(prefix="partial-fc-export-") as folder:
+        fp32 = Path(folder) / "fp32.onnx"
+        for name, path in options.files().items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as partial:
+                if name == "torch":
+                    difference = _write_torch(model, partial)
+                else:
+                    if not fp32.exists():
+                        onnx_model.write(model, fp32)
+                    _write_onnx(name, fp32, partial, model, options)
+                    forwards[name] = onnx_model.forward_of(partial, model.to_input)
+                    difference = _compare(forwards[name], model, _SMALLEST_COSINE[name], path)
+                size = partial.stat().st_size
+            print(f"{path}: {size / 1e6:.1f} MB; {difference}", flush=True)
+    for one in sets:
+        print(f"accuracy on {one.path}, {len(one.same_N):,} pairs, and its 95 % interval")
+        for name, forward in forwards.items():
+            values = dict(one.run(forward, SingleWorld()))
+            mean, low, high = (values[f"{one.name}/accuracy{part}"] for part in ("", "_low", "_high"))
+            print(f"  {name.replace('_', ' '):10} {mean:.5f}  ({low:.5f} to {high:.5f})", flush=True)
+
+
+def _write_torch(model: "EmbeddingModel", path: Path) -> str:
+    """The weights as arcface_torch saves them; read again by our reader, which runs no code."""
+    import torch
+
+    from partial_fc.foreign.backbone_weights import read_weights
+
+    weights = {name: t.detach().cpu().contiguous() for name, t in model.network.state_dict().items()}
+    torch.save(weights, path)
+    again, _ = read_weights(path)
+    if again.keys() != weights.keys() or not all(torch.equal(again[name], t) for name, t in weights.items()):
+        raise ValueError(f"{path}: what was written is not what is read: the disk, or the memory, is at fault")
+    return f"{len(weights)} arrays under arcface_torch's names, equal when read again"
+
+
+def _write_onnx(name: str, fp32: Path, path: Path, model: "EmbeddingModel", options: ExportOptions) -> None:
+    from partial_fc.verbs.model import onnx_model
+
+    if name == "onnx":
+        shutil.copyfile(fp32, path)
+    elif name == "onnx_fp16":
+        onnx_model.write_fp16(fp32, path)
+    else:
+        assert options.calibrate is not None
+        images = _calibration(options.calibrate, options.num_calibrate, model.image_size)
+        onnx_model.write_int8(fp32, path, (onnx_model.to_array(image, model.to_input) for image in images))
+
+
+def _calibration(path: Path, count: int, image_size: int) -> "Iterator[Tensor]":
+    """Batches of images evenly spread over a set. Raises ValueError for one that cannot be used."""
+    from partial_fc.embedding.images import batches, pixels_of
+
+    source = open_images([path])
+    chosen = np.unique(np.linspace(0, len(source) - 1, count).astype(int)).tolist()
+    first = 0
+    for image_I3HW, bad in batches(chosen, lambda i: pixels_of(still(source.read(i))), image_size, _BATCH_SIZE):
+        for i, error in bad.items():
+            raise ValueError(f"--calibrate {path}: image {source.key(chosen[first + i])}: {error}")
+        first += len(image_I3HW)
+        yield image_I3HW
+
+
+def _compare(forward: "Callable[[Tensor], Tensor]", model: "EmbeddingModel", smallest: float, path: Path) -> str:
+    """Compares features of random images, in batches of several sizes. ValueError where a cosine is too small."""
+    import torch
+    from torch.nn.functional import cosine_similarity
+
+    generator = torch.Generator().manual_seed(0)
+    cosines, differences = [], []
+    for size in _BATCHES:
+        shape = (size, 3, model.image_size, model.image_size)
+        image_I3HW = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+        ours_ID, theirs_ID = model.forward(image_I3HW).cpu(), forward(image_I3HW)
+        if theirs_ID.shape != ours_ID.shape:
+            raise ValueError(
+                f"{path} is not written: it gives {tuple(theirs_ID.shape)} for {size} images, the model "
+                f"{tuple(ours_ID.shape)}"
+            )
+        cosines.append(cosine_similarity(ours_ID, theirs_ID, eps=0.0).min().item())
+        differences.append(((ours_ID - theirs_ID).abs().max() / ours_ID.abs().max()).item())
+    found = (
+        f"{sum(_BATCHES)} random images in batches of {', '.join(map(str, _BATCHES))}: smallest cosine to the model's "
+        f"{min(cosines):.7f}, largest difference {max(differences):.1e} of the largest feature"
+    )
+    if not min(cosines) >= smallest:
+        raise ValueError(f"{path} is not written: {found}; expected a cosine of at least {smallest}")
+    return found

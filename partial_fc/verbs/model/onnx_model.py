@@ -1,0 +1,176 @@
+"""A trained backbone as ONNX: written by torch.onnx, compared in onnxruntime, also in fp16 and int8.
+
+I images of a batch, D feature width.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from partial_fc import __version__
+from partial_fc.embedding.model import EmbeddingModel
+from partial_fc.models.inputs import FACE, InputContract
+
+INPUT, OUTPUT = "input", "embedding"
+# onnxruntime has it since 1.14, of early 2023.
+_OPSET = 18
+_PIXELS = "float32 (N, 3, H, W), RGB, pixel, 0 to 255"
+_NEEDED = "`pip install onnx onnxscript onnxruntime`"
+_QUIET = ("torch.onnx", "onnxscript", "onnx_ir", "root")
+
+
+class _FromPixels(nn.Module):
+    """A network behind its own input contract: it takes RGB pixels as float32."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, network: nn.Module, contract: InputContract):
+        super().__init__()
+        self.network = network
+        self.bgr = contract.bgr
+        mean, std = (torch.tensor(x).expand(3).view(3, 1, 1) for x in (contract.mean, contract.std))
+        # The contract's numbers are in the network's order, the pixels are red, green, blue.
+        self.register_buffer("mean", mean.flip(0) if self.bgr else mean.clone(), persistent=False)
+        self.register_buffer("scale", 1 / (std.flip(0) if self.bgr else std), persistent=False)
+
+    def forward(self, pixel_I3HW: Tensor) -> Tensor:
+        # Subtracted and multiplied first of all: by these two nodes InsightFace's loader sees that pixels go in.
+        values = (pixel_I3HW - self.mean) * self.scale
+        return self.network(values.flip(1) if self.bgr else values)
+
+
+def takes_pixels(contract: InputContract) -> bool:
+    """Tells whether the exported network takes pixels, 0 to 255. InsightFace's ArcFaceONNX feeds (pixel - 127.5) /
+    127.5 to a network whose first eight nodes do not subtract and multiply, and pixels to one whose nodes do."""
+    return (contract.mean, contract.std, contract.bgr) != (FACE.mean, FACE.std, FACE.bgr)
+
+
+def write(model: EmbeddingModel, path: Path) -> None:
+    """Writes the network: input "input" float32 (N, 3, H, W) with any N, output "embedding" (N, D), not normalised;
+    what is known of it in metadata_props. ValueError where a package for it is missing."""
+    onnx = _package("onnx")
+    _package("onnxscript")
+    contract = model.to_input
+    pixels = takes_pixels(contract)
+    network = _FromPixels(model.network, contract).eval() if pixels else model.network
+    example = torch.zeros(2, 3, model.image_size, model.image_size)
+    with _quiet():
+        program = torch.onnx.export(
+            network,
+            (example,),
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            dynamic_shapes=({0: torch.export.Dim("N")},),
+            opset_version=_OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    proto = program.model_proto
+    if pixels:
+        _name_scaling(proto)
+    del proto.metadata_props[:]
+    taken = InputContract(_PIXELS, 0.0, 1.0) if pixels else contract
+    onnx.helper.set_model_props(proto, {**model.facts(), **taken.facts()})
+    proto.producer_name, proto.producer_version = "partial-fc", __version__
+    onnx.checker.check_model(proto)
+    onnx.save(proto, str(path))
+
+
+def _name_scaling(proto: Any) -> None:
+    """Names the nodes that scale the pixels as InsightFace's loader looks for them: it goes by names, not by kinds."""
+    for node in list(proto.graph.node)[:8]:
+        if node.op_type in ("Sub", "Mul"):
+            node.name = f"{node.op_type}_{node.name}"
+
+
+def write_fp16(source: Path, path: Path) -> None:
+    """The same with weights and arithmetic in float16; input and output stay float32."""
+    onnx = _package("onnx")
+    _package("onnxruntime")
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    with _quiet():
+        proto = convert_float_to_float16(onnx.load(str(source)), keep_io_types=True)
+    onnx.save(proto, str(path))
+
+
+def write_int8(source: Path, path: Path, batches: Iterator[NDArray[np.float32]]) -> None:
+    """The same with 8-bit weights, one scale a channel, and 8-bit values between the layers, whose ranges are those
+    seen with `batches`, of what the network takes."""
+    _package("onnxruntime")
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc, unused-ignore]
+        def get_next(self) -> dict[str, NDArray[np.float32]] | None:
+            batch = next(batches, None)
+            return None if batch is None else {INPUT: batch}
+
+    prepared = path.with_name(path.name + ".prepared")
+    try:
+        with _quiet():
+            quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+            quantize_static(
+                str(prepared),
+                str(path),
+                Reader(),
+                quant_format=QuantFormat.QDQ,
+                per_channel=True,
+                reduce_range=True,  # without VNNI, pairs of 8-bit products are added in 16 bits, and saturate
+                activation_type=QuantType.QInt8,
+                weight_type=QuantType.QInt8,
+            )
+    finally:
+        prepared.unlink(missing_ok=True)
+
+
+def forward_of(path: Path, contract: InputContract, threads: int = 0) -> Callable[[Tensor], Tensor]:
+    """uint8 RGB images (I, 3, H, W) -> features (I, D), computed by onnxruntime on the CPU."""
+    runtime = _package("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def forward(image_I3HW: Tensor) -> Tensor:
+        return torch.from_numpy(session.run([OUTPUT], {INPUT: to_array(image_I3HW, contract)})[0])
+
+    return forward
+
+
+def to_array(image_I3HW: Tensor, contract: InputContract) -> NDArray[np.float32]:
+    """Makes the exported network's input of uint8 images."""
+    values = image_I3HW.float() if takes_pixels(contract) else contract(image_I3HW)
+    return values.contiguous().numpy()
+
+
+def _package(name: str) -> Any:
+    try:
+        return __import__(name)
+    except ImportError as error:
+        raise ValueError(f"ONNX needs the package {name} ({error}): {_NEEDED}") from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the advice of the exporter's parts to those who write them."""
+    before = {name: logging.getLogger(name).level for name in _QUIET}
+    try:
+        for name in before:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)

@@ -1,0 +1,148 @@
+"""Every operation of the tools that write checkpoints, each in every way that a disk may fail; and every state that it
+may leave. A tool leaves its input alone, and gives its output whole, or one that is refused."""
+
+import contextlib
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+
+from partial_fc.checkpoint.folders import MARKER
+from partial_fc.errors import describe
+from partial_fc.foreign import mxnet_ndarray
+from partial_fc.foreign.centre_files import find
+from partial_fc.verbs.checkpoint import classes
+from partial_fc.verbs.checkpoint.export_centres import ExportOptions, export_centres
+from partial_fc.verbs.checkpoint.import_centres import ImportOptions, import_centres
+from partial_fc.verbs.checkpoint.reshard import MergeOptions, ReshardOptions, merge, reshard
+from partial_fc.verbs.checkpoint.verify import findings
+from tests.faults.disk import operations as op
+from tests.faults.disk.crash_states import Tree
+from tests.faults.disk.operations import Disk
+from tests.faults.disk.sweep import Sweep, Wrong
+from tests.unit.stored_checkpoints import D, heads_of, save
+
+NAMES = ["ada", "bob", "cyd", "dov", "eve"]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool and its options; given the folder where the inputs are, and where its output goes."""
+
+    name: str
+    run: Callable[[Any], None]
+    options: Callable[[Path, Path], Any]
+    writes_checkpoint: bool = True
+
+
+def _one(below: Path) -> Path:
+    return below / "one/step-00000007"
+
+
+def _two(below: Path) -> tuple[Path, ...]:
+    return tuple(below / f"two/host{i}/two" for i in (0, 1))
+
+
+TOOLS = (
+    Tool("merge", merge, lambda d, out: MergeOptions(_two(d), out)),
+    Tool("reshard", reshard, lambda d, out: ReshardOptions((_one(d),), out, 3)),
+    Tool("export", export_centres, lambda d, out: ExportOptions((_one(d),), out, 2), False),
+    Tool("export, with momentum", export_centres, lambda d, out: ExportOptions(_two(d), out, 1, 0.1), False),
+    Tool("import", import_centres, lambda d, out: ImportOptions((d / "0_centers.param",), out, num_classes=5)),
+    Tool("classes add", classes.add, lambda d, out: classes.AddOptions(_one(d), out, ("fay", f"gus={d / 'gus.npy'}"))),
+    Tool("classes remove", classes.remove, lambda d, out: classes.RemoveOptions(_one(d), out, ("bob",))),
+    Tool(
+        "classes merge",
+        classes.merge_classes,
+        lambda d, out: classes.MergeClassesOptions(_one(d), out, "ada", ("eve",)),
+    ),
+    Tool("classes rename", classes.rename, lambda d, out: classes.RenameOptions(_one(d), out, ("ada=ann",))),
+    Tool("classes match", classes.match, lambda d, out: classes.MatchOptions(_one(d), out, d / "photos")),
+)
+
+
+class ToolSweep(Sweep):
+    """One tool."""
+
+    def __init__(self, disk: Disk, tool: Tool):
+        super().__init__(disk, tool.name, 1)
+        self.tool = tool
+        self.out = disk.below / "a/b/out"
+        self.ground.place({"in": None, "a": None})
+        _put_input(disk.below / "in")
+        self.start = self.ground.read()
+
+    def act(self) -> list[str]:
+        self.disk.rank(0)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                self.tool.run(self.tool.options(self.disk.below / "in", self.out))
+            self.disk.note(op.PROMISE)
+        except (OSError, ValueError) as error:
+            return [describe(error)]
+        finally:
+            self.disk.rank(-1)
+        return []
+
+    def check(self, tree: Tree, promised: bool) -> None:
+        for path in {*tree, *self.start}:
+            if path.startswith("in") and tree.get(path, 0) != self.start.get(path, 0):
+                raise Wrong(f"the input {path} is another one")
+        there = {path: content for path, content in self._output(tree) if not path.endswith(".partial")}
+        if tree == self.end:
+            self._check_end(there)
+        is_whole = there == dict(self._output(self.end))
+        if promised and not is_whole:
+            raise Wrong(f"the tool said that it had written; there is {sorted(there)}")
+        if not is_whole and self._is_taken(there):
+            raise Wrong(f"half an output that is not refused: {sorted(there)}")
+
+    def _check_end(self, there: Tree) -> None:
+        """What is written where nothing fails."""
+        assert there
+        if self.tool.writes_checkpoint:
+            assert [text for kind, text in findings([self.out], finite=True) if kind == "bad"] == []
+        assert self._is_taken(there)
+
+    def _output(self, tree: Tree) -> list[tuple[str, bytes | None]]:
+        return [(path, content) for path, content in sorted(tree.items()) if path.startswith("a/b/out/")]
+
+    def _is_taken(self, there: Tree) -> bool:
+        if self.tool.writes_checkpoint:
+            return f"a/b/out/{MARKER}" in there
+        try:
+            find([self.out])
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def check_fault(self, struck: Path, said: list[str], tree: Tree) -> None:
+        self.check(tree, promised=not said)
+        if said and str(struck).removesuffix(".partial") not in said[0]:
+            raise Wrong(f"does not name {struck}: {said[0]}")
+
+    def recover(self, tree: Tree, ended: bool) -> None:
+        """Done anew where there is no output: nothing that is left stands in its way."""
+        if self._output(tree):
+            return
+        self.counts["outputs after it"] += 1
+        self.disk.begin()
+        said = self.act()
+        assert not said, said
+        self.check(self.ground.read(), promised=True)
+
+
+def _put_input(below: Path) -> None:
+    heads = heads_of(2, num_classes=len(NAMES))
+    save(_one(below), heads, names=NAMES)
+    save(below / "two", heads, names=NAMES, hosts=[[0], [1]])
+    np.save(below / "gus.npy", np.ones((2, D), np.float32))
+    mxnet_ndarray.write(below / "0_centers.param", [torch.ones(5, D)])
+    for name in ("ada", "dov"):
+        (below / "photos" / name).mkdir(parents=True)
+        cv2.imwrite(str(below / "photos" / name / "0.png"), np.zeros((20, 20, 3), np.uint8))

@@ -1,0 +1,30 @@
+"""What becomes of a run when one of its processes gets a signal: the table in the docs, and a few cells of it. `make
+torture` plays all of them."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.faults.signals.kill_matrix import Chain
+from tests.faults.signals.kill_table import DOCS, RESULTS, differences, in_docs, promised, table
+
+
+def test_the_table_in_the_docs_is_what_was_seen_and_that_is_what_is_promised():
+    seen = RESULTS.read()
+    assert [cell.key for cell in seen] == list(promised()), "each cell, once, in the order of the promises"
+    assert in_docs(DOCS.read_text()) == table(seen), "python -m tests.faults.signals.kill_table --write"
+    assert not differences(seen)
+
+
+@pytest.mark.long
+def test_a_launcher_that_is_killed_or_asked_to_end_takes_its_processes_with_it(tmp_path):
+    chains = [
+        Chain("own launch", "launcher", ("KILL", "HUP")),
+        Chain("torchrun", "launcher", ("KILL",)),
+        Chain("run.sh", "supervisor", ("KILL",)),
+        Chain("horovodrun --gloo", "launcher", ("TERM",)),
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(chain.play, tmp_path / str(n), None, 0.05) for n, chain in enumerate(chains)]
+    seen = [cell for future in futures for cell in future.result()]
+    assert not differences(seen)

@@ -1,0 +1,53 @@
+"""What the benchmarks compare with computes the same: otherwise a speedup would mean nothing."""
+
+import pytest
+import torch
+
+from partial_fc.head import CosFace, PartialFC
+from partial_fc.head.rows import RowSGD
+from partial_fc.verbs.bench import head_worker
+from partial_fc.verbs.bench.head import OURS, HeadOptions
+from partial_fc.verbs.bench.insightface_style import InsightFaceStyleHead
+
+
+def test_textbook_and_ours_agree_for_three_steps(world):
+    ours = PartialFC(101, 16, CosFace(16.0), 1.0, world, optimizer=RowSGD(0.9, 5e-4))
+    textbook = InsightFaceStyleHead(101, 16, CosFace(16.0), 1.0, world)
+    textbook.weight_LD.data.copy_(ours.centres)
+    generator = torch.Generator().manual_seed(world.rank)
+    for _ in range(3):
+        feat = torch.randn(6, 16, generator=generator)
+        label = torch.randint(0, 101, (6,), generator=generator)
+        results = []
+        for head in (ours, textbook):
+            leaf = feat.clone().requires_grad_()
+            loss = head(leaf, label)
+            loss.backward()
+            head.step(0.1)
+            results.append((loss.detach(), leaf.grad))
+        torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(ours.centres, textbook.weight_LD.detach(), rtol=1e-3, atol=1e-5)
+
+
+def test_textbook_sampling_keeps_every_class_of_the_batch(world):
+    head = InsightFaceStyleHead(200, 16, CosFace(16.0), 0.05, world)
+    label_B = torch.arange(8) * 20 + world.rank
+    loss = head(torch.randn(8, 16).requires_grad_(), label_B)
+    assert torch.isfinite(loss)
+    local_G, index_S = head._sample(torch.arange(len(head.shard)))
+    assert len(index_S) == len(head.shard), "more positives than places: all stay"
+    assert torch.equal(index_S[local_G], torch.arange(len(head.shard)))
+
+
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+def test_all_sides_train_equally_many_rows(world, rate):
+    """With a batch as large as a tenth of the classes: nobody has more of its classes than its share."""
+    classes, batch = 9000, 900 * world.size
+    options = HeadOptions(classes, rate, batch, dim=8, num_processes=world.size, steps=2, precision="fp32")
+    device = torch.device("cpu")
+    rows = {}
+    for name in (OURS, "plain", "insightface-style"):
+        head = head_worker._head(options, head_worker.Side(name, "fp32", "fp32", "fp32"), world, device, None)
+        rows[name] = head_worker._time_steps(head, options, world, device).num_rows
+    assert rows == pytest.approx(dict.fromkeys(rows, rows[OURS]), rel=0.1), "whose share is whose is chance"

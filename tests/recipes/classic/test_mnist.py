@@ -1,0 +1,271 @@
+"""Recipe `mnist` as its users start it, in one process, on some of scikit-learn's digits."""
+
+import json
+import math
+import re
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch.utils.data import DistributedSampler
+
+from partial_fc.data.idx import read_set
+from partial_fc.foreign import apex
+from partial_fc.models.convnet import ConvNet
+from partial_fc.pictures import CAPTION_LINE, GAP, SIDE
+from partial_fc.train import loop
+from partial_fc.train import update as updates
+from partial_fc.verbs.demo.digits import load
+from tests.recipes.classic.mnist_job import (
+    GLOBAL_BATCH,
+    NUM_TEST,
+    NUM_TRAIN,
+    assert_same_files,
+    assert_same_weights,
+    make_old,
+    reference,
+    train_here,
+    write_set,
+)
+from tests.recipes.conftest import losses, reported, result
+from tests.recipes.faults import put_in
+
+
+def test_equals_the_tutorials_loop(digits, tmp_path):
+    train_here(digits, tmp_path, "--precision fp64")
+    curve, weights = reference(digits, 1, epochs=2, lr=0.05, dtype=torch.float64)
+    assert losses(tmp_path) == pytest.approx(curve, rel=1e-8)
+    assert_same_weights(tmp_path, weights, 1e-9)
+    assert np.mean(curve[-5:]) < np.mean(curve[:5])
+    train_here(digits, tmp_path / "fp32", "--max-steps 1")  # rounds once or twice in a few million
+    assert losses(tmp_path / "fp32") == pytest.approx(curve[:1], rel=1e-6)
+
+
+def test_what_is_printed_and_written(digits, tmp_path, capfd):
+    train_here(digits, tmp_path, "--batch-size 1 --epochs 2 --lr 0.003")
+    printed = capfd.readouterr().out.splitlines()
+    steps = [line for line in printed if "Step" in line]
+    curve = losses(tmp_path)
+    assert steps == [
+        f"Epoch [1/2], Step [100/151], Loss: {curve[99]:.4f}",
+        f"Epoch [2/2], Step [100/151], Loss: {curve[250]:.4f}",
+    ]
+    found = result(tmp_path)
+    accuracy = [line for line in printed if "accuracy" in line]
+    assert len(accuracy) == 2
+    correct = round(found["test_accuracy"] * NUM_TEST)
+    assert accuracy[-1] == f"Epoch [2/2], Test accuracy: {correct / NUM_TEST:.2%} ({correct} of {NUM_TEST})".replace(
+        "%", " %"
+    )
+    assert re.fullmatch(r"Training complete in: \d+:\d\d:\d\d\.\d{6}", printed[-1])
+    assert found["steps"] == 302
+    assert found["images_per_s"] > 0
+    assert found["test_accuracy"] > 0.3
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    for tag in (b"train/loss", b"time/data", b"time/backbone", b"speed/images_per_s", b"test/accuracy"):
+        assert tag in events.read_bytes()
+    assert (tmp_path / "logs" / "rank-0000.log").read_text().count(" rank 0 I Epoch [") == 4
+    assert reported(tmp_path)
+
+
+def test_accuracy_and_mistakes_are_those_of_the_model_it_leaves(digits, tmp_path):
+    train_here(digits, tmp_path, "--epochs 1")
+    net = ConvNet().eval()
+    net.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    image_NHW, label_N = (torch.tensor(t) for t in read_set(digits, "t10k"))
+    prediction_N = net((image_NHW / 255).unsqueeze(1)).argmax(1)
+    confusion = torch.zeros(10, 10, dtype=torch.int64)
+    for label, prediction in zip(label_N, prediction_N, strict=True):
+        confusion[label, prediction] += 1
+    found = result(tmp_path)
+    assert found["confusion"] == confusion.tolist()
+    assert found["test_accuracy"] == pytest.approx((prediction_N == label_N).double().mean().item())
+    num_drawn = min(60, int((prediction_N != label_N).sum()))
+    assert num_drawn > 0
+    picture = cv2.imread(str(tmp_path / "mistakes.png"))
+    assert picture.shape == (-(-num_drawn // 10) * (SIDE + CAPTION_LINE + GAP), 10 * (SIDE + GAP) + GAP, 3)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--precision fp16-o2 --momentum 0.9 --gradient-compression powersgd",
+        "--precision fp16 --accumulate 2 --gradient-compression 2bit",
+    ],
+)
+def test_resume_continues_bit_by_bit(digits, tmp_path, flags, capfd):
+    """Interrupted within an epoch, at its end (after 7, or 4 where two batches make an update), within the next."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train_here(digits, whole, flags)
+    for max_steps in (2, 4, 5) if "accumulate" in flags else (2, 7, 8):
+        train_here(digits, parts, f"{flags} --max-steps {max_steps}")
+        assert result(parts)["steps"] == max_steps
+    capfd.readouterr()
+    train_here(digits, parts, flags)
+    assert "resumed from" in capfd.readouterr().out
+    assert losses(parts) == losses(whole)
+    assert_same_files(whole, parts, result(whole)["steps"])
+    assert result(parts)["confusion"] == result(whole)["confusion"]
+
+    finished = (parts / "result.json").read_text()
+    train_here(digits, parts, flags)
+    assert "is finished" in capfd.readouterr().out
+    assert (parts / "result.json").read_text() == finished
+
+
+def test_accumulated_batches_are_one_large_one(tmp_path):
+    """All images are the same one, so that batch norm sees the same in every batch, however it is cut."""
+    found = load()["train"]
+    same = np.repeat(found.image_NHW[:1], 84, 0), np.full(84, 3, np.uint8)
+    data = write_set(tmp_path / "data", train=same, t10k=same)
+    for number, more in enumerate(("--momentum 0.9", "--gradient-compression 2bit --compression-threshold 0.01")):
+        one, four = tmp_path / f"one{number}", tmp_path / f"four{number}"
+        train_here(data, one, f"--precision fp64 --batch-size 32 --lr 0.001 {more}")
+        train_here(data, four, f"--precision fp64 --batch-size 8 --accumulate 4 --lr 0.001 {more}")
+        assert len(losses(one)) == 6  # 32, 32 and 20 images, twice
+        assert losses(four) == pytest.approx(losses(one), rel=1e-7)
+        weights = load_file(one / "model.safetensors")
+        assert_same_weights(four, {name: weights[name] for name, _ in ConvNet().named_parameters()}, 1e-8)
+        assert losses(one)[-1] < losses(one)[0]
+
+
+def test_reading_processes_change_nothing(digits, tmp_path):
+    train_here(digits, tmp_path / "none", "--epochs 1")
+    train_here(digits, tmp_path / "two", "--epochs 1 --n_workers 2")
+    assert losses(tmp_path / "two") == losses(tmp_path / "none")
+
+
+def test_orders_of_epochs_differ_and_depend_on_the_seed(digits, tmp_path):
+    for seed in (0, 1):
+        train_here(digits, tmp_path / str(seed), f"--lr 0 --seed {seed}")
+    first, second = losses(tmp_path / "0")[:7], losses(tmp_path / "0")[7:]
+    assert first != second  # with --lr 0 only the order is another one
+    assert first != losses(tmp_path / "1")[:7]
+
+
+def test_half_the_bits_learn_as_fp32(digits, tmp_path):
+    """(The other precisions: tests/parallel/train/test_update.py.)"""
+    for mode in ("fp32", "fp16-o2"):
+        train_here(digits, tmp_path / mode, f"--epochs 8 --lr 0.01 --momentum 0.9 --precision {mode}")
+    wide, narrow = (result(tmp_path / mode) for mode in ("fp32", "fp16-o2"))
+    assert wide["test_accuracy"] > 0.8
+    assert narrow["test_accuracy"] > wide["test_accuracy"] - 0.06  # 6 of 101 images
+    curves = [losses(tmp_path / mode) for mode in ("fp32", "fp16-o2")]
+    assert np.mean(curves[1][-7:]) < np.mean(curves[0][-7:]) + 0.1
+    assert curves[0] != curves[1]
+    weights = load_file(tmp_path / "fp16-o2" / "model.safetensors")
+    assert {t.dtype for name, t in weights.items() if "num_batches" not in name} == {torch.float32}
+
+
+@pytest.fixture
+def put_in_faults(monkeypatch):
+    """put_in_faults("nan@5"), for this test."""
+    for module, name in ((updates, "forward_backward"), (loop, "update")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # and back, after what `put_in` does
+    return lambda faults: put_in(faults, is_last=True)
+
+
+def test_it_has_what_the_loop_has(digits, tmp_path, put_in_faults):
+    """A batch that is left out, checkpoints within epochs, going back to one of them."""
+    put_in_faults("nan@5")
+    train_here(digits, tmp_path / "skip", "--on-nan skip --checkpoint-every 3 --keep-checkpoints 9 --epochs 1")
+    curve = losses(tmp_path / "skip")
+    assert [step for step, loss in enumerate(curve, 1) if math.isnan(loss)] == [5]
+    assert [path.parent.name[-1] for path in sorted((tmp_path / "skip").glob("checkpoints/*/COMPLETE"))] == list("367")
+    assert (tmp_path / "skip/non-finite/step-00000005-rank-00000.json").exists()
+
+    put_in_faults("nan@5")
+    train_here(digits, tmp_path / "rollback", "--on-nan rollback --checkpoint-every 3 --max-steps 7")
+    manifest = json.loads((tmp_path / "rollback/checkpoints/step-00000007/manifest.json").read_text())
+    assert manifest["left_out"] == [[3 * GLOBAL_BATCH, 5 * GLOBAL_BATCH]]
+    assert losses(tmp_path / "rollback")[:3] == curve[:3]
+    assert manifest["position"] == NUM_TRAIN + 2 * GLOBAL_BATCH  # the epoch ended with its seventh batch
+
+
+def test_a_checkpoint_of_version_0_1_goes_on(digits, tmp_path, put_in_faults):
+    """Its position counted epochs and their updates, and its manifest had other names."""
+    flags = "--precision fp16 --momentum 0.9"
+    for name, more in (("whole", ""), ("parts", "--max-steps 9")):
+        train_here(digits, tmp_path / name, f"{flags} {more}")
+    make_old(tmp_path / "parts/checkpoints/step-00000009")
+    shutil.copytree(tmp_path / "parts", tmp_path / "back")
+    train_here(digits, tmp_path / "parts", flags)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert_same_files(tmp_path / "whole", tmp_path / "parts", 14)
+    results = [result(tmp_path / name) for name in ("whole", "parts")]
+    for name in ("skipped_updates", "loss_scale"):
+        assert results[0][name] == results[1][name]
+    assert results[1]["best_test_accuracy"] >= results[0]["best_test_accuracy"]  # it was looked at more often
+
+    put_in_faults("nan@11")
+    train_here(digits, tmp_path / "back", "--momentum 0.9 --on-nan rollback --max-steps 11")
+    manifest = json.loads((tmp_path / "back/checkpoints/step-00000011/manifest.json").read_text())
+    assert manifest["left_out"] == [[NUM_TRAIN + 2 * GLOBAL_BATCH, NUM_TRAIN + 4 * GLOBAL_BATCH]]
+
+
+# ---- Apex's files
+
+
+def test_apex_file_is_written_and_started_from(digits, tmp_path, capfd):
+    flags = "--precision fp16-o2 --momentum 0.9"
+    file = tmp_path / "amp_checkpoint.pt"
+    train_here(digits, tmp_path / "first", f"{flags} --epochs 1 --save-amp {file}")
+    found = apex.read(file)
+    assert found.loss_scale == result(tmp_path / "first")["loss_scale"]
+    manifest = json.loads((tmp_path / "first/checkpoints/step-00000007/manifest.json").read_text())
+    assert found.unskipped == manifest["loss_scaler"]["clean_steps"] > 0
+    train_here(digits, tmp_path / "second", f"{flags} --epochs 1 --load-amp {file}")
+    printed = capfd.readouterr().out
+    assert f"started from {file}" in printed
+    assert "was written with lr" not in printed, "it is the rate of both"
+
+    # The same as by hand: torch's own SGD takes the file's momentum, on the images of epoch 0.
+    net = ConvNet()
+    net.load_state_dict(found.model)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    optimizer.load_state_dict(found.optimizer)
+    image_NHW, label_N = (torch.tensor(t) for t in read_set(digits, "train"))
+    order = list(DistributedSampler(range(NUM_TRAIN), 1, 0))  # type: ignore[arg-type]
+    by_hand = []
+    for batch in torch.tensor(order).split(GLOBAL_BATCH)[:3]:
+        loss = F.cross_entropy(net((image_NHW[batch] / 255).unsqueeze(1)), label_N[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        by_hand.append(loss.item())
+    assert losses(tmp_path / "second")[:3] == pytest.approx(by_hand, abs=0.03)
+
+    # Its own checkpoint comes before the file; another run's file is refused by name.
+    train_here(digits, tmp_path / "second", f"{flags} --epochs 2 --load-amp {file}")
+    assert "is for a new run; this one goes on from" in capfd.readouterr().out
+    torch.save({"model": {}}, file)
+    with pytest.raises(ValueError, match="expected Apex's three parts"):
+        train_here(digits, tmp_path / "third", f"--load-amp {file}")
+
+
+def test_loss_scale_of_apexs_file_falls_until_gradients_fit(digits, tmp_path, capfd):
+    torch.manual_seed(0)
+    net = ConvNet()
+    file = tmp_path / "amp_checkpoint.pt"
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    apex.write(file, net.state_dict(), optimizer, 2.0**24, 1999)
+    train_here(digits, tmp_path / "fp16", f"--precision fp16 --load-amp {file}")
+    found = result(tmp_path / "fp16")
+    assert found["loss_scale"] == 2.0 ** (24 - found["skipped_updates"])
+    assert found["skipped_updates"] >= 3
+    assert capfd.readouterr().out.count("a gradient overflowed") == found["skipped_updates"]
+    # Updates that were not made left nothing behind: up to the first one made, losses are those at rate 0.
+    train_here(digits, tmp_path / "still", f"--precision fp16 --load-amp {file} --lr 0")
+    first = next(
+        i for i, (a, b) in enumerate(zip(losses(tmp_path / "fp16"), losses(tmp_path / "still"), strict=False)) if a != b
+    )
+    assert first > 3
+    weights = load_file(tmp_path / "fp16" / "model.safetensors")
+    assert all(t.isfinite().all() for t in weights.values())
+
+    train_here(digits, tmp_path / "fp32", f"--load-amp {file}")
+    assert "has loss scale 1.67772e+07; this run, --precision fp32, has none" in capfd.readouterr().out

@@ -1,0 +1,83 @@
+"""What recipe `mnist` does not take: flags, data, checkpoints of other runs."""
+
+import shlex
+
+import numpy as np
+import pytest
+
+from partial_fc.errors import UsageError
+from recipes.mnist import parse
+from tests.recipes.classic.mnist_job import train_here, write_set
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--epochs 0", "--epochs is 0.0"),
+        ("--batch_size 0", "--batch_size is 0"),
+        ("--accumulate 0", "--accumulate is 0"),
+        ("--lr -1", "--lr is -1.0"),
+        ("--lr nan", "--lr is nan"),
+        ("--momentum 1", "--momentum is 1.0"),
+        ("--n_workers -1", "--n_workers is -1"),
+        ("--max-steps 0", "--max-steps is 0"),
+        ("--compression-rank 2", "--compression-rank goes with --gradient-compression powersgd"),
+        ("--gradient-compression 2bit --compression-threshold 0", "--compression-threshold is 0.0"),
+        ("--load-amp a.pt --resume b", "--load-amp a.pt and --resume b both say where to start"),
+        ("--gpus 0", "--gpus is 0"),
+        ("--save-amp a.pt --precision fp64", "Apex's files hold fp32 weights"),
+    ],
+)
+def test_flags_that_make_no_sense(flags, message):
+    with pytest.raises(UsageError) as refused:
+        parse(shlex.split(flags))
+    assert message in str(refused.value)
+
+
+def test_the_tutorials_command_line():
+    config = parse(shlex.split("-n 2 -g 2 -nr 1 --epochs 5 --batch_size 64 --master-addr ip1"))
+    assert (config.launch.nodes, config.launch.gpus, config.launch.nr) == (2, 2, 1)
+    assert (config.schedule.epochs, config.optim.batch_size) == (5, 64)
+    config = parse([])
+    given = config.schedule.epochs, config.schedule.lr, config.optim.batch_size, config.mnist.n_workers
+    assert given == (2, 1e-4, 100, 0)
+
+
+def test_data_that_cannot_be_used(digits, tmp_path):
+    with pytest.raises(ValueError, match=r"no MNIST files in .*`partial-fc data digits"):
+        train_here(tmp_path / "nothing", tmp_path / "run")
+    large = np.zeros((4, 32, 32), np.uint8), np.zeros(4, np.uint8)
+    data = write_set(tmp_path / "large", train=large, t10k=large)
+    with pytest.raises(ValueError, match=r"the train images have 32 x 32 pixels; the ConvNet takes 28 x 28 only"):
+        train_here(data, tmp_path / "run")
+
+
+def test_the_log_of_another_recipe(tmp_path):
+    with pytest.raises(ValueError, match="--log-style insightface-mxnet is for recipe face; recipe mnist has lines"):
+        train_here(tmp_path, tmp_path / "run", "--log-style insightface-mxnet")
+
+
+def test_a_rate_that_is_too_high_ends_the_run(digits, tmp_path):
+    with pytest.raises(FloatingPointError, match=r"at step \d+.*--lr.*Nothing was updated in this step"):
+        train_here(digits, tmp_path, "--lr 1e30")
+
+
+def test_checkpoints_of_other_runs(digits, tmp_path, capfd):
+    train_here(digits, tmp_path, "--epochs 1")
+    with pytest.raises(ValueError, match="is ahead of where this run would start"):
+        train_here(digits, tmp_path, "--resume never")
+    with pytest.raises(ValueError, match="step 7, beyond this run's 5"):
+        train_here(digits, tmp_path, "--max-steps 5")
+    with pytest.raises(ValueError, match="is no complete checkpoint"):
+        train_here(digits, tmp_path, f"--resume {tmp_path / 'elsewhere'}")
+    capfd.readouterr()
+    train_here(digits, tmp_path, "--lr 0.01 --gradient-compression 2bit")
+    printed = capfd.readouterr().out
+    for words in ("--lr 0.05, this run has 0.01", "--gradient-compression none, this run has 2bit"):
+        assert words in printed
+    assert "--epochs" not in printed  # a longer run is the same one
+    (tmp_path / "checkpoints/step-00000014/rank-00000-of-00001.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"rank-00000-of-00001.safetensors is missing"):
+        train_here(digits, tmp_path, f"--epochs 3 --resume {tmp_path / 'checkpoints/step-00000014'}")
+    train_here(digits, tmp_path, "--epochs 3")
+    assert (tmp_path / "checkpoints/step-00000014.damaged").exists()

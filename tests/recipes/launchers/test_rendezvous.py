@@ -1,0 +1,197 @@
+"""Commands that are typed on several hosts find each other through Redis or a folder, and train. (The hosts are this
+one; tests/cluster has two. What may go wrong as they meet: tests/unit/comm/test_meeting.py.)"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from partial_fc.comm import StartError
+from tests.recipes.conftest import ROOT, environment, losses
+from tests.recipes.launch import several, start
+from tests.recipes.launchers import rendezvous_job
+from tests.recipes.several import Given
+from tests.redis_server import free_port, redis_server, skip_without
+
+JOB = [sys.executable, "-m", "partial_fc", "train", str(ROOT / "tests/recipes/launchers/rendezvous_job.py")]
+TRAIN = ["--batch-size", "6", "--lr", "0.05", "--precision", "fp32", "--max-steps", "5"]
+PASSWORD = "correct horse"
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory):
+    """The flags for a server with a password, which is in a file."""
+    path = tmp_path_factory.mktemp("redis") / "password"
+    path.write_text(PASSWORD + "\n")
+    with redis_server("--requirepass", PASSWORD) as port:
+        yield ["--redis_host", "127.0.0.1", "--redis_port", str(port), "--redis_password_file", str(path)]
+
+
+@pytest.fixture
+def started():
+    """Starts commands; whatever is left of them is ended with the test."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*flags: str, **environ: str) -> subprocess.Popen[str]:
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        env = {**environment(), "PYTHONPATH": str(ROOT), **environ}
+        # A shell that runs the tests in the background ignores SIGINT, and what is ignored stays so.
+        listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        processes.append(subprocess.Popen([*JOB, *flags], cwd=ROOT, env=env, text=True, preexec_fn=listens, **pipes))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def shards(num_shards: int, *flags: str) -> list[list[str]]:
+    return [["--num_shards", str(num_shards), "--shard_id", str(shard), *flags] for shard in range(num_shards)]
+
+
+def ended(*processes: subprocess.Popen[str]) -> list[tuple[int, str]]:
+    outputs = [process.communicate(timeout=150)[0] for process in processes]
+    return [(process.returncode, printed) for process, printed in zip(processes, outputs, strict=True)]
+
+
+def met(shards: list[list[str]], folder: Path) -> None:
+    """Fails where these do not find each other. They are forked, and their ranks only say who they are: torch takes its
+    time to be imported."""
+    outputs = [folder / f"output {number}" for number in range(len(shards))]
+    processes = [
+        start(rendezvous_job.become_shard, words, str(output)) for words, output in zip(shards, outputs, strict=True)
+    ]
+    for rank, (process, output) in enumerate(zip(processes, outputs, strict=True)):
+        process.join(150)
+        process.kill()
+        assert process.exitcode == 0, output.read_text()
+        assert f"rank {rank} {len(shards)} 0 1" in output.read_text().splitlines()
+
+
+def documented() -> tuple[str, list[list[str]]]:
+    """The docs' command for a server, and those for hosts, from --num_shards on."""
+    lines = (ROOT / "docs/rendezvous.md").read_text().splitlines()
+    (server,) = (line.partition("#")[0] for line in lines if "| redis-server -" in line)
+    return server, [line.partition("--num_gpus 8")[2].split() for line in lines if line.startswith("    python")]
+
+
+def test_trains_what_as_many_ranks_train(started, digits, tmp_path):
+    """In a folder, as the docs have it, with two ranks on each host."""
+    (tmp_path / "meet").mkdir()
+    words = ["--data-dir", str(digits), *TRAIN, "--models-root"]
+    train = [*words, str(tmp_path / "run"), "--gpus", "2"]
+    _, commands = documented()
+    pair = [[word.replace("/nfs/me", str(tmp_path / "meet")) for word in words] + train for words in commands[2:]]
+    for status, printed in ended(*(started(*words) for words in pair)):
+        assert status == 0, printed
+    assert os.listdir(tmp_path / "meet") == []
+    several([Given("recipes.mnist", [*words, str(tmp_path / "same")])], 4)
+    assert losses(tmp_path / "run") == losses(tmp_path / "same")
+
+
+def test_a_password_is_shown_to_nobody(started, redis, monkeypatch):
+    flags = ["--run_id", "secret", *redis[:4]]
+    first = started(*shards(2, *flags)[0], REDIS_PASSWORD=PASSWORD)
+    monkeypatch.setenv("REDIS_PASSWORD", "wrong")
+    with pytest.raises(StartError, match="refuses this process") as refused:
+        rendezvous_job.main(shards(2, *flags)[1])
+    shown = Path(f"/proc/{first.pid}/cmdline").read_text()
+    assert "--redis_host" in shown
+    assert PASSWORD not in shown + str(refused.value)
+    second = started(*shards(2, *flags)[1], REDIS_PASSWORD=PASSWORD)
+    for rank, (status, printed) in enumerate(ended(first, second)):
+        assert status == 0, printed
+        assert f"rank {rank} of 2, 0 of 1 here: 3" in printed
+        assert PASSWORD not in printed
+
+
+def test_a_run_goes_on_without_the_server_it_met_in(started, tmp_path):
+    """All as the docs have it."""
+    skip_without()
+    import redis
+
+    port, password, go_on = free_port(), "a b'c", tmp_path / "go on"
+    server, commands = documented()
+    server = server.replace("10.0.0.1", "127.0.0.1").replace("6379", str(port))
+    with subprocess.Popen(["bash", "-c", server], env={**os.environ, "REDIS_PASSWORD": password}) as running:
+        more = ["--redis_port", str(port), "--until", str(go_on)]
+        pair = [[word.replace("10.0.0.1", "127.0.0.1") for word in words] + more for words in commands[:2]]
+        hosts = [started(*words, REDIS_PASSWORD=password) for words in pair]
+        for host in hosts:
+            assert any("of 2, 0 of 1 here: 3" in line for line in host.stdout)
+        client = redis.Redis("127.0.0.1", port, password=password)
+        assert client.keys() == [b"partial-fc:resnet-1"]
+        assert 0 < client.ttl("partial-fc:resnet-1") <= 60
+        client.shutdown(nosave=True)
+        running.wait(30)
+    go_on.touch()
+    for status, printed in ended(*hosts):
+        assert status == 0, printed
+        assert "cannot leave Redis at" in printed
+
+
+def test_over_tls(tmp_path):
+    """With certificates on both sides, as Debian's server asks for."""
+    new = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -addext subjectAltName=DNS:localhost -days 2"
+    if subprocess.run([*new.split(), "-keyout", "key", "-out", "crt"], cwd=tmp_path, capture_output=True).returncode:
+        pytest.skip("no openssl here to make a certificate with")
+    key, crt = str(tmp_path / "key"), str(tmp_path / "crt")
+    port = str(free_port())
+    server = ["--tls-port", port, "--tls-cert-file", crt, "--tls-key-file", key, "--tls-ca-cert-file", crt]
+    with redis_server(*server) as plain:
+        tls = ["--redis_tls", "--redis_ca", crt, "--redis_cert", crt, "--redis_key", key]
+        flags = ["--run_id", "tls", "--redis_host", "localhost", "--redis_port"]
+        met([[*s, *flags, port, *tls] for s in shards(2)], tmp_path)
+        wrong = ((port, []), (str(plain), tls), (port, ["--redis_tls"]))
+        for p, more in wrong:
+            with pytest.raises(StartError, match=r"Redis at localhost:\d+ does not answer after 1 s: .*--redis-tls"):
+                rendezvous_job.main([*shards(2)[0], *flags, p, *more, "--start-timeout", "1"])
+
+
+def test_a_stopped_process_is_reported(started, redis):
+    """The status board and the watch work as under any launcher."""
+    flags = ["--run_id", "hang", *redis, "--comm-timeout", "3", "--stop", "1"]
+    first, _ = [started(*command) for command in shards(2, *flags)]
+    status, printed = ended(first)[0]
+    assert status == 1, printed
+    assert "collective after has not finished after 3 s" in printed
+    assert "missing: rank 1" in printed
+
+
+def test_a_killed_command_leaves_what_the_next_one_names(started, tmp_path):
+    flags = ["--run_id", "killed", "--file_store_path", str(tmp_path), "--start-timeout", "30"]
+    folder = tmp_path / "partial-fc-killed"
+    waiting = started(*shards(2, *flags)[0])
+    wait_for(folder / "shard%200")
+    waiting.kill()
+    waiting.wait()
+    for words in shards(2, *flags):
+        with pytest.raises(StartError, match="--shard-id 0 is there twice") as refused:
+            rendezvous_job.main(words)
+        assert f"process {waiting.pid}" in str(refused.value)
+        assert f"`rm -r {folder}`" in str(refused.value)
+    subprocess.run(["rm", "-r", folder], check=True)
+    met(shards(2, *flags), tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_that_is_ended_while_it_waits_leaves_nothing(started, tmp_path, number):
+    flags = ["--run_id", "ended", "--file_store_path", str(tmp_path)]
+    waiting = started(*shards(2, *flags)[0])
+    wait_for(tmp_path / "partial-fc-ended" / "shard%200")
+    waiting.send_signal(number)
+    assert ended(waiting)[0][0] == 128 + number
+    assert os.listdir(tmp_path) == []
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,357 @@
+"""`partial-fc train RECIPE --gpus N`: starts the processes of a host, passes their lines on, and leaves none behind."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from partial_fc.comm import Launch, StartError, rendezvous
+from partial_fc.comm.launch import spawn
+from partial_fc.flags import LaunchFlags
+
+ROOT = Path(__file__).parents[3]
+
+# A recipe that does with its LaunchFlags what all do, and no more: a sum over the ranks.
+JOB = """
+import os, time
+import torch, tyro
+from partial_fc.flags import LaunchFlags
+
+def job(what: str = "sum", *, launch: tyro.conf.OmitArgPrefixes[LaunchFlags] = LaunchFlags()):
+    status = launch.start()
+    if status is not None:
+        return status
+    if what == "sleep":
+        print("pid", os.getpid(), flush=True)
+        time.sleep(100)
+    world = launch.join("cpu")
+    total = world.all_reduce(torch.tensor([1 + world.rank]), name="sum").item()
+    print(f"rank {world.rank} of {world.size}, {world.local_rank} of {world.local_size} here: {total}")
+    world.close()
+    return 0
+
+def main(flags):
+    return tyro.cli(job, args=flags)
+"""
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch) -> list[str]:
+    """Its command line. Python and torch take their time to start, so few of these tests use it, and few of it."""
+    path = tmp_path / "job.py"
+    path.write_text(JOB)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return [sys.executable, "-m", "partial_fc", "train", str(path)]
+
+
+@pytest.fixture
+def started():
+    """Starts commands; whatever is left of them is ended with the test."""
+    processes: list[subprocess.Popen] = []
+
+    def start(*command: str) -> subprocess.Popen:
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as trial:
+        return trial.getsockname()[1]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for_end(pids: list[int], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while left := [pid for pid in pids if is_running(pid)]:
+        assert time.monotonic() < deadline, f"still running: {left}"
+        time.sleep(0.05)
+
+
+def run(command: list[str], gpus: int = 2) -> int:
+    return spawn.run(command, nodes=1, gpus=gpus, nr=0, master_addr="127.0.0.1", master_port=None)
+
+
+# ---- with a job that talks
+
+
+def test_two_processes_of_one_host_which_partial_fc_launch_calls_one_worker(job, capfd, monkeypatch):
+    worker = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
+    worker |= {"MASTER_PORT": free_port(), "PARTIAL_FC_LAUNCHER": "partial-fc launch"}
+    for name, value in worker.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(sys, "orig_argv", job)
+    assert LaunchFlags(gpus=2).start() == 0
+    lines = ["rank 0 of 2, 0 of 2 here: 3", "rank 1 of 2, 1 of 2 here: 3"]
+    if not torch.cuda.is_available():
+        lines.insert(0, "no GPU here: 2 processes on the CPU, over gloo")
+    assert sorted(capfd.readouterr().out.splitlines()) == lines
+
+
+def test_two_nodes_as_in_the_tutorial(job, started):
+    """Both are this host; the flags are spelt in all the ways there are."""
+    port = str(free_port())
+    first = started(*job, "--nodes=2", "--gpus=1", "--nr=0", "--master_addr=127.0.0.1", f"--master_port={port}")
+    second = started(*job, "-n", "2", "-g", "1", "-nr", "1", "--master-addr", "127.0.0.1", "--master-port", port)
+    for rank, process in enumerate((first, second)):
+        out, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
+        assert f"rank {rank} of 2, 0 of 1 here: 3" in out
+
+
+def test_nothing_is_left_when_the_command_itself_is_killed(job, started):
+    command = started(*job, "--what", "sleep", "--nodes", "2", "--master-addr", "127.0.0.1")
+    pid = int(command.stdout.readline().split()[1])
+    assert is_running(pid)
+    command.kill()
+    wait_for_end([pid])
+
+
+def test_an_interface_that_a_host_does_not_have_ends_the_run(job, capfd):
+    assert run([*job, "--network-interface", "eth77"], gpus=1) == 1
+    out, err = capfd.readouterr()
+    assert not out
+    assert "job.py: --network-interface eth77: does not exist" in err
+    assert "lo (127.0.0.1)" in err
+    assert "rank 0 on" in err
+    assert "ended with exit status 1" in err
+
+
+# ---- what the ranks print, and how they end: shell scripts are quicker than Python
+
+
+def shell(script: str, gpus: int = 2) -> int:
+    return run(["bash", "-c", script], gpus)
+
+
+def test_lines_of_two_ranks_do_not_tear_each_other_apart(capfd):
+    script = "for i in 1 2 3 4 5 6 7 8; do printf $RANK$RANK; sleep 0.0$RANK; printf $RANK; printf '%s\\n' $RANK; done"
+    assert shell(script + "; printf 'half a line'; printf 'to stderr' >&2", gpus=3) == 0
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["0000"] * 8 + ["1111"] * 8 + ["2222"] * 8 + ["half a line"] * 3
+    assert err.splitlines() == ["to stderr"] * 3
+
+
+def test_each_process_is_told_who_it_is(capfd):
+    script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $PARTIAL_FC_PARENT"
+    command = ["bash", "-c", script]
+    assert spawn.run(command, nodes=3, gpus=2, nr=1, master_addr="10.0.0.1", master_port=8888) == 0
+    told = sorted(capfd.readouterr().out.splitlines())
+    assert told == [f"{2 + local} 6 {local} 2 10.0.0.1 8888 {os.getpid()}" for local in (0, 1)]
+
+
+@pytest.fixture
+def once_all_listen(tmp_path) -> str:
+    """A shell function: the ranks that are to say `listens`, and then the command of the one that waits for them."""
+    return f"""
+        listens() {{ touch {tmp_path}/$RANK; }}
+        once() {{ for r in $1; do while [ ! -e {tmp_path}/$r ]; do sleep 0.02; done; done; shift; "$@"; }}
+    """
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "words"),
+    [("exit 3", 3, "exit status 3"), ("kill -KILL $$", 137, "signal 9 "), ("kill -TERM $$", 143, "signal 15 ")],
+)
+def test_a_rank_that_fails_ends_the_others(capfd, once_all_listen, end, status, words):
+    others = "echo $$; sleep 300 & echo $!; listens; wait"  # with a process of their own each
+    script = f"{once_all_listen} if [ $RANK = 1 ]; then once '0 2' {end}; fi; {others}"
+    started = time.monotonic()
+    assert shell(script, gpus=3) == status
+    assert time.monotonic() - started < 60
+    out, err = capfd.readouterr()
+    assert len(out.split()) == 4
+    wait_for_end([int(pid) for pid in out.split()])
+    assert f"rank 1 on {socket.gethostname()} ended with {words}" in err + " "
+    assert "ending rank 0, rank 2" in err
+
+
+def test_a_rank_that_does_not_listen_is_killed(capfd, monkeypatch, once_all_listen):
+    monkeypatch.setattr(spawn, "_FAILURE_GRACE_S", 0.3)
+    stubborn = "trap '' TERM; echo $$; listens; while true; do sleep 0.1; done"
+    assert shell(f"{once_all_listen} if [ $RANK = 1 ]; then once 0 exit 7; fi; {stubborn}") == 7
+    wait_for_end([int(capfd.readouterr().out)])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_signals_reach_the_ranks(capfd, once_all_listen, number, request):
+    before = signal.SIG_DFL  # not what a shell that runs the tests in the background makes of SIGINT: ignored
+    request.addfinalizer(partial(signal.signal, number, signal.signal(number, before)))
+    name = signal.Signals(number).name.removeprefix("SIG")
+    # Bash runs a trap once `wait` returns.
+    listen = f"trap 'echo $RANK got it; exit 0' {name}; listens; sleep 300 & wait"
+    send = f"(once '0 1' kill -{name} $PARTIAL_FC_PARENT) &"
+    # Ranks that are asked for a checkpoint and end with 0 were through with everything.
+    status = 130 if number == signal.SIGINT else 0
+    assert shell(f"{once_all_listen} [ $RANK = 0 ] && {send} {listen}") == status
+    assert sorted(capfd.readouterr().out.splitlines()) == ["0 got it", "1 got it"]
+    assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize(("last", "status"), [("exit 75", 75), ("exit 0", 75), ("exit 4", 4), ("kill -KILL $$", 137)])
+def test_ranks_that_were_pre_empted_end_in_peace(capfd, once_all_listen, last, status):
+    """The first one that is through does not end the others, and what they started gets no signal of its own."""
+    helper = "(trap 'echo helper hit' USR1; sleep 1) & trap 'asked=1' USR1; listens; wait"
+    leave = f'[ "$asked" ] || exit 9; if [ $RANK = 1 ]; then sleep 0.5; echo late; {last}; fi; exit 75'
+    send = "(once '0 1' kill -USR1 $PARTIAL_FC_PARENT) &"
+    assert shell(f"{once_all_listen} [ $RANK = 0 ] && {send} {helper}; {leave}") == status
+    assert capfd.readouterr().out.splitlines() == ["late"]
+
+
+# ---- how the ranks meet
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(once_all_listen):
+    """timeout(1) sends one to the command, and one to its process group."""
+    leave = "trap 'sleep 0.4; exit 75' TERM USR1; listens; sleep 300 & wait"
+    send = "(once '0 1' kill -TERM $PARTIAL_FC_PARENT; kill -USR1 $PARTIAL_FC_PARENT) &"
+    assert shell(f"{once_all_listen} [ $RANK = 0 ] && {send} {leave}") == 75
+
+
+def test_a_master_address_without_a_port_is_where_rank_0_is_reached(monkeypatch):
+    with spawn._listen("127.0.0.2") as listening:
+        port = listening.getsockname()[1]
+        monkeypatch.setenv(rendezvous.LISTENING_SOCKET, str(os.dup(listening.fileno())))
+        store = rendezvous.meet(launch(0, 1, port, "127.0.0.2"), 20)
+    assert store.get("verdict") == b"all here"
+
+
+@pytest.mark.parametrize("address", ["192.0.2.77", "no-such-host.invalid"])
+def test_a_master_address_that_is_not_of_the_only_host_is_refused(address):
+    with pytest.raises(ValueError, match=rf"--master-addr {address}: .* cannot listen there \(.*leave it away"):
+        spawn.run(["true"], nodes=1, gpus=2, nr=0, master_addr=address, master_port=None)
+
+
+@pytest.fixture(autouse=True)
+def _no_stores(monkeypatch):
+    monkeypatch.setattr(rendezvous, "_stores", {})
+    monkeypatch.setattr(rendezvous, "_num_meetings", 0)
+    monkeypatch.setattr(rendezvous, "_LINGER_S", 0.5)
+    monkeypatch.setattr(rendezvous, "_LATER_S", 1.0)
+
+
+def launch(rank: int, size: int, port: int, address: str = "127.0.0.1") -> Launch:
+    return Launch("torch", rank, size, 0, 1, "torchrun", address, port)
+
+
+def outcomes(launches: list[Launch], timeout_s: float, on_gpu: tuple[int, ...] = ()) -> list[str]:
+    """What each rank, a process of its own, hears; "" where all is well. They start in the order given."""
+    context = multiprocessing.get_context("fork")  # torch is there already
+
+    def meet(one: Launch, to_us) -> None:
+        try:
+            rendezvous.meet(one, timeout_s, "cuda" if one.rank in on_gpu else "cpu")
+            to_us.send("")
+        except StartError as error:
+            to_us.send(str(error))
+        time.sleep(2)  # rank 0 keeps the store while others still ask
+
+    pipes, processes = [], []
+    for one in launches:
+        ours, theirs = context.Pipe(duplex=False)
+        processes.append(context.Process(target=meet, args=(one, theirs), daemon=True))
+        processes[-1].start()
+        pipes.append(ours)
+    heard = [pipe.recv() if pipe.poll(30) else "nothing" for pipe in pipes]
+    for process in processes:
+        process.kill()
+        process.join()
+    return heard
+
+
+def test_ranks_meet():
+    port = free_port()
+    assert outcomes([launch(rank, 3, port) for rank in (2, 0, 1)], 20) == ["", "", ""]
+
+
+def test_ranks_without_a_gpu_among_others_are_named():
+    port = free_port()
+    for heard in outcomes([launch(rank, 3, port) for rank in range(3)], 20, on_gpu=(0,)):
+        assert "ranks 1-2 of 3 would compute on the CPU, the others on GPUs" in heard
+        assert "or give --device cpu to all" in heard
+    port = free_port()
+    assert outcomes([launch(rank, 2, port) for rank in range(2)], 20, on_gpu=(0, 1)) == ["", ""]
+
+
+def test_a_master_that_is_not_there_is_an_error_in_time():
+    port = free_port()
+    started = time.monotonic()
+    with pytest.raises(StartError, match=rf"nobody listens at 127.0.0.1:{port} after 0.5 s: Connection refused"):
+        rendezvous.meet(launch(1, 2, port), 0.5)
+    assert time.monotonic() - started < 30
+    with pytest.raises(StartError, match="does not know the name"):
+        rendezvous.meet(launch(1, 2, port, "no-such-host.invalid"), 0.5)
+
+
+def test_a_master_that_says_nothing_is_an_error_in_time():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        pytest.raises(StartError, match="it is not the store of a rank 0"),
+    ):
+        rendezvous.meet(launch(1, 2, other.getsockname()[1]), 0.5)
+
+
+def test_a_port_that_is_taken_is_an_error_at_once():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        pytest.raises(StartError, match=rf"cannot listen at port {other.getsockname()[1]}.*another job"),
+    ):
+        rendezvous.meet(launch(0, 2, other.getsockname()[1]), 20)
+
+
+def test_rank_0_names_the_ranks_that_did_not_come_and_the_others_hear_it():
+    port = free_port()
+    for heard in outcomes([launch(0, 4, port), launch(2, 4, port)], 3):
+        assert "rank 1, rank 3 did not come within 3 s" in heard
+        assert f"There are: rank 0: {socket.gethostname()}" in heard
+        assert "127.0.0.1 means every host itself" in heard
+
+
+def test_rank_0_says_when_the_master_address_is_not_its_own():
+    with pytest.raises(StartError, match=r"rank 1 did not come.*192\.0\.2\.77 is no address of"):
+        rendezvous.meet(launch(0, 2, free_port(), "192.0.2.77"), 0.5)
+
+
+def test_nodes_that_were_given_different_sizes_are_told_so():
+    port = free_port()
+    first, second = outcomes([launch(0, 2, port), launch(1, 4, port)], 20)
+    for heard in (first, second):
+        assert "disagree on how many there are" in heard
+        assert "2 processes, says rank 0" in heard
+        assert "4 processes, says rank 1" in heard
+
+
+def test_two_nodes_with_one_number_are_told_so():
+    port = free_port()
+    heard = outcomes([launch(0, 3, port), launch(1, 3, port), launch(1, 3, port)], 20)
+    assert all("rank 1 is there twice" in text for text in heard)
+
+
+def test_a_job_that_runs_is_left_alone_by_a_second_one_on_its_port(monkeypatch):
+    """Once its ranks are there nobody is let in any more: the port is free."""
+    port = free_port()
+    running = rendezvous.meet(launch(0, 1, port), 20)
+    monkeypatch.setattr(rendezvous, "_stores", {})
+    with pytest.raises(StartError, match="nobody listens"):
+        rendezvous.meet(launch(1, 2, port), 0.5)
+    assert outcomes([launch(0, 1, port)], 20) == [""]
+    assert running.get("verdict") == b"all here"
