@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from partial_fc.comm import World
+from partial_fc.head.shard import Shard
 
 if TYPE_CHECKING:
     from partial_fc.head.class_rows import ClassRows
     from partial_fc.head.hard_negatives import HardNegatives
+    from partial_fc.head.pending import Pending
     from partial_fc.head.rows import RowTable
-    from partial_fc.head.shard import Shard
 
 _EXTRA = "_extra_state"
 _RANGE = re.compile(r"classes_(\d+)_(\d+)\.")
@@ -33,8 +34,9 @@ class HeadModule(nn.Module):
     """What makes PartialFC an nn.Module: state, copies, devices."""
 
     world: World
-    shard: "Shard"
+    shard: Shard
     store: "RowTable"
+    pending: "Pending"
     hard_negatives: "HardNegatives | None"
     num_classes: int
     embedding_size: int
@@ -134,6 +136,42 @@ class HeadModule(nn.Module):
         if own.keys() != (expected := self.own_state()).keys():
             return f"the state has {sorted(own)}; expected {sorted(expected)} (another optimizer, or hard negatives?)"
         return ""
+
+    def resize(self, num_classes: int) -> None:
+        """Changes the number of classes: new ones start as in a fresh head, by (seed, class), the last ones go, all
+        others keep rows and optimizer state, bit for bit, on the ranks of the new ranges. A collective, an all-to-all
+        of all rows. Raises ValueError for rows on disk, and for hard negatives, whose lists number the classes."""
+        if self.store.storage.path is not None or self.hard_negatives is not None:
+            raise ValueError(
+                "resize: not with centres on disk or hard negatives; make a new head, and checkpoint tools"
+            )
+        world, kept = self.world, min(num_classes, self.num_classes)
+        old = [Shard.of(self.num_classes, rank, world.size) for rank in range(world.size)]
+        new = [Shard.of(num_classes, rank, world.size) for rank in range(world.size)]
+        start, stop = new[world.rank].start, new[world.rank].stop
+
+        def common(one: Shard, other: Shard) -> tuple[int, int]:
+            """The range of classes that both have and that are kept; empty ranges end where they begin."""
+            first = max(one.start, other.start)
+            return first, max(first, min(one.stop, other.stop, kept))
+
+        moved = {}
+        for name, table in self.rows.tables().items():
+            pieces = [common(self.shard, its) for its in new]
+            sent = torch.cat([table[first - self.shard.start : last - self.shard.start] for first, last in pieces])
+            arriving = [last - first for first, last in (common(its, new[world.rank]) for its in old)]
+            work = world.start_all_to_all(
+                sent, [last - first for first, last in pieces], arriving, name=f"head/resize/{name}"
+            )
+            found = work.wait()
+            moved[name] = torch.cat([found, found.new_zeros(stop - start - len(found), *found.shape[1:])])
+        facts = copy.deepcopy(self.facts())
+        self.store.close()
+        training, on_backward = self.training, self.pending.on_backward
+        type(self).__init__(self, **(self._made_with | {"num_classes": num_classes}))
+        self.train(training)
+        self.pending.on_backward = on_backward
+        self.load_own(facts, moved)
 
     # ---- copies
 

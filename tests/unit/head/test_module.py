@@ -123,6 +123,33 @@ def test_torch_distributed_checkpoint_loads_on_any_number_of_ranks(tmp_path):
         dcp.load({"head": PartialFC(C + 1, D, CosFace()).sharded()}, checkpoint_id=tmp_path / "step")
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("num_classes", [3, 40, 42, 97])
+def test_resized_rows_are_those_of_before_and_new_ones_those_of_a_fresh_head(world_size, num_classes):
+    def on_rank(world):
+        head = PartialFC(C, D, CosFace(scale=8.0), sample_rate=0.5, world=world, sub_centres=2)
+        feat = torch.randn(6, D, generator=torch.Generator().manual_seed(world.rank)).requires_grad_()
+        head(feat, torch.arange(6) * 6).backward()
+        head.step(0.1)
+        before = {name: world.all_gather(t, name="x") for name, t in head.rows.tables().items()}
+        head.resize(num_classes)
+        after = {name: world.all_gather(t, name="x") for name, t in head.rows.tables().items()}
+        centres = world.all_gather(head.centres, name="x")
+        loss = head(feat, torch.arange(6) % num_classes)
+        loss.backward()
+        head.step(0.1)
+        return before, after, centres, head.num_steps, len(head.shard)
+
+    before, after, centres, num_steps, _ = in_world(world_size, on_rank)[0]
+    kept = min(C, num_classes)
+    for name, t in after.items():
+        assert len(t) == num_classes
+        assert torch.equal(t[:kept], before[name][:kept]), name
+    fresh = PartialFC(num_classes, D, CosFace(), sub_centres=2).centres
+    assert torch.equal(centres[kept:], fresh[kept:])
+    assert num_steps == 2
+
+
 # ---- learning through torch's interfaces
 
 
